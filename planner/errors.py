@@ -1,0 +1,35 @@
+"""Every error that a user can cause, as one tree; the command line turns each into one message and an exit status.
+
+ShardwrightError
+├── BadInput      2  a file, key, name or value that cannot be read as what it should be
+├── Infeasible    3  nothing fits; says what is missing, and where
+└── BadPlan       4  a well-formed plan that violates the problem statement
+"""
+
+from __future__ import annotations
+
+
+class ShardwrightError(Exception):
+    """Base of all errors meant for users; `status` is the exit status of a command that ends in it."""
+
+    status = 1
+
+
+class BadInput(ShardwrightError):
+    """What was wrong, where it stands, and what would have been allowed."""
+
+    status = 2
+
+    def __init__(self, what: str, *, where: str = "", allowed: str = "") -> None:
+        self.what, self.where, self.allowed = what, where, allowed
+        place = f"{where}: " if where else ""
+        hint = f" (allowed: {allowed})" if allowed else ""
+        super().__init__(f"{place}{what}{hint}")
+
+
+class Infeasible(ShardwrightError):
+    status = 3
+
+
+class BadPlan(ShardwrightError):
+    status = 4

@@ -1,0 +1,181 @@
+"""The model as data: layers, the values that pass between them, and the parameters they hold.
+
+A ModelGraph is what `capture` makes of a module and what a profile file stores; from here on nobody needs torch.
+Layers stand in the order of the export, which is a topological order; the loss is the last layer. Sizes are
+affine in the micro-batch: `fixed + micro * per_sample`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """A tensor that crosses layers, or one that the batch hands in (`producer` is then empty)."""
+
+    name: str
+    role: Literal["input", "target", "hidden"]
+    producer: str  # layer name; "" for inputs and targets
+    consumers: tuple[str, ...]  # layer names in execution order
+    shape: tuple[int, ...]  # for a micro-batch of one sample
+    dtype: str  # "float32", "int64", ...
+    fixed_bytes: int  # bytes(micro) = fixed_bytes + micro * sample_bytes
+    sample_bytes: int
+    needs_grad: bool  # a gradient flows back through it
+
+    def bytes(self, micro: int) -> int:
+        return self.fixed_bytes + micro * self.sample_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One tensor of weights under the user's own name; several users mean that it is tied."""
+
+    name: str
+    users: tuple[str, ...]  # layer names in execution order
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    trainable: bool
+    aliases: tuple[str, ...] = ()  # further names of the same tensor in the module
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """State without a gradient, such as BatchNorm's running mean."""
+
+    name: str
+    users: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    mutated: bool  # the forward pass writes it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A group of operations that belongs to one module path: the unit that stages are cut from."""
+
+    name: str  # module path; "#k" is appended when a path is visited again; the last one is "loss"
+    signature: str  # equal for layers with the same operations and shapes: measured once
+    inputs: tuple[str, ...]  # names of the Values it reads
+    outputs: tuple[str, ...]  # names of the Values it makes
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    operations: tuple[str, ...]  # "aten.linear", ... in order, for reports and the table of spatial rules
+    fixed_flops: int  # forward only; flops(micro) = fixed_flops + micro * sample_flops
+    sample_flops: int
+
+    def flops(self, micro: int) -> int:
+        return self.fixed_flops + micro * self.sample_flops
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelGraph:
+    layers: tuple[Layer, ...]
+    values: tuple[Value, ...]
+    parameters: tuple[Parameter, ...]
+    buffers: tuple[Buffer, ...]
+    loss_kind: Literal["mean", "sum_count"]
+    symbolic_batch: bool  # one capture serves every micro-batch
+    captured_micro: int  # the micro-batch that was captured when the batch is not symbolic
+
+    @cached_property
+    def layer(self) -> dict[str, Layer]:
+        return {layer.name: layer for layer in self.layers}
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        return {layer.name: i for i, layer in enumerate(self.layers)}
+
+    @cached_property
+    def value(self) -> dict[str, Value]:
+        return {value.name: value for value in self.values}
+
+    @cached_property
+    def parameter(self) -> dict[str, Parameter]:
+        return {parameter.name: parameter for parameter in self.parameters}
+
+    @cached_property
+    def buffer(self) -> dict[str, Buffer]:
+        return {buffer.name: buffer for buffer in self.buffers}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Over layers, shapes and parameters, not over the operations that a torch version happens to emit."""
+        facts = {
+            "layers": [[x.name, x.inputs, x.outputs, x.parameters, x.buffers] for x in self.layers],
+            "values": [
+                [x.name, x.role, x.shape, x.dtype, x.fixed_bytes, x.sample_bytes] for x in self.values
+            ],
+            "parameters": [[x.name, x.users, x.shape, x.dtype, x.trainable] for x in self.parameters],
+            "buffers": [[x.name, x.users, x.shape, x.dtype] for x in self.buffers],
+        }
+        text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
+        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+    def digraph(self) -> nx.MultiDiGraph[str]:
+        """Layers as nodes, one edge a (Value, consumer)."""
+        import networkx as nx
+
+        graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
+        graph.add_nodes_from((layer.name, {"layer": layer}) for layer in self.layers)
+        graph.add_edges_from(
+            (value.producer, consumer, value.name, {"value": value})
+            for value in self.values
+            if value.producer
+            for consumer in value.consumers
+        )
+        return graph
+
+    def to_dict(self) -> dict[str, object]:
+        names = ("layers", "values", "parameters", "buffers")
+        tables: dict[str, object] = {name: [asdict(row) for row in getattr(self, name)] for name in names}
+        return tables | {
+            "loss_kind": self.loss_kind,
+            "symbolic_batch": self.symbolic_batch,
+            "captured_micro": self.captured_micro,
+            "fingerprint": self.fingerprint,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """A Value that leaves the stage that makes it, with every later stage that reads it."""
+
+    value: str
+    source: int  # stage
+    targets: tuple[int, ...]  # stages in increasing order, all greater than `source`
+
+
+def stage_of_layers(layer_count: int, boundaries: Sequence[int]) -> list[int]:
+    """Stage of each layer; `boundaries` are the indices at which stages 1, 2, ... begin."""
+    edges = [0, *boundaries, layer_count]
+    return [stage for stage in range(len(edges) - 1) for _ in range(edges[stage], edges[stage + 1])]
+
+
+def crossings(graph: ModelGraph, stage_of: Sequence[int]) -> list[Crossing]:
+    """What must travel between stages, straight from the producer to each stage that consumes it."""
+    found = []
+    for value in graph.values:
+        if not value.producer:
+            continue
+        source = stage_of[graph.index[value.producer]]
+        targets = sorted({stage_of[graph.index[name]] for name in value.consumers} - {source})
+        if targets:
+            found.append(Crossing(value=value.name, source=source, targets=tuple(targets)))
+    return found
+
+
+def values_seen(graph: ModelGraph, layers: Iterable[Layer]) -> set[str]:
+    """Every Value that a group of layers reads or makes, each once."""
+    return {name for layer in layers for name in (*layer.inputs, *layer.outputs)}

@@ -1,0 +1,86 @@
+"""The one representation of a schedule: for each worker a list of actions that prints, parses back and diffs.
+
+Text of an action: `2F3` is the forward pass of stage 2 for micro-batch 3, `2F3'` the same in pipe 1, `2F3''` in
+pipe 2; `2SYNC` launches the gradient sum of stage 2, `2STEP` its update, with `'` a pipe as above. A worker is one
+line, its actions separated by blanks. Sends and receives are never written here: `lower` derives them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from planner.errors import BadInput
+
+
+class Kind(StrEnum):
+    F = "F"  # forward
+    B = "B"  # whole backward
+    I = "I"  # noqa: E741  input half of the backward
+    W = "W"  # weight half of the backward
+    R = "R"  # recompute the forward from the kept stage inputs
+    SYNC = "SYNC"  # sum the gradients of a stage over its holders
+    STEP = "STEP"  # update a stage's parameters
+
+
+class Action(NamedTuple):
+    kind: Kind
+    stage: int
+    micro: int = 0  # micro-batch, numbered over all pipes; 0 for SYNC and STEP
+    pipe: int = 0
+
+    def __str__(self) -> str:
+        micro = "" if self.kind in (Kind.SYNC, Kind.STEP) else str(self.micro)
+        return f"{self.stage}{self.kind.value}{micro}{chr(39) * self.pipe}"
+
+
+_ACTION = re.compile(r"^(\d+)(?:(F|B|I|W|R)(\d+)|(SYNC|STEP))('*)$")
+
+
+def parse_action(text: str) -> Action:
+    match = _ACTION.match(text)
+    if match is None:
+        raise BadInput(f"'{text}' is no action", allowed="such as 2F3, 0B1', 1I0, 1W0, 1R0, 2SYNC, 2STEP")
+    stage, kind, micro, whole, pipe = match.groups()
+    return Action(Kind(kind or whole), int(stage), int(micro or 0), len(pipe))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """What every worker of one pipeline group does in one step, in order.
+
+    `place[pipe][stage]` is the worker that holds the stage in that pipe; a worker may hold several. Micro-batches
+    are numbered 0..micros-1 over the whole group; `pipe_of[micro]` says which pipe carries each.
+    """
+
+    family: str
+    place: tuple[tuple[int, ...], ...]
+    pipe_of: tuple[int, ...]
+    orders: tuple[tuple[Action, ...], ...]  # one a worker
+    settings: dict[str, int | float | str | bool] = field(default_factory=dict)  # pairs, chunks, caps, ...
+
+    @property
+    def workers(self) -> int:
+        return len(self.orders)
+
+    @property
+    def stages(self) -> int:
+        return len(self.place[0])
+
+    @property
+    def pipes(self) -> int:
+        return len(self.place)
+
+    @property
+    def micros(self) -> int:
+        return len(self.pipe_of)
+
+    def to_text(self) -> str:
+        return "\n".join(" ".join(map(str, order)) for order in self.orders)
+
+
+def parse_orders(lines: Iterable[str]) -> tuple[tuple[Action, ...], ...]:
+    return tuple(tuple(parse_action(word) for word in line.split()) for line in lines)

@@ -1,0 +1,1 @@
+"""shardwright: plan and run the distributed training of any torch module."""
