@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TORCH_ALLOWED = {"capture", "measure", "workload", "cut"}  # modules of planner that may import torch, by stem's first word
+TORCH_ALLOWED = {
+    "capture",
+    "measure",
+    "workload",
+    "cut",
+}  # modules of planner that may import torch, by stem's first word
 
 
 def imports(path: Path) -> Iterator[tuple[int, str, bool]]:
@@ -51,7 +56,10 @@ def violations(room: str, forbidden: tuple[str, ...]) -> list[str]:
     ("room", "forbidden"),
     [
         ("planner", ("runtime", "models", "shardwright", "torch.distributed")),
-        ("runtime", ("planner.milp", "planner.cost", "planner.report", "pulp", "highspy", "models", "shardwright")),
+        (
+            "runtime",
+            ("planner.milp", "planner.cost", "planner.report", "pulp", "highspy", "models", "shardwright"),
+        ),
         ("models", ("planner", "runtime", "shardwright")),
     ],
 )

@@ -1,0 +1,104 @@
+"""What every benchmark script shares: its options, the facts of the machine, and one shape of result.
+
+A script defines `run(quick: bool) -> Result` and ends with `main(run)`. Alone it prints a table, or with `--json`
+one JSON object; `python -m benchmarks` runs them all and writes RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+Cell = str | int | float | bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[Cell, ...]]
+    notes: tuple[str, ...] = ()  # what the numbers mean, what they do not
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    name: str
+    claim: str  # the aim, in one sentence, beside what was reached
+    tables: list[Table]
+    machine: dict[str, Cell] = field(default_factory=lambda: machine())
+    seconds: float = 0.0
+    quick: bool = False
+
+
+def machine() -> dict[str, Cell]:
+    facts: dict[str, Cell] = {
+        "date": time.strftime("%Y-%m-%d"),
+        "cores": os.cpu_count(),
+        "processor": _processor(),
+        "load": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+    }
+    return facts | {name: _version(name) for name in ("torch", "pulp", "highspy", "numpy")}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def cell(value: Cell) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "" if value is None else str(value)
+
+
+def markdown(result: Result) -> str:
+    lines = [f"## {result.name}", "", result.claim, ""]
+    for table in result.tables:
+        lines += [
+            f"### {table.title}",
+            "",
+            "| " + " | ".join(table.columns) + " |",
+            "|" + "---|" * len(table.columns),
+        ]
+        lines += ["| " + " | ".join(map(cell, row)) + " |" for row in table.rows]
+        lines += ["", *(f"{note}\n" for note in table.notes)]
+    facts = ", ".join(f"{key} {cell(value)}" for key, value in result.machine.items() if value is not None)
+    lines += [f"Measured in {result.seconds:.0f} s{' (quick)' if result.quick else ''}: {facts}.", ""]
+    return "\n".join(lines)
+
+
+def main(run: Callable[[bool], Result], argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=sys.modules[run.__module__].__doc__)
+    parser.add_argument("--quick", action="store_true", help="a sample that takes under a minute")
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    options = parser.parse_args(argv)
+    print(as_json(timed(run, options.quick)) if options.json else markdown(timed(run, options.quick)))
+
+
+def timed(run: Callable[[bool], Result], quick: bool) -> Result:
+    start = time.perf_counter()
+    result = run(quick)
+    return Result(**{**vars(result), "seconds": time.perf_counter() - start, "quick": quick})
+
+
+def as_json(result: Result) -> str:
+    return json.dumps(asdict(result), indent=1)
