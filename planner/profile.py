@@ -7,11 +7,16 @@ or makes it keeps (positions in `Layer.inputs` and `Layer.outputs`); a stage cou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple
 
-from planner.model import ModelGraph
+from planner.errors import BadInput
+from planner.model import Layer, ModelGraph
+
+PERSISTENT = -1  # in `LayerCost.aliases`: the output is a view of a parameter or buffer
 
 
 class CostKey(NamedTuple):
@@ -43,6 +48,8 @@ class LayerCost:
     kept_outputs: tuple[int, ...]
     held_bytes: int  # still held between I and W, Values included
     workspace_bytes: int  # highest transient above what stays, in any of the passes
+    # (output, input): this output is a view of that input, so both are one storage; of a parameter if PERSISTENT
+    aliases: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +59,7 @@ class OptimizerCost:
     seconds_per_parameter: Seconds  # per element updated
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Profile:
     workload: str
     arguments: Mapping[str, object]  # what --set gave
@@ -62,6 +69,132 @@ class Profile:
     costs: Mapping[CostKey, LayerCost]
     optimizer: OptimizerCost
     versions: Mapping[str, str]  # torch, shardwright, python
+    failures: Mapping[CostKey, str] = field(default_factory=dict)  # rows that could not be had, and why
 
     def cost(self, layer: str, key: CostKey) -> LayerCost:
         return self.costs[key._replace(signature=self.graph.layer[layer].signature)]
+
+    @cached_property
+    def settings(self) -> tuple[CostKey, ...]:
+        """Every micro-batch, split, precision and execution that was profiled, with an empty signature."""
+        keys = {key._replace(signature="") for table in (self.costs, self.failures) for key in table}
+        return tuple(sorted(keys))
+
+
+def roots(profile: Profile, layers: Iterable[str], key: CostKey) -> dict[str, str | None]:
+    """For each Value seen by these layers the one whose storage it is: itself, or what it is a view of.
+
+    None is the storage of a parameter. A Value from outside these layers arrives as storage of its own.
+    """
+    root: dict[str, str | None] = {}
+    for name in layers:
+        layer, cost = profile.graph.layer[name], profile.cost(name, key)
+        for value in layer.inputs:
+            root.setdefault(value, value)
+        views = dict(cost.aliases)
+        for position, value in enumerate(layer.outputs):
+            source = views.get(position)
+            if source is None:
+                root[value] = value
+            else:
+                root[value] = None if source == PERSISTENT else root[layer.inputs[source]]
+    return root
+
+
+def _kept(layer: Layer, cost: LayerCost) -> Iterator[str]:
+    yield from (layer.inputs[i] for i in cost.kept_inputs)
+    yield from (layer.outputs[i] for i in cost.kept_outputs)
+
+
+def saved_bytes(profile: Profile, layers: Iterable[str], key: CostKey) -> int:
+    """What autograd keeps for the backward of these layers and one micro-batch, each storage once."""
+    layers = tuple(layers)
+    root = roots(profile, layers, key)
+    graph = profile.graph
+    kept = {root[v] for name in layers for v in _kept(graph.layer[name], profile.cost(name, key))}
+    own = sum(profile.cost(name, key).own_saved_bytes for name in layers)
+    return own + sum(graph.value[name].bytes(key.micro) for name in kept if name is not None)
+
+
+def stage_memory(profile: Profile, layers: Iterable[str], key: CostKey) -> int:
+    """What one stage keeps for one micro-batch in flight: `saved_bytes`, and the Values that the runtime holds.
+
+    It holds what entered from outside until the backward of the stage, and what it makes for later stages until
+    it is sent, which is not counted here: a sent Value is gone before the next micro-batch arrives.
+    """
+    layers = tuple(layers)
+    root = roots(profile, layers, key)
+    graph = profile.graph
+    made = {value for name in layers for value in graph.layer[name].outputs}
+    held = {value for name in layers for value in graph.layer[name].inputs if value not in made}
+    held |= {v for name in layers for v in _kept(graph.layer[name], profile.cost(name, key))}
+    storages = {root[value] for value in held} - {None}
+    own = sum(profile.cost(name, key).own_saved_bytes for name in layers)
+    return own + sum(graph.value[name].bytes(key.micro) for name in storages if name is not None)
+
+
+def check(profile: Profile, *, where: str = "profile") -> Profile:
+    """The profile itself, if every number in it can be planned with; BadInput names the first that cannot."""
+    for key, cost in profile.costs.items():
+        _check_cost(profile.graph, key, cost, where)
+    _check_seconds("seconds_per_parameter", profile.optimizer.seconds_per_parameter, f"{where}: optimizer")
+    _check_number(
+        "state_bytes_per_parameter", profile.optimizer.state_bytes_per_parameter, f"{where}: optimizer"
+    )
+    _check_rows(profile, where)
+    return profile
+
+
+def _check_number(name: str, value: float, where: str) -> None:
+    if not math.isfinite(value) or value < 0:
+        raise BadInput(f"{name} is {value}", where=where, allowed="a finite number, 0 or more")
+
+
+def _check_seconds(name: str, value: Seconds, where: str) -> None:
+    _check_number(f"{name}.median", value.median, where)
+    _check_number(f"{name}.spread", value.spread, where)
+
+
+def _describe(graph: ModelGraph, key: CostKey) -> str:
+    layer = next((x.name for x in graph.layers if x.signature == key.signature), key.signature)
+    split = f", split {'x'.join(map(str, key.split))}" if key.split else ""
+    return f"layer '{layer}', micro {key.micro}{split}, {key.precision}, {key.execution}"
+
+
+def _check_cost(graph: ModelGraph, key: CostKey, cost: LayerCost, where: str) -> None:
+    place = f"{where}: costs of {_describe(graph, key)}"
+    for name in ("forward", "backward", "input_grad", "weight_grad"):
+        _check_seconds(name, getattr(cost, name), place)
+    for name in ("own_saved_bytes", "held_bytes", "workspace_bytes"):
+        _check_number(name, getattr(cost, name), place)
+    for layer in graph.layers:
+        if layer.signature == key.signature:
+            _check_positions("kept_inputs", cost.kept_inputs, len(layer.inputs), place)
+            _check_positions("kept_outputs", cost.kept_outputs, len(layer.outputs), place)
+            _check_positions("aliases", [a for a, _ in cost.aliases], len(layer.outputs), place)
+            sources = [b for _, b in cost.aliases if b != PERSISTENT]
+            _check_positions("aliases", sources, len(layer.inputs), place)
+            return
+    raise BadInput(f"costs of a signature that no layer has: {key.signature}", where=where)
+
+
+def _check_positions(name: str, positions: Iterable[int], count: int, where: str) -> None:
+    for position in positions:
+        if not 0 <= position < count:
+            raise BadInput(f"{name} has position {position}", where=where, allowed=f"0 to {count - 1}")
+
+
+def _check_rows(profile: Profile, where: str) -> None:
+    """Whole samples must be priced in every layer at every setting; shards only where they can be cut."""
+    signatures = {layer.signature for layer in profile.graph.layers}
+    if not profile.settings:
+        raise BadInput("no costs at all", where=where, allowed="one row a signature and setting")
+    for setting in profile.settings:
+        if setting.micro < 1:
+            raise BadInput(f"micro-batch {setting.micro}", where=where, allowed="1 or more")
+        if setting.split:
+            continue
+        for signature in signatures:
+            key = setting._replace(signature=signature)
+            if key not in profile.costs and key not in profile.failures:
+                raise BadInput(f"no costs of {_describe(profile.graph, key)}", where=where)
