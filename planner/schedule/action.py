@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -80,6 +81,56 @@ class Schedule:
 
     def to_text(self) -> str:
         return "\n".join(" ".join(map(str, order)) for order in self.orders)
+
+    def with_text(self, text: str) -> Schedule:
+        """The same placement and micro-batches with the orders read from `text`, one line a worker."""
+        orders = parse_orders(text.strip("\n").split("\n"))
+        if len(orders) != self.workers:
+            raise BadInput(f"{len(orders)} lines of actions", allowed=f"one a worker, {self.workers}")
+        return replace(self, orders=orders)
+
+    def diff(self, other: Schedule) -> str:
+        """What `other` does differently, worker by worker, each change with the actions around it; empty when equal."""
+        lines: list[str] = []
+        for worker in range(max(self.workers, other.workers)):
+            before = self.orders[worker] if worker < self.workers else ()
+            after = other.orders[worker] if worker < other.workers else ()
+            lines += _changes(worker, before, after)
+        if self.place != other.place:
+            lines.insert(0, f"place: {self.place} -> {other.place}")
+        if self.pipe_of != other.pipe_of:
+            lines.insert(0, f"pipe_of: {self.pipe_of} -> {other.pipe_of}")
+        return "\n".join(lines)
+
+
+def from_text(
+    text: str,
+    *,
+    place: tuple[tuple[int, ...], ...],
+    pipe_of: tuple[int, ...],
+    family: str = "custom",
+    settings: dict[str, int | float | str | bool] | None = None,
+) -> Schedule:
+    """A schedule from what `to_text` prints; whether it can run is the checker's question."""
+    orders = parse_orders(text.strip("\n").split("\n"))
+    workers = 1 + max(max(pipe) for pipe in place)
+    if len(orders) != workers:
+        raise BadInput(f"{len(orders)} lines of actions", allowed=f"one a worker, {workers}")
+    return Schedule(family=family, place=place, pipe_of=pipe_of, orders=orders, settings=settings or {})
+
+
+def _changes(worker: int, before: tuple[Action, ...], after: tuple[Action, ...]) -> list[str]:
+    if before == after:
+        return []
+    old, new = list(map(str, before)), list(map(str, after))
+    lines = []
+    for tag, i1, i2, j1, j2 in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if tag != "equal":
+            context = " ".join(old[max(0, i1 - 2) : i1]) or "start"
+            lines.append(
+                f"worker {worker} at {i1} after {context}: - {' '.join(old[i1:i2])} + {' '.join(new[j1:j2])}"
+            )
+    return lines
 
 
 def parse_orders(lines: Iterable[str]) -> tuple[tuple[Action, ...], ...]:
