@@ -1,0 +1,159 @@
+"""The backward pass of one micro-batch through one stage: whole, or its input and weight halves apart.
+
+The graph walk splits any autograd graph. A node is *on the way* when an input of the stage can be reached from it.
+The input half runs the nodes on the way only, and records what arrives at those that also feed a branch towards
+parameters; the weight half runs each of those branches later, from the record. Nothing is detached, so views are
+no special case. A branch that several nodes on the way share (a weight used twice within a stage) is run with the
+input half: exact, only earlier than it had to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+Root = tuple[GradientEdge, Tensor]
+
+
+def edge(tensor: Tensor) -> GradientEdge:
+    """Where a tensor's gradient enters the graph; holding it does not hold the tensor's memory."""
+    return get_gradient_edge(tensor)
+
+
+def whole(roots: Sequence[Root], leaves: Sequence[Tensor]) -> None:
+    """Adds the gradients of all leaves to their `.grad`."""
+    if roots and leaves:
+        torch.autograd.backward([e for e, _ in roots], [g for _, g in roots], inputs=list(leaves))
+
+
+@dataclass
+class Branch:
+    """A part of the graph that leads to parameters only, entered from one node on the way."""
+
+    node: Node
+    entries: list[GradientEdge]
+    arrived: tuple[Tensor | None, ...] = ()
+
+
+@dataclass
+class Owed:
+    """What the input half leaves for the weight half."""
+
+    branches: list[Branch] = field(default_factory=list)
+    roots: list[Root] = field(default_factory=list)  # outputs that depend on parameters only
+
+
+def input_half(roots: Sequence[Root], inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Owed:
+    """Adds the gradients of the stage's inputs to their `.grad`, those of parameters as little as it can."""
+    toward_inputs = _reaching(roots, inputs)
+    toward_parameters = _reaching(roots, parameters)
+    now = [root for root in roots if root[0].node in toward_inputs]
+    owed = Owed(roots=[root for root in roots if root[0].node not in toward_inputs])
+    owed.branches, shared = _branches(now, toward_inputs, toward_parameters)
+    if not now:
+        return owed
+    hooks = [_record(branch) for branch in owed.branches]
+    leaves = [edge(x) for x in inputs]
+    grads = torch.autograd.grad(
+        [e for e, _ in now],
+        [*leaves, *shared],
+        [g for _, g in now],
+        retain_graph=True,
+        allow_unused=True,
+    )
+    for hook in hooks:
+        hook.remove()
+    for leaf, grad in zip(inputs, grads, strict=False):
+        leaf.grad = grad
+    arrived = zip(shared, grads[len(leaves) :], strict=True)
+    owed.roots += [(entry, grad) for entry, grad in arrived if grad is not None]
+    return owed
+
+
+def weight_half(owed: Owed, parameters: Sequence[Tensor]) -> None:
+    """Adds the gradients of the parameters to their `.grad`; the branches are let go one by one."""
+    entered = list(owed.roots)
+    owed.roots = []
+    while owed.branches:
+        entered += _enter(owed.branches.pop())
+    whole(entered, parameters)
+
+
+def _enter(branch: Branch) -> list[Root]:
+    outputs = [(GradientEdge(branch.node, i), g) for i, g in enumerate(branch.arrived) if g is not None]
+    if not outputs:
+        return []
+    grads = torch.autograd.grad(
+        [e for e, _ in outputs],
+        branch.entries,
+        [g for _, g in outputs],
+        retain_graph=True,  # a node that saved tensors may still have the engine's other visitors
+        allow_unused=True,
+    )
+    return [(e, g) for e, g in zip(branch.entries, grads, strict=True) if g is not None]
+
+
+class _Handle:
+    def __init__(self, branch: Branch) -> None:
+        self._handle = branch.node.register_prehook(self._store)
+        self._branch = branch
+
+    def _store(self, arrived: tuple[Tensor | None, ...]) -> None:
+        self._branch.arrived = arrived
+
+    def remove(self) -> None:
+        self._handle.remove()
+
+
+def _record(branch: Branch) -> _Handle:
+    return _Handle(branch)
+
+
+def _successors(node: Node) -> Iterator[GradientEdge]:
+    for successor, index in node.next_functions:
+        if successor is not None:
+            yield GradientEdge(successor, index)
+
+
+def _reaching(roots: Sequence[Root], leaves: Sequence[Tensor]) -> set[Node]:
+    """Every node from which one of the leaves can be reached, the leaves' own nodes included."""
+    found = {edge(leaf).node for leaf in leaves}
+    seen: set[Node] = set()
+    stack = [(e.node, False) for e, _ in roots]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            if any(after.node in found for after in _successors(node)):
+                found.add(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack += [(after.node, False) for after in _successors(node) if after.node not in seen]
+    return found
+
+
+def _branches(
+    now: Sequence[Root], toward_inputs: set[Node], toward_parameters: set[Node]
+) -> tuple[list[Branch], list[GradientEdge]]:
+    parents: dict[GradientEdge, list[Node]] = {}
+    seen: set[Node] = set()
+    stack = [e.node for e, _ in now]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        for after in _successors(node):
+            if after.node in toward_inputs:
+                stack.append(after.node)
+            elif after.node in toward_parameters:
+                parents.setdefault(after, []).append(node)
+    single: dict[Node, Branch] = {}
+    for entry, nodes in parents.items():
+        if len(nodes) == 1:
+            single.setdefault(nodes[0], Branch(nodes[0], [])).entries.append(entry)
+    return list(single.values()), [entry for entry, nodes in parents.items() if len(nodes) > 1]

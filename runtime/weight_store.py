@@ -1,0 +1,202 @@
+"""The weight store: linear, convolution and embedding layers that owe their weight gradient until it is asked for.
+
+Each autograd Function here returns the gradient of its input and files what the weight gradient needs; `pay` works
+it out later and adds it to `.grad`. Every other parameter (norms, biases of other layers) gets its gradient with
+the input half, which costs little. The formulas are those of torch's own backward, so that a split backward equals
+a whole one to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+Debt = Callable[[], None]
+
+
+@dataclass
+class WeightStore:
+    """Collects debts while an input half runs; `current` is the micro-batch's list."""
+
+    current: list[Debt] = field(default_factory=list)
+
+    def collect(self) -> list[Debt]:
+        debts, self.current = self.current, []
+        return debts
+
+
+def pay(debts: list[Debt]) -> None:
+    with torch.no_grad():
+        while debts:
+            debts.pop(0)()  # what a debt holds is freed as soon as it is paid
+
+
+def add_grad(parameter: Tensor | None, grad: Tensor | None) -> None:
+    if parameter is None or grad is None:
+        return
+    grad = grad.to(parameter.dtype)
+    if parameter.grad is None:
+        parameter.grad = grad
+    else:
+        parameter.grad.add_(grad)
+
+
+class _Context(FunctionCtx):
+    store: WeightStore
+    parameters: tuple[Tensor, Tensor | None]  # the weight and bias that own `.grad`
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    settings: tuple[list[int], list[int], list[int], bool, list[int], int]
+    padding_index: int
+    scale_by_frequency: bool
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: _Context,
+        store: WeightStore,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype | None,
+    ) -> Tensor:
+        ctx.store, ctx.parameters = store, (weight, bias)
+        used = weight if dtype is None else weight.to(dtype)
+        ctx.save_for_backward(x, used)
+        return F.linear(x, used, bias if bias is None or dtype is None else bias.to(dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, used = ctx.saved_tensors
+        weight, bias = ctx.parameters
+        dy_rows = dy.reshape(-1, dy.shape[-1])
+        dx = dy_rows.mm(used).reshape(x.shape) if ctx.needs_input_grad[1] else None
+
+        def debt() -> None:
+            if weight.requires_grad:
+                add_grad(weight, dy_rows.t().mm(x.reshape(-1, x.shape[-1])))
+            if bias is not None and bias.requires_grad:
+                add_grad(bias, dy_rows.sum(0))
+
+        ctx.store.current.append(debt)
+        return None, dx, None, None, None
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: _Context,
+        store: WeightStore,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype | None,
+        settings: tuple[list[int], list[int], list[int], bool, list[int], int],
+    ) -> Tensor:
+        ctx.store, ctx.parameters, ctx.settings = store, (weight, bias), settings
+        used = weight if dtype is None else weight.to(dtype)
+        ctx.save_for_backward(x, used)
+        bias = bias if bias is None or dtype is None else bias.to(dtype)
+        y: Tensor = torch.ops.aten.convolution.default(x, used, bias, *settings)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, used = ctx.saved_tensors
+        weight, bias = ctx.parameters
+        sizes = None if bias is None else list(bias.shape)
+        settings = ctx.settings
+
+        def half(mask: list[bool]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+            grads: tuple[Tensor | None, Tensor | None, Tensor | None]
+            grads = torch.ops.aten.convolution_backward.default(dy, x, used, sizes, *settings, mask)
+            return grads
+
+        def debt() -> None:
+            trained = bias is not None and bias.requires_grad
+            _, weight_grad, bias_grad = half([False, weight.requires_grad, trained])
+            if weight.requires_grad:
+                add_grad(weight, weight_grad)
+            if trained:
+                add_grad(bias, bias_grad)
+
+        ctx.store.current.append(debt)
+        dx = half([True, False, False])[0] if ctx.needs_input_grad[1] else None
+        return None, dx, None, None, None, None
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: _Context, store: WeightStore, weight: Tensor, indices: Tensor, padding: int, by_frequency: bool
+    ) -> Tensor:
+        ctx.store, ctx.parameters = store, (weight, None)
+        ctx.padding_index, ctx.scale_by_frequency = padding, by_frequency
+        ctx.save_for_backward(indices)
+        y: Tensor = torch.ops.aten.embedding.default(weight, indices, padding, by_frequency)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (indices,) = ctx.saved_tensors
+        weight, _ = ctx.parameters
+
+        def debt() -> None:
+            grad = torch.ops.aten.embedding_dense_backward.default(
+                dy, indices, weight.shape[0], ctx.padding_index, ctx.scale_by_frequency
+            )
+            add_grad(weight, grad)
+
+        ctx.store.current.append(debt)
+        return None, None, None, None, None
+
+
+def _autocast(x: Tensor) -> tuple[Tensor, torch.dtype | None]:
+    """Under autocast the input is cast where autograd sees it, the weight inside the Function."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind):
+        return x, None
+    dtype = torch.get_autocast_dtype(kind)
+    return x.to(dtype), dtype
+
+
+def linear(store: WeightStore, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    x, dtype = _autocast(x)
+    with torch.autocast(x.device.type, enabled=False):
+        y: Tensor = _Linear.apply(store, x, weight, bias, dtype)  # type: ignore[no-untyped-call]
+    return y
+
+
+def convolution(
+    store: WeightStore,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Tensor:
+    x, dtype = _autocast(x)
+    settings = (list(stride), list(padding), list(dilation), transposed, list(output_padding), groups)
+    with torch.autocast(x.device.type, enabled=False):
+        y: Tensor = _Convolution.apply(store, x, weight, bias, dtype, settings)  # type: ignore[no-untyped-call]
+    return y
+
+
+def embedding(
+    store: WeightStore, weight: Tensor, indices: Tensor, padding: int = -1, by_frequency: bool = False
+) -> Tensor:
+    y: Tensor = _Embedding.apply(store, weight, indices, padding, by_frequency)  # type: ignore[no-untyped-call]
+    return y

@@ -1,0 +1,122 @@
+"""Layers that owe their weight gradient against torch's own, to the bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from runtime import weight_store
+from runtime.weight_store import WeightStore
+
+
+def both(function: object, stored: object, tensors: list[Tensor]) -> None:
+    results = []
+    for run in (function, stored):
+        leaves = [t.clone().requires_grad_(t.is_floating_point()) for t in tensors]
+        y = run(*leaves)  # type: ignore[operator]
+        torch.manual_seed(1)
+        y.backward(torch.randn_like(y))
+        results.append((y, leaves))
+    (y, want), (z, have) = results
+    assert torch.equal(y, z)
+    for a, b in zip(want, have, strict=True):
+        assert a.grad is None or torch.equal(a.grad, b.grad)
+
+
+def stored(store: WeightStore, call: object) -> object:
+    """Runs the call, and pays when its backward has gone through."""
+
+    def run(*tensors: Tensor) -> Tensor:
+        y = call(*tensors)  # type: ignore[operator]
+
+        class Pay:
+            pass
+
+        original = y.backward
+
+        def backward(grad: Tensor) -> None:
+            original(grad)
+            weight_store.pay(store.collect())
+
+        y.backward = backward
+        return y
+
+    return run
+
+
+@pytest.mark.parametrize("shape", [(6, 8), (2, 3, 8), (2, 2, 3, 8)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear(shape: tuple[int, ...], bias: bool) -> None:
+    torch.manual_seed(0)
+    store = WeightStore()
+    tensors = [torch.randn(shape), torch.randn(5, 8)] + ([torch.randn(5)] if bias else [])
+    both(F.linear, stored(store, lambda *t: weight_store.linear(store, *t)), tensors)
+
+
+def test_linear_on_a_transposed_input() -> None:
+    torch.manual_seed(0)
+    store = WeightStore()
+    call = stored(store, lambda x, w, b: weight_store.linear(store, x.transpose(0, 1), w, b))
+    both(
+        lambda x, w, b: F.linear(x.transpose(0, 1), w, b),
+        call,
+        [torch.randn(4, 3, 8), torch.randn(5, 8), torch.randn(5)],
+    )
+
+
+@pytest.mark.parametrize(
+    ("dims", "transposed", "groups"), [(1, False, 1), (2, False, 2), (3, False, 1), (2, True, 1)]
+)
+def test_convolution(dims: int, transposed: bool, groups: int) -> None:
+    torch.manual_seed(0)
+    store = WeightStore()
+    settings = ([2] * dims, [1] * dims, [1] * dims, transposed, [0] * dims, groups)
+    tensors = [torch.randn(2, 4, *[7] * dims), torch.randn(4, 4 // groups, *[3] * dims), torch.randn(4)]
+    both(
+        lambda x, w, b: torch.convolution(x, w, b, *settings),
+        stored(store, lambda x, w, b: weight_store.convolution(store, x, w, b, *settings)),
+        tensors,
+    )
+
+
+def test_embedding_with_a_padding_index() -> None:
+    torch.manual_seed(0)
+    store = WeightStore()
+    indices = torch.tensor([[1, 0, 3], [3, 3, 2]])
+    both(
+        lambda w: F.embedding(indices, w, padding_idx=0),
+        stored(store, lambda w: weight_store.embedding(store, w, indices, 0)),
+        [torch.randn(5, 8)],
+    )
+
+
+def test_under_autocast_the_products_are_in_bfloat16_and_the_gradients_in_float32() -> None:
+    torch.manual_seed(0)
+    store = WeightStore()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        both(
+            F.linear,
+            stored(store, lambda *t: weight_store.linear(store, *t)),
+            [torch.randn(4, 8), torch.randn(5, 8), torch.randn(5)],
+        )
+
+
+def test_a_frozen_weight_owes_nothing_and_its_bias_still_does() -> None:
+    store = WeightStore()
+    x, w, b = torch.randn(2, 3, requires_grad=True), torch.randn(4, 3), torch.randn(4, requires_grad=True)
+    weight_store.linear(store, x, w, b).sum().backward()
+    weight_store.pay(store.collect())
+    assert w.grad is None and b.grad is not None and x.grad is not None
+
+
+def test_nothing_is_owed_before_the_backward_and_nothing_after_paying() -> None:
+    store = WeightStore()
+    x, w = torch.randn(2, 3, requires_grad=True), torch.randn(4, 3, requires_grad=True)
+    y = weight_store.linear(store, x, w)
+    assert store.current == []
+    y.sum().backward()
+    assert len(store.current) == 1 and w.grad is None and x.grad is not None
+    weight_store.pay(store.collect())
+    assert store.current == [] and w.grad is not None
