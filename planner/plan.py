@@ -6,24 +6,38 @@ Times are integer nanoseconds, sizes bytes. Nothing volatile is in it: the same 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from collections.abc import Iterator
+from typing import Annotated, Final, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-PLAN_VERSION = 1
+from planner import form
+from planner.form import Count, Flag, Natural, NotNegative, Part, Text
+from planner.model import ModelGraph
 
-Count = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
+PLAN_VERSION: Final = 1
+
+_ACTIONS = re.compile(r"(?:\d+(?:[FBIWR]\d+|SYNC|STEP)'*(?: |$))*")
 
 
-class Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+def _only_actions(line: str) -> str:
+    if (found := _ACTIONS.match(line)) and found.end() == len(line):
+        return line
+    word = line[found.end() if found else 0 :].split(" ")[0]
+    raise form.wrong(
+        f"'{word}' is no action", allowed="such as 2F3, 0B1', 1I0, 1W0, 1R0, 2SYNC, 2STEP, one blank apart"
+    )
+
+
+Order = Annotated[str, AfterValidator(_only_actions)]
+Setting = int | float | str | bool
 
 
 class ModelRef(Part):
-    workload: str = Field(description="file.py, package.module, or the bare name of a reference model")
-    arguments: dict[str, str | int | float | bool] = Field(default_factory=dict)
-    fingerprint: str
+    workload: Text = Field(description="file.py, package.module, or the bare name of a reference model")
+    arguments: dict[str, Setting] = Field(default_factory=dict)
+    fingerprint: Text
 
 
 class Batch(Part):
@@ -42,19 +56,19 @@ class Axes(Part):
 
 
 class ScheduleChoice(Part):
-    family: str
+    family: Text
     pairs: Count = Field(1, description="Chimera: pairs of pipelines; 1 elsewhere")
     chunks: Count = Field(1, description="stages a worker and pipe")
     update: Literal["rolling", "barrier"] = "barrier"
-    settings: dict[str, int | float | str | bool] = Field(default_factory=dict)
+    settings: dict[str, Setting] = Field(default_factory=dict)
     place: tuple[tuple[Natural, ...], ...] = Field(description="place[pipe][stage] is the pipeline worker")
     pipe_of: tuple[Natural, ...] = Field(description="pipe of every micro-batch")
-    orders: tuple[str, ...] = Field(description="one line of actions a pipeline worker")
+    orders: tuple[Order, ...] = Field(description="one line of actions a pipeline worker")
 
 
 class StagePlan(Part):
     layers: tuple[str, ...]
-    recompute: bool = False
+    recompute: Flag = False
     spatial: tuple[Count, ...] = Field((), description="grid over the spatial dims; empty: whole samples")
 
 
@@ -65,6 +79,23 @@ class Place(Part):
     data: Natural
     pipeline: Natural
     spatial: Natural
+
+
+PLACE_COLUMNS = "rank node slot data pipeline spatial"
+
+
+def _from_row(value: object) -> object:
+    """A place may be written as a row of six numbers, which keeps a table of thousands short."""
+    if isinstance(value, str) and re.fullmatch(r"\d{1,18}(?: \d{1,18}){5}", value):
+        return dict(zip(PLACE_COLUMNS.split(), map(int, value.split()), strict=True))
+    return value
+
+
+PlaceRow = Annotated[
+    Place,
+    BeforeValidator(_from_row),
+    WithJsonSchema({"type": "string", "pattern": r"^\d+( \d+){5}$", "description": PLACE_COLUMNS}),
+]
 
 
 class StageTimes(Part):
@@ -127,7 +158,7 @@ class Certificate(Part):
     objective_ns: Natural
     bound_ns: Natural = Field(description="no plan of the space searched is faster")
     free_bound_ns: Natural = Field(0, description="no order of these actions whatever is faster")
-    gap: float = Field(ge=0)
+    gap: NotNegative
     scope: str = Field(description="what was searched")
     rivals: tuple[Rival, ...] = ()
 
@@ -144,14 +175,64 @@ class Plan(Part):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     execution: Literal["eager", "compiled"] = "eager"
     optimizer: str = "adamw"
-    shard_optimizer: bool = False
+    shard_optimizer: Flag = False
     batch: Batch
     axes: Axes
     schedule: ScheduleChoice
     stages: tuple[StagePlan, ...]
-    places: tuple[Place, ...]
+    places: tuple[PlaceRow, ...]
     times: tuple[StageTimes, ...] = Field(description="one a stage")
     hops: tuple[Hop, ...]
     prediction: Prediction
     certificate: Certificate | None = None
     provenance: Provenance
+
+
+class Coordinates(NamedTuple):
+    data: int
+    pipeline: int
+    spatial: int
+
+
+def world_size(axes: Axes) -> int:
+    return axes.data * axes.pipeline * axes.spatial
+
+
+def coordinates(axes: Axes, rank: int) -> Coordinates:
+    """Where a rank stands on the mesh; ranks count along the innermost axis first."""
+    found = {}
+    for axis in reversed(axes.order):
+        rank, found[axis] = divmod(rank, getattr(axes, axis))
+    return Coordinates(**found)
+
+
+def rank_of(axes: Axes, at: Coordinates) -> int:
+    rank = 0
+    for axis in axes.order:
+        rank = rank * int(getattr(axes, axis)) + int(getattr(at, axis))
+    return rank
+
+
+def ranks_of_worker(axes: Axes, worker: int) -> tuple[int, ...]:
+    """Every rank that plays one pipeline worker: its data replicas and spatial shards, in order."""
+    shards = [(data, spatial) for data in range(axes.data) for spatial in range(axes.spatial)]
+    return tuple(sorted(rank_of(axes, Coordinates(data, worker, spatial)) for data, spatial in shards))
+
+
+def stage_holders(plan: Plan, pipe: int, stage: int) -> tuple[int, ...]:
+    """The ranks that hold one stage of one pipe."""
+    return ranks_of_worker(plan.axes, plan.schedule.place[pipe][stage])
+
+
+def holders(plan: Plan, graph: ModelGraph) -> dict[str, tuple[int, ...]]:
+    """For each parameter the ranks that hold it: replicas of data, space and pipes, and every stage of a tied one."""
+    stages = {name: index for index, stage in enumerate(plan.stages) for name in stage.layers}
+    return {
+        parameter.name: tuple(sorted(set(_holding(plan, {stages[user] for user in parameter.users}))))
+        for parameter in graph.parameters
+    }
+
+
+def _holding(plan: Plan, stages: set[int]) -> Iterator[int]:
+    for worker in {row[stage] for row in plan.schedule.place for stage in stages}:
+        yield from ranks_of_worker(plan.axes, worker)
