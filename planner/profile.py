@@ -8,7 +8,7 @@ or makes it keeps (positions in `Layer.inputs` and `Layer.outputs`); a stage cou
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -133,68 +133,87 @@ def stage_memory(profile: Profile, layers: Iterable[str], key: CostKey) -> int:
     return own + sum(graph.value[name].bytes(key.micro) for name in storages if name is not None)
 
 
-def check(profile: Profile, *, where: str = "profile") -> Profile:
-    """The profile itself, if every number in it can be planned with; BadInput names the first that cannot."""
-    for key, cost in profile.costs.items():
-        _check_cost(profile.graph, key, cost, where)
-    _check_seconds("seconds_per_parameter", profile.optimizer.seconds_per_parameter, f"{where}: optimizer")
-    _check_number(
-        "state_bytes_per_parameter", profile.optimizer.state_bytes_per_parameter, f"{where}: optimizer"
-    )
-    _check_rows(profile, where)
+class Fault(NamedTuple):
+    """A number or row that cannot be planned with; `key` says where it stands in a profile file."""
+
+    key: tuple[str | int, ...]
+    what: str
+    allowed: str
+
+
+def check(profile: Profile) -> Profile:
+    """The profile itself, if every number in it can be planned with; else BadInput names the first that cannot."""
+    for fault in faults(profile):
+        raise BadInput(fault.what, where="profile", allowed=fault.allowed)
     return profile
 
 
-def _check_number(name: str, value: float, where: str) -> None:
-    if not math.isfinite(value) or value < 0:
-        raise BadInput(f"{name} is {value}", where=where, allowed="a finite number, 0 or more")
-
-
-def _check_seconds(name: str, value: Seconds, where: str) -> None:
-    _check_number(f"{name}.median", value.median, where)
-    _check_number(f"{name}.spread", value.spread, where)
-
-
-def _describe(graph: ModelGraph, key: CostKey) -> str:
-    layer = next((x.name for x in graph.layers if x.signature == key.signature), key.signature)
-    split = f", split {'x'.join(map(str, key.split))}" if key.split else ""
-    return f"layer '{layer}', micro {key.micro}{split}, {key.precision}, {key.execution}"
-
-
-def _check_cost(graph: ModelGraph, key: CostKey, cost: LayerCost, where: str) -> None:
-    place = f"{where}: costs of {_describe(graph, key)}"
-    for name in ("forward", "backward", "input_grad", "weight_grad"):
-        _check_seconds(name, getattr(cost, name), place)
-    for name in ("own_saved_bytes", "held_bytes", "workspace_bytes"):
-        _check_number(name, getattr(cost, name), place)
-    for layer in graph.layers:
-        if layer.signature == key.signature:
-            _check_positions("kept_inputs", cost.kept_inputs, len(layer.inputs), place)
-            _check_positions("kept_outputs", cost.kept_outputs, len(layer.outputs), place)
-            _check_positions("aliases", [a for a, _ in cost.aliases], len(layer.outputs), place)
-            sources = [b for _, b in cost.aliases if b != PERSISTENT]
-            _check_positions("aliases", sources, len(layer.inputs), place)
-            return
-    raise BadInput(f"costs of a signature that no layer has: {key.signature}", where=where)
-
-
-def _check_positions(name: str, positions: Iterable[int], count: int, where: str) -> None:
-    for position in positions:
-        if not 0 <= position < count:
-            raise BadInput(f"{name} has position {position}", where=where, allowed=f"0 to {count - 1}")
-
-
-def _check_rows(profile: Profile, where: str) -> None:
-    """Whole samples must be priced in every layer at every setting; shards only where they can be cut."""
-    signatures = {layer.signature for layer in profile.graph.layers}
-    if not profile.settings:
-        raise BadInput("no costs at all", where=where, allowed="one row a signature and setting")
-    for setting in profile.settings:
-        if setting.micro < 1:
-            raise BadInput(f"micro-batch {setting.micro}", where=where, allowed="1 or more")
-        if setting.split:
+def faults(profile: Profile) -> Iterator[Fault]:
+    layers = {layer.signature: layer for layer in reversed(profile.graph.layers)}
+    yield from _optimizer_faults(profile.optimizer)
+    for row, (key, cost) in enumerate(profile.costs.items()):
+        if key.signature not in layers:
+            yield Fault(
+                ("costs", row, "signature"), f"no layer has signature {key.signature}", "one of the layers'"
+            )
             continue
-        for signature in signatures:
+        if key.micro < 1 or any(part < 1 for part in key.split):
+            yield Fault(("costs", row, "micro"), f"micro-batch {key.micro}, split {key.split}", "1 or more")
+        place = _describe(layers[key.signature], key)
+        for name, what, allowed in _cost_faults(layers[key.signature], cost):
+            yield Fault(("costs", row, name), f"{place}: {what}", allowed)
+    yield from _missing_rows(profile, layers)
+
+
+def _number_fault(name: str, value: float) -> Iterator[tuple[str, str, str]]:
+    if not math.isfinite(value) or value < 0:
+        yield name.partition(".")[0], f"{name} is {value}", "a finite number, 0 or more"
+
+
+def _seconds_fault(name: str, value: Seconds) -> Iterator[tuple[str, str, str]]:
+    yield from _number_fault(f"{name}.median", value.median)
+    yield from _number_fault(f"{name}.spread", value.spread)
+
+
+def _optimizer_faults(optimizer: OptimizerCost) -> Iterator[Fault]:
+    found = [
+        *_seconds_fault("seconds_per_parameter", optimizer.seconds_per_parameter),
+        *_number_fault("state_bytes_per_parameter", optimizer.state_bytes_per_parameter),
+    ]
+    yield from (Fault(("optimizer", name), what, allowed) for name, what, allowed in found)
+
+
+def _cost_faults(layer: Layer, cost: LayerCost) -> Iterator[tuple[str, str, str]]:
+    for name in ("forward", "backward", "input_grad", "weight_grad"):
+        yield from _seconds_fault(name, getattr(cost, name))
+    for name in ("own_saved_bytes", "held_bytes", "workspace_bytes"):
+        yield from _number_fault(name, getattr(cost, name))
+    views = [view for view, _ in cost.aliases]
+    sources = [source for _, source in cost.aliases if source != PERSISTENT]
+    yield from _position_faults("kept_inputs", cost.kept_inputs, layer.inputs)
+    yield from _position_faults("kept_outputs", cost.kept_outputs, layer.outputs)
+    yield from _position_faults("aliases", views, layer.outputs)
+    yield from _position_faults("aliases", sources, layer.inputs)
+
+
+def _position_faults(name: str, positions: Iterable[int], values: Sized) -> Iterator[tuple[str, str, str]]:
+    for position in positions:
+        if not 0 <= position < len(values):
+            yield name, f"{name} has position {position}", f"0 up to, not including, {len(values)}"
+
+
+def _missing_rows(profile: Profile, layers: Mapping[str, Layer]) -> Iterator[Fault]:
+    """Whole samples must be priced in every layer at every setting; shards only where a layer can be cut."""
+    if not profile.costs:
+        yield Fault(("costs",), "there are no costs", "one row a signature and setting")
+    for setting in profile.settings:
+        for signature, layer in layers.items():
             key = setting._replace(signature=signature)
-            if key not in profile.costs and key not in profile.failures:
-                raise BadInput(f"no costs of {_describe(profile.graph, key)}", where=where)
+            if not setting.split and key not in profile.costs and key not in profile.failures:
+                place = _describe(layer, key)
+                yield Fault(("costs",), f"{place}: there is no row", "one row a signature and setting")
+
+
+def _describe(layer: Layer, key: CostKey) -> str:
+    split = f", split {'x'.join(map(str, key.split))}" if key.split else ""
+    return f"costs of layer '{layer.name}', micro {key.micro}{split}, {key.precision}, {key.execution}"

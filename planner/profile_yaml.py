@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Literal
 
-from planner.decode import Path, WrongKey, decode, read
+from planner import yaml_files
+from planner.decode import Path, WrongKey, decode, parse
 from planner.errors import BadInput
 from planner.model import Buffer, Layer, ModelGraph, Parameter, Value
-from planner.profile import CostKey, LayerCost, OptimizerCost, Profile, Seconds, check
+from planner.profile import CostKey, LayerCost, OptimizerCost, Profile, Seconds, check, faults
 
 Row = Layer | Value | Parameter | Buffer
 
@@ -150,27 +151,24 @@ def _umask() -> int:
 
 
 def load(path: pathlib.Path | str) -> Profile:
-    try:
-        text = pathlib.Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"cannot be read: {error.strerror}", where=str(path)) from None
-    except UnicodeDecodeError:
-        raise BadInput("is not text", where=str(path), allowed="a profile in YAML") from None
-    return loads(text, str(path))
+    path = pathlib.Path(path)
+    return loads(yaml_files.read_text(path), str(path))
 
 
 def loads(text: str, file: str = "profile") -> Profile:
-    data = read(text, file)
+    data = parse(text, name=file)
     try:
         _check_version(data)
-        document = decode(Document, data)
-        return check(_profile(document), where=file)
+        profile = _profile(decode(Document, data))
+        for fault in faults(profile):
+            raise WrongKey(*fault)
+        return profile
     except WrongKey as error:
         raise error.in_file(file, text) from None
 
 
-def _check_version(data: object) -> None:
-    if not isinstance(data, dict) or "version" not in data:
+def _check_version(data: Mapping[str, object]) -> None:
+    if "version" not in data:
         raise WrongKey((), "is no profile: it has no version", f"version: {PROFILE_VERSION}")
     version = data["version"]
     if type(version) is not int or not 1 <= version <= PROFILE_VERSION:
