@@ -30,6 +30,9 @@ class Message(NamedTuple):
     sender: int  # stage
     receiver: int  # stage
 
+    def __str__(self) -> str:
+        return f"{self.direction}{self.sender}>{self.receiver}.{self.micro}{chr(39) * self.pipe}"
+
 
 class Instruction(NamedTuple):
     """`compute` runs `action`; `post` makes the receive of `message` ready; `wait` needs it; `send` starts it."""
@@ -39,10 +42,7 @@ class Instruction(NamedTuple):
     message: Message | None = None
 
     def __str__(self) -> str:
-        if self.message is None:
-            return str(self.action)
-        m = self.message
-        return f"{self.op}:{m.direction}{m.sender}>{m.receiver}.{m.micro}{chr(39) * m.pipe}"
+        return str(self.action) if self.message is None else f"{self.op}:{self.message}"
 
 
 @dataclass(frozen=True, kw_only=True)

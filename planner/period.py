@@ -1,0 +1,102 @@
+"""How long a step takes once the pipeline is in its stride."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner.schedule.graph import IntArray
+from planner.sweep import Bound, Compiled, critical_path, node_ends, path_counts, trace
+
+
+def period(compiled: Compiled, durations: Sequence[int] | IntArray) -> Bound:
+    """Barrier: the makespan. Rolling: the next step of every queue starts where this one ends, and the period is the
+    largest mean of a cycle of paths from queue to queue; `steps * T >= counts @ durations` is that cycle's row."""
+    vector = np.asarray(durations, np.int64)
+    if compiled.update == "barrier":
+        return critical_path(compiled, vector)
+    return _largest_cycle(compiled, vector)
+
+
+def _largest_cycle(compiled: Compiled, vector: IntArray) -> Bound:
+    """Raise the best cycle's mean until shifting every queue by it leaves no queue later: that proves it largest.
+
+    One step maps release times x of the queues to A(x). If A(x) <= x + m for some x, no cycle has a mean above m;
+    if m is below the largest mean, the links that keep raising x contain a cycle whose mean is above m.
+    Everything is multiplied by the cycle's number of steps, so that means stay integers.
+    """
+    best = _first_cycle(compiled, vector)
+    while True:
+        better = _improve(compiled, vector, best)
+        if better is None:
+            return best
+        best = better
+
+
+def _first_cycle(compiled: Compiled, vector: IntArray) -> Bound:
+    x: IntArray = np.zeros(compiled.graph.sources, np.int64)
+    for _ in range(2):
+        ends = node_ends(compiled, vector, x)
+        latest = ends[compiled.graph.tails]
+        x = latest - latest.min()
+    links = _Links(compiled, vector)
+    queue = int(latest.argmax())
+    while queue not in links.seen:
+        queue = links.add(queue, ends)
+    return links.cycle(queue)
+
+
+class _Links:
+    """For some queues, the critical path that its last node was reached by: from which queue, with which counts."""
+
+    def __init__(self, compiled: Compiled, vector: IntArray) -> None:
+        self.compiled, self.vector = compiled, vector
+        self.seen: dict[int, tuple[int, IntArray]] = {}
+
+    def add(self, queue: int, ends: IntArray) -> int:
+        graph = self.compiled.graph
+        nodes, start = trace(graph, ends, int(graph.tails[queue]))
+        self.seen[queue] = start, path_counts(self.compiled, nodes)
+        return start
+
+    def cycle(self, queue: int) -> Bound:
+        counts, steps, at = np.zeros(self.compiled.size, np.int64), 0, queue
+        while steps == 0 or at != queue:
+            at, path = self.seen[at]
+            counts, steps = counts + path, steps + 1
+        return Bound(counts=counts, ns=int(counts @ self.vector), steps=steps)
+
+    def find(self) -> Bound | None:
+        """A cycle among the links, if there is one."""
+        done: set[int] = set()
+        for first in self.seen:
+            walk: set[int] = set()
+            queue = first
+            while queue in self.seen and queue not in walk and queue not in done:
+                walk.add(queue)
+                queue = self.seen[queue][0]
+            if queue in walk:
+                return self.cycle(queue)
+            done |= walk
+        return None
+
+
+def _improve(compiled: Compiled, vector: IntArray, best: Bound) -> Bound | None:
+    """A cycle of larger mean, or None with the proof that there is none."""
+    scaled = vector * best.steps
+    x: IntArray = np.zeros(compiled.graph.sources, np.int64)
+    links = _Links(compiled, vector)
+    while True:
+        x -= x.min()
+        ends = node_ends(compiled, scaled, x)
+        later = ends[compiled.graph.tails] - best.ns
+        raised = np.flatnonzero(later > x)
+        if not len(raised):
+            return None
+        for queue in raised.tolist():
+            links.add(queue, ends)
+        x = np.maximum(x, later)
+        found = links.find()
+        if found is not None and found.period > best.period:
+            return found

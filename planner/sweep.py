@@ -1,0 +1,227 @@
+"""The longest path through a schedule whose orders are frozen, over integer arrays.
+
+`compile` once, then ask as often as needed: `makespan`, `makespans` of many duration vectors at a time, and
+`critical_path` as counts. Times are integer nanoseconds and exact. A duration vector has one entry a (kind, stage)
+and one a hop; see `planner.schedule.graph` for its layout.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.errors import BadInput
+from planner.plan import Hop, StageTimes
+from planner.schedule.action import Kind, Schedule
+from planner.schedule.graph import KIND_ROW, Graph, IntArray, Queueing, Route, build
+from planner.schedule.program import Message
+
+Update = Literal["rolling", "barrier"]
+_WIDE = 40  # nodes a level from which numpy beats a plain loop
+_BATCH_CELLS = 1 << 18  # nodes x candidates evaluated at once, so that they stay in the cache
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """A schedule with its messages as arrays; `update` says what a step's end means (see `period`)."""
+
+    graph: Graph
+    routes: tuple[Route, ...]
+    update: Update
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.graph.schedule
+
+    @property
+    def size(self) -> int:
+        """Entries of a duration vector."""
+        return len(Kind) * self.schedule.stages + len(self.routes)
+
+    def index(self, kind: Kind, stage: int) -> int:
+        return KIND_ROW[kind] * self.schedule.stages + stage
+
+    def hop_index(self, hop: int) -> int:
+        return len(Kind) * self.schedule.stages + hop
+
+    @cached_property
+    def _sweep(self) -> _Sweep:
+        return _Sweep(self.graph, ())
+
+    @cached_property
+    def _loop(self) -> list[tuple[int, int, int]]:
+        g, skip = self.graph, self.graph.sources + 1
+        return list(
+            zip(g.first[skip:].tolist(), g.second[skip:].tolist(), g.cost[skip:].tolist(), strict=True)
+        )
+
+    @cached_property
+    def _wide(self) -> bool:
+        return len(self.graph.cost) > _WIDE * len(self.graph.levels)
+
+
+class _Sweep:
+    """Evaluates level by level into buffers of its own; `shape` is () or (candidates,)."""
+
+    def __init__(self, graph: Graph, shape: tuple[int, ...]) -> None:
+        self.graph = graph
+        self.ends: IntArray = np.zeros((len(graph.cost), *shape), np.int64)
+        self.costs: IntArray = np.zeros_like(self.ends)
+        bounds = graph.levels.tolist()[1:]
+        widest = max((high - low for low, high in itertools.pairwise(bounds)), default=0)
+        legs: IntArray = np.empty((2 * widest, *shape), np.int64)
+        self.steps = []
+        for low, high in itertools.pairwise(bounds):
+            n = high - low
+            both = np.concatenate([graph.first[low:high], graph.second[low:high]])
+            rows = self.ends[low:high], self.costs[low:high]
+            self.steps.append((both, legs[: 2 * n], legs[:n], legs[n : 2 * n], *rows))
+
+    def run(self, durations: IntArray, releases: IntArray | None) -> IntArray:
+        durations.take(self.graph.cost, axis=0, out=self.costs, mode="clip")
+        self.ends[1 : self.graph.sources + 1] = 0 if releases is None else releases
+        take, maximum, add = self.ends.take, np.maximum, np.add
+        for both, legs, left, right, ends, costs in self.steps:
+            take(both, axis=0, out=legs, mode="clip")
+            maximum(left, right, out=ends)
+            add(ends, costs, out=ends)
+        return self.ends
+
+
+def duration_vector(times: Sequence[StageTimes], hops: Sequence[Hop]) -> IntArray:
+    """The duration vector of a plan's tables."""
+    columns = {
+        Kind.F: [t.forward_ns for t in times],
+        Kind.B: [t.backward_ns for t in times],
+        Kind.I: [t.input_grad_ns for t in times],
+        Kind.W: [t.weight_grad_ns for t in times],
+        Kind.R: [t.recompute_ns for t in times],
+        Kind.SYNC: [t.sync_ns for t in times],
+        Kind.STEP: [t.step_ns for t in times],
+    }
+    return np.array([*(ns for kind in Kind for ns in columns[kind]), *(hop.ns for hop in hops)], np.int64)
+
+
+def neighbour_hops(stages: int, *, act_ns: int = 0, grad_ns: int = 0, size_bytes: int = 0) -> tuple[Hop, ...]:
+    """The hops of a plain chain of stages, both directions."""
+    acts = [("act", s, s + 1, act_ns) for s in range(stages - 1)]
+    grads = [("grad", s + 1, s, grad_ns) for s in range(stages - 1)]
+    return tuple(
+        Hop(direction=d, sender=a, receiver=b, values=(), bytes=size_bytes, ns=ns)  # type: ignore[arg-type]
+        for d, a, b, ns in acts + grads
+    )
+
+
+def compile(
+    schedule: Schedule,
+    hops: Sequence[Route],
+    *,
+    queueing: Queueing = "channel",
+    update: Update = "barrier",
+    ranking: Sequence[Message] = (),
+) -> Compiled:
+    """Orders frozen as they stand. `queueing` is what messages queue for: their "channel" (source, target, pipe,
+    direction), the sender's network "card", one "stream" a worker in the order of `ranking` (see
+    `lower.global_order`), or nothing."""
+    graph = build(schedule, hops, queueing=queueing, barrier=update == "barrier", ranking=ranking)
+    return Compiled(graph, tuple(hops), update)
+
+
+def _vector(compiled: Compiled, durations: Sequence[int] | IntArray) -> IntArray:
+    vector = np.asarray(durations, np.int64)
+    if vector.shape[-1] != compiled.size:
+        raise BadInput(f"{vector.shape[-1]} durations", allowed=f"{compiled.size}: kinds x stages, then hops")
+    return vector
+
+
+def _ends(compiled: Compiled, vector: IntArray, releases: IntArray | None = None) -> IntArray:
+    """End of every node. The array belongs to the caller only until the next call."""
+    if compiled._wide:
+        return compiled._sweep.run(np.append(vector, 0), releases)
+    return np.array(_loop_ends(compiled, vector.tolist(), releases), np.int64)
+
+
+def _loop_ends(compiled: Compiled, costs: list[int], releases: IntArray | None) -> list[int]:
+    costs.append(0)
+    ends = [0] * (compiled.graph.sources + 1) if releases is None else [0, *releases.tolist()]
+    append = ends.append
+    for first, second, cost in compiled._loop:
+        a, b = ends[first], ends[second]
+        append((a if a > b else b) + costs[cost])
+    return ends
+
+
+def makespan(compiled: Compiled, durations: Sequence[int] | IntArray) -> int:
+    """Nanoseconds of one step from idle devices to the last end."""
+    vector = _vector(compiled, durations)
+    if compiled._wide:
+        return int(_ends(compiled, vector).max())
+    return max(_loop_ends(compiled, vector.tolist(), None))
+
+
+def makespans(compiled: Compiled, durations: IntArray) -> IntArray:
+    """Makespan of each row of a matrix of duration vectors, all at once."""
+    table = _vector(compiled, durations)
+    rows = max(1, _BATCH_CELLS // len(compiled.graph.cost))
+    sweep, out = None, np.empty(len(table), np.int64)
+    for low in range(0, len(table), rows):
+        part = np.ascontiguousarray(table[low : low + rows].T)
+        if sweep is None or sweep.ends.shape[1] != part.shape[1]:
+            sweep = _Sweep(compiled.graph, (part.shape[1],))
+        padded = np.vstack([part, np.zeros((1, part.shape[1]), np.int64)])
+        out[low : low + rows] = sweep.run(padded, None).max(axis=0)
+    return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """`steps * T >= counts @ durations` holds for any durations (orders kept), with equality at those given."""
+
+    counts: IntArray  # how often each entry of the duration vector is on the path or cycle
+    ns: int  # counts @ durations
+    steps: int = 1
+
+    @property
+    def period(self) -> Fraction:
+        return Fraction(self.ns, self.steps)
+
+    @property
+    def period_ns(self) -> int:
+        return -(-self.ns // self.steps)
+
+
+def critical_path(compiled: Compiled, durations: Sequence[int] | IntArray) -> Bound:
+    """A longest path: its counts times the durations are the makespan, exactly."""
+    vector = _vector(compiled, durations)
+    ends = _ends(compiled, vector)
+    last = int(ends.argmax())
+    nodes, _ = trace(compiled.graph, ends, last)
+    return Bound(counts=path_counts(compiled, nodes), ns=int(ends[last]))
+
+
+def trace(graph: Graph, ends: IntArray, node: int) -> tuple[list[int], int]:
+    """The path of nodes that ends in `node`, and the queue (or -1) from whose source it starts."""
+    path = []
+    while node > graph.sources:
+        path.append(node)
+        a, b = int(graph.first[node]), int(graph.second[node])
+        node = b if b and ends[b] > ends[a] else a
+    return path, node - 1
+
+
+def path_counts(compiled: Compiled, nodes: list[int]) -> NDArray[np.int64]:
+    return np.bincount(compiled.graph.cost[nodes], minlength=compiled.size + 1)[:-1].astype(np.int64)
+
+
+def node_ends(
+    compiled: Compiled, durations: Sequence[int] | IntArray, releases: IntArray | None = None
+) -> IntArray:
+    """End of every node of the graph; `releases` says when each queue becomes free (all at 0 by default)."""
+    return _ends(compiled, _vector(compiled, durations), releases).copy()

@@ -1,0 +1,232 @@
+"""What happened when, on every rank: one type for what a simulation predicts and what a run measures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.errors import BadInput
+from planner.schedule.action import Action, Kind
+
+IntArray = NDArray[np.int64]
+
+# What a rank records beside actions. COLLECTIVE is a gradient sum while it travels (SYNC is only its launch); SEND
+# and WAIT belong to the message of their action's (stage, micro, pipe).
+COLLECTIVE, SEND, WAIT = "COLLECTIVE", "SEND", "WAIT"
+_NAMES = (*(kind.value for kind in Kind), COLLECTIVE, SEND, WAIT)
+_ROW = {name: row for row, name in enumerate(_NAMES)}
+_PIPE, _STAGE, _MICRO = 1 << 10, 1 << 16, 1 << 24
+TIME_COLUMNS = ("step", "rank", "code", "start_ns", "end_ns", "wait_ns")
+MEMORY_COLUMNS = ("memory_step", "memory_rank", "memory_ns", "memory_bytes")
+
+
+class Event(NamedTuple):
+    """An action by another name where it is no action: `name` is a Kind's value, COLLECTIVE, SEND or WAIT."""
+
+    name: str
+    stage: int
+    micro: int = 0
+    pipe: int = 0
+
+    def __str__(self) -> str:
+        micro = "" if self.name in (Kind.SYNC, Kind.STEP, COLLECTIVE) else str(self.micro)
+        return f"{self.stage}{self.name}{micro}{chr(39) * self.pipe}"
+
+
+def encode(event: Event | Action) -> int:
+    """One integer an event, the same in every process; Timelines hold these."""
+    name, stage, micro, pipe = event
+    return ((_ROW[str(name)] * _PIPE + pipe) * _STAGE + stage) * _MICRO + micro
+
+
+def decode(code: int) -> Event:
+    rest, micro = divmod(code, _MICRO)
+    rest, stage = divmod(rest, _STAGE)
+    row, pipe = divmod(rest, _PIPE)
+    return Event(_NAMES[row], stage, micro, pipe)
+
+
+def _empty() -> IntArray:
+    return np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Timeline:
+    """Columns of equal length, one row an event; `wait_ns` is how long the rank stood idle right before it.
+
+    The memory columns are samples of their own: bytes in use from `memory_ns` on.
+    """
+
+    step: IntArray = field(default_factory=_empty)
+    rank: IntArray = field(default_factory=_empty)
+    code: IntArray = field(default_factory=_empty)
+    start_ns: IntArray = field(default_factory=_empty)
+    end_ns: IntArray = field(default_factory=_empty)
+    wait_ns: IntArray = field(default_factory=_empty)
+    memory_step: IntArray = field(default_factory=_empty)
+    memory_rank: IntArray = field(default_factory=_empty)
+    memory_ns: IntArray = field(default_factory=_empty)
+    memory_bytes: IntArray = field(default_factory=_empty)
+
+    def __post_init__(self) -> None:
+        for group in (TIME_COLUMNS, MEMORY_COLUMNS):
+            lengths = {name: len(getattr(self, name)) for name in group}
+            if len(set(lengths.values())) > 1:
+                raise BadInput(f"a timeline's columns differ in length: {lengths}")
+
+    def __len__(self) -> int:
+        return len(self.code)
+
+    @property
+    def makespan_ns(self) -> int:
+        return int(self.end_ns.max() - self.start_ns.min()) if len(self) else 0
+
+    @property
+    def peak_bytes(self) -> dict[int, int]:
+        """Highest memory sample of every rank that has one."""
+        ranks = sorted(set(self.memory_rank.tolist()))
+        return {rank: int(self.memory_bytes[self.memory_rank == rank].max()) for rank in ranks}
+
+    def events(self) -> list[Event]:
+        return [decode(code) for code in self.code.tolist()]
+
+    def of_rank(self, rank: int, step: int | None = None) -> Timeline:
+        rows, samples = self.rank == rank, self.memory_rank == rank
+        if step is not None:
+            rows, samples = rows & (self.step == step), samples & (self.memory_step == step)
+        return self._pick(rows, samples)
+
+    def of_step(self, step: int) -> Timeline:
+        return self._pick(self.step == step, self.memory_step == step)
+
+    def _pick(self, rows: NDArray[np.bool_], samples: NDArray[np.bool_]) -> Timeline:
+        picked = {name: getattr(self, name)[rows] for name in TIME_COLUMNS}
+        return Timeline(**picked, **{name: getattr(self, name)[samples] for name in MEMORY_COLUMNS})
+
+    def to_rows(self) -> list[dict[str, int | str]]:
+        columns = [getattr(self, name).tolist() for name in TIME_COLUMNS]
+        rows = zip(*columns, strict=True)
+        return [
+            {"step": s, "rank": r, "event": str(decode(c)), "start_ns": a, "end_ns": b, "wait_ns": w}
+            for s, r, c, a, b, w in rows
+        ]
+
+    def to_dict(self) -> dict[str, list[int]]:
+        return {f.name: getattr(self, f.name).tolist() for f in fields(self)}
+
+    @classmethod
+    def from_dict(cls, columns: dict[str, list[int]]) -> Timeline:
+        known = {f.name for f in fields(cls)}
+        if unknown := set(columns) - known:
+            raise BadInput(
+                f"unknown columns {sorted(unknown)} in a timeline", allowed=", ".join(sorted(known))
+            )
+        return cls(**{name: np.asarray(values, np.int64) for name, values in columns.items()})
+
+    def save(self, path: Path) -> None:
+        """`.npz` for arrays, `.jsonl` for one JSON object an event (memory samples have `bytes`)."""
+        if path.suffix == ".npz":
+            with path.open("wb") as file:
+                np.savez_compressed(file, **{f.name: getattr(self, f.name) for f in fields(self)})
+        elif path.suffix == ".jsonl":
+            path.write_text("".join(json.dumps(line) + "\n" for line in self._lines()))
+        else:
+            raise BadInput(f"'{path.name}' is no timeline", allowed=".npz or .jsonl")
+
+    def _lines(self) -> Iterable[dict[str, int]]:
+        for group in (TIME_COLUMNS, MEMORY_COLUMNS):
+            for row in zip(*(getattr(self, name).tolist() for name in group), strict=True):
+                yield dict(zip(group, row, strict=True))
+
+    @classmethod
+    def load(cls, path: Path) -> Timeline:
+        try:
+            if path.suffix == ".npz":
+                with np.load(path, allow_pickle=False) as arrays:
+                    return cls.from_dict({name: arrays[name] for name in arrays.files})
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+        except (OSError, ValueError) as error:
+            raise BadInput(f"cannot read a timeline: {error}", where=str(path)) from error
+        columns: dict[str, list[int]] = {}
+        for name, value in ((n, v) for line in lines for n, v in line.items()):
+            columns.setdefault(name, []).append(value)
+        return cls.from_dict(columns)
+
+
+def from_events(rows: Iterable[tuple[int, int, int, int, int, int]]) -> Timeline:
+    """From (step, rank, code, start, end, wait) rows, as a tracer appends them."""
+    table = np.array(list(rows), np.int64).reshape(-1, len(TIME_COLUMNS))
+    return Timeline(**{name: table[:, i] for i, name in enumerate(TIME_COLUMNS)})
+
+
+def concatenate(parts: Sequence[Timeline]) -> Timeline:
+    return Timeline(**{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Timeline)})
+
+
+class Difference(NamedTuple):
+    """One kind of event on one stage: mean durations over ranks, micro-batches and steps."""
+
+    name: str
+    stage: int
+    predicted_ns: float
+    measured_ns: float
+    times: int  # measured events
+
+    @property
+    def ratio(self) -> float:
+        return self.measured_ns / self.predicted_ns if self.predicted_ns else float("inf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    events: tuple[Difference, ...]  # those that both sides have
+    missing: tuple[str, ...]  # predicted, not measured: name and stage
+    extra: tuple[str, ...]
+    predicted_step_ns: float
+    measured_step_ns: float
+    measured_wait_ns: float  # mean over ranks and steps of the time a rank stood idle
+
+    @property
+    def ratio(self) -> float:
+        return self.measured_step_ns / self.predicted_step_ns if self.predicted_step_ns else float("inf")
+
+
+def compare(predicted: Timeline, measured: Timeline, *, skip_steps: int = 0) -> Comparison:
+    """Both by (event, stage); the first `skip_steps` steps of the measured side are warm-up and left out."""
+    steps = sorted(set(measured.step.tolist()))[skip_steps:]
+    measured = measured._pick(np.isin(measured.step, steps), np.isin(measured.memory_step, steps))
+    ours, theirs = _means(predicted), _means(measured)
+    shared = [key for key in ours if key in theirs]
+    cells = max(1, len(steps) * len(set(measured.rank.tolist())))
+    return Comparison(
+        events=tuple(Difference(*key, ours[key][0], *theirs[key]) for key in shared),
+        missing=tuple(f"{stage}{name}" for name, stage in ours if (name, stage) not in theirs),
+        extra=tuple(f"{stage}{name}" for name, stage in theirs if (name, stage) not in ours),
+        predicted_step_ns=_step_ns(predicted),
+        measured_step_ns=_step_ns(measured),
+        measured_wait_ns=float(measured.wait_ns.sum()) / cells,
+    )
+
+
+def _means(timeline: Timeline) -> dict[tuple[str, int], tuple[float, int]]:
+    group, index = np.unique(timeline.code // _MICRO, return_inverse=True)
+    total = np.bincount(index, timeline.end_ns - timeline.start_ns)
+    count = np.bincount(index)
+    sums: dict[tuple[str, int], tuple[float, int]] = {}
+    for code, ns, n in zip(group.tolist(), total.tolist(), count.tolist(), strict=True):
+        event = decode(code * _MICRO)
+        before, times = sums.get((event.name, event.stage), (0.0, 0))
+        sums[event.name, event.stage] = before + ns, times + n
+    return {key: (ns / n, n) for key, (ns, n) in sums.items()}
+
+
+def _step_ns(timeline: Timeline) -> float:
+    """Mean over the steps from the first start to the last end."""
+    steps = [timeline.of_step(step).makespan_ns for step in sorted(set(timeline.step.tolist()))]
+    return sum(steps) / len(steps) if steps else 0.0
