@@ -70,9 +70,8 @@ def bad_input(model: type[BaseModel], error: ValidationError, *, text: str, name
     first = details[0]
     line, key = yaml_files.locate(text, (*first["loc"], *first.get("ctx", {}).get("key", ())))
     what, allowed = _words(first, model.model_json_schema(), key)
-    rest = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
     shown_key = f"{yaml_files.dotted(key)}: " if key else ""
-    return BadInput(f"{shown_key}{what}{rest}", where=f"{name}:{line}", allowed=allowed)
+    return BadInput(f"{shown_key}{what}", where=f"{name}:{line}", allowed=allowed)
 
 
 def _words(error: ErrorDetails, schema: JsonSchema, key: yaml_files.Key) -> tuple[str, str]:
