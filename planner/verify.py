@@ -1,0 +1,231 @@
+"""Judges any plan, one written by hand too, from the problem statement alone; it knows no solver.
+
+Each rule is one function that yields what it finds. A plan whose tables do not fit together is judged no further;
+rules that need the model, its costs or the machines are asked when these are given.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain
+from math import prod
+
+from planner import verify_costs, verify_machines, verify_model
+from planner.cluster import Cluster
+from planner.errors import BadPlan
+from planner.model import ModelGraph
+from planner.plan import Plan
+from planner.profile import Profile
+from planner.schedule.action import Kind
+from planner.simulate import schedule_of
+from planner.violation import Violation
+
+__all__ = ["Violation", "check", "violations"]
+
+AXES = ("data", "pipeline", "spatial")
+
+
+def check(
+    plan: Plan,
+    *,
+    profile: Profile | None = None,
+    graph: ModelGraph | None = None,
+    cluster: Cluster | None = None,
+    name: str = "plan",
+) -> Plan:
+    """The plan itself, or BadPlan with everything that is wrong with it."""
+    if found := violations(plan, profile=profile, graph=graph, cluster=cluster):
+        raise BadPlan("\n".join(f"{name}: {violation}" for violation in found))
+    return plan
+
+
+def violations(
+    plan: Plan,
+    *,
+    profile: Profile | None = None,
+    graph: ModelGraph | None = None,
+    cluster: Cluster | None = None,
+) -> list[Violation]:
+    """Everything that is wrong with a plan; `graph` is the profile's where only a profile is given."""
+    if graph is None and profile is not None:
+        graph = profile.graph
+    if found := [*_tables_fit(plan), *_actions_exist(plan)]:
+        return found
+    found = [violation for rule in _RULES for violation in rule(plan)]
+    layers = list(verify_model.layers(plan, graph)) if graph else []
+    found += layers
+    if graph and not layers:
+        found += verify_model.violations(plan, graph)
+        if profile:
+            found += verify_costs.violations(plan, profile)
+    if cluster:
+        found += verify_machines.violations(plan, cluster)
+    return found
+
+
+def _tables_fit(plan: Plan) -> Iterator[Violation]:
+    """The tables have a row for each of what they are about."""
+    stages, workers, choice = len(plan.stages), plan.axes.pipeline, plan.schedule
+
+    def fits(where: str, rows: int, needed: int, of: str) -> Iterator[Violation]:
+        if rows != needed:
+            yield Violation(
+                rule="tables", where=where, message=f"has {rows} rows; {needed} {of} need {needed}"
+            )
+
+    if sorted(plan.axes.order) != sorted(AXES):
+        given = ", ".join(plan.axes.order)
+        yield Violation(rule="axes", where="axes.order", message=f"is [{given}]; each axis stands in it once")
+    yield from fits("times", len(plan.times), stages, "stages")
+    yield from fits("schedule.orders", len(choice.orders), workers, "pipeline workers")
+    yield from fits("prediction.memory", len(plan.prediction.memory), workers, "pipeline workers")
+    yield from fits("schedule.pipe_of", len(choice.pipe_of), plan.batch.micros, "micro-batches")
+    if not choice.place:
+        yield Violation(rule="tables", where="schedule.place", message="has no pipe; one row a pipe")
+    for pipe, row in enumerate(choice.place):
+        yield from fits(f"schedule.place[{pipe}]", len(row), stages, "stages")
+
+
+def _actions_exist(plan: Plan) -> Iterator[Violation]:
+    """Whatever is named by a number exists: workers, pipes, stages, micro-batches."""
+    choice, stages = plan.schedule, len(plan.stages)
+
+    def below(where: str, what: str, number: int, count: int) -> Iterator[Violation]:
+        if number >= count:
+            message = f"there is no {what} {number}; they are 0 to {count - 1}"
+            yield Violation(rule="numbers", where=where, message=message)
+
+    for pipe, row in enumerate(choice.place):
+        for stage, worker in enumerate(row):
+            yield from below(f"schedule.place[{pipe}][{stage}]", "worker", worker, plan.axes.pipeline)
+    for micro, pipe in enumerate(choice.pipe_of):
+        yield from below(f"schedule.pipe_of[{micro}]", "pipe", pipe, len(choice.place))
+    for index, hop in enumerate(plan.hops):
+        for stage in (hop.sender, hop.receiver):
+            yield from below(f"hops[{index}]", "stage", stage, stages)
+    for worker, order in enumerate(schedule_of(plan).orders):
+        for action in order:
+            where = f"schedule.orders[{worker}]: {action}"
+            yield from below(where, "stage", action.stage, stages)
+            yield from below(where, "pipe", action.pipe, len(choice.place))
+            yield from below(where, "micro-batch", action.micro, plan.batch.micros)
+
+
+def _batch(plan: Plan) -> Iterator[Violation]:
+    batch, data = plan.batch, plan.axes.data
+    product = batch.micro * batch.micros * data
+    if product != batch.samples:
+        message = (
+            f"micro {batch.micro} x micros {batch.micros} x data {data} = {product}, not {batch.samples}"
+        )
+        yield Violation(rule="batch", where="batch", message=message)
+
+
+def _stages_have_layers(plan: Plan) -> Iterator[Violation]:
+    for index, stage in enumerate(plan.stages):
+        if not stage.layers:
+            yield Violation(rule="layers", where=f"stage {index}", message="has no layer; at least one")
+
+
+def _grids(plan: Plan) -> Iterator[Violation]:
+    """A stage's grid has one cell a spatial rank, or it computes whole samples."""
+    for index, stage in enumerate(plan.stages):
+        if stage.spatial and prod(stage.spatial) != plan.axes.spatial:
+            grid = " x ".join(map(str, stage.spatial))
+            message = f"a grid of {grid} is not {plan.axes.spatial} shards, the spatial axis"
+            yield Violation(rule="spatial", where=f"stage {index}", message=message)
+
+
+def _workers(plan: Plan) -> Iterator[Violation]:
+    """Every worker holds stages, as many of each pipe as `chunks` says at most."""
+    choice = plan.schedule
+    idle = set(range(plan.axes.pipeline)) - set(chain.from_iterable(choice.place))
+    for worker in sorted(idle):
+        yield Violation(rule="places", where=f"worker {worker}", message="holds no stage; each holds one")
+    for pipe, row in enumerate(choice.place):
+        for worker, count in sorted(Counter(row).items()):
+            if count > choice.chunks:
+                message = f"holds {count} stages of pipe {pipe}; chunks allows {choice.chunks}"
+                yield Violation(rule="places", where=f"worker {worker}", message=message)
+
+
+def _pipes(plan: Plan) -> Iterator[Violation]:
+    pipes, pairs = len(plan.schedule.place), plan.schedule.pairs
+    if pipes not in ({1, 2} if pairs == 1 else {2 * pairs}):
+        message = f"{pipes} pipes are not {pairs} pairs; {2 * pairs} are"
+        yield Violation(rule="pipes", where="schedule.place", message=message)
+    for pipe in sorted(set(range(pipes)) - set(plan.schedule.pipe_of)):
+        yield Violation(
+            rule="pipes", where=f"pipe {pipe}", message="carries no micro-batch; each carries one"
+        )
+
+
+def _recompute(plan: Plan) -> Iterator[Violation]:
+    """R actions stand exactly where a stage is to be recomputed."""
+    doing = {a.stage for order in schedule_of(plan).orders for a in order if a.kind is Kind.R}
+    for index, stage in enumerate(plan.stages):
+        if stage.recompute and index not in doing:
+            message = "is to be recomputed, but no order has an R for it"
+            yield Violation(rule="recompute", where=f"stage {index}", message=message)
+        if index in doing and not stage.recompute:
+            message = "has R actions, but recompute is false"
+            yield Violation(rule="recompute", where=f"stage {index}", message=message)
+
+
+def _times(plan: Plan) -> Iterator[Violation]:
+    """An action that is executed takes time."""
+    used = {(a.stage, a.kind) for order in schedule_of(plan).orders for a in order}
+    for index, times in enumerate(plan.times):
+        split = times.input_grad_ns + times.weight_grad_ns
+        for kind, key, value in (
+            (Kind.F, "forward_ns", times.forward_ns),
+            (Kind.B, "backward_ns", times.backward_ns),
+            (Kind.W, "input_grad_ns + weight_grad_ns", split),
+            (Kind.R, "recompute_ns", times.recompute_ns),
+        ):
+            if not value and (index, kind) in used:
+                message = f"{key} is 0, but {kind} is executed; more than 0"
+                yield Violation(rule="times", where=f"stage {index}", message=message)
+
+
+def _prediction(plan: Plan) -> Iterator[Violation]:
+    seen = plan.prediction
+    if not seen.low_ns <= seen.step_ns <= seen.high_ns:
+        message = f"step_ns {seen.step_ns} is outside of its error bar, {seen.low_ns} to {seen.high_ns}"
+        yield Violation(rule="prediction", where="prediction", message=message)
+    for worker, memory in enumerate(seen.memory):
+        if memory.total > memory.limit:
+            message = f"needs {memory.total} bytes of {memory.limit}: {memory.total - memory.limit} too many"
+            yield Violation(rule="memory", where=f"worker {worker}", message=message)
+
+
+def _certificate(plan: Plan) -> Iterator[Violation]:
+    if (proof := plan.certificate) is None:
+        return
+    for bound, key in ((proof.bound_ns, "bound_ns"), (proof.free_bound_ns, "free_bound_ns")):
+        if bound > proof.objective_ns:
+            message = f"{key} {bound} is above objective_ns {proof.objective_ns}; a bound is not"
+            yield Violation(rule="certificate", where="certificate", message=message)
+    gap = (proof.objective_ns - proof.bound_ns) / max(proof.objective_ns, 1)
+    if gap >= 0 and abs(gap - proof.gap) > 1e-6:
+        message = f"gap {proof.gap} is not that of bound_ns and objective_ns, {gap}"
+        yield Violation(rule="certificate", where="certificate", message=message)
+    for rival in proof.rivals:
+        if rival.step_ns is not None and rival.step_ns < plan.prediction.step_ns:
+            message = f"at {rival.step_ns} ns is faster than this plan, {plan.prediction.step_ns} ns"
+            yield Violation(rule="certificate", where=f"rival '{rival.name}'", message=message)
+
+
+_RULES = (
+    _batch,
+    _stages_have_layers,
+    _grids,
+    _workers,
+    _pipes,
+    verify_machines.table,
+    _recompute,
+    _times,
+    _prediction,
+    _certificate,
+)

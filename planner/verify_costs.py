@@ -1,0 +1,137 @@
+"""Does a plan say what its costs say: times and memory from the profile, reckoned without the solver's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil, prod
+
+from planner.model import ModelGraph
+from planner.plan import Plan, StagePlan
+from planner.profile import CostKey, Profile, stage_memory
+from planner.schedule.action import Action, Kind, Schedule
+from planner.simulate import schedule_of
+from planner.violation import Violation
+
+
+def violations(plan: Plan, profile: Profile) -> list[Violation]:
+    """For a plan whose layers are those of the profile."""
+    return list(_profiled(plan, profile)) or [*_times(plan, profile), *_memory(plan, profile)]
+
+
+def _key(plan: Plan, stage: StagePlan) -> CostKey:
+    return CostKey("", plan.batch.micro, stage.spatial, plan.precision, plan.execution)
+
+
+def _profiled(plan: Plan, profile: Profile) -> Iterator[Violation]:
+    """Micro-batch, grid, precision and execution were profiled for every layer; nothing is interpolated."""
+    known = "; ".join(f"micro {k.micro}, {k.split}, {k.precision}, {k.execution}" for k in profile.settings)
+    for index, stage in enumerate(plan.stages):
+        key = _key(plan, stage)
+        for name in stage.layers:
+            row = key._replace(signature=profile.graph.layer[name].signature)
+            if row not in profile.costs:
+                why = profile.failures.get(row, f"not profiled; there is {known}")
+                setting = f"micro {key.micro}, {key.split}, {key.precision}, {key.execution}"
+                message = f"stage {index} at {setting}: {why}"
+                yield Violation(rule="profile", where=f"layer '{name}'", message=message)
+
+
+def _times(plan: Plan, profile: Profile) -> Iterator[Violation]:
+    """No stage is planned faster than its layers were profiled, but for rounding each to whole nanoseconds.
+
+    The halves of the first stage are not held against the profile: where no gradient of its input is needed, the
+    work moves between them.
+    """
+    used = {(a.stage, a.kind) for order in schedule_of(plan).orders for a in order}
+    for index, (stage, times) in enumerate(zip(plan.stages, plan.times, strict=True)):
+        costs = [profile.cost(name, _key(plan, stage)) for name in stage.layers]
+        rows = [
+            (Kind.F, "forward_ns", times.forward_ns, sum(c.forward.median for c in costs)),
+            (Kind.B, "backward_ns", times.backward_ns, sum(c.backward.median for c in costs)),
+            (Kind.R, "recompute_ns", times.recompute_ns, sum(c.forward.median for c in costs)),
+        ]
+        if index > 0:
+            halves = sum(c.input_grad.median + c.weight_grad.median for c in costs)
+            planned = times.input_grad_ns + times.weight_grad_ns
+            rows.append((Kind.W, "input_grad_ns + weight_grad_ns", planned, halves))
+        for kind, key, planned, seconds in rows:
+            if (index, kind) in used and planned + 2 * len(costs) < seconds * 1e9:
+                message = f"{key} is {planned}, but its layers take {ceil(seconds * 1e9)}"
+                yield Violation(rule="times", where=f"stage {index}", message=message)
+
+
+def _memory(plan: Plan, profile: Profile) -> Iterator[Violation]:
+    """What each worker is said to need is no less than what its stages and its order need at least."""
+    schedule = schedule_of(plan)
+    for worker, planned in enumerate(plan.prediction.memory):
+        held, moving = _resident(plan, profile, schedule, worker), _peak(plan, profile, schedule, worker)
+        said = planned.total - planned.margin
+        if held + moving > said:
+            message = (
+                f"needs at least {held} bytes of state and {moving} of activations; the plan says {said}"
+            )
+            yield Violation(rule="memory", where=f"worker {worker}", message=message)
+
+
+def _resident(plan: Plan, profile: Profile, schedule: Schedule, worker: int) -> int:
+    """Parameters, buffers, gradients and optimizer state of every (pipe, stage) that a worker holds."""
+    total = 0
+    for row in schedule.place:
+        for stage, holder in enumerate(row):
+            if holder == worker:
+                total += _stage_state(plan, profile, stage, replicas=len(schedule.place))
+    return total
+
+
+def _stage_state(plan: Plan, profile: Profile, stage: int, *, replicas: int) -> int:
+    graph: ModelGraph = profile.graph
+    layers = [graph.layer[name] for name in plan.stages[stage].layers]
+    parameters = [graph.parameter[name] for name in {name for layer in layers for name in layer.parameters}]
+    buffers = [graph.buffer[name] for name in {name for layer in layers for name in layer.buffers}]
+    trained = [parameter for parameter in parameters if parameter.trainable]
+    state = sum(prod(p.shape) for p in trained) * profile.optimizer.state_bytes_per_parameter
+    holders = replicas * plan.axes.data * plan.axes.spatial if plan.shard_optimizer else 1
+    weights = sum(p.bytes for p in parameters) + sum(b.bytes for b in buffers)
+    return weights + sum(p.bytes for p in trained) + int(state / holders)
+
+
+def _peak(plan: Plan, profile: Profile, schedule: Schedule, worker: int) -> int:
+    """Highest use by activations and workspace along a worker's order."""
+    needs = [_Needs(plan, profile, stage) for stage in plan.stages]
+    again = {action[1:] for action in schedule.orders[worker] if action.kind is Kind.R}
+    alive: dict[tuple[int, int, int], int] = {}
+    peak = 0
+    for action in schedule.orders[worker]:
+        if action.kind in (Kind.SYNC, Kind.STEP):
+            continue
+        need, unit = needs[action.stage], action[1:]
+        if action.kind in (Kind.F, Kind.R):
+            alive[unit] = need.inputs if action.kind is Kind.F and unit in again else need.saved
+        peak = max(peak, sum(alive.values()) + need.workspace)
+        _release(alive, action, need)
+    return peak
+
+
+def _release(alive: dict[tuple[int, int, int], int], action: Action, need: _Needs) -> None:
+    if action.kind in (Kind.B, Kind.W):
+        alive.pop(action[1:], None)
+    elif action.kind is Kind.I:
+        alive[action[1:]] = need.held
+
+
+class _Needs:
+    """Bytes of one stage for one micro-batch; of a shard at least its share of every Value."""
+
+    def __init__(self, plan: Plan, profile: Profile, stage: StagePlan) -> None:
+        key, graph = _key(plan, stage), profile.graph
+        costs = [profile.cost(name, key) for name in stage.layers]
+        made = {value for name in stage.layers for value in graph.layer[name].outputs}
+        read = {value for name in stage.layers for value in graph.layer[name].inputs}
+        shards = prod(stage.spatial)
+        own = sum(cost.own_saved_bytes for cost in costs)
+        values = stage_memory(profile, stage.layers, key) - own
+        entering = sum(graph.value[name].bytes(plan.batch.micro) for name in read - made)
+        self.saved = own + values // shards
+        self.inputs = entering // shards
+        self.held = min(self.saved, sum(cost.held_bytes for cost in costs))
+        self.workspace = max((cost.workspace_bytes for cost in costs), default=0)
