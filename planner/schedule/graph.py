@@ -9,7 +9,7 @@ Layout of a duration vector for D stages and H hops: kind-major `kind * D + stag
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Protocol
@@ -60,6 +60,14 @@ class Graph:
         return {action: int(n) for order, row in nodes for action, n in zip(order, row, strict=True)}
 
 
+class Stuck(BadInput):
+    """Actions that cannot be; the message draws the orders with the culprits marked."""
+
+    def __init__(self, what: str, schedule: Schedule, marks: Mapping[Spot, str]) -> None:
+        self.marks = marks
+        super().__init__(f"{what}\n{draw(schedule.orders, marks)}")
+
+
 class _Builder:
     """Nodes in the order in which they come to mind; `finish` numbers them anew."""
 
@@ -106,8 +114,8 @@ class _Builder:
                 if action.kind not in kinds:
                     continue
                 if (key := action[1:]) in found:
-                    grid = draw(self.schedule.orders, {Spot(worker, position): "a second time"})
-                    raise BadInput(f"{action} is in the schedule twice\n{grid}")
+                    mark = {Spot(worker, position): "a second time"}
+                    raise Stuck(f"{action} is in the schedule twice", self.schedule, mark)
                 found[key] = node
         return found
 
@@ -156,12 +164,9 @@ class _Builder:
     def _missing(self, route: Route, worker: int, action: Action) -> None:
         kind = "F" if route.direction == "act" else "B or I"
         position = self.schedule.orders[worker].index(action)
-        why = f"nobody receives what {action} sends to stage {route.receiver}"
-        grid = draw(self.schedule.orders, {Spot(worker, position): why})
-        raise BadInput(
-            f"{action} sends to stage {route.receiver}, but no {kind} of that stage for micro-batch "
-            f"{action.micro} is in the schedule\n{grid}"
-        )
+        what = f"no {kind} of stage {route.receiver} for micro-batch {action.micro} is in the schedule"
+        mark = {Spot(worker, position): f"sends to stage {route.receiver}"}
+        raise Stuck(f"{action} has no receiver: {what}", self.schedule, mark)
 
     def stream(self, ranking: Iterable[Message]) -> None:
         """One queue of messages a worker, sends and receives alike, in the one order given."""
@@ -227,15 +232,18 @@ class _Builder:
         return levels
 
     def _stuck(self, waiting: list[int]) -> None:
+        """Of each worker, the first action that never starts, with the first thing that it waits for."""
+        names = {node: f"message {message}" for message, node in self.messages.items()}
+        names |= {node: f"the sum of stage {stage} over its holders" for stage, node in self.syncs.items()}
+        for order, nodes in zip(self.schedule.orders, self.actions, strict=True):
+            names |= {node: str(action) for node, action in zip(nodes, order, strict=True)}
         marks: dict[Spot, str] = {}
         for worker, nodes in enumerate(self.actions):
             position = next((i for i, node in enumerate(nodes) if waiting[node]), None)
             if position is not None:
-                marks[Spot(worker, position)] = "never ready"
-        grid = draw(self.schedule.orders, marks)
-        raise BadInput(
-            f"the orders wait for each other and none of the marked actions can ever start\n{grid}"
-        )
+                missing = [p for p in self.preds[nodes[position]] if waiting[p]]
+                marks[Spot(worker, position)] = f"waits for {names.get(missing[0], 'several others')}"
+        raise Stuck("none of the marked actions can ever start", self.schedule, marks)
 
     def finish(self) -> Graph:
         self.pair_up()
@@ -257,9 +265,9 @@ class _Builder:
             sources=len(queues),
             tails=new[[self.tail[queue] for queue in queues]],
             queues=tuple(queues),
-            actions=tuple(new[nodes] for nodes in self.actions),
+            actions=tuple(new[np.array(nodes, np.int64)] for nodes in self.actions),
             messages=tuple(self.messages),
-            message_nodes=new[list(self.messages.values())],
+            message_nodes=new[np.array(list(self.messages.values()), np.int64)],
             sync_nodes={stage: int(new[node]) for stage, node in self.syncs.items()},
         )
 
