@@ -1,1 +1,178 @@
-"""shardwright: plan and run the distributed training of any torch module."""
+"""shardwright: plan and run the distributed training of any torch module.
+
+`import shardwright as sw` gives the verbs of the commands as functions. This is the one file that sees both the
+planner and the runtime; it hands each what it needs of the other, and imports them when a verb is used, so that
+planning from a profile file needs no torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.cluster import Cluster
+from planner.errors import BadInput, BadPlan, Infeasible, ShardwrightError
+from planner.plan import Plan
+
+if TYPE_CHECKING:
+    import typer
+    from planner.measure import BackwardSplit
+
+    from planner.capture import Captured
+    from planner.profile import Profile
+    from planner.timeline import Timeline
+    from planner.workload import Workload
+
+__all__ = [
+    "BadInput",
+    "BadPlan",
+    "Cluster",
+    "Infeasible",
+    "Plan",
+    "ShardwrightError",
+    "capture",
+    "load_plan",
+    "load_profile",
+    "plan",
+    "profile",
+    "save",
+    "simulate",
+    "verify",
+]
+
+
+def capture(workload: str | Path, *, micro: int = 2, **arguments: str | int | float | bool) -> Captured:
+    """The model of a workload as a graph of layers, and the graph that the runtime executes."""
+    from planner.capture import capture_workload
+
+    return capture_workload(_load(workload, arguments), micro=micro)
+
+
+def profile(
+    workload: str | Path,
+    *,
+    device: str = "cpu",
+    micros: Sequence[int] = (1, 2, 4),
+    precision: str = "fp32",
+    **arguments: str | int | float | bool,
+) -> Profile:
+    """What every layer costs on a device: `cpu`, `cuda`, or `roofline:H100-80GB` without having it."""
+    from planner import measure
+
+    return measure.profile(
+        _load(workload, arguments),
+        device=device,
+        micros=tuple(micros),
+        precision=precision,
+        split=_backward_split(),
+    )
+
+
+def plan(
+    costs: Profile,
+    cluster: Cluster | str | Path,
+    *,
+    batch: int,
+    schedules: Sequence[str] | None = None,
+    fix: Mapping[str, object] | None = None,
+) -> Plan:
+    """The fastest plan that fits, with its certificate."""
+    from planner.milp import solve
+
+    machines = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
+    return solve.solve(costs, machines, batch=batch, schedules=schedules, fix=dict(fix or {}))
+
+
+def simulate(chosen: Plan) -> Timeline:
+    """One step of a plan, as it will run."""
+    from planner.simulate import simulate_plan
+
+    return simulate_plan(chosen)
+
+
+def verify(chosen: Plan, *, costs: Profile | None = None, cluster: Cluster | None = None) -> list[str]:
+    """What is wrong with a plan, in words; empty where nothing is."""
+    from planner.verify import violations
+
+    return [str(found) for found in violations(chosen, profile=costs, cluster=cluster)]
+
+
+def load_plan(path: str | Path) -> Plan:
+    from planner import plan_yaml
+
+    return plan_yaml.load(path)
+
+
+def load_profile(path: str | Path) -> Profile:
+    from planner import profile_yaml
+
+    return profile_yaml.load(Path(path))
+
+
+def save(thing: Plan | Profile, path: str | Path) -> None:
+    """Writes a plan or a profile as YAML, whole or not at all."""
+    from planner import console, plan_yaml, profile_yaml
+
+    if isinstance(thing, Plan):
+        console.write_whole(Path(path), plan_yaml.dump(thing))
+    else:
+        profile_yaml.save(thing, Path(path))
+
+
+def _load(workload: str | Path, arguments: Mapping[str, str | int | float | bool]) -> Workload:
+    from planner.workload import load
+
+    return load(str(workload), {name: str(value) for name, value in arguments.items()})
+
+
+def _backward_split() -> BackwardSplit:
+    from runtime.split import Split
+
+    return Split()
+
+
+def _app() -> typer.Typer:
+    import typer
+
+    from planner import cli
+
+    app = typer.Typer(
+        name="shardwright",
+        help="Decide how to split the training of a torch model over a cluster, with a proof, and run it.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    cli.register(app, cli.Tools(backward_split=_backward_split))
+    return app
+
+
+def run(arguments: Sequence[str]) -> int:
+    """One command; returns its exit status."""
+    from planner.console import report_error
+
+    try:
+        status = _app()(list(arguments), standalone_mode=True)
+    except ShardwrightError as error:
+        return report_error(error, as_json="--json" in arguments)
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else int(done.code is not None)
+    return status or 0
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))
+
+
+def plan_main() -> None:
+    sys.exit(run(["plan", *sys.argv[1:]]))
+
+
+def launch_main() -> None:
+    sys.exit(run(["launch", *sys.argv[1:]]))
+
+
+if __name__ == "__main__":
+    main()

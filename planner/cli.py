@@ -1,0 +1,243 @@
+"""The commands that decide: profile, plan, verify, show, simulate. Each imports what it needs when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planner import console
+from planner.errors import BadInput, BadPlan
+
+if TYPE_CHECKING:
+    from planner.measure import BackwardSplit
+    from planner.profile import Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tools:
+    """What the planner needs of the runtime, handed in by the facade and fetched only when used."""
+
+    backward_split: Callable[[], BackwardSplit]
+
+
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="argument of the workload")
+]
+Json = Annotated[bool, typer.Option("--json", help="one JSON object on standard output")]
+Force = Annotated[bool, typer.Option("--force", help="overwrite what is there")]
+Out = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="where to write")]
+
+
+def register(app: typer.Typer, tools: Tools) -> None:
+    app.command(
+        "profile", epilog="Example: shardwright profile gpt2 --device cpu --micro 1,2,4 -o gpt2.yaml"
+    )(_profile_command(tools))
+    app.command(
+        "plan",
+        epilog="Example: shardwright plan gpt2 --cluster plans/clusters/one-node.yaml --batch 64 -o gpt2-plan.yaml",
+    )(_plan_command(tools))
+    app.command("verify", epilog="Example: shardwright verify plan.yaml --profile gpt2.yaml")(verify)
+    app.command("show", epilog="Example: shardwright show plan.yaml")(show)
+    app.command("simulate", epilog="Example: shardwright simulate plan.yaml --svg timeline.svg")(simulate)
+
+
+def _profile_command(tools: Tools) -> Callable[..., None]:
+    def profile(
+        workload: Annotated[str, typer.Argument(help="file.py, package.module, or a reference model's name")],
+        device: Annotated[str, typer.Option(help="cpu, cuda, or roofline:NAME")] = "cpu",
+        micro: Annotated[str, typer.Option(help="micro-batch sizes")] = "1,2,4",
+        precision: Annotated[str, typer.Option(help="fp32 or bf16")] = "fp32",
+        set_: Set = None,
+        output: Out = None,
+        force: Force = False,
+        as_json: Json = False,
+    ) -> None:
+        """Measure what every layer of a model costs on a device."""
+        from planner import profile_yaml, summary
+        from planner.workload import parse_settings
+
+        out = console.Output(as_json=as_json)
+        path = output or Path(f"{Path(workload).stem}-profile.yaml")
+        console.refuse_overwrite(path, force)
+        found = measured(
+            workload,
+            parse_settings(set_ or []),
+            device=device,
+            micros=console.whole_numbers(micro, "--micro"),
+            precision=precision,
+            tools=tools,
+            journal=path,
+        )
+        profile_yaml.save(found, path)
+        data = {
+            "profile": str(path),
+            "fingerprint": found.graph.fingerprint,
+            "layers": len(found.graph.layers),
+        }
+        out.result(data, lambda: f"{summary.of_profile(found)}\n\nwritten to {path}")
+
+    return profile
+
+
+def measured(
+    workload: str,
+    settings: dict[str, str],
+    *,
+    device: str,
+    micros: tuple[int, ...],
+    precision: str,
+    tools: Tools,
+    journal: Path | None = None,
+) -> Profile:
+    from planner import measure
+    from planner.workload import load
+
+    return measure.profile(
+        load(workload, settings),
+        device=device,
+        micros=micros,
+        precision=precision,
+        split=tools.backward_split(),
+        journal=journal,
+    )
+
+
+def _plan_command(tools: Tools) -> Callable[..., None]:
+    def plan(
+        workload: Annotated[str | None, typer.Argument(help="may be left out with --profile")] = None,
+        cluster: Annotated[Path, typer.Option(help="the machines: a cluster.yaml")] = ...,  # type: ignore[assignment]
+        batch: Annotated[int, typer.Option(help="global batch, in samples")] = ...,  # type: ignore[assignment]
+        profile: Annotated[
+            Path | None, typer.Option(help="from `shardwright profile`; made here when left out")
+        ] = None,
+        schedule: Annotated[
+            str | None, typer.Option(help="families to choose from, such as 1f1b,chimera")
+        ] = None,
+        fix: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="pin a decision")] = None,
+        explain: Annotated[bool, typer.Option("--explain", help="why this plan and no other")] = False,
+        set_: Set = None,
+        output: Out = None,
+        force: Force = False,
+        as_json: Json = False,
+    ) -> None:
+        """Find the fastest plan that fits, with a proof."""
+        from planner import cluster as clusters
+        from planner import plan_yaml, profile_yaml, summary
+        from planner.milp import solve
+        from planner.workload import parse_settings
+
+        out = console.Output(as_json=as_json)
+        machines = clusters.load(cluster)
+        if profile is not None:
+            costs = profile_yaml.load(profile)
+            if workload is not None and workload != costs.workload:
+                raise BadInput(f"is a profile of '{costs.workload}', not of '{workload}'", where=str(profile))
+        elif workload is None:
+            raise BadInput("neither a workload nor --profile is given", allowed="one of them")
+        else:
+            device = machines.nodes[0].device
+            costs = measured(
+                workload,
+                parse_settings(set_ or []),
+                device="cpu" if device == "cpu" else f"roofline:{device}",
+                micros=tuple(2**i for i in range(4) if 2**i <= batch),
+                precision="fp32",
+                tools=tools,
+            )
+        path = output or Path(f"{Path(costs.workload).stem}-plan.yaml")
+        console.refuse_overwrite(path, force)
+        families = schedule.split(",") if schedule else None
+        found = solve.solve(
+            costs, machines, batch=batch, fix=parse_settings(fix or [], "--fix"), schedules=families
+        )
+        console.write_whole(path, plan_yaml.dump(found))
+        data = {
+            "plan": str(path),
+            **found.model_dump(mode="json", include={"axes", "prediction", "certificate"}),
+        }
+        text = summary.of_plan(found) if explain else summary.decision(found)
+        out.result(data, lambda: f"{text}\n\nwritten to {path}")
+
+    return plan
+
+
+PlanFile = Annotated[Path, typer.Argument(help="a plan.yaml", metavar="PLAN")]
+
+
+def verify(
+    plan: PlanFile,
+    profile: Annotated[Path | None, typer.Option(help="judge costs and memory too")] = None,
+    cluster: Annotated[Path | None, typer.Option(help="judge places and limits too")] = None,
+    as_json: Json = False,
+) -> None:
+    """Judge a plan from the problem statement, whoever wrote it."""
+    from planner import cluster as clusters
+    from planner import plan_yaml, profile_yaml
+    from planner import verify as judge
+
+    found = judge.violations(
+        plan_yaml.load(plan),
+        profile=profile_yaml.load(profile) if profile else None,
+        cluster=clusters.load(cluster) if cluster else None,
+    )
+    if found:
+        raise BadPlan(
+            "\n".join([f"{plan}: {len(found)} violations", *(f"  {violation}" for violation in found)])
+        )
+    console.Output(as_json=as_json).result({"plan": str(plan), "violations": []}, lambda: f"{plan} holds")
+
+
+def show(
+    file: Annotated[Path, typer.Argument(help="a plan, profile or cluster", metavar="PLAN|PROFILE|CLUSTER")],
+    as_json: Json = False,
+) -> None:
+    """Say in a few lines what a file holds."""
+    from planner import cluster as clusters
+    from planner import plan_yaml, profile_yaml, summary, yaml_files
+
+    out = console.Output(as_json=as_json)
+    keys = set(yaml_files.parse(yaml_files.read_text(file), name=str(file)))
+    if "schedule" in keys:
+        plan = plan_yaml.load(file)
+        out.result(plan.model_dump(mode="json"), lambda: summary.of_plan(plan))
+    elif "links" in keys:
+        cluster = clusters.load(file)
+        out.result(cluster.model_dump(mode="json"), lambda: summary.of_cluster(cluster))
+    elif "costs" in keys:
+        profile = profile_yaml.load(file)
+        out.result(
+            {"workload": profile.workload, "device": profile.device}, lambda: summary.of_profile(profile)
+        )
+    else:
+        raise BadInput(
+            "is no plan, profile or cluster", where=str(file), allowed="a file with schedule, costs or links"
+        )
+
+
+def simulate(
+    plan: PlanFile,
+    trace: Annotated[Path | None, typer.Option(help="write a Perfetto trace")] = None,
+    svg: Annotated[Path | None, typer.Option(help="write a picture")] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Run a plan in the simulator: one step, drawn."""
+    from planner import plan_yaml, views
+
+    for path in (trace, svg):
+        if path is not None:
+            console.refuse_overwrite(path, force)
+    from planner.simulate import simulate_plan
+
+    loaded = plan_yaml.load(plan)
+    timeline = simulate_plan(loaded)
+    if trace is not None:
+        console.write_whole(trace, views.perfetto(timeline))
+    if svg is not None:
+        console.write_whole(svg, views.svg(timeline))
+    data = {"makespan_ns": timeline.makespan_ns, "period_ns": loaded.prediction.step_ns}
+    console.Output(as_json=as_json).result(data, lambda: views.terminal(timeline))

@@ -1,0 +1,100 @@
+"""How every command speaks: people read standard output, programs read one JSON object there with `--json`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.errors import BadInput, ShardwrightError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Where results, progress and warnings of one command go."""
+
+    as_json: bool
+
+    def result(self, data: object, text: Callable[[], str]) -> None:
+        """The one result of a command: as JSON, or as text for people."""
+        print(json.dumps(data) if self.as_json else text(), flush=True)
+
+    def note(self, text: str) -> None:
+        """What is worth saying on the way; never part of the result."""
+        print(text, file=sys.stderr, flush=True)
+
+
+def report_error(error: ShardwrightError, *, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({"error": {"kind": type(error).__name__, "message": str(error)}}))
+    print(f"error: {error}", file=sys.stderr)
+    return error.status
+
+
+def whole_numbers(text: str, option: str) -> tuple[int, ...]:
+    """`1,2,4` as numbers, each at least 1, in order and without repeats."""
+    try:
+        numbers = sorted({int(word) for word in text.split(",")})
+    except ValueError:
+        raise BadInput(
+            f"'{text}' is no list of whole numbers", where=option, allowed="such as 1,2,4"
+        ) from None
+    if numbers[0] < 1:
+        raise BadInput(f"{numbers[0]} is too small", where=option, allowed="1 or more")
+    return tuple(numbers)
+
+
+def refuse_overwrite(path: Path, force: bool) -> None:
+    if path.exists() and not force:
+        raise BadInput("exists already", where=str(path), allowed="another name, or --force")
+    if not path.parent.is_dir():
+        raise BadInput("no such folder", where=str(path.parent))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """The file appears complete or not at all."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def columns(rows: Sequence[Sequence[object]], heads: Sequence[str]) -> str:
+    """A plain table whose numbers stand right: legible in a log and in a narrow terminal."""
+    table = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(line[i]) for line in [list(heads), *table]) for i in range(len(heads))]
+    right = [all(_number(line[i]) for line in table) and bool(table) for i in range(len(heads))]
+    lines = [list(heads), *table]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(line, widths, right, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _number(text: str) -> bool:
+    return not text or text[0].isdigit() or text[0] in "-+."
+
+
+def duration(ns: float) -> str:
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
+        if abs(ns) >= size:
+            return f"{ns / size:.4g} {unit}"
+    return f"{ns:.0f} ns"
+
+
+def memory(size: float) -> str:
+    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(size) >= scale:
+            return f"{size / scale:.4g} {unit}"
+    return f"{size:.0f} B"

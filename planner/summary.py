@@ -1,0 +1,146 @@
+"""Plans, profiles and clusters in a few lines of plain text, for `show` and for the end of other commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from planner.cluster import Cluster, total_devices
+from planner.console import columns, duration, memory
+from planner.model import ModelGraph
+from planner.plan import Plan, StagePlan
+from planner.profile import CostKey, Profile, saved_bytes
+
+
+def of_plan(plan: Plan) -> str:
+    parts = [decision(plan), "", _stages(plan), "", _certificate(plan)]
+    return "\n".join(part for part in parts if part is not None)
+
+
+def decision(plan: Plan) -> str:
+    """The decision in one sentence."""
+    axes, schedule, batch = plan.axes, plan.schedule, plan.batch
+    split = [f"{axes.data} data-parallel groups" if axes.data > 1 else ""]
+    split.append(f"{axes.pipeline} pipeline workers" if axes.pipeline > 1 else "")
+    split.append(f"{axes.spatial} shards of each sample" if axes.spatial > 1 else "")
+    how = " x ".join(part for part in split if part) or "one process"
+    family = schedule.family + (f" with {schedule.pairs} pairs" if schedule.pairs > 1 else "")
+    family += f" with {schedule.chunks} stages a worker" if schedule.chunks > 1 else ""
+    recomputed = sum(stage.recompute for stage in plan.stages)
+    extra = f", {recomputed} of {len(plan.stages)} stages recomputed" if recomputed else ""
+    step = plan.prediction
+    return (
+        f"{plan.model.workload}{_arguments(plan.model.arguments)}: {how}; {family}, {batch.samples} samples a step as "
+        f"{batch.micros} micro-batches of {batch.micro} a group{extra}. Predicted step {duration(step.step_ns)} "
+        f"({duration(step.low_ns)} to {duration(step.high_ns)}), {_rate(plan)}."
+    )
+
+
+def _arguments(arguments: Mapping[str, object]) -> str:
+    return f" ({', '.join(f'{name}={value}' for name, value in arguments.items())})" if arguments else ""
+
+
+def _rate(plan: Plan) -> str:
+    return f"{plan.batch.samples / (plan.prediction.step_ns / 1e9):.4g} samples/s"
+
+
+def _stages(plan: Plan) -> str:
+    rows = []
+    for index, (stage, times) in enumerate(zip(plan.stages, plan.times, strict=True)):
+        workers = sorted({place[index] for place in plan.schedule.place})
+        rows.append(
+            (
+                index,
+                ",".join(map(str, workers)),
+                _span(stage),
+                duration(times.forward_ns),
+                duration(times.backward_ns),
+                max((plan.prediction.memory[worker].total for worker in workers), default=0),
+                "recompute" if stage.recompute else "",
+            )
+        )
+    shown = [(*row[:5], memory(row[5]), row[6]) for row in rows]
+    return columns(shown, ("stage", "worker", "layers", "forward", "backward", "peak of worker", ""))
+
+
+def _span(stage: StagePlan) -> str:
+    first, last, count = stage.layers[0], stage.layers[-1], len(stage.layers)
+    return first if count == 1 else f"{first} .. {last} ({count})"
+
+
+def _certificate(plan: Plan) -> str:
+    proof = plan.certificate
+    if proof is None:
+        return "No certificate: this plan was not found by the solver."
+    lines = [
+        f"Proof: objective {duration(proof.objective_ns)}, bound {duration(proof.bound_ns)}, gap {proof.gap:.2%} "
+        f"within {proof.scope}."
+    ]
+    if proof.rivals:
+        rows = [
+            (r.name, duration(r.step_ns) if r.step_ns is not None else "does not fit", r.why)
+            for r in proof.rivals
+        ]
+        lines += ["", columns(rows, ("priced beside it", "step", "why it lost"))]
+    return "\n".join(lines)
+
+
+def of_profile(profile: Profile) -> str:
+    graph = profile.graph
+    keys = sorted({key._replace(signature="") for key in profile.costs})
+    rows = [_totals(profile, key) for key in keys]
+    head = (
+        f"{profile.workload}{_arguments(profile.arguments)} on {profile.device} ({profile.source}): "
+        f"{len(graph.layers)} layers, {len({x.signature for x in graph.layers})} distinct, "
+        f"{sum(_size(graph)):,} parameters"
+    )
+    heads = (
+        "micro",
+        "precision",
+        "execution",
+        "forward",
+        "backward",
+        "kept for backward",
+        "layers without a row",
+    )
+    return f"{head}\n\n{columns(rows, heads)}"
+
+
+def _size(graph: ModelGraph) -> Iterable[int]:
+    for parameter in graph.parameters:
+        count = 1
+        for length in parameter.shape:
+            count *= length
+        yield count
+
+
+def _totals(profile: Profile, key: CostKey) -> tuple[object, ...]:
+    layers = [x.name for x in profile.graph.layers]
+    costs = [profile.costs.get(key._replace(signature=layer.signature)) for layer in profile.graph.layers]
+    known = [cost for cost in costs if cost is not None]
+    missing = len(costs) - len(known)
+    return (
+        key.micro,
+        key.precision,
+        key.execution,
+        duration(1e9 * sum(cost.forward.median for cost in known)),
+        duration(1e9 * sum(cost.backward.median for cost in known)),
+        "?" if missing else memory(saved_bytes(profile, layers, key)),
+        missing or "",
+    )
+
+
+def of_cluster(cluster: Cluster) -> str:
+    rows = [
+        (group.count, group.devices_per_node, group.device, memory(group.limit_bytes))
+        for group in cluster.nodes
+    ]
+    table = columns(rows, ("nodes", "devices a node", "device", "memory for plans"))
+    links = [
+        (name, duration(1e9 * link.latency_s), f"{memory(link.bandwidth_bytes_per_s)}/s")
+        for name, link in cluster.links
+        if link is not None
+    ]
+    head = f"{cluster.name}: {total_devices(cluster)} devices"
+    return "\n\n".join(
+        [head, table, *([columns(links, ("link within", "latency", "bandwidth"))] if links else [])]
+    )
