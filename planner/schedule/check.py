@@ -1,0 +1,201 @@
+"""What is wrong with a schedule, if anything, without running it. An empty list means: nothing.
+
+Every micro-batch goes once through every stage in both directions, on the worker that holds the stage, in an order
+that can be executed, within the caps, and the collectives of each communicator come in one order on all members.
+What `lower` makes of a schedule is judged in `check_program`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from planner.errors import BadPlan
+from planner.schedule.action import Action, Kind, Schedule
+from planner.schedule.graph import Route, Stuck, build
+from planner.schedule.grid import Spot, draw
+
+Caps = Mapping[tuple[int, int], int]  # (pipe, stage) -> micro-batches in flight
+_ONCE = (Kind.SYNC, Kind.STEP)
+_DONE = (Kind.B, Kind.W)
+
+
+@dataclass(frozen=True)
+class Violation:
+    what: str
+    marks: Mapping[Spot, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.what
+
+    def picture(self, schedule: Schedule) -> str:
+        """What is wrong, above the orders with the culprits marked."""
+        return f"{self.what}\n{draw(schedule.orders, self.marks)}" if self.marks else self.what
+
+
+def check(schedule: Schedule, routes: Sequence[Route], *, caps: Caps | None = None) -> Schedule:
+    """The schedule itself, or BadPlan with the picture of everything that is wrong."""
+    found = violations(schedule, routes, caps=caps)
+    if found:
+        raise BadPlan("\n".join(violation.picture(schedule) for violation in found))
+    return schedule
+
+
+def violations(schedule: Schedule, routes: Sequence[Route], *, caps: Caps | None = None) -> list[Violation]:
+    """Each rule is asked only where those before it hold, so that what is listed are causes."""
+    for rules in (
+        (_shape,),
+        (_placement,),
+        (_completeness, _order_on_the_worker, _sums_and_updates),
+        (_collectives,),
+    ):
+        found = [violation for rule in rules for violation in rule(schedule)]
+        if found:
+            return found
+    found = list(_within_caps(schedule, caps)) if caps else []
+    try:
+        build(schedule, routes)
+    except Stuck as stuck:
+        found.append(Violation("the orders deadlock: " + str(stuck.args[0]).split("\n")[0], stuck.marks))
+    return found
+
+
+def _shape(schedule: Schedule) -> Iterator[Violation]:
+    lengths = {len(pipe) for pipe in schedule.place}
+    if len(lengths) != 1 or not schedule.place[0]:
+        yield Violation(f"pipes of different length: {sorted(lengths)} stages")
+    for pipe, stages in enumerate(schedule.place):
+        for stage, worker in enumerate(stages):
+            if not 0 <= worker < schedule.workers:
+                yield Violation(
+                    f"stage {stage} of pipe {pipe} is placed on worker {worker}, of {schedule.workers}"
+                )
+    for micro, pipe in enumerate(schedule.pipe_of):
+        if not 0 <= pipe < schedule.pipes:
+            yield Violation(f"micro-batch {micro} is given to pipe {pipe}, of {schedule.pipes}")
+
+
+def _everywhere(schedule: Schedule) -> Iterator[tuple[Spot, Action]]:
+    for worker, order in enumerate(schedule.orders):
+        for position, action in enumerate(order):
+            yield Spot(worker, position), action
+
+
+def _placement(schedule: Schedule) -> Iterator[Violation]:
+    for spot, action in _everywhere(schedule):
+        if not (action.pipe < schedule.pipes and action.stage < schedule.stages):
+            yield Violation(f"{action} names no stage of the pipeline", {spot: "unknown pipe or stage"})
+            continue
+        if action.kind not in _ONCE:
+            if action.micro >= schedule.micros:
+                yield Violation(f"{action} names no micro-batch", {spot: f"there are {schedule.micros}"})
+                continue
+            if (pipe := schedule.pipe_of[action.micro]) != action.pipe:
+                yield Violation(f"micro-batch {action.micro} travels in pipe {pipe}", {spot: "another pipe"})
+        if (holder := schedule.place[action.pipe][action.stage]) != spot.worker:
+            yield Violation(
+                f"{action} is on worker {spot.worker}", {spot: f"worker {holder} holds the stage"}
+            )
+
+
+def _completeness(schedule: Schedule) -> Iterator[Violation]:
+    count = Counter(action for order in schedule.orders for action in order)
+    spots = {action: spot for spot, action in _everywhere(schedule)}
+    for action, times in count.items():
+        if times > 1:
+            yield Violation(f"{action} happens {times} times", {spots[action]: "again"})
+    for micro, pipe in enumerate(schedule.pipe_of):
+        for stage in range(schedule.stages):
+            yield from _visits(schedule, {kind: Action(kind, stage, micro, pipe) for kind in Kind}, spots)
+
+
+def _visits(schedule: Schedule, of: dict[Kind, Action], spots: dict[Action, Spot]) -> Iterator[Violation]:
+    forward = of[Kind.F]
+    worker = schedule.place[forward.pipe][forward.stage]
+    who = f"micro-batch {forward.micro} on stage {forward.stage} (worker {worker})"
+    has = {kind for kind in Kind if of[kind] in spots}
+    if Kind.B in has and has & {Kind.I, Kind.W}:
+        yield Violation(f"{who} has both a whole backward and a half", {spots[of[Kind.B]]: "and I or W"})
+        return
+    backward = (Kind.I, Kind.W) if has & {Kind.I, Kind.W} else (Kind.B,)
+    near = min((spots[of[kind]] for kind in has), default=Spot(worker, len(schedule.orders[worker]) - 1))
+    for kind in (Kind.F, *backward):
+        if kind not in has:
+            yield Violation(f"{of[kind]} is missing: {who} never does it", {near: f"{of[kind]} is missing"})
+
+
+def _order_on_the_worker(schedule: Schedule) -> Iterator[Violation]:
+    """Of one micro-batch on one stage: F, R, then B or I, then W."""
+    rank = {Kind.F: 0, Kind.R: 1, Kind.B: 2, Kind.I: 2, Kind.W: 3}
+    last: dict[tuple[int, int, int], Action] = {}
+    for spot, action in _everywhere(schedule):
+        if action.kind in _ONCE:
+            continue
+        before = last.setdefault(action[1:], action)
+        if rank[action.kind] < rank[before.kind]:
+            yield Violation(
+                f"{action} comes after {before} on worker {spot.worker}", {spot: f"after {before}"}
+            )
+        last[action[1:]] = action
+
+
+def _sums_and_updates(schedule: Schedule) -> Iterator[Violation]:
+    """One SYNC of each (pipe, stage) after its last gradient, one STEP after that."""
+    at: dict[tuple[int, int], dict[Kind, Spot]] = {}
+    for spot, action in _everywhere(schedule):
+        at.setdefault((action.pipe, action.stage), {})[action.kind] = spot
+    for pipe, stages in enumerate(schedule.place):
+        for stage, worker in enumerate(stages):
+            own = at.get((pipe, stage), {})
+            sync, step = (Action(kind, stage, 0, pipe) for kind in _ONCE)
+            for kind, action in ((Kind.SYNC, sync), (Kind.STEP, step)):
+                if kind not in own:
+                    yield Violation(f"worker {worker} never does {action}")
+            if Kind.SYNC not in own or Kind.STEP not in own:
+                continue
+            for kind in _DONE:
+                if kind in own and own[kind].position > own[Kind.SYNC].position:
+                    yield Violation(f"{sync} comes before the last {kind}", {own[Kind.SYNC]: "too early"})
+            if own[Kind.STEP].position < own[Kind.SYNC].position:
+                yield Violation(f"{step} comes before {sync}", {own[Kind.STEP]: "too early"})
+
+
+def holders(schedule: Schedule, stage: int) -> frozenset[int]:
+    """The workers of one pipeline group that hold a stage: its communicator there."""
+    return frozenset(pipe[stage] for pipe in schedule.place)
+
+
+def _collectives(schedule: Schedule) -> Iterator[Violation]:
+    """Members of one communicator launch its sums in one order."""
+    for group in sorted({holders(schedule, s) for s in range(schedule.stages)}, key=sorted):
+        stages = {s for s in range(schedule.stages) if holders(schedule, s) == group}
+        launched = {w: [s for s in _launches(schedule, w) if s[1].stage in stages] for w in sorted(group)}
+        first = [action.stage for _, action in launched[min(group)]]
+        for worker, own in launched.items():
+            for (spot, action), expected in zip(own, first, strict=False):
+                if action.stage != expected:
+                    what = f"workers {sorted(group)} sum their stages in different orders"
+                    why = f"worker {min(group)} sums stage {expected} here"
+                    yield Violation(f"{what}: {first} and {[a.stage for _, a in own]}", {spot: why})
+                    break
+            if len(own) != len(first):
+                yield Violation(
+                    f"worker {worker} sums {len(own)} times where worker {min(group)} does {len(first)}"
+                )
+
+
+def _launches(schedule: Schedule, worker: int) -> list[tuple[Spot, Action]]:
+    order = enumerate(schedule.orders[worker])
+    return [(Spot(worker, i), action) for i, action in order if action.kind is Kind.SYNC]
+
+
+def _within_caps(schedule: Schedule, caps: Caps) -> Iterator[Violation]:
+    """In flight is from F to B, or to W where the backward is split."""
+    flight: Counter[tuple[int, int]] = Counter()
+    for spot, action in _everywhere(schedule):
+        node = (action.pipe, action.stage)
+        flight[node] += (action.kind is Kind.F) - (action.kind in _DONE)
+        cap = caps.get(node)
+        if cap is not None and action.kind is Kind.F and flight[node] > cap:
+            yield Violation(f"{action} is number {flight[node]} in flight", {spot: f"at most {cap}"})
