@@ -17,7 +17,9 @@ from planner.errors import BadPlan
 from planner.model import ModelGraph
 from planner.plan import Plan
 from planner.profile import Profile
+from planner.schedule import check as schedule_check
 from planner.schedule.action import Kind
+from planner.schedule.grid import draw
 from planner.simulate import schedule_of
 from planner.violation import Violation
 
@@ -36,8 +38,12 @@ def check(
 ) -> Plan:
     """The plan itself, or BadPlan with everything that is wrong with it."""
     if found := violations(plan, profile=profile, graph=graph, cluster=cluster):
-        raise BadPlan("\n".join(f"{name}: {violation}" for violation in found))
+        raise BadPlan("\n".join(_told(violation, name) for violation in found))
     return plan
+
+
+def _told(violation: Violation, name: str) -> str:
+    return f"{name}: {violation}" + (f"\n{violation.picture}" if violation.picture else "")
 
 
 def violations(
@@ -161,32 +167,30 @@ def _pipes(plan: Plan) -> Iterator[Violation]:
         )
 
 
+def _schedule(plan: Plan) -> Iterator[Violation]:
+    schedule = schedule_of(plan)
+    for found in schedule_check.violations(schedule, plan.hops):
+        picture = draw(schedule.orders, found.marks) if found.marks else ""
+        yield Violation(rule="schedule", where="", message=str(found), picture=picture)
+
+
 def _recompute(plan: Plan) -> Iterator[Violation]:
-    """R actions stand exactly where a stage is to be recomputed."""
-    doing = {a.stage for order in schedule_of(plan).orders for a in order if a.kind is Kind.R}
+    """A stage recomputes every micro-batch or none."""
+    actions = (action for order in schedule_of(plan).orders for action in order)
+    done = Counter(action.stage for action in actions if action.kind is Kind.R)
     for index, stage in enumerate(plan.stages):
-        if stage.recompute and index not in doing:
-            message = "is to be recomputed, but no order has an R for it"
-            yield Violation(rule="recompute", where=f"stage {index}", message=message)
-        if index in doing and not stage.recompute:
-            message = "has R actions, but recompute is false"
+        needed = plan.batch.micros if stage.recompute else 0
+        if done[index] != needed:
+            message = f"has {done[index]} R actions; recompute: {str(stage.recompute).lower()} needs {needed}"
             yield Violation(rule="recompute", where=f"stage {index}", message=message)
 
 
 def _times(plan: Plan) -> Iterator[Violation]:
-    """An action that is executed takes time."""
-    used = {(a.stage, a.kind) for order in schedule_of(plan).orders for a in order}
-    for index, times in enumerate(plan.times):
-        split = times.input_grad_ns + times.weight_grad_ns
-        for kind, key, value in (
-            (Kind.F, "forward_ns", times.forward_ns),
-            (Kind.B, "backward_ns", times.backward_ns),
-            (Kind.W, "input_grad_ns + weight_grad_ns", split),
-            (Kind.R, "recompute_ns", times.recompute_ns),
-        ):
-            if not value and (index, kind) in used:
-                message = f"{key} is 0, but {kind} is executed; more than 0"
-                yield Violation(rule="times", where=f"stage {index}", message=message)
+    """A forward pass takes time, and so does recomputing it."""
+    for index, (stage, times) in enumerate(zip(plan.stages, plan.times, strict=True)):
+        for key in ("forward_ns", "recompute_ns") if stage.recompute else ("forward_ns",):
+            if not getattr(times, key):
+                yield Violation(rule="times", where=f"stage {index}", message=f"{key} is 0; more than 0")
 
 
 def _prediction(plan: Plan) -> Iterator[Violation]:
@@ -224,6 +228,7 @@ _RULES = (
     _workers,
     _pipes,
     verify_machines.table,
+    _schedule,
     _recompute,
     _times,
     _prediction,

@@ -1,4 +1,4 @@
-"""Does a plan fit its model: layers, what crosses its cuts, gradients that must be summed."""
+"""Does a plan fit its model: layers, what crosses its cuts, work that takes time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 
-from planner.model import ModelGraph, Parameter, crossings
+from planner.model import ModelGraph, crossings
 from planner.plan import Plan
 from planner.schedule.action import Kind
 from planner.simulate import schedule_of
@@ -44,13 +44,28 @@ def _layer(name: str, message: str) -> Violation:
 
 def violations(plan: Plan, graph: ModelGraph) -> list[Violation]:
     """For a plan whose layers are those of the model."""
-    return [*_micro(plan, graph), *_hops(plan, graph), *_updates(plan, graph)]
+    return [*_micro(plan, graph), *_backwards(plan, graph), *_hops(plan, graph)]
 
 
 def _micro(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
     if not graph.symbolic_batch and plan.batch.micro != graph.captured_micro:
         message = f"is {plan.batch.micro}, but the model was captured for {graph.captured_micro} only"
         yield Violation(rule="batch", where="batch.micro", message=message)
+
+
+def _backwards(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
+    """Training a parameter takes time."""
+    done = {(a.stage, a.kind) for order in schedule_of(plan).orders for a in order}
+    trained = {name for parameter in graph.parameters if parameter.trainable for name in parameter.users}
+    for index, (stage, times) in enumerate(zip(plan.stages, plan.times, strict=True)):
+        halves = times.input_grad_ns + times.weight_grad_ns
+        for kind, key, planned in (
+            (Kind.B, "backward_ns", times.backward_ns),
+            (Kind.W, "input_grad_ns + weight_grad_ns", halves),
+        ):
+            if not planned and (index, kind) in done and trained.intersection(stage.layers):
+                message = f"{key} is 0, but parameters are trained here; more than 0"
+                yield Violation(rule="times", where=f"stage {index}", message=message)
 
 
 def needed_hops(plan: Plan, graph: ModelGraph) -> dict[Route, set[str]]:
@@ -95,41 +110,3 @@ def _hop(route: Route, message: str) -> Violation:
 
 def _names(names: set[str]) -> str:
     return ", ".join(f"'{name}'" for name in sorted(names))
-
-
-def _updates(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
-    """A stage that holds a trainable parameter updates it, and sums its gradient with any other holder's."""
-    found = {
-        (a.kind, a.pipe, a.stage)
-        for order in schedule_of(plan).orders
-        for a in order
-        if a.kind in (Kind.SYNC, Kind.STEP)
-    }
-    stage_of = {name: index for index, stage in enumerate(plan.stages) for name in stage.layers}
-    told: set[tuple[Kind, int, int]] = set()
-    for parameter in graph.parameters:
-        stages = sorted({stage_of[user] for user in parameter.users})
-        for pipe in range(len(plan.schedule.place)) if parameter.trainable else ():
-            for stage in stages:
-                needed = [Kind.STEP] + [Kind.SYNC] * (_copies(plan, stages) > 1)
-                for kind in needed:
-                    if (kind, pipe, stage) not in found | told:
-                        told.add((kind, pipe, stage))
-                        yield _update(plan, kind, pipe, stage, parameter, stages)
-
-
-def _copies(plan: Plan, stages: list[int]) -> int:
-    return plan.axes.data * plan.axes.spatial * len(plan.schedule.place) * len(stages)
-
-
-def _update(
-    plan: Plan, kind: Kind, pipe: int, stage: int, parameter: Parameter, stages: list[int]
-) -> Violation:
-    where = f"stage {stage}" + (f" of pipe {pipe}" if len(plan.schedule.place) > 1 else "")
-    tied = f", {len(stages)} stages among them" if len(stages) > 1 else ""
-    why = (
-        f"'{parameter.name}' is trained here"
-        if kind is Kind.STEP
-        else f"'{parameter.name}' has {_copies(plan, stages)} holders{tied}"
-    )
-    return Violation(rule="updates", where=where, message=f"has no {stage}{kind}{chr(39) * pipe}, but {why}")
