@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
+from planner.errors import BadInput
+
 if TYPE_CHECKING:
     import networkx as nx
 
@@ -129,12 +131,9 @@ class ModelGraph:
 
         graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
         graph.add_nodes_from((layer.name, {"layer": layer}) for layer in self.layers)
-        graph.add_edges_from(
-            (value.producer, consumer, value.name, {"value": value})
-            for value in self.values
-            if value.producer
-            for consumer in value.consumers
-        )
+        for value in self.values:
+            for consumer in value.consumers if value.producer else ():
+                graph.add_edge(value.producer, consumer, key=value.name, value=value)
         return graph
 
     def to_dict(self) -> dict[str, object]:
@@ -146,6 +145,35 @@ class ModelGraph:
             "captured_micro": self.captured_micro,
             "fingerprint": self.fingerprint,
         }
+
+    @classmethod
+    def from_dict(cls, data: object, where: str = "graph") -> ModelGraph:
+        """The inverse of `to_dict`; anything else than what it wrote is a BadInput."""
+        from planner.decode import WrongKey, decode
+        from planner.model_check import inconsistency
+
+        if not isinstance(data, dict):
+            raise BadInput("is not a mapping", where=where, allowed="the mapping that to_dict wrote")
+        claimed = data.get("fingerprint")
+        rows = {key: value for key, value in data.items() if key != "fingerprint"}
+        try:
+            graph = decode(cls, _as_lists(rows))
+        except WrongKey as error:
+            place = ".".join([where, *map(str, error.path)])
+            raise BadInput(error.what, where=place, allowed=error.allowed) from None
+        wrong = inconsistency(graph)
+        if wrong:
+            raise BadInput(wrong, where=where)
+        if claimed != graph.fingerprint:
+            raise BadInput(f"fingerprint is {claimed!r:.80}", where=where, allowed=graph.fingerprint)
+        return graph
+
+
+def _as_lists(data: object) -> object:
+    """Tuples, which `to_dict` keeps, as the lists that files hold."""
+    if isinstance(data, dict):
+        return {key: _as_lists(value) for key, value in data.items()}
+    return [_as_lists(value) for value in data] if isinstance(data, tuple | list) else data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

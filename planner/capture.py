@@ -1,0 +1,189 @@
+"""Any module as layers: `capture` traces it with its loss, `planner.cut` makes stage modules of what it gives.
+
+    captured = capture(load("gpt2", {"size": "tiny"}))        # on fake tensors: nothing large is allocated
+    captured = capture(module, batch, loss)                    # batch(n) -> (inputs, targets)
+    captured.graph                                             # the ModelGraph: layers, Values, parameters
+    captured.batch_values(inputs, targets)                     # {"input.0": tensor, ..., "target": tensor}
+    captured.initial(module)                                   # every tensor that stages hold, by the user's names
+
+Every rank captures for itself and compares `captured.graph.fingerprint` with the plan's. The module runs in training
+mode. The batch is symbolic where the model allows it; else the graph serves the micro-batch `micro` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+
+from planner.capture_describe import describe
+from planner.capture_functional import functionalise
+from planner.capture_layers import group
+from planner.capture_probe import probe
+from planner.capture_slice import Layout
+from planner.capture_trace import Traced, call, named_leaves, refused, trace
+from planner.errors import BadInput, ShardwrightError
+from planner.model import Buffer, ModelGraph, Parameter
+from planner.workload import Workload
+
+__all__ = ["Captured", "call", "capture"]
+
+Batch = Callable[[int], tuple[object, object]]
+Loss = Callable[..., object]
+SMALL, LARGE = 2, 3  # two batch sizes tell how every size depends on the batch
+
+
+@dataclass(frozen=True)
+class Captured:
+    graph: ModelGraph
+    layout: Layout
+
+    def batch_values(self, inputs: object, targets: object) -> dict[str, Tensor]:
+        """The tensors of a batch by the names of their Values."""
+        leaves = [*named_leaves("input", inputs), *named_leaves("target", targets)]
+        values = {name: leaf for name, leaf in leaves if isinstance(leaf, Tensor)}
+        for value in self.graph.values:
+            if value.role != "hidden" and value.consumers and value.name not in values:
+                raise BadInput(f"the batch has no '{value.name}'", allowed=", ".join(values))
+        return values
+
+    def initial(self, module: nn.Module) -> dict[str, Tensor]:
+        """Parameters, buffers and constants of a module that was built for real, under their own names."""
+        known = dict(module.named_parameters()) | dict(module.named_buffers())
+        found: dict[str, Tensor] = {}
+        rows: list[Parameter | Buffer] = [*self.graph.parameters, *self.graph.buffers]
+        for row in rows:
+            tensor = known.get(row.name)
+            if tensor is None:
+                tensor = _attribute(module, row.name)
+            if tensor is None:
+                tensor = self.layout.traced.constants.get(row.name)
+            if tensor is None or tuple(tensor.shape) != row.shape:
+                raise BadInput(f"the module has no tensor '{row.name}' of shape {row.shape}")
+            found[row.name] = tensor.detach()
+        return found
+
+
+def capture(
+    source: Workload | nn.Module, batch: Batch | None = None, loss: Loss | None = None, *, micro: int = 1
+) -> Captured:
+    """`batch` and `loss` come with a workload; for a module they are the workload's functions of these names."""
+    if isinstance(source, Workload):
+        where, mode, module = source.where, *_build(source)
+        batch, loss = source.batch, source.functions["loss"]
+    else:
+        where, mode, module = type(source).__name__, None, source
+        if batch is None or loss is None:
+            raise BadInput("a module needs batch and loss", allowed="capture(module, batch, loss)")
+    small, large, example = (_examples(batch, n, mode) for n in (SMALL, LARGE, micro))
+    dims = _dims(small, large, where)
+    try:
+        return _capture(module, loss, large, dims, LARGE)
+    except ShardwrightError:
+        raise
+    except Exception:  # the batch cannot be symbolic: what is really wrong shows without it
+        try:
+            return _capture(module, loss, example, None, micro)
+        except ShardwrightError:
+            raise
+        except Exception as error:
+            raise refused(error, where) from error
+
+
+def _capture(
+    module: nn.Module, loss: Loss, examples: tuple[object, object], dims: object | None, micro: int
+) -> Captured:
+    traced = trace(module, loss, examples, dims, micro)
+    trainable = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
+    sizes = (SMALL, LARGE) if traced.symbolic else (micro, micro)
+    functional = _with_loss_layer(functionalise(traced, probe(traced, sizes[0], trainable)))
+    first = probe(functional, sizes[0], trainable)
+    second = probe(functional, sizes[1], trainable) if traced.symbolic else first
+    layout = Layout(functional, group(functional, first), (first, second))
+    return Captured(describe(layout, module), layout)
+
+
+def _with_loss_layer(traced: Traced) -> Traced:
+    """The loss is a layer also where the model itself has computed it."""
+    outputs = []
+    for node in traced.outputs:
+        if not node.meta.get("in_loss"):
+            with traced.graph.inserting_after(list(traced.graph.nodes)[-1]):
+                copy = traced.graph.call_function(torch.ops.aten.clone.default, (node,))
+            copy.meta = {"val": node.meta["val"], "context": (), "in_loss": True}
+            node = copy
+        outputs.append(node)
+    traced.outputs = tuple(outputs)
+    return traced
+
+
+def _build(workload: Workload) -> tuple[FakeTensorMode | None, nn.Module]:
+    """On fake tensors if the code that builds the module can, else for real."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    try:
+        with mode:
+            return mode, workload.build()
+    except BadInput:
+        with torch.random.fork_rng(devices=[]):
+            return None, workload.build()
+
+
+def _examples(batch: Batch, n: int, mode: FakeTensorMode | None) -> tuple[object, object]:
+    if mode is not None:
+        try:
+            with mode:
+                return batch(n)
+        except Exception:
+            mode = None
+    with torch.random.fork_rng(devices=[]):
+        return batch(n)
+
+
+def _dims(small: tuple[object, object], large: tuple[object, object], where: str) -> object:
+    """The dynamic shapes of a batch: every size that grows with it, in terms of one symbol."""
+    batch = torch.export.Dim("batch", min=1)
+    if pytree.tree_structure(small) != pytree.tree_structure(large):
+        raise BadInput("batch(n) gives another nesting for another n", where=where)
+    grows = False
+
+    def of(name: str, low: object, high: object) -> dict[int, object] | None:
+        nonlocal grows
+        if not isinstance(low, Tensor) or not isinstance(high, Tensor):
+            return None
+        if low.ndim != high.ndim or low.dtype != high.dtype:
+            raise BadInput(f"batch(n) gives another kind of tensor for another n: {name}", where=where)
+        sizes: dict[int, object] = {}
+        for dim, (a, b) in enumerate(zip(low.shape, high.shape, strict=True)):
+            slope, fixed = b - a, a - SMALL * (b - a)
+            if slope < 0 or fixed < 0:
+                raise BadInput(f"batch(n): dim {dim} of {name} is {a} for n=2 and {b} for n=3", where=where)
+            if slope:
+                grows = True
+                sizes[dim] = (batch if slope == 1 else slope * batch) + fixed if fixed else slope * batch
+                if slope == 1 and not fixed:
+                    sizes[dim] = batch
+        return sizes
+
+    names = [
+        name
+        for role, tree in zip(("input", "target"), small, strict=True)
+        for name, _ in named_leaves(role, tree)
+    ]
+    lows, spec = pytree.tree_flatten(small)
+    highs = pytree.tree_leaves(large)
+    dims = pytree.tree_unflatten([of(*leaf) for leaf in zip(names, lows, highs, strict=True)], spec)
+    if not grows:
+        raise BadInput("batch(n) gives the same shapes for n=2 and n=3", where=where, allowed="n samples")
+    return dims
+
+
+def _attribute(module: nn.Module, name: str) -> Tensor | None:
+    found: object = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, Tensor) else None

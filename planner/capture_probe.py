@@ -1,0 +1,101 @@
+"""The traced graph run on fake tensors of one concrete batch size: shapes, strides, aliases, gradients, FLOPs.
+
+Two such runs, at two and three samples, say how every size depends on the batch; nothing is allocated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
+
+from planner.capture_trace import Context, Traced
+
+
+@dataclass(slots=True)
+class Probe:
+    """What each node gave for a batch of `n`; fakes are kept alive, so storages can be told apart."""
+
+    n: int
+    value: dict[fx.Node, object]
+    flops: dict[fx.Node, int]
+
+    def tensor(self, node: fx.Node) -> Tensor | None:
+        found = self.value[node]
+        return found if isinstance(found, Tensor) else None
+
+
+def after(value: object, *done: object) -> object:
+    """`value`, once `done` has happened: orders a tensor behind the operation that writes into it."""
+    return value
+
+
+def probe(traced: Traced, n: int, trainable: Mapping[str, bool]) -> Probe:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    found = Probe(n, {}, {})
+    with torch.random.fork_rng(devices=[]), mode, FlopCounterMode(display=False) as counter:
+        for node in traced.graph.nodes:
+            if node.op == "placeholder":
+                source = traced.sources[node]
+                grad = source.kind == "parameter" and trainable.get(source.name, False)
+                found.value[node] = _empty(node.meta["val"], n).requires_grad_(grad)
+            elif node.op == "get_attr":
+                found.value[node] = traced.root.get_submodule(str(node.target))
+            else:
+                before = counter.get_total_flops()
+                found.value[node] = _run(node, found.value)
+                found.flops[node] = counter.get_total_flops() - before
+    return found
+
+
+def _run(node: fx.Node, values: Mapping[fx.Node, object]) -> object:
+    args, kwargs = arguments(node, values)
+    assert callable(node.target)
+    with entered(node.meta["context"]):
+        return node.target(*args, **kwargs)
+
+
+def arguments(
+    node: fx.Node, values: Mapping[fx.Node, object]
+) -> tuple[tuple[object, ...], dict[str, object]]:
+    """Of a node, with values in the place of nodes."""
+
+    def fill(argument: object) -> object:
+        return values[argument] if isinstance(argument, fx.Node) else argument
+
+    return pytree.tree_map(fill, node.args), pytree.tree_map(fill, node.kwargs)
+
+
+@contextlib.contextmanager
+def entered(context: Context) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for kind, *settings in context:
+            if kind == "grad":
+                stack.enter_context(torch.set_grad_enabled(bool(settings[0])))
+            else:
+                device, dtype, enabled, cache = settings
+                assert isinstance(device, str)
+                stack.enter_context(torch.autocast(device, dtype, bool(enabled), cache))  # type: ignore[arg-type]
+        yield
+
+
+def concrete(size: object, n: int) -> int:
+    """A size of the export at a batch of `n`; there is one symbol at most."""
+    if isinstance(size, torch.SymInt):
+        expression = size.node.expr
+        return int(expression.subs(dict.fromkeys(expression.free_symbols, n)))
+    assert isinstance(size, int)
+    return size
+
+
+def _empty(like: Tensor, n: int) -> Tensor:
+    shape = [concrete(size, n) for size in like.shape]
+    stride = [concrete(step, n) for step in like.stride()]
+    return torch.empty_strided(shape, stride, dtype=like.dtype, device=like.device)

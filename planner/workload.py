@@ -1,0 +1,264 @@
+"""The workload: what a user hands over, a Python file or module with plain functions that are found by name.
+
+`load("file.py")`, `load("package.module")` or `load("gpt2")` (the file of that name in models/), with the text
+that `--set name=value` gave. A value goes to every function that names it, converted to the type of its default.
+Whatever is wrong there is a BadInput that names the file and the function.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from planner.errors import BadInput, ShardwrightError
+
+if TYPE_CHECKING:
+    import torch
+
+Scalar = str | int | float | bool
+REQUIRED = ("build", "batch", "loss")
+OPTIONAL = ("optimizer", "dataset", "collate")
+MODELS = Path(__file__).resolve().parent.parent / "models"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """The functions of a workload, each with the arguments that `--set` gave it already bound."""
+
+    name: str  # as the user wrote it
+    where: str  # the file it came from
+    arguments: Mapping[str, Scalar]
+    functions: Mapping[str, Callable[..., object]] = field(repr=False)
+
+    def build(self) -> torch.nn.Module:
+        import torch
+
+        module = self.call("build")
+        if not isinstance(module, torch.nn.Module):
+            raise BadInput(f"build() returned {_kind(module)}", where=self.where, allowed="a torch.nn.Module")
+        return module
+
+    def batch(self, n: int) -> tuple[object, object]:
+        """(inputs, targets) of `n` samples: tensors, or any nesting of tuples and dicts."""
+        return self._pair("batch", n)
+
+    def loss(self, outputs: object, targets: object) -> object:
+        """Not wrapped: a trace of the user's own loss must show the user's own lines."""
+        return self.functions["loss"](outputs, targets)
+
+    def optimizer(self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
+        """The user's, or AdamW with torch's own settings."""
+        import torch
+
+        if "optimizer" not in self.functions:
+            return torch.optim.AdamW([parameter for _, parameter in named_parameters])
+        made = self.call("optimizer", named_parameters)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise BadInput(
+                f"optimizer() returned {_kind(made)}", where=self.where, allowed="a torch.optim.Optimizer"
+            )
+        return made
+
+    def dataset(self) -> object | None:
+        """The user's map-style dataset, None where batches come from `batch`."""
+        if "dataset" not in self.functions:
+            return None
+        data = self.call("dataset")
+        if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+            raise BadInput(
+                f"dataset() returned {_kind(data)}",
+                where=self.where,
+                allowed="a map-style dataset: __len__ and __getitem__",
+            )
+        return data
+
+    def collate(self, samples: list[object]) -> tuple[object, object]:
+        if "collate" in self.functions:
+            return self._pair("collate", samples)
+        from torch.utils.data import default_collate
+
+        inputs, targets = default_collate(samples)
+        return inputs, targets
+
+    def call(self, name: str, *values: object) -> object:
+        """One of the functions; an exception of the user's becomes a BadInput that names its line."""
+        try:
+            return self.functions[name](*values)
+        except ShardwrightError:
+            raise
+        except Exception as error:
+            place = where_raised(error, self.where)
+            raise BadInput(f"{name}() raised {type(error).__name__}: {error}", where=place) from error
+
+    def _pair(self, name: str, value: object) -> tuple[object, object]:
+        made = self.call(name, value)
+        if not isinstance(made, tuple | list) or len(made) != 2:
+            raise BadInput(f"{name}() returned {_kind(made)}", where=self.where, allowed="(inputs, targets)")
+        return made[0], made[1]
+
+
+def load(name: str, settings: Mapping[str, str] | None = None) -> Workload:
+    """Finds and imports a workload; `settings` are what `--set` gave, as text."""
+    module, where = _import(name)
+    found: dict[str, Callable[..., object]] = {}
+    for role in (*REQUIRED, *OPTIONAL):
+        function = getattr(module, role, None)
+        if function is None:
+            continue
+        if not callable(function):
+            raise BadInput(f"'{role}' is {_kind(function)}", where=where, allowed="a function")
+        found[role] = function
+    missing = [role for role in REQUIRED if role not in found]
+    if missing:
+        raise BadInput(
+            f"has no function '{missing[0]}'", where=where, allowed=f"functions {', '.join(REQUIRED)}"
+        )
+    arguments, bound = _bind(found, settings or {}, where)
+    return Workload(name=name, where=where, arguments=arguments, functions=bound)
+
+
+def parse_settings(texts: Iterable[str]) -> dict[str, str]:
+    """`["size=xl", ...]` as `--set` takes them."""
+    settings: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise BadInput(f"'{text}' sets nothing", where="--set", allowed="name=value")
+        if name in settings:
+            raise BadInput(f"'{name}' is set twice", where="--set")
+        settings[name] = value
+    return settings
+
+
+def where_raised(error: BaseException, fallback: str) -> str:
+    """file:line of the innermost frame outside torch, so that the user sees a line of their own."""
+    site = str(Path(inspect.getfile(inspect)).parent)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        own = frame.filename.startswith(str(Path(__file__).parent)) or frame.filename.startswith("<")
+        if not own and "site-packages" not in frame.filename and not frame.filename.startswith(site):
+            return f"{frame.filename}:{frame.lineno}"
+    return fallback
+
+
+def _import(name: str) -> tuple[ModuleType, str]:
+    if name.endswith(".py"):
+        return _import_file(Path(name), name)
+    if name.isidentifier() and (MODELS / f"{name}.py").is_file():
+        return _import_file(MODELS / f"{name}.py", name)
+    bad = [part for part in name.split(".") if not part.isidentifier()]
+    if bad:
+        raise BadInput(f"'{name}' is no workload", allowed=_allowed())
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
+            raise BadInput(f"cannot be imported: {error}", where=where_raised(error, name)) from error
+        raise BadInput(f"there is no workload '{name}'", allowed=_allowed()) from None
+    except Exception as error:
+        raise _failed_import(error, name) from error
+    return module, module.__file__ or name
+
+
+def _import_file(path: Path, name: str) -> tuple[ModuleType, str]:
+    if not path.is_file():
+        raise BadInput(f"there is no file '{path}'", allowed=_allowed())
+    # The path is part of the name, so that two files called train.py are two modules.
+    key = "workload_" + path.stem + "_" + hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
+    spec = importlib.util.spec_from_file_location(key, path.resolve())
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[key] = module  # dataclasses and pickling look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[key]
+        raise _failed_import(error, str(path)) from error
+    return module, str(path)
+
+
+def _failed_import(error: Exception, where: str) -> BadInput:
+    place = (
+        f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else where_raised(error, where)
+    )
+    return BadInput(f"cannot be imported: {type(error).__name__}: {error}", where=place)
+
+
+def _allowed() -> str:
+    known = sorted(path.stem for path in MODELS.glob("*.py") if not path.stem.startswith("_"))
+    return f"file.py, package.module, or one of {', '.join(known)}"
+
+
+def _bind(
+    functions: Mapping[str, Callable[..., object]], settings: Mapping[str, str], where: str
+) -> tuple[dict[str, Scalar], dict[str, Callable[..., object]]]:
+    arguments: dict[str, Scalar] = {}
+    bound = dict(functions)
+    named: dict[str, set[str]] = {}
+    for role, function in functions.items():
+        defaults = _defaults(function)
+        named[role] = set(defaults)
+        given = {
+            key: _convert(text, defaults[key], f"{where}: {role}({key}=)")
+            for key, text in settings.items()
+            if key in defaults
+        }
+        arguments.update(given)
+        if given:
+            bound[role] = _with(function, given)
+    known = sorted(set().union(*named.values()))
+    for key in settings:
+        if key not in known:
+            raise BadInput(
+                f"no function of the workload has an argument '{key}'",
+                where=f"{where}: --set {key}",
+                allowed=", ".join(known) or "none: its functions have no arguments with defaults",
+            )
+    return arguments, bound
+
+
+def _with(function: Callable[..., object], given: Mapping[str, Scalar]) -> Callable[..., object]:
+    def bound(*values: object) -> object:
+        return function(*values, **given)
+
+    return bound
+
+
+def _defaults(function: Callable[..., object]) -> dict[str, object]:
+    """Arguments of a function that `--set` may give: those that have a default."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+def _convert(text: str, default: object, where: str) -> Scalar:
+    if isinstance(default, bool):
+        words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+        if text.lower() not in words:
+            raise BadInput(f"'{text}' is not a truth value", where=where, allowed="true, false")
+        return words[text.lower()]
+    for kind, noun in ((int, "an integer"), (float, "a number")):
+        if isinstance(default, kind):
+            try:
+                return kind(text)
+            except ValueError:
+                raise BadInput(f"'{text}' is not {noun}", where=where, allowed=noun) from None
+    if default is None or isinstance(default, str):
+        return text
+    raise BadInput(
+        f"the default is {_kind(default)}", where=where, allowed="an argument with a plain default"
+    )
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__name__}"
