@@ -20,7 +20,7 @@ from planner.profile import Profile
 from planner.schedule import check as schedule_check
 from planner.schedule.action import Kind
 from planner.schedule.grid import draw
-from planner.simulate import schedule_of
+from planner.simulate import compile, duration_vector, period, schedule_of
 from planner.violation import Violation
 
 __all__ = ["Violation", "check", "violations"]
@@ -59,6 +59,8 @@ def violations(
     if found := [*_tables_fit(plan), *_actions_exist(plan)]:
         return found
     found = [violation for rule in _RULES for violation in rule(plan)]
+    if not any(violation.rule == "schedule" for violation in found):
+        found += _step_time(plan)
     layers = list(verify_model.layers(plan, graph)) if graph else []
     found += layers
     if graph and not layers:
@@ -204,9 +206,21 @@ def _prediction(plan: Plan) -> Iterator[Violation]:
             yield Violation(rule="memory", where=f"worker {worker}", message=message)
 
 
+def _step_time(plan: Plan) -> Iterator[Violation]:
+    """What is predicted is what the plan's own durations and order amount to."""
+    compiled = compile(schedule_of(plan), plan.hops, update=plan.schedule.update)
+    simulated = period(compiled, duration_vector(plan.times, plan.hops)).period_ns
+    if simulated != plan.prediction.step_ns:
+        message = f"step_ns is {plan.prediction.step_ns}; times, hops and orders amount to {simulated}"
+        yield Violation(rule="prediction", where="prediction", message=message)
+
+
 def _certificate(plan: Plan) -> Iterator[Violation]:
     if (proof := plan.certificate) is None:
         return
+    if proof.objective_ns != plan.prediction.step_ns:
+        message = f"objective_ns {proof.objective_ns} is not the step_ns predicted, {plan.prediction.step_ns}"
+        yield Violation(rule="certificate", where="certificate", message=message)
     for bound, key in ((proof.bound_ns, "bound_ns"), (proof.free_bound_ns, "free_bound_ns")):
         if bound > proof.objective_ns:
             message = f"{key} {bound} is above objective_ns {proof.objective_ns}; a bound is not"

@@ -27,6 +27,7 @@ from planner.plan import (
 from planner.profile import CostKey, Profile, stage_memory
 from planner.schedule.action import Kind
 from planner.schedule.families import generate
+from planner.simulate import compile, duration_vector, makespan, schedule_of
 
 NAMES = ("embed", "down", "middle", "up", "head", "loss")
 # value: producer, consumers, bytes a sample; `skip` passes by two layers
@@ -145,25 +146,30 @@ def plan(
     orders = tuple(" ".join(map(str, order)) for order in made.orders)
     if recompute:
         orders = tuple(_with_recomputation(order) for order in orders)
-    return Plan(
+    times = tuple(_times(costs, stage, micro) for stage in stages)
+    hops = _hops(costs.graph, cuts, micro)
+    schedule = ScheduleChoice(
+        family=family, pairs=pairs, place=made.place, pipe_of=made.pipe_of, orders=orders
+    )
+    plan = Plan(
         model=ModelRef(workload="tiny.py", fingerprint=costs.graph.fingerprint),
         batch=Batch(samples=micro * micros * data, micro=micro, micros=micros),
         axes=axes,
-        schedule=ScheduleChoice(
-            family=family, pairs=pairs, place=made.place, pipe_of=made.pipe_of, orders=orders
-        ),
+        schedule=schedule,
         stages=stages,
         places=places(axes, machines()),
-        times=tuple(_times(costs, stage, micro) for stage in stages),
-        hops=_hops(costs.graph, cuts, micro),
+        times=times,
+        hops=hops,
         prediction=Prediction(
-            step_ns=1000,
-            low_ns=900,
-            high_ns=1100,
+            step_ns=0,
+            low_ns=0,
+            high_ns=10**12,
             memory=tuple(_memory(costs, stages, made.place, micros, micro, w) for w in range(workers)),
         ),
         provenance=Provenance(profile="A100-40GB, roofline", cluster="test"),
     )
+    compiled = compile(schedule_of(plan), hops, update="barrier")
+    return edited(plan, {"prediction.step_ns": makespan(compiled, duration_vector(times, hops))})
 
 
 def _with_recomputation(order: str) -> str:

@@ -176,7 +176,12 @@ WRONG: tuple[tuple[str, Mapping[str, object], str], ...] = (
         {"prediction.memory": []},
         "prediction.memory: has 0 rows; 2 pipeline workers",
     ),
-    ("a prediction outside of its error bar", {"prediction.low_ns": 1001}, "outside of its error bar"),
+    (
+        "a step time that is made up",
+        {"prediction.step_ns": 7},
+        "step_ns is 7; times, hops and orders amount to",
+    ),
+    ("a prediction outside of its error bar", {"prediction.high_ns": 1}, "outside of its error bar"),
     (
         "a micro-batch that was not profiled",
         {"batch.micro": 4, "batch.samples": 32},
@@ -196,19 +201,18 @@ def test_a_wrong_plan_is_found_out(changes: Mapping[str, object], said: str) -> 
         verify.check(plan, profile=examples.profile(), cluster=examples.machines())
 
 
-CERTIFICATE = {"objective_ns": 1000, "bound_ns": 1000, "gap": 0.0, "scope": "all", "rivals": []}
+STEP = examples.plan().prediction.step_ns
+CERTIFICATE = {"objective_ns": STEP, "bound_ns": STEP, "gap": 0.0, "scope": "all", "rivals": []}
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"bound_ns": 1001}, "bound_ns 1001 is above objective_ns 1000"),
-        ({"free_bound_ns": 1001}, "free_bound_ns 1001 is above objective_ns 1000"),
-        ({"bound_ns": 900}, "gap 0.0 is not that of bound_ns and objective_ns, 0.1"),
-        (
-            {"rivals": [{"name": "1f1b", "step_ns": 999, "why": "slower"}]},
-            "rival '1f1b': at 999 ns is faster",
-        ),
+        ({"bound_ns": STEP + 1}, f"bound_ns {STEP + 1} is above objective_ns {STEP}"),
+        ({"free_bound_ns": STEP + 1}, f"free_bound_ns {STEP + 1} is above objective_ns {STEP}"),
+        ({"bound_ns": STEP // 2}, "gap 0.0 is not that of bound_ns and objective_ns"),
+        ({"objective_ns": 2 * STEP, "gap": 0.5}, f"objective_ns {2 * STEP} is not the step_ns predicted"),
+        ({"rivals": [{"name": "1f1b", "step_ns": 9, "why": "slower"}]}, "rival '1f1b': at 9 ns is faster"),
     ],
 )
 def test_a_certificate_that_proves_nothing_is_found_out(changes: dict[str, object], said: str) -> None:
