@@ -241,9 +241,14 @@ class _Builder:
         for worker, nodes in enumerate(self.actions):
             position = next((i for i, node in enumerate(nodes) if waiting[node]), None)
             if position is not None:
-                missing = [p for p in self.preds[nodes[position]] if waiting[p]]
-                marks[Spot(worker, position)] = f"waits for {names.get(missing[0], 'several others')}"
+                missing = self._missing_of(nodes[position], waiting)
+                while missing not in names:  # a join
+                    missing = self._missing_of(missing, waiting)
+                marks[Spot(worker, position)] = f"waits for {names[missing]}"
         raise Stuck("none of the marked actions can ever start", self.schedule, marks)
+
+    def _missing_of(self, node: int, waiting: list[int]) -> int:
+        return next(p for p in self.preds[node] if waiting[p])
 
     def finish(self) -> Graph:
         self.pair_up()

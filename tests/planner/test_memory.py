@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.memory import StageBytes, memory_rows, peaks
+from planner.schedule.action import Action, Kind, from_text
+from planner.schedule.assemble import with_recompute
+from planner.schedule.families import generate
+from planner.simulate import node_ends
+from tests.planner.cases import Case, cases
+
+few = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def random_sizes(stages: int, draw: Random) -> list[StageBytes]:
+    sizes = []
+    for _ in range(stages):
+        saved = draw.randint(1, 50)
+        held, kept = draw.randint(0, saved), draw.randint(0, saved)
+        sizes.append(StageBytes(saved=saved, held=held, kept=kept, workspace=draw.randint(0, 9)))
+    return sizes
+
+
+def replayed(case: Case, sizes: list[StageBytes]) -> list[int]:
+    """Peaks from when things start and end in time, interval by interval, without looking at the orders."""
+    compiled = case.compiled()
+    ends = node_ends(compiled, case.vector)
+    cost = np.append(case.vector, 0)[compiled.graph.cost]
+    end = {action: int(ends[node]) for action, node in compiled.graph.node_of.items()}
+    start = {action: int(ends[node] - cost[node]) for action, node in compiled.graph.node_of.items()}
+    found = []
+    for order in case.schedule.orders:
+        spans: list[tuple[int, int, int]] = []  # from, to, bytes
+        for action in order:
+            if action.kind is Kind.F:
+                spans += _life(action, start, end, sizes[action.stage])
+            if action.kind not in (Kind.SYNC, Kind.STEP):
+                spans.append((start[action], end[action], sizes[action.stage].workspace))
+        moments = [start[action] for action in order]
+        found.append(max(sum(b for low, high, b in spans if low <= now < high) for now in moments))
+    return found
+
+
+def _life(
+    forward: Action, start: dict[Action, int], end: dict[Action, int], size: StageBytes
+) -> list[tuple[int, int, int]]:
+    whole, half, weight, again = (forward._replace(kind=k) for k in (Kind.B, Kind.I, Kind.W, Kind.R))
+    back = end[whole] if whole in end else end[half]
+    born = start[again] if again in start else start[forward]
+    spans = [(born, back, size.saved)]
+    if again in start:
+        spans.append((start[forward], start[again], size.kept))
+    if half in end:
+        spans.append((back, end[weight], size.held))
+    return spans
+
+
+@few
+@given(case=cases(lowest=1), seed=st.integers(0, 999), recompute=st.booleans())
+def test_the_peak_is_what_a_replay_in_time_finds(case: Case, seed: int, recompute: bool) -> None:
+    draw = Random(seed)
+    if recompute:
+        stages = {s for s in range(case.schedule.stages) if draw.random() < 0.5}
+        case = Case(schedule=with_recompute(case.schedule, stages), hops=case.hops, times=case.times)
+    sizes = random_sizes(case.schedule.stages, draw)
+    assert [peak.bytes for peak in peaks(case.schedule, sizes)] == replayed(case, sizes)
+
+
+@few
+@given(case=cases(), seed=st.integers(0, 999))
+def test_the_rows_of_a_schedule_give_its_peak_for_any_sizes(case: Case, seed: int) -> None:
+    sizes = random_sizes(case.schedule.stages, Random(seed))
+    table = np.array([[m.saved, m.held, m.kept, m.workspace] for m in sizes])
+    rows = memory_rows(case.schedule)
+    highest = [int((own * table).sum(axis=(1, 2)).max()) for own in rows]
+    assert highest == [peak.bytes for peak in peaks(case.schedule, sizes)]
+
+
+def test_no_row_is_covered_by_another() -> None:
+    for rows in memory_rows(generate("chimera", workers=8, micros=16)):
+        for i, row in enumerate(rows):
+            assert not any((other >= row).all() for j, other in enumerate(rows) if j != i)
+
+
+def test_a_peak_names_the_action_that_reaches_it() -> None:
+    schedule = from_text("0F0 0F1 0B0 0B1", place=((0,),), pipe_of=(0, 0))
+    (peak,) = peaks(schedule, [StageBytes(saved=7, workspace=2)])
+    assert (peak.bytes, str(peak.at(schedule.orders[0]))) == (16, "0F1")
+
+
+def test_a_recomputed_stage_keeps_its_inputs_until_it_is_run_again() -> None:
+    schedule = from_text("0F0 0F1 0R0 0B0 0R1 0B1", place=((0,),), pipe_of=(0, 0))
+    (peak,) = peaks(schedule, [StageBytes(saved=10, kept=3)])
+    assert (peak.bytes, str(peak.at(schedule.orders[0]))) == (13, "0R0")
+
+
+def test_what_the_weight_half_needs_is_held_between_the_halves() -> None:
+    schedule = from_text("0F0 0I0 0F1 0I1 0W0 0W1", place=((0,),), pipe_of=(0, 0))
+    (peak,) = peaks(schedule, [StageBytes(saved=10, held=4)])
+    assert (peak.bytes, str(peak.at(schedule.orders[0]))) == (14, "0F1")
