@@ -32,11 +32,22 @@ class Request:
             raise BadInput(f"{name} is {value!r}", where=self.family, allowed="a whole number")
         return value
 
-    def number(self, name: str, default: float) -> float:
+    def flag(self, name: str, default: bool) -> bool:
         value = self.settings.get(name, default)
-        if isinstance(value, bool | str):
-            raise BadInput(f"{name} is {value!r}", where=self.family, allowed="a number")
+        if not isinstance(value, bool):
+            raise BadInput(f"{name} is {value!r}", where=self.family, allowed="true or false")
         return value
+
+
+def dealt(workers: int, chunks: int) -> Place:
+    """Stages dealt round the workers (modulo allocation)."""
+    return (tuple(stage % workers for stage in range(workers * chunks)),)
+
+
+def zigzag(workers: int, chunks: int) -> Place:
+    """Stages down the workers, back up, down again: the stages at each turn share a worker."""
+    row = range(workers)
+    return (tuple(w for chunk in range(chunks) for w in (reversed(row) if chunk % 2 else row)),)
 
 
 def assemble(

@@ -37,7 +37,7 @@ def chimera(request: Request) -> Schedule:
 
 
 def two_ended(request: Request) -> Place:
-    """Where f pairs of pipes, each as long as there are workers, hold their stages."""
+    """Where f pairs of pipes hold their stages; several stages a worker and pipe are dealt round."""
     workers, pairs = request.workers, request.pairs
     if workers % 2:
         raise BadInput(
@@ -51,7 +51,7 @@ def two_ended(request: Request) -> Place:
             allowed=f"divisors of {workers // 2}: {', '.join(map(str, allowed))}",
         )
     shift = workers // pairs
-    stages = range(workers)
+    stages = range(workers * request.chunks)
     down = [tuple((s + j * shift) % workers for s in stages) for j in range(pairs)]
     up = [tuple((workers - 1 - s + j * shift) % workers for s in stages) for j in range(pairs)]
     return (*down, *up)

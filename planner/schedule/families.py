@@ -9,8 +9,18 @@ from planner.errors import BadInput
 from planner.schedule.action import Schedule
 from planner.schedule.assemble import Request, Setting
 from planner.schedule.chimera import chimera
+from planner.schedule.chimera_zb import chimera_zb
+from planner.schedule.dualpipe_v import dualpipe_v
 from planner.schedule.gpipe import gpipe
+from planner.schedule.interleaved import interleaved
+from planner.schedule.listed import listed_family
 from planner.schedule.one_f_one_b import one_f_one_b
+from planner.schedule.v_shaped import v_half, v_min, zb_v
+from planner.schedule.wave import wave
+from planner.schedule.zero_bubble import zb_h1, zb_h2
+
+WARMUP = {"warmup": "forwards of the first worker before its first backward"}
+CAP = {"cap": "micro-batches of one stage that a worker holds at most"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,16 +42,69 @@ class Family:
 FAMILIES: Mapping[str, Family] = {
     "gpipe": Family(make=gpipe, about="all forwards, then all backwards"),
     "1f1b": Family(
-        make=one_f_one_b,
-        about="a backward and a forward in turn after a warm-up",
-        settings={"warmup": "forwards of the first worker before its first backward; workers by default"},
+        make=one_f_one_b, about="a backward and a forward in turn after a warm-up", settings=WARMUP
     ),
+    "interleaved": Family(make=interleaved, about="1F1B with several stages a worker, dealt round", chunks=2),
+    "zb-h1": Family(
+        make=zb_h1,
+        about="1F1B with weight gradients in its bubbles, same memory",
+        splits=True,
+        settings=WARMUP,
+    ),
+    "zb-h2": Family(
+        make=zb_h2,
+        about="no bubble between fill and drain, twice 1F1B's memory",
+        splits=True,
+        settings=WARMUP,
+    ),
+    "zb-v": Family(
+        make=zb_v, about="two stages a worker in a V, 1F1B's memory", splits=True, chunks=(2,), settings=CAP
+    ),
+    "v-half": Family(
+        make=v_half, about="a V in about half of 1F1B's memory", splits=True, chunks=(2,), settings=CAP
+    ),
+    "v-min": Family(
+        make=v_min, about="a V in about a third of 1F1B's memory", splits=True, chunks=(2,), settings=CAP
+    ),
+    "dualpipe-v": Family(
+        make=dualpipe_v,
+        about="a V that pairs forwards and backwards of its two stages",
+        splits=True,
+        chunks=(2,),
+        settings={"cap": CAP["cap"] + ", where there are fewer than 2D micro-batches"},
+    ),
+    "wave": Family(make=wave, about="one pipeline that zig-zags over the workers", chunks=2),
     "chimera": Family(
         make=chimera,
         about="pairs of pipelines in opposite directions over the same workers",
         paired=True,
         settings={
             "concat": "direct, doubling or halving: how more micro-batches than workers follow each other"
+        },
+    ),
+    "chimera-zb": Family(
+        make=chimera_zb,
+        about="Chimera with weight gradients in its bubbles",
+        splits=True,
+        paired=True,
+        chunks=1,
+        settings=CAP,
+    ),
+    "listed": Family(
+        make=listed_family,
+        about="list-scheduled: any cap, policy and placement; out-of-order backprop",
+        splits=True,
+        chunks=1,
+        settings=CAP
+        | {
+            "placement": "dealt (modulo allocation) or zigzag",
+            "split": "whether weight gradients are actions of their own",
+            "order": "of F, B and W, the most urgent first",
+            "tie": "first, deep, shallow or micro; the best of all by default",
+            "pending": "weight gradients a stage may owe; any number by default",
+            "grain": "weight gradients in a row once too many are owed",
+            "patience": "percent of an action's time to wait for a more urgent one",
+            "hop": "time of a message, in the time of one forward",
         },
     ),
 }

@@ -1,0 +1,112 @@
+"""One list scheduler for every placement: whenever a worker is free it starts the best of what is ready.
+
+Caps come first. A worker keeps room for one micro-batch of each of its (pipe, stage)s that holds none, so that the
+micro-batch that is furthest in a pipe can always go on: greedy listing under a memory cap that several stages share
+would deadlock without it. Where the cap is too tight for that, micro-batches enter only when their whole way has
+room. So listing fails exactly when a single micro-batch does not fit.
+
+The result is an order; its times are those of the costs it was listed from, and mean nothing under other costs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from planner.errors import BadInput
+from planner.schedule.action import Action
+from planner.schedule.costs import Costs, PerNode
+from planner.schedule.list_job import Job
+from planner.schedule.list_run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    orders: list[list[Action]]
+    span: int  # when the last action ends
+
+
+def listed(job: Job) -> Listing:
+    """The order of a job; BadInput with the grid drawn where a single micro-batch does not fit its caps."""
+    _check(job)
+    run = Run(job, whole_way=False)
+    if not run.finished() and job.sequence is None:
+        run = Run(job, whole_way=True)
+    if not run.finished():
+        raise run.stuck()
+    return Listing(orders=run.actions(), span=max(run.free))
+
+
+def best_listed(jobs: Iterable[Job]) -> Listing:
+    """The shortest of several jobs that differ in policy, caps or sequence; stops at one that cannot be beaten.
+
+    Jobs that get stuck are passed over, unless all do.
+    """
+    best: Listing | None = None
+    stuck: BadInput | None = None
+    for job in jobs:
+        try:
+            listing = listed(job)
+        except BadInput as error:
+            stuck = error
+            continue
+        if best is None or listing.span < best.span:
+            best = listing
+        if best.span <= bound(job):
+            break
+    if best is None:
+        raise stuck or BadInput("no job to list")
+    return best
+
+
+def bound(job: Job) -> int:
+    """No order of this job is shorter: the first forwards and then all work of a worker; the chain of a micro-batch."""
+    costs, stages = job.costs, range(len(job.place[0]))
+    back = costs.input_grad if job.split else costs.backward
+    late = costs.weight_grad if job.split else (0,) * len(stages)
+    counts = Counter(job.pipe_of)
+    load: dict[int, int] = {}
+    head: dict[int, int] = {}
+    tail: dict[int, int] = {}
+    longest = 0
+    for pipe, workers in enumerate(job.place):
+        if not counts[pipe]:
+            continue
+        reach = _sums(costs.forward, _hops(costs, workers, 1))  # earliest forward of each stage
+        leave = _sums(
+            back, _hops(costs, workers, -1)
+        )  # from the end of a stage's backward to the end of the pipe's
+        longest = max(longest, reach[-1] + costs.forward[-1] + back[-1] + leave[-1] + late[0])
+        for stage, worker in zip(stages, workers, strict=True):
+            work = counts[pipe] * (costs.forward[stage] + back[stage] + late[stage])
+            load[worker] = load.get(worker, 0) + work
+            head[worker] = min(head.get(worker, reach[stage]), reach[stage])
+            tail[worker] = 0 if job.split else min(tail.get(worker, leave[stage]), leave[stage])
+    return max(longest, *(head[w] + load[w] + tail[w] for w in load))
+
+
+def _hops(costs: Costs, workers: Sequence[int], step: int) -> list[int]:
+    """Between each stage and the next; step -1: back from the next."""
+    edges = [(s, s + 1)[::step] for s in range(len(workers) - 1)]
+    return [0 if workers[a] == workers[b] else costs.hops.get((a, b), 0) for a, b in edges]
+
+
+def _sums(times: Sequence[int], hops: Sequence[int]) -> list[int]:
+    return list(accumulate((time + hop for time, hop in zip(times, hops, strict=False)), initial=0))
+
+
+def _check(job: Job) -> None:
+    stages = len(job.place[0])
+    if job.costs.stages != stages:
+        raise BadInput(f"costs of {job.costs.stages} stages", allowed=f"{stages}, as the placement")
+    for name in ("flight", "ahead"):
+        caps: PerNode | None = getattr(job.limits, name)
+        if caps is not None and ([len(row) for row in caps] != [stages] * len(job.place)):
+            raise BadInput(
+                f"caps of {len(caps)} pipes", where=name, allowed=f"{len(job.place)} pipes of {stages}"
+            )
+    workers = 1 + max(map(max, job.place))
+    if job.limits.memory is not None and len(job.limits.memory) != workers:
+        raise BadInput(f"{len(job.limits.memory)} caps", where="memory", allowed=f"one a worker, {workers}")
