@@ -29,10 +29,14 @@ class WrongKey(Exception):
 
     def in_file(self, file: str, text: str) -> BadInput:
         line, _ = yaml_files.locate(text, self.path)
-        key = yaml_files.dotted(self.path)
+        key = show(self.path)
         return BadInput(
             f"{key}: {self.what}" if key else self.what, where=f"{file}:{line}", allowed=self.allowed
         )
+
+
+def show(path: Path) -> str:
+    return yaml_files.dotted(path)
 
 
 def parse(text: str, *, name: str) -> Mapping[str, object]:

@@ -48,6 +48,7 @@ class LayerCost:
     kept_outputs: tuple[int, ...]
     held_bytes: int  # still held between I and W, Values included
     workspace_bytes: int  # highest transient above what stays, in any of the passes
+    output_bytes: tuple[int, ...] = ()  # of each output in this precision; empty: as the graph says
     # (output, input): this output is a view of that input, so both are one storage; of a parameter if PERSISTENT
     aliases: tuple[tuple[int, int], ...] = ()
 
@@ -73,6 +74,15 @@ class Profile:
 
     def cost(self, layer: str, key: CostKey) -> LayerCost:
         return self.costs[key._replace(signature=self.graph.layer[layer].signature)]
+
+    def value_bytes(self, value: str, key: CostKey) -> int:
+        """Of a Value in the precision of a setting, where a graph's Values are those of the capture."""
+        row = self.graph.value[value]
+        if row.producer:
+            sizes = self.cost(row.producer, key).output_bytes
+            if sizes:
+                return sizes[self.graph.layer[row.producer].outputs.index(value)]
+        return row.bytes(key.micro)
 
     @cached_property
     def settings(self) -> tuple[CostKey, ...]:
@@ -113,7 +123,7 @@ def saved_bytes(profile: Profile, layers: Iterable[str], key: CostKey) -> int:
     graph = profile.graph
     kept = {root[v] for name in layers for v in _kept(graph.layer[name], profile.cost(name, key))}
     own = sum(profile.cost(name, key).own_saved_bytes for name in layers)
-    return own + sum(graph.value[name].bytes(key.micro) for name in kept if name is not None)
+    return own + sum(profile.value_bytes(name, key) for name in kept if name is not None)
 
 
 def stage_memory(profile: Profile, layers: Iterable[str], key: CostKey) -> int:
@@ -130,7 +140,7 @@ def stage_memory(profile: Profile, layers: Iterable[str], key: CostKey) -> int:
     held |= {v for name in layers for v in _kept(graph.layer[name], profile.cost(name, key))}
     storages = {root[value] for value in held} - {None}
     own = sum(profile.cost(name, key).own_saved_bytes for name in layers)
-    return own + sum(graph.value[name].bytes(key.micro) for name in storages if name is not None)
+    return own + sum(profile.value_bytes(name, key) for name in storages if name is not None)
 
 
 class Fault(NamedTuple):
@@ -188,6 +198,14 @@ def _cost_faults(layer: Layer, cost: LayerCost) -> Iterator[tuple[str, str, str]
         yield from _seconds_fault(name, getattr(cost, name))
     for name in ("own_saved_bytes", "held_bytes", "workspace_bytes"):
         yield from _number_fault(name, getattr(cost, name))
+    for size in cost.output_bytes:
+        yield from _number_fault("output_bytes", size)
+    if len(cost.output_bytes) not in (0, len(layer.outputs)):
+        yield (
+            "output_bytes",
+            f"output_bytes has {len(cost.output_bytes)} entries",
+            f"{len(layer.outputs)} or none",
+        )
     views = [view for view, _ in cost.aliases]
     sources = [source for _, source in cost.aliases if source != PERSISTENT]
     yield from _position_faults("kept_inputs", cost.kept_inputs, layer.inputs)

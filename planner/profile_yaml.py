@@ -11,12 +11,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import Literal
 
 from planner import yaml_files
-from planner.decode import Path, WrongKey, decode, parse
+from planner.decode import WrongKey, decode, parse
 from planner.errors import BadInput
-from planner.model import Buffer, Layer, ModelGraph, Parameter, Value
+from planner.model import Buffer, Layer, ModelGraph, Parameter, Value, inconsistency
 from planner.profile import CostKey, LayerCost, OptimizerCost, Profile, Seconds, check, faults
-
-Row = Layer | Value | Parameter | Buffer
 
 PROFILE_VERSION = 1
 HEADER = "# shardwright profile: what every layer costs, and the model that it was measured on\n"
@@ -50,6 +48,7 @@ class CostRow:
     kept_outputs: tuple[int, ...]
     held_bytes: int
     workspace_bytes: int
+    output_bytes: tuple[int, ...] = ()
     aliases: tuple[tuple[int, int], ...] = ()
 
 
@@ -191,72 +190,13 @@ def _profile(document: Document) -> Profile:
 
 def _graph(rows: GraphRows) -> ModelGraph:
     graph = ModelGraph(**{x.name: getattr(rows, x.name) for x in fields(rows) if x.name != "fingerprint"})
-    _check_graph(graph)
+    wrong = inconsistency(graph)
+    if wrong:
+        raise WrongKey(("graph",), wrong)
     if graph.fingerprint != rows.fingerprint:
         allowed = f"{graph.fingerprint}, which is that of these layers"
         raise WrongKey(("graph", "fingerprint"), "does not belong to these layers", allowed)
     return graph
-
-
-def _check_graph(graph: ModelGraph) -> None:
-    if not graph.layers:
-        raise WrongKey(("graph", "layers"), "is empty", "one layer or more")
-    for table, rows in _tables(graph).items():
-        seen: set[str] = set()
-        for i, row in enumerate(rows):
-            if row.name in seen:
-                raise WrongKey(("graph", table, i, "name"), f"'{row.name}' is there twice", "each name once")
-            seen.add(row.name)
-            _check_sizes(("graph", table, i), row)
-    _check_layers(graph)
-    _check_users(graph)
-
-
-def _tables(graph: ModelGraph) -> dict[str, tuple[Row, ...]]:
-    return {
-        "layers": graph.layers,
-        "values": graph.values,
-        "parameters": graph.parameters,
-        "buffers": graph.buffers,
-    }
-
-
-def _check_sizes(path: Path, row: Row) -> None:
-    for name in ("bytes", "fixed_bytes", "sample_bytes", "fixed_flops", "sample_flops"):
-        size = getattr(row, name, 0)
-        if isinstance(size, int) and size < 0:
-            raise WrongKey((*path, name), f"is {size}", "0 or more")
-
-
-def _check_layers(graph: ModelGraph) -> None:
-    known: dict[str, Mapping[str, object]] = {
-        "inputs": graph.value,
-        "outputs": graph.value,
-        "parameters": graph.parameter,
-        "buffers": graph.buffer,
-    }
-    for i, layer in enumerate(graph.layers):
-        for name, table in known.items():
-            for reference in getattr(layer, name):
-                if reference not in table:
-                    allowed = "names of the tables below the layers"
-                    raise WrongKey(("graph", "layers", i, name), f"'{reference}' is nowhere defined", allowed)
-
-
-def _check_users(graph: ModelGraph) -> None:
-    for i, value in enumerate(graph.values):
-        _check_named(graph, ("graph", "values", i, "consumers"), value.consumers)
-        _check_named(graph, ("graph", "values", i, "producer"), [value.producer] if value.producer else [])
-    for i, parameter in enumerate(graph.parameters):
-        _check_named(graph, ("graph", "parameters", i, "users"), parameter.users)
-    for i, buffer in enumerate(graph.buffers):
-        _check_named(graph, ("graph", "buffers", i, "users"), buffer.users)
-
-
-def _check_named(graph: ModelGraph, path: Path, names: Iterable[str]) -> None:
-    for name in names:
-        if name not in graph.layer:
-            raise WrongKey(path, f"'{name}' is not among the layers", "names of layers")
 
 
 def _key(row: CostRow | FailureRow) -> CostKey:

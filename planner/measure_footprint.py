@@ -1,0 +1,202 @@
+"""What autograd keeps of one layer and how much its passes allocate, from tensors that need not be real.
+
+Everything here is bookkeeping over storages: it gives the same answer on fake tensors, where nothing is computed, as
+on real ones. Fake tensors claim to be on the CPU, so that attention takes a fused kernel as it does on a GPU.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from planner.measure_passes import (
+    BackwardSplit,
+    Specimen,
+    forget_gradients,
+    gradients_of,
+    roots_of,
+    whole_backward,
+)
+from planner.profile import PERSISTENT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    own_saved_bytes: int
+    kept_inputs: tuple[int, ...]
+    kept_outputs: tuple[int, ...]
+    output_bytes: tuple[int, ...]
+    aliases: tuple[tuple[int, int], ...]
+    held_bytes: int
+    workspace_bytes: int
+
+
+def storage_of(tensor: Tensor) -> int:
+    key: int = tensor.untyped_storage()._cdata
+    return key
+
+
+class Saved:
+    """Every tensor that autograd keeps while this watches, and which of them a backward asked for."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, Tensor] = {}
+        self.used: dict[int, Tensor] = {}
+
+    def watching(self) -> saved_tensors_hooks:
+        return saved_tensors_hooks(self._pack, self._unpack)
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        self.kept[storage_of(tensor)] = tensor
+        return tensor
+
+    def _unpack(self, tensor: Tensor) -> Tensor:
+        self.used[storage_of(tensor)] = tensor
+        return tensor
+
+    def bytes_beside(self, persistent: Iterable[Tensor]) -> int:
+        known = {storage_of(x) for x in persistent}
+        return sum(x.untyped_storage().nbytes() for key, x in self.kept.items() if key not in known)
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Bytes of the storages made while this is on that are still alive, and their highest sum."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        before = {storage_of(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and storage_of(tensor) not in before | self._known:
+                self._born(tensor.untyped_storage())
+        return result
+
+    def _born(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        self._known.add(key)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._gone, key, size)
+
+    def _gone(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
+
+
+def footprint(specimen: Specimen, split: BackwardSplit | None = None) -> Footprint:
+    saved = Saved()
+    with saved.watching():
+        outputs = specimen.outputs()
+        sources = _Sources(specimen, outputs)
+        own, kept_inputs, kept_outputs = sources.sort(saved.kept.values())
+        kept_bytes = own + sources.value_bytes(kept_inputs, kept_outputs)
+        held = _held_bytes(specimen, outputs, saved, sources)
+    saved.kept.clear()
+    saved.used.clear()
+    del outputs
+    peaks = _peaks(specimen, split)
+    if peaks.halfway is not None:
+        held = peaks.halfway + sources.value_bytes(kept_inputs, ())
+    return Footprint(
+        own_saved_bytes=own,
+        kept_inputs=kept_inputs,
+        kept_outputs=kept_outputs,
+        output_bytes=sources.output_bytes,
+        aliases=sources.aliases,
+        held_bytes=held,
+        workspace_bytes=max(0, sum(sources.sizes) + peaks.forward - kept_bytes, peaks.backward),
+    )
+
+
+class _Sources:
+    """Whose storage a tensor has: a parameter's, an input's, an output's, or the layer's own."""
+
+    def __init__(self, specimen: Specimen, outputs: Sequence[Tensor]) -> None:
+        self._persistent = {storage_of(x) for x in (*specimen.parameters, *specimen.buffers)}
+        self._inputs: dict[int, int] = {}
+        self._outputs: dict[int, list[int]] = {}
+        inputs = [specimen.inputs[name] for name in specimen.layer.inputs]
+        self.sizes = [x.nbytes for x in inputs]
+        self.output_bytes = tuple(x.nbytes for x in outputs)
+        for i, tensor in enumerate(inputs):
+            self._inputs.setdefault(storage_of(tensor), i)
+        found = []
+        for i, tensor in enumerate(outputs):
+            key = storage_of(tensor)
+            self._outputs.setdefault(key, []).append(i)
+            if key in self._persistent:
+                found.append((i, PERSISTENT))
+            elif key in self._inputs:
+                found.append((i, self._inputs[key]))
+        self.aliases = tuple(found)
+
+    def sort(self, tensors: Iterable[Tensor]) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        """Own bytes, positions of the inputs, positions of the outputs."""
+        own, inputs, outputs = 0, set(), set()
+        for key, tensor in {storage_of(x): x for x in tensors}.items():
+            if key in self._persistent:
+                continue
+            if key in self._inputs:
+                inputs.add(self._inputs[key])
+            elif key in self._outputs:
+                outputs.update(self._outputs[key])
+            else:
+                own += tensor.untyped_storage().nbytes()
+        return own, tuple(sorted(inputs)), tuple(sorted(outputs))
+
+    def value_bytes(self, inputs: Iterable[int], outputs: Iterable[int]) -> int:
+        return sum(self.sizes[i] for i in inputs) + sum(self.output_bytes[i] for i in outputs)
+
+
+def _held_bytes(specimen: Specimen, outputs: Sequence[Tensor], saved: Saved, sources: _Sources) -> int:
+    """Without the runtime's split: what the weight half asks for, and the gradients that it starts from.
+
+    From above, since a split that hands gradients on to the parameters' own operations keeps less.
+    """
+    roots = roots_of(outputs)
+    if not roots or not specimen.trainable:
+        return 0
+    gradients = gradients_of(roots)
+    torch.autograd.grad(roots, specimen.trainable, gradients, retain_graph=True, allow_unused=True)
+    own, inputs, made = sources.sort(saved.used.values())
+    return own + sources.value_bytes(inputs, made) + sum(x.nbytes for x in gradients)
+
+
+class Peaks(NamedTuple):
+    forward: int  # highest bytes, above those at the start of the pass
+    backward: int
+    halfway: int | None  # between the halves of the runtime's own split, gradients of the inputs excluded
+
+
+def _peaks(specimen: Specimen, split: BackwardSplit | None) -> Peaks:
+    forget_gradients(specimen)
+    with LiveBytes() as live:
+        roots = roots_of(specimen.outputs())
+        forward, after = live.peak, live.now
+        live.peak = after
+        if split is None or not roots:
+            whole_backward(specimen, roots, gradients_of(roots))
+            halfway = None
+        else:
+            halfway = _halves(specimen, roots, split, live)
+        return Peaks(forward, live.peak - after, halfway)
+
+
+def _halves(specimen: Specimen, roots: tuple[Tensor, ...], split: BackwardSplit, live: LiveBytes) -> int:
+    halfway = split.input_half(roots, gradients_of(roots), specimen.differentiable_inputs, specimen.trainable)
+    del roots
+    now = live.now - sum(x.nbytes for x in specimen.differentiable_inputs)
+    split.weight_half(halfway, specimen.trainable)
+    return now

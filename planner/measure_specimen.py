@@ -1,0 +1,174 @@
+"""One specimen of every distinct layer: the shapes that reach it, and tensors of these shapes, fake or real.
+
+Real ones are made up: activations are normal, weights small and positive, so that nothing overflows, indices that
+come from no batch are 0, masks are True. Values of the batch are the workload's own. So no more than a layer's own
+tensors ever need to fit, however large the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from planner.capture import Captured
+from planner.cut import StageModule, layer_module, materialise
+from planner.errors import BadInput
+from planner.measure_passes import Specimen
+from planner.model import Layer
+
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """All of a tensor but its contents."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Shape:
+        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.requires_grad)
+
+    @property
+    def bytes(self) -> int:
+        return torch.Size(self.size).numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """The first layer of a signature and what reaches it."""
+
+    layer: Layer
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+
+
+def situations(captured: Captured, batch: Mapping[str, Tensor], precision: str) -> list[Situation]:
+    """Walks through the model on fake tensors, in the precision asked for; equal layers are run once."""
+    shapes = {name: Shape.of(tensor) for name, tensor in batch.items()}
+    known: dict[tuple[str, tuple[Shape, ...]], tuple[Shape, ...]] = {}
+    found: dict[str, Situation] = {}
+    for layer in captured.graph.layers:
+        inputs = tuple(shapes[name] for name in layer.inputs)
+        key = (layer.signature, inputs)
+        if key not in known:
+            known[key] = _outputs(captured, layer, inputs, precision)
+        shapes |= zip(layer.outputs, known[key], strict=True)
+        found.setdefault(layer.signature, Situation(layer=layer, inputs=inputs, outputs=known[key]))
+    return list(found.values())
+
+
+def _outputs(captured: Captured, layer: Layer, inputs: Sequence[Shape], precision: str) -> tuple[Shape, ...]:
+    with FakeTensorMode():
+        specimen = fake_specimen(captured, layer, inputs, precision)
+        return tuple(Shape.of(x) for x in specimen.outputs())
+
+
+def fake_specimen(captured: Captured, layer: Layer, inputs: Sequence[Shape], precision: str) -> Specimen:
+    """To be called, and used, under a FakeTensorMode."""
+    tensors = {name: torch.empty(shape, dtype=dtype) for name, shape, dtype in _states(captured, layer)}
+    module = materialise(layer_module(captured, layer.name), tensors)
+    values = {name: _empty(shape, "cpu") for name, shape in zip(layer.inputs, inputs, strict=True)}
+    return _specimen(layer, module, values, precision, "cpu")
+
+
+def real_specimen(
+    captured: Captured,
+    situation: Situation,
+    batch: Mapping[str, Tensor],
+    precision: str,
+    device: str,
+    *,
+    compiled: bool = False,
+) -> Specimen:
+    layer = situation.layer
+    tensors = {name: _weights(shape, dtype) for name, shape, dtype in _states(captured, layer)}
+    module = materialise(layer_module(captured, layer.name), tensors, device)
+    values = {
+        name: batch[name].to(device) if name in batch else _activations(shape, device)
+        for name, shape in zip(layer.inputs, situation.inputs, strict=True)
+    }
+    return _specimen(layer, module, values, precision, device, compiled=compiled)
+
+
+def _states(captured: Captured, layer: Layer) -> Iterator[tuple[str, tuple[int, ...], torch.dtype]]:
+    graph = captured.graph
+    for name in layer.parameters:
+        yield name, graph.parameter[name].shape, getattr(torch, graph.parameter[name].dtype)
+    for name in layer.buffers:
+        yield name, graph.buffer[name].shape, getattr(torch, graph.buffer[name].dtype)
+
+
+def _specimen(
+    layer: Layer,
+    module: StageModule,
+    values: Mapping[str, Tensor],
+    precision: str,
+    device: str,
+    *,
+    compiled: bool = False,
+) -> Specimen:
+    run = torch.compile(module, dynamic=False) if compiled else module
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+
+    def forward(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        with in_precision(precision, device):
+            made: Mapping[str, Tensor] = run(inputs)
+            return made
+
+    return Specimen(
+        layer=layer,
+        forward=forward,
+        inputs=values,
+        parameters=tuple(module.parameters()),
+        buffers=tuple(module.buffers()),
+    )
+
+
+@contextlib.contextmanager
+def in_precision(precision: str, device: str) -> Iterator[None]:
+    if precision == "fp32":
+        yield
+        return
+    if precision not in AUTOCAST:
+        raise BadInput(f"unknown precision '{precision}'", allowed=", ".join(["fp32", *AUTOCAST]))
+    with torch.autocast(torch.device(device).type, dtype=AUTOCAST[precision]):
+        yield
+
+
+def _empty(shape: Shape, device: str) -> Tensor:
+    tensor = torch.empty_strided(shape.size, shape.stride, dtype=shape.dtype, device=device)
+    return tensor.requires_grad_(shape.requires_grad)
+
+
+def _activations(shape: Shape, device: str) -> Tensor:
+    tensor = torch.empty_strided(shape.size, shape.stride, dtype=shape.dtype, device=device)
+    if tensor.is_floating_point() or tensor.is_complex():
+        _flat(tensor).normal_()
+    else:
+        tensor.fill_(shape.dtype == torch.bool)
+    return tensor.requires_grad_(shape.requires_grad)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """The storage itself: an expanded tensor cannot be written to through its own shape."""
+    count = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return torch.as_strided(tensor, (count,), (1,), 0)
+
+
+def _weights(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    tensor = torch.empty(tuple(shape), dtype=dtype)
+    if not tensor.is_floating_point():
+        return tensor.fill_(dtype == torch.bool)
+    fan_in = tensor[0].numel() if tensor.ndim > 1 else 1
+    return tensor.uniform_(0.5, 1.5).div_(max(1, fan_in))

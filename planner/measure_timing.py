@@ -1,0 +1,149 @@
+"""Times of the passes of layers: rounds over all of them, so that noise falls on all alike, medians and quartiles."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import torch
+
+from planner.measure_passes import (
+    BackwardSplit,
+    Specimen,
+    backward,
+    forget_gradients,
+    gradients_of,
+    roots_of,
+    whole_backward,
+)
+from planner.profile import Seconds
+
+T = TypeVar("T")
+
+WARM_UP_ROUNDS = 2
+MIN_ROUNDS = 5
+MAX_ROUNDS = 60
+
+
+class Clock(Protocol):
+    def time(self, action: Callable[[], T]) -> tuple[float, T]: ...
+
+
+class CpuClock:
+    def time(self, action: Callable[[], T]) -> tuple[float, T]:
+        start = time.perf_counter_ns()
+        result = action()
+        return (time.perf_counter_ns() - start) * 1e-9, result
+
+
+class CudaClock:
+    """Time between two events on the device; the host waits before and after, so nothing else is counted."""
+
+    def time(self, action: Callable[[], T]) -> tuple[float, T]:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        start.record()
+        result = action()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) * 1e-3, result
+
+
+@dataclass(slots=True)
+class Samples:
+    forward: list[float] = field(default_factory=list)
+    backward: list[float] = field(default_factory=list)
+    input_half: list[float] = field(default_factory=list)
+    weight_half: list[float] = field(default_factory=list)
+
+    def forget(self) -> None:
+        for samples in (self.forward, self.backward, self.input_half, self.weight_half):
+            samples.clear()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassTimes:
+    forward: Seconds
+    backward: Seconds
+    input_grad: Seconds
+    weight_grad: Seconds
+
+
+def time_rounds(
+    specimens: Sequence[Specimen], clock: Clock, split: BackwardSplit | None, budget_s: float
+) -> Iterator[list[Samples]]:
+    """The samples so far after every round, until the budget is spent; at least MIN_ROUNDS of them."""
+    samples = [Samples() for _ in specimens]
+    begun = time.perf_counter()
+    for round_ in range(-WARM_UP_ROUNDS, MAX_ROUNDS):
+        if round_ >= MIN_ROUNDS and time.perf_counter() - begun > budget_s:
+            return
+        if round_ == 0:
+            begun = time.perf_counter()
+            for row in samples:
+                row.forget()
+        for specimen, row in zip(specimens, samples, strict=True):
+            _sample(specimen, row, clock, split)
+        if round_ >= 0:
+            yield samples
+
+
+def _sample(specimen: Specimen, samples: Samples, clock: Clock, split: BackwardSplit | None) -> None:
+    inputs, parameters = specimen.differentiable_inputs, specimen.trainable
+    forward_s, outputs = clock.time(specimen.outputs)
+    roots = roots_of(outputs)
+    gradients = gradients_of(roots)
+    backward_s, _ = clock.time(lambda: whole_backward(specimen, roots, gradients))
+    samples.forward.append(forward_s)
+    samples.backward.append(backward_s)
+    forget_gradients(specimen)
+    if not (roots and inputs and parameters):
+        return
+    roots = roots_of(specimen.outputs())
+    if split is None:
+        input_s, _ = clock.time(lambda: backward(roots, gradients, inputs, keep=True))
+        weight_s, _ = clock.time(lambda: backward(roots, gradients, parameters, keep=False))
+    else:
+        input_s, halfway = clock.time(lambda: split.input_half(roots, gradients, inputs, parameters))
+        weight_s, _ = clock.time(lambda: split.weight_half(halfway, parameters))
+    samples.input_half.append(input_s)
+    samples.weight_half.append(weight_s)
+    forget_gradients(specimen)
+
+
+def pass_times(specimen: Specimen, samples: Samples, *, executed_halves: bool) -> PassTimes:
+    forward, backward_ = spread_of(samples.forward), spread_of(samples.backward)
+    nothing = Seconds(median=0.0)
+    if not samples.input_half:
+        only_inputs = bool(specimen.differentiable_inputs)
+        return PassTimes(
+            forward=forward,
+            backward=backward_,
+            input_grad=backward_ if only_inputs else nothing,
+            weight_grad=nothing if only_inputs else backward_,
+        )
+    halves = spread_of(samples.input_half), spread_of(samples.weight_half)
+    if not executed_halves:
+        halves = shared_out(backward_, *halves)
+    return PassTimes(forward=forward, backward=backward_, input_grad=halves[0], weight_grad=halves[1])
+
+
+def shared_out(whole_: Seconds, first: Seconds, second: Seconds) -> tuple[Seconds, Seconds]:
+    """The whole in the proportion of its halves, each of which went over the operations that they share."""
+    total = first.median + second.median
+    scale = whole_.median / total if total else 0.0
+    return _scaled(first, scale), _scaled(second, scale)
+
+
+def _scaled(value: Seconds, factor: float) -> Seconds:
+    return Seconds(median=value.median * factor, spread=value.spread * factor)
+
+
+def spread_of(samples: Sequence[float]) -> Seconds:
+    if len(samples) < 2:
+        return Seconds(median=samples[0] if samples else 0.0)
+    low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return Seconds(median=middle, spread=(high - low) / 2)
