@@ -1,0 +1,114 @@
+"""The best combination of rows for a box: a game between the rows of a pool and the cuts met so far.
+
+The linear program over the multipliers is small; each solution is priced by the shortest path of `Box.least`, whose
+value is a bound whatever the multipliers are. So nothing rests on the precision of the linear program.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import highspy
+import numpy as np
+
+from planner.cost import IntArray
+from planner.milp.bounds import Weights, stack, weigh
+from planner.milp.mesh import FloatArray
+from planner.milp.problem import Durations, Problem, Row
+
+
+@dataclass(kw_only=True)
+class Pool:
+    """Rows with the cuts that they were held against."""
+
+    problem: Problem
+    memory: Weights
+    rows: list[Row] = field(default_factory=list)
+    weights: Weights = field(init=False)
+    cuts: list[IntArray] = field(default_factory=list)
+    columns: list[Durations] = field(default_factory=list)
+    values: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # [row, cut]
+    excess: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # [memory row, cut]
+
+    def __post_init__(self) -> None:
+        self.weights = stack([], self.problem.stages)
+
+    def add_row(self, row: Row) -> None:
+        self.rows.append(row)
+        self.weights = stack([self.weights, weigh(row)], self.problem.stages)
+        new = np.array([[row_value(row, column) for column in self.columns]])
+        self.values = np.vstack([self.values.reshape(len(self.rows) - 1, len(self.cuts)), new.reshape(1, -1)])
+
+    def add_cut(self, cut: IntArray) -> int:
+        column = self.problem.durations(cut)
+        self.cuts.append(cut)
+        self.columns.append(column)
+        new = np.array([row_value(row, column) for row in self.rows]).reshape(-1, 1)
+        self.values = np.hstack([self.values.reshape(len(self.rows), len(self.cuts) - 1), new])
+        over = _excess(self.problem, self.memory, cut).reshape(-1, 1)
+        self.excess = np.hstack([self.excess.reshape(len(self.memory), len(self.cuts) - 1), over])
+        return len(self.cuts) - 1
+
+    def inside(self, low: IntArray, high: IntArray) -> list[int]:
+        return [k for k, cut in enumerate(self.cuts) if (cut >= low).all() and (cut <= high).all()]
+
+
+def row_value(row: Row, column: Durations) -> float:
+    """0 where the cut lacks a message that the row counts: the row says nothing about it."""
+    if ((row.hops > 0) & (column.hop_bytes[0] == 0)).any():
+        return 0.0
+    total = (row.kinds * column.kinds[0]).sum() + (row.hops * column.hop_ns[0]).sum()
+    return float(total) / row.steps
+
+
+def _excess(problem: Problem, memory: Weights, cut: IntArray) -> FloatArray:
+    low, high = cut[:-1], cut[1:]
+    fixed = memory.fixed @ problem.fixed_bytes(low, high)
+    moving = np.tensordot(memory.moving, problem.moving_bytes(low, high), 2)
+    total: FloatArray = fixed + moving + memory.constant
+    return total
+
+
+class Game:
+    """Maximise over multipliers the least value over the cuts; cuts are added one at a time."""
+
+    def __init__(self, pool: Pool, chosen: list[int], scale: float) -> None:
+        self.pool, self.scale = pool, scale
+        self.rows = len(pool.rows)
+        self.lp = highspy.Highs()
+        self.lp.setOptionValue("output_flag", False)
+        self.lp.setOptionValue("threads", 1)
+        for _ in range(self.rows):
+            self.lp.addVar(0.0, 1.0)
+        for _ in range(len(pool.memory)):
+            self.lp.addVar(0.0, 1e6)
+        self.width = self.rows + len(pool.memory)
+        self.lp.addVar(-1e6, 1e6)
+        self.lp.changeColCost(self.width, 1.0)
+        self.lp.changeObjectiveSense(highspy.ObjSense.kMaximize)
+        every = np.arange(self.rows, dtype=np.int32)
+        self.lp.addRow(1.0, 1.0, self.rows, every, np.ones(self.rows))
+        for k in chosen:
+            self.add(k)
+
+    def add(self, cut: int) -> None:
+        value = self.pool.values[: self.rows, cut] / self.scale
+        over = self.pool.excess[:, cut] / -self.pool.memory.constant
+        every = np.arange(self.width + 1, dtype=np.int32)
+        coefficients = np.concatenate([-value, -over, [1.0]])
+        self.lp.addRow(-highspy.kHighsInf, 0.0, self.width + 1, every, coefficients)
+
+    def solve(self) -> tuple[float, Weights] | None:
+        """Upper estimate of the bound, and the combination to price; None when the solver gives none."""
+        self.lp.run()
+        if self.lp.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+            return None
+        x = np.array(self.lp.getSolution().col_value)
+        shares = np.where(x[: self.rows] > 1e-9, x[: self.rows], 0.0)
+        if shares.sum() <= 0:
+            return None
+        mixed = self.pool.weights.part(slice(0, self.rows)).mixed(shares / shares.sum())
+        if len(self.pool.memory):
+            rate = np.clip(x[self.rows : self.width], 0.0, None) * self.scale / -self.pool.memory.constant
+            mixed = stack([mixed, self.pool.memory.mixed(rate)], self.pool.problem.stages).mixed(np.ones(2))
+        return float(x[self.width]) * self.scale, mixed

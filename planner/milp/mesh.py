@@ -1,0 +1,166 @@
+"""A shape on the machine: where each rank stands, and what its links, sums and devices then are.
+
+One pipeline group stands for all: where replicas differ, the slowest of them counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner import devices
+from planner.cluster import Cluster, NodeGroup, Slot, all_reduce_s, card, card_sharers, slots, transfer_s
+from planner.cost import NS, IntArray
+from planner.milp.shapes import Shape
+from planner.plan import Place
+
+FloatArray = NDArray[np.float64]
+_LARGE_BYTES = 1 << 40  # far beyond where one algorithm of the all-reduce overtakes the other
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sum:
+    """An all-reduce over a set of places: the least of two lines in the bytes."""
+
+    base_ns: tuple[float, float]
+    slope_ns: tuple[float, float]
+
+    def ns(self, size: IntArray) -> IntArray:
+        lines = [base + size * slope for base, slope in zip(self.base_ns, self.slope_ns, strict=True)]
+        return np.where(size > 0, np.ceil(np.minimum(*lines)), 0).astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    grid: tuple[tuple[Slot, ...], ...]  # [replica][worker]
+    latency_ns: FloatArray  # [worker, worker]
+    byte_ns: FloatArray  # [worker, worker]
+    slowness: tuple[float, ...]  # a worker, as a multiple of the profiled device's times
+    capacity_bytes: tuple[int, ...]  # a worker
+    margin_bytes: tuple[int, ...]
+
+
+def mesh(cluster: Cluster, shape: Shape, device: str) -> Mesh:
+    grid = _grid(cluster, shape)
+    columns = [[row[w] for row in grid] for w in range(shape.workers)]
+    latency, byte = _links(cluster, columns)
+    groups = [[cluster.groups[place.node] for place in column] for column in columns]
+    tightest = [min(column, key=lambda g: g.limit_bytes) for column in groups]
+    return Mesh(
+        grid=grid,
+        latency_ns=latency,
+        byte_ns=byte,
+        slowness=tuple(max(_slowness(g, device) for g in column) for column in groups),
+        capacity_bytes=tuple(g.capacity_bytes for g in tightest),
+        margin_bytes=tuple(g.margin_bytes for g in tightest),
+    )
+
+
+def _grid(cluster: Cluster, shape: Shape) -> tuple[tuple[Slot, ...], ...]:
+    order = list(slots(cluster))[: shape.devices]
+    if shape.axes.index("data") < shape.axes.index("pipeline"):
+        return tuple(tuple(order[r * shape.workers : (r + 1) * shape.workers]) for r in range(shape.data))
+    return tuple(tuple(order[w * shape.data + r] for w in range(shape.workers)) for r in range(shape.data))
+
+
+def places(cluster: Cluster, shape: Shape) -> tuple[Place, ...]:
+    """Ranks in the order of the machine's slots."""
+    coordinates = {
+        slot: (data, worker)
+        for data, row in enumerate(_grid(cluster, shape))
+        for worker, slot in enumerate(row)
+    }
+    return tuple(
+        Place(rank=rank, node=slot.node, slot=slot.slot, data=data, pipeline=worker, spatial=0)
+        for rank, (slot, (data, worker)) in enumerate(sorted(coordinates.items()))
+    )
+
+
+def _links(cluster: Cluster, columns: Sequence[Sequence[Slot]]) -> tuple[FloatArray, FloatArray]:
+    count = len(columns)
+    latency: FloatArray = np.zeros((count, count))
+    byte: FloatArray = np.zeros((count, count))
+    priced: dict[tuple[str, int], tuple[float, float]] = {}
+    for a in range(count):
+        for b in range(count):
+            if a != b:
+                latency[a, b], byte[a, b] = _link(cluster, columns[a], columns[b], priced)
+    return latency, byte
+
+
+def _link(
+    cluster: Cluster,
+    senders: Sequence[Slot],
+    receivers: Sequence[Slot],
+    priced: dict[tuple[str, int], tuple[float, float]],
+) -> tuple[float, float]:
+    """The worst over the replicas; those behind one card that leave their node at once share it."""
+    pairs = list(zip(senders, receivers, strict=True))
+    sharers = card_sharers(cluster, pairs)
+    worst = (0.0, 0.0)
+    for a, b in pairs:
+        near = (
+            "node"
+            if a.node == b.node
+            else "rack"
+            if cluster.racks[a.node] == cluster.racks[b.node]
+            else "far"
+        )
+        if (near, sharers) not in priced:
+            start = transfer_s(cluster, a, b, 0, sharers=sharers)
+            slope = (transfer_s(cluster, a, b, _LARGE_BYTES, sharers=sharers) - start) / _LARGE_BYTES
+            priced[near, sharers] = (start * NS, slope * NS)
+        worst = (max(worst[0], priced[near, sharers][0]), max(worst[1], priced[near, sharers][1]))
+    return worst
+
+
+def _slowness(group: NodeGroup, device: str) -> float:
+    """Ratio of peak rates; 1 where the catalogue knows no better."""
+    profiled = devices.CATALOGUE.get(device)
+    here = devices.CATALOGUE.get(group.device)
+    own = group.rates.fp32_flop_per_s or (here.fp32_flop_per_s if here else None)
+    if profiled is None or own is None or (group.device == device and group.rates.fp32_flop_per_s is None):
+        return 1.0
+    return max(1.0, profiled.fp32_flop_per_s / own)
+
+
+def sums(cluster: Cluster, groups: Sequence[Sequence[Slot]]) -> list[Sum]:
+    """The all-reduce of each group of places, all of them at the same time."""
+    sharers = card_sharers(cluster, groups)
+    known: dict[tuple[object, ...], Sum] = {}
+    found = []
+    for group in groups:
+        members = sorted(set(group))
+        key = _likeness(cluster, members)
+        if key not in known:
+            known[key] = _lines(cluster, members, sharers)
+        found.append(known[key])
+    return found
+
+
+def _likeness(cluster: Cluster, members: Sequence[Slot]) -> tuple[object, ...]:
+    """What the price of a sum depends on."""
+    nodes: dict[int, set[int]] = {}
+    fullest: dict[int, int] = {}
+    for place in members:
+        nodes.setdefault(place.node, set()).add(card(cluster, place))
+        fullest[place.node] = fullest.get(place.node, 0) + 1
+    racks = {cluster.racks[node] for node in nodes}
+    return len(nodes), len(racks) > 1, max(fullest.values()), min(map(len, nodes.values()))
+
+
+def _lines(cluster: Cluster, members: Sequence[Slot], sharers: int) -> Sum:
+    def seconds(size: int) -> float:
+        return all_reduce_s(cluster, members, size, sharers=sharers)
+
+    start = seconds(0)
+    near = (seconds(1 << 10) - start) / (1 << 10)
+    far = (seconds(2 * _LARGE_BYTES) - seconds(_LARGE_BYTES)) / _LARGE_BYTES
+    far_start = seconds(_LARGE_BYTES) - far * _LARGE_BYTES
+    if math.isclose(near, far, rel_tol=1e-6):
+        far, far_start = near, start
+    return Sum(base_ns=(start * NS, far_start * NS), slope_ns=(near * NS, far * NS))

@@ -1,0 +1,264 @@
+"""One shape with its order frozen, as a function of the cut: time by the simulator, memory by the order.
+
+A cut is an integer row `0 = c_0 < c_1 < ... < c_D = layers`; stage p holds the layers c_p .. c_{p+1} - 1. Everything
+here is evaluated for many cuts at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from planner.cluster import Cluster
+from planner.cost import BoolArray, IntArray, Tables
+from planner.memory import memory_rows
+from planner.milp.mesh import FloatArray, Mesh, Sum, mesh, sums
+from planner.milp.shapes import Shape
+from planner.plan import Hop
+from planner.schedule.action import Kind, Schedule
+from planner.simulate import Bound, Compiled, compile, critical_path, makespans, period
+
+KINDS = tuple(Kind)
+COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """`steps * T >= counts * durations` for every cut whose messages include those counted here."""
+
+    kinds: IntArray  # [kind, stage]
+    hops: IntArray  # [act or grad, sender, receiver]
+    steps: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Durations:
+    """Of a batch of cuts: nanoseconds a (kind, stage), bytes and nanoseconds a message."""
+
+    kinds: IntArray  # [cut, kind, stage]
+    hop_bytes: IntArray  # [cut, act or grad, sender, receiver]
+    hop_ns: IntArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    shape: Shape
+    tables: Tables
+    schedule: Schedule
+    mesh: Mesh
+    prefix_ns: IntArray  # [compute kind, stage, layers + 1]
+    sums: tuple[Sum, ...]  # a stage
+    tie: Sum  # over every device, for parameters that several stages use
+    latency_ns: FloatArray  # [stage, stage]
+    byte_ns: FloatArray
+    slowness: tuple[float, ...]  # a stage
+    _compiled: dict[bytes, Compiled] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def stages(self) -> int:
+        return self.shape.stages
+
+    @property
+    def layers(self) -> int:
+        return self.tables.layers
+
+    @property
+    def holders(self) -> int:
+        return self.shape.data * self.schedule.pipes
+
+    @cached_property
+    def moments(self) -> tuple[IntArray, ...]:
+        """A worker: what is alive at the moments that can be its peak, [moment, stage, part]."""
+        return memory_rows(self.schedule)
+
+    @cached_property
+    def hosted(self) -> IntArray:
+        """[worker, stage]: how many pipes have this stage there."""
+        out: IntArray = np.zeros((self.schedule.workers, self.stages), np.int64)
+        for pipe in self.schedule.place:
+            np.add.at(out, (list(pipe), range(self.stages)), 1)
+        return out
+
+    @cached_property
+    def available_bytes(self) -> IntArray:
+        """A worker: memory less the margin."""
+        return np.array(self.mesh.capacity_bytes, np.int64) - np.array(self.mesh.margin_bytes, np.int64)
+
+    def memory(self, cuts: IntArray) -> IntArray:
+        """[cut, worker]: bytes at the worst moment, without the margin."""
+        low, high = cuts[:, :-1], cuts[:, 1:]
+        fixed = self.fixed_bytes(low, high) @ self.hosted.T
+        moving = self.moving_bytes(low, high)
+        peaks = [np.einsum("msr,ksr->km", rows, moving).max(1) for rows in self.moments]
+        return fixed + np.stack(peaks, 1)
+
+    def fixed_bytes(self, low: IntArray, high: IntArray) -> IntArray:
+        """Of a stage in one pipe: its state, and one message of each kind on its way in and out."""
+        tables = self.tables
+        moving = 2 * (tables.entered[low, high] + tables.leaving[low, high])
+        return (
+            tables.parameters[low, high] + tables.gradients[low, high] + self.state_bytes(low, high) + moving
+        )
+
+    def state_bytes(self, low: IntArray, high: IntArray) -> IntArray:
+        share = self.holders if self.shape.shard else 1
+        rate = self.tables.state_bytes_per_element / share
+        return np.ceil(self.tables.elements[low, high] * rate).astype(np.int64)
+
+    def moving_bytes(self, low: IntArray, high: IntArray) -> IntArray:
+        """[..., part]: of one micro-batch in a stage, the parts of `StageBytes`."""
+        tables = self.tables
+        held = tables.held[high] - tables.held[low]
+        parts = [tables.saved[low, high], held, tables.entered[low, high], tables.workspace[low, high]]
+        return np.stack(parts, -1)
+
+    def durations(self, cuts: IntArray) -> Durations:
+        cuts = np.atleast_2d(cuts)
+        sizes = hop_bytes(self.tables, cuts)
+        return Durations(kinds=self._kinds(cuts), hop_bytes=sizes, hop_ns=self._hop_ns(sizes))
+
+    def _kinds(self, cuts: IntArray) -> IntArray:
+        low, high = cuts[:, :-1], cuts[:, 1:]
+        stage = np.arange(self.stages)
+        out: IntArray = np.zeros((len(cuts), len(KINDS), self.stages), np.int64)
+        for row, prefix in enumerate(self.prefix_ns):
+            out[:, row] = prefix[stage, high] - prefix[stage, low]
+        for p in range(self.stages):
+            out[:, KINDS.index(Kind.SYNC), p] = self.sync_ns(p, low[:, p], high[:, p])
+            out[:, KINDS.index(Kind.STEP), p] = self.step_ns(p, low[:, p], high[:, p])
+        return out
+
+    def sync_ns(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
+        own = self.sums[stage].ns(self.tables.gradients[low, high] - self.tables.tied[low, high])
+        return own + self.tie.ns(self.tables.tied[low, high])
+
+    def step_ns(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
+        share = self.holders if self.shape.shard else 1
+        rate = self.tables.step_ns_per_element * self.slowness[stage] / share
+        return np.ceil(self.tables.elements[low, high] * rate).astype(np.int64)
+
+    def _hop_ns(self, sizes: IntArray) -> IntArray:
+        backward = sizes[:, 1] * self.byte_ns.T + self.latency_ns.T
+        ns = np.stack([sizes[:, 0] * self.byte_ns + self.latency_ns, backward], 1)
+        return np.where(sizes > 0, np.ceil(ns), 0).astype(np.int64)
+
+    def times(self, cuts: IntArray) -> IntArray:
+        """Simulated nanoseconds of each cut."""
+        spans = self.durations(cuts)
+        out: IntArray = np.zeros(len(spans.kinds), np.int64)
+        present = spans.hop_bytes.reshape(len(out), -1) > 0
+        patterns, member = np.unique(present, axis=0, return_inverse=True)
+        for number, pattern in enumerate(patterns):
+            chosen = np.flatnonzero(member.ravel() == number)
+            compiled = self._compile(pattern)
+            vectors = self._vectors(spans, chosen, pattern)
+            out[chosen] = self._objective(compiled, vectors)
+        return out
+
+    def _objective(self, compiled: Compiled, vectors: IntArray) -> IntArray:
+        if self.shape.update == "rolling":
+            return np.array([period(compiled, row).period_ns for row in vectors], np.int64)
+        return makespans(compiled, vectors)
+
+    def critical(self, cut: IntArray) -> tuple[Row, int]:
+        """A path (or cycle) that determines the time of this cut, and that time."""
+        spans = self.durations(cut)
+        pattern = spans.hop_bytes.reshape(-1) > 0
+        compiled = self._compile(pattern)
+        vector = self._vectors(spans, np.zeros(1, np.int64), pattern)[0]
+        rolling = self.shape.update == "rolling"
+        bound: Bound = period(compiled, vector) if rolling else critical_path(compiled, vector)
+        split = len(KINDS) * self.stages
+        hops: IntArray = np.zeros(pattern.size, np.int64)
+        hops[pattern] = bound.counts[split:]
+        row = Row(
+            kinds=bound.counts[:split].reshape(len(KINDS), self.stages),
+            hops=hops.reshape(2, self.stages, self.stages),
+            steps=bound.steps,
+        )
+        return row, bound.period_ns
+
+    def _vectors(self, spans: Durations, chosen: IntArray, pattern: BoolArray) -> IntArray:
+        kinds = spans.kinds[chosen].reshape(len(chosen), -1)
+        hops = spans.hop_ns[chosen].reshape(len(chosen), -1)[:, pattern]
+        return np.concatenate([kinds, hops], 1)
+
+    def _compile(self, pattern: BoolArray) -> Compiled:
+        key = np.packbits(pattern).tobytes()
+        if key not in self._compiled:
+            self._compiled[key] = compile(self.schedule, self.routes(pattern), update=self.shape.update)
+        return self._compiled[key]
+
+    def routes(self, pattern: BoolArray) -> list[Hop]:
+        found = np.argwhere(pattern.reshape(2, self.stages, self.stages))
+        return [
+            Hop(
+                direction="grad" if way else "act",
+                sender=int(sender),
+                receiver=int(receiver),
+                values=(),
+                bytes=0,
+                ns=0,
+            )
+            for way, sender, receiver in found
+        ]
+
+
+def hop_bytes(tables: Tables, cuts: IntArray) -> IntArray:
+    """[cut, act or grad, sender, receiver]: activations straight to every later stage that reads them, gradients
+    from each reading stage to the one before it that reads or made the Value."""
+    edges, depth = tables.edges, cuts.shape[1] - 1
+    stage = stage_of(cuts, tables.layers)
+    made, before, here = stage[:, edges.made], stage[:, edges.previous], stage[:, edges.consumer]
+    crossing = here > before
+    row = np.arange(len(cuts))[:, None] * depth
+    out = []
+    for sender, receiver, mask in ((made, here, crossing), (here, before, crossing & edges.backward)):
+        cell = ((row + sender) * depth + receiver)[mask]
+        weight = np.broadcast_to(edges.bytes, mask.shape)[mask]
+        total = np.bincount(cell, weights=weight, minlength=len(cuts) * depth * depth)
+        out.append(total.astype(np.int64).reshape(len(cuts), depth, depth))
+    return np.stack(out, 1)
+
+
+def stage_of(cuts: IntArray, layers: int) -> IntArray:
+    """[cut, layer]"""
+    opens: IntArray = np.zeros((len(cuts), layers + 1), np.int64)
+    for p in range(1, cuts.shape[1] - 1):
+        opens[np.arange(len(cuts)), cuts[:, p]] += 1
+    return opens.cumsum(1)[:, :layers]
+
+
+def problem(cluster: Cluster, shape: Shape, tables: Tables, schedule: Schedule, device: str) -> Problem:
+    machine = mesh(cluster, shape, device)
+    place = np.array(schedule.place)
+    slowness = tuple(max(machine.slowness[w] for w in place[:, s]) for s in range(shape.stages))
+    latency = np.maximum.reduce([machine.latency_ns[np.ix_(pipe, pipe)] for pipe in place])
+    byte = np.maximum.reduce([machine.byte_ns[np.ix_(pipe, pipe)] for pipe in place])
+    groups = [[row[w] for row in machine.grid for w in place[:, s]] for s in range(shape.stages)]
+    everybody = [slot for row in machine.grid for slot in row]
+    return Problem(
+        shape=shape,
+        tables=tables,
+        schedule=schedule,
+        mesh=machine,
+        prefix_ns=_prefixes(tables, slowness),
+        sums=tuple(sums(cluster, groups)),
+        tie=sums(cluster, [everybody])[0],
+        latency_ns=latency,
+        byte_ns=byte,
+        slowness=slowness,
+    )
+
+
+def _prefixes(tables: Tables, slowness: Sequence[float]) -> IntArray:
+    out: IntArray = np.zeros((len(COMPUTE), len(slowness), tables.layers + 1), np.int64)
+    for row, kind in enumerate(COMPUTE):
+        layers = np.diff(tables.time_ns[kind])
+        for stage, factor in enumerate(slowness):
+            own = layers if factor == 1.0 else np.ceil(layers * factor).astype(np.int64)
+            out[row, stage, 1:] = own.cumsum()
+    return out

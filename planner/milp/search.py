@@ -1,0 +1,102 @@
+"""First answers: cuts found by descent and seeded kicks, all neighbours of a cut simulated at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost import IntArray
+from planner.milp.bounds import Box
+from planner.milp.mesh import FloatArray
+from planner.milp.problem import COMPUTE, Problem
+from planner.schedule.action import Kind
+
+NEVER = 1 << 60  # the time of a cut that does not fit
+_STEPS = (1, 2, 4, 8)
+_LONGEST_BLOCK = 4  # boundaries that move together, where there are many
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    cut: IntArray
+    ns: int
+
+    def better(self, other: Answer | None) -> bool:
+        """Faster, or as fast with the lexicographically smaller boundaries."""
+        return other is None or (self.ns, self.cut.tolist()) < (other.ns, other.cut.tolist())
+
+
+def judge(problem: Problem, cuts: IntArray) -> IntArray:
+    """Simulated nanoseconds, NEVER where a worker's memory is exceeded."""
+    fits = (problem.memory(cuts) <= problem.available_bytes).all(1)
+    out: IntArray = np.full(len(cuts), NEVER, np.int64)
+    if fits.any():
+        out[fits] = problem.times(cuts[fits])
+    return out
+
+
+def descend(problem: Problem, box: Box, start: IntArray) -> Answer | None:
+    """Steepest descent over moves of single boundaries and blocks of them."""
+    best = _pick(problem, start[None, :])
+    moves = _moves(problem.stages)
+    while True:
+        near = (best.cut if best else start) + moves
+        inside = (np.diff(near) > 0).all(1) & (near >= box.low).all(1) & (near <= box.high).all(1)
+        found = _pick(problem, near[inside]) if inside.any() else None
+        if found is None or not found.better(best):
+            return best
+        best = found
+
+
+def _pick(problem: Problem, cuts: IntArray) -> Answer | None:
+    ns = judge(problem, cuts)
+    least = int(ns.min())
+    if least == NEVER:
+        return None
+    tied = cuts[ns == least]
+    return Answer(cut=min(tied, key=lambda c: c.tolist()), ns=least)
+
+
+def _moves(stages: int) -> IntArray:
+    longest = stages - 1 if stages <= 16 else _LONGEST_BLOCK
+    rows = []
+    for first in range(1, stages):
+        for last in range(first, min(stages, first + longest)):
+            for step in _STEPS if first == last else (1,):
+                row = np.zeros(stages + 1, np.int64)
+                row[first : last + 1] = step
+                rows += [row, -row]
+    return np.array(rows, np.int64).reshape(-1, stages + 1)
+
+
+def kicked(problem: Problem, box: Box, best: Answer, rounds: int) -> Answer:
+    """Descents from random neighbours of the best cut; the seed is fixed, so the answer is too."""
+    random = np.random.default_rng(0)
+    for _ in range(rounds):
+        noise = random.integers(-3, 4, problem.stages + 1)
+        start = np.clip(best.cut + noise, box.low, box.high)
+        start = np.maximum.accumulate(start)
+        if (np.diff(start) > 0).all():
+            found = descend(problem, box, start)
+            if found is not None and found.better(best):
+                best = found
+    return best
+
+
+def balanced(problem: Problem, box: Box) -> IntArray:
+    """The cut whose largest stage takes least, by a bottleneck path."""
+    work = [Kind.F, Kind.B, *([Kind.R] if problem.shape.recompute else [])]
+    line = problem.prefix_ns[[COMPUTE.index(kind) for kind in work]].sum(0)
+    value: FloatArray = np.zeros(1)
+    back = []
+    for p in range(problem.stages):
+        cost = box.blocked[p] + line[p, box.window(p + 1)][None, :] - line[p, box.window(p)][:, None]
+        total = np.maximum(value[:, None], cost)
+        back.append(total.argmin(0))
+        value = total.min(0)
+    cut, at = [problem.layers], 0
+    for p in range(problem.stages - 1, -1, -1):
+        at = int(back[p][at])
+        cut.append(int(box.low[p]) + at)
+    return np.array(cut[::-1], np.int64)

@@ -1,0 +1,268 @@
+"""The discrete choices around a cut: which axes, which schedule, which micro-batch; and all of them that may be.
+
+A shape uses whole nodes, or part of a single one: idle devices never share a node with busy ones of a larger plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+from planner.cluster import Cluster
+from planner.errors import BadInput
+from planner.schedule.families import FAMILIES
+
+AxisName = Literal["data", "pipeline", "spatial"]
+Update = Literal["rolling", "barrier"]
+
+OUTER_DATA: tuple[AxisName, ...] = ("data", "pipeline", "spatial")
+OUTER_PIPELINE: tuple[AxisName, ...] = ("pipeline", "data", "spatial")
+DEEPEST = 64  # pipeline workers, unless one is asked for by name
+MOST_ACTIONS = (
+    1 << 17
+)  # of one pipeline group and step; beyond, an order is neither readable nor quick to simulate
+PINS = (
+    "data",
+    "pipeline",
+    "spatial",
+    "micro",
+    "schedule",
+    "pairs",
+    "chunks",
+    "recompute",
+    "shard",
+    "update",
+    "stages",
+)
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Shape:
+    family: str
+    data: int
+    workers: int
+    pairs: int
+    chunks: int
+    micro: int
+    micros: int
+    recompute: bool
+    shard: bool
+    axes: tuple[AxisName, ...]
+    update: Update = "barrier"
+
+    @property
+    def stages(self) -> int:
+        return self.workers * self.chunks
+
+    @property
+    def pipes(self) -> int:
+        return 2 * self.pairs if FAMILIES[self.family].paired else 1
+
+    @property
+    def devices(self) -> int:
+        return self.data * self.workers
+
+    def __str__(self) -> str:
+        extra = [f"pairs {self.pairs}"] if FAMILIES[self.family].paired else []
+        extra += [f"chunks {self.chunks}"] if self.chunks > 1 else []
+        extra += ["recompute"] if self.recompute else []
+        extra += ["sharded optimizer"] if self.shard else []
+        inner = f", {self.axes[-2]} innermost" if self.data > 1 and self.workers > 1 else ""
+        base = f"{self.family} data {self.data} x pipeline {self.workers}, micro-batch {self.micro} x {self.micros}"
+        return ", ".join([base, *extra]) + inner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pins:
+    """What the user has fixed; None is free."""
+
+    data: int | None = None
+    pipeline: int | None = None
+    micro: int | None = None
+    schedules: tuple[str, ...] = ()
+    pairs: int | None = None
+    chunks: int | None = None
+    recompute: bool | None = None
+    shard: bool | None = None
+    update: Update = "barrier"
+    stages: tuple[tuple[str, ...], ...] | None = None  # layers of each stage
+
+
+def pins(fix: Mapping[str, object], schedules: Sequence[str] | None) -> Pins:
+    """BadInput names the key or value that means nothing."""
+    for key in fix:
+        if key not in PINS:
+            raise BadInput(f"nothing to fix is called '{key}'", where="fix", allowed=", ".join(PINS))
+    if (spatial := _whole(fix, "spatial")) not in (None, 1):
+        raise BadInput(f"spatial is {spatial}, but no split was profiled", where="fix", allowed="1")
+    chosen = (str(fix["schedule"]),) if "schedule" in fix else tuple(schedules or ())
+    for name in chosen:
+        if name not in FAMILIES:
+            raise BadInput(f"no family '{name}'", where="schedule", allowed=", ".join(FAMILIES))
+    return Pins(
+        data=_whole(fix, "data"),
+        pipeline=_whole(fix, "pipeline"),
+        micro=_whole(fix, "micro"),
+        schedules=chosen,
+        pairs=_whole(fix, "pairs"),
+        chunks=_whole(fix, "chunks"),
+        recompute=_flag(fix, "recompute"),
+        shard=_flag(fix, "shard"),
+        update=_update(fix),
+        stages=_stages(fix),
+    )
+
+
+def _whole(fix: Mapping[str, object], key: str) -> int | None:
+    value = fix.get(key)
+    if value is None:
+        return None
+    text = str(value)
+    if isinstance(value, bool) or not text.isdecimal() or int(text) < 1:
+        raise BadInput(f"{key} is {value!r}", where="fix", allowed="a whole number, 1 or more")
+    return int(text)
+
+
+def _flag(fix: Mapping[str, object], key: str) -> bool | None:
+    value = fix.get(key)
+    if value is None:
+        return None
+    known = {
+        "true": True,
+        "1": True,
+        "yes": True,
+        "on": True,
+        "false": False,
+        "0": False,
+        "no": False,
+        "off": False,
+    }
+    if (text := str(value).lower()) not in known:
+        raise BadInput(f"{key} is {value!r}", where="fix", allowed="true or false")
+    return known[text]
+
+
+def _update(fix: Mapping[str, object]) -> Update:
+    value = fix.get("update", "barrier")
+    if value == "rolling":
+        return "rolling"
+    if value == "barrier":
+        return "barrier"
+    raise BadInput(f"update is {value!r}", where="fix", allowed="rolling or barrier")
+
+
+def _stages(fix: Mapping[str, object]) -> tuple[tuple[str, ...], ...] | None:
+    value = fix.get("stages")
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or not all(isinstance(stage, list | tuple) for stage in value):
+        raise BadInput("stages", where="fix", allowed="a list of lists of layer names")
+    return tuple(tuple(str(name) for name in stage) for stage in value)
+
+
+def shapes(
+    cluster: Cluster, *, layers: int, batch: int, micros: Sequence[int], pinned: Pins
+) -> Iterator[Shape]:
+    """Every shape that the pins allow and the devices can hold, whatever its memory."""
+    total = sum(group.count * group.devices_per_node for group in cluster.nodes)
+    for micro in micros:
+        if pinned.micro not in (None, micro) or batch % micro:
+            continue
+        for data in _divisors(batch // micro):
+            if pinned.data in (None, data) and data <= total:
+                yield from _with_data(cluster, layers, total, data, micro, batch // micro // data, pinned)
+
+
+def _with_data(
+    cluster: Cluster, layers: int, total: int, data: int, micro: int, micros: int, pinned: Pins
+) -> Iterator[Shape]:
+    deepest = min(layers, total // data, DEEPEST)
+    depths = range(1, deepest + 1) if pinned.pipeline is None else [pinned.pipeline]
+    names = pinned.schedules or tuple(FAMILIES)
+    for workers in depths:
+        if workers * data > total or not _whole_nodes(cluster, workers * data):
+            continue
+        for axes in _axis_orders(cluster, data, workers):
+            for family, pairs, chunks in _variants(names, workers, micros, layers, pinned):
+                for recompute, shard in product(_free(pinned.recompute), _free(pinned.shard)):
+                    if shard and data * (2 * pairs if FAMILIES[family].paired else 1) == 1:
+                        continue
+                    yield Shape(
+                        family=family,
+                        data=data,
+                        workers=workers,
+                        pairs=pairs,
+                        chunks=chunks,
+                        micro=micro,
+                        micros=micros,
+                        recompute=recompute,
+                        shard=shard,
+                        axes=axes,
+                        update=pinned.update,
+                    )
+
+
+def _free(value: bool | None) -> tuple[bool, ...]:
+    return (False, True) if value is None else (value,)
+
+
+def _divisors(number: int) -> list[int]:
+    small = [k for k in range(1, int(number**0.5) + 1) if number % k == 0]
+    return sorted({*small, *(number // k for k in small)})
+
+
+def _whole_nodes(cluster: Cluster, devices: int) -> bool:
+    """A part of the first node, or the first nodes whole."""
+    filled = 0
+    for group in cluster.groups:
+        if filled == devices:
+            return True
+        if devices < filled + group.devices_per_node:
+            return filled == 0
+        filled += group.devices_per_node
+    return filled == devices
+
+
+def _axis_orders(cluster: Cluster, data: int, workers: int) -> tuple[tuple[AxisName, ...], ...]:
+    """Which axis is innermost matters only where devices lie at more than one distance."""
+    levels = sum(x is not None for x in (cluster.links.node, cluster.links.rack, cluster.links.cluster))
+    alike = len({(g.device, g.memory_bytes, g.margin_bytes) for g in cluster.nodes}) == 1
+    if data == 1 or workers == 1 or (levels < 2 and alike):
+        return (OUTER_DATA,)
+    return (OUTER_DATA, OUTER_PIPELINE)
+
+
+def _variants(
+    names: Sequence[str], workers: int, micros: int, layers: int, pinned: Pins
+) -> Iterator[tuple[str, int, int]]:
+    """(family, pairs, chunks). One worker needs no schedule: 1f1b stands for all that are not asked for by name."""
+    for name in names:
+        family = FAMILIES[name]
+        if workers == 1 and not pinned.schedules and name != "1f1b":
+            continue
+        if workers == 1 and family.paired:
+            continue
+        for pairs in _pairs(workers, pinned) if family.paired else (1,):
+            for chunks in _chunks(name, pinned):
+                actions = 4 * workers * chunks * micros
+                if pinned.pairs in (None, pairs) and workers * chunks <= layers and actions <= MOST_ACTIONS:
+                    yield name, pairs, chunks
+
+
+def _pairs(workers: int, pinned: Pins) -> list[int]:
+    if workers % 2:
+        return []
+    half = workers // 2
+    return [f for f in _divisors(half) if pinned.pairs in (None, f)]
+
+
+def _chunks(name: str, pinned: Pins) -> tuple[int, ...]:
+    """Those that the family allows; of an open range the two least."""
+    allowed = FAMILIES[name].chunks
+    options = (allowed, allowed + 1) if isinstance(allowed, int) else tuple(allowed)
+    if pinned.chunks is None:
+        return options
+    fits = pinned.chunks >= allowed if isinstance(allowed, int) else pinned.chunks in allowed
+    return (pinned.chunks,) if fits else ()

@@ -1,0 +1,157 @@
+"""The proof that no cut of a shape is faster: boxes of boundaries, best bound first, each bounded by its game.
+
+A box is done when its bound reaches the limit (times are integers, so a bound above `limit - 1` refutes every cut
+below the limit) or when it has become a point, which is simulated. What is left when the nodes are used up gives the
+bound that is reported.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost import IntArray
+from planner.milp.bounds import ROUNDING, Box, Weights, memory_weights
+from planner.milp.game import Game, Pool
+from planner.milp.problem import Problem
+from planner.milp.search import NEVER, Answer, judge
+
+_PRICINGS = 60  # shortest paths a box, at most
+_ROUNDS = 3  # of filtering by single rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    answer: Answer | None  # the best cut met, if it beats the limit
+    bound_ns: int  # no cut of the shape takes less
+    nodes: int
+    closed: bool
+
+
+class Tree:
+    def __init__(self, problem: Problem, root: Box, answer: Answer | None, limit: int) -> None:
+        self.problem, self.root = problem, root
+        self.answer = answer
+        self.limit = limit if answer is None else min(limit, answer.ns)
+        self.pool = Pool(problem=problem, memory=memory_weights(problem))
+        self.nodes = 0
+
+    def seed(self, cuts: IntArray) -> None:
+        """The critical paths of some cuts: the first rows."""
+        for cut in cuts:
+            self._learn(cut)
+
+    def prove(self, budget: int) -> Proof:
+        boxes: list[tuple[float, int, Box]] = [(0.0, 0, self.root)]
+        number = 0
+        while boxes and self.nodes < budget:
+            bound, _, box = heapq.heappop(boxes)
+            if self._refuted(bound):
+                boxes = []
+                break
+            self.nodes += 1
+            for value, child in self._expand(box, bound):
+                number += 1
+                heapq.heappush(boxes, (value, number, child))
+        left = min((entry[0] for entry in boxes), default=float(self.limit))
+        bound_ns = self.limit if self._refuted(left) else int(np.ceil(left - ROUNDING))
+        return Proof(answer=self.answer, bound_ns=bound_ns, nodes=self.nodes, closed=bound_ns == self.limit)
+
+    def _refuted(self, bound: float) -> bool:
+        return bound > self.limit - 1 + ROUNDING
+
+    def _expand(self, box: Box, bound: float) -> list[tuple[float, Box]]:
+        narrow = self._filtered(box)
+        if narrow is None:
+            return []
+        if narrow.point:
+            self._learn(narrow.low)
+            return []
+        bound, narrow, support = self._play(narrow, bound)
+        if narrow is None or self._refuted(bound):
+            return []
+        if narrow.point:
+            self._learn(narrow.low)
+            return []
+        p, at = _branch(narrow, support)
+        return [(bound, child) for child in narrow.split(p, at) if child is not None]
+
+    def _filtered(self, box: Box) -> Box | None:
+        for _ in range(_ROUNDS):
+            narrow = box.filtered(self.pool.memory, 0.0) if len(self.pool.memory) else box
+            if narrow is not None:
+                narrow = narrow.filtered(self.pool.weights, self.limit - 1 + ROUNDING)
+            if narrow is None or narrow is box:
+                return narrow
+            box = narrow
+        return box
+
+    def _play(self, box: Box, bound: float) -> tuple[float, Box | None, list[IntArray]]:
+        chosen = self.pool.inside(box.low, box.high)
+        if not chosen:
+            chosen = [self._learn(_middle(box))]
+        rows, game = -1, None
+        best: Weights | None = None
+        for _ in range(_PRICINGS):
+            if game is None or rows != len(self.pool.rows):
+                rows, game = len(self.pool.rows), Game(self.pool, chosen, float(self.limit))
+            solved = game.solve()
+            if solved is None:
+                break
+            most, mixed = solved
+            if most <= self.limit - 1:  # these rows cannot refute the box
+                break
+            value, cut = box.least(mixed)
+            if value > bound:
+                bound, best = value, mixed
+            if self._refuted(bound):
+                return bound, box, []
+            if most - value < 0.25 or any((self.pool.cuts[k] == cut).all() for k in chosen):
+                break
+            chosen.append(self._learn(cut))
+            if rows == len(self.pool.rows):
+                game.add(chosen[-1])
+        narrow = box if best is None else box.filtered(best, self.limit - 1 + ROUNDING)
+        return bound, narrow, [self.pool.cuts[k] for k in chosen[-8:]]
+
+    def _learn(self, cut: IntArray) -> int:
+        """Simulates a cut: perhaps a better answer; a new row where the pool does not refute it."""
+        number = self.pool.add_cut(cut)
+        ns = int(judge(self.problem, cut[None, :])[0])
+        if ns < NEVER:
+            found = Answer(cut=cut, ns=ns)
+            if ns < self.limit or (
+                ns == self.limit and self.answer is not None and found.better(self.answer)
+            ):
+                self.answer, self.limit = found, ns
+        known = self.pool.values[:, number]
+        if not len(known) or known.max() <= self.limit - 1:
+            row, value = self.problem.critical(cut)
+            if not len(known) or value > known.max():
+                self.pool.add_row(row)
+        return number
+
+
+def _middle(box: Box) -> IntArray:
+    """Some cut of the box: the first alive arc each time leads on, since boxes are trimmed."""
+    cut, at = [int(box.low[0])], 0
+    for p, alive in enumerate(box.alive):
+        onward = np.flatnonzero(alive[at])
+        at = int(onward[len(onward) // 2])
+        cut.append(int(box.low[p + 1]) + at)
+    return np.array(cut, np.int64)
+
+
+def _branch(box: Box, support: list[IntArray]) -> tuple[int, int]:
+    """The boundary on which the last cuts differ most, halfway; else the widest window."""
+    if len(support) > 1:
+        table = np.array(support)
+        low, high = table.min(0), table.max(0)
+        p = int((high - low).argmax())
+        if high[p] > low[p]:
+            at = int((low[p] + high[p]) // 2)
+            return p, int(np.clip(at, box.low[p], box.high[p] - 1))
+    p = int((box.high - box.low).argmax())
+    return p, int((box.low[p] + box.high[p]) // 2)
