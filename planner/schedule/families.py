@@ -12,7 +12,7 @@ from planner.schedule.chimera import chimera
 from planner.schedule.chimera_zb import chimera_zb
 from planner.schedule.dualpipe_v import dualpipe_v
 from planner.schedule.gpipe import gpipe
-from planner.schedule.interleaved import interleaved
+from planner.schedule.interleaved import interleaved, interleaved_zb
 from planner.schedule.listed import listed_family
 from planner.schedule.one_f_one_b import one_f_one_b
 from planner.schedule.v_shaped import v_half, v_min, zb_v
@@ -45,6 +45,13 @@ FAMILIES: Mapping[str, Family] = {
         make=one_f_one_b, about="a backward and a forward in turn after a warm-up", settings=WARMUP
     ),
     "interleaved": Family(make=interleaved, about="1F1B with several stages a worker, dealt round", chunks=2),
+    "interleaved-zb": Family(
+        make=interleaved_zb,
+        about="interleaved with weight gradients in its bubbles",
+        splits=True,
+        chunks=2,
+        settings=CAP,
+    ),
     "zb-h1": Family(
         make=zb_h1,
         about="1F1B with weight gradients in its bubbles, same memory",

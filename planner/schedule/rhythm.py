@@ -7,67 +7,71 @@ shortest period; whether the slots of all pipes miss each other on every worker 
 
 from __future__ import annotations
 
+from functools import lru_cache
+from itertools import combinations
+
 from planner.schedule.assemble import Place
 
 Offsets = tuple[int, int, int]  # o, c1, c2
 
 
-def rhythm(place: Place) -> tuple[int, list[Offsets]]:
-    """The shortest period for which the search finds offsets, and those offsets, one triple a pipe."""
+TRIES = 3000  # partial choices looked at for one period
+
+
+@lru_cache(maxsize=256)
+def rhythm(place: Place) -> tuple[int, tuple[Offsets, ...]]:
+    """The shortest period for which the search finds offsets, and those that end earliest, one triple a pipe."""
     period = 3 * len(place)
-    while (offsets := _fit(place, period)) is None:
+    while not (offsets := _Search(place, period).best):
         period += 1
     return period, offsets
 
 
-def _fit(place: Place, period: int) -> list[Offsets] | None:
-    taken = [0] * len(place[0])  # a worker: bit mask of residues
-    chosen: list[Offsets] = []
-    budget = [2000]
+class _Search:
+    """Depth first over the pipes, the offsets that end first first; cut off where a pipe ends no earlier than all
+    pipes of the best answer do."""
 
-    def extend(pipe: int) -> bool:
-        if pipe == len(place):
-            return True
-        for option in _options(place[pipe], period, taken):
-            if budget[0] == 0:
-                return False
-            budget[0] -= 1
-            added = _bits(place[pipe], period, option)
-            for worker, bits in enumerate(added):
-                taken[worker] |= bits
-            chosen.append(option)
-            if extend(pipe + 1):
-                return True
-            chosen.pop()
-            for worker, bits in enumerate(added):
-                taken[worker] &= ~bits
-        return False
+    def __init__(self, place: Place, period: int) -> None:
+        self.place, self.period = place, period
+        self.taken = [0] * len(place[0])  # a worker: bit mask of residues
+        self.best: tuple[Offsets, ...] = ()
+        self.end = 1 << 62
+        self.tries = TRIES
+        self._extend(())
 
-    return chosen if extend(0) else None
+    def _extend(self, chosen: tuple[Offsets, ...]) -> None:
+        if len(chosen) == len(self.place):
+            self.best, self.end = chosen, max(c2 for _, _, c2 in chosen)
+            return
+        pipe = self.place[len(chosen)]
+        for option in _options(pipe, self.period, self.taken):
+            if option[2] >= self.end or self.tries == 0:
+                return
+            self.tries -= 1
+            before = self.taken
+            added = _bits(pipe, self.period, option)
+            self.taken = [old | new for old, new in zip(before, added, strict=True)]
+            self._extend((*chosen, option))
+            self.taken = before
 
 
 def _options(stages: tuple[int, ...], period: int, taken: list[int]) -> list[Offsets]:
     """Offsets of one pipe that hit nothing taken, those that end first first."""
     depth = len(stages)
-    forward = [o for o in range(period) if _free(stages, period, taken, o, 1)]
+    meets = {2 * s % period for s in range(depth)}  # c - o of a backward that falls on its own pipe's forward
     backward = [c for c in range(period) if _free(stages, period, taken, c, -1)]
     options = []
-    for o in forward:
+    for o in range(period):
+        if not _free(stages, period, taken, o, 1):
+            continue
         least = o + 2 * depth - 1  # the last stage's backward follows its forward
-        later = sorted(least + (c - least) % period for c in backward)
-        for i, c1 in enumerate(later):
-            for c2 in later[i + 1 :]:
-                if _apart(stages, period, (o, c1, c2)):
-                    options.append((o, c1, c2))
+        later = sorted(least + (c - least) % period for c in backward if (c - o) % period not in meets)
+        options += [(o, c1, c2) for c1, c2 in combinations(later, 2)]
     return sorted(options, key=lambda option: (option[2], option[1], option[0]))
 
 
 def _free(stages: tuple[int, ...], period: int, taken: list[int], offset: int, sign: int) -> bool:
     return all(not taken[worker] >> (offset + sign * s) % period & 1 for s, worker in enumerate(stages))
-
-
-def _apart(stages: tuple[int, ...], period: int, option: Offsets) -> bool:
-    return all(bits.bit_count() == 3 for bits in _bits(stages, period, option))
 
 
 def _bits(stages: tuple[int, ...], period: int, option: Offsets) -> list[int]:
