@@ -17,7 +17,7 @@ from typing import Annotated, Final, Literal, NamedTuple, Protocol
 
 from pydantic import Field, model_validator
 
-from planner import devices, form
+from planner import devices, form, yaml_files
 from planner.errors import BadInput
 from planner.form import Count, Natural, NotNegative, Part, Positive, Text
 
@@ -170,6 +170,12 @@ def load(path: Path | str) -> Cluster:
 
 def parse(text: str, *, name: str = "cluster") -> Cluster:
     return form.read(Cluster, text, name=name, version=CLUSTER_VERSION)
+
+
+def dump(cluster: Cluster) -> str:
+    data = cluster.model_dump(mode="json", exclude_defaults=True)
+    header = "# yaml-language-server: $schema=cluster.schema.json\n"
+    return yaml_files.render({"version": cluster.version, **data}, header=header)
 
 
 def slots(cluster: Cluster, nodes: Iterable[int] | None = None) -> Iterator[Slot]:
