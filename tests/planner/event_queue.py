@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from planner.plan import Hop, StageTimes
 from planner.schedule.action import Action, Kind, Schedule
+from planner.schedule.program import Message
 
 Done = dict[tuple[int, Action], int]  # (step, action) -> end
 SENDS = {Kind.F: "act", Kind.B: "grad", Kind.I: "grad"}
@@ -23,6 +24,7 @@ class EventQueue:
         queueing: str = "channel",
         barrier: bool = False,
         steps: int = 1,
+        ranking: Sequence[Message] = (),
     ) -> None:
         self.schedule, self.hops, self.times = schedule, hops, times
         self.queueing, self.barrier, self.steps = queueing, barrier, steps
@@ -36,6 +38,11 @@ class EventQueue:
         self.summing: set[tuple[int, int]] = set()
         self.summed: set[tuple[int, int]] = set()
         self.messages_sent: list[tuple[int, int]] = []  # (start, end)
+        self.ready_to_go: set[Message] = set()
+        self.streams: list[deque[Message]] = [deque() for _ in schedule.orders]
+        for message in ranking:
+            for stage in (message.sender, message.receiver):
+                self.streams[schedule.place[message.pipe][stage]].append(message)
         self.heap: list[tuple[int, int, str, object]] = []
         self.now = self.count = 0
 
@@ -115,7 +122,12 @@ class EventQueue:
             self._start_sums()
 
     def _send(self, message: tuple[int, int, int, int], worker: int, target: int) -> None:
-        _, index, _, pipe = message
+        _, index, micro, pipe = message
+        if self.queueing == "stream":
+            hop = self.hops[index]
+            self.ready_to_go.add(Message(hop.direction, pipe, micro, hop.sender, hop.receiver))
+            self._start_streams()
+            return
         names = {
             "channel": (worker, target, pipe, self.hops[index].direction),
             "card": worker,
@@ -133,6 +145,28 @@ class EventQueue:
         self.messages_sent.append((self.now - ns, self.now))
         if queue:
             self._after(self.hops[queue[0][1]].ns, "message", queue)
+
+    def _start_streams(self) -> None:
+        """What is first on the stream of both of its ends, and made, starts; it stays first until it has arrived."""
+        for stream in self.streams:
+            if not stream or stream[0] not in self.ready_to_go:
+                continue
+            message = stream[0]
+            ends = [self.schedule.place[message.pipe][s] for s in (message.sender, message.receiver)]
+            if all(self.streams[end][0] == message for end in ends):
+                self.ready_to_go.remove(message)
+                self._after(self._hop(message)[1].ns, "rendezvous", message)
+
+    def _hop(self, m: Message) -> tuple[int, Hop]:
+        key = (m.direction, m.sender, m.receiver)
+        return next((i, h) for i, h in enumerate(self.hops) if (h.direction, h.sender, h.receiver) == key)
+
+    def _rendezvous_ends(self, message: Message) -> None:
+        index, _ = self._hop(message)
+        self.arrived.add((0, index, message.micro, message.pipe))
+        for stage in (message.sender, message.receiver):
+            self.streams[self.schedule.place[message.pipe][stage]].popleft()
+        self._start_streams()
 
     def _start_sums(self) -> None:
         for queue in self.sums:

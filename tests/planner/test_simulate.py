@@ -12,6 +12,7 @@ from planner.errors import BadInput
 from planner.memory import StageBytes
 from planner.schedule.action import Action, Kind, from_text
 from planner.schedule.families import generate
+from planner.schedule.lower import global_order
 from planner.simulate import (
     compile,
     critical_path,
@@ -42,6 +43,18 @@ def test_every_action_ends_when_a_plain_event_queue_ends_it(case: Case, queueing
     ours = {(0, action): int(ends[node]) for action, node in compiled.graph.node_of.items()}
     assert ours == reference.done
     assert makespan(compiled, case.vector) == total
+
+
+@few
+@given(case=cases())
+def test_one_stream_a_worker_is_a_rendezvous_in_the_one_order(case: Case) -> None:
+    ranking = global_order(case.compiled(update="rolling"), case.vector)
+    compiled = case.compiled(queueing="stream", update="rolling", ranking=ranking)
+    ends = node_ends(compiled, case.vector)
+    reference = EventQueue(case.schedule, case.hops, case.times, queueing="stream", ranking=ranking)
+    reference.run()
+    assert {(0, a): int(ends[node]) for a, node in compiled.graph.node_of.items()} == reference.done
+    assert int(ends.max()) >= makespan(case.compiled(update="rolling"), case.vector)
 
 
 @few
