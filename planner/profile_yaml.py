@@ -13,7 +13,8 @@ from typing import Literal
 from planner import yaml_files
 from planner.decode import WrongKey, decode, parse
 from planner.errors import BadInput
-from planner.model import Buffer, Layer, ModelGraph, Parameter, Value, inconsistency
+from planner.model import Buffer, Layer, ModelGraph, Parameter, Value
+from planner.model_check import inconsistency
 from planner.profile import CostKey, LayerCost, OptimizerCost, Profile, Seconds, check, faults
 
 PROFILE_VERSION = 1
