@@ -21,6 +21,9 @@ from planner.errors import BadInput
 # Written by these although their schemas do not say so: positions of the running statistics, and of the switch.
 STATISTICS = {"aten.batch_norm.default": (3, 4, 5), "aten.instance_norm.default": (3, 4, 5)}
 
+# Their gradients are rounded otherwise in place, where the result has to stand for the input.
+NO_TWINS = {"elu_", "celu_", "selu_", "rrelu_", "rrelu_with_noise_"}
+
 
 def functionalise(traced: Traced, probe: Probe) -> Traced:
     return _Functional(traced, probe).run()
@@ -52,7 +55,16 @@ def states_written(node: fx.Node) -> list[fx.Node]:
 
 
 def random(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+    """Draws numbers: a tag of the operation, unless it drops nothing out."""
+    if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    schema = node.target._schema
+    given = {argument.name: value for argument, value in zip(schema.arguments, node.args, strict=False)}
+    given = {argument.name: argument.default_value for argument in schema.arguments} | given | node.kwargs
+    if "dropout" in schema.name and given.get("train") is False:
+        return False
+    switch = "p" if "dropout" in schema.name else "dropout_p" if "dropout_p" in given else "dropout"
+    return not (switch in given and given[switch] == 0)
 
 
 class _Functional:
@@ -168,7 +180,13 @@ class _Functional:
         name = node.target._schema.name.split("::")[1]
         packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
         overload = node.target._overloadname
-        if random(node) or not name.endswith("_") or packet is None or overload not in packet.overloads():
+        if (
+            random(node)
+            or name in NO_TWINS
+            or not name.endswith("_")
+            or packet is None
+            or overload not in packet.overloads()
+        ):
             return None
         twin = getattr(packet, overload)
         names = [argument.name for argument in twin._schema.arguments]
