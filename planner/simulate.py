@@ -42,6 +42,7 @@ __all__ = [
     "period",
     "schedule_of",
     "simulate",
+    "simulate_plan",
 ]
 
 
@@ -54,6 +55,12 @@ def schedule_of(plan: Plan) -> Schedule:
         orders=parse_orders(choice.orders),
         settings=dict(choice.settings),
     )
+
+
+def simulate_plan(plan: Plan, *, steps: int = 1) -> Timeline:
+    """What a plan's own orders and durations amount to, one rank a pipeline worker."""
+    compiled = compile(schedule_of(plan), plan.hops, update=plan.schedule.update)
+    return simulate(compiled, duration_vector(plan.times, plan.hops), steps=steps)
 
 
 def simulate(
