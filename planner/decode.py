@@ -83,7 +83,21 @@ def _decoder(kind: Any) -> Decoder:  # Any: the types of types have no common na
         return _tuple(arguments)
     if origin in (Mapping, dict) or (origin and issubclass(origin, Mapping)):
         return _mapping(_decoder(arguments[1]))
+    if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return _named_tuple(kind)
     return _scalar(kind)
+
+
+def _named_tuple(kind: Any) -> Decoder:
+    hints = get_type_hints(kind)
+    parts = _tuple(tuple(hints[name] for name in kind._fields))
+
+    def one(data: object, path: Path) -> object:
+        fields_ = parts(data, path)
+        assert isinstance(fields_, tuple)
+        return kind(*fields_)
+
+    return one
 
 
 def _scalar(kind: type) -> Decoder:

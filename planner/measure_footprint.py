@@ -186,17 +186,25 @@ def _peaks(specimen: Specimen, split: BackwardSplit | None) -> Peaks:
         roots = roots_of(specimen.outputs())
         forward, after = live.peak, live.now
         live.peak = after
-        if split is None or not roots:
-            whole_backward(specimen, roots, gradients_of(roots))
-            halfway = None
-        else:
-            halfway = _halves(specimen, roots, split, live)
-        return Peaks(forward, live.peak - after, halfway)
-
-
-def _halves(specimen: Specimen, roots: tuple[Tensor, ...], split: BackwardSplit, live: LiveBytes) -> int:
-    halfway = split.input_half(roots, gradients_of(roots), specimen.differentiable_inputs, specimen.trainable)
+        whole_backward(specimen, roots, gradients_of(roots))
+        backward = live.peak - after
     del roots
-    now = live.now - sum(x.nbytes for x in specimen.differentiable_inputs)
-    split.weight_half(halfway, specimen.trainable)
-    return now
+    forget_gradients(specimen)
+    if split is None or not (specimen.differentiable_inputs and specimen.trainable):
+        return Peaks(forward, backward, None)
+    return _with_halves(specimen, split, Peaks(forward, backward, None))
+
+
+def _with_halves(specimen: Specimen, split: BackwardSplit, peaks: Peaks) -> Peaks:
+    with LiveBytes() as live:
+        roots = roots_of(specimen.split_outputs())
+        after = live.peak = live.now
+        halfway = split.input_half(
+            roots, gradients_of(roots), specimen.differentiable_inputs, specimen.trainable
+        )
+        del roots
+        held = live.now - sum(x.nbytes for x in specimen.differentiable_inputs)
+        split.weight_half(halfway, specimen.trainable)
+        backward = max(peaks.backward, live.peak - after)
+    forget_gradients(specimen)
+    return Peaks(peaks.forward, backward, max(0, held))

@@ -13,17 +13,22 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from planner.cut import StageModule
 from planner.model import Layer
 
 Values = Mapping[str, Tensor]
+Forward = Callable[[Values], Values]
 
 
 class BackwardSplit(Protocol):
-    """The two halves of a backward as the runtime executes them.
+    """The two halves of a backward as the runtime executes them; made without arguments, in another process too.
 
     `input_half` leaves the gradients of the inputs in their `.grad` and returns what `weight_half` needs to add
     those of the parameters to theirs.
     """
+
+    def prepare(self, module: StageModule) -> Forward:
+        """How a stage runs whose backward will be split; it may edit the module's graph."""
 
     def input_half(
         self,
@@ -41,7 +46,8 @@ class Specimen:
     """A layer with tensors to run it on."""
 
     layer: Layer
-    forward: Callable[[Values], Values]
+    forward: Forward
+    split_forward: Forward  # as it runs where the backward will be split
     inputs: Values  # leaves; those that take part in the backward require a gradient
     parameters: tuple[Tensor, ...]
     buffers: tuple[Tensor, ...]
@@ -55,7 +61,13 @@ class Specimen:
         return tuple(x for x in self.parameters if x.requires_grad)
 
     def outputs(self) -> tuple[Tensor, ...]:
-        results = self.forward(self.inputs)
+        return self._outputs(self.forward)
+
+    def split_outputs(self) -> tuple[Tensor, ...]:
+        return self._outputs(self.split_forward)
+
+    def _outputs(self, forward: Forward) -> tuple[Tensor, ...]:
+        results = forward(self.inputs)
         return tuple(results[name] for name in self.layer.outputs)
 
 

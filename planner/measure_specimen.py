@@ -7,8 +7,8 @@ tensors ever need to fit, however large the model.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -17,11 +17,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from planner.capture import Captured
 from planner.cut import StageModule, layer_module, materialise
-from planner.errors import BadInput
-from planner.measure_passes import Specimen
+from planner.measure_passes import BackwardSplit, Forward, Specimen, Values
 from planner.model import Layer
 
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+PRECISIONS = ("fp32", *_AUTOCAST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +72,18 @@ def _outputs(captured: Captured, layer: Layer, inputs: Sequence[Shape], precisio
         return tuple(Shape.of(x) for x in specimen.outputs())
 
 
-def fake_specimen(captured: Captured, layer: Layer, inputs: Sequence[Shape], precision: str) -> Specimen:
+def fake_specimen(
+    captured: Captured,
+    layer: Layer,
+    inputs: Sequence[Shape],
+    precision: str,
+    split: BackwardSplit | None = None,
+) -> Specimen:
     """To be called, and used, under a FakeTensorMode."""
     tensors = {name: torch.empty(shape, dtype=dtype) for name, shape, dtype in _states(captured, layer)}
-    module = materialise(layer_module(captured, layer.name), tensors)
+    modules = _modules(captured, layer, tensors, "cpu", split)
     values = {name: _empty(shape, "cpu") for name, shape in zip(layer.inputs, inputs, strict=True)}
-    return _specimen(layer, module, values, precision, "cpu")
+    return _specimen(layer, modules, values, precision, split)
 
 
 def real_specimen(
@@ -88,15 +94,16 @@ def real_specimen(
     device: str,
     *,
     compiled: bool = False,
+    split: BackwardSplit | None = None,
 ) -> Specimen:
     layer = situation.layer
     tensors = {name: _weights(shape, dtype) for name, shape, dtype in _states(captured, layer)}
-    module = materialise(layer_module(captured, layer.name), tensors, device)
+    modules = _modules(captured, layer, tensors, device, split)
     values = {
         name: batch[name].to(device) if name in batch else _activations(shape, device)
         for name, shape in zip(layer.inputs, situation.inputs, strict=True)
     }
-    return _specimen(layer, module, values, precision, device, compiled=compiled)
+    return _specimen(layer, modules, values, precision, split, device=device, compiled=compiled)
 
 
 def _states(captured: Captured, layer: Layer) -> Iterator[tuple[str, tuple[int, ...], torch.dtype]]:
@@ -107,43 +114,61 @@ def _states(captured: Captured, layer: Layer) -> Iterator[tuple[str, tuple[int, 
         yield name, graph.buffer[name].shape, getattr(torch, graph.buffer[name].dtype)
 
 
-def _specimen(
+def _modules(
+    captured: Captured,
     layer: Layer,
-    module: StageModule,
-    values: Mapping[str, Tensor],
-    precision: str,
+    tensors: Mapping[str, Tensor],
     device: str,
-    *,
-    compiled: bool = False,
-) -> Specimen:
-    run = torch.compile(module, dynamic=False) if compiled else module
-    for parameter in module.parameters():
+    split: BackwardSplit | None,
+) -> tuple[StageModule, StageModule]:
+    """The layer as it is, and another over the same tensors that a split may edit."""
+    plain = materialise(layer_module(captured, layer.name), tensors, device)
+    for parameter in plain.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
+    if split is None:
+        return plain, plain
+    other = materialise(layer_module(captured, layer.name), tensors, device)
+    other._parameters.update(plain._parameters)
+    other._buffers.update(plain._buffers)
+    return plain, other
 
-    def forward(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        with in_precision(precision, device):
-            made: Mapping[str, Tensor] = run(inputs)
-            return made
 
+def _specimen(
+    layer: Layer,
+    modules: tuple[StageModule, StageModule],
+    values: Mapping[str, Tensor],
+    precision: str,
+    split: BackwardSplit | None,
+    *,
+    device: str = "cpu",
+    compiled: bool = False,
+) -> Specimen:
+    plain, other = modules
+    forward: Forward = torch.compile(plain, dynamic=False) if compiled else plain
+    split_forward = forward if split is None else split.prepare(other)
     return Specimen(
         layer=layer,
-        forward=forward,
+        forward=_in_precision(forward, precision, device),
+        split_forward=_in_precision(split_forward, precision, device),
         inputs=values,
-        parameters=tuple(module.parameters()),
-        buffers=tuple(module.buffers()),
+        parameters=tuple(plain.parameters()),
+        buffers=tuple(plain.buffers()),
     )
 
 
-@contextlib.contextmanager
-def in_precision(precision: str, device: str) -> Iterator[None]:
+def _in_precision(forward: Forward, precision: str, device: str) -> Forward:
+    def run(values: Values) -> Values:
+        with in_precision(precision, device):
+            return forward(values)
+
+    return run
+
+
+def in_precision(precision: str, device: str) -> AbstractContextManager[object]:
     if precision == "fp32":
-        yield
-        return
-    if precision not in AUTOCAST:
-        raise BadInput(f"unknown precision '{precision}'", allowed=", ".join(["fp32", *AUTOCAST]))
-    with torch.autocast(torch.device(device).type, dtype=AUTOCAST[precision]):
-        yield
+        return nullcontext()
+    return torch.autocast(torch.device(device).type, dtype=_AUTOCAST[precision])
 
 
 def _empty(shape: Shape, device: str) -> Tensor:

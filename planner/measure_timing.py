@@ -43,13 +43,17 @@ class CudaClock:
     """Time between two events on the device; the host waits before and after, so nothing else is counted."""
 
     def time(self, action: Callable[[], T]) -> tuple[float, T]:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = _event(), _event()
         torch.cuda.synchronize()
         start.record()
         result = action()
         end.record()
         torch.cuda.synchronize()
         return start.elapsed_time(end) * 1e-3, result
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 @dataclass(slots=True)
@@ -73,22 +77,33 @@ class PassTimes:
 
 
 def time_rounds(
-    specimens: Sequence[Specimen], clock: Clock, split: BackwardSplit | None, budget_s: float
-) -> Iterator[list[Samples]]:
-    """The samples so far after every round, until the budget is spent; at least MIN_ROUNDS of them."""
-    samples = [Samples() for _ in specimens]
+    specimens: Sequence[Specimen],
+    samples: Sequence[Samples],
+    clock: Clock,
+    split: BackwardSplit | None,
+    budget_s: float,
+) -> Iterator[float]:
+    """Fills in one Samples a specimen, and gives the share that is done after every round: at least MIN_ROUNDS of
+    them, then until the budget is spent."""
+    for _ in range(WARM_UP_ROUNDS):
+        _round(specimens, samples, clock, split)
+        yield 0.0
+    for row in samples:
+        row.forget()
     begun = time.perf_counter()
-    for round_ in range(-WARM_UP_ROUNDS, MAX_ROUNDS):
-        if round_ >= MIN_ROUNDS and time.perf_counter() - begun > budget_s:
+    for done in range(1, MAX_ROUNDS + 1):
+        _round(specimens, samples, clock, split)
+        spent = (time.perf_counter() - begun) / budget_s
+        yield min(1.0, max(spent, done / MAX_ROUNDS))
+        if done >= MIN_ROUNDS and spent > 1:
             return
-        if round_ == 0:
-            begun = time.perf_counter()
-            for row in samples:
-                row.forget()
-        for specimen, row in zip(specimens, samples, strict=True):
-            _sample(specimen, row, clock, split)
-        if round_ >= 0:
-            yield samples
+
+
+def _round(
+    specimens: Sequence[Specimen], samples: Sequence[Samples], clock: Clock, split: BackwardSplit | None
+) -> None:
+    for specimen, row in zip(specimens, samples, strict=True):
+        _sample(specimen, row, clock, split)
 
 
 def _sample(specimen: Specimen, samples: Samples, clock: Clock, split: BackwardSplit | None) -> None:
@@ -102,7 +117,7 @@ def _sample(specimen: Specimen, samples: Samples, clock: Clock, split: BackwardS
     forget_gradients(specimen)
     if not (roots and inputs and parameters):
         return
-    roots = roots_of(specimen.outputs())
+    roots = roots_of(specimen.outputs() if split is None else specimen.split_outputs())
     if split is None:
         input_s, _ = clock.time(lambda: backward(roots, gradients, inputs, keep=True))
         weight_s, _ = clock.time(lambda: backward(roots, gradients, parameters, keep=False))

@@ -23,11 +23,12 @@ _GATHERS = {aten.embedding, aten.gather, aten.index, aten.index_select}
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *_: object) -> int:
-    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
+    return int(sdpa_flop_count(query.shape, key.shape, value.shape))  # type: ignore[no-untyped-call]
 
 
 def _attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: object) -> int:
-    return int(sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape))
+    shapes = grad.shape, query.shape, key.shape, value.shape
+    return int(sdpa_backward_flop_count(*shapes))  # type: ignore[no-untyped-call]
 
 
 def _recurrence(frames: Tensor, input_weight: Tensor, hidden_weight: Tensor, *_: object) -> int:

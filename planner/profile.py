@@ -86,9 +86,9 @@ class Profile:
 
     @cached_property
     def settings(self) -> tuple[CostKey, ...]:
-        """Every micro-batch, split, precision and execution that was profiled, with an empty signature."""
-        keys = {key._replace(signature="") for table in (self.costs, self.failures) for key in table}
-        return tuple(sorted(keys))
+        """Every micro-batch, split, precision and execution at which no layer failed, with an empty signature."""
+        failed = {key._replace(signature="") for key in self.failures}
+        return tuple(sorted({key._replace(signature="") for key in self.costs} - failed))
 
 
 def roots(profile: Profile, layers: Iterable[str], key: CostKey) -> dict[str, str | None]:
@@ -224,10 +224,11 @@ def _missing_rows(profile: Profile, layers: Mapping[str, Layer]) -> Iterator[Fau
     """Whole samples must be priced in every layer at every setting; shards only where a layer can be cut."""
     if not profile.costs:
         yield Fault(("costs",), "there are no costs", "one row a signature and setting")
-    for setting in profile.settings:
+    rows = {**profile.failures, **profile.costs}
+    for setting in sorted({key._replace(signature="") for key in rows}):
         for signature, layer in layers.items():
             key = setting._replace(signature=signature)
-            if not setting.split and key not in profile.costs and key not in profile.failures:
+            if not setting.split and key not in rows:
                 place = _describe(layer, key)
                 yield Fault(("costs",), f"{place}: there is no row", "one row a signature and setting")
 

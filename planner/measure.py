@@ -1,0 +1,105 @@
+"""What every layer of a workload costs: measured on a device of this machine, or by the roofline of another.
+
+    profile(load("resnet50"), "cpu", micros=(1, 2, 4))
+    profile(load("gpt2", {"size": "xl"}), "roofline:H100-80GB")
+
+Measuring happens in a process of its own. Both take what autograd keeps from running the layers, the roofline on
+fake tensors; only the times differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner import devices
+from planner.errors import BadInput
+from planner.measure_events import Request
+from planner.measure_parent import measure
+from planner.measure_report import Report
+from planner.profile import Profile, check
+
+if TYPE_CHECKING:
+    from planner.measure_passes import BackwardSplit as BackwardSplit
+    from planner.workload import Workload
+
+ROOFLINE = "roofline:"
+SECONDS_PER_ROW = 0.4
+
+
+def profile(
+    workload: Workload,
+    device: str = "cpu",
+    *,
+    micros: Sequence[int] = (1, 2, 4),
+    precision: str = "fp32",
+    execution: str = "eager",
+    split: BackwardSplit | None = None,
+    journal: Path | None = None,
+    seconds_per_row: float = SECONDS_PER_ROW,
+) -> Profile:
+    """`device` is cpu, cuda or roofline:NAME. With `journal`, an interrupted profile goes on.
+
+    `split` halves the backward as the runtime will, and is made again without arguments in the process that
+    measures; without it the halves are the whole in proportion to what each would take alone.
+    """
+    request = Request(
+        workload=workload.name,
+        arguments={name: str(value) for name, value in workload.arguments.items()},
+        device=device,
+        micros=tuple(micros),
+        precision=precision,
+        execution=execution,
+        split=f"{type(split).__module__}:{type(split).__qualname__}" if split is not None else "",
+        seconds_per_row=seconds_per_row,
+    )
+    if device.startswith(ROOFLINE):
+        return check(_by_roofline(workload, request, split))
+    return check(_by_measuring(workload, request, journal))
+
+
+def _by_roofline(workload: Workload, request: Request, split: BackwardSplit | None) -> Profile:
+    name = request.device.removeprefix(ROOFLINE)
+    device = devices.find(name, where="device")
+    if request.execution != "eager":
+        raise BadInput(f"a roofline knows no execution '{request.execution}'", allowed="eager")
+    from planner.measure_bench import bench_of, versions
+    from planner.measure_optimizer import roofline_optimizer
+    from planner.measure_rows import counted_rows
+
+    bench = bench_of(
+        workload,
+        request.micros,
+        precision=request.precision,
+        execution=request.execution,
+        split=split,
+    )
+    return Profile(
+        workload=workload.name,
+        arguments=dict(workload.arguments),
+        graph=bench.captured.graph,
+        device=name,
+        source="roofline",
+        costs=dict(counted_rows(bench, sorted(set(request.micros)), device)),
+        optimizer=roofline_optimizer(workload, bench.captured.graph, device),
+        versions=versions(),
+    )
+
+
+def _by_measuring(workload: Workload, request: Request, journal: Path | None) -> Profile:
+    partial = journal.with_name(f"{journal.name}.partial") if journal is not None else None
+    with Report(f"profile {workload.name} on {request.device}") as report:
+        found = measure(request, partial, report)
+    assert found.optimizer is not None
+    return Profile(
+        workload=workload.name,
+        arguments=dict(workload.arguments),
+        graph=found.ready.graph,
+        device=found.ready.device,
+        source="measured",
+        costs=found.costs,
+        optimizer=found.optimizer,
+        versions=found.ready.versions,
+        failures=found.failures,
+    )

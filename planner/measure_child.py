@@ -1,0 +1,82 @@
+"""The process that measures, so that running out of memory or crashing is an answer and not a crash.
+
+`python -P -m planner.measure_child` reads a Request, says that it is Ready, reads what is Pending, and writes a line
+an event. Its standard output goes to standard error, so that a workload that prints does not disturb the lines.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from planner.errors import BadInput
+from planner.measure_events import Message, Optimized, Pending, Ready, Refused, Request, encode, parse
+
+if TYPE_CHECKING:
+    from planner.measure_passes import BackwardSplit
+
+
+def main() -> None:
+    lines = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def say(message: Message) -> None:
+        lines.write(encode(message) + "\n")
+
+    try:
+        serve(say)
+    except BadInput as error:
+        say(Refused(what=error.what, where=error.where, allowed=error.allowed))
+        sys.exit(error.status)
+
+
+def serve(say: Callable[[Message], None]) -> None:
+    request = parse(sys.stdin.readline())
+    assert isinstance(request, Request)
+    from planner.measure_bench import bench_of, device_name, versions
+    from planner.measure_optimizer import measured_optimizer
+    from planner.measure_rows import clock_of, measured_rows
+    from planner.workload import load
+
+    device = device_name(request.device)
+    workload = load(request.workload, request.arguments)
+    bench = bench_of(
+        workload,
+        request.micros,
+        precision=request.precision,
+        execution=request.execution,
+        split=made(request.split),
+    )
+    graph = bench.captured.graph
+    say(Ready(graph=graph, device=device, versions=versions()))
+    line = sys.stdin.readline()
+    if not line:
+        return
+    pending = parse(line)
+    assert isinstance(pending, Pending)
+    if pending.optimizer:
+        clock = clock_of(request.device)
+        say(Optimized(measured_optimizer(workload, graph, request.device, clock)))
+    for event in measured_rows(
+        bench,
+        pending.keys,
+        request.device,
+        seconds_per_row=request.seconds_per_row,
+        alone=pending.alone,
+    ):
+        say(event)
+
+
+def made(split: str) -> BackwardSplit | None:
+    if not split:
+        return None
+    module, _, name = split.partition(":")
+    found: BackwardSplit = getattr(importlib.import_module(module), name)()
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""What the process that measures and the one that waits for it say to each other: one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from planner.decode import decode
+from planner.model import ModelGraph
+from planner.profile import CostKey, LayerCost, OptimizerCost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    workload: str
+    arguments: Mapping[str, str]
+    device: str
+    micros: tuple[int, ...]
+    precision: str
+    execution: str
+    split: str  # module:class of a BackwardSplit; "" where there is none
+    seconds_per_row: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    graph: ModelGraph
+    device: str
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    keys: tuple[CostKey, ...]
+    optimizer: bool  # is still to be measured
+    alone: bool  # one row at a time, to find the one that ends the process
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """These rows are under way; should the process end before their results, one of them is the reason."""
+
+    keys: tuple[CostKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    share: float  # of the rows begun
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    key: CostKey
+    cost: LayerCost
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    key: CostKey
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Optimized:
+    cost: OptimizerCost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A BadInput of the workload or the capture, as it was raised there."""
+
+    what: str
+    where: str
+    allowed: str
+
+
+RowEvent = Begun | Progress | Done | Failed
+Message = Request | Ready | Pending | RowEvent | Optimized | Refused
+_KINDS: tuple[type[Message], ...] = (
+    Request,
+    Ready,
+    Pending,
+    Begun,
+    Progress,
+    Done,
+    Failed,
+    Optimized,
+    Refused,
+)
+
+
+def encode(message: Message) -> str:
+    return json.dumps({type(message).__name__: asdict(message)}, allow_nan=False)
+
+
+def parse(line: str) -> Message:
+    ((name, data),) = json.loads(line).items()
+    kind = next(kind for kind in _KINDS if kind.__name__ == name)
+    return decode(kind, data)

@@ -1,0 +1,186 @@
+"""The rows of a profile: each distinct layer at each micro-batch, measured on a device or counted for one.
+
+Measuring gives events, so that whoever reads them from another process knows what was under way when it died.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import groupby
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from planner.devices import Device
+from planner.measure_bench import Bench
+from planner.measure_events import Begun, Done, Failed, Progress, RowEvent
+from planner.measure_footprint import Footprint, footprint
+from planner.measure_passes import (
+    BackwardSplit,
+    Specimen,
+    backward,
+    forget_gradients,
+    gradients_of,
+    roots_of,
+    whole_backward,
+)
+from planner.measure_specimen import Situation, fake_specimen, real_specimen
+from planner.measure_timing import (
+    Clock,
+    CpuClock,
+    CudaClock,
+    PassTimes,
+    Samples,
+    pass_times,
+    shared_out,
+    time_rounds,
+)
+from planner.measure_work import Counter
+from planner.profile import CostKey, LayerCost, Seconds
+from planner.roofline import seconds
+
+GROUP_BYTES = 2**30  # specimens that are measured in rounds together
+
+
+def counted_rows(bench: Bench, micros: Sequence[int], device: Device) -> Iterator[tuple[CostKey, LayerCost]]:
+    """Without a device: memory as it will be, times by roofline."""
+    for micro in micros:
+        for situation in bench.situations(micro):
+            with FakeTensorMode():
+                specimen = fake_specimen(
+                    bench.captured, situation.layer, situation.inputs, bench.precision, bench.split
+                )
+                times = _counted_times(specimen, device, bench.split)
+                yield bench.key(situation, micro), _cost(times, footprint(specimen, bench.split))
+
+
+def _counted_times(specimen: Specimen, device: Device, split: BackwardSplit | None) -> PassTimes:
+    inputs, parameters = specimen.differentiable_inputs, specimen.trainable
+
+    def price(action: Callable[[], object]) -> Seconds:
+        with Counter() as counter:
+            action()
+        return seconds(counter.work, device)
+
+    forward = price(specimen.outputs)
+    roots = roots_of(specimen.outputs())
+    gradients = gradients_of(roots)
+    whole = price(lambda: whole_backward(specimen, roots, gradients))
+    forget_gradients(specimen)
+    roots = roots_of(specimen.outputs() if split is None else specimen.split_outputs())
+    if not (roots and inputs and parameters):
+        nothing = Seconds(median=0.0)
+        halves = (whole, nothing) if inputs else (nothing, whole)
+    elif split is None:
+        first = price(lambda: backward(roots, gradients, inputs, keep=True))
+        second = price(lambda: backward(roots, gradients, parameters, keep=False))
+        halves = shared_out(whole, first, second)
+    else:
+        kept: list[object] = []
+        first = price(lambda: kept.append(split.input_half(roots, gradients, inputs, parameters)))
+        second = price(lambda: split.weight_half(kept.pop(), parameters))
+        halves = first, second
+    forget_gradients(specimen)
+    return PassTimes(forward=forward, backward=whole, input_grad=halves[0], weight_grad=halves[1])
+
+
+def _cost(times: PassTimes, memory: Footprint) -> LayerCost:
+    return LayerCost(
+        forward=times.forward,
+        backward=times.backward,
+        input_grad=times.input_grad,
+        weight_grad=times.weight_grad,
+        **asdict(memory),
+    )
+
+
+def clock_of(device: str) -> Clock:
+    return CudaClock() if torch.device(device).type == "cuda" else CpuClock()
+
+
+def measured_rows(
+    bench: Bench,
+    pending: Sequence[CostKey],
+    device: str,
+    *,
+    seconds_per_row: float,
+    alone: bool = False,
+) -> Iterator[RowEvent]:
+    """`alone` measures each row by itself, to find the one that ends the process."""
+    too_large: dict[str, int] = {}
+    for micro, keys in groupby(pending, key=lambda key: key.micro):
+        wanted = set(keys)
+        found = {bench.key(x, micro): x for x in bench.situations(micro)}
+        batch = bench.batch(micro)
+        rows = {key: x for key, x in found.items() if key in wanted}
+        for key in [key for key in rows if key.signature in too_large]:
+            yield Failed(key, f"did not fit at micro-batch {too_large[key.signature]} already")
+            del rows[key]
+        for group in _groups(rows, 0 if alone else GROUP_BYTES):
+            for event in _group_rows(bench, group, batch, device, seconds_per_row):
+                if isinstance(event, Failed):
+                    too_large.setdefault(event.key.signature, micro)
+                yield event
+
+
+def _groups(rows: Mapping[CostKey, Situation], limit: int) -> Iterator[dict[CostKey, Situation]]:
+    group: dict[CostKey, Situation] = {}
+    size = 0
+    for key, situation in rows.items():
+        own = sum(shape.bytes for shape in (*situation.inputs, *situation.outputs))
+        if group and size + own > limit:
+            yield group
+            group, size = {}, 0
+        group[key] = situation
+        size += own
+    if group:
+        yield group
+
+
+def _group_rows(
+    bench: Bench,
+    group: Mapping[CostKey, Situation],
+    batch: Mapping[str, Tensor],
+    device: str,
+    seconds_per_row: float,
+) -> Iterator[RowEvent]:
+    yield Begun(tuple(group))
+    try:
+        yield from _timed(bench, group, batch, device, seconds_per_row)
+        return
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+    # The exception is gone from here on, and with it the tensors that its frames held.
+    if len(group) == 1:
+        yield Failed(next(iter(group)), "out of memory")
+    else:
+        for key, situation in group.items():
+            yield from _group_rows(bench, {key: situation}, batch, device, seconds_per_row)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _timed(
+    bench: Bench,
+    group: Mapping[CostKey, Situation],
+    batch: Mapping[str, Tensor],
+    device: str,
+    seconds_per_row: float,
+) -> Iterator[RowEvent]:
+    compiled = bench.execution == "compiled"
+    specimens = [
+        real_specimen(bench.captured, x, batch, bench.precision, device, compiled=compiled, split=bench.split)
+        for x in group.values()
+    ]
+    memory = [footprint(specimen, bench.split) for specimen in specimens]
+    budget_s = seconds_per_row * len(group)
+    samples = [Samples() for _ in specimens]
+    for share in time_rounds(specimens, samples, clock_of(device), bench.split, budget_s):
+        yield Progress(share)
+    for key, specimen, row, kept in zip(group, specimens, samples, memory, strict=True):
+        yield Done(key, _cost(pass_times(specimen, row, executed_halves=bench.split is not None), kept))
