@@ -87,7 +87,9 @@ def _words(error: ErrorDetails, schema: JsonSchema, key: yaml_files.Key) -> tupl
             return str(context.get("what", "")), str(context.get("allowed", ""))
         case "value_error":
             return error["msg"].removeprefix("Value error, "), ""
-    return f"{yaml_files.shown(error['input'])} does not fit", describe(schema, schema_at(schema, key))
+    allowed = describe(schema, schema_at(schema, key))
+    too_large = f" and <= {LARGEST}" if context.get("le") == LARGEST else ""
+    return f"{yaml_files.shown(error['input'])} does not fit", allowed + too_large
 
 
 def schema_at(schema: JsonSchema, key: Sequence[str | int]) -> JsonSchema:
@@ -146,10 +148,11 @@ def describe(schema: JsonSchema, node: JsonSchema) -> str:
         "object": "a mapping",
         "null": "null",
     }
-    kind = words.get(str(node.get("type")), "")
+    if "pattern" in node and "description" in node:
+        return str(node["description"])
+    kind = "some text" if node.get("minLength") else words.get(str(node.get("type")), "")
     bounds = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "minItems": "of length >="}
     limits = " and ".join(
         f"{sign} {node[word]}" for word, sign in bounds.items() if node.get(word, LARGEST) != LARGEST
     )
-    pattern = f"; {node['description']}" if "pattern" in node and "description" in node else ""
-    return f"{kind} {limits}".strip() + pattern
+    return f"{kind} {limits}".strip()

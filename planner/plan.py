@@ -94,7 +94,9 @@ def _from_row(value: object) -> object:
 PlaceRow = Annotated[
     Place,
     BeforeValidator(_from_row),
-    WithJsonSchema({"type": "string", "pattern": r"^\d+( \d+){5}$", "description": PLACE_COLUMNS}),
+    WithJsonSchema(
+        {"type": "string", "pattern": r"^\d+( \d+){5}$", "description": f"six numbers: {PLACE_COLUMNS}"}
+    ),
 ]
 
 

@@ -35,6 +35,8 @@ _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(?=[0-9]*[.eE])(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _SPECIAL = re.compile(r"([-+]?)\.(inf|Inf|INF|nan|NaN|NAN)")
 
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff]")
+
 
 def read_text(path: Path, *, max_bytes: int = MAX_BYTES) -> str:
     """The text of a file, or BadInput where there is none."""
@@ -99,8 +101,10 @@ def _parse(text: str, name: str, lines: dict[Key, int] | None) -> dict[str, Data
 def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> BadInput:
     mark = getattr(error, "problem_mark", None)
     problem = str(getattr(error, "problem", None) or getattr(error, "reason", None) or error).splitlines()[0]
-    if mark is None:
-        return BadInput(f"not YAML: {problem}", where=name, allowed="printable text")
+    if mark is None:  # the reader, before any parsing
+        found = _CONTROL.search(text)
+        line = text.count("\n", 0, found.start()) + 1 if found else 1
+        return BadInput(f"not YAML: {problem}", where=f"{name}:{line}", allowed="printable text")
     rows = text.splitlines()
     row = rows[mark.line] if mark.line < len(rows) else ""
     if "\t" in row[: mark.column + 1]:
