@@ -12,6 +12,7 @@ mode. The batch is symbolic where the model allows it; else the graph serves the
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,13 +22,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
-from planner.capture_describe import describe
+from planner.capture_describe import NotAffine, describe
 from planner.capture_functional import functionalise
 from planner.capture_layers import group
 from planner.capture_probe import probe
 from planner.capture_slice import Layout
-from planner.capture_trace import Traced, call, named_leaves, refused, trace
-from planner.errors import BadInput, ShardwrightError
+from planner.capture_trace import CannotTrace, Traced, call, named_leaves, refused, trace
+from planner.errors import BadInput
 from planner.model import Buffer, ModelGraph, Parameter
 from planner.workload import Workload
 
@@ -35,6 +36,7 @@ __all__ = ["Captured", "call", "capture"]
 
 Batch = Callable[[int], tuple[object, object]]
 Loss = Callable[..., object]
+UNSYMBOLIC = (CannotTrace, NotAffine)
 SMALL, LARGE = 2, 3  # two batch sizes tell how every size depends on the batch
 
 
@@ -80,27 +82,20 @@ def capture(
         where, mode, module = type(source).__name__, None, source
         if batch is None or loss is None:
             raise BadInput("a module needs batch and loss", allowed="capture(module, batch, loss)")
-    small, large, example = (_examples(batch, n, mode) for n in (SMALL, LARGE, micro))
+    small, large = _examples(batch, SMALL, mode), _examples(batch, LARGE, mode)
     dims = _dims(small, large, where)
+    with contextlib.suppress(*UNSYMBOLIC):
+        return _described(trace(module, loss, large, dims, LARGE), module)
     try:
-        return _capture(module, loss, large, dims, LARGE)
-    except ShardwrightError:
-        raise
-    except Exception:  # the batch cannot be symbolic: what is really wrong shows without it
-        try:
-            return _capture(module, loss, example, None, micro)
-        except ShardwrightError:
-            raise
-        except Exception as error:
-            raise refused(error, where) from error
+        traced = trace(module, loss, _examples(batch, micro, mode), None, micro)
+    except UNSYMBOLIC as error:
+        raise refused(error, where) from error
+    return _described(traced, module)
 
 
-def _capture(
-    module: nn.Module, loss: Loss, examples: tuple[object, object], dims: object | None, micro: int
-) -> Captured:
-    traced = trace(module, loss, examples, dims, micro)
+def _described(traced: Traced, module: nn.Module) -> Captured:
     trainable = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
-    sizes = (SMALL, LARGE) if traced.symbolic else (micro, micro)
+    sizes = (SMALL, LARGE) if traced.symbolic else (traced.micro, traced.micro)
     functional = _with_loss_layer(functionalise(traced, probe(traced, sizes[0], trainable)))
     first = probe(functional, sizes[0], trainable)
     second = probe(functional, sizes[1], trainable) if traced.symbolic else first

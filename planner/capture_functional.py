@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from planner.capture_probe import Probe, after, arguments, entered
-from planner.capture_trace import OWNERS, Traced
+from planner.capture_trace import OWNERS, Traced, average_batch_norm
 from planner.errors import BadInput
 
 # Written by these although their schemas do not say so: positions of the running statistics, and of the switch.
@@ -46,6 +46,8 @@ def written(node: fx.Node) -> list[fx.Node]:
 
 def states_written(node: fx.Node) -> list[fx.Node]:
     """`written`, with the running statistics that a normalisation updates."""
+    if node.target is average_batch_norm:
+        return [x for x in node.args[3:5] if isinstance(x, fx.Node)]
     if str(node.target) not in STATISTICS:
         return written(node)
     mean, variance, training = STATISTICS[str(node.target)]
@@ -170,6 +172,8 @@ class _Functional:
         position = {x: self._get(x, node) for x in node.all_input_nodes if x is not target}
         write = self.graph.node_copy(node, lambda x: moved[target] if x is target else position[x])
         write.meta = {**node.meta, "local": True}
+        for part in {*moved.values()}:
+            part.meta["until"] = write
         done = self.graph.call_function(after, (fresh, write))
         done.meta = {**node.meta, "val": root.meta["val"], "context": context}
         return done

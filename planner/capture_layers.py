@@ -8,6 +8,7 @@ positions) is free: it belongs to no layer and is computed again in every stage 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -44,6 +45,7 @@ class _Grouper:
         self.waiting: dict[
             fx.Node, None
         ] = {}  # fed by the batch alone: they join the layer that reads them first
+        self.held: dict[fx.Node, list[fx.Node]] = defaultdict(list)  # a write -> the clone it writes into
         self.last_random = 0
         self.owners = self._owners()
         self.atoms = {p for p in self.owners if not any(q.startswith(p + ".") for q in self.owners)}
@@ -59,12 +61,16 @@ class _Grouper:
     def run(self) -> Grouping:
         loss = len(self.nodes)  # later than any other
         for node in self.nodes:
+            if "until" in node.meta:
+                self.held[node.meta["until"]].append(node)
+                continue
             if self._is_free(node):
                 self.layer_of[node] = FREE
             elif node.meta.get("in_loss") or node in self.traced.outputs:
                 self.layer_of[node] = loss
             else:
                 self._assign(node)
+            self.layer_of |= dict.fromkeys(self.held[node], self.layer_of[node])
         for node in reversed(self.waiting):
             layers = [self.layer_of[user] for user in node.users if user in self.layer_of]
             self.layer_of[node] = min(layers, default=0)
@@ -79,7 +85,12 @@ class _Grouper:
             return node.op == "get_attr" or isinstance(self.probe.value[node], int | float)
         if random(node) or (states_written(node) and "local" not in node.meta):
             return False
-        return all(self._is_free_input(x) for x in node.all_input_nodes)
+        return all(self._is_free_input(x) for x in self._inputs(node))
+
+    def _inputs(self, node: fx.Node) -> list[fx.Node]:
+        """Of an operation, together with the clone that it writes into: no cut falls between the two."""
+        held = self.held[node]
+        return [x for part in (*held, node) for x in part.all_input_nodes if x not in held]
 
     def _has_tensor(self, node: fx.Node) -> bool:
         value = self.probe.value[node]
@@ -96,7 +107,7 @@ class _Grouper:
         return source.kind != "parameter" and node not in self.mutated
 
     def _assign(self, node: fx.Node) -> None:
-        inputs = [x for x in node.all_input_nodes if self.layer_of.get(x, FREE) != FREE]
+        inputs = [x for x in self._inputs(node) if self.layer_of.get(x, FREE) != FREE]
         fed = max((self.layer_of[x] for x in inputs if x not in self.waiting), default=-1)
         call = next(((path, key) for path, key in _stack(node) if path in self.atoms), None)
         if call is not None:
@@ -108,7 +119,7 @@ class _Grouper:
         else:
             layer = max(fed, self.last_random) if random(node) else fed
         if layer < 0:
-            self.waiting[node] = None
+            self.waiting |= dict.fromkeys((*self.held[node], node))
             self.layer_of[node] = len(self.nodes)
             return
         self.layer_of[node] = layer

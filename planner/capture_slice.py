@@ -57,8 +57,9 @@ class Layout:
     @cached_property
     def by_layer(self) -> dict[int, list[fx.Node]]:
         found: dict[int, list[fx.Node]] = defaultdict(list)
-        for node, layer in self.grouping.layer_of.items():
-            found[layer].append(node)
+        for node in self.order:
+            if node.op != "placeholder":
+                found[self.grouping.layer_of[node]].append(node)
         return found
 
     @cached_property

@@ -6,6 +6,9 @@ stages are cut the context is entered again. Each operation knows the module pat
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +17,7 @@ from typing import Literal
 
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from planner.errors import BadInput
@@ -54,6 +58,10 @@ class Traced:
     aliases: dict[str, tuple[str, ...]] = field(default_factory=dict)
     symbolic: bool
     micro: int
+
+
+class CannotTrace(Exception):
+    """The export raised what is the cause of this."""
 
 
 class _Loss(nn.Module):
@@ -102,16 +110,86 @@ def trace(
 ) -> Traced:
     """`dims` are the dynamic shapes of (inputs, targets); None captures for the example's size alone."""
     whole = _Whole(module, loss)
-    was_training = {part: part.training for part in module.modules()}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the export, about attributes that a forward pass assigns
-            whole.train()
+    with _training(whole), _cumulative(module) as averages, _quiet():
+        try:
             program = torch.export.export(whole, examples, dynamic_shapes=dims, strict=False)  # type: ignore[arg-type]
+        except Exception as error:  # the user's module ran in there: it may raise anything
+            raise CannotTrace from error
+    traced = _Flatten(program, module, examples).run(symbolic=dims is not None, micro=micro)
+    _restore_averages(traced, averages)
+    return traced
+
+
+@contextlib.contextmanager
+def _training(whole: nn.Module) -> Iterator[None]:
+    before = {part: part.training for part in whole.modules()}
+    try:
+        whole.train()
+        yield
     finally:
-        for part, training in was_training.items():
+        for part, training in before.items():
             part.training = training
-    return _Flatten(program, module, examples).run(symbolic=dims is not None, micro=micro)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The export warns of attributes that a forward pass assigns, and prints whole graphs when it fails."""
+    before = logging.root.manager.disable
+    try:
+        logging.disable(logging.CRITICAL)
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+@contextlib.contextmanager
+def _cumulative(module: nn.Module) -> Iterator[dict[float, str]]:
+    """A BatchNorm without momentum reads its count as a number, which stops an export: while it is traced it has
+    a momentum that tells its count's name."""
+    norms = [
+        (name, part)
+        for name, part in module.named_modules()
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.momentum is None
+    ]
+    names = {
+        2.0**-60 * (i + 1): f"{name}.num_batches_tracked".strip(".") for i, (name, _) in enumerate(norms)
+    }
+    try:
+        for momentum, (_, part) in zip(names, norms, strict=True):
+            part.momentum = momentum
+        yield names
+    finally:
+        for _, part in norms:
+            part.momentum = None
+
+
+def _restore_averages(traced: Traced, names: Mapping[float, str]) -> None:
+    counts = {source.name: node for node, source in traced.sources.items() if source.kind == "buffer"}
+    for node in traced.graph.nodes:
+        if str(node.target) == "aten.batch_norm.default" and node.args[6] in names:
+            *tensors, training, momentum, eps, _ = node.args
+            assert training is True
+            node.target = average_batch_norm
+            node.args = (*tensors, counts[names[momentum]], eps)
+
+
+def average_batch_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    count: torch.Tensor,
+    eps: float,
+) -> torch.Tensor:
+    """BatchNorm with momentum=None: its running statistics are the averages of all batches so far."""
+    plain = not count.is_meta and not isinstance(count, FakeTensor)
+    momentum = 1.0 / float(count) if plain else 1.0
+    return torch.batch_norm(
+        x, weight, bias, mean, variance, True, momentum, eps, torch.backends.cudnn.enabled
+    )
 
 
 class _Flatten:
@@ -299,8 +377,11 @@ def _aliases(module: nn.Module) -> list[tuple[str, ...]]:
     return [tuple(names) for names in groups.values()]
 
 
-def refused(error: Exception, where: str) -> BadInput:
+def refused(failure: Exception, where: str) -> BadInput:
     """An export that failed, as one message with the user's own line."""
+    error = failure.__cause__ or failure
+    if isinstance(error, BadInput):
+        return error
     text = str(error)
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     words = ("data-dependent", "data dependent", "GuardOnDataDependent", "Could not guard", "unbacked", "u0")
