@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from planner import verify
 from planner.errors import BadPlan
 from planner.plan import Plan
+from planner.profile import CostKey, stage_memory
 from tests.planner import plan_examples as examples
 
 
@@ -251,3 +253,48 @@ def test_a_plan_is_judged_with_what_is_at_hand() -> None:
     rules = [violation.rule for violation in verify.violations(wrong)]
     assert rules == ["batch"]
     assert "layers" in [violation.rule for violation in verify.violations(wrong, graph=examples.graph())]
+
+
+def test_a_model_captured_for_one_size_takes_no_other() -> None:
+    fixed = replace(examples.graph(), symbolic_batch=False, captured_micro=1)
+    found = [str(violation) for violation in verify.violations(examples.plan(), graph=fixed)]
+    assert found == ["batch: batch.micro: is 2, but the model was captured for 1 only"]
+
+
+@pytest.mark.parametrize(
+    ("family", "worker", "recompute", "in_flight"),
+    [("1f1b", 0, False, 2), ("1f1b", 1, False, 1), ("gpipe", 1, False, 4), ("gpipe", 0, True, 4)],
+)
+def test_memory_is_reckoned_to_the_byte_from_the_order(
+    family: str, worker: int, recompute: bool, in_flight: int
+) -> None:
+    plan = examples.plan(family=family, recompute=recompute)
+    costs, key = examples.profile(), CostKey("", 2, (), "fp32", "eager")
+    names = plan.stages[worker].layers
+    weights = sum(
+        costs.graph.parameter[p].bytes for name in names for p in costs.graph.layer[name].parameters
+    )
+    saved = stage_memory(costs, names, key)
+    entering = 2 * 80  # the ids of both samples are all that the first stage takes in
+    alive = entering * (in_flight - 1) + saved if recompute else saved * in_flight
+    need = 4 * weights + alive + max(costs.cost(name, key).workspace_bytes for name in names)
+    nothing = {"parameters": 0, "gradients": 0, "optimizer": 0, "buffers": 0, "margin": 0, "limit": 10**9}
+    for activations, right in ((need, True), (need - 1, False)):
+        memory = {f"prediction.memory.{worker}": nothing | {"activations": activations}}
+        found = judged(examples.edited(plan, memory))
+        assert (found == []) == right, found
+
+
+def test_a_sharded_optimizer_takes_its_share() -> None:
+    plan = examples.plan(data=4)
+    names, costs = plan.stages[1].layers, examples.profile()
+    weights = sum(
+        costs.graph.parameter[p].bytes for name in names for p in costs.graph.layer[name].parameters
+    )
+    alive = stage_memory(costs, names, CostKey("", 2, (), "fp32", "eager"))
+    work = max(costs.cost(name, CostKey("", 2, (), "fp32", "eager")).workspace_bytes for name in names)
+    nothing = {"gradients": 0, "optimizer": 0, "buffers": 0, "margin": 0, "limit": 10**9}
+    state = {"parameters": 2 * weights + 2 * weights // 4, "activations": alive + work}
+    tight = examples.edited(plan, {"prediction.memory.1": nothing | state})
+    assert any("worker 1: needs at least" in line for line in judged(tight))
+    assert judged(examples.edited(tight, {"shard_optimizer": True})) == []
