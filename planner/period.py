@@ -7,7 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.schedule.graph import IntArray
-from planner.sweep import Bound, Compiled, critical_path, node_ends, path_counts, trace
+from planner.sweep import (
+    Bound,
+    Compiled,
+    batches,
+    critical_path,
+    makespans,
+    node_ends,
+    path_counts,
+    trace,
+)
 
 
 def period(compiled: Compiled, durations: Sequence[int] | IntArray) -> Bound:
@@ -17,6 +26,32 @@ def period(compiled: Compiled, durations: Sequence[int] | IntArray) -> Bound:
     if compiled.update == "barrier":
         return critical_path(compiled, vector)
     return _largest_cycle(compiled, vector)
+
+
+_STRIDES = 6  # steps after which a batch stops hoping that all queues advance alike
+
+
+def periods(compiled: Compiled, durations: IntArray) -> IntArray:
+    """Period of each row of a matrix of duration vectors, rounded up to whole nanoseconds.
+
+    Where one more step delays every queue by the same amount, that amount is the period; rows that do not come to
+    that in a few steps are settled one at a time.
+    """
+    if compiled.update == "barrier":
+        return makespans(compiled, durations)
+    out: IntArray = np.empty(len(durations), np.int64)
+    for rows, sweep, costs in batches(compiled, durations):
+        x: IntArray = np.zeros((compiled.graph.sources, costs.shape[1]), np.int64)
+        for _ in range(_STRIDES):
+            later = sweep.run(costs, x)[compiled.graph.tails]
+            most, least = (later - x).max(axis=0), (later - x).min(axis=0)
+            x = later - later.min(axis=0)
+            if (most == least).all():
+                break
+        out[rows] = most
+        for row in np.flatnonzero(most != least).tolist():
+            out[rows.start + row] = period(compiled, durations[rows.start + row]).period_ns
+    return out
 
 
 def _largest_cycle(compiled: Compiled, vector: IntArray) -> Bound:

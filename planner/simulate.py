@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.memory import StageBytes, occupancy
-from planner.period import period
+from planner.period import period, periods
 from planner.plan import Plan
 from planner.schedule.action import Schedule, parse_orders
 from planner.schedule.graph import IntArray
@@ -40,6 +40,7 @@ __all__ = [
     "neighbour_hops",
     "node_ends",
     "period",
+    "periods",
     "schedule_of",
     "simulate",
     "simulate_plan",

@@ -8,7 +8,7 @@ and one a hop; see `planner.schedule.graph` for its layout.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -52,8 +52,8 @@ class Compiled:
         return len(Kind) * self.schedule.stages + hop
 
     @cached_property
-    def _sweep(self) -> _Sweep:
-        return _Sweep(self.graph, ())
+    def _sweep(self) -> Sweep:
+        return Sweep(self.graph, ())
 
     @cached_property
     def _loop(self) -> list[tuple[int, int, int]]:
@@ -67,7 +67,7 @@ class Compiled:
         return len(self.graph.cost) > _WIDE * len(self.graph.levels)
 
 
-class _Sweep:
+class Sweep:
     """Evaluates level by level into buffers of its own; `shape` is () or (candidates,)."""
 
     def __init__(self, graph: Graph, shape: tuple[int, ...]) -> None:
@@ -168,16 +168,22 @@ def makespan(compiled: Compiled, durations: Sequence[int] | IntArray) -> int:
 
 def makespans(compiled: Compiled, durations: IntArray) -> IntArray:
     """Makespan of each row of a matrix of duration vectors, all at once."""
-    table = _vector(compiled, durations)
-    rows = max(1, _BATCH_CELLS // len(compiled.graph.cost))
-    sweep, out = None, np.empty(len(table), np.int64)
-    for low in range(0, len(table), rows):
-        part = np.ascontiguousarray(table[low : low + rows].T)
-        if sweep is None or sweep.ends.shape[1] != part.shape[1]:
-            sweep = _Sweep(compiled.graph, (part.shape[1],))
-        padded = np.vstack([part, np.zeros((1, part.shape[1]), np.int64)])
-        out[low : low + rows] = sweep.run(padded, None).max(axis=0)
+    out: IntArray = np.empty(len(durations), np.int64)
+    for rows, sweep, costs in batches(compiled, durations):
+        out[rows] = sweep.run(costs, None).max(axis=0)
     return out
+
+
+def batches(compiled: Compiled, durations: IntArray) -> Iterator[tuple[slice, Sweep, IntArray]]:
+    """Parts of a matrix of duration vectors that fit the cache, each with what evaluates it."""
+    table = _vector(compiled, durations)
+    size = max(1, _BATCH_CELLS // len(compiled.graph.cost))
+    sweep = None
+    for low in range(0, len(table), size):
+        part = table[low : low + size]
+        if sweep is None or sweep.ends.shape[1] != len(part):
+            sweep = Sweep(compiled.graph, (len(part),))
+        yield slice(low, low + size), sweep, np.vstack([part.T, np.zeros((1, len(part)), np.int64)])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from planner.schedule.families import generate
 from planner.simulate import node_ends
 from tests.planner.cases import Case, cases
 
-few = settings(max_examples=60, deadline=None, derandomize=True)
+few = settings(max_examples=200, deadline=None, derandomize=True)
 
 
 def random_sizes(stages: int, draw: Random) -> list[StageBytes]:

@@ -19,11 +19,12 @@ from planner.simulate import (
     neighbour_hops,
     node_ends,
     period,
+    periods,
 )
 from tests.planner.cases import Case, cases, stage_times
 from tests.planner.event_queue import EventQueue
 
-few = settings(max_examples=60, deadline=None, derandomize=True)
+few = settings(max_examples=200, deadline=None, derandomize=True)
 
 
 def ends_of_steps(compiled: Compiled, vector: IntArray, steps: int) -> list[int]:
@@ -65,6 +66,14 @@ def test_the_row_of_a_cycle_holds_for_other_costs(case: Case, seed: int) -> None
     cycle = period(compiled, case.vector)
     other = np.array([draw.randint(0, 50) for _ in range(compiled.size)])
     assert period(compiled, other).period >= Fraction(int(cycle.counts @ other), cycle.steps)
+
+
+@few
+@given(case=cases(), seed=st.integers(0, 999), update=st.sampled_from(["rolling", "barrier"]))
+def test_many_at_once_are_what_they_are_one_at_a_time(case: Case, seed: int, update: str) -> None:
+    compiled, draw = case.compiled(update=update), Random(seed)
+    table = np.array([[draw.randint(0, 99) for _ in range(compiled.size)] for _ in range(9)])
+    assert periods(compiled, table).tolist() == [period(compiled, row).period_ns for row in table]
 
 
 @few

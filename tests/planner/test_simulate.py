@@ -27,7 +27,7 @@ from planner.timeline import COLLECTIVE, SEND, decode
 from tests.planner.cases import Case, cases, random_times, stage_times
 from tests.planner.event_queue import EventQueue
 
-few = settings(max_examples=60, deadline=None, derandomize=True)
+few = settings(max_examples=200, deadline=None, derandomize=True)
 UPDATES = st.sampled_from(["rolling", "barrier"])
 
 

@@ -25,7 +25,7 @@ def found(schedule: Schedule, **options: object) -> str:
     return "\n".join(v.picture(schedule) for v in violations(schedule, hops, **options))  # type: ignore[arg-type]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(case=cases())
 def test_nothing_is_wrong_with_what_the_families_make(case: Case) -> None:
     assert violations(case.schedule, case.hops) == []

@@ -17,7 +17,7 @@ from planner.schedule.program import Instruction, Message, Program
 from planner.simulate import neighbour_hops, node_ends
 from tests.planner.cases import Case, cases, random_hops, stage_times
 
-few = settings(max_examples=60, deadline=None, derandomize=True)
+few = settings(max_examples=200, deadline=None, derandomize=True)
 LAYOUTS = st.sampled_from(["channel", "global"])
 ROOT = Path(__file__).parents[3]
 
