@@ -229,10 +229,6 @@ def _certificate(plan: Plan) -> Iterator[Violation]:
     if gap >= 0 and abs(gap - proof.gap) > 1e-6:
         message = f"gap {proof.gap} is not that of bound_ns and objective_ns, {gap}"
         yield Violation(rule="certificate", where="certificate", message=message)
-    for rival in proof.rivals:
-        if rival.step_ns is not None and rival.step_ns < plan.prediction.step_ns:
-            message = f"at {rival.step_ns} ns is faster than this plan, {plan.prediction.step_ns} ns"
-            yield Violation(rule="certificate", where=f"rival '{rival.name}'", message=message)
 
 
 _RULES = (

@@ -214,7 +214,6 @@ CERTIFICATE = {"objective_ns": STEP, "bound_ns": STEP, "gap": 0.0, "scope": "all
         ({"free_bound_ns": STEP + 1}, f"free_bound_ns {STEP + 1} is above objective_ns {STEP}"),
         ({"bound_ns": STEP // 2}, "gap 0.0 is not that of bound_ns and objective_ns"),
         ({"objective_ns": 2 * STEP, "gap": 0.5}, f"objective_ns {2 * STEP} is not the step_ns predicted"),
-        ({"rivals": [{"name": "1f1b", "step_ns": 9, "why": "slower"}]}, "rival '1f1b': at 9 ns is faster"),
     ],
 )
 def test_a_certificate_that_proves_nothing_is_found_out(changes: dict[str, object], said: str) -> None:
