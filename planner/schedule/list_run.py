@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from planner.errors import BadInput
@@ -239,18 +240,7 @@ class Run:
         return all(done[1] == total for done, total in zip(self.done, self.total, strict=True))
 
     def actions(self) -> list[list[Action]]:
-        kinds = (Kind.F, Kind.I, Kind.W) if self.job.split else (Kind.F, Kind.B, Kind.W)
-        turns = [[0, 0, 0] for _ in self.worker]
-        orders: list[list[Action]] = []
-        for codes in self.order:
-            order = []
-            for code in codes:
-                n, kind = divmod(code, 3)
-                pipe, stage = divmod(n, self.stages)
-                order.append(Action(kinds[kind], stage, self.micros[pipe][turns[n][kind]], pipe))
-                turns[n][kind] += 1
-            orders.append(order)
-        return orders
+        return as_actions(self.job, self.order)
 
     def stuck(self) -> BadInput:
         orders = self.actions()
@@ -269,3 +259,23 @@ class Run:
 
 
 _TURNS = (Kind.F, Kind.B, Kind.I)
+
+
+def as_actions(job: Job, codes: Sequence[Sequence[int]]) -> list[list[Action]]:
+    """Orders of node * 3 + kind, where the micro-batches of a pipe go through every node in their order."""
+    kinds = (Kind.F, Kind.I, Kind.W) if job.split else (Kind.F, Kind.B, Kind.W)
+    stages = len(job.place[0])
+    micros: list[list[int]] = [[] for _ in job.place]
+    for micro, pipe in enumerate(job.pipe_of):
+        micros[pipe].append(micro)
+    turns = [0] * (3 * stages * len(job.place))
+    orders = []
+    for row in codes:
+        order = []
+        for code in row:
+            node, kind = divmod(code, 3)
+            pipe, stage = divmod(node, stages)
+            order.append(Action(kinds[kind], stage, micros[pipe][turns[code]], pipe))
+            turns[code] += 1
+        orders.append(order)
+    return orders

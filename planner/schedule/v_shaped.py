@@ -22,6 +22,7 @@ Steps = tuple[
     int, int, int, int
 ]  # slots from worker to worker: down and up the V forwards, down and up backwards
 PERIOD = 6
+FEW = 8  # workers up to which a free list may beat the rhythm
 POLICIES = (
     Policy(tie="deep"),
     Policy(tie="deep", order="FBW"),
@@ -63,7 +64,7 @@ def listed_v(request: Request, cap: int, steps: tuple[Steps, ...] = ()) -> Sched
     def jobs() -> Iterator[Job]:
         for each in steps:
             yield replace(job, sequence=_repeated(place[0], request.micros, each))
-        for policy in POLICIES:
+        for policy in POLICIES if not steps or request.workers <= FEW else ():
             yield replace(job, policy=policy)
 
     return assemble(request, place, job.pipe_of, best_listed(jobs()).orders)
