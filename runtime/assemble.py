@@ -1,0 +1,275 @@
+"""From a plan and a captured model to everything that one rank needs to run steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from planner.capture import Captured
+from planner.cut import StageModule, cut
+from planner.errors import BadPlan
+from planner.model import ModelGraph
+from planner.plan import Plan
+from planner.schedule.action import Action, Kind, Schedule
+from planner.schedule.lower import Layout, lower
+from planner.schedule.program import Program
+from planner.simulate import schedule_of
+from runtime import rewrite
+from runtime.execute import Interpreter, Pulse
+from runtime.groups import World
+from runtime.optimizer import Make, Updater
+from runtime.places import Mesh
+from runtime.rank import Feed, Rank
+from runtime.rewrite import Keys
+from runtime.routes import check_hops, routes_of, stages_of_layers
+from runtime.statistics import RunningStatistics, decays
+from runtime.sync import Flat, GradientSync, buckets_of, groups_of
+from runtime.torch_stage import COUNT, LossScale, Split, TorchStage
+from runtime.trace import Tracer
+from runtime.transport import Transport
+from runtime.weight_store import WeightStore
+
+Node = tuple[int, int]  # pipe, stage
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a run decides beside its plan."""
+
+    seed: int = 0
+    clip_norm: float | None = None
+
+
+def check_supported(plan: Plan, graph: ModelGraph) -> None:
+    if plan.model.fingerprint != graph.fingerprint:
+        raise BadPlan(
+            f"the plan is for another model: fingerprint {plan.model.fingerprint}, captured {graph.fingerprint}"
+        )
+    if plan.axes.spatial > 1 or any(stage.spatial for stage in plan.stages):
+        raise BadPlan("spatial splits are not executed yet")
+    if plan.precision == "fp16":
+        raise BadPlan("fp16 needs a loss scaler, which is not executed yet: use bf16 or fp32")
+    if plan.execution == "compiled":
+        raise BadPlan("compiled stages are not executed yet: use execution: eager")
+    if not graph.symbolic_batch and graph.captured_micro != plan.batch.micro:
+        raise BadPlan(f"captured for micro-batches of {graph.captured_micro}, planned are {plan.batch.micro}")
+
+
+def program_of(plan: Plan, world: World) -> Program:
+    layout: Layout = "global" if world.device.type == "cuda" else "channel"
+    return lower(schedule_of(plan), plan.hops, plan.times, layout=layout)
+
+
+def forward_program(plan: Plan) -> Program:
+    """The forwards alone, in the plan's order."""
+    schedule = schedule_of(plan)
+    orders = tuple(tuple(a for a in order if a.kind is Kind.F) for order in schedule.orders)
+    hops = [hop for hop in plan.hops if hop.direction == "act"]
+    return lower(replace(schedule, orders=orders), hops, plan.times)
+
+
+class _Assembly:
+    """The steps of `assemble` that share much."""
+
+    def __init__(self, plan: Plan, captured: Captured, world: World, options: Options) -> None:
+        self.plan, self.captured, self.world, self.options = plan, captured, world, options
+        self.graph = captured.graph
+        check_supported(plan, self.graph)
+        self.stage_of = stages_of_layers(plan, self.graph)
+        self.schedule = schedule_of(plan)
+        self.mesh = Mesh.of(plan)
+        self.held = self.mesh.held(world.rank)
+        self.place = self.mesh.by_rank[world.rank]
+        self.routes = routes_of(self.graph, self.stage_of)
+        check_hops(self.routes, plan.hops)
+        self.keys = Keys(options.seed, world.device)
+        self.parameters: dict[str, nn.Parameter] = {}
+        self.buffers: dict[str, Tensor] = {}
+        self.scale = LossScale(self._loss_weight())
+
+    def _loss_weight(self) -> float:
+        whole = self.plan.batch.micros * self.plan.axes.data
+        return 1.0 / whole if self.graph.loss_kind == "mean" else 1.0
+
+    def modules(self, tensors: Mapping[str, Tensor]) -> dict[int, StageModule]:
+        """The stages that live here, with one tensor a name however many of them hold it."""
+        edges = [i for i in range(1, len(self.stage_of)) if self.stage_of[i] != self.stage_of[i - 1]]
+        every = cut(self.captured, edges)
+        mine: dict[int, StageModule] = {}
+        draws = 0
+        for stage, module in enumerate(every):
+            if any(stage == number for _, number in self.held):
+                module.materialise(tensors, self.world.device)
+                rewrite.share_parameters(module, self.parameters)
+                rewrite.share_buffers(module, self.buffers)
+                rewrite.key_random_operations(module, self.keys, draws)
+                mine[stage] = module
+            draws += len(rewrite.random_operations(module))
+        return mine
+
+    def flats(self) -> list[Flat]:
+        self.buckets = buckets_of(self.graph, self.stage_of, self.mesh)
+        mine = [bucket for bucket in self.buckets if self.world.rank in bucket.ranks]
+        return [
+            Flat(bucket, self.parameters, [node for node in self.held if node[1] in bucket.stages])
+            for bucket in mine
+        ]
+
+    def statistics(self, modules: Mapping[int, StageModule]) -> dict[int, RunningStatistics]:
+        """Of each stage whose forward writes state and that others hold too; communicators in one order."""
+        total = self.plan.batch.micros * self.plan.axes.data
+        found: dict[int, RunningStatistics] = {}
+        for stage in range(self.schedule.stages):
+            written = self._written(stage)
+            ranks = self.mesh.holders([stage])
+            if not written or (len(ranks) == 1 and self.schedule.pipes == 1):
+                continue
+            group = self.world.new_group(ranks) if len(ranks) > 1 else None
+            if stage in modules:
+                buffers = {name: self.buffers[name] for name in written}
+                decay = decays(modules[stage], set(written))
+                found[stage] = RunningStatistics(buffers, decay, total, group)
+        return found
+
+    def _written(self, stage: int) -> list[str]:
+        return [
+            row.name
+            for row in self.graph.buffers
+            if row.mutated and any(self.stage_of[self.graph.index[user]] == stage for user in row.users)
+        ]
+
+    def stages(
+        self, modules: Mapping[int, StageModule], statistics: Mapping[int, RunningStatistics]
+    ) -> dict[Node, TorchStage]:
+        kinds = _kinds(self.schedule)
+        needs_grad = {value.name for value in self.graph.values if value.needs_grad and value.producer}
+        first = self.place.data * self.plan.batch.micros
+        splits = {stage: self._split(module, kinds[stage]) for stage, module in modules.items()}
+        stores = {stage: WeightStore() for stage, split in splits.items() if split == "store"}
+        for stage, store in stores.items():
+            rewrite.store_weights(modules[stage], store)
+        made = {}
+        for pipe, stage in self.held:
+            observer = statistics.get(stage)
+            made[pipe, stage] = TorchStage(
+                modules[stage],
+                needs_grad=needs_grad,
+                scale=self.scale,
+                keys=self.keys,
+                first_micro=first,
+                split=splits[stage],
+                store=stores.get(stage),
+                recompute=Kind.R in kinds[stage],
+                written=self._written(stage),
+                autocast=AUTOCAST[self.plan.precision],
+                on_forward=_observed(observer, first) if observer else None,
+            )
+        return made
+
+    def _split(self, module: StageModule, kinds: Collection[Kind]) -> Split:
+        if Kind.I not in kinds:
+            return "none"
+        large = {name for name, p in module.named_parameters() if p.requires_grad and p.ndim > 1}
+        return "store" if large <= rewrite.could_owe(module) else "walk"
+
+
+def assemble(
+    plan: Plan,
+    captured: Captured,
+    world: World,
+    *,
+    make_optimizer: Make,
+    tensors: Mapping[str, Tensor],
+    options: Options,
+    pulse: Pulse,
+) -> Rank:
+    """Every rank calls this at the same time: communicators are made in the same order on all of them."""
+    parts = _Assembly(plan, captured, world, options)
+    program = program_of(plan, world)
+    if not world.agree(program.digest + captured.graph.fingerprint):
+        raise BadPlan("the ranks have derived different programs: versions or files differ between nodes")
+    modules = parts.modules(tensors)
+    flats = parts.flats()
+    groups = groups_of(parts.buckets, world.rank, world.new_group)
+    statistics = parts.statistics(modules)
+    stages = parts.stages(modules, statistics)
+    losses = _Counter(stages)
+    updater = Updater(
+        GradientSync(flats, groups),
+        make_optimizer,
+        rank=world.rank,
+        groups=groups,
+        sharded=plan.shard_optimizer,
+        clip_norm=options.clip_norm,
+        count=losses if captured.graph.loss_kind == "sum_count" else None,
+        world=world.group,
+    )
+    tracer = Tracer(world.rank)
+    transport = Transport(
+        routes=parts.routes,
+        place=parts.schedule.place,
+        peers=parts.mesh.peers(world.rank),
+        device=world.device,
+        group=world.group,
+    )
+    feed = Feed(_reads(parts, modules), {})
+    interpreter = Interpreter(
+        program,
+        parts.place.pipeline,
+        stages=stages,
+        routes=parts.routes,
+        carrier=transport,
+        updates=updater,
+        feed=feed,
+        pulse=pulse,
+        tracer=tracer,
+    )
+    return Rank(
+        plan=plan,
+        mesh=parts.mesh,
+        world=world,
+        graph=captured.graph,
+        stages=stages,
+        parameters=parts.parameters,
+        buffers=parts.buffers,
+        flats=flats,
+        updater=updater,
+        statistics=list(statistics.values()),
+        keys=parts.keys,
+        transport=transport,
+        interpreter=interpreter,
+        tracer=tracer,
+        feed=feed,
+    )
+
+
+@dataclass
+class _Counter:
+    """How much the losses of this rank counted in the step."""
+
+    stages: Mapping[Node, TorchStage]
+
+    def __call__(self) -> float:
+        return sum(float(row[COUNT]) for stage in self.stages.values() for row in stage.losses.values())
+
+
+def _reads(parts: _Assembly, modules: Mapping[int, StageModule]) -> dict[int, list[str]]:
+    outer = {value.name for value in parts.graph.values if value.role != "hidden"}
+    return {stage: [name for name in module.inputs if name in outer] for stage, module in modules.items()}
+
+
+def _observed(statistics: RunningStatistics, first: int) -> Callable[[int], AbstractContextManager[None]]:
+    return lambda micro: statistics.observe(first + micro)
+
+
+def _kinds(schedule: Schedule) -> dict[int, set[Kind]]:
+    found: dict[int, set[Kind]] = {stage: set() for stage in range(schedule.stages)}
+    actions: list[Action] = [action for order in schedule.orders for action in order]
+    for action in actions:
+        found[action.stage].add(action.kind)
+    return found

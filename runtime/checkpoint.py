@@ -1,0 +1,239 @@
+"""Checkpoints that outlive the plan: safetensors and a JSON index, keyed by parameter name, never by rank.
+
+A checkpoint is a folder. Each rank writes one part with the tensors that it is the first holder of; when all parts
+are there the index is written and the folder gets its name, so a folder with that name is complete. Any plan reads
+it: a rank takes from the parts what it holds. Optimizer state stands beside each parameter, under its name.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from planner.errors import BadInput
+
+VERSION = 1
+INDEX = "index.json"
+MODEL, STATE = "model/", "optimizer/"
+PREFIX = "step-"
+POLL_S = 0.05
+PARTS_S = 600.0  # how long the first rank waits for the parts of the others
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a run must know beside its tensors to go on as if it had never stopped."""
+
+    step: int
+    sample: int  # position in the stream of samples
+    seed: int
+    fingerprint: str
+    extra: dict[str, float] = field(default_factory=dict)  # a scaler's state
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint on disk."""
+
+    folder: Path
+    facts: Facts
+    files: Mapping[str, str]  # tensor -> part
+    settings: dict[
+        str, dict[str, dict[str, object]]
+    ]  # of the optimizer's groups and plain state, by parameter
+    aliases: Mapping[str, str]  # further names of tied parameters
+
+    @classmethod
+    def open(cls, folder: Path) -> Checkpoint:
+        path = folder / INDEX
+        try:
+            index = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise BadInput(f"no complete checkpoint: {error}", where=str(folder)) from error
+        if index.get("version") != VERSION:
+            raise BadInput(f"version {index.get('version')}", where=str(path), allowed=str(VERSION))
+        facts = Facts(**index["facts"])
+        return cls(folder, facts, index["files"], index["settings"], index["aliases"])
+
+    def parameters(self, names: Iterable[str]) -> dict[str, Tensor]:
+        return self._read({name: MODEL + name for name in names})
+
+    def state(self, names: Iterable[str]) -> dict[str, dict[str, Tensor]]:
+        """Optimizer state of these parameters; empty before the first update."""
+        wanted = {STATE + name for name in names}
+        keys = {key: key for key in self.files if key.startswith(STATE) and key.rpartition("/")[0] in wanted}
+        found: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in self._read(keys).items():
+            name, _, part = key.removeprefix(STATE).rpartition("/")
+            found.setdefault(name, {})[part] = tensor
+        return found
+
+    def whole(self) -> dict[str, Tensor]:
+        """Every tensor of the model under the user's own names, tied ones under each: fits load_state_dict."""
+        names = [key.removeprefix(MODEL) for key in self.files if key.startswith(MODEL)]
+        tensors = self.parameters(names)
+        return tensors | {alias: tensors[name] for alias, name in self.aliases.items()}
+
+    def _read(self, keys: Mapping[str, str]) -> dict[str, Tensor]:
+        by_part: dict[str, list[tuple[str, str]]] = {}
+        for name, key in keys.items():
+            part = self.files.get(key)
+            if part is None:
+                raise BadInput(f"has no '{key}'", where=str(self.folder))
+            by_part.setdefault(part, []).append((name, key))
+        found: dict[str, Tensor] = {}
+        for part, wanted in by_part.items():
+            with safe_open(self.folder / part, framework="pt") as file:
+                found |= {name: file.get_tensor(key) for name, key in wanted}
+        return found
+
+
+def latest(folder: Path) -> Checkpoint | None:
+    steps = complete(folder)
+    return Checkpoint.open(steps[-1]) if steps else None
+
+
+def complete(folder: Path) -> list[Path]:
+    """In order of steps."""
+    return sorted(
+        path for path in folder.glob(PREFIX + "*") if path.suffix == "" and (path / INDEX).is_file()
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What one rank contributes."""
+
+    rank: int
+    tensors: Mapping[str, Tensor]  # parameters and buffers by name
+    state: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, Mapping[str, object]]] = field(default_factory=dict)
+
+    def copied(self) -> Part:
+        """On the host, apart from what training goes on to change."""
+        return Part(
+            rank=self.rank,
+            tensors={name: _copy(tensor) for name, tensor in self.tensors.items()},
+            state={name: {key: _copy(x) for key, x in row.items()} for name, row in self.state.items()},
+            settings=self.settings,
+        )
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+class Writer:
+    """Writes checkpoints of a run in the background, one at a time."""
+
+    def __init__(
+        self, folder: Path, *, rank: int, ranks: Sequence[int], aliases: Mapping[str, str], keep: int
+    ) -> None:
+        self._folder, self._rank, self._ranks, self._aliases, self._keep = folder, rank, ranks, aliases, keep
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def save(self, part: Part, facts: Facts) -> None:
+        """Returns when the tensors are copied; an error of the one before is raised here."""
+        self.wait()
+        copied = part.copied()
+        self._thread = threading.Thread(target=self._guarded, args=(copied, facts))
+        self._thread.start()
+
+    def wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            raise self._error
+
+    def _guarded(self, part: Part, facts: Facts) -> None:
+        try:
+            self._write(part, facts)
+        except BaseException as error:
+            self._error = error
+
+    def _write(self, part: Part, facts: Facts) -> None:
+        folder = self._folder / f"{PREFIX}{facts.step:08d}"
+        if (folder / INDEX).exists():
+            return  # a run that was resumed from an earlier step has come here before
+        building = folder.with_suffix(".partial")
+        building.mkdir(parents=True, exist_ok=True)
+        write_part(building, part)
+        if self._rank == self._ranks[0]:
+            publish(building, folder, self._ranks, facts, self._aliases)
+            for old in complete(self._folder)[: -self._keep]:
+                shutil.rmtree(old)
+        else:
+            _until(folder.exists, f"'{folder.name}' was never complete")
+
+
+def write_part(folder: Path, part: Part) -> None:
+    flat = {MODEL + name: tensor for name, tensor in part.tensors.items()}
+    flat |= {f"{STATE}{name}/{key}": x for name, row in part.state.items() for key, x in row.items()}
+    file = f"part-{part.rank:05d}.safetensors"
+    save_file(flat, folder / (file + ".new"))
+    (folder / (file + ".new")).rename(folder / file)
+    fragment = {"files": dict.fromkeys(flat, file), "settings": part.settings}
+    path = folder / f"part-{part.rank:05d}.json"
+    path.with_suffix(".new").write_text(json.dumps(fragment))
+    path.with_suffix(".new").rename(path)
+
+
+def publish(
+    building: Path, folder: Path, ranks: Sequence[int], facts: Facts, aliases: Mapping[str, str]
+) -> None:
+    """Waits for every part, then gives the folder its name."""
+    files: dict[str, str] = {}
+    settings: dict[str, object] = {}
+    for rank in ranks:
+        path = building / f"part-{rank:05d}.json"
+        _until(path.exists, f"rank {rank} wrote no part of '{folder.name}'")
+        fragment = json.loads(path.read_text())
+        files |= fragment["files"]
+        settings |= fragment["settings"]
+        path.unlink()
+    index = {
+        "version": VERSION,
+        "facts": asdict(facts),
+        "files": files,
+        "settings": settings,
+        "aliases": dict(aliases),
+    }
+    (building / INDEX).write_text(json.dumps(index, sort_keys=True))
+    building.rename(folder)
+
+
+def write_initial(
+    folder: Path, tensors: Mapping[str, Tensor], facts: Facts, aliases: Mapping[str, str]
+) -> Checkpoint:
+    """Checkpoint 0, by the launcher."""
+    target = folder / f"{PREFIX}{facts.step:08d}"
+    building = target.with_suffix(".partial")
+    building.mkdir(parents=True)
+    write_part(building, Part(rank=0, tensors={name: _copy(tensor) for name, tensor in tensors.items()}))
+    publish(building, target, [0], facts, aliases)
+    return Checkpoint.open(target)
+
+
+def remove_partial(folder: Path) -> None:
+    """What a run that was ended left half-written."""
+    for path in folder.glob(PREFIX + "*.partial"):
+        shutil.rmtree(path)
+
+
+def _until(done: Callable[[], bool], otherwise: str) -> None:
+    end = time.monotonic() + PARTS_S
+    while not done():
+        if time.monotonic() > end:
+            raise TimeoutError(otherwise)
+        time.sleep(POLL_S)

@@ -1,0 +1,158 @@
+"""Which samples a step is made of, and the tensors of those that this rank consumes.
+
+The run is one endless stream of samples: epoch after epoch, each in the permutation that (seed, epoch) gives, or
+the synthetic samples 0, 1, 2, ..., each a function of (seed, index). Micro-batch g of a step (numbered over all
+replicas) takes the g-th `micro` samples of the step's share of the stream. So every sample comes exactly once an
+epoch whatever the plan, and where a run stands is one number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, Dataset
+
+from planner.errors import BadInput
+from planner.workload import Workload
+
+Sample = object
+Pair = tuple[object, object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """Positions in the endless stream to indices of samples."""
+
+    seed: int
+    length: int | None  # of the dataset; None: synthetic, an index for every position
+
+    def index(self, position: int) -> int:
+        if self.length is None:
+            return position
+        epoch, place = divmod(position, self.length)
+        return int(permutation(self.seed, epoch, self.length)[place])
+
+
+@lru_cache(maxsize=2)
+def permutation(seed: int, epoch: int, length: int) -> Tensor:
+    return torch.randperm(length, generator=torch.Generator().manual_seed(mix(seed, epoch)))
+
+
+def mix(seed: int, index: int) -> int:
+    """A seed of its own for every index; 64-bit odd multipliers, as in splitmix."""
+    x = (seed * 0x9E3779B97F4A7C15 + index * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & (2**64 - 1)
+    x ^= x >> 31
+    return (x * 0x94D049BB133111EB & (2**64 - 1)) >> 1
+
+
+class Synthetic(Dataset[Sample]):
+    """Sample i is the workload's batch of one, drawn under a seed of its own."""
+
+    def __init__(self, workload: Workload, seed: int) -> None:
+        self._workload, self._seed = workload, seed
+        one, two = (pytree.tree_leaves(self._draw(n, 0)) for n in (1, 2))
+        self._dims = [_growing_dim(a, b) for a, b in zip(one, two, strict=True)]
+
+    def __getitem__(self, index: int) -> Sample:
+        return self._draw(1, index)
+
+    def _draw(self, n: int, index: int) -> Sample:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(mix(self._seed, index))
+            return self._workload.batch(n)
+
+    def join(self, samples: list[Sample]) -> Pair:
+        """Batches of one into a batch, leaf by leaf."""
+        leaves = zip(*(pytree.tree_leaves(sample) for sample in samples), strict=True)
+        joined = [
+            parts[0] if dim is None else torch.cat(parts, dim)
+            for parts, dim in zip(leaves, self._dims, strict=True)
+        ]
+        inputs, targets = pytree.tree_unflatten(joined, pytree.tree_structure(samples[0]))
+        return inputs, targets
+
+
+def _growing_dim(one: object, two: object) -> int | None:
+    if not isinstance(one, Tensor) or not isinstance(two, Tensor):
+        return None
+    return next((d for d in range(one.ndim) if one.shape[d] != two.shape[d]), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """The micro-batches of a step that a rank reads, as numbers within its replica."""
+
+    micros: tuple[int, ...]
+    first: int  # number over all replicas of the replica's micro-batch 0
+    micro: int  # samples of each
+    step_samples: int  # of all replicas
+
+
+class Batches:
+    """Iterates over steps; each is {micro-batch: {Value: tensor}} for what this rank reads."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        wanted: Wanted,
+        values_of: Callable[[object, object], dict[str, Tensor]],
+        *,
+        seed: int,
+        device: torch.device,
+        workers: int = 0,
+    ) -> None:
+        data = workload.dataset()
+        self._wanted, self._values_of, self._device, self._workers = wanted, values_of, device, workers
+        self._collate: Callable[[list[Sample]], Pair]
+        if data is None:
+            made = Synthetic(workload, seed)
+            self._data: object = made
+            self._collate, length = made.join, None
+        else:
+            self._data, self._collate, length = data, workload.collate, len(data)  # type: ignore[arg-type]
+        if length == 0:
+            raise BadInput("dataset() has no samples", where=workload.where)
+        self.stream = Stream(seed=seed, length=length)
+
+    def steps(self, first_sample: int) -> Iterator[dict[int, Mapping[str, Tensor]]]:
+        """From the sample at which the run stands; for ever."""
+        if not self._wanted.micros:
+            while True:
+                yield {}
+        loader: DataLoader[Sample] = DataLoader(
+            self._data,  # type: ignore[arg-type]
+            batch_sampler=_Sampler(self._indices(first_sample)),  # type: ignore[arg-type]
+            collate_fn=self._collate,
+            num_workers=self._workers,
+            pin_memory=self._device.type == "cuda",
+            prefetch_factor=4 if self._workers else None,
+            generator=torch.Generator(),  # leaves the global one alone
+        )
+        pairs = iter(loader)
+        while True:
+            yield {micro: self._moved(*next(pairs)) for micro in self._wanted.micros}
+
+    def _moved(self, inputs: object, targets: object) -> dict[str, Tensor]:
+        values = self._values_of(inputs, targets)
+        return {name: tensor.to(self._device, non_blocking=True) for name, tensor in values.items()}
+
+    def _indices(self, sample: int) -> Iterator[list[int]]:
+        wanted = self._wanted
+        while True:
+            for number in wanted.micros:
+                start = sample + (wanted.first + number) * wanted.micro
+                yield [self.stream.index(at) for at in range(start, start + wanted.micro)]
+            sample += wanted.step_samples
+
+
+class _Sampler:
+    def __init__(self, indices: Iterable[Sequence[int]]) -> None:
+        self._indices = indices
+
+    def __iter__(self) -> Iterator[Sequence[int]]:
+        return iter(self._indices)

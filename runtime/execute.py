@@ -1,0 +1,190 @@
+"""The interpreter: one rank's part of a Program as a flat list of calls, run by one loop a step.
+
+Everything that can be known beforehand is worked out when the list is built: which call, which messages it takes
+and leaves, its code in the trace, and after which wait a message sent earlier is known to have arrived, so that its
+memory can go. Messages between stages of the same worker are not in a Program; they pass through `mail` like all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from planner.schedule.action import Action, Kind
+from planner.schedule.program import Instruction, Message, Program
+from planner.timeline import encode
+from runtime.routes import Direction, Names, Routes
+from runtime.stage import Stage, Tensors
+from runtime.trace import Tracer, clock_ns
+
+Node = tuple[int, int]  # pipe, stage
+
+
+class Carrier(Protocol):
+    def post(self, message: Message) -> None: ...
+    def wait(self, message: Message) -> dict[str, Tensor]: ...
+    def send(self, message: Message, tensors: Tensors) -> None: ...
+    def release(self, message: Message) -> None: ...
+
+
+class Updates(Protocol):
+    """Gradient sums and updates; SYNC launches, STEP waits and updates."""
+
+    def launch(self, pipe: int, stage: int) -> None: ...
+    def step(self, pipe: int, stage: int) -> None: ...
+
+
+class Pulse(Protocol):
+    """Tells the supervisor that this rank moves, and whether it is waiting for another."""
+
+    def beat(self, waiting: bool) -> None: ...
+
+
+class _Call(NamedTuple):
+    run: Callable[[], None]
+    code: int  # of the action in the trace; -1 for what only waits, -2 for what does neither
+
+
+WAITS, SILENT = -1, -2
+
+
+class Interpreter:
+    """Runs steps; `feed` gives a stage the batch's own Values for one micro-batch."""
+
+    def __init__(
+        self,
+        program: Program,
+        worker: int,
+        *,
+        stages: Mapping[Node, Stage],
+        routes: Routes,
+        carrier: Carrier,
+        updates: Updates,
+        feed: Callable[[int, int], Tensors],
+        pulse: Pulse,
+        tracer: Tracer,
+    ) -> None:
+        self._stages, self._routes, self._carrier = stages, routes, carrier
+        self._updates, self._feed, self._pulse, self._tracer = updates, feed, pulse, tracer
+        self._mail: dict[Message, dict[str, Tensor]] = {}
+        releases = releases_after(program, worker)
+        self._calls: list[_Call] = []
+        for position, instruction in enumerate(program.ranks[worker]):
+            self._calls.append(self._compile(instruction))
+            for message in releases.get(position, ()):
+                self._calls.append(_Call(partial(carrier.release, message), SILENT))
+
+    def run(self, step: int) -> None:
+        add, beat = self._tracer.add, self._pulse.beat
+        waited = 0
+        for call, code in self._calls:
+            if code == SILENT:
+                call()
+                continue
+            beat(code == WAITS)
+            start = clock_ns()
+            call()
+            end = clock_ns()
+            if code == WAITS:
+                waited += end - start
+            else:
+                add(step, code, start, end, waited)
+                waited = 0
+        assert not self._mail, f"messages nobody took: {sorted(map(str, self._mail))}"
+
+    def _compile(self, instruction: Instruction) -> _Call:
+        if instruction.action is not None:
+            return _Call(self._action(instruction.action), encode(instruction.action))
+        message = instruction.message
+        assert message is not None
+        if instruction.op == "wait":
+            return _Call(partial(self._wait, message), WAITS)
+        return _Call(partial(self._carrier.post if instruction.op == "post" else self._send, message), SILENT)
+
+    def _wait(self, message: Message) -> None:
+        self._mail[message] = self._carrier.wait(message)
+
+    def _send(self, message: Message) -> None:
+        self._carrier.send(message, self._mail.pop(message))
+
+    def _action(self, action: Action) -> Callable[[], None]:
+        kind, number, micro, pipe = action
+        if kind is Kind.SYNC:
+            return partial(self._updates.launch, pipe, number)
+        if kind is Kind.STEP:
+            return partial(self._updates.step, pipe, number)
+        stage = self._stages[pipe, number]
+        if kind is Kind.W:
+            return partial(stage.weight_half, micro)
+        if kind is Kind.R:
+            return partial(stage.recompute, micro)
+        arriving, leaving = self._messages(action, "act" if kind is Kind.F else "grad")
+        if kind is Kind.F:
+            return partial(self._forward, stage, number, micro, arriving, leaving)
+        half = stage.backward if kind is Kind.B else stage.input_half
+        return partial(self._backward, half, micro, arriving, leaving)
+
+    def _messages(
+        self, action: Action, direction: Direction
+    ) -> tuple[tuple[Message, ...], tuple[tuple[Message, Names], ...]]:
+        _, stage, micro, pipe = action
+        sources = self._routes.arriving(direction, stage)
+        targets = self._routes.leaving(direction, stage)
+        arriving = tuple(Message(direction, pipe, micro, source, stage) for source, _ in sources)
+        return arriving, tuple(
+            (Message(direction, pipe, micro, stage, target), names) for target, names in targets
+        )
+
+    def _forward(
+        self,
+        stage: Stage,
+        number: int,
+        micro: int,
+        arriving: Sequence[Message],
+        leaving: Sequence[tuple[Message, Names]],
+    ) -> None:
+        inputs = dict(self._feed(number, micro))
+        for message in arriving:
+            inputs |= self._mail.pop(message)
+        outputs = stage.forward(micro, inputs)
+        for message, names in leaving:
+            self._mail[message] = {name: outputs[name] for name in names}
+
+    def _backward(
+        self,
+        half: Callable[[int, Tensors], dict[str, Tensor]],
+        micro: int,
+        arriving: Sequence[Message],
+        leaving: Sequence[tuple[Message, Names]],
+    ) -> None:
+        grads: dict[str, Tensor] = {}
+        for message in arriving:
+            grads |= self._mail.pop(message)
+        passed = half(micro, grads)
+        for message, names in leaving:
+            self._mail[message] = {name: passed[name] for name in names}
+
+
+def releases_after(program: Program, worker: int) -> dict[int, list[Message]]:
+    """Sent messages that have surely arrived once the instruction at a position is done.
+
+    A peer that sends us something after it waited for our message tells us, by that, that ours arrived.
+    """
+    own = program.ranks[worker]
+    waited = {i.message: at for at, i in enumerate(own) if i.op == "wait"}
+    sent = {i.message for i in own if i.op == "send"}
+    found: dict[int, list[Message]] = {}
+    for peer, instructions in enumerate(program.ranks):
+        arrived: list[Message] = []
+        for instruction in instructions if peer != worker else ():
+            message = instruction.message
+            if instruction.op == "wait" and message in sent:
+                assert message is not None
+                arrived.append(message)
+            elif instruction.op == "send" and message in waited:
+                found.setdefault(waited[message], []).extend(arrived)
+                arrived = []
+    return found

@@ -1,0 +1,38 @@
+"""What a launcher tells its ranks beside the plan: one JSON file in the run folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from planner.errors import BadInput
+from runtime.paths import Paths
+from runtime.supervise import write_whole
+
+Content = Literal["layers", "sleep"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    steps: int
+    seed: int = 0
+    content: Content = "layers"  # sleep: stages sleep for their planned times
+    clip_norm: float | None = None
+    save_every: int = 0  # steps; 0 saves at the end only
+    keep: int = 2  # complete checkpoints
+    threads: int = 1  # of each rank
+    data_workers: int = 0  # processes that load samples, a rank that reads any
+    device: Literal["cpu", "cuda"] = "cpu"
+    deadline_s: float = 60.0  # without any progress of a rank
+    generation: int = 0  # counts restarts, so that the rendezvous of one is never met by another
+
+    def write(self, paths: Paths) -> None:
+        write_whole(paths.job, json.dumps(asdict(self), indent=1))
+
+
+def read(paths: Paths) -> Job:
+    try:
+        return Job(**json.loads(paths.job.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise BadInput(f"is no run folder: {error}", where=str(paths.root)) from error

@@ -1,0 +1,227 @@
+"""Runs on this machine: every rank of a plan as a process, or the whole of it in this one.
+
+    run = launch(plan, folder, steps=10)        # returns at once; ranks are processes of their own
+    result = run.wait()                         # losses, the measured Timeline, how it ended
+    result = launch_inline(plan, folder, steps=10)
+
+A run folder that already holds checkpoints is resumed from the last complete one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from planner import plan_yaml
+from planner.capture import Captured
+from planner.errors import BadInput, ShardwrightError
+from planner.plan import Axes, Batch, Place, Plan, ScheduleChoice, StagePlan, StageTimes
+from planner.schedule.families import generate
+from planner.timeline import Timeline
+from planner.workload import Workload
+from runtime import checkpoint as checkpoints
+from runtime import trace
+from runtime.assemble import check_supported
+from runtime.checkpoint import Checkpoint, Facts
+from runtime.groups import alone
+from runtime.job import Job
+from runtime.paths import Paths
+from runtime.supervise import Outcome
+from runtime.train import NoPulse, Training, aliases, captured_for, mean_loss, workload_of
+
+START_DEADLINE_S = 60.0
+STEPS_A_DEADLINE = 50  # a rank that makes no progress for the time of so many simulated steps hangs
+
+
+class RunFailed(ShardwrightError):
+    """A rank raised, was killed or hung; names the first cause."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    state: str  # done | failed | hung
+    losses: dict[int, float]  # by step, from 1
+    timeline: Timeline
+    folder: Path
+    cause: str = ""
+    rank: int | None = None  # the first that was not well
+
+    def check(self) -> Result:
+        if self.state != "done":
+            raise RunFailed(self.cause)
+        return self
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """A run in processes of its own; they end when the process that launched them does."""
+
+    paths: Paths
+    process: subprocess.Popen[bytes]
+    ranks: int
+
+    def wait(self, timeout_s: float | None = None) -> Result:
+        self.process.wait(timeout_s)
+        try:
+            outcome = Outcome(**json.loads(self.paths.outcome.read_text()))
+        except OSError:
+            outcome = Outcome("failed", cause=f"the supervisor ended with status {self.process.returncode}")
+        return result_of(self.paths, self.ranks, outcome)
+
+    def cancel(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+def launch(
+    plan: Plan, folder: Path | str, *, steps: int, workload: Workload | None = None, **settings: object
+) -> LocalRun:
+    """`settings` are fields of Job. Its checks are made, and checkpoint 0 is written, before anything starts."""
+    paths = prepare(plan, Path(folder), job_of(plan, steps, settings), workload)
+    return start(paths, len(plan.places))
+
+
+def start(paths: Paths, ranks: int) -> LocalRun:
+    command = [sys.executable, "-P", "-m", "runtime.local_main", str(paths.root), str(os.getpid())]
+    with (paths.root / "logs" / "supervisor.log").open("ab") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    return LocalRun(paths, process, ranks)
+
+
+def launch_inline(
+    plan: Plan, folder: Path | str, *, steps: int, workload: Workload | None = None, **settings: object
+) -> Result:
+    """The same training in one process: one stage, the micro-batches of all replicas one after another."""
+    workload = workload or workload_of(plan)
+    single = one_process(plan)
+    job = job_of(single, steps, settings)
+    paths = prepare(single, Path(folder), job, workload)
+    torch.set_num_threads(job.threads)
+    begin = checkpoints.latest(paths.checkpoints)
+    assert begin is not None
+    Training(single, workload, begin, alone(torch.device(job.device)), job, paths, NoPulse()).run()
+    return result_of(paths, 1, Outcome("done"))
+
+
+def job_of(plan: Plan, steps: int, settings: dict[str, object]) -> Job:
+    known = set(Job.__dataclass_fields__) - {"steps"}
+    unknown = sorted(set(settings) - known)
+    if unknown:
+        raise BadInput(f"no setting '{unknown[0]}'", where="launch", allowed=", ".join(sorted(known)))
+    if steps < 1:
+        raise BadInput(f"steps is {steps}", where="launch", allowed="1 or more")
+    deadline = max(START_DEADLINE_S, STEPS_A_DEADLINE * plan.prediction.step_ns * 1e-9)
+    return replace(Job(steps=steps, deadline_s=deadline), **settings)  # type: ignore[arg-type]
+
+
+def prepare(plan: Plan, folder: Path, job: Job, workload: Workload | None = None) -> Paths:
+    """The run folder with all that ranks read; on return nothing more can be wrong with the plan."""
+    workload = workload or workload_of(plan)
+    paths = Paths(folder.resolve()).make()
+    checkpoints.remove_partial(paths.checkpoints)
+    captured = captured_for(plan, workload)
+    check_supported(plan, captured.graph)
+    paths.plan.write_text(plan_yaml.dump(plan))
+    begin = checkpoints.latest(paths.checkpoints)
+    if begin is None:
+        write_start(paths, captured, workload, job)
+    else:
+        _check_resumed(begin, captured, job)
+    generation = _next_generation(paths)
+    replace(job, generation=generation).write(paths)
+    for old in (paths.outcome, *(paths.cause(rank) for rank in range(len(plan.places)))):
+        old.unlink(missing_ok=True)
+    return paths
+
+
+def write_start(paths: Paths, captured: Captured, workload: Workload, job: Job) -> Checkpoint:
+    """Checkpoint 0 from build(), under the run's seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(job.seed)
+        tensors = captured.initial(workload.build())
+    facts = Facts(step=0, sample=0, seed=job.seed, fingerprint=captured.graph.fingerprint)
+    return checkpoints.write_initial(paths.checkpoints, tensors, facts, aliases(captured))
+
+
+def _check_resumed(begin: Checkpoint, captured: Captured, job: Job) -> None:
+    if begin.facts.fingerprint != captured.graph.fingerprint:
+        raise BadInput("the checkpoint is of another model", where=str(begin.folder))
+    if begin.facts.seed != job.seed:
+        raise BadInput(
+            f"seed {job.seed}", where=str(begin.folder), allowed=f"{begin.facts.seed}, as it began"
+        )
+
+
+def _next_generation(paths: Paths) -> int:
+    return 1 + max((int(p.name.rpartition("-")[2]) for p in paths.root.glob("rendezvous-*")), default=-1)
+
+
+def one_process(plan: Plan) -> Plan:
+    """The plan's training without its parallelism: the same samples, the same micro-batches, one after another."""
+    micros = plan.batch.micros * plan.axes.data
+    schedule = generate("1f1b", workers=1, micros=micros)
+    choice = ScheduleChoice(
+        family="1f1b",
+        pairs=1,
+        chunks=1,
+        place=schedule.place,
+        pipe_of=schedule.pipe_of,
+        orders=tuple(schedule.to_text().splitlines()),
+        settings=dict(schedule.settings),
+    )
+    total = StageTimes(
+        **{name: sum(getattr(t, name) for t in plan.times) for name in StageTimes.model_fields}
+    )
+    return plan.model_copy(
+        update={
+            "axes": Axes(order=plan.axes.order),
+            "batch": Batch(samples=plan.batch.samples, micro=plan.batch.micro, micros=micros),
+            "schedule": choice,
+            "stages": (StagePlan(layers=tuple(name for s in plan.stages for name in s.layers), spatial=()),),
+            "places": (Place(rank=0, node=0, slot=0, data=0, pipeline=0, spatial=0),),
+            "times": (total,),
+            "hops": (),
+            "shard_optimizer": False,
+        }
+    )
+
+
+def result_of(paths: Paths, ranks: int, outcome: Outcome) -> Result:
+    traces = [path for rank in range(ranks) if (path := paths.rank_trace(rank)).exists()]
+    timeline = trace.gather(traces) if traces else Timeline()
+    if traces:
+        timeline.save(paths.trace)
+    losses = losses_of(paths, ranks)
+    lines = [json.dumps({"step": step, "loss": loss}) + "\n" for step, loss in losses.items()]
+    paths.metrics.write_text("".join(lines))
+    return Result(
+        state=outcome.state,
+        losses=losses,
+        timeline=timeline,
+        folder=paths.root,
+        cause=outcome.cause,
+        rank=outcome.rank,
+    )
+
+
+def losses_of(paths: Paths, ranks: int) -> dict[int, float]:
+    """Of every step that all who have a share of its loss have finished; a repeated step counts as it was last."""
+    steps: dict[int, dict[int, dict[str, float]]] = {}
+    for rank in range(ranks):
+        path = paths.rank_metrics(rank)
+        for line in path.read_text().splitlines() if path.exists() else ():
+            row = json.loads(line)
+            for micro, losses in row["losses"].items():
+                steps.setdefault(row["step"], {})[int(micro)] = losses
+    whole = max((len(micros) for micros in steps.values()), default=0)
+    return {step: mean_loss(rows) for step, rows in sorted(steps.items()) if len(rows) == whole}

@@ -1,0 +1,171 @@
+"""Updates: the user's optimizer a bucket, clipping by the true global norm, state sharded over the holders.
+
+The optimizer is called with the parameters of one bucket at a time, so a user's `optimizer` must be a function of
+named parameters, which is what the workload file promises. With sharded state each holder updates its own range of
+the bucket and sends it to the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from planner.errors import BadInput
+from runtime.stage import NotFinite
+from runtime.sync import Bucket, Flat, GradientSync
+
+Settings = dict[str, dict[str, object]]
+Make = Callable[[Iterable[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What this rank updates of a bucket: some of its parameters, and who updates the others."""
+
+    names: tuple[str, ...]
+    ranges: tuple[
+        tuple[int, int, int], ...
+    ]  # rank, start, end in the flat buffer; empty where all update all
+
+
+def share_of(flat: Flat, rank: int, sharded: bool) -> Share:
+    """Neighbouring parameters to each holder, about the same number of elements each."""
+    ranks, names = flat.bucket.ranks, flat.bucket.names
+    if not sharded or len(ranks) == 1:
+        return Share(names, ())
+    total = flat.values.numel()
+    owner = {
+        name: ranks[min(len(ranks) - 1, sum(flat.ranges[name]) // 2 * len(ranks) // total)] for name in names
+    }
+    ranges = []
+    for each in ranks:
+        own = [flat.ranges[name] for name in names if owner[name] == each]
+        if own:
+            ranges.append((each, own[0][0], own[-1][1]))
+    return Share(tuple(name for name in names if owner[name] == rank), tuple(ranges))
+
+
+class Updater:
+    """What SYNC and STEP do on one rank."""
+
+    def __init__(
+        self,
+        sync: GradientSync,
+        make: Make,
+        *,
+        rank: int,
+        groups: Mapping[Bucket, dist.ProcessGroup],
+        sharded: bool = False,
+        clip_norm: float | None = None,
+        count: Callable[[], float] | None = None,
+        world: dist.ProcessGroup | None = None,
+    ) -> None:
+        self._sync, self._groups, self._clip_norm, self._count = sync, groups, clip_norm, count
+        self._rank, self._world = rank, world
+        self.shares = {flat.bucket: share_of(flat, rank, sharded) for flat in sync.flats}
+        self.optimizers: dict[Bucket, torch.optim.Optimizer] = {}
+        for flat in sync.flats:
+            named = [(name, flat.parameters[name]) for name in self.shares[flat.bucket].names]
+            if named:
+                self.optimizers[flat.bucket] = make(named)  # type: ignore[arg-type]
+        self._prepared = False
+        self.norm: float | None = None  # of the last step, where it was needed
+
+    def begin(self) -> None:
+        self._sync.begin()
+        self._prepared = False
+
+    def launch(self, pipe: int, stage: int) -> None:
+        self._sync.launch((pipe, stage))
+
+    def step(self, pipe: int, stage: int) -> None:
+        if not self._prepared and (self._clip_norm is not None or self._count is not None):
+            self._prepare()
+        for flat in self._sync.complete((pipe, stage)):
+            optimizer = self.optimizers.get(flat.bucket)
+            if optimizer is not None:
+                optimizer.step()
+            for owner, start, end in self.shares[flat.bucket].ranges:
+                dist.broadcast(flat.values[start:end], owner, group=self._groups[flat.bucket])
+
+    def _prepare(self) -> None:
+        """What needs to know of the whole step: the number of what the loss is a mean of, and the norm.
+
+        The norm is that of `clip_grad_norm_` over the whole model: a parameter counts once, on the first of its
+        holders.
+        """
+        self._sync.wait()
+        self._prepared = True
+        mine = [flat.grads for flat in self._sync.flats if flat.bucket.ranks[0] == self._rank]
+        square = sum(float(grads.double().square().sum()) for grads in mine)
+        count = self._count() if self._count is not None else 0.0
+        totals = torch.tensor([square, count], dtype=torch.float64)
+        if self._world is not None:
+            dist.all_reduce(totals, group=self._world)
+        square, count = totals.tolist()
+        if self._count is not None:
+            if count == 0:
+                raise NotFinite("the loss counted nothing in this step: its mean is not defined")
+            for flat in self._sync.flats:
+                flat.grads.div_(count)
+            square /= count * count
+        self.norm = math.sqrt(square)
+        if not math.isfinite(self.norm):
+            raise NotFinite(f"the norm of all gradients is {self.norm}")
+        if self._clip_norm is not None and self._clip_norm < self.norm + 1e-6:
+            for flat in self._sync.flats:
+                flat.grads.mul_(self._clip_norm / (self.norm + 1e-6))
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Optimizer state by parameter name: tensors, other state, and the options of the parameter's group."""
+
+    tensors: dict[str, dict[str, Tensor]]
+    settings: dict[str, Settings]  # name -> "group" | "state" -> key -> plain value
+
+
+def state_of(optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence[Flat]) -> Saved:
+    saved = Saved({}, {})
+    for group, name, state in _members(optimizers, flats):
+        saved.tensors[name] = {key: x.detach() for key, x in state.items() if isinstance(x, Tensor)}
+        plain = {key: x for key, x in state.items() if _is_plain(x)}
+        if len(plain) + len(saved.tensors[name]) < len(state):
+            raise BadInput(f"the optimizer's state of '{name}' has more than tensors and numbers")
+        options = {key: value for key, value in group.items() if _is_plain(value)}
+        saved.settings[name] = {"group": options, "state": plain}
+    return saved
+
+
+def load_state(
+    optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence[Flat], saved: Saved
+) -> None:
+    for group, name, state in _members(optimizers, flats):
+        settings = saved.settings.get(name, {})
+        options = settings.get("group", {})
+        group.update({k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+        state.update({key: value.clone() for key, value in saved.tensors.get(name, {}).items()})
+        state.update(settings.get("state", {}))
+
+
+def _members(
+    optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence[Flat]
+) -> Iterator[tuple[dict[str, object], str, dict[str, object]]]:
+    """(group, name, state) of every parameter that is updated here."""
+    for flat in flats:
+        optimizer = optimizers.get(flat.bucket)
+        names = {id(parameter): name for name, parameter in flat.parameters.items()}
+        for group in optimizer.param_groups if optimizer else ():
+            for parameter in group["params"]:
+                yield group, names[id(parameter)], optimizer.state[parameter]  # type: ignore[union-attr]
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(isinstance(part, bool | int | float) for part in value)
+    return value is None or isinstance(value, bool | int | float | str)

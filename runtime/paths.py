@@ -1,0 +1,67 @@
+"""Every file of a run by one name, so that no file name is put together anywhere else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    root: Path
+
+    @property
+    def plan(self) -> Path:
+        return self.root / "plan.yaml"
+
+    @property
+    def job(self) -> Path:
+        """What the launcher tells the ranks beside the plan."""
+        return self.root / "job.json"
+
+    @property
+    def environment(self) -> Path:
+        return self.root / "environment.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def heartbeat(self) -> Path:
+        return self.root / "heartbeat"
+
+    @property
+    def outcome(self) -> Path:
+        """How the run ended, with the first cause where it failed."""
+        return self.root / "outcome.json"
+
+    @property
+    def trace(self) -> Path:
+        """The Timeline of all ranks."""
+        return self.root / "trace.npz"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    def rendezvous(self, generation: int) -> Path:
+        return self.root / f"rendezvous-{generation}"
+
+    def log(self, rank: int) -> Path:
+        return self.root / "logs" / f"rank-{rank:05d}.log"
+
+    def cause(self, rank: int) -> Path:
+        """Written by a rank that ends in an exception."""
+        return self.root / "causes" / f"rank-{rank:05d}.json"
+
+    def rank_trace(self, rank: int) -> Path:
+        return self.root / "traces" / f"rank-{rank:05d}.npz"
+
+    def rank_metrics(self, rank: int) -> Path:
+        return self.root / "metrics" / f"rank-{rank:05d}.jsonl"
+
+    def make(self) -> Paths:
+        for folder in ("logs", "causes", "traces", "metrics", "checkpoints"):
+            (self.root / folder).mkdir(parents=True, exist_ok=True)
+        return self

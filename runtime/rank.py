@@ -1,0 +1,106 @@
+"""One rank, ready to run steps, and what it reads from and writes to a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from planner.model import Buffer, ModelGraph, Parameter
+from planner.plan import Plan
+from runtime.checkpoint import Checkpoint, Part
+from runtime.execute import Interpreter
+from runtime.groups import World
+from runtime.optimizer import Saved, Updater, load_state, state_of
+from runtime.places import Mesh
+from runtime.rewrite import Keys
+from runtime.routes import stages_of_layers
+from runtime.stage import Tensors
+from runtime.statistics import RunningStatistics
+from runtime.sync import Flat
+from runtime.torch_stage import TorchStage
+from runtime.trace import Tracer
+from runtime.transport import Transport
+
+Node = tuple[int, int]  # pipe, stage
+
+
+@dataclass(kw_only=True)
+class Rank:
+    """One rank, ready to run: `interpreter.run(step)` between `begin` and `finish`."""
+
+    plan: Plan
+    mesh: Mesh
+    world: World
+    graph: ModelGraph
+    stages: dict[Node, TorchStage]
+    parameters: dict[str, nn.Parameter]
+    buffers: dict[str, Tensor]
+    flats: list[Flat]
+    updater: Updater
+    statistics: list[RunningStatistics]
+    keys: Keys
+    transport: Transport
+    interpreter: Interpreter
+    tracer: Tracer
+    feed: Feed
+
+    def step(self, step: int, values: Mapping[int, Tensors]) -> dict[int, dict[str, float]]:
+        """One step; the losses of the micro-batches whose loss is here, numbered over all replicas."""
+        self.keys.step, self.feed.values = step, values
+        for stage in self.stages.values():
+            stage.losses.clear()
+        for statistics in self.statistics:
+            statistics.begin()
+        self.updater.begin()
+        self.interpreter.run(step)
+        self.transport.finish()
+        for statistics in self.statistics:
+            statistics.finish()
+        return self.losses()
+
+    def losses(self) -> dict[int, dict[str, float]]:
+        found = {}
+        for stage in self.stages.values():
+            for micro, row in stage.losses.items():
+                found[stage.first_micro + micro] = {name: float(tensor) for name, tensor in row.items()}
+        return found
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Parameters, buffers and optimizer state of what lives here."""
+        tensors = checkpoint.parameters([*self.parameters, *self.buffers])
+        with torch.no_grad():
+            for name, tensor in {**self.parameters, **self.buffers}.items():
+                tensor.data.copy_(tensors[name])
+        names = [name for flat in self.flats for name in flat.bucket.names]
+        load_state(self.updater.optimizers, self.flats, Saved(checkpoint.state(names), checkpoint.settings))
+
+    def part(self) -> Part:
+        """What this rank writes of a checkpoint: tensors that it is the first holder of, and the state it updates."""
+        saved = state_of(self.updater.optimizers, self.flats)
+        for flat in self.flats:
+            if not self.updater.shares[flat.bucket].ranges and flat.bucket.ranks[0] != self.world.rank:
+                for name in flat.bucket.names:
+                    del saved.tensors[name], saved.settings[name]
+        stage_of = stages_of_layers(self.plan, self.graph)
+        tensors: dict[str, Tensor] = {}
+        rows: list[Parameter | Buffer] = [*self.graph.parameters, *self.graph.buffers]
+        for row in rows:
+            stages = {stage_of[self.graph.index[user]] for user in row.users}
+            if self.mesh.holders(stages)[0] == self.world.rank:
+                tensors[row.name] = {**self.parameters, **self.buffers}[row.name]
+        return Part(rank=self.world.rank, tensors=tensors, state=saved.tensors, settings=saved.settings)
+
+
+@dataclass
+class Feed:
+    """The batch of the step at hand, by micro-batch."""
+
+    reads: Mapping[int, Sequence[str]]  # stage -> Values of the batch
+    values: Mapping[int, Tensors]
+
+    def __call__(self, stage: int, micro: int) -> Tensors:
+        names = self.reads[stage]
+        return {name: self.values[micro][name] for name in names} if names else {}

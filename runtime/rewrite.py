@@ -1,0 +1,166 @@
+"""Edits to the graph of a stage before it runs: layers that owe their weight gradients, and keyed random numbers.
+
+Random operations draw from a generator that is seeded right before them by (run's seed, step, micro-batch, which
+random operation of the whole model it is): dropout does not depend on the plan, and a recomputed forward draws the
+same again without any state being kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx, nn
+from torch._ops import OpOverload
+from torch.fx.node import Argument
+
+from planner.cut import StageModule
+from runtime import weight_store
+from runtime.weight_store import WeightStore
+
+ATEN = torch.ops.aten
+_ATTENTION = ATEN.scaled_dot_product_attention.default
+_CONVOLUTIONS = {ATEN.conv1d.default: 1, ATEN.conv2d.default: 2, ATEN.conv3d.default: 3}
+_TRANSPOSED = {
+    ATEN.conv_transpose1d.default: 1,
+    ATEN.conv_transpose2d.input: 2,
+    ATEN.conv_transpose3d.input: 3,
+}
+
+
+@dataclass
+class Keys:
+    """Where in the run we are; set before each forward."""
+
+    seed: int
+    device: torch.device
+    step: int = 0
+    micro: int = 0  # numbered over all replicas
+
+    def reseed(self, operation: int) -> None:
+        text = f"{self.seed}/{self.step}/{self.micro}/{operation}".encode()
+        key = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(key)
+        else:
+            torch.default_generator.manual_seed(key)
+
+
+def graph_of(module: StageModule) -> fx.GraphModule:
+    return module._run
+
+
+def states_of(module: StageModule) -> dict[fx.Node, str]:
+    """Placeholders of parameters and buffers, by the user's names; they come after the inputs."""
+    placeholders = [node for node in graph_of(module).graph.nodes if node.op == "placeholder"]
+    slots = [name.replace("/", ".").removeprefix(".") for name in module._states]
+    return dict(zip(placeholders[len(module.inputs) :], slots, strict=True))
+
+
+def random_operations(module: StageModule) -> list[fx.Node]:
+    return [node for node in graph_of(module).graph.nodes if _is_random(node)]
+
+
+def key_random_operations(module: StageModule, keys: Keys, before: int) -> None:
+    """`before` counts the random operations of all earlier stages."""
+    run = graph_of(module)
+    found = random_operations(module)
+    if not found:
+        return
+    run.keys = keys  # type: ignore[assignment]
+    for index, node in enumerate(found):
+        with run.graph.inserting_before(node):
+            run.graph.call_function(reseed, (run.graph.get_attr("keys"), before + index))
+    run.recompile()
+
+
+def reseed(keys: Keys, operation: int) -> None:
+    keys.reseed(operation)
+
+
+def could_owe(module: StageModule) -> set[str]:
+    """Trainable parameters that are used by nothing but layers that can owe."""
+    return {
+        name
+        for node, name in _trainable(module).items()
+        if all(_owing(user) is not None for user in node.users)
+    }
+
+
+def store_weights(module: StageModule, store: WeightStore) -> None:
+    """Linear, convolution and embedding layers with trainable parameters owe from now on."""
+    run = graph_of(module)
+    run.weight_store = store  # type: ignore[assignment]
+    trainable = _trainable(module)
+    for node in list(run.graph.nodes):
+        call = _owing(node)
+        if call is None or not any(x in trainable for x in node.all_input_nodes):
+            continue
+        function, args = call
+        with run.graph.inserting_before(node):
+            new = run.graph.call_function(function, (run.graph.get_attr("weight_store"), *args))
+        node.replace_all_uses_with(new)
+        run.graph.erase_node(node)
+    run.recompile()
+
+
+def _trainable(module: StageModule) -> dict[fx.Node, str]:
+    names = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    return {node: name for node, name in states_of(module).items() if name in names}
+
+
+def _owing(node: fx.Node) -> tuple[Callable[..., Tensor], tuple[Argument, ...]] | None:
+    """The function that takes a node's place and its arguments behind the store; None where it must stay."""
+    args = list(node.args)
+    if node.op != "call_function" or node.kwargs or not isinstance(node.target, OpOverload):
+        return None
+    if node.target is ATEN.linear.default:
+        return weight_store.linear, tuple(args)
+    if node.target is ATEN.embedding.default:
+        sparse = len(args) > 4 and bool(args[4])
+        return None if sparse else (weight_store.embedding, tuple(args[:4]))
+    if node.target in _CONVOLUTIONS:
+        dims = _CONVOLUTIONS[node.target]
+        args += [None, [1], [0], [1], 1][len(args) - 2 :]
+        x, weight, bias, stride, padding, dilation, groups = args
+        wide = [_wide(size, dims) for size in (stride, padding, dilation)]
+        return weight_store.convolution, (x, weight, bias, *wide, False, [0] * dims, groups)
+    if node.target in _TRANSPOSED:
+        dims = _TRANSPOSED[node.target]
+        args += [None, [1], [0], [0], 1, [1]][len(args) - 2 :]
+        x, weight, bias, stride, padding, output, groups, dilation = args
+        wide = [_wide(size, dims) for size in (stride, padding, dilation)]
+        return weight_store.convolution, (x, weight, bias, *wide, True, _wide(output, dims), groups)
+    return None
+
+
+def _wide(size: object, dims: int) -> list[int]:
+    """ATen lets one number stand for all dims."""
+    sizes = [int(x) for x in size] if isinstance(size, Iterable) else [int(size)]  # type: ignore[call-overload]
+    return sizes * dims if len(sizes) == 1 else sizes
+
+
+def _is_random(node: fx.Node) -> bool:
+    if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    rate = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
+    return node.target is not _ATTENTION or bool(rate)
+
+
+def share_parameters(module: StageModule, known: dict[str, nn.Parameter]) -> None:
+    """A parameter that several stages of a rank hold is one tensor; `known` grows by those seen first."""
+    slots = [slot for slot, _ in nn.Module.named_parameters(module, recurse=False)]
+    for slot, (name, parameter) in zip(slots, module.named_parameters(), strict=True):
+        shared = known.setdefault(name, parameter)
+        if shared is not parameter:
+            setattr(module, slot, shared)
+
+
+def share_buffers(module: StageModule, known: dict[str, Tensor]) -> None:
+    slots = [slot for slot, _ in nn.Module.named_buffers(module, recurse=False)]
+    for slot, (name, buffer) in zip(slots, module.named_buffers(), strict=True):
+        shared = known.setdefault(name, buffer)
+        if shared is not buffer:
+            setattr(module, slot, shared)

@@ -1,0 +1,234 @@
+"""Starts the ranks of a local run, watches them, and ends all of them when one ends badly or stands still.
+
+This is the main of a process of its own: it imports torch once and forks the ranks from there, so that sixteen
+ranks start in the time of one. The ranks share its process group and die with it. It never uses torch itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import signal
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from runtime.paths import Paths
+
+BEAT = struct.Struct("<qq")  # how many calls were begun; whether the last one waits for another rank
+POLL_S = 0.05
+START_S = 600.0  # until the first beat: capturing and loading
+GRACE_S = 1.0  # after the first failure, for causes that are still being written
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    state: str  # done | failed | hung
+    rank: int | None = None  # where it began
+    cause: str = ""
+    exits: tuple[int, ...] = ()  # exit status of every rank; the negative of the signal that killed it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """What a rank writes before it ends in an exception; `secondary` ones follow from another rank's end."""
+
+    rank: int
+    time_ns: int
+    secondary: bool
+    what: str
+    where: list[str]
+
+
+class Heart:
+    """A rank's line in the shared file; a beat is two stores, far below a microsecond."""
+
+    def __init__(self, path: Path, rank: int, ranks: int) -> None:
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), BEAT.size * ranks)
+        self._view = memoryview(self._map).cast("q")
+        self._at, self._count = 2 * rank, 0
+
+    def beat(self, waiting: bool) -> None:
+        self._count += 1
+        self._view[self._at], self._view[self._at + 1] = self._count, waiting
+
+
+@dataclass
+class _Rank:
+    pid: int
+    status: int | None = None
+    count: int = 0
+    waiting: bool = False
+    since_s: float = 0.0  # when the count last changed
+
+
+class Watch:
+    """The ranks of one run, by number."""
+
+    def __init__(self, paths: Paths, pids: Mapping[int, int], deadline_s: float) -> None:
+        now = time.monotonic()
+        self._paths, self._deadline_s = paths, deadline_s
+        self._ranks = {rank: _Rank(pid, since_s=now) for rank, pid in pids.items()}
+        with paths.heartbeat.open("r+b") as file:
+            self._beats = mmap.mmap(file.fileno(), BEAT.size * len(pids))
+
+    def until_the_end(self) -> Outcome:
+        while True:
+            failed = self._reap()
+            if failed is not None:
+                return self._failed(failed)
+            if all(rank.status == 0 for rank in self._ranks.values()):
+                return Outcome("done", exits=self._exits())
+            hung = self._hung()
+            if hung is not None:
+                self._end_all()
+                doing = "waits for another rank" if self._ranks[hung].waiting else "is in a call of its own"
+                cause = f"rank {hung} made no progress for {self._deadline_s:.1f} s and {doing}"
+                return Outcome("hung", hung, cause, self._exits())
+            time.sleep(POLL_S)
+
+    def _reap(self) -> int | None:
+        """Takes what ended; the first rank that ended badly."""
+        bad = None
+        for number, rank in self._ranks.items():
+            if rank.status is not None:
+                continue
+            pid, status = os.waitpid(rank.pid, os.WNOHANG)
+            if pid:
+                rank.status = os.waitstatus_to_exitcode(status)
+                if rank.status and bad is None:
+                    bad = number
+        return bad
+
+    def _failed(self, first: int) -> Outcome:
+        """Several ranks fail within moments of each other: an error of one's own comes before being killed, and
+        both before the errors that another rank's end brings about."""
+        self._settle()
+        killed = [n for n, rank in self._ranks.items() if rank.status is not None and rank.status < 0]
+        self._end_all()
+        causes = [cause for n in self._ranks if (cause := read_cause(self._paths.cause(n))) is not None]
+        causes.sort(key=lambda cause: (cause.secondary, cause.time_ns))
+        if causes and not (causes[0].secondary and killed):
+            return Outcome("failed", causes[0].rank, causes[0].what, self._exits())
+        blamed = killed[0] if killed else first
+        status = self._ranks[blamed].status
+        assert status is not None
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
+        return Outcome("failed", blamed, f"rank {blamed} {how}", self._exits())
+
+    def _settle(self) -> None:
+        """A moment for the ranks that notice by themselves to write what they saw."""
+        end = time.monotonic() + GRACE_S
+        while time.monotonic() < end and any(rank.status is None for rank in self._ranks.values()):
+            self._reap()
+            time.sleep(POLL_S)
+
+    def _hung(self) -> int | None:
+        now, view = time.monotonic(), memoryview(self._beats).cast("q")
+        for number, rank in self._ranks.items():
+            count, waiting = view[2 * number], bool(view[2 * number + 1])
+            if count != rank.count:
+                rank.count, rank.waiting, rank.since_s = count, waiting, now
+        view.release()
+        alive = {n: rank for n, rank in self._ranks.items() if rank.status is None}
+        limit = {n: self._deadline_s if rank.count else START_S for n, rank in alive.items()}
+        still = [n for n, rank in alive.items() if now - rank.since_s > limit[n]]
+        if not still:
+            return None
+        # Who waits is stopped by who does not; among equals the one that stood still first.
+        return min(alive, key=lambda n: (alive[n].waiting, alive[n].since_s))
+
+    def _end_all(self) -> None:
+        for rank in self._ranks.values():
+            if rank.status is None:
+                os.kill(rank.pid, signal.SIGKILL)
+        for rank in self._ranks.values():
+            if rank.status is None:
+                _, status = os.waitpid(rank.pid, 0)
+                rank.status = os.waitstatus_to_exitcode(status)
+
+    def _exits(self) -> tuple[int, ...]:
+        return tuple(rank.status or 0 for _, rank in sorted(self._ranks.items()))
+
+
+def read_cause(path: Path) -> Cause | None:
+    try:
+        return Cause(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def write_cause(paths: Paths, rank: int, error: BaseException) -> None:
+    cause = Cause(
+        rank=rank,
+        time_ns=time.monotonic_ns(),
+        secondary=_is_secondary(error),
+        what=f"rank {rank}: {type(error).__name__}: {error}",
+        where=traceback.format_exception(error),
+    )
+    write_whole(paths.cause(rank), json.dumps(asdict(cause)))
+
+
+def write_whole(path: Path, text: str) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(text)
+    part.rename(path)
+
+
+def die_with_parent(parent: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was gone before we asked
+        os._exit(1)
+
+
+def fork_ranks(paths: Paths, ranks: int, main: Callable[[int], None]) -> dict[int, int]:
+    paths.heartbeat.write_bytes(bytes(BEAT.size * ranks))
+    pids: dict[int, int] = {}
+    parent = os.getpid()
+    for rank in range(ranks):
+        pid = os.fork()
+        if pid == 0:
+            _be_a_rank(paths, rank, parent, main)
+        pids[rank] = pid
+    return pids
+
+
+def _be_a_rank(paths: Paths, rank: int, parent: int, main: Callable[[int], None]) -> None:
+    """Never returns: whatever happens ends in an exit status, at once."""
+    status = 1
+    try:
+        die_with_parent(parent)
+        log = os.open(paths.log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        main(rank)
+        status = 0
+    except BaseException as error:
+        write_cause(paths, rank, error)
+        traceback.print_exception(error)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _is_secondary(error: BaseException) -> bool:
+    """Lost connections and timeouts of communication calls: consequences of another rank's end."""
+    words = ("Connection closed by peer", "Connection reset", "Timed out waiting", "Broken pipe", "NCCL")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
+def supervise(paths: Paths, ranks: int, deadline_s: float, main: Callable[[int], None]) -> Outcome:
+    """Runs `main(rank)` in a process a rank until all are done or one is not well."""
+    pids = fork_ranks(paths, ranks, main)
+    outcome = Watch(paths, pids, deadline_s).until_the_end()
+    write_whole(paths.outcome, json.dumps(asdict(outcome)))
+    return outcome

@@ -1,0 +1,173 @@
+"""A stage of real layers: forward, backward whole or in halves, and recomputation, one micro-batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+from planner.cut import StageModule
+from runtime import backward, weight_store
+from runtime.backward import Owed, Root
+from runtime.rewrite import Keys
+from runtime.stage import NotFinite, Tensors
+from runtime.weight_store import Debt, WeightStore
+
+LOSS = "loss:0"
+COUNT = "loss:1"
+Split = Literal["none", "store", "walk"]
+
+
+@dataclass
+class LossScale:
+    """Gradient of the step's loss with respect to the loss of one micro-batch."""
+
+    weight: float = 1.0
+
+
+@dataclass
+class Live:
+    """What a micro-batch keeps between its forward and the end of its backward."""
+
+    inputs: dict[str, Tensor]  # leaves of the graph where they need a gradient
+    roots: dict[str, GradientEdge] = field(default_factory=dict)  # of outputs that need one
+    loss: Tensor | None = None
+    debts: list[Debt] = field(default_factory=list)
+    owed: Owed | None = None
+
+
+class TorchStage:
+    def __init__(
+        self,
+        module: StageModule,
+        *,
+        needs_grad: Collection[str],
+        scale: LossScale,
+        keys: Keys,
+        first_micro: int = 0,
+        split: Split = "none",
+        store: WeightStore | None = None,
+        recompute: bool = False,
+        written: Collection[str] = (),
+        autocast: torch.dtype | None = None,
+        on_forward: Callable[[int], AbstractContextManager[object]] | None = None,
+    ) -> None:
+        self.module, self._scale, self._keys = module, scale, keys
+        self._needs_grad, self.first_micro = frozenset(needs_grad), first_micro
+        self._split, self._store, self._recompute = split, store, recompute
+        self._autocast, self._on_forward = autocast, on_forward
+        self._parameters: list[nn.Parameter] = [p for _, p in module.named_parameters() if p.requires_grad]
+        self._written = [buffer for name, buffer in module.named_buffers() if name in written]
+        self._live: dict[int, Live] = {}
+        self.losses: dict[int, dict[str, Tensor]] = {}  # of the step, by micro-batch, where the loss is
+
+    def forward(self, micro: int, inputs: Tensors) -> dict[str, Tensor]:
+        observed = self._on_forward(micro) if self._on_forward else nullcontext()
+        leaves = {name: self._leaf(name, inputs[name]) for name in self.module.inputs}
+        live = self._live[micro] = Live(leaves)
+        with observed, torch.no_grad() if self._recompute else nullcontext():
+            outputs = self._run(micro, live)
+        made = {name: tensor.detach() for name, tensor in outputs.items()}
+        self._check(micro, made)
+        if LOSS in made:
+            self.losses[micro] = {name: made[name] for name in (LOSS, COUNT) if name in made}
+        return made
+
+    def recompute(self, micro: int) -> None:
+        """State that the forward writes has been written by the first one."""
+        before = [(buffer, buffer.clone()) for buffer in self._written]
+        self._run(micro, self._live[micro])
+        for buffer, value in before:
+            buffer.data.copy_(value)  # not seen by autograd, which may have saved it for another micro-batch
+
+    def backward(self, micro: int, grads: Tensors) -> dict[str, Tensor]:
+        live = self._live.pop(micro)
+        backward.whole(self._roots(live, grads), [*self._leaves(live), *self._parameters])
+        if self._store is not None:
+            weight_store.pay(self._store.collect())
+        return self._passed(live)
+
+    def input_half(self, micro: int, grads: Tensors) -> dict[str, Tensor]:
+        live = self._live[micro]
+        roots, leaves = self._roots(live, grads), self._leaves(live)
+        if self._store is not None:
+            backward.whole(roots, [*leaves, *self._parameters])
+            live.debts = self._store.collect()
+        else:
+            live.owed = backward.input_half(roots, leaves, self._parameters)
+        live.roots = {}
+        passed = self._passed(live)
+        live.inputs = {}
+        return passed
+
+    def weight_half(self, micro: int) -> None:
+        live = self._live.pop(micro)
+        weight_store.pay(live.debts)
+        if live.owed is not None:
+            backward.weight_half(live.owed, self._parameters)
+
+    def drop(self) -> None:
+        """Forgets forwards that no backward follows, as evaluation leaves them."""
+        self._live.clear()
+
+    def _run(self, micro: int, live: Live) -> dict[str, Tensor]:
+        self._keys.micro = self.first_micro + micro
+        device = self._keys.device.type
+        with torch.autocast(device, self._autocast) if self._autocast else nullcontext():
+            outputs: dict[str, Tensor] = self.module(live.inputs)
+        if LOSS in outputs:
+            live.loss = outputs[LOSS].detach()
+        live.roots = {name: backward.edge(x) for name, x in outputs.items() if x.requires_grad}
+        return outputs
+
+    def _leaf(self, name: str, tensor: Tensor) -> Tensor:
+        leaf = tensor.detach()
+        if name in self._needs_grad and (leaf.is_floating_point() or leaf.is_complex()):
+            leaf.requires_grad_()
+        return leaf
+
+    def _leaves(self, live: Live) -> list[Tensor]:
+        return [tensor for tensor in live.inputs.values() if tensor.requires_grad]
+
+    def _roots(self, live: Live, grads: Tensors) -> list[Root]:
+        """Gradients from later consumers of an input come in at its leaf, ahead of the stage's own share."""
+        roots = [(root, grads[name]) for name, root in live.roots.items() if name in grads]
+        if LOSS in live.roots:
+            assert live.loss is not None
+            roots.append((live.roots[LOSS], torch.full_like(live.loss, self._scale.weight)))
+        leaves = ((name, leaf) for name, leaf in live.inputs.items() if leaf.requires_grad and name in grads)
+        return roots + [(backward.edge(leaf), grads[name]) for name, leaf in leaves]
+
+    def _passed(self, live: Live) -> dict[str, Tensor]:
+        passed = {}
+        for name, leaf in live.inputs.items():
+            if leaf.requires_grad:
+                passed[name] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+                leaf.grad = None
+        return passed
+
+    def _check(self, micro: int, made: Tensors) -> None:
+        """On the host at once; on a device only where it costs no wait, which is at the end of the step."""
+        if self._keys.device.type != "cpu":
+            return
+        for name, tensor in made.items():
+            bad = not bool(tensor.isfinite().all()) if name == LOSS else bool(tensor.isnan().any())
+            if bad:
+                samples = _samples(tensor)
+                raise NotFinite(
+                    f"step {self._keys.step}: stage {self.module.index} (layers {self.module.layers[0]} to "
+                    f"{self.module.layers[-1]}) made NaN or infinity in '{name}', micro-batch "
+                    f"{self._keys.micro}{samples}"
+                )
+
+
+def _samples(tensor: Tensor) -> str:
+    if tensor.ndim == 0:
+        return ""
+    rows = (~tensor.isfinite()).flatten(1).any(1) if tensor.ndim > 1 else ~tensor.isfinite()
+    return f", samples {rows.nonzero().flatten().tolist()[:8]} of it"

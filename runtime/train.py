@@ -1,0 +1,182 @@
+"""The training loop of one rank, and the same as an object for a user's own script."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from planner import plan_yaml
+from planner import workload as workloads
+from planner.capture import Captured, capture
+from planner.model import Buffer, Parameter
+from planner.plan import Plan
+from planner.workload import Workload
+from runtime import checkpoint as checkpoints
+from runtime import groups
+from runtime import job as jobs
+from runtime.assemble import Options, assemble
+from runtime.checkpoint import Checkpoint, Facts, Writer
+from runtime.data import Batches, Wanted
+from runtime.execute import Pulse
+from runtime.groups import World
+from runtime.job import Job
+from runtime.paths import Paths
+from runtime.places import Mesh
+from runtime.rank import Rank
+from runtime.stage import Tensors
+from runtime.supervise import Heart
+from runtime.torch_stage import COUNT, LOSS
+
+Losses = Mapping[
+    int, Mapping[str, float]
+]  # micro-batch over all replicas -> loss and, where it counts, its count
+Batch = Mapping[int, Tensors]  # micro-batch of this replica -> Values of the batch
+
+
+class NoPulse:
+    def beat(self, waiting: bool) -> None: ...
+
+
+class Training:
+    """Assembled from a checkpoint, it goes on from where that stands."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        workload: Workload,
+        start: Checkpoint,
+        world: World,
+        job: Job,
+        paths: Paths,
+        pulse: Pulse,
+    ) -> None:
+        self.plan, self.world, self.job, self._paths, self._pulse = plan, world, job, paths, pulse
+        captured = captured_for(plan, workload)
+        self.graph = captured.graph
+        self.rank: Rank = assemble(
+            plan,
+            captured,
+            world,
+            make_optimizer=workload.optimizer,
+            tensors=start.parameters(names_held(plan, captured, world.rank)),
+            options=Options(seed=job.seed, clip_norm=job.clip_norm),
+            pulse=pulse,
+        )
+        self.rank.load(start)
+        self.done, self.sample = start.facts.step, start.facts.sample
+        self._batches = self._data(captured, workload)
+        self._writer = Writer(
+            paths.checkpoints,
+            rank=world.rank,
+            ranks=range(world.size),
+            aliases=aliases(captured),
+            keep=job.keep,
+        )
+
+    def _data(self, captured: Captured, workload: Workload) -> Batches:
+        choice, batch, here = self.plan.schedule, self.plan.batch, self.rank.mesh.by_rank[self.world.rank]
+        reads = {node for node in self.rank.stages if self.rank.feed.reads[node[1]]}
+        pipes = {pipe for pipe, _ in reads}
+        micros = tuple(m for m, pipe in enumerate(choice.pipe_of) if pipe in pipes)
+        wanted = Wanted(
+            micros=micros, first=here.data * batch.micros, micro=batch.micro, step_samples=batch.samples
+        )
+        return Batches(
+            workload,
+            wanted,
+            captured.batch_values,
+            seed=self.job.seed,
+            device=self.world.device,
+            workers=self.job.data_workers,
+        )
+
+    def batches(self) -> Iterator[Batch]:
+        """From where the training stands, without end."""
+        return self._batches.steps(self.sample)
+
+    def step(self, batch: Batch) -> Losses:
+        """Losses of the micro-batches whose last stage is on this rank."""
+        losses = self.rank.step(self.done + 1, batch)
+        self.done += 1
+        self.sample += self.plan.batch.samples
+        return losses
+
+    def save(self) -> None:
+        """Collective; written in the background."""
+        facts = Facts(
+            step=self.done, sample=self.sample, seed=self.job.seed, fingerprint=self.graph.fingerprint
+        )
+        self._writer.save(self.rank.part(), facts)
+
+    def finish(self) -> None:
+        self._writer.wait()
+        self.rank.transport.drain()
+
+    def run(self) -> None:
+        """All steps of the job, with metrics and trace in the run folder."""
+        data = self.batches()
+        with self._paths.rank_metrics(self.world.rank).open("a") as metrics:
+            while self.done < self.job.steps:
+                start = time.monotonic()
+                losses = self.step(next(data))
+                row = {"step": self.done, "seconds": time.monotonic() - start, "losses": losses}
+                metrics.write(json.dumps(row) + "\n")
+                metrics.flush()
+                if self.done == self.job.steps or (
+                    self.job.save_every and self.done % self.job.save_every == 0
+                ):
+                    self.save()
+        self.finish()
+        self.rank.tracer.timeline().save(self._paths.rank_trace(self.world.rank))
+
+
+def captured_for(plan: Plan, workload: Workload) -> Captured:
+    captured = capture(workload)
+    return captured if captured.graph.symbolic_batch else capture(workload, micro=plan.batch.micro)
+
+
+def names_held(plan: Plan, captured: Captured, rank: int) -> list[str]:
+    """Parameters and buffers of the layers that live on a rank."""
+    held = {stage for _, stage in Mesh.of(plan).held(rank)}
+    layers = {name for stage in held for name in plan.stages[stage].layers}
+    rows: list[Parameter | Buffer] = [*captured.graph.parameters, *captured.graph.buffers]
+    return [row.name for row in rows if layers.intersection(row.users)]
+
+
+def aliases(captured: Captured) -> dict[str, str]:
+    return {alias: row.name for row in captured.graph.parameters for alias in row.aliases}
+
+
+def workload_of(plan: Plan) -> Workload:
+    settings = {name: str(value) for name, value in plan.model.arguments.items()}
+    return workloads.load(plan.model.workload, settings)
+
+
+def mean_loss(losses: Losses) -> float:
+    """Of a whole step, summed in the order of the micro-batches, so that it is the same under every plan."""
+    rows = [losses[micro] for micro in sorted(losses)]
+    total = sum(row[LOSS] for row in rows)
+    counts = [row[COUNT] for row in rows if COUNT in row]
+    return total / sum(counts) if counts else total / len(rows)
+
+
+def train_rank(root: Path, rank: int) -> None:
+    """What each process of a run does, from its folder alone."""
+    paths = Paths(root)
+    job, plan = jobs.read(paths), plan_yaml.load(paths.plan)
+    torch.set_num_threads(job.threads)
+    size = len(plan.places)
+    device = torch.device("cuda", plan.places[rank].slot) if job.device == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    world = groups.join(paths.rendezvous(job.generation), rank, size, device)
+    start = checkpoints.latest(paths.checkpoints)
+    assert start is not None, "a run is launched with checkpoint 0"
+    pulse = Heart(paths.heartbeat, rank, size) if paths.heartbeat.exists() else NoPulse()
+    Training(plan, workload_of(plan), start, world, job, paths, pulse).run()
+    world.barrier()
+    world.close()
