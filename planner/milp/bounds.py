@@ -135,10 +135,10 @@ class Box:
         """Only arcs on a path from end to end, only the windows that they touch; None when there is no path."""
         reach: list[BoolArray] = [np.ones(1, np.bool_)]
         for alive in self.alive:
-            reach.append((alive & reach[-1][:, None]).any(0))
+            reach.append(np.asarray((alive & reach[-1][:, None]).any(0)))
         back: list[BoolArray] = [np.ones(1, np.bool_)]
         for alive in reversed(self.alive):
-            back.append((alive & back[-1][None, :]).any(1))
+            back.append(np.asarray((alive & back[-1][None, :]).any(1)))
         used = [f & b for f, b in zip(reach, reversed(back), strict=True)]
         if not all(u.any() for u in used):
             return None
@@ -277,25 +277,40 @@ class _Hops:
         return float(np.ceil(line)) if size else NOTHING
 
 
-def whole(problem: Problem) -> Box | None:
-    """Every cut without an empty stage whose stages fit where they are, each seen alone; None when there is none."""
+def every_cut(problem: Problem) -> Box:
+    """All cuts without an empty stage, whatever their memory."""
     depth, layers = problem.stages, problem.layers
     low = np.array([*range(depth), layers], np.int64)
     high = np.array([0, *(layers - depth + p for p in range(1, depth)), layers], np.int64)
-    alive = tuple(_alone(problem, p, low, high) for p in range(depth))
-    return Box(problem=problem, low=low, high=high, alive=alive).trimmed()
+    alive = tuple(
+        np.arange(low[p], high[p] + 1)[:, None] < np.arange(low[p + 1], high[p + 1] + 1)[None, :]
+        for p in range(depth)
+    )
+    return Box(problem=problem, low=low, high=high, alive=alive)
 
 
-def _alone(problem: Problem, p: int, low: IntArray, high: IntArray) -> BoolArray:
-    i, j = np.arange(low[p], high[p] + 1)[:, None], np.arange(low[p + 1], high[p + 1] + 1)[None, :]
-    fits: BoolArray = np.broadcast_to(i < j, (i.size, j.size)).copy()
+def whole(problem: Problem) -> Box | None:
+    """Every cut whose stages fit where they are, each seen alone; None when there is none."""
+    box = every_cut(problem)
+    return box.without([~_alone(problem, p, box) for p in range(problem.stages)])
+
+
+def _alone(problem: Problem, p: int, box: Box) -> BoolArray:
+    return (shortage(problem, p, box) <= 0) | ~box.alive[p]
+
+
+def shortage(problem: Problem, p: int, box: Box) -> IntArray:
+    """[c_p, c_{p+1}]: bytes by which a stage alone exceeds the worst of its workers, negative where it fits."""
+    i, j = box.window(p)[:, None], box.window(p + 1)[None, :]
     j = np.maximum(i, j)
     fixed, moving = problem.fixed_bytes(i, j), problem.moving_bytes(i, j)
+    worst: IntArray = np.full(fixed.shape, -(1 << 62), np.int64)
     for worker in np.flatnonzero(problem.hosted[:, p]):
         counts = np.unique(problem.moments[worker][:, p], axis=0)
         peak = np.maximum.reduce([moving @ row for row in counts])
-        fits &= fixed * problem.hosted[worker, p] + peak <= problem.available_bytes[worker]
-    return fits
+        need = fixed * problem.hosted[worker, p] + peak
+        worst = np.maximum(worst, need - problem.available_bytes[worker])
+    return worst
 
 
 def memory_weights(problem: Problem) -> Weights:

@@ -75,7 +75,7 @@ class Game:
     def __init__(self, pool: Pool, chosen: list[int], scale: float) -> None:
         self.pool, self.scale = pool, scale
         self.rows = len(pool.rows)
-        self.lp = highspy.Highs()
+        self.lp: highspy.Highs = highspy.Highs()  # type: ignore[no-untyped-call]
         self.lp.setOptionValue("output_flag", False)
         self.lp.setOptionValue("threads", 1)
         for _ in range(self.rows):

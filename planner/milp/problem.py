@@ -90,10 +90,11 @@ class Problem:
     def memory(self, cuts: IntArray) -> IntArray:
         """[cut, worker]: bytes at the worst moment, without the margin."""
         low, high = cuts[:, :-1], cuts[:, 1:]
-        fixed = self.fixed_bytes(low, high) @ self.hosted.T
+        fixed: IntArray = self.fixed_bytes(low, high) @ self.hosted.T
         moving = self.moving_bytes(low, high)
         peaks = [np.einsum("msr,ksr->km", rows, moving).max(1) for rows in self.moments]
-        return fixed + np.stack(peaks, 1)
+        total: IntArray = fixed + np.stack(peaks, 1)
+        return total
 
     def fixed_bytes(self, low: IntArray, high: IntArray) -> IntArray:
         """Of a stage in one pipe: its state, and one message of each kind on its way in and out."""
@@ -106,7 +107,8 @@ class Problem:
     def state_bytes(self, low: IntArray, high: IntArray) -> IntArray:
         share = self.holders if self.shape.shard else 1
         rate = self.tables.state_bytes_per_element / share
-        return np.ceil(self.tables.elements[low, high] * rate).astype(np.int64)
+        size: IntArray = np.ceil(self.tables.elements[low, high] * rate).astype(np.int64)
+        return size
 
     def moving_bytes(self, low: IntArray, high: IntArray) -> IntArray:
         """[..., part]: of one micro-batch in a stage, the parts of `StageBytes`."""
@@ -138,7 +140,8 @@ class Problem:
     def step_ns(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
         share = self.holders if self.shape.shard else 1
         rate = self.tables.step_ns_per_element * self.slowness[stage] / share
-        return np.ceil(self.tables.elements[low, high] * rate).astype(np.int64)
+        ns: IntArray = np.ceil(self.tables.elements[low, high] * rate).astype(np.int64)
+        return ns
 
     def _hop_ns(self, sizes: IntArray) -> IntArray:
         backward = sizes[:, 1] * self.byte_ns.T + self.latency_ns.T

@@ -19,6 +19,7 @@ Update = Literal["rolling", "barrier"]
 
 OUTER_DATA: tuple[AxisName, ...] = ("data", "pipeline", "spatial")
 OUTER_PIPELINE: tuple[AxisName, ...] = ("pipeline", "data", "spatial")
+SEARCHED = tuple(name for name in FAMILIES if name != "listed")  # `listed` is settings, no order of its own
 DEEPEST = 64  # pipeline workers, unless one is asked for by name
 MOST_ACTIONS = (
     1 << 17
@@ -180,7 +181,7 @@ def _with_data(
 ) -> Iterator[Shape]:
     deepest = min(layers, total // data, DEEPEST)
     depths = range(1, deepest + 1) if pinned.pipeline is None else [pinned.pipeline]
-    names = pinned.schedules or tuple(FAMILIES)
+    names = pinned.schedules or SEARCHED
     for workers in depths:
         if workers * data > total or not _whole_nodes(cluster, workers * data):
             continue

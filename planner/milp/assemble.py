@@ -1,0 +1,191 @@
+"""A cut written out as a plan: stages, places, durations, hops, memory and what they predict."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from planner.cost import IntArray
+from planner.milp.problem import COMPUTE, KINDS, Problem
+from planner.milp.search import Answer
+from planner.milp.space import Space
+from planner.model import Crossing, crossings, stage_of_layers
+from planner.places import places
+from planner.plan import (
+    Axes,
+    Batch,
+    Certificate,
+    Hop,
+    Memory,
+    ModelRef,
+    Plan,
+    Prediction,
+    Provenance,
+    ScheduleChoice,
+    StagePlan,
+    StageTimes,
+)
+from planner.schedule.action import Kind
+from planner.simulate import compile, duration_vector, period
+
+
+def plan_of(space: Space, posed: Problem, answer: Answer, certificate: Certificate) -> Plan:
+    shape, profile = posed.shape, space.profile
+    axes = Axes(data=shape.data, pipeline=shape.workers, order=shape.axes)
+    times, messages = stage_times(posed, answer.cut), hops(posed, answer.cut)
+    return Plan(
+        model=ModelRef(
+            workload=profile.workload,
+            arguments={k: v for k, v in profile.arguments.items() if isinstance(v, str | int | float | bool)},
+            fingerprint=profile.graph.fingerprint,
+        ),
+        precision=_precision(space.precision),
+        execution="compiled" if space.execution == "compiled" else "eager",
+        optimizer=profile.optimizer.name,
+        shard_optimizer=shape.shard,
+        batch=Batch(samples=space.batch, micro=shape.micro, micros=shape.micros),
+        axes=axes,
+        schedule=schedule_choice(posed),
+        stages=_stages(posed, answer.cut),
+        places=places(axes, space.cluster),
+        times=times,
+        hops=messages,
+        prediction=Prediction(
+            step_ns=answer.ns,
+            low_ns=_spread(posed, answer.cut, times, messages, -1),
+            high_ns=_spread(posed, answer.cut, times, messages, +1),
+            memory=memory(posed, answer.cut),
+        ),
+        certificate=certificate,
+        provenance=Provenance(
+            profile=f"{profile.device} ({profile.source})",
+            cluster=space.cluster.name,
+            versions=dict(sorted(profile.versions.items())),
+        ),
+    )
+
+
+def _precision(name: str) -> Literal["fp32", "bf16", "fp16"]:
+    return "bf16" if name == "bf16" else "fp16" if name == "fp16" else "fp32"
+
+
+def schedule_choice(posed: Problem) -> ScheduleChoice:
+    order, shape = posed.schedule, posed.shape
+    return ScheduleChoice(
+        family=order.family,
+        pairs=shape.pairs,
+        chunks=shape.chunks,
+        update=shape.update,
+        settings={k: v for k, v in order.settings.items() if k not in ("pairs", "chunks")},
+        place=order.place,
+        pipe_of=order.pipe_of,
+        orders=tuple(order.to_text().split("\n")),
+    )
+
+
+def _stages(posed: Problem, cut: IntArray) -> tuple[StagePlan, ...]:
+    names = [layer.name for layer in posed.tables.graph.layers]
+    return tuple(
+        StagePlan(layers=tuple(names[i:j]), recompute=posed.shape.recompute, spatial=())
+        for i, j in pairwise(cut.tolist())
+    )
+
+
+def stage_times(posed: Problem, cut: IntArray) -> tuple[StageTimes, ...]:
+    table = posed.durations(cut).kinds[0]
+    rows = {kind: table[KINDS.index(kind)].tolist() for kind in KINDS}
+    recompute = rows[Kind.R] if posed.shape.recompute else [0] * posed.stages
+    return tuple(
+        StageTimes(
+            forward_ns=rows[Kind.F][p],
+            backward_ns=rows[Kind.B][p],
+            input_grad_ns=rows[Kind.I][p],
+            weight_grad_ns=rows[Kind.W][p],
+            recompute_ns=recompute[p],
+            sync_ns=rows[Kind.SYNC][p],
+            step_ns=rows[Kind.STEP][p],
+        )
+        for p in range(posed.stages)
+    )
+
+
+def hops(posed: Problem, cut: IntArray) -> tuple[Hop, ...]:
+    spans = posed.durations(cut)
+    carried = _carried(posed, cut)
+    found = []
+    for way, sender, receiver in np.argwhere(spans.hop_bytes[0] > 0).tolist():
+        direction: Literal["act", "grad"] = "grad" if way else "act"
+        found.append(
+            Hop(
+                direction=direction,
+                sender=sender,
+                receiver=receiver,
+                values=tuple(carried[direction, sender, receiver]),
+                bytes=int(spans.hop_bytes[0, way, sender, receiver]),
+                ns=int(spans.hop_ns[0, way, sender, receiver]),
+            )
+        )
+    return tuple(found)
+
+
+def _carried(posed: Problem, cut: IntArray) -> dict[tuple[str, int, int], list[str]]:
+    graph = posed.tables.graph
+    stage_of = stage_of_layers(posed.layers, [int(c) for c in cut[1:-1]])
+    found: dict[tuple[str, int, int], list[str]] = {}
+    for crossing in crossings(graph, stage_of):
+        for way in _ways(crossing, graph.value[crossing.value].needs_grad):
+            found.setdefault(way, []).append(crossing.value)
+    return found
+
+
+def _ways(crossing: Crossing, backward: bool) -> list[tuple[str, int, int]]:
+    ways = [("act", crossing.source, target) for target in crossing.targets]
+    if backward:
+        chain = (crossing.source, *crossing.targets)
+        ways += [("grad", late, early) for early, late in pairwise(chain)]
+    return ways
+
+
+def memory(posed: Problem, cut: IntArray) -> tuple[Memory, ...]:
+    """A worker: its peak, by what holds it. The parts add up to what the solver held against the limit."""
+    low, high, tables = cut[:-1], cut[1:], posed.tables
+    moving = posed.moving_bytes(low, high)
+    parts = {
+        "parameters": tables.parameters[low, high],
+        "gradients": tables.gradients[low, high],
+        "optimizer": posed.state_bytes(low, high),
+    }
+    total = posed.memory(cut[None, :])[0]
+    found = []
+    for worker, counts in enumerate(posed.hosted):
+        held = {name: int(counts @ sizes) for name, sizes in parts.items()}
+        moments = posed.moments[worker]
+        worst = moments[int((moments * moving).sum((1, 2)).argmax())]
+        activations = int((worst[:, :3] * moving[:, :3]).sum())
+        found.append(
+            Memory(
+                **held,
+                activations=activations,
+                buffers=int(total[worker]) - sum(held.values()) - activations,
+                margin=posed.mesh.margin_bytes[worker],
+                limit=posed.mesh.capacity_bytes[worker],
+            )
+        )
+    return tuple(found)
+
+
+def _spread(
+    posed: Problem, cut: IntArray, times: tuple[StageTimes, ...], messages: tuple[Hop, ...], sign: int
+) -> int:
+    """The same order with every duration at one end of its spread."""
+    vector = duration_vector(times, messages)
+    depth = posed.stages
+    for kind in COMPUTE:
+        first = KINDS.index(kind) * depth
+        spread = np.diff(posed.tables.spread_ns[kind][cut])
+        part = vector[first : first + depth]
+        vector[first : first + depth] = np.maximum(part + sign * spread, 0)
+    compiled = compile(posed.schedule, messages, update=posed.shape.update)
+    return period(compiled, vector).period_ns

@@ -1,0 +1,134 @@
+"""Why this plan: what it was searched among, what the trivial plans and the runners-up lose, what no order beats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from planner.cluster import total_devices
+from planner.cost import IntArray
+from planner.milp.problem import KINDS, Problem
+from planner.milp.search import NEVER, Answer, judge
+from planner.milp.shapes import Pins, Shape, shapes
+from planner.milp.space import Space
+from planner.plan import Rival
+from planner.schedule.action import Kind
+
+_RUNNERS = 4
+_DEEPEST_TRIVIAL = 16
+SYNC, STEP = KINDS.index(Kind.SYNC), KINDS.index(Kind.STEP)
+
+
+class Looked(Protocol):
+    """A shape with the best answer that was found for it."""
+
+    shape: Shape
+    problem: Problem
+    answer: Answer | None
+
+
+def scope(space: Space, considered: int, bounded: int) -> str:
+    families = ", ".join(space.pins.schedules) or "all families with an order of their own"
+    return (
+        f"{considered} shapes ({bounded} ruled out by bounds): {families}, orders frozen as generated; cuts of the "
+        f"layers in the order of the model; whole nodes, up to 64 pipeline workers unless fixed; recomputation and "
+        f"sharded optimizer state, of all stages alike, where memory excludes a cut; replicas as slow as the slowest"
+    )
+
+
+def free_bound_ns(posed: Problem, cut: IntArray) -> int:
+    """No order of these actions on these workers is faster: busiest worker with its head and tail, longest chain."""
+    spans = posed.durations(cut)
+    take = {kind: spans.kinds[0, KINDS.index(kind)] for kind in KINDS}
+    ahead = np.concatenate([[0], np.cumsum(take[Kind.F])[:-1]])
+    behind = np.concatenate([[0], np.cumsum(take[Kind.B])[:-1]])
+    split = any(action.kind is Kind.I for order in posed.schedule.orders for action in order)
+    loads = []
+    for order, counts in zip(posed.schedule.orders, posed.hosted, strict=True):
+        own = np.flatnonzero(counts)
+        load = sum(int(take[a.kind][a.stage]) for a in order if a.kind not in (Kind.SYNC, Kind.STEP))
+        update = int((counts * take[Kind.STEP]).sum())
+        if posed.shape.update == "rolling":
+            loads.append(load + update)
+        else:
+            tail = 0 if split else int(behind[own].min())
+            loads.append(int(ahead[own].min()) + load + max(tail, update))
+    if posed.shape.update == "rolling":
+        return max(loads)
+    chain = int((take[Kind.F] + (take[Kind.I] if split else take[Kind.B])).sum())
+    return max(*loads, chain)
+
+
+def rivals(space: Space, best: Problem, answer: Answer, looked: Sequence[Looked]) -> Iterator[Rival]:
+    yield from _trivial(space)
+    others: dict[str, Looked] = {}
+    for found in sorted(looked, key=lambda x: (x.answer.ns if x.answer else NEVER, x.shape)):
+        if found.answer is not None and found.shape.family != best.shape.family:
+            others.setdefault(found.shape.family, found)
+    for found in list(others.values())[:_RUNNERS]:
+        assert found.answer is not None
+        yield Rival(name=str(found.shape), step_ns=found.answer.ns, why=_why(found.problem, found.answer))
+
+
+def _why(posed: Problem, answer: Answer) -> str:
+    """Shares of the step, along its critical path and against its busiest worker."""
+    row, ns = posed.critical(answer.cut)
+    spans = posed.durations(answer.cut)
+    table = row.kinds * spans.kinds[0] / row.steps
+    hops = float((row.hops * spans.hop_ns[0]).sum()) / row.steps
+    busy = max(
+        sum(int(spans.kinds[0, KINDS.index(a.kind), a.stage]) for a in order if a.kind is not Kind.SYNC)
+        for order in posed.schedule.orders
+    )
+    parts = {
+        "bubble": max(0.0, ns - busy - float(table[SYNC].sum()) - hops),
+        "sums": float(table[SYNC].sum()),
+        "messages": hops,
+    }
+    shares = ", ".join(f"{name} {value / max(ns, 1):.1%}" for name, value in parts.items())
+    memory = int((posed.memory(answer.cut[None, :])[0]).max())
+    return f"{shares} of its step; fullest worker {memory} bytes"
+
+
+def _trivial(space: Space) -> Iterator[Rival]:
+    """What one would do without a planner, priced by the same model."""
+    free = Pins(schedules=("1f1b",), recompute=False, shard=False, update=space.pins.update)
+    total = total_devices(space.cluster)
+    wide = _shapes(space, replace(free, pipeline=1))
+    most = max((shape.data for shape in wide), default=1)
+    yield _best(space, "pure data parallel", [shape for shape in wide if shape.data == most])
+    deep = [x for x in _shapes(space, free) if 1 < x.workers <= _DEEPEST_TRIVIAL]
+    used = max((x.devices for x in deep), default=total)
+    yield _best(space, "equal-depth 1f1b", [x for x in deep if x.devices == used])
+    yield _best(space, "one device", _shapes(space, replace(free, pipeline=1, data=1)))
+
+
+def _shapes(space: Space, pinned: Pins) -> list[Shape]:
+    return list(
+        shapes(space.cluster, layers=space.layers, batch=space.batch, micros=space.micros(), pinned=pinned)
+    )
+
+
+def _best(space: Space, name: str, chosen: Sequence[Shape]) -> Rival:
+    priced = []
+    for shape in chosen:
+        posed = space.problem(shape)
+        if posed is not None:
+            cut = np.linspace(0, posed.layers, posed.stages + 1).round().astype(np.int64)
+            ns = int(judge(posed, cut[None, :])[0])
+            priced.append((ns, shape, posed, cut))
+    least = min(priced, key=lambda entry: (entry[0], entry[1]), default=None)
+    if least is None:
+        return Rival(name=name, step_ns=None, why="no such plan of this batch on these devices")
+    if least[0] == NEVER:
+        return Rival(name=name, step_ns=None, why=_lacks([(posed, cut) for _, _, posed, cut in priced]))
+    ns, shape, posed, cut = least
+    return Rival(name=f"{name}: {shape}", step_ns=ns, why=_why(posed, Answer(cut=cut, ns=ns)))
+
+
+def _lacks(priced: Sequence[tuple[Problem, IntArray]]) -> str:
+    short = min(int((p.memory(cut[None, :])[0] - p.available_bytes).max()) for p, cut in priced)
+    return f"at least {short} bytes short on a device"

@@ -1,0 +1,150 @@
+"""When nothing fits: which stage lacks how many bytes where, and the nearest change that was seen to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from planner.cluster import Cluster
+from planner.milp.bounds import every_cut, shortage
+from planner.milp.problem import Problem
+from planner.milp.shapes import Pins, Shape
+from planner.milp.space import Space, pinned_cut
+
+Fits = Callable[[Space], str | None]
+_MOST_NODES = 64  # times as many as there are
+
+
+class Looked(Protocol):
+    shape: Shape
+    problem: Problem
+
+
+def no_shape(space: Space) -> str:
+    devices = sum(group.count * group.devices_per_node for group in space.cluster.nodes)
+    known = ", ".join(map(str, space.micros()))
+    return (
+        f"no plan of {space.batch} samples: no data x pipeline that was allowed divides them on {devices} devices "
+        f"with the micro-batches profiled ({known}) and {space.layers} layers"
+    )
+
+
+def report(space: Space, tried: Iterable[Looked], fits: Fits) -> str:
+    """`fits` solves a changed question and names the plan that it finds."""
+    nearest = min((_least(space, found) for found in list(tried)), default=None)
+    lines = ["nothing fits" if nearest is None else nearest[1]]
+    lines += [f"{change} would fit: {plan}" for change, plan in _changes(space, nearest, fits)][:2]
+    if len(lines) == 1:
+        lines.append(
+            "no single change of batch, micro-batch, pins, nodes or memory that was tried makes it fit"
+        )
+    return "\n".join(lines)
+
+
+def _least(space: Space, found: Looked) -> tuple[int, str]:
+    """Bytes short and where, for the cut of this shape that comes closest (stages seen alone)."""
+    posed = found.problem
+    box = every_cut(posed)
+    if space.pins.stages is not None:
+        own = pinned_cut(space.profile, space.pins.stages)
+        narrowed = box.narrowed(own, own) if len(own) == len(box.low) else None
+        box = narrowed or box
+    tables = [np.where(box.alive[p], shortage(posed, p, box), 1 << 62) for p in range(posed.stages)]
+    value, back = np.full(1, -(1 << 62), np.int64), []
+    for table in tables:
+        total = np.maximum(value[:, None], table)
+        back.append(total.argmin(0))
+        value = total.min(0)
+    cut, at = [posed.layers], 0
+    for p in range(posed.stages - 1, -1, -1):
+        at = int(back[p][at])
+        cut.append(int(box.low[p]) + at)
+    row = np.array(cut[::-1], np.int64)
+    need = posed.memory(row[None, :])[0]
+    worker = int((need - posed.available_bytes).argmax())
+    return int((need - posed.available_bytes)[worker]), _sentence(found, row, worker, int(need[worker]))
+
+
+def _sentence(found: Looked, cut: np.ndarray[tuple[int], np.dtype[np.int64]], worker: int, need: int) -> str:
+    posed = found.problem
+    names = [layer.name for layer in posed.tables.graph.layers]
+    free = int(posed.available_bytes[worker])
+    stages = np.flatnonzero(posed.hosted[worker]).tolist()
+    spans = []
+    for s in stages:
+        first, last = names[cut[s]], names[cut[s + 1] - 1]
+        layers = f"layer '{first}'" if first == last else f"layers '{first}' to '{last}'"
+        spans.append(f"stage {s} ({layers})")
+    slot = posed.mesh.grid[0][worker]
+    return (
+        f"nothing fits; what comes closest is {found.shape}: {' and '.join(spans)} on worker {worker} (node "
+        f"{slot.node}, slot {slot.slot}) needs {need} bytes, {free} are free: {need - free} bytes short"
+    )
+
+
+def _changes(space: Space, nearest: tuple[int, str] | None, fits: Fits) -> Iterator[tuple[str, str]]:
+    for name, changed in _questions(space, nearest):
+        plan = fits(changed)
+        if plan is not None:
+            yield name, plan
+
+
+def _questions(space: Space, nearest: tuple[int, str] | None) -> Iterator[tuple[str, Space]]:
+    pinned = space.pins
+    for key, freed in _freed(pinned):
+        yield f"leaving {key} free", _asked(space, pins=freed)
+    if pinned.schedules:
+        yield "any schedule", _asked(space, pins=replace(pinned, schedules=()))
+    if nearest is not None and nearest[0] > 0:
+        short = nearest[0]
+        yield f"{short} bytes more on each device", _asked(space, cluster=_roomier(space.cluster, short))
+    times = 2
+    while times <= _MOST_NODES and (larger := _larger(space.cluster, times)) is not None:
+        yield f"{times} times the nodes", _asked(space, cluster=larger)
+        times *= 2
+
+
+def _freed(pinned: Pins) -> Iterator[tuple[str, Pins]]:
+    """Each pin that may be in the way, and the pins without it."""
+    yield from (
+        (key, freed)
+        for key, freed in (
+            ("micro", replace(pinned, micro=None)),
+            ("recompute", replace(pinned, recompute=None)),
+            ("shard", replace(pinned, shard=None)),
+            ("pairs", replace(pinned, pairs=None)),
+            ("chunks", replace(pinned, chunks=None)),
+            ("pipeline", replace(pinned, pipeline=None)),
+            ("data", replace(pinned, data=None)),
+            ("stages", replace(pinned, stages=None)),
+        )
+        if freed != pinned
+    )
+
+
+def _asked(space: Space, *, pins: Pins | None = None, cluster: Cluster | None = None) -> Space:
+    return Space(
+        profile=space.profile,
+        cluster=cluster or space.cluster,
+        batch=space.batch,
+        precision=space.precision,
+        execution=space.execution,
+        pins=pins or space.pins,
+    )
+
+
+def _roomier(cluster: Cluster, more: int) -> Cluster:
+    groups = tuple(g.model_copy(update={"memory_bytes": g.capacity_bytes + more}) for g in cluster.nodes)
+    return Cluster(name=cluster.name, nodes=groups, links=cluster.links)
+
+
+def _larger(cluster: Cluster, times: int) -> Cluster | None:
+    """None where the file does not say what links more nodes would have."""
+    groups = tuple(g.model_copy(update={"count": g.count * times}) for g in cluster.nodes)
+    try:
+        return Cluster(name=cluster.name, nodes=groups, links=cluster.links)
+    except ValueError:
+        return None

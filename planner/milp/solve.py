@@ -1,0 +1,243 @@
+"""The solver: every shape bounded or proved, the best cut of the best shape as a plan with its certificate.
+
+Shapes are taken in the order of what no order of their actions could beat. Each is first answered by descent, then
+closed by the tree of `planner.milp.tree` against the best answer so far; what is left open when the nodes are used
+up, and the winner, go into one mixed-integer program (`planner.milp.formulation`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+import numpy as np
+
+from planner.cluster import Cluster
+from planner.errors import BadInput, Infeasible
+from planner.milp import explain, infeasible
+from planner.milp.assemble import plan_of
+from planner.milp.bounds import Box, every_cut, memory_weights
+from planner.milp.problem import Problem
+from planner.milp.search import NEVER, Answer, balanced, descend, kicked
+from planner.milp.shapes import Pins, Shape, pins, shapes
+from planner.milp.space import Space, order_free_ns
+from planner.milp.tree import Tree
+from planner.plan import Certificate, Plan
+from planner.profile import Profile
+
+_FIRST = 12  # shapes that are answered before any is proved
+_KICKS = 6
+_CHANGED = 60  # shapes looked at for each change that might make an infeasible question feasible
+_NODES = 3000  # boxes of one shape, divided by its depth
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How far to go, in counts, never in seconds: the same input gives the same plan."""
+
+    nodes: int = _NODES
+    kicks: int = _KICKS
+
+
+@dataclass(kw_only=True)
+class Tried:
+    """One shape, as far as it was looked into."""
+
+    shape: Shape
+    problem: Problem
+    root: Box | None
+    answer: Answer | None = None
+    bound_ns: int = 0
+    closed: bool = False
+
+
+@dataclass(kw_only=True)
+class Search:
+    space: Space
+    effort: Effort
+    best: Tried | None = None
+    tried: dict[Shape, Tried] = field(default_factory=dict)
+    open: list[Tried] = field(default_factory=list)
+    considered: int = 0
+    bounded: int = 0  # shapes that their bound alone ruled out
+
+    @property
+    def limit(self) -> int:
+        return NEVER if self.best is None or self.best.answer is None else self.best.answer.ns
+
+    def look(self, shape: Shape) -> Tried | None:
+        """The shape with a first answer; None where its family cannot be had."""
+        if shape in self.tried:
+            return self.tried[shape]
+        posed = self.space.problem(shape)
+        if posed is None:
+            return None
+        found = Tried(shape=shape, problem=posed, root=self.space.box(posed))
+        self.tried[shape] = found
+        if found.root is not None:
+            self._answer(found, descend(posed, found.root, balanced(posed, found.root)))
+        return found
+
+    def _answer(self, tried: Tried, answer: Answer | None) -> None:
+        if answer is None:
+            return
+        if answer.better(tried.answer):
+            tried.answer = answer
+        if answer.ns < self.limit:
+            self.best = tried
+
+    def close(self, tried: Tried) -> None:
+        """Proves that the shape holds nothing better than the best answer, or finds it."""
+        if tried.root is None:
+            tried.closed, tried.bound_ns = True, NEVER
+            return
+        if tried.answer is not None and tried.answer.ns <= self.limit * 1.02:
+            self._answer(tried, kicked(tried.problem, tried.root, tried.answer, self.effort.kicks))
+        tree = Tree(tried.problem, tried.root, tried.answer, self.limit)
+        tree.seed(_seeds(tried))
+        proof = tree.prove(max(20, self.effort.nodes // tried.shape.stages))
+        self._answer(tried, proof.answer)
+        tried.closed, tried.bound_ns = proof.closed, proof.bound_ns
+        if not proof.closed:
+            self.open.append(tried)
+
+
+def _seeds(tried: Tried) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    assert tried.root is not None
+    cuts = [balanced(tried.problem, tried.root)]
+    if tried.answer is not None:
+        cuts.append(tried.answer.cut)
+    return np.unique(np.array(cuts), axis=0)
+
+
+def solve(
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    batch: int,
+    fix: Mapping[str, object] | None = None,
+    schedules: Sequence[str] | None = None,
+    precision: str | None = None,
+    execution: str | None = None,
+    effort: Effort | None = None,
+) -> Plan:
+    """The fastest plan that fits, with its certificate; Infeasible says what is missing, and what would fit."""
+    if batch < 1:
+        raise BadInput(f"batch is {batch}", allowed="1 or more")
+    space = Space(
+        profile=profile,
+        cluster=cluster,
+        batch=batch,
+        precision=_choice(profile, "precision", precision, "fp32"),
+        execution=_choice(profile, "execution", execution, "eager"),
+        pins=pins(fix or {}, schedules),
+    )
+    found = search(space, effort or Effort())
+    if found.best is None or found.best.answer is None:
+        raise Infeasible(infeasible.report(space, found.tried.values(), _fits))
+    return plan_of(space, found.best.problem, found.best.answer, _certificate(found))
+
+
+def _fits(space: Space) -> str | None:
+    """The first plan found for a changed question, in words."""
+    found = Search(space=space, effort=Effort())
+    for _, shape in _ranked(space)[:_CHANGED]:
+        queue = [shape, *_thriftier(space.pins, shape)]
+        for each in queue:
+            tried = found.look(each)
+            if tried is not None and tried.answer is not None:
+                return str(each)
+    return None
+
+
+def _choice(profile: Profile, name: str, asked: str | None, usual: str) -> str:
+    known = sorted({str(getattr(key, name)) for key in profile.settings})
+    if asked is None:
+        return usual if usual in known else known[0]
+    if asked not in known:
+        raise BadInput(f"{name} '{asked}' was not profiled", allowed=", ".join(known))
+    return asked
+
+
+def search(space: Space, effort: Effort) -> Search:
+    found = Search(space=space, effort=effort)
+    ranked = _ranked(space)
+    if not ranked:
+        raise Infeasible(infeasible.no_shape(space))
+    found.considered = len(ranked)
+    _first_answers(found, ranked)
+    queue = list(ranked)
+    while queue:
+        bound, shape = queue.pop(0)
+        if bound > found.limit - 1:
+            found.bounded += len(queue) + 1
+            break
+        tried = found.look(shape)
+        if tried is None:
+            continue
+        found.close(tried)
+        if _tight(tried):
+            extra = [(bound, variant) for variant in _thriftier(space.pins, shape)]
+            found.considered += len(extra)
+            queue = sorted([*extra, *queue], key=lambda entry: entry[0])
+    return found
+
+
+def _ranked(space: Space) -> list[tuple[float, Shape]]:
+    """Shapes by what nothing in them can beat. Recomputing and sharding ones follow where memory asks for them."""
+    pinned = space.pins
+    plain = replace(pinned, recompute=bool(pinned.recompute), shard=bool(pinned.shard))
+    every = shapes(space.cluster, layers=space.layers, batch=space.batch, micros=space.micros(), pinned=plain)
+    bounded = [(order_free_ns(space.tables(shape.micro), shape), shape) for shape in every]
+    return sorted(bounded, key=lambda entry: entry[0])
+
+
+def _first_answers(found: Search, ranked: list[tuple[float, Shape]]) -> None:
+    """The most promising shape of each family and, whatever the family, the most promising ones."""
+    firsts: dict[str, Shape] = {}
+    for _, shape in ranked:
+        firsts.setdefault(shape.family, shape)
+    for shape in dict.fromkeys([*firsts.values(), *(shape for _, shape in ranked[:_FIRST])]):
+        found.look(shape)
+
+
+def _tight(tried: Tried) -> bool:
+    """Whether memory excludes any cut of the shape."""
+    if tried.root is None:
+        return True
+    posed, box = tried.problem, tried.root
+    free = every_cut(posed)
+    if (free.low != box.low).any() or (free.high != box.high).any():
+        return True
+    if any((a != b).any() for a, b in zip(free.alive, box.alive, strict=True)):
+        return True
+    rows = memory_weights(posed)
+    return any(
+        -box.least(rows.part(slice(m, m + 1)).mixed(np.array([-1.0])))[0] > 0 for m in range(len(rows))
+    )
+
+
+def _thriftier(pinned: Pins, shape: Shape) -> Iterator[Shape]:
+    recompute = (True,) if shape.recompute else (False,) if pinned.recompute is False else (False, True)
+    shard = (True,) if shape.shard else (False,) if pinned.shard is False else (False, True)
+    for again, sharded in product(recompute, shard):
+        changed = (again, sharded) != (shape.recompute, shape.shard)
+        if changed and (not sharded or shape.data * shape.pipes > 1):
+            yield replace(shape, recompute=again, shard=sharded)
+
+
+def _certificate(found: Search) -> Certificate:
+    assert found.best is not None
+    best = found.best
+    assert best.answer is not None
+    objective = best.answer.ns
+    bound = min([objective, *(tried.bound_ns for tried in found.open)])
+    return Certificate(
+        objective_ns=objective,
+        bound_ns=bound,
+        free_bound_ns=explain.free_bound_ns(best.problem, best.answer.cut),
+        gap=(objective - bound) / objective if objective else 0.0,
+        scope=explain.scope(found.space, found.considered, found.bounded),
+        rivals=tuple(explain.rivals(found.space, best.problem, best.answer, list(found.tried.values()))),
+    )

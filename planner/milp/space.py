@@ -1,0 +1,130 @@
+"""From a shape to the problem that its cut poses, and what no order of its actions could beat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.cluster import Cluster
+from planner.cost import Tables, price
+from planner.errors import BadInput
+from planner.milp.bounds import Box, whole
+from planner.milp.problem import Problem, problem
+from planner.milp.shapes import Pins, Shape
+from planner.profile import CostKey, Profile
+from planner.schedule.action import Kind, Schedule
+from planner.schedule.assemble import with_recompute
+from planner.schedule.families import FAMILIES, generate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """The question that is asked, with what is worked out once for all shapes."""
+
+    profile: Profile
+    cluster: Cluster
+    batch: int
+    precision: str
+    execution: str
+    pins: Pins
+    _tables: dict[int, Tables] = field(default_factory=dict)
+    _orders: dict[tuple[object, ...], Schedule | None] = field(default_factory=dict)
+
+    @property
+    def layers(self) -> int:
+        return len(self.profile.graph.layers)
+
+    def tables(self, micro: int) -> Tables:
+        if micro not in self._tables:
+            setting = CostKey("", micro, (), self.precision, self.execution)
+            self._tables[micro] = price(self.profile, setting)
+        return self._tables[micro]
+
+    def micros(self) -> list[int]:
+        """Micro-batches that every layer was profiled at."""
+        found = []
+        for key in self.profile.settings:
+            same = (key.precision, key.execution, key.split) == (self.precision, self.execution, ())
+            if same and not any(f._replace(signature="") == key for f in self.profile.failures):
+                found.append(key.micro)
+        graph = self.profile.graph
+        return found if graph.symbolic_batch else [m for m in found if m == graph.captured_micro]
+
+    def schedule(self, shape: Shape) -> Schedule | None:
+        """The order of a shape; None where its family cannot be had at these numbers."""
+        key = (shape.family, shape.workers, shape.micros, shape.pairs, shape.chunks)
+        if key not in self._orders:
+            self._orders[key] = _generate(shape)
+        found = self._orders[key]
+        if found is None or not shape.recompute:
+            return found
+        return with_recompute(found, range(found.stages))
+
+    def problem(self, shape: Shape) -> Problem | None:
+        order = self.schedule(shape)
+        if order is None or order.stages > self.layers:
+            return None
+        return problem(self.cluster, shape, self.tables(shape.micro), order, self.profile.device)
+
+    def box(self, posed: Problem) -> Box | None:
+        """Every cut that may fit; the user's own where one is pinned."""
+        root = whole(posed)
+        if root is None or self.pins.stages is None:
+            return root
+        own = pinned_cut(self.profile, self.pins.stages)
+        if len(own) != len(root.low):
+            return None
+        return root.narrowed(own, own)
+
+
+def _generate(shape: Shape) -> Schedule | None:
+    try:
+        return generate(
+            shape.family,
+            workers=shape.workers,
+            micros=shape.micros,
+            pairs=shape.pairs,
+            chunks=shape.chunks,
+        )
+    except BadInput:
+        return None
+
+
+def pinned_cut(
+    profile: Profile, stages: tuple[tuple[str, ...], ...]
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    names = [name for stage in stages for name in stage]
+    right = [layer.name for layer in profile.graph.layers]
+    if names != right or not all(stages):
+        wrong = next((a for a, b in zip(names, right, strict=False) if a != b), "the last layers")
+        raise BadInput(
+            f"stages leave the order of the model at '{wrong}'",
+            where="fix",
+            allowed="every layer once, in the model's order, no stage empty",
+        )
+    return np.cumsum([0, *map(len, stages)])
+
+
+def order_free_ns(tables: Tables, shape: Shape) -> float:
+    """No cut and no order takes less.
+
+    Load of the busiest worker; the longest micro-batch; and for one pipe with one stage a worker
+    `T >= head_p + N t_p`, where the head is what the stages before p must do first (and, with whole backwards, last).
+    With every head at least `a` times the work before it that is `T >= a * total / (1 - (1 - a / N)^D)`.
+    """
+    splits = FAMILIES[shape.family].splits
+    forward = np.diff(tables.time_ns[Kind.F])
+    backward = np.diff(tables.time_ns[Kind.I]) + np.diff(tables.time_ns[Kind.W])
+    backward = backward if splits else np.diff(tables.time_ns[Kind.B])
+    layers = forward * (2 if shape.recompute else 1) + backward
+    total, count = float(layers.sum()), shape.micros
+    least = max(float((forward + backward).sum()), count * total / shape.workers)
+    if shape.pipes == 1:
+        least = max(least, count * float(layers.max()))
+    if shape.pipes == 1 and shape.chunks == 1:
+        head = forward if splits else forward + backward
+        part = float((head[layers > 0] / layers[layers > 0]).min(initial=1.0))
+        if part > 1e-6:
+            least = max(least, part * total / (1.0 - (1.0 - part / count) ** shape.workers))
+    return least
