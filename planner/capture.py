@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
+from planner.capture_attention import restore_causal_flags
 from planner.capture_describe import NotAffine, describe
 from planner.capture_functional import functionalise
 from planner.capture_layers import group
@@ -96,8 +97,9 @@ def capture(
 def _described(traced: Traced, module: nn.Module) -> Captured:
     trainable = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
     sizes = (SMALL, LARGE) if traced.symbolic else (traced.micro, traced.micro)
-    functional = _with_loss_layer(functionalise(traced, probe(traced, sizes[0], trainable)))
+    functional = _with_loss_layer(functionalise(traced, trainable, sizes[0]))
     first = probe(functional, sizes[0], trainable)
+    restore_causal_flags(functional, first)
     second = probe(functional, sizes[1], trainable) if traced.symbolic else first
     layout = Layout(functional, group(functional, first), (first, second))
     return Captured(describe(layout, module), layout)

@@ -85,7 +85,8 @@ class _Describer:
         )
 
     def _computes(self, node: fx.Node) -> bool:
-        return self.probe.tensor(node) is not None and isinstance(node.target, torch._ops.OpOverload)
+        number = isinstance(self.probe.value[node], int | float)
+        return isinstance(node.target, torch._ops.OpOverload) and not number
 
     def _value(self, node: fx.Node) -> Value:
         source = self.traced.sources.get(node)

@@ -8,13 +8,14 @@ parameters and buffers stay: they are state.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from planner.capture_probe import Probe, after, arguments, entered
+from planner.capture_probe import Probe, after, arguments, entered, probe
 from planner.capture_trace import OWNERS, Traced, average_batch_norm
 from planner.errors import BadInput
 
@@ -25,8 +26,12 @@ STATISTICS = {"aten.batch_norm.default": (3, 4, 5), "aten.instance_norm.default"
 NO_TWINS = {"elu_", "celu_", "selu_", "rrelu_", "rrelu_with_noise_"}
 
 
-def functionalise(traced: Traced, probe: Probe) -> Traced:
-    return _Functional(traced, probe).run()
+def functionalise(traced: Traced, trainable: Mapping[str, bool], n: int) -> Traced:
+    """`n` is a batch size that the trace serves."""
+    if any(x not in traced.sources for node in traced.graph.nodes for x in written(node)):
+        return _Functional(traced, probe(traced, n, trainable)).run()
+    drop_unused(traced.graph, set(traced.outputs))
+    return traced
 
 
 def written(node: fx.Node) -> list[fx.Node]:
@@ -82,7 +87,7 @@ class _Functional:
             self._step(node)
         sources = {self.current[node]: source for node, source in self.traced.sources.items()}
         outputs = tuple(self._get(node, node) for node in self.traced.outputs)
-        _drop_unused(self.graph, set(outputs))
+        drop_unused(self.graph, set(outputs))
         return replace(self.traced, graph=self.graph, sources=sources, outputs=outputs)
 
     def _step(self, node: fx.Node) -> None:
@@ -206,7 +211,7 @@ class _Functional:
         return twin if same else None
 
 
-def _drop_unused(graph: fx.Graph, outputs: set[fx.Node]) -> None:
+def drop_unused(graph: fx.Graph, outputs: set[fx.Node]) -> None:
     for node in reversed(graph.nodes):
         effect = random(node) or (states_written(node) and "local" not in node.meta)
         if not (node.users or node in outputs or node.op == "placeholder" or effect):

@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
+from planner.capture_flops import flops_by_hand
 from planner.capture_trace import Context, Traced
 
 
@@ -51,7 +52,8 @@ def probe(traced: Traced, n: int, trainable: Mapping[str, bool]) -> Probe:
             else:
                 before = counter.get_total_flops()
                 found.value[node] = _run(node, found.value)
-                found.flops[node] = counter.get_total_flops() - before
+                counted = counter.get_total_flops() - before
+                found.flops[node] = flops_by_hand(node, found.value) or counted
     return found
 
 

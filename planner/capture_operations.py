@@ -1,0 +1,73 @@
+"""Nodes of a captured graph as the integers that spatial rules read: operations, arguments by name, global shapes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+
+from planner.halo.segment import GETITEM, Given, Operation, Ref
+
+
+def operation_of(node: fx.Node, values: Mapping[fx.Node, object], layer: str) -> Operation | None:
+    """None for what makes no tensor (sizes, contexts): every rank computes it alike."""
+    shapes = _shapes(values.get(node))
+    if node.op != "call_function" or shapes is None:
+        return None
+    if node.target is operator.getitem:
+        arguments = {"self": _given(node.args[0], values), "index": _given(node.args[1], values)}
+        return Operation(node.name, layer, GETITEM, arguments, shapes)
+    if not isinstance(node.target, OpOverload):
+        refs = tuple(Ref(x.name) for x in node.all_input_nodes)
+        name = getattr(node.target, "__name__", str(node.target))
+        return Operation(node.name, layer, name, {"tensors": refs}, shapes)
+    named = named_arguments(node.target, node.args, node.kwargs)
+    arguments = {name: _given(value, values) for name, value in named.items()}
+    return Operation(node.name, layer, operation_name(node.target), arguments, shapes)
+
+
+def operation_name(target: OpOverload) -> str:
+    """ "aten.conv3d" of every overload."""
+    return target._schema.name.replace("::", ".")
+
+
+def named_arguments(
+    target: OpOverload, args: Iterable[object], kwargs: Mapping[str, object]
+) -> dict[str, object]:
+    """By the names of the schema, defaults where nothing is given."""
+    given = list(args)
+    named: dict[str, object] = {}
+    for i, argument in enumerate(target._schema.arguments):
+        if i < len(given) and not argument.kwarg_only:
+            named[argument.name] = given[i]
+        elif argument.name in kwargs:
+            named[argument.name] = kwargs[argument.name]
+        elif argument.has_default_value():
+            named[argument.name] = argument.default_value
+    return named
+
+
+def _given(value: object, values: Mapping[fx.Node, object]) -> Given:
+    if isinstance(value, fx.Node):
+        held = values.get(value)
+        if isinstance(held, int | float | torch.SymInt):
+            return int(held) if not isinstance(held, float) else held
+        return Ref(value.name)
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    if isinstance(value, bool | int | float | str) or value is None:
+        return value
+    if isinstance(value, list | tuple):
+        return tuple(_given(x, values) for x in value)
+    return str(value)  # dtypes, devices and the like: no rule reads them
+
+
+def _shapes(value: object) -> tuple[tuple[int, ...], ...] | None:
+    if isinstance(value, Tensor):
+        return (tuple(int(n) for n in value.shape),)
+    if isinstance(value, list | tuple) and value and all(isinstance(x, Tensor) for x in value):
+        return tuple(tuple(int(n) for n in x.shape) for x in value)
+    return None
