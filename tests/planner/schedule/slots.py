@@ -46,25 +46,25 @@ def ends(
     free = list(starts or [0] * schedule.workers)
     at = [0] * schedule.workers
     done: dict[Action, int] = {}
-    moved = True
-    while moved:
-        moved = False
-        for worker, order in enumerate(orders):
-            while at[worker] < len(order):
-                action = order[at[worker]]
-                before = needed(action, last)
-                if before is not None and before not in done:
-                    break
-                ready = 0 if before is None else done[before]
-                if before is not None and before.stage != action.stage:
-                    place = schedule.place[action.pipe]
-                    if place[before.stage] != worker:
-                        ready += (hops or {}).get((before.stage, action.stage), 0)
-                free[worker] = max(free[worker], ready) + durations(action)
-                key = action._replace(kind=Kind.I) if action.kind is Kind.B else action
-                done[key] = free[worker]
-                at[worker] += 1
-                moved = True
+    asleep: dict[Action, int] = {}  # what a worker waits for
+    awake = list(range(schedule.workers))
+    while awake:
+        worker = awake.pop()
+        while at[worker] < len(orders[worker]):
+            action = orders[worker][at[worker]]
+            before = needed(action, last)
+            if before is not None and before not in done:
+                asleep[before] = worker
+                break
+            ready = 0 if before is None else done[before]
+            if before is not None and schedule.place[action.pipe][before.stage] != worker:
+                ready += (hops or {}).get((before.stage, action.stage), 0)
+            free[worker] = max(free[worker], ready) + durations(action)
+            key = action._replace(kind=Kind.I) if action.kind is Kind.B else action
+            done[key] = free[worker]
+            at[worker] += 1
+            if key in asleep:
+                awake.append(asleep.pop(key))
     stuck = [worker for worker, order in enumerate(orders) if at[worker] < len(order)]
     assert not stuck, f"workers {stuck} wait for ever\n{schedule.to_text()}"
     return free
