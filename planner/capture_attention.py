@@ -15,6 +15,7 @@ from planner.capture_trace import Traced
 
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 MASK, CAUSAL = 3, 5  # positions of its arguments
+DEFAULTS = (None, 0.0, False)  # mask, dropout, causal
 LARGEST = 2**26  # elements of a mask that are looked at: 8,192 by 8,192
 
 
@@ -29,11 +30,9 @@ def restore_causal_flags(traced: Traced, probe: Probe) -> None:
         if mask not in known:
             known[mask] = _is_causal(traced, probe, mask)
         if known[mask]:
-            given = (
-                [*node.args, 0.0, False][: CAUSAL + 1] if len(node.args) == MASK + 1 else [*node.args, False]
-            )
+            given = [*node.args, *DEFAULTS[len(node.args) - MASK :]]
             given[MASK], given[CAUSAL] = None, True
-            node.args = tuple(given[: CAUSAL + 1])
+            node.args = tuple(given)
     drop_unused(traced.graph, set(traced.outputs))
 
 
