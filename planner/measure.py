@@ -9,16 +9,17 @@ fake tensors; only the times differ.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner import devices
 from planner.errors import BadInput
-from planner.measure_events import Request
+from planner.measure_events import Done, Request
 from planner.measure_parent import measure
 from planner.measure_report import Report
-from planner.profile import Profile, check
+from planner.profile import Profile, check, kept_values
 
 if TYPE_CHECKING:
     from planner.measure_passes import BackwardSplit as BackwardSplit
@@ -75,16 +76,18 @@ def _by_roofline(workload: Workload, request: Request, split: BackwardSplit | No
         execution=request.execution,
         split=split,
     )
-    return Profile(
+    rows = list(counted_rows(bench, sorted(set(request.micros)), device))
+    found = Profile(
         workload=workload.name,
         arguments=dict(workload.arguments),
         graph=bench.captured.graph,
         device=name,
         source="roofline",
-        costs=dict(counted_rows(bench, sorted(set(request.micros)), device)),
+        costs={row.key: row.cost for row in rows},
         optimizer=roofline_optimizer(workload, bench.captured.graph, device),
         versions=versions(),
     )
+    return with_slack(found, rows)
 
 
 def _by_measuring(workload: Workload, request: Request, journal: Path | None) -> Profile:
@@ -92,14 +95,32 @@ def _by_measuring(workload: Workload, request: Request, journal: Path | None) ->
     with Report(f"profile {workload.name} on {request.device}") as report:
         found = measure(request, partial, report)
     assert found.optimizer is not None
-    return Profile(
+    profile_ = Profile(
         workload=workload.name,
         arguments=dict(workload.arguments),
         graph=found.ready.graph,
         device=found.ready.device,
         source="measured",
-        costs=found.costs,
+        costs={key: row.cost for key, row in found.done.items()},
         optimizer=found.optimizer,
         versions=found.ready.versions,
         failures=found.failures,
     )
+    return with_slack(profile_, found.done.values())
+
+
+def with_slack(found: Profile, rows: Iterable[Done]) -> Profile:
+    """An output that shows a part of a larger storage, a slice say, keeps all of it alive where it is kept itself.
+
+    Layers of one signature share a row, so the rest counts in all of them if it does in one.
+    """
+    slack = {row.key: row.slack_bytes for row in rows if row.slack_bytes}
+    costs = dict(found.costs)
+    for setting in found.settings if slack else ():
+        kept = kept_values(found, [layer.name for layer in found.graph.layers], setting)
+        for layer in found.graph.layers:
+            key = setting._replace(signature=layer.signature)
+            if key in slack and kept.intersection(layer.outputs):
+                own = costs[key].own_saved_bytes + slack.pop(key)
+                costs[key] = replace(costs[key], own_saved_bytes=own)
+    return replace(found, costs=costs)

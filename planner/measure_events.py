@@ -53,6 +53,7 @@ class Progress:
 class Done:
     key: CostKey
     cost: LayerCost
+    slack_bytes: int  # kept on top of the outputs if anybody keeps these: they are a part of a larger storage
 
 
 @dataclass(frozen=True, slots=True)

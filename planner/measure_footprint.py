@@ -35,6 +35,7 @@ class Footprint:
     kept_outputs: tuple[int, ...]
     output_bytes: tuple[int, ...]
     aliases: tuple[tuple[int, int], ...]
+    slack_bytes: int  # of outputs that are a part of what they keep alive; not among the bytes above
     held_bytes: int
     workspace_bytes: int
 
@@ -101,6 +102,7 @@ def footprint(specimen: Specimen, split: BackwardSplit | None = None) -> Footpri
         outputs = specimen.outputs()
         sources = _Sources(specimen, outputs)
         own, kept_inputs, kept_outputs = sources.sort(saved.kept.values())
+        own += sum(sources.slack.pop(i, 0) for i in kept_outputs)
         kept_bytes = own + sources.value_bytes(kept_inputs, kept_outputs)
         held = _held_bytes(specimen, outputs, saved, sources)
     saved.kept.clear()
@@ -115,6 +117,7 @@ def footprint(specimen: Specimen, split: BackwardSplit | None = None) -> Footpri
         kept_outputs=kept_outputs,
         output_bytes=sources.output_bytes,
         aliases=sources.aliases,
+        slack_bytes=sum(sources.slack.values()),
         held_bytes=held,
         workspace_bytes=max(0, sum(sources.sizes) + peaks.forward - kept_bytes, peaks.backward),
     )
@@ -141,6 +144,16 @@ class _Sources:
             elif key in self._inputs:
                 found.append((i, self._inputs[key]))
         self.aliases = tuple(found)
+        self.slack = self._slack(outputs, {i for i, _ in found})
+
+    def _slack(self, outputs: Sequence[Tensor], views: set[int]) -> dict[int, int]:
+        """By the first output of each new storage: bytes of it that no output shows."""
+        found = {}
+        for first, *others in self._outputs.values():
+            if first not in views:
+                shown = sum(self.output_bytes[i] for i in (first, *others))
+                found[first] = max(0, outputs[first].untyped_storage().nbytes() - shown)
+        return found
 
     def sort(self, tensors: Iterable[Tensor]) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
         """Own bytes, positions of the inputs, positions of the outputs."""

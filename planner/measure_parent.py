@@ -31,18 +31,18 @@ from planner.measure_events import (
 from planner.measure_journal import Journal
 from planner.measure_report import Report
 from planner.model import ModelGraph
-from planner.profile import CostKey, LayerCost, OptimizerCost
+from planner.profile import CostKey, OptimizerCost
 
 
 @dataclass(slots=True, kw_only=True)
 class Measured:
     ready: Ready
-    costs: dict[CostKey, LayerCost] = field(default_factory=dict)
+    done: dict[CostKey, Done] = field(default_factory=dict)
     failures: dict[CostKey, str] = field(default_factory=dict)
     optimizer: OptimizerCost | None = None
 
     def pending(self, keys: Sequence[CostKey]) -> tuple[CostKey, ...]:
-        return tuple(key for key in keys if key not in self.costs and key not in self.failures)
+        return tuple(key for key in keys if key not in self.done and key not in self.failures)
 
 
 class Child:
@@ -156,7 +156,7 @@ def _resumed(ready: Ready, journal: Journal) -> Measured:
 
 def _take(entry: Done | Optimized, measured: Measured) -> None:
     if isinstance(entry, Done):
-        measured.costs[entry.key] = entry.cost
+        measured.done[entry.key] = entry
     else:
         measured.optimizer = entry.cost
 
@@ -175,7 +175,7 @@ def _follow(
         elif isinstance(message, Failed):
             measured.failures[message.key] = message.why
         share = message.share * len(begun) if isinstance(message, Progress) else 0
-        report.at((len(measured.costs) + len(measured.failures) + share) / count)
+        report.at((len(measured.done) + len(measured.failures) + share) / count)
     return measured.pending(begun)
 
 

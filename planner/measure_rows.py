@@ -44,7 +44,7 @@ from planner.roofline import seconds
 GROUP_BYTES = 2**30  # specimens that are measured in rounds together
 
 
-def counted_rows(bench: Bench, micros: Sequence[int], device: Device) -> Iterator[tuple[CostKey, LayerCost]]:
+def counted_rows(bench: Bench, micros: Sequence[int], device: Device) -> Iterator[Done]:
     """Without a device: memory as it will be, times by roofline."""
     for micro in micros:
         for situation in bench.situations(micro):
@@ -53,7 +53,7 @@ def counted_rows(bench: Bench, micros: Sequence[int], device: Device) -> Iterato
                     bench.captured, situation.layer, situation.inputs, bench.precision, bench.split
                 )
                 times = _counted_times(specimen, device, bench.split)
-                yield bench.key(situation, micro), _cost(times, footprint(specimen, bench.split))
+                yield _done(bench.key(situation, micro), times, footprint(specimen, bench.split))
 
 
 def _counted_times(specimen: Specimen, device: Device, split: BackwardSplit | None) -> PassTimes:
@@ -86,14 +86,17 @@ def _counted_times(specimen: Specimen, device: Device, split: BackwardSplit | No
     return PassTimes(forward=forward, backward=whole, input_grad=halves[0], weight_grad=halves[1])
 
 
-def _cost(times: PassTimes, memory: Footprint) -> LayerCost:
-    return LayerCost(
+def _done(key: CostKey, times: PassTimes, memory: Footprint) -> Done:
+    columns = asdict(memory)
+    slack_bytes = columns.pop("slack_bytes")
+    cost = LayerCost(
         forward=times.forward,
         backward=times.backward,
         input_grad=times.input_grad,
         weight_grad=times.weight_grad,
-        **asdict(memory),
+        **columns,
     )
+    return Done(key, cost, slack_bytes)
 
 
 def clock_of(device: str) -> Clock:
@@ -183,4 +186,4 @@ def _timed(
     for share in time_rounds(specimens, samples, clock_of(device), bench.split, budget_s):
         yield Progress(share)
     for key, specimen, row, kept in zip(group, specimens, samples, memory, strict=True):
-        yield Done(key, _cost(pass_times(specimen, row, executed_halves=bench.split is not None), kept))
+        yield _done(key, pass_times(specimen, row, executed_halves=bench.split is not None), kept)

@@ -111,36 +111,39 @@ def roots(profile: Profile, layers: Iterable[str], key: CostKey) -> dict[str, st
     return root
 
 
-def _kept(layer: Layer, cost: LayerCost) -> Iterator[str]:
-    yield from (layer.inputs[i] for i in cost.kept_inputs)
-    yield from (layer.outputs[i] for i in cost.kept_outputs)
+def kept_values(profile: Profile, layers: Iterable[str], key: CostKey, held: Iterable[str] = ()) -> set[str]:
+    """The Values whose storages stay for the backward of these layers, and of those `held` for other reasons."""
+    layers = tuple(layers)
+    root = roots(profile, layers, key)
+    kept = {root[value] for value in held}
+    for name in layers:
+        layer, cost = profile.graph.layer[name], profile.cost(name, key)
+        kept |= {root[layer.inputs[i]] for i in cost.kept_inputs}
+        kept |= {root[layer.outputs[i]] for i in cost.kept_outputs}
+    return {name for name in kept if name is not None}
 
 
 def saved_bytes(profile: Profile, layers: Iterable[str], key: CostKey) -> int:
     """What autograd keeps for the backward of these layers and one micro-batch, each storage once."""
-    layers = tuple(layers)
-    root = roots(profile, layers, key)
-    graph = profile.graph
-    kept = {root[v] for name in layers for v in _kept(graph.layer[name], profile.cost(name, key))}
-    own = sum(profile.cost(name, key).own_saved_bytes for name in layers)
-    return own + sum(profile.value_bytes(name, key) for name in kept if name is not None)
+    return _bytes(profile, tuple(layers), key, ())
 
 
 def stage_memory(profile: Profile, layers: Iterable[str], key: CostKey) -> int:
-    """What one stage keeps for one micro-batch in flight: `saved_bytes`, and the Values that the runtime holds.
+    """What one stage keeps for one micro-batch in flight: `saved_bytes`, and what came from outside.
 
-    It holds what entered from outside until the backward of the stage, and what it makes for later stages until
-    it is sent, which is not counted here: a sent Value is gone before the next micro-batch arrives.
+    The runtime holds that until the backward of the stage. What the stage makes for later ones is gone once it is
+    sent, and not counted here.
     """
     layers = tuple(layers)
-    root = roots(profile, layers, key)
-    graph = profile.graph
-    made = {value for name in layers for value in graph.layer[name].outputs}
-    held = {value for name in layers for value in graph.layer[name].inputs if value not in made}
-    held |= {v for name in layers for v in _kept(graph.layer[name], profile.cost(name, key))}
-    storages = {root[value] for value in held} - {None}
+    made = {value for name in layers for value in profile.graph.layer[name].outputs}
+    read = {value for name in layers for value in profile.graph.layer[name].inputs}
+    return _bytes(profile, layers, key, read - made)
+
+
+def _bytes(profile: Profile, layers: tuple[str, ...], key: CostKey, held: Iterable[str]) -> int:
     own = sum(profile.cost(name, key).own_saved_bytes for name in layers)
-    return own + sum(profile.value_bytes(name, key) for name in storages if name is not None)
+    kept = kept_values(profile, layers, key, held)
+    return own + sum(profile.value_bytes(name, key) for name in kept)
 
 
 class Fault(NamedTuple):
