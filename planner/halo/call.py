@@ -1,0 +1,128 @@
+"""One operation of a captured model as integers, and what a rule makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Final
+
+from planner.errors import BadInput
+from planner.halo.fetch import Fetch, recut, take
+from planner.halo.layout import Cut, Layout
+
+# Tensors are Layouts; a list of tensors is a tuple of them (None where one is left out).
+Argument = None | bool | int | float | str | Layout | tuple["Argument", ...]
+LOWEST: Final = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An operation with its arguments by the names of its schema."""
+
+    operation: str  # "aten.conv3d"
+    arguments: Mapping[str, Argument]
+    outputs: tuple[tuple[int, ...], ...]  # global shapes
+    where: str = ""  # the layer, for errors
+
+    def get(self, name: str, default: Argument = None) -> Argument:
+        value = self.arguments.get(name)
+        return default if value is None else value
+
+    def tensor(self, name: str) -> Layout:
+        value = self.arguments.get(name)
+        if not isinstance(value, Layout):
+            raise self.refuse(f"this overload has no tensor '{name}'")
+        return value
+
+    def integer(self, name: str, default: int = 0) -> int:
+        value = self.get(name, default)
+        assert isinstance(value, int), (self.operation, name)
+        return value
+
+    def flag(self, name: str) -> bool:
+        return bool(self.get(name, False))
+
+    def integers(self, name: str, count: int, default: Sequence[int] = ()) -> tuple[int, ...]:
+        """A list of `count` integers, one integer standing for all; `default` where the list is empty."""
+        value = self.get(name, ())
+        if isinstance(value, int):
+            return (value,) * count
+        assert isinstance(value, tuple), (self.operation, name)
+        given = tuple(value) or tuple(default)
+        return tuple(x for x in (given * count if len(given) == 1 else given) if isinstance(x, int))
+
+    def dims(self, name: str, ndim: int) -> tuple[int, ...]:
+        """Dimensions counted from the front; all of them where none is named."""
+        value = self.get(name)
+        given = (value,) if isinstance(value, int) else value
+        if not given:
+            return tuple(range(ndim))
+        assert isinstance(given, tuple)
+        return tuple(x % ndim for x in given if isinstance(x, int))
+
+    def tensors(self) -> Iterator[tuple[str, Layout]]:
+        """Every tensor argument; one of a list is named "tensors.0"."""
+        for name, value in self.arguments.items():
+            if isinstance(value, Layout):
+                yield name, value
+            elif isinstance(value, tuple):
+                yield from ((f"{name}.{i}", x) for i, x in enumerate(value) if isinstance(x, Layout))
+
+    def refuse(self, why: str, allowed: str = "a gather before it") -> BadInput:
+        return NoRule(f"{self.operation} on parts of a sample: {why}", where=self.where, allowed=allowed)
+
+    def too_few(self, rows: int, ranks: int) -> BadInput:
+        why = f"{self.operation} leaves {rows} rows for {ranks} ranks"
+        return TooFew(why, where=self.where, allowed=f"up to {rows} ranks, or a gather before it")
+
+
+class NoRule(BadInput):
+    """An operation that cannot be computed on shards; computing it alike on every rank is exact, too."""
+
+
+class TooFew(NoRule):
+    """Fewer rows are left than there are ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What an operation on shards takes: where its results lie, what is fetched first, what is reduced."""
+
+    outputs: tuple[Layout, ...]
+    fetches: Mapping[str, tuple[Fetch, ...]] = field(default_factory=dict)  # by name of the tensor argument
+    # dimension -> by coordinate, rows to drop at the front of what the operation makes of the fetched rows
+    skips: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    axes: frozenset[int] = frozenset()  # of the grid, along which the ranks compute different things
+    reduced: int = 0  # elements all-reduced in the forward pass, over `axes`
+    reduced_backward: int = 0
+
+    @property
+    def output(self) -> Layout:
+        return self.outputs[0]
+
+    def fetch(self, name: str, dim: int) -> Fetch | None:
+        return next((f for f in self.fetches.get(name, ()) if f.dim == dim), None)
+
+
+Rule = Callable[[Call], Step]
+
+
+def aligned(layout: Layout, target: Mapping[int, Cut]) -> tuple[Fetch, ...]:
+    """Fetches that bring a tensor to the given cuts: sliced where it is whole, re-cut where it differs."""
+    found = []
+    for dim, cut in target.items():
+        own = layout.cuts[dim]
+        if own is None:
+            found.append(take(dim, cut))
+        elif own != cut:
+            found.append(recut(dim, own, cut))
+    return tuple(found)
+
+
+def rows_of(cut: Cut) -> list[tuple[int, int]]:
+    return list(zip(cut.points, cut.points[1:], strict=False))
+
+
+def elements(shape: Sequence[int]) -> int:
+    return prod(shape)

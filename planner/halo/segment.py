@@ -1,0 +1,142 @@
+"""A run of operations on shards: the layout of every tensor, and where tensors are gathered.
+
+An operation whose tensors are all whole is computed alike by every rank. One that has no rule for what it is given
+is computed alike on gathered tensors, but only where that ends the segment: when too few rows are left for the
+ranks, or when nothing behind it slides over space. In the middle of a segment it is an error that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from planner.halo import reductions, resample, rule, windows
+from planner.halo.call import Argument, Call, NoRule, Step, TooFew
+from planner.halo.fetch import Fetch, gather
+from planner.halo.layout import Layout, whole
+
+GETITEM: Final = "getitem"
+SLIDING: Final = frozenset((*windows.RULES, *resample.RULES, *reductions.SPATIAL_NORMS))
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A tensor by the name of the operation that made it, or of what the segment was given."""
+
+    name: str
+
+
+Given = None | bool | int | float | str | Ref | tuple["Given", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    name: str
+    layer: str
+    operation: str  # "aten.conv3d", or GETITEM with arguments "self" and "index"
+    arguments: Mapping[str, Given]  # by the names of the schema
+    outputs: tuple[tuple[int, ...], ...]  # global shapes; one entry for a single tensor
+
+    def reads(self) -> list[str]:
+        return [ref.name for value in self.arguments.values() for ref in _refs(value)]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An operation with its Step; without one every rank does the same, on tensors gathered first."""
+
+    operation: Operation
+    step: Step | None
+    inputs: Mapping[str, Layout]  # of the tensors it reads, before they are gathered
+    gathers: Mapping[str, tuple[Fetch, ...]] = field(default_factory=dict)  # by name of the tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    placed: tuple[Placed, ...]
+    layouts: Mapping[str, tuple[Layout, ...]]  # of every tensor, given or made
+
+
+def propagate(
+    operations: Sequence[Operation], given: Mapping[str, Layout], gather_before: Collection[str] = ()
+) -> Segment:
+    """Layouts from those of the tensors given (whole if missing); NoRule names what cannot be done on shards.
+
+    Layers in `gather_before` and everything after them read gathered tensors.
+    """
+    layouts: dict[str, tuple[Layout, ...]] = {name: (layout,) for name, layout in given.items()}
+    slid = _slid_behind(operations)
+    placed = []
+    ended = False
+    for operation in operations:
+        ended = ended or operation.layer in gather_before
+        done = _place(operation, layouts, ended, may_end=not slid[operation.name])
+        layouts[operation.name] = _outputs(operation, done, layouts)
+        placed.append(done)
+    return Segment(tuple(placed), layouts)
+
+
+def _slid_behind(operations: Sequence[Operation]) -> dict[str, bool]:
+    """Whether anything that depends on an operation slides over space."""
+    slid = {operation.name: False for operation in operations}
+    for operation in reversed(operations):
+        if slid[operation.name] or operation.operation in SLIDING:
+            for name in operation.reads():
+                if name in slid:
+                    slid[name] = True
+    return slid
+
+
+def _place(
+    operation: Operation, layouts: Mapping[str, tuple[Layout, ...]], ended: bool, *, may_end: bool
+) -> Placed:
+    inputs = {name: layouts[name][0] for name in operation.reads() if name in layouts}
+    if operation.operation == GETITEM or all(layout.whole for layout in inputs.values()):
+        return Placed(operation, None, inputs)
+    if not ended:
+        try:
+            return Placed(operation, rule(call_of(operation, inputs)), inputs)
+        except TooFew:
+            pass
+        except NoRule:
+            if not may_end:
+                raise
+    gathers = {name: gathered(layout) for name, layout in inputs.items() if not layout.whole}
+    return Placed(operation, None, inputs, gathers)
+
+
+def gathered(layout: Layout) -> tuple[Fetch, ...]:
+    cuts = ((dim, layout.cuts[dim]) for dim in layout.cut_dims)
+    return tuple(gather(dim, cut) for dim, cut in cuts if cut is not None)
+
+
+def _outputs(
+    operation: Operation, placed: Placed, layouts: Mapping[str, tuple[Layout, ...]]
+) -> tuple[Layout, ...]:
+    if operation.operation == GETITEM:
+        source, index = operation.arguments["self"], operation.arguments["index"]
+        assert isinstance(source, Ref) and isinstance(index, int)
+        return (layouts[source.name][index],)
+    if placed.step is None:
+        return tuple(map(whole, operation.outputs))
+    return placed.step.outputs
+
+
+def call_of(operation: Operation, inputs: Mapping[str, Layout]) -> Call:
+    arguments = {name: _resolved(value, inputs) for name, value in operation.arguments.items()}
+    return Call(operation.operation, arguments, operation.outputs, operation.layer)
+
+
+def _resolved(value: Given, inputs: Mapping[str, Layout]) -> Argument:
+    if isinstance(value, Ref):
+        return inputs[value.name]
+    if isinstance(value, tuple):
+        return tuple(_resolved(x, inputs) for x in value)
+    return value
+
+
+def _refs(value: Given) -> list[Ref]:
+    if isinstance(value, Ref):
+        return [value]
+    return [ref for x in value for ref in _refs(x)] if isinstance(value, tuple) else []

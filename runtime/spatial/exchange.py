@@ -1,0 +1,276 @@
+"""Fetching rows from other ranks and adding over ranks, as autograd Functions with exact gradients.
+
+A tensor that every rank holds whole carries its whole gradient on every rank. So gathering needs no message
+backward, an all-reduce passes its gradient on as it is, and where a whole tensor enters an operation on shards its
+gradient is summed over the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from planner.halo import Fetch, Run
+from runtime.spatial.mesh import Mesh
+
+
+class Traffic(NamedTuple):
+    """What one coordinate sends, receives and keeps; runs have local rows, `base` taken off."""
+
+    base: int
+    kept: tuple[Run, ...]
+    sends: tuple[tuple[int, tuple[Run, ...]], ...]  # coordinate of the peer
+    receives: tuple[tuple[int, tuple[Run, ...]], ...]
+
+
+@lru_cache(maxsize=4096)
+def traffic(fetch: Fetch, place: int) -> Traffic:
+    base = 0 if fetch.points is None else fetch.points[place]
+    others = [i for i in range(len(fetch.runs)) if i != place]
+    sends = ((i, fetch.pieces(i, place)) for i in others)
+    receives = ((i, fetch.pieces(place, i)) for i in others)
+    return Traffic(
+        base,
+        fetch.pieces(place, place),
+        tuple((i, runs) for i, runs in sends if runs),
+        tuple((i, runs) for i, runs in receives if runs),
+    )
+
+
+def _rows(x: Tensor, dim: int, run: Run, base: int) -> Tensor:
+    """The rows of a run, in its order; a view unless it runs backwards."""
+    first = run.start - base
+    if run.step == 0:
+        return x.narrow(dim, first, 1)
+    last = first + (run.length - 1) * run.step
+    low, high = min(first, last), max(first, last)
+    taken = x.narrow(dim, low, high - low + 1)
+    if abs(run.step) > 1:
+        taken = taken[(slice(None),) * dim + (slice(None, None, abs(run.step)),)]
+    return taken.flip(dim) if run.step < 0 else taken
+
+
+def _add_rows(x: Tensor, dim: int, run: Run, base: int, rows: Tensor) -> None:
+    first = run.start - base
+    if run.step == 0:
+        x.narrow(dim, first, 1).add_(rows)
+        return
+    last = first + (run.length - 1) * run.step
+    low, high = min(first, last), max(first, last)
+    taken = x.narrow(dim, low, high - low + 1)
+    if abs(run.step) > 1:
+        taken = taken[(slice(None),) * dim + (slice(None, None, abs(run.step)),)]
+    taken.add_(rows.flip(dim) if run.step < 0 else rows)
+
+
+def _placed(grad: Tensor, dim: int, run: Run) -> Tensor:
+    """The gradient of what a run brought; a repeated row takes the sum of its copies."""
+    part = grad.narrow(dim, run.at, run.length)
+    return part.sum(dim, keepdim=True) if run.step == 0 else part
+
+
+def _pack(parts: list[Tensor]) -> Tensor:
+    return parts[0].contiguous() if len(parts) == 1 else torch.cat([part.flatten() for part in parts])
+
+
+class _Inbox(NamedTuple):
+    peer: int
+    runs: tuple[Run, ...]
+    buffer: Tensor  # flat
+
+
+def _unpack(box: _Inbox, shape: list[int], dim: int) -> list[tuple[Run, Tensor]]:
+    found, at = [], 0
+    for run in box.runs:
+        sizes = [*shape]
+        sizes[dim] = run.rows
+        count = torch.Size(sizes).numel()
+        found.append((run, box.buffer[at : at + count].view(sizes)))
+        at += count
+    return found
+
+
+def _inboxes(
+    plan: tuple[tuple[int, tuple[Run, ...]], ...], like: Tensor, dim: int, mesh: Mesh, axis: int
+) -> list[_Inbox]:
+    slab = prod(n for i, n in enumerate(like.shape) if i != dim)
+    found = []
+    for place, runs in plan:
+        rows = sum(run.rows for run in runs)
+        buffer = torch.empty(rows * slab, dtype=like.dtype, device=like.device)
+        found.append(_Inbox(mesh.peer(axis, place), runs, buffer))
+    return found
+
+
+def _empty(shape: list[int], like: Tensor) -> Tensor:
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=memory_format(like))
+
+
+def memory_format(x: Tensor) -> torch.memory_format:
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
+        return torch.channels_last
+    if x.dim() == 5 and x.is_contiguous(memory_format=torch.channels_last_3d) and not x.is_contiguous():
+        return torch.channels_last_3d
+    return torch.contiguous_format
+
+
+def start(x: Tensor, fetch: Fetch, mesh: Mesh) -> Callable[[], list[tuple[Run, Tensor]]]:
+    """Sends what others want of `x`; the function returned waits and gives what came, with its place."""
+    dim, place = fetch.dim, mesh.coordinates[fetch.axis]
+    plan = traffic(fetch, place)
+    boxes = _inboxes(plan.receives, x, dim, mesh, fetch.axis)
+    sends = [
+        (mesh.peer(fetch.axis, other), _pack([_rows(x, dim, run, plan.base) for run in runs]))
+        for other, runs in plan.sends
+    ]
+    wait = mesh.wire.exchange(sends, [(box.peer, box.buffer) for box in boxes])
+    shape = list(x.shape)
+
+    def arrived() -> list[tuple[Run, Tensor]]:
+        wait()
+        del sends[:]
+        return [part for box in boxes for part in _unpack(box, shape, dim)]
+
+    return arrived
+
+
+def give_back(grad: Tensor, rows: int, fetch: Fetch, mesh: Mesh) -> Tensor:
+    """The gradient of the source: what the others made of its rows comes back and is added."""
+    dim, place = fetch.dim, mesh.coordinates[fetch.axis]
+    plan = traffic(fetch, place)
+    shape = list(grad.shape)
+    shape[dim] = rows
+    source = torch.zeros(shape, dtype=grad.dtype, device=grad.device).contiguous(
+        memory_format=memory_format(grad)
+    )
+    exchanged = not fetch.shared
+    boxes = _inboxes(plan.sends, grad, dim, mesh, fetch.axis) if exchanged else []
+    sends = [
+        (mesh.peer(fetch.axis, other), _pack([_placed(grad, dim, run) for run in runs]))
+        for other, runs in plan.receives
+        if exchanged
+    ]
+    wait = mesh.wire.exchange(sends, [(box.peer, box.buffer) for box in boxes])
+    for run in plan.kept:
+        _add_rows(source, dim, run, plan.base, _placed(grad, dim, run))
+    wait()
+    for box in boxes:
+        for run, part in _unpack(box, shape, dim):
+            _add_rows(source, dim, run, plan.base, part)
+    return source
+
+
+class _Context(FunctionCtx):
+    fetch: Fetch
+    mesh: Mesh
+    rows: int
+    axes: Collection[int]
+    keep: bool
+    saved_tensors: tuple[Tensor, ...]
+
+
+class _Fetch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, x: Tensor, fetch: Fetch, mesh: Mesh) -> Tensor:
+        ctx.fetch, ctx.mesh, ctx.rows = fetch, mesh, x.shape[fetch.dim]
+        arrived = start(x, fetch, mesh)
+        dim, place = fetch.dim, mesh.coordinates[fetch.axis]
+        shape = list(x.shape)
+        shape[dim] = fetch.sizes[place]
+        out = _empty(shape, x)
+        plan = traffic(fetch, place)
+        if sum(run.length for run in fetch.runs[place]) < fetch.sizes[place]:
+            out.fill_(fetch.fill)
+        for run in plan.kept:
+            out.narrow(dim, run.at, run.length).copy_(_rows(x, dim, run, plan.base))
+        for run, part in arrived():
+            out.narrow(dim, run.at, run.length).copy_(part)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Any, ...]:
+        return give_back(grad, ctx.rows, ctx.fetch, ctx.mesh), None, None
+
+
+def fetched(x: Tensor, fetch: Fetch, mesh: Mesh) -> Tensor:
+    result: Tensor = _Fetch.apply(x, fetch, mesh)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, x: Tensor, mesh: Mesh, axes: Collection[int]) -> Tensor:
+        ctx.mesh, ctx.axes = mesh, axes
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Any, ...]:
+        return ctx.mesh.reduce(grad, ctx.axes), None, None
+
+
+def enter(x: Tensor, mesh: Mesh, axes: Collection[int]) -> Tensor:
+    """A whole tensor used by an operation on shards: its gradient is the sum over the ranks of these axes."""
+    result: Tensor = _Enter.apply(x, mesh, axes)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, x: Tensor, keep: bool) -> Tensor:
+        ctx.keep = keep
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Any, ...]:
+        return grad if ctx.keep else torch.zeros_like(grad), None
+
+
+def once(x: Tensor, mesh: Mesh, axes: Collection[int]) -> Tensor:
+    """A parameter whose gradient is the same along some axes: only the first rank there counts it."""
+    first = all(place == 0 for axis, place in enumerate(mesh.coordinates) if axis not in axes)
+    result: Tensor = _Once.apply(x, first)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, x: Tensor, mesh: Mesh, axes: Collection[int]) -> Tensor:
+        return mesh.reduce(x, axes)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Any, ...]:
+        return grad, None, None
+
+
+def summed(x: Tensor, mesh: Mesh, axes: Collection[int]) -> Tensor:
+    """The sum over ranks, whole on each of them."""
+    result: Tensor = _Sum.apply(x, mesh, axes)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Stack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, x: Tensor, mesh: Mesh, axes: Collection[int]) -> Tensor:
+        ctx.rows = mesh.members(axes).index(mesh.wire.rank)
+        return mesh.stacked(x, axes)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Any, ...]:
+        return grad[ctx.rows], None, None
+
+
+def stacked(x: Tensor, mesh: Mesh, axes: Collection[int]) -> Tensor:
+    """One slice a rank, whole on each of them."""
+    result: Tensor = _Stack.apply(x, mesh, axes)  # type: ignore[no-untyped-call]
+    return result

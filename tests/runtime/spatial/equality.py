@@ -1,0 +1,146 @@
+"""A module on shards against itself in one process: output, input gradients, parameter gradients, buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from planner.capture import Captured, capture
+from planner.cut import cut
+from planner.halo import Layout, coordinates
+from runtime.spatial.mesh import Mesh, Wire
+from runtime.spatial.shard import Analysed, analyse, shard
+
+Batch = Callable[[int], tuple[object, object]]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A captured module with what one process makes of it."""
+
+    captured: Captured
+    tensors: Mapping[str, Tensor]
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+    gradients: Mapping[str, Tensor]  # of the outputs
+    input_gradients: Mapping[str, Tensor]
+    parameter_gradients: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What one rank makes."""
+
+    outputs: dict[str, Tensor]
+    input_gradients: dict[str, Tensor]
+    parameter_gradients: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+
+def reference(module: nn.Module, *shapes: Sequence[int], seed: int = 0) -> Reference:
+    """Everything before the loss is the stage under test; `shapes` are those of the inputs, batch included."""
+    torch.manual_seed(seed)
+    module = module.double()
+    examples = tuple(torch.randn(tuple(shape), dtype=torch.float64) for shape in shapes)
+
+    def batch(n: int) -> tuple[object, object]:
+        return tuple(torch.zeros(n, *x.shape[1:], dtype=x.dtype) for x in examples), torch.zeros(n)
+
+    captured = capture(module, batch, _loss)
+    tensors = {name: tensor.clone() for name, tensor in captured.initial(module).items()}
+    stage = cut(captured, [len(captured.graph.layers) - 1])[0]
+    values = captured.batch_values(examples, torch.zeros(len(examples[0])))
+    stage.materialise(tensors)
+    inputs = {name: values[name] for name in stage.inputs}
+    leaves = {name: x.clone().requires_grad_(x.is_floating_point()) for name, x in inputs.items()}
+    outputs = stage(leaves)
+    gradients = {name: torch.randn_like(x) for name, x in outputs.items() if x.requires_grad}
+    torch.autograd.backward([outputs[name] for name in gradients], list(gradients.values()))
+    return Reference(
+        captured,
+        tensors,
+        inputs,
+        {name: x.detach() for name, x in outputs.items()},
+        gradients,
+        {name: _grad(x) for name, x in leaves.items() if x.is_floating_point()},
+        {name: _grad(p) for name, p in stage.named_parameters() if p.requires_grad},
+        {name: b.clone() for name, b in stage.named_buffers()},
+    )
+
+
+def _loss(outputs: object, targets: Tensor) -> Tensor:
+    parts = outputs if isinstance(outputs, tuple | list) else (outputs,)
+    return sum(part.double().mean() for part in parts)  # type: ignore[no-any-return]
+
+
+def _grad(x: Tensor) -> Tensor:
+    return torch.zeros_like(x) if x.grad is None else x.grad.detach()
+
+
+def analysed(ref: Reference, grid: Sequence[int], layouts: Mapping[str, Layout] | None = None) -> Analysed:
+    return analyse(_stage(ref), grid, layouts=layouts)
+
+
+def _stage(ref: Reference):  # type: ignore[no-untyped-def]
+    return cut(ref.captured, [len(ref.captured.graph.layers) - 1])[0]
+
+
+def on_shards(ref: Reference, grid: tuple[int, ...], how: Analysed, wire: Wire) -> Made:
+    stage = _stage(ref)
+    stage.materialise(ref.tensors)
+    shard(stage, how, Mesh(grid, wire))
+    place = coordinates(wire.rank, grid)
+    parts = {name: part(x, how.inputs[name], place).clone() for name, x in ref.inputs.items()}
+    leaves = {name: x.requires_grad_(x.is_floating_point()) for name, x in parts.items()}
+    outputs = stage(leaves)
+    gradients = {name: part(g, how.outputs[name], place) for name, g in ref.gradients.items()}
+    torch.autograd.backward([outputs[name] for name in gradients], list(gradients.values()))
+    return Made(
+        {name: x.detach() for name, x in outputs.items()},
+        {name: _grad(x) for name, x in leaves.items() if x.is_floating_point()},
+        {name: _grad(p) for name, p in stage.named_parameters() if p.requires_grad},
+        {name: b.clone() for name, b in stage.named_buffers()},
+    )
+
+
+def part(x: Tensor, layout: Layout, place: Sequence[int]) -> Tensor:
+    for dim, (low, high) in enumerate(layout.region(place)):
+        if layout.cuts[dim] is not None:
+            x = x.narrow(dim, low, high - low)
+    return x
+
+
+def differences(ref: Reference, how: Analysed, made: Sequence[Made], grid: Sequence[int]) -> dict[str, float]:
+    """Largest relative difference of everything that must be equal."""
+    found: dict[str, float] = {}
+    for rank, mine in enumerate(made):
+        place = coordinates(rank, grid)
+        for name, x in mine.outputs.items():
+            _worse(found, f"output {name}", x, part(ref.outputs[name], how.outputs[name], place))
+        for name, x in mine.input_gradients.items():
+            _worse(found, f"gradient of {name}", x, part(ref.input_gradients[name], how.inputs[name], place))
+        for name, x in mine.buffers.items():
+            _worse(found, f"buffer {name}", x, ref.buffers[name])
+    for name, expected in ref.parameter_gradients.items():
+        shares = [mine.parameter_gradients[name] for mine in made]
+        if name in how.partial:
+            _worse(found, f"gradient of {name}", torch.stack(shares).sum(0), expected)
+        else:
+            for share in shares:
+                _worse(found, f"gradient of {name}", share, expected)
+    return found
+
+
+def _worse(found: dict[str, float], what: str, got: Tensor, expected: Tensor) -> None:
+    if got.shape != expected.shape:
+        found[what] = float("inf")
+        return
+    if not got.numel():
+        return
+    finite = expected.double().nan_to_num(nan=7.0, posinf=8.0, neginf=9.0)
+    difference = (got.double().nan_to_num(nan=7.0, posinf=8.0, neginf=9.0) - finite).abs().max()
+    found[what] = max(found.get(what, 0.0), float(difference / max(1.0, float(finite.abs().max()))))
