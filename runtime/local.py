@@ -34,7 +34,7 @@ from runtime.groups import alone
 from runtime.job import Job
 from runtime.paths import Paths
 from runtime.supervise import Outcome
-from runtime.train import NoPulse, Training, aliases, captured_for, mean_loss, workload_of
+from runtime.train import Model, NoPulse, Training, aliases, mean_loss
 
 START_DEADLINE_S = 60.0
 STEPS_A_DEADLINE = 50  # a rank that makes no progress for the time of so many simulated steps hangs
@@ -85,7 +85,7 @@ def launch(
     plan: Plan, folder: Path | str, *, steps: int, workload: Workload | None = None, **settings: object
 ) -> LocalRun:
     """`settings` are fields of Job. Its checks are made, and checkpoint 0 is written, before anything starts."""
-    paths = prepare(plan, Path(folder), job_of(plan, steps, settings), workload)
+    paths, _ = prepare(Model.of(plan, workload), Path(folder), job_of(plan, steps, settings))
     return start(paths, len(plan.places))
 
 
@@ -102,14 +102,12 @@ def launch_inline(
     plan: Plan, folder: Path | str, *, steps: int, workload: Workload | None = None, **settings: object
 ) -> Result:
     """The same training in one process: one stage, the micro-batches of all replicas one after another."""
-    workload = workload or workload_of(plan)
-    single = one_process(plan)
-    job = job_of(single, steps, settings)
-    paths = prepare(single, Path(folder), job, workload)
+    model = Model.of(one_process(plan), workload)
+    paths, job = prepare(model, Path(folder), job_of(plan, steps, settings))
     torch.set_num_threads(job.threads)
     begin = checkpoints.latest(paths.checkpoints)
     assert begin is not None
-    Training(single, workload, begin, alone(torch.device(job.device)), job, paths, NoPulse()).run()
+    Training(model, begin, alone(torch.device(job.device)), job, paths, NoPulse()).run()
     return result_of(paths, 1, Outcome("done"))
 
 
@@ -124,33 +122,31 @@ def job_of(plan: Plan, steps: int, settings: dict[str, object]) -> Job:
     return replace(Job(steps=steps, deadline_s=deadline), **settings)  # type: ignore[arg-type]
 
 
-def prepare(plan: Plan, folder: Path, job: Job, workload: Workload | None = None) -> Paths:
+def prepare(model: Model, folder: Path, job: Job) -> tuple[Paths, Job]:
     """The run folder with all that ranks read; on return nothing more can be wrong with the plan."""
-    workload = workload or workload_of(plan)
     paths = Paths(folder.resolve()).make()
+    check_supported(model.plan, model.captured.graph)
     checkpoints.remove_partial(paths.checkpoints)
-    captured = captured_for(plan, workload)
-    check_supported(plan, captured.graph)
-    paths.plan.write_text(plan_yaml.dump(plan))
+    paths.plan.write_text(plan_yaml.dump(model.plan))
     begin = checkpoints.latest(paths.checkpoints)
     if begin is None:
-        write_start(paths, captured, workload, job)
+        write_start(paths, model, job)
     else:
-        _check_resumed(begin, captured, job)
-    generation = _next_generation(paths)
-    replace(job, generation=generation).write(paths)
-    for old in (paths.outcome, *(paths.cause(rank) for rank in range(len(plan.places)))):
+        _check_resumed(begin, model.captured, job)
+    job = replace(job, generation=_next_generation(paths))
+    job.write(paths)
+    for old in (paths.outcome, *paths.causes()):
         old.unlink(missing_ok=True)
-    return paths
+    return paths, job
 
 
-def write_start(paths: Paths, captured: Captured, workload: Workload, job: Job) -> Checkpoint:
+def write_start(paths: Paths, model: Model, job: Job) -> Checkpoint:
     """Checkpoint 0 from build(), under the run's seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)
-        tensors = captured.initial(workload.build())
-    facts = Facts(step=0, sample=0, seed=job.seed, fingerprint=captured.graph.fingerprint)
-    return checkpoints.write_initial(paths.checkpoints, tensors, facts, aliases(captured))
+        tensors = model.captured.initial(model.workload.build())
+    facts = Facts(step=0, sample=0, seed=job.seed, fingerprint=model.captured.graph.fingerprint)
+    return checkpoints.write_initial(paths.checkpoints, tensors, facts, aliases(model.captured))
 
 
 def _check_resumed(begin: Checkpoint, captured: Captured, job: Job) -> None:

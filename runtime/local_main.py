@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from functools import partial
 from pathlib import Path
+
+import torch
 
 from planner import plan_yaml
 from runtime import job as jobs
 from runtime.paths import Paths
 from runtime.supervise import die_with_parent, supervise
-from runtime.train import train_rank
+from runtime.train import Model, train_rank
 
 
 def main(folder: str, parent: str) -> int:
     die_with_parent(int(parent))
     paths = Paths(Path(folder))
-    job = jobs.read(paths)
-    os.environ["OMP_NUM_THREADS"] = str(job.threads)
-    ranks = len(plan_yaml.load(paths.plan).places)
-    outcome = supervise(paths, ranks, job.deadline_s, partial(train_rank, paths.root))
+    job, plan = jobs.read(paths), plan_yaml.load(paths.plan)
+    torch.set_num_threads(1)  # a process that has run threads cannot be forked
+    model = Model.of(plan)
+    outcome = supervise(paths, len(plan.places), job.deadline_s, partial(train_rank, paths, job, model))
     return 0 if outcome.state == "done" else 1
 
 

@@ -55,6 +55,9 @@ class Paths:
         """Written by a rank that ends in an exception."""
         return self.root / "causes" / f"rank-{rank:05d}.json"
 
+    def causes(self) -> list[Path]:
+        return sorted((self.root / "causes").glob("*.json"))
+
     def rank_trace(self, rank: int) -> Path:
         return self.root / "traces" / f"rank-{rank:05d}.npz"
 

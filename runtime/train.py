@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 
-from planner import plan_yaml
 from planner import workload as workloads
 from planner.capture import Captured, capture
 from planner.model import Buffer, Parameter
@@ -17,7 +16,6 @@ from planner.plan import Plan
 from planner.workload import Workload
 from runtime import checkpoint as checkpoints
 from runtime import groups
-from runtime import job as jobs
 from runtime.assemble import Options, assemble
 from runtime.checkpoint import Checkpoint, Facts, Writer
 from runtime.data import Batches, Wanted
@@ -45,18 +43,11 @@ class Training:
     """Assembled from a checkpoint, it goes on from where that stands."""
 
     def __init__(
-        self,
-        plan: Plan,
-        workload: Workload,
-        start: Checkpoint,
-        world: World,
-        job: Job,
-        paths: Paths,
-        pulse: Pulse,
+        self, model: Model, start: Checkpoint, world: World, job: Job, paths: Paths, pulse: Pulse
     ) -> None:
-        self.plan, self.world, self.job, self._paths, self._pulse = plan, world, job, paths, pulse
-        captured = captured_for(plan, workload)
-        self.graph = captured.graph
+        plan, workload, captured = model.plan, model.workload, model.captured
+        self.plan, self.graph = plan, captured.graph
+        self.world, self.job, self._paths = world, job, paths
         self.rank: Rank = assemble(
             plan,
             captured,
@@ -134,9 +125,23 @@ class Training:
         self.rank.tracer.timeline().save(self._paths.rank_trace(self.world.rank))
 
 
-def captured_for(plan: Plan, workload: Workload) -> Captured:
-    captured = capture(workload)
-    return captured if captured.graph.symbolic_batch else capture(workload, micro=plan.batch.micro)
+@dataclass(frozen=True)
+class Model:
+    """A plan with the workload that it is for, captured: all that ranks of one host can share by being forked."""
+
+    plan: Plan
+    workload: Workload
+    captured: Captured
+
+    @classmethod
+    def of(cls, plan: Plan, workload: Workload | None = None) -> Model:
+        if workload is None:
+            settings = {name: str(value) for name, value in plan.model.arguments.items()}
+            workload = workloads.load(plan.model.workload, settings)
+        captured = capture(workload)
+        if not captured.graph.symbolic_batch:
+            captured = capture(workload, micro=plan.batch.micro)
+        return cls(plan, workload, captured)
 
 
 def names_held(plan: Plan, captured: Captured, rank: int) -> list[str]:
@@ -151,11 +156,6 @@ def aliases(captured: Captured) -> dict[str, str]:
     return {alias: row.name for row in captured.graph.parameters for alias in row.aliases}
 
 
-def workload_of(plan: Plan) -> Workload:
-    settings = {name: str(value) for name, value in plan.model.arguments.items()}
-    return workloads.load(plan.model.workload, settings)
-
-
 def mean_loss(losses: Losses) -> float:
     """Of a whole step, summed in the order of the micro-batches, so that it is the same under every plan."""
     rows = [losses[micro] for micro in sorted(losses)]
@@ -164,19 +164,17 @@ def mean_loss(losses: Losses) -> float:
     return total / sum(counts) if counts else total / len(rows)
 
 
-def train_rank(root: Path, rank: int) -> None:
-    """What each process of a run does, from its folder alone."""
-    paths = Paths(root)
-    job, plan = jobs.read(paths), plan_yaml.load(paths.plan)
+def train_rank(paths: Paths, job: Job, model: Model, rank: int) -> None:
+    """What each process of a run does."""
     torch.set_num_threads(job.threads)
-    size = len(plan.places)
-    device = torch.device("cuda", plan.places[rank].slot) if job.device == "cuda" else torch.device("cpu")
+    size, slot = len(model.plan.places), model.plan.places[rank].slot
+    device = torch.device("cuda", slot) if job.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     world = groups.join(paths.rendezvous(job.generation), rank, size, device)
     start = checkpoints.latest(paths.checkpoints)
     assert start is not None, "a run is launched with checkpoint 0"
     pulse = Heart(paths.heartbeat, rank, size) if paths.heartbeat.exists() else NoPulse()
-    Training(plan, workload_of(plan), start, world, job, paths, pulse).run()
+    Training(model, start, world, job, paths, pulse).run()
     world.barrier()
     world.close()
