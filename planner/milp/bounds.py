@@ -292,11 +292,20 @@ def every_cut(problem: Problem) -> Box:
 def whole(problem: Problem) -> Box | None:
     """Every cut whose stages fit where they are, each seen alone; None when there is none."""
     box = every_cut(problem)
-    return box.without([~_alone(problem, p, box) for p in range(problem.stages)])
+    if (most_bytes(problem) <= problem.available_bytes).all():
+        return box
+    return box.without([(shortage(problem, p, box) > 0) & box.alive[p] for p in range(problem.stages)])
 
 
-def _alone(problem: Problem, p: int, box: Box) -> BoolArray:
-    return (shortage(problem, p, box) <= 0) | ~box.alive[p]
+def most_bytes(problem: Problem) -> IntArray:
+    """[worker]: from above, every hosted stage as large as any stage can be, in each part."""
+    i, j = np.arange(problem.layers + 1)[:, None], np.arange(problem.layers + 1)[None, :]
+    tables = problem.tables
+    fixed = int(problem.fixed_bytes(i, j).max())
+    moving = np.array([tables.saved.max(), tables.held[-1], tables.entered.max(), tables.workspace.max()])
+    peaks = [int((rows.sum(1) @ moving).max()) for rows in problem.moments]
+    total: IntArray = np.array(peaks) + fixed * problem.hosted.sum(1)
+    return total
 
 
 def shortage(problem: Problem, p: int, box: Box) -> IntArray:
@@ -306,8 +315,8 @@ def shortage(problem: Problem, p: int, box: Box) -> IntArray:
     fixed, moving = problem.fixed_bytes(i, j), problem.moving_bytes(i, j)
     worst: IntArray = np.full(fixed.shape, -(1 << 62), np.int64)
     for worker in np.flatnonzero(problem.hosted[:, p]):
-        counts = np.unique(problem.moments[worker][:, p], axis=0)
-        peak = np.maximum.reduce([moving @ row for row in counts])
+        counts = set(map(tuple, problem.moments[worker][:, p].tolist()))
+        peak = np.maximum.reduce([moving @ np.array(row) for row in counts])
         need = fixed * problem.hosted[worker, p] + peak
         worst = np.maximum(worst, need - problem.available_bytes[worker])
     return worst

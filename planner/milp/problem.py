@@ -14,15 +14,54 @@ import numpy as np
 
 from planner.cluster import Cluster
 from planner.cost import BoolArray, IntArray, Tables
-from planner.memory import memory_rows
+from planner.memory import live_counts
 from planner.milp.mesh import FloatArray, Mesh, Sum, mesh, sums
-from planner.milp.shapes import Shape
+from planner.milp.shapes import Shape, Update
 from planner.plan import Hop
-from planner.schedule.action import Kind, Schedule
+from planner.schedule.action import Action, Kind, Schedule
 from planner.simulate import Bound, Compiled, compile, critical_path, makespans, period
 
 KINDS = tuple(Kind)
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """A frozen schedule with what follows from it alone, worked out once for every shape that has it."""
+
+    schedule: Schedule
+    _compiled: dict[tuple[bytes, Update], Compiled] = field(default_factory=dict)
+
+    @cached_property
+    def moments(self) -> tuple[IntArray, ...]:
+        """A worker: what is alive at the moments that can be its peak, [moment, stage, part]."""
+        return tuple(_moments(order, self.schedule.stages) for order in self.schedule.orders)
+
+    def compiled(self, pattern: BoolArray, update: Update) -> Compiled:
+        """With the messages of this pattern, [act or grad, sender, receiver] laid flat."""
+        key = (np.packbits(pattern).tobytes(), update)
+        if key not in self._compiled:
+            self._compiled[key] = compile(self.schedule, self._routes(pattern), update=update)
+        return self._compiled[key]
+
+    def _routes(self, pattern: BoolArray) -> list[Hop]:
+        depth = self.schedule.stages
+        return [
+            Hop(direction="grad" if way else "act", sender=a, receiver=b, values=(), bytes=0, ns=0)
+            for way, a, b in np.argwhere(pattern.reshape(2, depth, depth)).tolist()
+        ]
+
+
+def _moments(order: Sequence[Action], stages: int) -> IntArray:
+    """While an action runs, without the moments that another covers in every part."""
+    flat = np.unique(live_counts(order, stages)[:, 0].reshape(len(order), -1), axis=0)
+    flat = flat[flat.sum(1).argsort()[::-1]]
+    kept = flat[:0]
+    for row in flat:  # a moment is covered only by one of a larger sum
+        if not (kept >= row).all(1).any():
+            kept = np.vstack([kept, row])
+    moments: IntArray = kept.reshape(-1, stages, 4)
+    return moments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +86,7 @@ class Durations:
 class Problem:
     shape: Shape
     tables: Tables
-    schedule: Schedule
+    order: Order
     mesh: Mesh
     prefix_ns: IntArray  # [compute kind, stage, layers + 1]
     sums: tuple[Sum, ...]  # a stage
@@ -55,7 +94,14 @@ class Problem:
     latency_ns: FloatArray  # [stage, stage]
     byte_ns: FloatArray
     slowness: tuple[float, ...]  # a stage
-    _compiled: dict[bytes, Compiled] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.order.schedule
+
+    @property
+    def moments(self) -> tuple[IntArray, ...]:
+        return self.order.moments
 
     @property
     def stages(self) -> int:
@@ -68,11 +114,6 @@ class Problem:
     @property
     def holders(self) -> int:
         return self.shape.data * self.schedule.pipes
-
-    @cached_property
-    def moments(self) -> tuple[IntArray, ...]:
-        """A worker: what is alive at the moments that can be its peak, [moment, stage, part]."""
-        return memory_rows(self.schedule)
 
     @cached_property
     def hosted(self) -> IntArray:
@@ -190,24 +231,7 @@ class Problem:
         return np.concatenate([kinds, hops], 1)
 
     def _compile(self, pattern: BoolArray) -> Compiled:
-        key = np.packbits(pattern).tobytes()
-        if key not in self._compiled:
-            self._compiled[key] = compile(self.schedule, self.routes(pattern), update=self.shape.update)
-        return self._compiled[key]
-
-    def routes(self, pattern: BoolArray) -> list[Hop]:
-        found = np.argwhere(pattern.reshape(2, self.stages, self.stages))
-        return [
-            Hop(
-                direction="grad" if way else "act",
-                sender=int(sender),
-                receiver=int(receiver),
-                values=(),
-                bytes=0,
-                ns=0,
-            )
-            for way, sender, receiver in found
-        ]
+        return self.order.compiled(pattern, self.shape.update)
 
 
 def hop_bytes(tables: Tables, cuts: IntArray) -> IntArray:
@@ -235,9 +259,9 @@ def stage_of(cuts: IntArray, layers: int) -> IntArray:
     return opens.cumsum(1)[:, :layers]
 
 
-def problem(cluster: Cluster, shape: Shape, tables: Tables, schedule: Schedule, device: str) -> Problem:
+def problem(cluster: Cluster, shape: Shape, tables: Tables, order: Order, device: str) -> Problem:
     machine = mesh(cluster, shape, device)
-    place = np.array(schedule.place)
+    place = np.array(order.schedule.place)
     slowness = tuple(max(machine.slowness[w] for w in place[:, s]) for s in range(shape.stages))
     latency = np.maximum.reduce([machine.latency_ns[np.ix_(pipe, pipe)] for pipe in place])
     byte = np.maximum.reduce([machine.byte_ns[np.ix_(pipe, pipe)] for pipe in place])
@@ -246,7 +270,7 @@ def problem(cluster: Cluster, shape: Shape, tables: Tables, schedule: Schedule, 
     return Problem(
         shape=shape,
         tables=tables,
-        schedule=schedule,
+        order=order,
         mesh=machine,
         prefix_ns=_prefixes(tables, slowness),
         sums=tuple(sums(cluster, groups)),

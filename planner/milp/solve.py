@@ -17,7 +17,7 @@ from planner.cluster import Cluster
 from planner.errors import BadInput, Infeasible
 from planner.milp import explain, infeasible
 from planner.milp.assemble import plan_of
-from planner.milp.bounds import Box, every_cut, memory_weights
+from planner.milp.bounds import Box, every_cut, memory_weights, most_bytes
 from planner.milp.problem import Problem
 from planner.milp.search import NEVER, Answer, balanced, descend, kicked
 from planner.milp.shapes import Pins, Shape, pins, shapes
@@ -67,7 +67,7 @@ class Search:
         return NEVER if self.best is None or self.best.answer is None else self.best.answer.ns
 
     def look(self, shape: Shape) -> Tried | None:
-        """The shape with a first answer; None where its family cannot be had."""
+        """The problem that a shape poses; None where its family cannot be had."""
         if shape in self.tried:
             return self.tried[shape]
         posed = self.space.problem(shape)
@@ -75,40 +75,39 @@ class Search:
             return None
         found = Tried(shape=shape, problem=posed, root=self.space.box(posed))
         self.tried[shape] = found
-        if found.root is not None:
-            self._answer(found, descend(posed, found.root, balanced(posed, found.root)))
         return found
 
-    def _answer(self, tried: Tried, answer: Answer | None) -> None:
-        if answer is None:
-            return
-        if answer.better(tried.answer):
+    def answer(self, tried: Tried) -> None:
+        """A first answer, by descent from the most even cut."""
+        if tried.root is not None:
+            start = balanced(tried.problem, tried.root)
+            self._take(tried, descend(tried.problem, tried.root, start))
+
+    def _take(self, tried: Tried, answer: Answer | None) -> None:
+        if answer is not None and answer.better(tried.answer):
             tried.answer = answer
-        if answer.ns < self.limit:
-            self.best = tried
+            if answer.ns < self.limit:
+                self.best = tried
 
     def close(self, tried: Tried) -> None:
         """Proves that the shape holds nothing better than the best answer, or finds it."""
         if tried.root is None:
             tried.closed, tried.bound_ns = True, NEVER
             return
-        if tried.answer is not None and tried.answer.ns <= self.limit * 1.02:
-            self._answer(tried, kicked(tried.problem, tried.root, tried.answer, self.effort.kicks))
         tree = Tree(tried.problem, tried.root, tried.answer, self.limit)
-        tree.seed(_seeds(tried))
-        proof = tree.prove(max(20, self.effort.nodes // tried.shape.stages))
-        self._answer(tried, proof.answer)
+        tree.seed([balanced(tried.problem, tried.root)])
+        proof = tree.prove(1)
+        if not proof.closed:
+            self._take(tried, proof.answer)
+            self.answer(tried)
+            if tried.answer is not None:
+                self._take(tried, kicked(tried.problem, tried.root, tried.answer, self.effort.kicks))
+                tree.improve(tried.answer)
+            proof = tree.prove(max(20, self.effort.nodes // tried.shape.stages))
+        self._take(tried, proof.answer)
         tried.closed, tried.bound_ns = proof.closed, proof.bound_ns
         if not proof.closed:
             self.open.append(tried)
-
-
-def _seeds(tried: Tried) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    assert tried.root is not None
-    cuts = [balanced(tried.problem, tried.root)]
-    if tried.answer is not None:
-        cuts.append(tried.answer.cut)
-    return np.unique(np.array(cuts), axis=0)
 
 
 def solve(
@@ -146,8 +145,10 @@ def _fits(space: Space) -> str | None:
         queue = [shape, *_thriftier(space.pins, shape)]
         for each in queue:
             tried = found.look(each)
-            if tried is not None and tried.answer is not None:
-                return str(each)
+            if tried is not None:
+                found.answer(tried)
+                if tried.answer is not None:
+                    return str(each)
     return None
 
 
@@ -199,7 +200,9 @@ def _first_answers(found: Search, ranked: list[tuple[float, Shape]]) -> None:
     for _, shape in ranked:
         firsts.setdefault(shape.family, shape)
     for shape in dict.fromkeys([*firsts.values(), *(shape for _, shape in ranked[:_FIRST])]):
-        found.look(shape)
+        tried = found.look(shape)
+        if tried is not None:
+            found.answer(tried)
 
 
 def _tight(tried: Tried) -> bool:
@@ -212,6 +215,8 @@ def _tight(tried: Tried) -> bool:
         return True
     if any((a != b).any() for a, b in zip(free.alive, box.alive, strict=True)):
         return True
+    if (most_bytes(posed) <= posed.available_bytes).all():
+        return False
     rows = memory_weights(posed)
     return any(
         -box.least(rows.part(slice(m, m + 1)).mixed(np.array([-1.0])))[0] > 0 for m in range(len(rows))

@@ -10,7 +10,7 @@ from planner.cluster import Cluster
 from planner.cost import Tables, price
 from planner.errors import BadInput
 from planner.milp.bounds import Box, whole
-from planner.milp.problem import Problem, problem
+from planner.milp.problem import Order, Problem, problem
 from planner.milp.shapes import Pins, Shape
 from planner.profile import CostKey, Profile
 from planner.schedule.action import Kind, Schedule
@@ -29,7 +29,7 @@ class Space:
     execution: str
     pins: Pins
     _tables: dict[int, Tables] = field(default_factory=dict)
-    _orders: dict[tuple[object, ...], Schedule | None] = field(default_factory=dict)
+    _orders: dict[tuple[object, ...], Order | None] = field(default_factory=dict)
 
     @property
     def layers(self) -> int:
@@ -51,19 +51,19 @@ class Space:
         graph = self.profile.graph
         return found if graph.symbolic_batch else [m for m in found if m == graph.captured_micro]
 
-    def schedule(self, shape: Shape) -> Schedule | None:
+    def order(self, shape: Shape) -> Order | None:
         """The order of a shape; None where its family cannot be had at these numbers."""
-        key = (shape.family, shape.workers, shape.micros, shape.pairs, shape.chunks)
+        key = (shape.family, shape.workers, shape.micros, shape.pairs, shape.chunks, shape.recompute)
         if key not in self._orders:
-            self._orders[key] = _generate(shape)
-        found = self._orders[key]
-        if found is None or not shape.recompute:
-            return found
-        return with_recompute(found, range(found.stages))
+            found = _generate(shape)
+            if found is not None and shape.recompute:
+                found = with_recompute(found, range(found.stages))
+            self._orders[key] = None if found is None else Order(found)
+        return self._orders[key]
 
     def problem(self, shape: Shape) -> Problem | None:
-        order = self.schedule(shape)
-        if order is None or order.stages > self.layers:
+        order = self.order(shape)
+        if order is None or order.schedule.stages > self.layers:
             return None
         return problem(self.cluster, shape, self.tables(shape.micro), order, self.profile.device)
 

@@ -8,6 +8,7 @@ bound that is reported.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,26 +37,33 @@ class Tree:
         self.answer = answer
         self.limit = limit if answer is None else min(limit, answer.ns)
         self.pool = Pool(problem=problem, memory=memory_weights(problem))
-        self.nodes = 0
+        self.nodes = self._number = 0
+        self._open: list[tuple[float, int, Box]] = [(0.0, 0, root)]
 
-    def seed(self, cuts: IntArray) -> None:
+    def seed(self, cuts: Sequence[IntArray]) -> None:
         """The critical paths of some cuts: the first rows."""
         for cut in cuts:
             self._learn(cut)
 
+    def improve(self, answer: Answer) -> None:
+        """A better answer that was found elsewhere."""
+        if answer.ns < self.limit:
+            self.answer, self.limit = answer, answer.ns
+            self._learn(answer.cut)
+
     def prove(self, budget: int) -> Proof:
-        boxes: list[tuple[float, int, Box]] = [(0.0, 0, self.root)]
-        number = 0
-        while boxes and self.nodes < budget:
-            bound, _, box = heapq.heappop(boxes)
+        """Goes on until nothing is open, or for this many boxes more."""
+        stop = self.nodes + budget
+        while self._open and self.nodes < stop:
+            bound, _, box = heapq.heappop(self._open)
             if self._refuted(bound):
-                boxes = []
+                self._open = []
                 break
             self.nodes += 1
             for value, child in self._expand(box, bound):
-                number += 1
-                heapq.heappush(boxes, (value, number, child))
-        left = min((entry[0] for entry in boxes), default=float(self.limit))
+                self._number += 1
+                heapq.heappush(self._open, (value, self._number, child))
+        left = min((entry[0] for entry in self._open), default=float(self.limit))
         bound_ns = self.limit if self._refuted(left) else int(np.ceil(left - ROUNDING))
         return Proof(answer=self.answer, bound_ns=bound_ns, nodes=self.nodes, closed=bound_ns == self.limit)
 
