@@ -18,12 +18,13 @@ from planner.plan import Plan
 
 if TYPE_CHECKING:
     import typer
-    from planner.measure import BackwardSplit
 
     from planner.capture import Captured
+    from planner.measure_passes import BackwardSplit
     from planner.profile import Profile
     from planner.timeline import Timeline
     from planner.workload import Workload
+    from runtime.local import LocalRun
 
 __all__ = [
     "BadInput",
@@ -33,6 +34,7 @@ __all__ = [
     "Plan",
     "ShardwrightError",
     "capture",
+    "launch",
     "load_plan",
     "load_profile",
     "plan",
@@ -43,11 +45,11 @@ __all__ = [
 ]
 
 
-def capture(workload: str | Path, *, micro: int = 2, **arguments: str | int | float | bool) -> Captured:
+def capture(workload: str | Path, *, micro: int = 1, **arguments: str | int | float | bool) -> Captured:
     """The model of a workload as a graph of layers, and the graph that the runtime executes."""
-    from planner.capture import capture_workload
+    from planner.capture import capture as captured
 
-    return capture_workload(_load(workload, arguments), micro=micro)
+    return captured(_load(workload, arguments), micro=micro)
 
 
 def profile(
@@ -99,6 +101,13 @@ def verify(chosen: Plan, *, costs: Profile | None = None, cluster: Cluster | Non
     return [str(found) for found in violations(chosen, profile=costs, cluster=cluster)]
 
 
+def launch(chosen: Plan, folder: str | Path, *, steps: int, seed: int = 0) -> LocalRun:
+    """Trains by a plan in processes of this machine; returns at once, `.wait()` gives losses and the Timeline."""
+    from runtime import local
+
+    return local.launch(chosen, folder, steps=steps, seed=seed)
+
+
 def load_plan(path: str | Path) -> Plan:
     from planner import plan_yaml
 
@@ -127,16 +136,22 @@ def _load(workload: str | Path, arguments: Mapping[str, str | int | float | bool
     return load(str(workload), {name: str(value) for name, value in arguments.items()})
 
 
-def _backward_split() -> BackwardSplit:
-    from runtime.split import Split
+def _backward_split() -> BackwardSplit | None:
+    return None
 
-    return Split()
+
+def _show_run(folder: Path) -> tuple[dict[str, object], str]:
+    from runtime import report_run
+
+    found = report_run.comparison(folder)
+    return report_run.as_dict(found), report_run.text(found)
 
 
 def _app() -> typer.Typer:
     import typer
 
-    from planner import cli
+    from planner import cli as deciding
+    from runtime import cli as running
 
     app = typer.Typer(
         name="shardwright",
@@ -145,7 +160,8 @@ def _app() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    cli.register(app, cli.Tools(backward_split=_backward_split))
+    deciding.register(app, deciding.Tools(backward_split=_backward_split, show_run=_show_run))
+    running.register(app)
     return app
 
 

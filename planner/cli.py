@@ -13,7 +13,7 @@ from planner import console
 from planner.errors import BadInput, BadPlan
 
 if TYPE_CHECKING:
-    from planner.measure import BackwardSplit
+    from planner.measure_passes import BackwardSplit
     from planner.profile import Profile
 
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class Tools:
     """What the planner needs of the runtime, handed in by the facade and fetched only when used."""
 
-    backward_split: Callable[[], BackwardSplit]
+    backward_split: Callable[[], BackwardSplit | None]
+    show_run: Callable[[Path], tuple[dict[str, object], str]]
 
 
 Set = Annotated[
@@ -41,7 +42,7 @@ def register(app: typer.Typer, tools: Tools) -> None:
         epilog="Example: shardwright plan gpt2 --cluster plans/clusters/one-node.yaml --batch 64 -o gpt2-plan.yaml",
     )(_plan_command(tools))
     app.command("verify", epilog="Example: shardwright verify plan.yaml --profile gpt2.yaml")(verify)
-    app.command("show", epilog="Example: shardwright show plan.yaml")(show)
+    app.command("show", epilog="Example: shardwright show plan.yaml")(_show_command(tools))
     app.command("simulate", epilog="Example: shardwright simulate plan.yaml --svg timeline.svg")(simulate)
 
 
@@ -151,9 +152,7 @@ def _plan_command(tools: Tools) -> Callable[..., None]:
         path = output or Path(f"{Path(costs.workload).stem}-plan.yaml")
         console.refuse_overwrite(path, force)
         families = schedule.split(",") if schedule else None
-        found = solve.solve(
-            costs, machines, batch=batch, fix=parse_settings(fix or [], "--fix"), schedules=families
-        )
+        found = solve.solve(costs, machines, batch=batch, fix=parse_settings(fix or []), schedules=families)
         console.write_whole(path, plan_yaml.dump(found))
         data = {
             "plan": str(path),
@@ -191,31 +190,37 @@ def verify(
     console.Output(as_json=as_json).result({"plan": str(plan), "violations": []}, lambda: f"{plan} holds")
 
 
-def show(
-    file: Annotated[Path, typer.Argument(help="a plan, profile or cluster", metavar="PLAN|PROFILE|CLUSTER")],
-    as_json: Json = False,
-) -> None:
-    """Say in a few lines what a file holds."""
+def _show_command(tools: Tools) -> Callable[..., None]:
+    def show(
+        file: Annotated[
+            Path, typer.Argument(help="a plan, profile, cluster or run", metavar="PLAN|PROFILE|CLUSTER|RUN")
+        ],
+        as_json: Json = False,
+    ) -> None:
+        """Say in a few lines what a file holds, or how a run went."""
+        data, text = tools.show_run(file) if file.is_dir() else _contents(file)
+        console.Output(as_json=as_json).result(data, lambda: text)
+
+    return show
+
+
+def _contents(file: Path) -> tuple[dict[str, object], str]:
     from planner import cluster as clusters
     from planner import plan_yaml, profile_yaml, summary, yaml_files
 
-    out = console.Output(as_json=as_json)
     keys = set(yaml_files.parse(yaml_files.read_text(file), name=str(file)))
     if "schedule" in keys:
         plan = plan_yaml.load(file)
-        out.result(plan.model_dump(mode="json"), lambda: summary.of_plan(plan))
-    elif "links" in keys:
+        return plan.model_dump(mode="json"), summary.of_plan(plan)
+    if "links" in keys:
         cluster = clusters.load(file)
-        out.result(cluster.model_dump(mode="json"), lambda: summary.of_cluster(cluster))
-    elif "costs" in keys:
+        return cluster.model_dump(mode="json"), summary.of_cluster(cluster)
+    if "costs" in keys:
         profile = profile_yaml.load(file)
-        out.result(
-            {"workload": profile.workload, "device": profile.device}, lambda: summary.of_profile(profile)
-        )
-    else:
-        raise BadInput(
-            "is no plan, profile or cluster", where=str(file), allowed="a file with schedule, costs or links"
-        )
+        return {"workload": profile.workload, "device": profile.device}, summary.of_profile(profile)
+    raise BadInput(
+        "is no plan, profile or cluster", where=str(file), allowed="a file with schedule, costs or links"
+    )
 
 
 def simulate(
