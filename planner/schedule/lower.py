@@ -5,14 +5,14 @@ with ties by the action's place in the dependence order: whatever is caused by a
 
 `channel`: receives are posted in the sender's order on each (source, target, pipe, direction). For transports
 whose channels are independent of each other (gloo).
-`global`: every worker issues all of its sends and receives in the one total order, and no receive after an action
-that ends later than its sender. For transports that execute what a worker issues in order, whoever the peer is, and
-that let a receive wait for the actions issued before it (NCCL under torch).
+`global`: every worker issues all of its sends and receives in the one total order. For transports that execute what
+a worker issues in order, whoever the peer is (NCCL). It is free of deadlock even where a receive also waits for the
+actions issued before it: whatever such an action waits for came in a message that is later in the order than this
+receive, and would have been posted after it.
 """
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -26,22 +26,17 @@ Layout = Literal["channel", "global"]
 LOOKAHEAD = 4  # actions between posting a receive and needing it; measured: more gains nothing
 
 
-Key = tuple[int, int]  # simulated end of an action, and its place in the dependence order
-
-
 def global_order(compiled: Compiled, durations: Sequence[int] | IntArray) -> tuple[Message, ...]:
     """All messages by the simulated end of the action that sends them, ties by dependence order."""
-    return tuple(message for _, message in _ranked(compiled, node_ends(compiled, durations)))
+    ends, node_of = node_ends(compiled, durations), compiled.graph.node_of
 
-
-def _ranked(compiled: Compiled, ends: IntArray) -> list[tuple[Key, Message]]:
-    node_of, pairs = compiled.graph.node_of, []
-    for message in compiled.graph.messages:
+    def key(message: Message) -> tuple[int, int, int]:
         kinds = (Kind.F,) if message.direction == "act" else (Kind.B, Kind.I)
         actions = (Action(kind, message.sender, message.micro, message.pipe) for kind in kinds)
         node = next(node_of[action] for action in actions if action in node_of)
-        pairs.append(((int(ends[node]), node), message))
-    return sorted(pairs, key=lambda pair: (pair[0], pair[1].receiver))
+        return int(ends[node]), node, message.receiver
+
+    return tuple(sorted(compiled.graph.messages, key=key))
 
 
 class _Call(NamedTuple):
@@ -62,20 +57,15 @@ def lower(
     lookahead: int = LOOKAHEAD,
 ) -> Program:
     """The same program on every rank that calls it, from the plan's integers alone."""
-    compiled = compile(schedule, hops, update="rolling")
-    ends = node_ends(compiled, duration_vector(times, hops))
-    done = [list(zip(ends[n].tolist(), n.tolist(), strict=True)) for n in compiled.graph.actions]
+    ranking = global_order(compile(schedule, hops, update="rolling"), duration_vector(times, hops))
     position = _positions(schedule)
     calls: list[list[_Call]] = [[] for _ in range(schedule.workers)]
-    for key, message in _ranked(compiled, ends):
+    for message in ranking:
         sent, needed = position[_ready(message, "out")], position[_ready(message, "in")]
         places = schedule.place[message.pipe]
         source, target = places[message.sender], places[message.receiver]
-        slot = max(0, needed - lookahead)
-        if layout == "global":
-            slot = min(slot, bisect(done[target], key))
         calls[source].append(_Call(message, False, sent + 1, sent + 1))
-        calls[target].append(_Call(message, True, slot, needed))
+        calls[target].append(_Call(message, True, max(0, needed - lookahead), needed))
     merge = _in_one_order if layout == "global" else _in_channel_order
     ranks = (
         _instructions(order, merge(own, schedule)) for order, own in zip(schedule.orders, calls, strict=True)

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.period import _improve
 from planner.schedule.action import Kind
 from planner.schedule.families import generate
 from planner.schedule.graph import IntArray
 from planner.simulate import (
+    Bound,
     Compiled,
     compile,
     duration_vector,
@@ -69,11 +71,26 @@ def test_the_row_of_a_cycle_holds_for_other_costs(case: Case, seed: int) -> None
 
 
 @few
+@given(case=cases())
+def test_from_any_bound_below_the_way_leads_up_to_the_period(case: Case) -> None:
+    compiled = case.compiled(update="rolling")
+    bound: Bound | None = Bound(counts=np.zeros(compiled.size, np.int64), ns=0)
+    while bound is not None:
+        best, bound = bound, _improve(compiled, case.vector, bound)
+        assert bound is None or bound.period > best.period
+    assert best.period == period(compiled, case.vector).period
+
+
+@few
 @given(case=cases(), seed=st.integers(0, 999), update=st.sampled_from(["rolling", "barrier"]))
 def test_many_at_once_are_what_they_are_one_at_a_time(case: Case, seed: int, update: str) -> None:
     compiled, draw = case.compiled(update=update), Random(seed)
     table = np.array([[draw.randint(0, 99) for _ in range(compiled.size)] for _ in range(9)])
-    assert periods(compiled, table).tolist() == [period(compiled, row).period_ns for row in table]
+    single = [period(compiled, row).period_ns for row in table]
+    assert periods(compiled, table).tolist() == single
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("planner.period._STRIDES", 1)  # most rows have not settled by then
+        assert periods(compiled, table).tolist() == single
 
 
 @few

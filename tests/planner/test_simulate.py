@@ -220,6 +220,14 @@ def test_a_circle_of_waiting_is_drawn_with_its_culprits() -> None:
     assert "worker 1: [1F1] 1B1 1F0 1B0 1SYNC 1STEP  <-- here: waits for message act0>1.1" in text
 
 
+@pytest.mark.parametrize("order", ["0B0 0F0", "0F0 0W0 0I0", "0R0 0F0 0B0", "0F0 0B0 0R0", "1F0 0F0 1B0 0B0"])
+def test_an_order_against_the_dependences_of_its_own_worker_is_refused(order: str) -> None:
+    schedule = from_text(order, place=((0, 0),), pipe_of=(0,))
+    hops = neighbour_hops(2) if "1F0" in order else ()
+    with pytest.raises(BadInput, match="can ever start"):
+        compile(schedule, hops)
+
+
 def test_an_action_nobody_receives_is_drawn() -> None:
     schedule = from_text("0F0 0F1 0B0 0B1\n1F0 1B0 1B1", place=((0, 1),), pipe_of=(0, 0))
     with pytest.raises(BadInput, match=r"0F1 has no receiver: no F of stage 1 for micro-batch 1") as error:

@@ -168,8 +168,8 @@ def test_the_layouts_of_others_deadlock_where_ours_do_not(family: str) -> None:
     assert free["pair, at use"] == (9 if family != "chimera" else 0)
 
 
-def test_a_receive_issued_behind_later_work_deadlocks_when_receives_wait_for_work() -> None:
-    """Why the global layout posts a receive no later than its message is sent: found by shuffling posts back."""
+def test_receives_posted_where_they_are_needed_deadlock_on_one_stream() -> None:
+    """So the one order is not a matter of taste."""
     schedule = generate("chimera", workers=4, micros=4)
     program = lower(schedule, neighbour_hops(4), stage_times(4), layout="global")
     late = Program(ranks=tuple(_posts_at_their_waits(rank) for rank in program.ranks))
