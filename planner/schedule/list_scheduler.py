@@ -20,6 +20,7 @@ from planner.schedule.action import Action
 from planner.schedule.costs import Costs, PerNode
 from planner.schedule.list_job import Job
 from planner.schedule.list_run import Run
+from planner.schedule.replay import span_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +33,14 @@ def listed(job: Job) -> Listing:
     """The order of a job; BadInput with the grid drawn where a single micro-batch does not fit its caps."""
     _check(job)
     run = Run(job, whole_way=False)
-    if not run.finished() and job.sequence is None:
+    if run.finished():
+        return Listing(orders=run.actions(), span=max(run.free))
+    if job.sequence is None:
         run = Run(job, whole_way=True)
     if not run.finished():
         raise run.stuck()
-    return Listing(orders=run.actions(), span=max(run.free))
+    orders = run.actions()  # some waited on entry for room elsewhere, which the frozen order need not
+    return Listing(orders=orders, span=span_of(job.place, orders, job.costs))
 
 
 def best_listed(jobs: Iterable[Job]) -> Listing:

@@ -14,8 +14,8 @@ from planner.schedule.assemble import with_recompute, with_updates
 from planner.schedule.costs import Costs, Limits, PerNode, PerStage
 from planner.schedule.list_job import Job, Policy
 from planner.schedule.list_scheduler import listed
+from planner.schedule.replay import span
 
-COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
 POLICIES = (
     Policy(tie="deep"),
     Policy(tie="micro"),
@@ -153,48 +153,3 @@ def _most(schedule: Schedule, ends: tuple[Kind, ...]) -> PerNode:
             elif action.kind in ends:
                 now[action.pipe][action.stage] -= 1
     return tuple(map(tuple, most))
-
-
-def span(schedule: Schedule, costs: Costs) -> int:
-    """When the last action ends, without queues on links; BadInput where the orders wait for each other."""
-    orders = [[a for a in order if a.kind in COMPUTE] for order in schedule.orders]
-    rows = {kind: costs.of(kind) for kind in COMPUTE}
-    ends: dict[tuple[bool, int, int], int] = {}  # forward?, stage, micro-batch
-    free, at = [0] * len(orders), [0] * len(orders)
-    waiting: dict[tuple[bool, int, int], int] = {}
-    awake = list(range(len(orders)))
-    while awake:
-        worker = awake.pop()
-        order, position, now = orders[worker], at[worker], free[worker]
-        while position < len(order):
-            kind, stage, micro, pipe = order[position]
-            needs = _needs(kind, stage, micro, schedule.stages)
-            if needs is not None:
-                end = ends.get(needs)
-                if end is None:
-                    waiting[needs] = worker
-                    break
-                if schedule.place[pipe][needs[1]] != worker:
-                    end += costs.hops.get((needs[1], stage), 0)
-                now = max(now, end)
-            now += rows[kind][stage]
-            position += 1
-            if kind in (Kind.F, Kind.B, Kind.I):
-                made = (kind is Kind.F, stage, micro)
-                ends[made] = now
-                if made in waiting:
-                    awake.append(waiting.pop(made))
-        at[worker], free[worker] = position, now
-    if any(position < len(order) for position, order in zip(at, orders, strict=True)):
-        raise BadInput(
-            "the orders wait for each other", where=schedule.family, allowed="an order that can run"
-        )
-    return max(free)
-
-
-def _needs(kind: Kind, stage: int, micro: int, stages: int) -> tuple[bool, int, int] | None:
-    if kind is Kind.F:
-        return (True, stage - 1, micro) if stage else None
-    if kind in (Kind.B, Kind.I):
-        return (False, stage + 1, micro) if stage < stages - 1 else (True, stage, micro)
-    return None  # W and R follow on their own worker
