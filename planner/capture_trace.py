@@ -10,6 +10,7 @@ import contextlib
 import io
 import logging
 import operator
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -384,13 +385,17 @@ def refused(failure: Exception, where: str) -> BadInput:
         return error
     text = str(error)
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    words = ("data-dependent", "data dependent", "GuardOnDataDependent", "Could not guard", "unbacked", "u0")
-    dependent = any(word in text or word in type(error).__name__ for word in words)
-    place = where_raised(error, where)
-    if dependent:
+    place, code = where_raised(error, where), ""
+    call = re.search(
+        r'The following call raised this error:\s+File "(.+?)", line (\d+), in .*\n\s*(.*)', text
+    )
+    if call is not None:
+        place, code = f"{call[1]}:{call[2]}", f" in `{call[3].strip()}`"
+    words = ("data-dependent", "data dependent", "DataDependent", "Could not guard", "unbacked")
+    if any(word in text or word in type(error).__name__ for word in words):
         return BadInput(
-            f"control flow depends on the values of tensors, which no plan can follow: {first:.200}",
+            f"what runs depends on the values of tensors{code}, which no plan can follow: {first:.160}",
             where=place,
-            allowed="branches on shapes and settings only; or an nn.Sequential of parts without such branches",
+            allowed="branches and shapes that only settings and the shapes of the inputs decide",
         )
     return BadInput(f"cannot be captured: {type(error).__name__}: {first:.300}", where=place)

@@ -67,9 +67,10 @@ def _backward(
     flowing: dict[str, Tensor],
     gradients: dict[str, Tensor],
 ) -> None:
-    """Consumes the gradients of what a stage made, adds to those of what it was given."""
-    roots = {name: value for name, value in made.items() if value.requires_grad and name in flowing}
+    """Consumes the gradients of what a stage made; to those of what it was given it adds its own, in the order in
+    which one graph would: what later stages have sent is there first."""
     leaves = {name: value for name, value in given.items() if value.requires_grad}
+    roots = {name: x for name, x in (leaves | dict(made)).items() if x.requires_grad and name in flowing}
     weights = {name: p for name, p in stage.named_parameters() if p.requires_grad}
     if not roots:
         return
@@ -79,13 +80,10 @@ def _backward(
         [flowing.pop(name) for name in roots],
         allow_unused=True,
     )
-    for table, names, parts in (
-        (flowing, leaves, found[: len(leaves)]),
-        (gradients, weights, found[len(leaves) :]),
-    ):
-        for name, part in zip(names, parts, strict=True):
-            if part is not None:
-                table[name] = table[name] + part if name in table else part
+    flowing |= {name: part for name, part in zip(leaves, found, strict=False) if part is not None}
+    for name, part in zip(weights, found[len(leaves) :], strict=True):
+        if part is not None:
+            gradients[name] = gradients[name] + part if name in gradients else part
 
 
 def check_case(

@@ -1,0 +1,114 @@
+"""What cannot be captured is refused with the user's own line, and what was allowed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from planner.capture import capture
+from planner.errors import BadInput
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        if y.sum() > 0:
+            y = y * 2
+        return y
+
+
+class Loops(Branches):
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(int(x.abs().max())):
+            x = x + 1
+        return self.a(x)
+
+
+def batch(n: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(n, 4), torch.randn(n, 3)
+
+
+def line_of(function: Callable[..., object], text: str) -> str:
+    lines, start = inspect.getsourcelines(function)
+    return f"{__file__}:{start + next(i for i, line in enumerate(lines) if text in line)}"
+
+
+def test_a_branch_on_a_tensor_names_its_line_and_the_ways_out() -> None:
+    with pytest.raises(BadInput) as caught:
+        capture(Branches(), batch, F.mse_loss)
+    assert caught.value.where == line_of(Branches.forward, "if y.sum()")
+    assert "values of tensors in `if y.sum() > 0:`" in caught.value.what
+    assert "only settings" in caught.value.allowed
+
+
+def test_a_loop_over_a_tensor_names_its_line() -> None:
+    with pytest.raises(BadInput) as caught:
+        capture(Loops(), batch, F.mse_loss)
+    assert caught.value.where == line_of(Loops.forward, "for _ in")
+
+
+def loss_of_other_rows(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets)
+
+
+BAD_BATCHES: dict[str, tuple[Callable[[int], tuple[object, object]], str]] = {
+    "the same for every n": (lambda n: (torch.randn(2, 4), torch.randn(2, 3)), "the same shapes"),
+    "another nesting": (lambda n: (torch.randn(n, 4), [torch.randn(n, 3)] * n), "another nesting"),
+    "another type": (
+        lambda n: (torch.randn(n, 4), torch.zeros(n, 3, dtype=[torch.int, torch.long][n % 2])),
+        "target",
+    ),
+    "shrinking": (lambda n: (torch.randn(n, 4), torch.randn(9 - n, 3)), "dim 0 of target"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_BATCHES)
+def test_a_batch_that_does_not_grow_with_n_is_refused(name: str) -> None:
+    bad, words = BAD_BATCHES[name]
+    with pytest.raises(BadInput, match=words):
+        capture(nn.Linear(4, 3), bad, F.mse_loss)
+
+
+def test_shapes_of_inputs_and_targets_that_disagree_name_the_line_of_the_loss() -> None:
+    def bad(n: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(n, 4), torch.randint(3, (n + 1,))
+
+    with pytest.raises(BadInput) as caught:
+        capture(nn.Linear(4, 3), bad, loss_of_other_rows)
+    assert caught.value.where == line_of(loss_of_other_rows, "F.cross_entropy")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda y, t: (y - t).pow(2).mean(1),
+        lambda y, t: (y.sum(), y.mean(), t.mean()),
+        lambda y, t: 3.0,
+        lambda y, t: {"loss": y.mean()}["loss"].reshape(1),
+    ],
+    ids=["a loss a sample", "three numbers", "no tensor", "a vector of one"],
+)
+def test_a_loss_that_cannot_be_summed_over_micro_batches_is_refused(loss: Callable[..., object]) -> None:
+    with pytest.raises(BadInput, match="loss"):
+        capture(nn.Linear(4, 3), batch, loss)
+
+
+def test_a_module_without_batch_is_refused() -> None:
+    with pytest.raises(BadInput, match="batch and loss"):
+        capture(nn.Linear(4, 3))
+
+
+def test_a_failed_capture_leaves_the_module_as_it_was() -> None:
+    module = Branches().eval()
+    with pytest.raises(BadInput):
+        capture(module, batch, F.mse_loss)
+    assert not any(part.training for part in module.modules())
