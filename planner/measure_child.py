@@ -36,11 +36,14 @@ def main() -> None:
 def serve(say: Callable[[Message], None]) -> None:
     request = parse(sys.stdin.readline())
     assert isinstance(request, Request)
+    import torch
+
     from planner.measure_bench import bench_of, device_name, versions
     from planner.measure_optimizer import measured_optimizer
     from planner.measure_rows import clock_of, measured_rows
     from planner.workload import load
 
+    torch.set_num_threads(1)  # as a rank computes: several ranks share a machine's cores
     device = device_name(request.device)
     workload = load(request.workload, request.arguments)
     bench = bench_of(
