@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.schedule.action import Action, Kind, Schedule
-from planner.schedule.graph import IntArray
+from planner.schedule.graph import KIND_ROW, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +72,43 @@ def _changes(action: Action, recomputed: bool) -> tuple[_Changes, _Changes]:
             return (), ()
 
 
-def occupancy(order: Sequence[Action], memory: Sequence[StageBytes]) -> IntArray:
+_AGAIN = len(Kind)  # row of a forward whose stage recomputes
+
+
+def codes(order: Sequence[Action]) -> tuple[IntArray, IntArray]:
+    """Of each action its row in the tables of changes, and its stage; for `use` of the same order with many sizes."""
+    again = {action[1:] for action in order if action.kind is Kind.R}
+    rows = [
+        _AGAIN if action.kind is Kind.F and action[1:] in again else KIND_ROW[action.kind] for action in order
+    ]
+    return np.array(rows, np.int64), np.array([action.stage for action in order], np.int64)
+
+
+def changes(memory: Sequence[StageBytes]) -> IntArray:
+    """Bytes that an action adds when it starts, adds when it ends, and takes on top meanwhile: [3, row, stage]."""
+    saved, held, kept, work = np.array([[m.saved, m.held, m.kept, m.workspace] for m in memory], np.int64).T
+    table: IntArray = np.zeros((3, len(Kind) + 1, len(memory)), np.int64)
+    table[0, KIND_ROW[Kind.F]], table[0, _AGAIN], table[0, KIND_ROW[Kind.R]] = saved, kept, saved - kept
+    table[1, KIND_ROW[Kind.B]], table[1, KIND_ROW[Kind.I]], table[1, KIND_ROW[Kind.W]] = (
+        -saved,
+        held - saved,
+        -held,
+    )
+    for row in (*(KIND_ROW[kind] for kind in Kind if kind not in (Kind.SYNC, Kind.STEP)), _AGAIN):
+        table[2, row] = work
+    return table
+
+
+def use(rows: IntArray, stages: IntArray, table: IntArray) -> IntArray:
     """Bytes in use while each action runs and after it: [position, 2]."""
-    sizes = np.array([[m.saved, m.held, m.kept, m.workspace] for m in memory], np.int64)
-    use: IntArray = (live_counts(order, len(memory)) * sizes).sum(axis=(2, 3))
-    return use
+    start, end, work = table[:, rows, stages]
+    after = np.cumsum(start + end)
+    return np.stack([after - end + work, after], axis=1)
+
+
+def occupancy(order: Sequence[Action], memory: Sequence[StageBytes]) -> IntArray:
+    """Bytes in use while each action of a worker runs and after it: [position, 2]."""
+    return use(*codes(order), changes(memory))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +122,11 @@ class Peak:
 
 def peaks(schedule: Schedule, memory: Sequence[StageBytes]) -> tuple[Peak, ...]:
     """Of every worker, the most that activations and workspace take, and where."""
-    found = []
+    table, found = changes(memory), []
     for order in schedule.orders:
-        use = occupancy(order, memory)[:, 0]
-        position = int(use.argmax()) if len(use) else 0
-        found.append(Peak(bytes=int(use[position]) if len(use) else 0, position=position))
+        during = use(*codes(order), table)[:, 0]
+        position = int(during.argmax()) if len(during) else 0
+        found.append(Peak(bytes=int(during[position]) if len(during) else 0, position=position))
     return tuple(found)
 
 

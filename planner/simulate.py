@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner.memory import StageBytes, occupancy
+from planner.memory import StageBytes, changes, use
 from planner.period import period, periods
 from planner.plan import Plan
 from planner.schedule.action import Schedule, parse_orders
@@ -18,6 +18,7 @@ from planner.schedule.graph import IntArray
 from planner.sweep import (
     Bound,
     Compiled,
+    Rows,
     compile,
     critical_path,
     duration_vector,
@@ -26,7 +27,7 @@ from planner.sweep import (
     neighbour_hops,
     node_ends,
 )
-from planner.timeline import COLLECTIVE, SEND, Event, Timeline, concatenate, encode
+from planner.timeline import Timeline, concatenate
 
 __all__ = [
     "Bound",
@@ -78,77 +79,40 @@ def simulate(
     free (rolling), or once all are done (barrier).
     """
     vector = np.asarray(durations, np.int64)
+    took = np.append(vector, 0)[compiled.graph.cost]
+    in_use = _in_use(compiled, memory, static_bytes) if memory else None
     releases: IntArray = np.zeros(compiled.graph.sources, np.int64)
     parts = []
     for step in range(steps):
         ends = node_ends(compiled, vector, releases)
-        parts.append(_rows(compiled, ends, vector, step, releases))
-        if memory:
-            parts.append(_samples(compiled, ends, vector, step, memory, static_bytes))
+        parts.append(_timeline(compiled.rows, ends, took, step, in_use))
         releases = ends[compiled.graph.tails]
         if compiled.update == "barrier":
             releases = np.full_like(releases, ends.max())
     return concatenate(parts)
 
 
-def _rows(compiled: Compiled, ends: IntArray, vector: IntArray, step: int, releases: IntArray) -> Timeline:
-    graph = compiled.graph
-    took = np.append(vector, 0)[graph.cost]
-    parts = []
-    free = {queue[1]: releases[i] for i, queue in enumerate(graph.queues) if queue[0] == "worker"}
-    for rank, (order, nodes) in enumerate(zip(compiled.schedule.orders, graph.actions, strict=True)):
-        starts = ends[nodes] - took[nodes]
-        before = np.concatenate([[free.get(rank, 0)], ends[nodes][:-1]]) if len(nodes) else starts
-        codes = [encode(action) for action in order]
-        parts.append(_part(step, rank, codes, starts, ends[nodes], starts - before))
-    for message, node in zip(graph.messages, graph.message_nodes.tolist(), strict=True):
-        rank = compiled.schedule.place[message.pipe][message.sender]
-        code = encode(Event(SEND, message.sender, message.micro, message.pipe))
-        parts.append(_part(step, rank, [code], ends[node] - took[node], ends[node], 0))
-    for stage, node in graph.sync_nodes.items():
-        for rank in sorted({pipe[stage] for pipe in compiled.schedule.place}):
-            code = encode(Event(COLLECTIVE, stage))
-            parts.append(_part(step, rank, [code], ends[node] - took[node], ends[node], 0))
-    return concatenate(parts)
+def _in_use(compiled: Compiled, memory: Sequence[StageBytes], static_bytes: Sequence[int]) -> IntArray:
+    """Bytes while each action runs and after it, all workers in turn."""
+    table = changes(memory)
+    always = list(static_bytes) or [0] * compiled.schedule.workers
+    parts = [base + use(*own, table) for base, own in zip(always, compiled.memory_codes, strict=True)]
+    return np.concatenate(parts).ravel()
 
 
-def _part(
-    step: int, rank: int, codes: list[int], start: IntArray, end: IntArray, wait: IntArray | int
-) -> Timeline:
-    def column(value: IntArray | int) -> IntArray:
-        return np.broadcast_to(np.asarray(value, np.int64), (len(codes),)).copy()
-
+def _timeline(rows: Rows, ends: IntArray, took: IntArray, step: int, in_use: IntArray | None) -> Timeline:
+    end = ends[rows.nodes]
+    start = end - took[rows.nodes]
+    wait = np.where(rows.before >= 0, start - ends[rows.before], 0)
+    columns = {"rank": rows.ranks, "code": rows.codes, "start_ns": start, "end_ns": end, "wait_ns": wait}
+    if in_use is None:
+        return Timeline(step=np.full(len(end), step, np.int64), **columns)
+    n = rows.computed
     return Timeline(
-        step=column(step),
-        rank=column(rank),
-        code=np.array(codes, np.int64),
-        start_ns=column(start),
-        end_ns=column(end),
-        wait_ns=column(wait),
+        step=np.full(len(end), step, np.int64),
+        **columns,
+        memory_step=np.full(2 * n, step, np.int64),
+        memory_rank=rows.ranks[:n].repeat(2),
+        memory_ns=np.stack([start[:n], end[:n]], axis=1).ravel(),
+        memory_bytes=in_use,
     )
-
-
-def _samples(
-    compiled: Compiled,
-    ends: IntArray,
-    vector: IntArray,
-    step: int,
-    memory: Sequence[StageBytes],
-    static_bytes: Sequence[int],
-) -> Timeline:
-    took = np.append(vector, 0)[compiled.graph.cost]
-    parts = []
-    for rank, nodes in enumerate(compiled.graph.actions):
-        use = occupancy(compiled.schedule.orders[rank], memory)
-        base = static_bytes[rank] if static_bytes else 0
-        when = np.stack([ends[nodes] - took[nodes], ends[nodes]], axis=1).ravel()
-        many = np.full(len(when), rank, np.int64)
-        parts.append(
-            Timeline(
-                memory_step=np.full(len(when), step, np.int64),
-                memory_rank=many,
-                memory_ns=when,
-                memory_bytes=base + use.ravel(),
-            )
-        )
-    return concatenate(parts)

@@ -18,10 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import BadInput
+from planner.memory import codes
 from planner.plan import Hop, StageTimes
 from planner.schedule.action import Kind, Schedule
 from planner.schedule.graph import KIND_ROW, Graph, IntArray, Queueing, Route, build
 from planner.schedule.program import Message
+from planner.timeline import COLLECTIVE, SEND, Event, encode
 
 Update = Literal["rolling", "barrier"]
 _WIDE = 40  # nodes a level from which numpy beats a plain loop
@@ -52,6 +54,14 @@ class Compiled:
         return len(Kind) * self.schedule.stages + hop
 
     @cached_property
+    def rows(self) -> Rows:
+        return _event_rows(self.graph)
+
+    @cached_property
+    def memory_codes(self) -> tuple[tuple[IntArray, IntArray], ...]:
+        return tuple(codes(order) for order in self.schedule.orders)
+
+    @cached_property
     def _sweep(self) -> Sweep:
         return Sweep(self.graph, ())
 
@@ -65,6 +75,40 @@ class Compiled:
     @cached_property
     def _wide(self) -> bool:
         return len(self.graph.cost) > _WIDE * len(self.graph.levels)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rows:
+    """What a Timeline of the graph lists: `computed` actions, worker by worker, then messages and collectives."""
+
+    nodes: IntArray
+    before: IntArray  # of an action, the node that its worker did last; -1 for others
+    ranks: IntArray
+    codes: IntArray
+    computed: int
+
+
+def _event_rows(graph: Graph) -> Rows:
+    source = {queue[1]: 1 + i for i, queue in enumerate(graph.queues) if queue[0] == "worker"}
+    nodes, before, ranks, events = [], [], [], []
+    for rank, (order, own) in enumerate(zip(graph.schedule.orders, graph.actions, strict=True)):
+        nodes += own.tolist()
+        before += [source[rank], *own.tolist()[:-1]] if len(own) else []
+        ranks += [rank] * len(own)
+        events += [encode(action) for action in order]
+    computed = len(nodes)
+    for message, node in zip(graph.messages, graph.message_nodes.tolist(), strict=True):
+        nodes.append(node)
+        ranks.append(graph.schedule.place[message.pipe][message.sender])
+        events.append(encode(Event(SEND, message.sender, message.micro, message.pipe)))
+    for stage, node in graph.sync_nodes.items():
+        for rank in sorted({pipe[stage] for pipe in graph.schedule.place}):
+            nodes.append(node)
+            ranks.append(rank)
+            events.append(encode(Event(COLLECTIVE, stage)))
+    before += [-1] * (len(nodes) - computed)
+    columns = [np.array(column, np.int64) for column in (nodes, before, ranks, events)]
+    return Rows(nodes=columns[0], before=columns[1], ranks=columns[2], codes=columns[3], computed=computed)
 
 
 class Sweep:
