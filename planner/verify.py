@@ -56,7 +56,7 @@ def violations(
     """Everything that is wrong with a plan; `graph` is the profile's where only a profile is given."""
     if graph is None and profile is not None:
         graph = profile.graph
-    if found := [*_tables_fit(plan), *_actions_exist(plan)]:
+    if found := [*_tables_fit(plan), *_actions_exist(plan), *_hops_have_ways(plan)]:
         return found
     found = [violation for rule in _RULES for violation in rule(plan)]
     if not any(violation.rule == "schedule" for violation in found):
@@ -118,6 +118,19 @@ def _actions_exist(plan: Plan) -> Iterator[Violation]:
             yield from below(where, "stage", action.stage, stages)
             yield from below(where, "pipe", action.pipe, len(choice.place))
             yield from below(where, "micro-batch", action.micro, plan.batch.micros)
+
+
+def _hops_have_ways(plan: Plan) -> Iterator[Violation]:
+    """Activations go to a later stage, gradients to an earlier one, each on one hop."""
+    seen = Counter((hop.direction, hop.sender, hop.receiver) for hop in plan.hops)
+    for (direction, sender, receiver), times in seen.items():
+        where = f"{direction} {sender} to {receiver}"
+        if times > 1:
+            message = f"stands {times} times; one hop a direction and pair of stages"
+            yield Violation(rule="hops", where=where, message=message)
+        if sender >= receiver if direction == "act" else sender <= receiver:
+            message = "goes the wrong way; act to a later stage, grad to an earlier one"
+            yield Violation(rule="hops", where=where, message=message)
 
 
 def _batch(plan: Plan) -> Iterator[Violation]:

@@ -84,12 +84,10 @@ def needed_hops(plan: Plan, graph: ModelGraph) -> dict[Route, set[str]]:
 
 def _hops(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
     needed = needed_hops(plan, graph)
-    given: dict[Route, set[str]] = defaultdict(set)
+    given: dict[Route, set[str]] = {}
     for hop in plan.hops:
         route = (hop.direction, hop.sender, hop.receiver)
-        if route in given:
-            yield _hop(route, "stands twice; one hop a direction and pair of stages")
-        given[route] |= set(hop.values)
+        given[route] = set(hop.values)
         known = [graph.value[name] for name in hop.values if name in graph.value]
         whole = sum(value.bytes(plan.batch.micro) for value in known)
         least = -(-whole // plan.axes.spatial)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from planner import verify
-from planner.errors import BadPlan
+from planner import plan_yaml, verify, yaml_files
+from planner.errors import BadInput, BadPlan
 from planner.plan import Plan
 from planner.profile import CostKey, stage_memory
 from tests.planner import plan_examples as examples
@@ -150,6 +153,12 @@ WRONG: tuple[tuple[str, Mapping[str, object], str], ...] = (
     ("a value left out", {"hops.0.values": ["m"]}, "hops: act 0 to 1: does not carry 'skip'"),
     ("a value too many", {"hops.0.values": ["skip", "m", "x"]}, "carries 'x', which does not pass here"),
     ("bytes that are wrong", {"hops.0.bytes": 3199}, "carries 3199 bytes; its values have 3200"),
+    (
+        "a hop against its direction",
+        {"hops.0.sender": 1, "hops.0.receiver": 0},
+        "act 1 to 0: goes the wrong way",
+    ),
+    ("a hop twice", {"hops": [examples.plan().hops[0].model_dump()] * 2}, "act 0 to 1: stands 2 times"),
     ("a hop of no stage", {"hops.0.receiver": 2}, "hops[0]: there is no stage 2"),
     ("a grid that is not the axis", {"stages.0.spatial": [2, 2]}, "a grid of 2 x 2 is not 1 shards"),
     (
@@ -297,3 +306,51 @@ def test_a_sharded_optimizer_takes_its_share() -> None:
     tight = examples.edited(plan, {"prediction.memory.1": nothing | state})
     assert any("worker 1: needs at least" in line for line in judged(tight))
     assert judged(examples.edited(tight, {"shard_optimizer": True})) == []
+
+
+BASES = [examples.plan(data=1), examples.plan(family="chimera", data=1), examples.plan(recompute=True)]
+WORDS = st.sampled_from(["embed", "loss", "x", "skip", "0F0", "1B0'", "0R0 0B0", "", "0SYNC 0STEP", "data"])
+ANYTHING = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(0, 5),
+    WORDS,
+    st.builds(list),
+    st.lists(st.integers(0, 1), max_size=2),
+)
+
+
+@st.composite
+def half_broken(draw: st.DrawFn) -> str:
+    """A written plan with a few of its values changed, doubled or dropped, as a careless editor would."""
+    data: Any = draw(st.sampled_from(BASES)).model_dump(mode="json")
+    for _ in range(draw(st.integers(1, 3))):
+        spot: Any = data
+        while True:
+            keys = sorted(spot) if isinstance(spot, dict) else list(range(len(spot)))
+            key = draw(st.sampled_from(keys))
+            if not spot[key] or not isinstance(spot[key], dict | list) or draw(st.integers(0, 4)) == 0:
+                break
+            spot = spot[key]
+        change = draw(st.sampled_from(["set", "drop", "double"]))
+        if change == "set":
+            spot[key] = draw(ANYTHING)
+        elif isinstance(spot, list):
+            spot[key : key + 1] = [] if change == "drop" else [spot[key]] * 2
+        else:
+            spot[key] = draw(st.integers(0, 3))
+        if not data:
+            break
+    return yaml_files.render(data, header="")
+
+
+@settings(max_examples=150, deadline=None)
+@given(half_broken())
+def test_whatever_can_be_read_can_be_judged(text: str) -> None:
+    try:
+        plan = plan_yaml.parse(text)
+    except BadInput:
+        return
+    for violation in verify.violations(plan, profile=examples.profile(), cluster=examples.machines()):
+        assert violation.rule
+        assert violation.message
