@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from planner import cluster, plan_yaml, profile_yaml
 from planner.errors import BadInput
@@ -633,3 +635,17 @@ def test_a_file_that_cannot_be_read_is_named(kind: str, tmp_path: Path) -> None:
         READERS[kind](tmp_path / "gone.yaml")
     with pytest.raises(BadInput, match="cannot read: Is a directory"):
         READERS[kind](tmp_path)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(sorted(TEXTS)), st.data())
+def test_a_file_with_a_slip_is_read_or_refused_in_one_line(kind: str, data: st.DataObject) -> None:
+    parse = {"cluster": cluster.parse, "plan": plan_yaml.parse, "profile": profile_yaml.loads}[kind]
+    text = TEXTS[kind]
+    start = data.draw(st.integers(0, len(text)))
+    end = min(len(text), start + data.draw(st.integers(0, 30)))
+    slip = data.draw(st.text(alphabet="a0-.:,[]{}'\" \n\t&*!", max_size=4))
+    try:
+        parse(text[:start] + slip + text[end:])
+    except BadInput as refused:
+        assert "\n" not in str(refused)

@@ -115,3 +115,13 @@ def test_no_tag_of_python_is_obeyed(tmp_path: Path) -> None:
         with pytest.raises(BadInput, match=r"the tag '.*' is not read"):
             yaml_files.parse(f"a: !!{tag} ['touch {spoor}']", name="file")
     assert not spoor.exists()
+
+
+@given(st.text(alphabet="ab1.:-,[]{}&*!?|>'\"#%@ \n\t\\~é\x07\ud800", max_size=40) | st.text(max_size=40))
+def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
+    try:
+        assert isinstance(yaml_files.parse(text, name="file"), dict)
+    except BadInput as refused:
+        assert str(refused).startswith("file")
+        assert "\n" not in str(refused)
+        assert refused.allowed
