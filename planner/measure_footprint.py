@@ -203,7 +203,7 @@ def _peaks(specimen: Specimen, split: BackwardSplit | None) -> Peaks:
         backward = live.peak - after
     del roots
     forget_gradients(specimen)
-    if split is None or not (specimen.differentiable_inputs and specimen.trainable):
+    if split is None or not specimen.has_halves:
         return Peaks(forward, backward, None)
     return _with_halves(specimen, split, Peaks(forward, backward, None))
 

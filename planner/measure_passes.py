@@ -60,6 +60,11 @@ class Specimen:
     def trainable(self) -> tuple[Tensor, ...]:
         return tuple(x for x in self.parameters if x.requires_grad)
 
+    @property
+    def has_halves(self) -> bool:
+        """Otherwise one of the halves is empty, and the other one the whole."""
+        return bool(self.differentiable_inputs and self.trainable)
+
     def outputs(self) -> tuple[Tensor, ...]:
         return self._outputs(self.forward)
 

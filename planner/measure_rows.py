@@ -41,7 +41,7 @@ from planner.measure_work import Counter
 from planner.profile import CostKey, LayerCost, Seconds
 from planner.roofline import seconds
 
-GROUP_BYTES = 2**30  # specimens that are measured in rounds together
+GROUP_BYTES = 2**29  # specimens that are measured in rounds together
 
 
 def counted_rows(bench: Bench, micros: Sequence[int], device: Device) -> Iterator[Done]:
@@ -70,7 +70,7 @@ def _counted_times(specimen: Specimen, device: Device, split: BackwardSplit | No
     whole = price(lambda: whole_backward(specimen, roots, gradients))
     forget_gradients(specimen)
     roots = roots_of(specimen.outputs() if split is None else specimen.split_outputs())
-    if not (roots and inputs and parameters):
+    if not specimen.has_halves:
         nothing = Seconds(median=0.0)
         halves = (whole, nothing) if inputs else (nothing, whole)
     elif split is None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from planner.measure_passes import (
     BackwardSplit,
@@ -86,47 +87,62 @@ def time_rounds(
     """Fills in one Samples a specimen, and gives the share that is done after every round: at least MIN_ROUNDS of
     them, then until the budget is spent."""
     for _ in range(WARM_UP_ROUNDS):
-        _round(specimens, samples, clock, split)
+        time_round(specimens, samples, clock, split)
         yield 0.0
     for row in samples:
         row.forget()
     begun = time.perf_counter()
     for done in range(1, MAX_ROUNDS + 1):
-        _round(specimens, samples, clock, split)
+        time_round(specimens, samples, clock, split)
         spent = (time.perf_counter() - begun) / budget_s
         yield min(1.0, max(spent, done / MAX_ROUNDS))
         if done >= MIN_ROUNDS and spent > 1:
             return
 
 
-def _round(
+def time_round(
     specimens: Sequence[Specimen], samples: Sequence[Samples], clock: Clock, split: BackwardSplit | None
 ) -> None:
-    for specimen, row in zip(specimens, samples, strict=True):
-        _sample(specimen, row, clock, split)
+    """All forwards, then the backwards from the last to the first, as in a step: what is saved stays meanwhile, so
+    memory and caches are met in the state in which a step meets them."""
+    rows = list(zip(specimens, samples, strict=True))
+    live = []
+    for specimen, row in rows:
+        seconds, outputs = clock.time(specimen.outputs)
+        row.forward.append(seconds)
+        live.append(roots_of(outputs))
+    del outputs
+    for specimen, row in reversed(rows):
+        roots = live.pop()
+        gradients = gradients_of(roots)
+        seconds, _ = clock.time(lambda: whole_backward(specimen, roots, gradients))  # noqa: B023
+        row.backward.append(seconds)
+        forget_gradients(specimen)
+    _time_halves([row for row in rows if row[0].has_halves], clock, split)
 
 
-def _sample(specimen: Specimen, samples: Samples, clock: Clock, split: BackwardSplit | None) -> None:
-    inputs, parameters = specimen.differentiable_inputs, specimen.trainable
-    forward_s, outputs = clock.time(specimen.outputs)
-    roots = roots_of(outputs)
+def _time_halves(rows: Sequence[tuple[Specimen, Samples]], clock: Clock, split: BackwardSplit | None) -> None:
+    live = [roots_of(x.outputs() if split is None else x.split_outputs()) for x, _ in rows]
+    for specimen, row in reversed(rows):
+        roots = live.pop()
+        input_s, weight_s = _halves(specimen, roots, clock, split)
+        row.input_half.append(input_s)
+        row.weight_half.append(weight_s)
+        forget_gradients(specimen)
+
+
+def _halves(
+    specimen: Specimen, roots: Sequence[Tensor], clock: Clock, split: BackwardSplit | None
+) -> tuple[float, float]:
     gradients = gradients_of(roots)
-    backward_s, _ = clock.time(lambda: whole_backward(specimen, roots, gradients))
-    samples.forward.append(forward_s)
-    samples.backward.append(backward_s)
-    forget_gradients(specimen)
-    if not (roots and inputs and parameters):
-        return
-    roots = roots_of(specimen.outputs() if split is None else specimen.split_outputs())
+    inputs, parameters = specimen.differentiable_inputs, specimen.trainable
     if split is None:
         input_s, _ = clock.time(lambda: backward(roots, gradients, inputs, keep=True))
         weight_s, _ = clock.time(lambda: backward(roots, gradients, parameters, keep=False))
     else:
         input_s, halfway = clock.time(lambda: split.input_half(roots, gradients, inputs, parameters))
         weight_s, _ = clock.time(lambda: split.weight_half(halfway, parameters))
-    samples.input_half.append(input_s)
-    samples.weight_half.append(weight_s)
-    forget_gradients(specimen)
+    return input_s, weight_s
 
 
 def pass_times(specimen: Specimen, samples: Samples, *, executed_halves: bool) -> PassTimes:
