@@ -30,6 +30,7 @@ from runtime.statistics import RunningStatistics, decays
 from runtime.sync import Flat, GradientSync, buckets_of, groups_of
 from runtime.torch_stage import COUNT, LossScale, Split, TorchStage
 from runtime.trace import Tracer
+from runtime.trained import trained
 from runtime.transport import Transport
 from runtime.weight_store import WeightStore
 
@@ -113,7 +114,7 @@ class _Assembly:
         return mine
 
     def flats(self) -> list[Flat]:
-        self.buckets = buckets_of(self.graph, self.stage_of, self.mesh)
+        self.buckets = buckets_of(self.graph, self.stage_of, self.mesh, trained(self.captured))
         mine = [bucket for bucket in self.buckets if self.world.rank in bucket.ranks]
         return [
             Flat(bucket, self.parameters, [node for node in self.held if node[1] in bucket.stages])
@@ -237,6 +238,7 @@ def assemble(
         stages=stages,
         parameters=parts.parameters,
         buffers=parts.buffers,
+        idle=_idle(parts, tensors),
         flats=flats,
         updater=updater,
         statistics=list(statistics.values()),
@@ -261,6 +263,12 @@ class _Counter:
 def _reads(parts: _Assembly, modules: Mapping[int, StageModule]) -> dict[int, list[str]]:
     outer = {value.name for value in parts.graph.values if value.role != "hidden"}
     return {stage: [name for name in module.inputs if name in outer] for stage, module in modules.items()}
+
+
+def _idle(parts: _Assembly, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Parameters that no layer uses; the first rank keeps them for the checkpoints."""
+    unused = [row.name for row in parts.graph.parameters if not row.users]
+    return {name: tensors[name].clone() for name in unused} if parts.world.rank == 0 else {}
 
 
 def _observed(statistics: RunningStatistics, first: int) -> Callable[[int], AbstractContextManager[None]]:

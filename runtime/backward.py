@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 Root = tuple[GradientEdge, Tensor]
@@ -22,6 +23,46 @@ Root = tuple[GradientEdge, Tensor]
 def edge(tensor: Tensor) -> GradientEdge:
     """Where a tensor's gradient enters the graph; holding it does not hold the tensor's memory."""
     return get_gradient_edge(tensor)
+
+
+class Boundary:
+    """Where gradients leave a stage. A leaf's `.grad` would be copied into the strides of the leaf, and a sum over
+    another memory order is not the same to the bit; here a gradient is kept as it arrives."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.anchor = torch.zeros((), device=device, requires_grad=True)
+        self.grads: dict[str, Tensor] = {}
+        self.entered: dict[str, Tensor] = {}
+
+    def enter(self, name: str, tensor: Tensor) -> Tensor:
+        inside: Tensor = _Enter.apply(self, name, self.anchor, tensor)  # type: ignore[no-untyped-call]
+        self.entered[name] = inside
+        return inside
+
+    def collect(self) -> dict[str, Tensor]:
+        """Gradients of all that entered, zeros where none arrived."""
+        missing = self.entered.keys() - self.grads.keys()
+        grads = self.grads | {name: torch.zeros_like(self.entered[name]) for name in missing}
+        self.grads, self.entered = {}, {}
+        return grads
+
+
+class _Context(FunctionCtx):
+    boundary: Boundary
+    name: str
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, boundary: Boundary, name: str, anchor: Tensor, tensor: Tensor) -> Tensor:
+        ctx.boundary, ctx.name = boundary, name
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, grad: Tensor) -> tuple[None, None, None, None]:
+        ctx.boundary.grads[ctx.name] = grad
+        return None, None, None, None
 
 
 def whole(roots: Sequence[Root], leaves: Sequence[Tensor]) -> None:
@@ -47,9 +88,9 @@ class Owed:
     roots: list[Root] = field(default_factory=list)  # outputs that depend on parameters only
 
 
-def input_half(roots: Sequence[Root], inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Owed:
-    """Adds the gradients of the stage's inputs to their `.grad`, those of parameters as little as it can."""
-    toward_inputs = _reaching(roots, inputs)
+def input_half(roots: Sequence[Root], anchor: Tensor, parameters: Sequence[Tensor]) -> Owed:
+    """Takes gradients to the boundary that the anchor stands for, and to parameters as little as it can."""
+    toward_inputs = _reaching(roots, [anchor])
     toward_parameters = _reaching(roots, parameters)
     now = [root for root in roots if root[0].node in toward_inputs]
     owed = Owed(roots=[root for root in roots if root[0].node not in toward_inputs])
@@ -57,19 +98,16 @@ def input_half(roots: Sequence[Root], inputs: Sequence[Tensor], parameters: Sequ
     if not now:
         return owed
     hooks = [_record(branch) for branch in owed.branches]
-    leaves = [edge(x) for x in inputs]
     grads = torch.autograd.grad(
         [e for e, _ in now],
-        [*leaves, *shared],
+        [edge(anchor), *shared],
         [g for _, g in now],
         retain_graph=True,
         allow_unused=True,
     )
     for hook in hooks:
         hook.remove()
-    for leaf, grad in zip(inputs, grads, strict=False):
-        leaf.grad = grad
-    arrived = zip(shared, grads[len(leaves) :], strict=True)
+    arrived = zip(shared, grads[1:], strict=True)
     owed.roots += [(entry, grad) for entry, grad in arrived if grad is not None]
     return owed
 

@@ -38,6 +38,7 @@ class Rank:
     stages: dict[Node, TorchStage]
     parameters: dict[str, nn.Parameter]
     buffers: dict[str, Tensor]
+    idle: dict[str, Tensor]  # parameters that no layer uses, on the first rank
     flats: list[Flat]
     updater: Updater
     statistics: list[RunningStatistics]
@@ -84,13 +85,15 @@ class Rank:
             if not self.updater.shares[flat.bucket].ranges and flat.bucket.ranks[0] != self.world.rank:
                 for name in flat.bucket.names:
                     del saved.tensors[name], saved.settings[name]
+        here = {**self.parameters, **self.buffers, **self.idle}
         stage_of = stages_of_layers(self.plan, self.graph)
         tensors: dict[str, Tensor] = {}
         rows: list[Parameter | Buffer] = [*self.graph.parameters, *self.graph.buffers]
         for row in rows:
             stages = {stage_of[self.graph.index[user]] for user in row.users}
-            if self.mesh.holders(stages)[0] == self.world.rank:
-                tensors[row.name] = {**self.parameters, **self.buffers}[row.name]
+            first = self.mesh.holders(stages)[0] if stages else 0
+            if first == self.world.rank:
+                tensors[row.name] = here[row.name]
         return Part(rank=self.world.rank, tensors=tensors, state=saved.tensors, settings=saved.settings)
 
 

@@ -72,7 +72,7 @@ def key_random_operations(module: StageModule, keys: Keys, before: int) -> None:
     run.keys = keys  # type: ignore[assignment]
     for index, node in enumerate(found):
         with run.graph.inserting_before(node):
-            run.graph.call_function(reseed, (run.graph.get_attr("keys"), before + index))
+            run.graph.call_function(reseed, (_attribute(run, "keys"), before + index))
     run.recompile()
 
 
@@ -100,10 +100,15 @@ def store_weights(module: StageModule, store: WeightStore) -> None:
             continue
         function, args = call
         with run.graph.inserting_before(node):
-            new = run.graph.call_function(function, (run.graph.get_attr("weight_store"), *args))
+            new = run.graph.call_function(function, (_attribute(run, "weight_store"), *args))
         node.replace_all_uses_with(new)
         run.graph.erase_node(node)
     run.recompile()
+
+
+def _attribute(run: fx.GraphModule, name: str) -> fx.Node:
+    """A plain object of ours; `get_attr` would warn that it is neither module nor tensor."""
+    return run.graph.create_node("get_attr", name)
 
 
 def _trainable(module: StageModule) -> dict[fx.Node, str]:

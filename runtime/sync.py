@@ -7,7 +7,7 @@ views are the parameters' `.grad`, one communicator, one sum a step, launched wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,7 @@ Node = tuple[int, int]  # pipe, stage
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Trainable parameters of one type that live on the same stages; the same on every rank."""
+    """Trained parameters of one type that live on the same stages; the same on every rank."""
 
     stages: tuple[int, ...]
     ranks: tuple[int, ...]
@@ -30,10 +30,12 @@ class Bucket:
     names: tuple[str, ...]
 
 
-def buckets_of(graph: ModelGraph, stage_of: Sequence[int], mesh: Mesh) -> tuple[Bucket, ...]:
+def buckets_of(
+    graph: ModelGraph, stage_of: Sequence[int], mesh: Mesh, trained: Collection[str]
+) -> tuple[Bucket, ...]:
     found: dict[tuple[tuple[int, ...], str], list[str]] = {}
     for parameter in graph.parameters:
-        if parameter.trainable:
+        if parameter.name in trained:
             stages = tuple(sorted({stage_of[graph.index[user]] for user in parameter.users}))
             found.setdefault((stages, parameter.dtype), []).append(parameter.name)
     return tuple(

@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge
 
 from planner.cut import StageModule
 from runtime import backward, weight_store
-from runtime.backward import Owed, Root
+from runtime.backward import Boundary, Owed, Root
 from runtime.rewrite import Keys
 from runtime.stage import NotFinite, Tensors
 from runtime.weight_store import Debt, WeightStore
@@ -34,7 +34,8 @@ class LossScale:
 class Live:
     """What a micro-batch keeps between its forward and the end of its backward."""
 
-    inputs: dict[str, Tensor]  # leaves of the graph where they need a gradient
+    inputs: dict[str, Tensor]
+    boundary: Boundary
     roots: dict[str, GradientEdge] = field(default_factory=dict)  # of outputs that need one
     loss: Tensor | None = None
     debts: list[Debt] = field(default_factory=list)
@@ -68,8 +69,8 @@ class TorchStage:
 
     def forward(self, micro: int, inputs: Tensors) -> dict[str, Tensor]:
         observed = self._on_forward(micro) if self._on_forward else nullcontext()
-        leaves = {name: self._leaf(name, inputs[name]) for name in self.module.inputs}
-        live = self._live[micro] = Live(leaves)
+        kept = {name: inputs[name] for name in self.module.inputs}
+        live = self._live[micro] = Live(kept, Boundary(self._keys.device))
         with observed, torch.no_grad() if self._recompute else nullcontext():
             outputs = self._run(micro, live)
         made = {name: tensor.detach() for name, tensor in outputs.items()}
@@ -87,23 +88,21 @@ class TorchStage:
 
     def backward(self, micro: int, grads: Tensors) -> dict[str, Tensor]:
         live = self._live.pop(micro)
-        backward.whole(self._roots(live, grads), [*self._leaves(live), *self._parameters])
+        backward.whole(self._roots(live, grads), [live.boundary.anchor, *self._parameters])
         if self._store is not None:
             weight_store.pay(self._store.collect())
-        return self._passed(live)
+        return live.boundary.collect()
 
     def input_half(self, micro: int, grads: Tensors) -> dict[str, Tensor]:
         live = self._live[micro]
-        roots, leaves = self._roots(live, grads), self._leaves(live)
+        roots, anchor = self._roots(live, grads), live.boundary.anchor
         if self._store is not None:
-            backward.whole(roots, [*leaves, *self._parameters])
+            backward.whole(roots, [anchor, *self._parameters])
             live.debts = self._store.collect()
         else:
-            live.owed = backward.input_half(roots, leaves, self._parameters)
+            live.owed = backward.input_half(roots, anchor, self._parameters)
         live.roots = {}
-        passed = self._passed(live)
-        live.inputs = {}
-        return passed
+        return live.boundary.collect()
 
     def weight_half(self, micro: int) -> None:
         live = self._live.pop(micro)
@@ -118,21 +117,21 @@ class TorchStage:
     def _run(self, micro: int, live: Live) -> dict[str, Tensor]:
         self._keys.micro = self.first_micro + micro
         device = self._keys.device.type
+        inputs = live.inputs if not torch.is_grad_enabled() else self._entered(live)
         with torch.autocast(device, self._autocast) if self._autocast else nullcontext():
-            outputs: dict[str, Tensor] = self.module(live.inputs)
+            outputs: dict[str, Tensor] = self.module(inputs)
         if LOSS in outputs:
             live.loss = outputs[LOSS].detach()
         live.roots = {name: backward.edge(x) for name, x in outputs.items() if x.requires_grad}
         return outputs
 
-    def _leaf(self, name: str, tensor: Tensor) -> Tensor:
-        leaf = tensor.detach()
-        if name in self._needs_grad and (leaf.is_floating_point() or leaf.is_complex()):
-            leaf.requires_grad_()
-        return leaf
-
-    def _leaves(self, live: Live) -> list[Tensor]:
-        return [tensor for tensor in live.inputs.values() if tensor.requires_grad]
+    def _entered(self, live: Live) -> dict[str, Tensor]:
+        """Inputs under autograd; from here on the graph holds what it needs of them."""
+        inputs, live.inputs = live.inputs, {}
+        return {
+            name: live.boundary.enter(name, tensor) if name in self._needs_grad else tensor
+            for name, tensor in inputs.items()
+        }
 
     def _roots(self, live: Live, grads: Tensors) -> list[Root]:
         """Gradients from later consumers of an input come in at its leaf, ahead of the stage's own share."""
@@ -140,16 +139,8 @@ class TorchStage:
         if LOSS in live.roots:
             assert live.loss is not None
             roots.append((live.roots[LOSS], torch.full_like(live.loss, self._scale.weight)))
-        leaves = ((name, leaf) for name, leaf in live.inputs.items() if leaf.requires_grad and name in grads)
-        return roots + [(backward.edge(leaf), grads[name]) for name, leaf in leaves]
-
-    def _passed(self, live: Live) -> dict[str, Tensor]:
-        passed = {}
-        for name, leaf in live.inputs.items():
-            if leaf.requires_grad:
-                passed[name] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-                leaf.grad = None
-        return passed
+        entered = live.boundary.entered
+        return roots + [(backward.edge(x), grads[name]) for name, x in entered.items() if name in grads]
 
     def _check(self, micro: int, made: Tensors) -> None:
         """On the host at once; on a device only where it costs no wait, which is at the end of the step."""

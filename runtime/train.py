@@ -145,11 +145,11 @@ class Model:
 
 
 def names_held(plan: Plan, captured: Captured, rank: int) -> list[str]:
-    """Parameters and buffers of the layers that live on a rank."""
+    """Parameters and buffers of the layers that live on a rank; the first one takes those without a layer too."""
     held = {stage for _, stage in Mesh.of(plan).held(rank)}
     layers = {name for stage in held for name in plan.stages[stage].layers}
     rows: list[Parameter | Buffer] = [*captured.graph.parameters, *captured.graph.buffers]
-    return [row.name for row in rows if layers.intersection(row.users)]
+    return [row.name for row in rows if layers.intersection(row.users) or not (row.users or rank)]
 
 
 def aliases(captured: Captured) -> dict[str, str]:

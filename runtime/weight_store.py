@@ -78,12 +78,14 @@ class _Linear(torch.autograd.Function):
         weight, bias = ctx.parameters
         dy_rows = dy.reshape(-1, dy.shape[-1])
         dx = dy_rows.mm(used).reshape(x.shape) if ctx.needs_input_grad[1] else None
+        # torch adds the bias to rows where it can flatten the input, else to the output as it lies in memory
+        bias_rows = dy_rows if x.is_contiguous() or x.ndim == 2 else dy
 
         def debt() -> None:
             if weight.requires_grad:
                 add_grad(weight, dy_rows.t().mm(x.reshape(-1, x.shape[-1])))
             if bias is not None and bias.requires_grad:
-                add_grad(bias, dy_rows.sum(0))
+                add_grad(bias, bias_rows.sum(tuple(range(bias_rows.ndim - 1))))
 
         ctx.store.current.append(debt)
         return None, dx, None, None, None

@@ -29,7 +29,13 @@ from runtime.routes import routes_of
 
 MS = 1_000_000
 TIMES = StageTimes(
-    forward_ns=MS, backward_ns=2 * MS, input_grad_ns=MS, weight_grad_ns=MS, recompute_ns=MS, sync_ns=0, step_ns=0
+    forward_ns=MS,
+    backward_ns=2 * MS,
+    input_grad_ns=MS,
+    weight_grad_ns=MS,
+    recompute_ns=MS,
+    sync_ns=0,
+    step_ns=0,
 )
 
 
@@ -95,7 +101,9 @@ def plan_for(
 
 def hops_of(graph: ModelGraph, stage_of: Sequence[int], micro: int, ns: int) -> tuple[Hop, ...]:
     routes = routes_of(graph, stage_of)
-    assert {c.value for c in crossings(graph, stage_of)} == {n for names in routes.act.values() for n in names}
+    assert {c.value for c in crossings(graph, stage_of)} == {
+        n for names in routes.act.values() for n in names
+    }
     tables = (("act", routes.act), ("grad", routes.grad))
     return tuple(
         Hop(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime import backward
+from runtime.backward import Boundary
 
 
 class Twice(torch.autograd.Function):
@@ -85,19 +86,19 @@ CASES: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def run(module: nn.Module, x: Tensor, split: bool) -> tuple[Tensor | None, dict[str, Tensor | None]]:
+def run(module: nn.Module, x: Tensor, split: bool) -> tuple[Tensor, dict[str, Tensor | None]]:
     module.zero_grad()
-    x = x.clone().requires_grad_()
-    y = module(x)
+    boundary = Boundary(x.device)
+    y = module(boundary.enter("x", x))
     roots = [(backward.edge(y), torch.linspace(-1, 1, y.numel()).reshape(y.shape))]
     parameters = list(module.parameters())
     if split:
-        owed = backward.input_half(roots, [x], parameters)
+        owed = backward.input_half(roots, boundary.anchor, parameters)
         del y
         backward.weight_half(owed, parameters)
     else:
-        backward.whole(roots, [x, *parameters])
-    return x.grad, {name: p.grad for name, p in module.named_parameters()}
+        backward.whole(roots, [boundary.anchor, *parameters])
+    return boundary.collect()["x"], {name: p.grad for name, p in module.named_parameters()}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -112,29 +113,48 @@ def test_the_graph_walk_equals_the_whole_backward_to_the_bit(case: str) -> None:
 
 
 def test_the_input_half_leaves_the_weight_gradients_of_a_linear_for_later() -> None:
-    module, x = (
-        nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)),
-        torch.randn(2, 4, requires_grad=True),
-    )
-    y = module(x)
-    owed = backward.input_half([(backward.edge(y), torch.ones_like(y))], [x], list(module.parameters()))
-    assert x.grad is not None
-    assert all(p.grad is None for p in module.parameters())
-    backward.weight_half(owed, list(module.parameters()))
-    assert all(p.grad is not None for p in module.parameters())
+    module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    boundary = Boundary(torch.device("cpu"))
+    y = module(boundary.enter("x", torch.randn(2, 4)))
+    parameters = list(module.parameters())
+    owed = backward.input_half([(backward.edge(y), torch.ones_like(y))], boundary.anchor, parameters)
+    assert "x" in boundary.grads
+    assert all(p.grad is None for p in parameters)
+    backward.weight_half(owed, parameters)
+    assert all(p.grad is not None for p in parameters)
 
 
 def test_without_an_input_that_needs_a_gradient_the_whole_backward_is_the_weight_half() -> None:
     module = nn.Linear(4, 4)
+    boundary = Boundary(torch.device("cpu"))
     y = module(torch.randn(2, 4))
-    owed = backward.input_half([(backward.edge(y), torch.ones_like(y))], [], list(module.parameters()))
+    parameters = list(module.parameters())
+    owed = backward.input_half([(backward.edge(y), torch.ones_like(y))], boundary.anchor, parameters)
     assert module.weight.grad is None
-    backward.weight_half(owed, list(module.parameters()))
+    backward.weight_half(owed, parameters)
     assert module.weight.grad is not None
 
 
 def test_gradients_from_later_consumers_are_added_before_the_stage_s_own() -> None:
-    x = torch.tensor([1e8], requires_grad=True)
+    boundary = Boundary(torch.device("cpu"))
+    x = boundary.enter("x", torch.tensor([1.0]))
     y = x * 1.0 + x * -1.0
-    backward.whole([(backward.edge(y), torch.ones(1)), (backward.edge(x), torch.tensor([1e-8]))], [x])
-    assert x.grad is not None and x.grad.item() == 0.0  # (1e-8 - 1) + 1, in that order
+    later = (backward.edge(x), torch.tensor([1e-8]))
+    backward.whole([(backward.edge(y), torch.ones(1)), later], [boundary.anchor])
+    assert boundary.collect()["x"].item() == 0.0  # (1e-8 - 1) + 1, in that order
+
+
+def test_a_gradient_leaves_with_the_strides_that_it_arrived_with() -> None:
+    boundary = Boundary(torch.device("cpu"))
+    x = boundary.enter("x", torch.randn(3, 4))
+    y = x.transpose(0, 1)
+    backward.whole([(backward.edge(y), torch.ones(4, 3))], [boundary.anchor])
+    assert boundary.collect()["x"].stride() == (1, 3)
+
+
+def test_an_input_that_no_gradient_reaches_passes_zeros() -> None:
+    boundary = Boundary(torch.device("cpu"))
+    x, z = boundary.enter("x", torch.randn(2)), boundary.enter("z", torch.randn(2))
+    backward.whole([(backward.edge(x * 2), torch.ones(2))], [boundary.anchor])
+    found = boundary.collect()
+    assert z.requires_grad and torch.equal(found["z"], torch.zeros(2)) and found["x"].tolist() == [2.0, 2.0]

@@ -66,6 +66,17 @@ def test_linear_on_a_transposed_input() -> None:
     )
 
 
+def test_linear_under_a_gradient_in_another_memory_order() -> None:
+    torch.manual_seed(0)
+    store = WeightStore()
+    call = stored(store, lambda x, w, b: weight_store.linear(store, x, w, b).transpose(1, 2).exp())
+    both(
+        lambda x, w, b: F.linear(x, w, b).transpose(1, 2).exp(),
+        call,
+        [torch.randn(4, 37, 8), torch.randn(5, 8), torch.randn(5)],
+    )
+
+
 @pytest.mark.parametrize(
     ("dims", "transposed", "groups"), [(1, False, 1), (2, False, 2), (3, False, 1), (2, True, 1)]
 )

@@ -41,10 +41,22 @@ class Made:
     buffers: dict[str, Tensor]
 
 
+class Scaled(nn.Module):
+    """With a parameter of its own in front, so that what has none is a layer, too."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.25))
+        self.module = module
+
+    def forward(self, first: Tensor, *rest: Tensor) -> object:
+        return self.module(first * self.scale, *rest)
+
+
 def reference(module: nn.Module, *shapes: Sequence[int], seed: int = 0) -> Reference:
     """Everything before the loss is the stage under test; `shapes` are those of the inputs, batch included."""
     torch.manual_seed(seed)
-    module = module.double()
+    module = Scaled(module).double()
     examples = tuple(torch.randn(tuple(shape), dtype=torch.float64) for shape in shapes)
 
     def batch(n: int) -> tuple[object, object]:

@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.pool import Pool
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    """Processes with torch imported, shared by all tests; started when the first test needs them."""
+    made = Pool(["torch", "runtime.train", "tests.runtime.jobs"])
+    yield made
+    made.close()

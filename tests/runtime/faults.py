@@ -1,0 +1,71 @@
+"""Mistakes of a runtime, made on purpose: a test of equality that passes with one of these in place is no test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from planner.schedule.program import Message
+from runtime.sync import GradientSync
+from runtime.train import Batch, Training
+from runtime.transport import Transport
+
+
+@contextmanager
+def injected(fault: str, rank: int) -> Iterator[None]:
+    if not fault:
+        yield
+    elif fault == "dropped sum":
+        with patch.object(GradientSync, "_groups", {}, create=True), _without_sums():
+            yield
+    elif fault == "swapped micro-batch":
+        with _swapped():
+            yield
+    else:
+        assert fault == "lost skip gradient"
+        with _lost():
+            yield
+
+
+@contextmanager
+def _without_sums() -> Iterator[None]:
+    begin = GradientSync.begin
+
+    def forgetful(self: GradientSync) -> None:
+        self._groups = {}
+        begin(self)
+
+    with patch.object(GradientSync, "begin", forgetful):
+        yield
+
+
+@contextmanager
+def _swapped() -> Iterator[None]:
+    step = Training.step
+
+    def confused(self: Training, batch: Batch) -> object:
+        """The first two micro-batches of the inputs change places, those of the targets do not."""
+        if 0 in batch and 1 in batch:
+            first, second = ({k: v for k, v in batch[m].items() if k.startswith("input")} for m in (0, 1))
+            batch = {**batch, 0: {**batch[0], **second}, 1: {**batch[1], **first}}
+        return step(self, batch)
+
+    with patch.object(Training, "step", confused):
+        yield
+
+
+@contextmanager
+def _lost() -> Iterator[None]:
+    wait = Transport.wait
+
+    def deaf(self: Transport, message: Message) -> dict[str, Tensor]:
+        found = wait(self, message)
+        far = message.direction == "grad" and len(found) > 1
+        return {n: torch.zeros_like(t) if far and i == 0 else t for i, (n, t) in enumerate(found.items())}
+
+    with patch.object(Transport, "wait", deaf):
+        yield

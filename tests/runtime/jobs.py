@@ -1,0 +1,76 @@
+"""What pool workers run: one rank of a plan, with everything it knows written down for the test to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from planner import plan_yaml
+from planner.capture import Captured
+from planner.workload import Workload
+from runtime import checkpoint as checkpoints
+from runtime import groups
+from runtime import job as jobs
+from runtime.paths import Paths
+from runtime.train import Losses, Model, NoPulse, Training
+
+
+@lru_cache(maxsize=4)
+def _captured(workload: str, arguments: tuple[tuple[str, str], ...], micro: int) -> tuple[Workload, Captured]:
+    from planner import workload as workloads
+    from planner.capture import capture
+
+    loaded = workloads.load(workload, dict(arguments))
+    captured = capture(loaded)
+    return loaded, captured if captured.graph.symbolic_batch else capture(loaded, micro=micro)
+
+
+def captured_of(workload: str, arguments: Mapping[str, object], micro: int) -> tuple[Workload, Captured]:
+    """A worker serves many tests of few models."""
+    return _captured(workload, tuple((k, str(v)) for k, v in sorted(arguments.items())), micro)
+
+
+def model_of(paths: Paths) -> Model:
+    plan = plan_yaml.load(paths.plan)
+    return Model(plan, *captured_of(plan.model.workload, plan.model.arguments, plan.batch.micro))
+
+
+def train(
+    rank: int, ranks: int, rendezvous: Path, *, folder: str, steps: int, fault: str = ""
+) -> dict[int, Losses]:
+    """Losses by step; gradients of step 1 and parameters after every step lie in the folder."""
+    from tests.runtime import faults
+
+    paths = Paths(Path(folder))
+    model, job = model_of(paths), jobs.read(paths)
+    world = groups.join(rendezvous, rank, ranks, torch.device("cpu"))
+    try:
+        start = checkpoints.latest(paths.checkpoints)
+        assert start is not None
+        with faults.injected(fault, rank):
+            training = Training(model, start, world, job, paths, NoPulse())
+            data = training.batches()
+            losses = {}
+            for step in range(1, steps + 1):
+                losses[training.done + 1] = training.step(next(data))
+                record(training, paths.root, rank, step)
+            training.finish()
+        world.barrier()
+    finally:
+        world.close()
+    return losses
+
+
+def record(training: Training, root: Path, rank: int, step: int) -> None:
+    held = training.rank
+    if step == 1:
+        grads = {
+            n: p.grad.clone() for flat in held.flats for n, p in flat.parameters.items() if p.grad is not None
+        }
+        save_file(grads, root / f"grads-{rank}.safetensors")
+    tensors = {name: tensor.detach().clone() for name, tensor in {**held.parameters, **held.buffers}.items()}
+    save_file(tensors, root / f"after-{step}-{rank}.safetensors")

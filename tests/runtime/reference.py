@@ -1,0 +1,82 @@
+"""The captured graph in one process with the same micro-batches: a plain loop that shares no code with the runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from planner.capture import Captured
+from planner.cut import StageModule, whole
+from planner.workload import Workload
+from runtime.data import mix
+
+
+@dataclass
+class Reference:
+    losses: list[float] = field(default_factory=list)
+    grads: dict[str, Tensor] = field(default_factory=dict)  # of step 1
+    after: list[dict[str, Tensor]] = field(default_factory=list)  # parameters and buffers after each step
+
+
+def batch_of(workload: Workload, seed: int, first: int, count: int) -> tuple[object, object]:
+    """Samples `first` to `first + count` of the synthetic stream, one by one."""
+    samples = []
+    for index in range(first, first + count):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(mix(seed, index))
+            samples.append(workload.batch(1))
+    leaves, spec = zip(*(torch.utils._pytree.tree_flatten(sample) for sample in samples), strict=True)
+    joined = [torch.cat(parts) for parts in zip(*leaves, strict=True)]
+    inputs, targets = torch.utils._pytree.tree_unflatten(joined, spec[0])
+    return inputs, targets
+
+
+def train(
+    workload: Workload,
+    captured: Captured,
+    tensors: dict[str, Tensor],
+    *,
+    micro: int,
+    micros: int,
+    steps: int,
+    seed: int = 0,
+    clip_norm: float | None = None,
+    before: Callable[[StageModule, int, int], None] | None = None,
+) -> Reference:
+    module = whole(captured)
+    module.materialise(tensors)
+    parameters = dict(module.named_parameters())
+    optimizer = workload.optimizer([(n, p) for n, p in parameters.items() if p.requires_grad])
+    found = Reference()
+    for step in range(steps):
+        optimizer.zero_grad()
+        rows = []
+        for m in range(micros):
+            if before is not None:
+                before(module, step + 1, m)
+            first = (step * micros + m) * micro
+            values = captured.batch_values(*batch_of(workload, seed, first, micro))
+            made = module(values)
+            rows.append([float(made[name].detach()) for name in sorted(made) if name.startswith("loss:")])
+            if captured.graph.loss_kind == "mean":
+                (made["loss:0"] / micros).backward()
+            else:
+                made["loss:0"].backward()
+        if captured.graph.loss_kind == "sum_count":
+            for parameter in parameters.values():
+                if parameter.grad is not None:
+                    parameter.grad /= sum(row[1] for row in rows)
+        found.losses.append(
+            sum(r[0] for r in rows) / (sum(r[1] for r in rows) if len(rows[0]) > 1 else micros)
+        )
+        if clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_([p for p in parameters.values() if p.grad is not None], clip_norm)
+        if step == 0:
+            found.grads = {n: p.grad.clone() for n, p in parameters.items() if p.grad is not None}
+        optimizer.step()
+        state = {**parameters, **dict(module.named_buffers())}
+        found.after.append({name: tensor.detach().clone() for name, tensor in state.items()})
+    return found
