@@ -17,7 +17,7 @@ from planner.workload import load
 PLANS = Path(__file__).parents[2] / "plans"
 FILES = sorted(PLANS.glob("*.yaml"))
 RENEW = """plans/{stem}.yaml is out of step. Renew the examples with
-  shardwright profile mlp --device roofline:cpu --micro 2,4 -o mlp.yaml
+  shardwright profile mlp --device roofline:cpu --micro 1,2,4,8 -o mlp.yaml
   shardwright plan mlp --profile mlp.yaml --cluster plans/clusters/laptop.yaml --batch 16 --fix data=1 \\
     --fix pipeline=2 --fix schedule=1f1b --fix micro=2 -o plans/mlp-two-stages.yaml --force
   shardwright plan mlp --profile mlp.yaml --cluster plans/clusters/laptop.yaml --batch 16 --fix data=1 \\
