@@ -30,6 +30,8 @@ def needed(action: Action, last: int) -> Action | None:
         return action._replace(stage=action.stage - 1) if action.stage else None
     if action.kind is Kind.W:
         return action._replace(kind=Kind.I)
+    if action.kind is Kind.R:
+        return action._replace(kind=Kind.F)
     if action.stage == last:
         return action._replace(kind=Kind.F)
     return action._replace(kind=Kind.I, stage=action.stage + 1)

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from planner.errors import BadInput
+from planner.schedule.action import Kind, Schedule
+from planner.schedule.assemble import with_recompute
+from planner.schedule.costs import Costs, Limits, nominal
+from planner.schedule.families import FAMILIES, generate
+from planner.schedule.relist import fits, limits_of, relist, relistings, weights
+from planner.schedule.replay import span
+from tests.planner.schedule import slots
+
+DRAW = random.Random(11)
+
+
+def uneven(stages: int) -> Costs:
+    def row() -> tuple[int, ...]:
+        return tuple(DRAW.randint(5, 15) for _ in range(stages))
+
+    inputs, weights = row(), row()
+    edges = [edge for s in range(stages - 1) for edge in ((s, s + 1), (s + 1, s))]
+    return Costs(
+        forward=row(),
+        backward=tuple(i + w for i, w in zip(inputs, weights, strict=True)),
+        input_grad=inputs,
+        weight_grad=weights,
+        recompute=row(),
+        hops={edge: DRAW.randint(0, 4) for edge in edges},
+    )
+
+
+def played(schedule: Schedule, costs: Costs) -> int:
+    return slots.span(schedule, lambda a: costs.of(a.kind)[a.stage], costs.hops)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_listed_anew_it_is_never_longer_and_holds_no_more(family: str) -> None:
+    for workers, micros in [(2, 5), (4, 8), (4, 11), (8, 8)]:
+        schedule = generate(family, workers=workers, micros=micros)
+        costs = uneven(schedule.stages)
+        anew = relist(schedule, costs)
+        slots.assert_whole(anew)
+        assert played(anew, costs) <= played(schedule, costs)
+        assert all(b <= a for a, b in zip(slots.peaks(schedule), slots.peaks(anew), strict=True))
+
+
+def test_candidates_are_different_sorted_and_timed_as_the_reference_times_them() -> None:
+    schedule = generate("zb-v", workers=4, micros=8)
+    costs = uneven(8)
+    candidates = relistings(schedule, costs)
+    spans = [time for time, _ in candidates]
+    assert spans == sorted(spans)
+    assert len({c.orders for _, c in candidates}) == len(candidates) > 3
+    assert spans == [played(c, costs) for _, c in candidates]
+    assert schedule in [c for _, c in candidates]
+
+
+def test_uneven_stages_gain_where_the_nominal_order_fits_them_badly() -> None:
+    """Light stages at one end: their workers had better run ahead than keep the nominal turn."""
+    schedule = generate("chimera-zb", workers=4, micros=8)
+    light = (3, 3, 9, 9)
+    costs = Costs(forward=light, backward=tuple(2 * t for t in light), input_grad=light, weight_grad=light)
+    assert span(relist(schedule, costs), costs) < 0.95 * span(schedule, costs)
+
+
+def test_a_stage_that_was_recomputed_still_is_and_its_time_counts() -> None:
+    schedule = with_recompute(generate("chimera-zb", workers=4, micros=6), [1, 3])
+    costs = uneven(4)
+    for time, candidate in relistings(schedule, costs):
+        again = [a for order in candidate.orders for a in order if a.kind is Kind.R]
+        assert {a.stage for a in again} == {1, 3}
+        assert len(again) == 12
+        assert time == played(candidate, costs)
+    assert span(schedule, costs) > span(schedule, replace(costs, recompute=()))
+
+
+def test_given_limits_hold_for_every_candidate_and_drop_the_order_that_breaks_them() -> None:
+    schedule = generate("zb-h2", workers=4, micros=8)
+    limits = Limits(memory=(4, 4, 4, 4))
+    assert not fits(schedule, limits)
+    candidates = [c for _, c in relistings(schedule, nominal(4), limits)]
+    assert schedule not in candidates
+    assert all(max(slots.peaks(c)) <= 4 for c in candidates)
+
+
+def test_limits_that_nothing_fits_into_are_refused() -> None:
+    with pytest.raises(BadInput, match=r"the caps deadlock"):
+        relist(generate("1f1b", workers=2, micros=4), nominal(2), Limits(memory=(1, 0)))
+
+
+def test_the_limits_of_a_schedule_are_what_it_holds_at_most_by_weight() -> None:
+    schedule = generate("1f1b", workers=3, micros=6)
+    assert limits_of(schedule).memory == (3, 2, 1)
+    assert limits_of(schedule, keep=(5, 7, 9)).memory == (15, 14, 9)
+    assert fits(schedule, limits_of(schedule, keep=(5, 7, 9)))
+    assert not fits(schedule, Limits(memory=(15, 13, 9), keep=(5, 7, 9)))
+    assert not fits(schedule, Limits(flight=((2, 2, 1),)))
+    assert fits(schedule, Limits(ahead=((3, 2, 1),)))
+
+
+def test_what_is_held_for_a_weight_gradient_weighs_until_then() -> None:
+    schedule = generate("zb-h1", workers=2, micros=2)  # F F I W I W and F I F I W W
+    assert weights(schedule, Limits(keep=(10, 10), held=(0, 0))) == [20, 10]
+    assert weights(schedule, Limits(keep=(10, 10), held=(10, 10))) == [20, 20]
+    assert weights(schedule, Limits(keep=(10, 10), held=(10, 15)))[1] == 30
+
+
+def test_orders_that_wait_for_each_other_have_no_span() -> None:
+    schedule = generate("1f1b", workers=2, micros=2)
+    crossed = schedule.with_text("0B0 0F0 0F1 0B1\n1F0 1B0 1F1 1B1")
+    with pytest.raises(BadInput, match=r"the orders wait for each other"):
+        span(crossed, nominal(2))
