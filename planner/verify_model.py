@@ -86,7 +86,7 @@ def _hops(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
     needed = needed_hops(plan, graph)
     given: dict[Route, set[str]] = {}
     for hop in plan.hops:
-        route = (hop.direction, hop.sender, hop.receiver)
+        route: Route = (hop.direction, hop.sender, hop.receiver)
         given[route] = set(hop.values)
         known = [graph.value[name] for name in hop.values if name in graph.value]
         whole = sum(value.bytes(plan.batch.micro) for value in known)
