@@ -88,6 +88,8 @@ def _hops(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
     for hop in plan.hops:
         route: Route = (hop.direction, hop.sender, hop.receiver)
         given[route] = set(hop.values)
+        if twice := {name for name in hop.values if hop.values.count(name) > 1}:
+            yield _hop(route, f"carries {_names(twice)} more than once")
         known = [graph.value[name] for name in hop.values if name in graph.value]
         whole = sum(value.bytes(plan.batch.micro) for value in known)
         least = -(-whole // plan.axes.spatial)

@@ -152,6 +152,11 @@ WRONG: tuple[tuple[str, Mapping[str, object], str], ...] = (
     ),
     ("a value left out", {"hops.0.values": ["m"]}, "hops: act 0 to 1: does not carry 'skip'"),
     ("a value too many", {"hops.0.values": ["skip", "m", "x"]}, "carries 'x', which does not pass here"),
+    (
+        "a value twice",
+        {"hops.0.values": ["m", "skip", "m"], "hops.0.bytes": 4800},
+        "carries 'm' more than once",
+    ),
     ("bytes that are wrong", {"hops.0.bytes": 3199}, "carries 3199 bytes; its values have 3200"),
     (
         "a hop against its direction",
