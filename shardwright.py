@@ -147,6 +147,30 @@ def _show_run(folder: Path) -> tuple[dict[str, object], str]:
     return report_run.as_dict(found), report_run.text(found)
 
 
+DEMO = (("gpt2", {"size": "tiny"}), ("unet3d", {"size": "tiny"}))
+
+
+def demo() -> None:
+    """Two small models from capture to a measured run, here, on two processes."""
+    import tempfile
+
+    from planner import summary
+    from runtime import report_run
+
+    cluster = Cluster.load(Path(__file__).parent / "plans" / "clusters" / "laptop.yaml")
+    for name, arguments in DEMO:
+        print(f"\n{name}: what does every layer cost here?", flush=True)
+        costs = profile(name, micros=(1, 2), **arguments)
+        chosen = plan(costs, cluster, batch=8)
+        print(summary.of_plan(chosen), flush=True)
+        folder = Path(tempfile.mkdtemp(prefix="shardwright-demo-"))
+        print(f"\n{name}: ten steps by that plan, in {len(chosen.places)} processes", flush=True)
+        done = launch(chosen, folder, steps=10).wait().check()
+        print(f"loss {done.losses[1]:.4f} at first, {done.losses[10]:.4f} at last")
+        print(report_run.text(report_run.comparison(folder)))
+        print(f"plan, trace and checkpoints: {folder}")
+
+
 def _app() -> typer.Typer:
     import typer
 
@@ -162,6 +186,7 @@ def _app() -> typer.Typer:
     )
     deciding.register(app, deciding.Tools(backward_split=_backward_split, show_run=_show_run))
     running.register(app)
+    app.command("demo", epilog="Example: shardwright demo")(demo)
     return app
 
 
