@@ -234,7 +234,8 @@ class _Writer:
         if kind == "grad":
             return self.graph.call_function(set_grad, (settings[0],))  # type: ignore[arg-type]
         device, *others = settings
-        where = device if self.device is None else self.device.type
+        known = self.device is not None and torch.amp.is_autocast_available(self.device.type)
+        where = self.device.type if self.device is not None and known else device
         return self.graph.call_function(_enter_autocast, (where, *others))  # type: ignore[arg-type]
 
 

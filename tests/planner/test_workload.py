@@ -1,0 +1,158 @@
+"""Workload files: found, bound to what --set gave, and refused by file and function."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from planner.errors import BadInput
+from planner.workload import load, parse_settings
+
+GOOD = """
+import torch
+from torch import nn
+
+def build(width: int = 4, name="a", scale: float = 1.0, bias=True, kind=None):
+    made = nn.Linear(width, 2, bias=bias)
+    made.facts = (width, name, scale, bias, kind)
+    return made
+
+def batch(n, width=4):
+    return torch.ones(n, width), torch.zeros(n, 2)
+
+def loss(outputs, targets):
+    return ((outputs - targets) ** 2).mean()
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def written(text: str, name: str = "mine.py") -> str:
+        path = tmp_path / name
+        path.write_text(text)
+        return str(path)
+
+    return written
+
+
+def test_values_go_to_every_function_that_names_them_in_the_type_of_the_default(write) -> None:
+    workload = load(write(GOOD), {"width": "6", "scale": "2", "bias": "false", "kind": "x"})
+    assert workload.build().facts == (6, "a", 2.0, False, "x")
+    assert workload.batch(3)[0].shape == (3, 6)
+    assert workload.arguments == {"width": 6, "scale": 2.0, "bias": False, "kind": "x"}
+
+
+def test_a_bare_name_is_a_model_of_ours_wherever_the_user_stands(tmp_path: Path) -> None:
+    code = "from planner.workload import load; print(load('mlp').where)"
+    command = [sys.executable, "-c", code]
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        command, cwd=tmp_path, env={"PYTHONPATH": root}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip().endswith("models/mlp.py")
+
+
+def test_a_package_module_is_imported_by_its_name(write, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "parcel").mkdir()
+    write(GOOD, "parcel/work.py")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert load("parcel.work").batch(2)[0].shape == (2, 4)
+
+
+def test_two_files_of_one_name_are_two_workloads(write, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    one = load(write(GOOD))
+    two = load(write(GOOD.replace("width=4", "width=5"), "other/mine.py"))
+    assert one.batch(1)[0].shape == (1, 4) and two.batch(1)[0].shape == (1, 5)
+
+
+def test_adamw_and_no_dataset_are_the_defaults(write) -> None:
+    workload = load(write(GOOD))
+    made = workload.optimizer(workload.build().named_parameters())
+    assert isinstance(made, torch.optim.AdamW)
+    assert workload.dataset() is None
+    samples = [(torch.ones(2), torch.zeros(1))] * 3
+    assert workload.collate(samples)[0].shape == (3, 2)
+
+
+def test_optimizer_dataset_and_collate_of_the_user_are_used(write) -> None:
+    more = """
+def optimizer(named, lr=0.1):
+    return torch.optim.SGD([p for _, p in named], lr=lr)
+
+def dataset(size=3):
+    return [(torch.ones(4), torch.zeros(2))] * size
+
+def collate(samples):
+    return "inputs", len(samples)
+"""
+    workload = load(write(GOOD + more), {"lr": "0.5", "size": "7"})
+    made = workload.optimizer(workload.build().named_parameters())
+    assert isinstance(made, torch.optim.SGD) and made.defaults["lr"] == 0.5
+    assert len(workload.dataset()) == 7
+    assert workload.collate([1, 2]) == ("inputs", 2)
+
+
+BAD = {
+    "no build": (GOOD.replace("def build", "def built"), {}, "has no function 'build'"),
+    "no batch": (GOOD.replace("def batch", "def other"), {}, "has no function 'batch'"),
+    "no loss": (GOOD.replace("def loss", "def other"), {}, "has no function 'loss'"),
+    "not callable": (GOOD + "\noptimizer = 3\n", {}, "'optimizer' is a int"),
+    "a syntax error": (GOOD + "\ndef broken(:\n", {}, "mine.py:16: cannot be imported: SyntaxError"),
+    "an import that fails": ("import torhc\n" + GOOD, {}, "mine.py:1: cannot be imported"),
+    "an error on import": (GOOD + "\nx = 1 / 0\n", {}, "mine.py:16: cannot be imported: ZeroDivisionError"),
+    "an unknown argument": (GOOD, {"depth": "3"}, "no function of the workload has an argument 'depth'"),
+    "not an integer": (GOOD, {"width": "six"}, "'six' is not an integer"),
+    "not a number": (GOOD, {"scale": "much"}, "'much' is not a number"),
+    "not a truth value": (GOOD, {"bias": "perhaps"}, "'perhaps' is not a truth value"),
+    "a default that is not plain": (GOOD.replace("kind=None", "kind=(1,)"), {"kind": "1"}, "plain default"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_file_is_refused_by_name(write, case: str) -> None:
+    text, settings, words = BAD[case]
+    path = write(text)
+    with pytest.raises(BadInput) as caught:
+        load(path, settings)
+    assert words in str(caught.value) and "mine.py" in str(caught.value)
+
+
+LATER = {
+    "build gives no module": ("made = nn.Linear(width, 2, bias=bias)", "made = torch.ones(1)", "build"),
+    "build raises": ("made = nn", "made = missing", "build"),
+    "batch gives one tensor": (
+        "return torch.ones(n, width), torch.zeros(n, 2)",
+        "return torch.ones(n)",
+        "batch",
+    ),
+    "batch raises": ("return torch.ones(n, width)", "return torch.one(n, width)", "batch"),
+}
+
+
+@pytest.mark.parametrize("case", LATER)
+def test_a_function_that_fails_is_named_with_its_line(write, case: str) -> None:
+    old, new, name = LATER[case]
+    workload = load(write(GOOD.replace(old, new)))
+    with pytest.raises(BadInput, match=rf"mine\.py(:\d+)?: {name}\(\)"):
+        getattr(workload, name)(*([2] if name == "batch" else []))
+
+
+@pytest.mark.parametrize("name", ["nowhere.py", "no.such.module", "nosuch", "a/b", "", "a b"])
+def test_what_is_no_workload_is_refused_with_what_would_be(name: str) -> None:
+    with pytest.raises(BadInput, match=r"file\.py, package\.module, or one of .*gpt2"):
+        load(name)
+
+
+def test_settings_are_read_from_their_text() -> None:
+    assert parse_settings(["size=xl", "text=a=b", "empty="]) == {"size": "xl", "text": "a=b", "empty": ""}
+
+
+@pytest.mark.parametrize("texts", [["size"], ["=3"], ["a-b=3"], ["a=1", "a=2"]])
+def test_settings_that_set_nothing_are_refused(texts: list[str]) -> None:
+    with pytest.raises(BadInput, match="--set"):
+        parse_settings(texts)
