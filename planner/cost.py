@@ -62,6 +62,18 @@ class Edges:
     bytes: IntArray
     backward: BoolArray  # a gradient flows back
 
+    def between(self, low: int, high: int) -> Edges:
+        """Those that some boundary from `low` to `high` cuts."""
+        chosen = (self.previous < high) & (self.consumer >= low)
+        return Edges(
+            value=self.value[chosen],
+            made=self.made[chosen],
+            previous=self.previous[chosen],
+            consumer=self.consumer[chosen],
+            bytes=self.bytes[chosen],
+            backward=self.backward[chosen],
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:

@@ -165,20 +165,24 @@ class Box:
             cost += row[:, None, None] * table
         return cost
 
-    def _tables(self, weights: Weights, p: int) -> Iterator[tuple[FloatArray, FloatArray]]:
+    def _tables(self, weights: Weights, p: int) -> Iterator[tuple[FloatArray, IntArray]]:
         """What is no difference of prefix sums."""
         problem = self.problem
-        grid = self.window(p)[:, None], self.window(p + 1)[None, :]
         if weights.kinds[:, SYNC, p].any():
-            yield weights.kinds[:, SYNC, p], problem.sync_ns(p, *grid).astype(np.float64)
+            yield weights.kinds[:, SYNC, p], self.cell(problem.sync_grid(p), p)
         if weights.kinds[:, STEP, p].any():
-            yield weights.kinds[:, STEP, p], problem.step_ns(p, *grid).astype(np.float64)
+            yield weights.kinds[:, STEP, p], self.cell(problem.step_grid(p), p)
         if weights.fixed[:, p].any():
-            yield weights.fixed[:, p], problem.fixed_bytes(*grid).astype(np.float64)
+            yield weights.fixed[:, p], self.cell(problem.fixed_grid, p)
         if weights.moving[:, p].any():
-            parts = problem.moving_bytes(*grid).astype(np.float64)
+            parts = self.cell(problem.moving_grid, p)
             for part in range(parts.shape[-1]):
                 yield weights.moving[:, p, part], parts[..., part]
+
+    def cell(self, grid: IntArray, p: int) -> IntArray:
+        """The part of a table over all intervals that stage p can have."""
+        low, high = self.low, self.high
+        return grid[low[p] : high[p] + 1, low[p + 1] : high[p + 1] + 1]
 
     def least(self, weights: Weights) -> tuple[float, IntArray]:
         """The least value of a single row over the box, and a cut that has it."""
@@ -244,7 +248,8 @@ class _Hops:
         return self._near[p]
 
     def _measure(self, p: int) -> tuple[FloatArray, FloatArray]:
-        edges, box = self.problem.tables.edges, self.box
+        every, box = self.problem.tables.edges, self.box
+        edges = every.between(int(box.low[p]), int(box.high[p]))
         j = box.window(p)[:, None]
         begin, end = np.minimum(box.high[p - 1], j - 1), np.maximum(box.low[p + 1], j + 1)
         crosses = (edges.previous < j) & (j <= edges.consumer) & (edges.consumer < end)
@@ -299,10 +304,8 @@ def whole(problem: Problem) -> Box | None:
 
 def most_bytes(problem: Problem) -> IntArray:
     """[worker]: from above, every hosted stage as large as any stage can be, in each part."""
-    i, j = np.arange(problem.layers + 1)[:, None], np.arange(problem.layers + 1)[None, :]
-    tables = problem.tables
-    fixed = int(problem.fixed_bytes(i, j).max())
-    moving = np.array([tables.saved.max(), tables.held[-1], tables.entered.max(), tables.workspace.max()])
+    fixed = int(problem.fixed_grid.max())
+    moving = problem.moving_grid.reshape(-1, 4).max(0)
     peaks = [int((rows.sum(1) @ moving).max()) for rows in problem.moments]
     total: IntArray = np.array(peaks) + fixed * problem.hosted.sum(1)
     return total
@@ -310,16 +313,22 @@ def most_bytes(problem: Problem) -> IntArray:
 
 def shortage(problem: Problem, p: int, box: Box) -> IntArray:
     """[c_p, c_{p+1}]: bytes by which a stage alone exceeds the worst of its workers, negative where it fits."""
-    i, j = box.window(p)[:, None], box.window(p + 1)[None, :]
-    j = np.maximum(i, j)
-    fixed, moving = problem.fixed_bytes(i, j), problem.moving_bytes(i, j)
+    fixed, moving = box.cell(problem.fixed_grid, p), box.cell(problem.moving_grid, p)
     worst: IntArray = np.full(fixed.shape, -(1 << 62), np.int64)
     for worker in np.flatnonzero(problem.hosted[:, p]):
         counts = set(map(tuple, problem.moments[worker][:, p].tolist()))
-        peak = np.maximum.reduce([moving @ np.array(row) for row in counts])
+        peak = np.maximum.reduce([_weighted(moving, row) for row in counts])
         need = fixed * problem.hosted[worker, p] + peak
         worst = np.maximum(worst, need - problem.available_bytes[worker])
     return worst
+
+
+def _weighted(parts: IntArray, counts: tuple[int, ...]) -> IntArray:
+    total: IntArray = np.zeros(parts.shape[:-1], np.int64)
+    for part, count in enumerate(counts):
+        if count:
+            total += count * parts[..., part]
+    return total
 
 
 def memory_weights(problem: Problem) -> Weights:

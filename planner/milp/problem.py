@@ -6,22 +6,22 @@ here is evaluated for many cuts at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
-from planner.cluster import Cluster
 from planner.cost import BoolArray, IntArray, Tables
 from planner.memory import live_counts
-from planner.milp.mesh import FloatArray, Mesh, Sum, mesh, sums
+from planner.milp.mesh import FloatArray, Mesh, Sum
 from planner.milp.shapes import Shape, Update
 from planner.plan import Hop
 from planner.schedule.action import Action, Kind, Schedule
 from planner.simulate import Bound, Compiled, compile, critical_path, makespans, period
 
 KINDS = tuple(Kind)
+_GRIDS = 100  # kept at a time
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
 
 
@@ -94,6 +94,7 @@ class Problem:
     latency_ns: FloatArray  # [stage, stage]
     byte_ns: FloatArray
     slowness: tuple[float, ...]  # a stage
+    grids: dict[tuple[object, ...], IntArray]  # tables over all intervals, shared between problems
 
     @property
     def schedule(self) -> Schedule:
@@ -184,6 +185,33 @@ class Problem:
         ns: IntArray = np.ceil(self.tables.elements[low, high] * rate).astype(np.int64)
         return ns
 
+    def sync_grid(self, stage: int) -> IntArray:
+        """`sync_ns` of every interval."""
+        key = ("sync", self.tables.setting.micro, self.sums[stage], self.tie)
+        return self._grid(key, lambda i, j: self.sync_ns(stage, i, j))
+
+    def step_grid(self, stage: int) -> IntArray:
+        share = self.holders if self.shape.shard else 1
+        key = ("step", self.tables.setting.micro, share, self.slowness[stage])
+        return self._grid(key, lambda i, j: self.step_ns(stage, i, j))
+
+    @cached_property
+    def fixed_grid(self) -> IntArray:
+        share = self.holders if self.shape.shard else 1
+        return self._grid(("fixed", self.tables.setting.micro, share), self.fixed_bytes)
+
+    @cached_property
+    def moving_grid(self) -> IntArray:
+        return self._grid(("moving", self.tables.setting.micro), self.moving_bytes)
+
+    def _grid(self, key: tuple[object, ...], price: Callable[[IntArray, IntArray], IntArray]) -> IntArray:
+        if key not in self.grids:
+            if len(self.grids) >= _GRIDS:
+                self.grids.clear()
+            every = np.arange(self.layers + 1)
+            self.grids[key] = price(every[:, None], np.maximum(every[None, :], every[:, None]))
+        return self.grids[key]
+
     def _hop_ns(self, sizes: IntArray) -> IntArray:
         backward = sizes[:, 1] * self.byte_ns.T + self.latency_ns.T
         ns = np.stack([sizes[:, 0] * self.byte_ns + self.latency_ns, backward], 1)
@@ -194,12 +222,13 @@ class Problem:
         spans = self.durations(cuts)
         out: IntArray = np.zeros(len(spans.kinds), np.int64)
         present = spans.hop_bytes.reshape(len(out), -1) > 0
-        patterns, member = np.unique(present, axis=0, return_inverse=True)
-        for number, pattern in enumerate(patterns):
-            chosen = np.flatnonzero(member.ravel() == number)
-            compiled = self._compile(pattern)
+        left = np.arange(len(out))
+        while len(left):
+            same = (present[left] == present[left[0]]).all(1)
+            chosen, pattern = left[same], present[left[0]]
             vectors = self._vectors(spans, chosen, pattern)
-            out[chosen] = self._objective(compiled, vectors)
+            out[chosen] = self._objective(self._compile(pattern), vectors)
+            left = left[~same]
         return out
 
     def _objective(self, compiled: Compiled, vectors: IntArray) -> IntArray:
@@ -259,25 +288,32 @@ def stage_of(cuts: IntArray, layers: int) -> IntArray:
     return opens.cumsum(1)[:, :layers]
 
 
-def problem(cluster: Cluster, shape: Shape, tables: Tables, order: Order, device: str) -> Problem:
-    machine = mesh(cluster, shape, device)
+def problem(
+    shape: Shape,
+    tables: Tables,
+    order: Order,
+    machine: Mesh,
+    sums: Callable[[tuple[tuple[int, ...], ...]], tuple[Sum, ...]],
+    grids: dict[tuple[object, ...], IntArray],
+) -> Problem:
+    """`sums` prices the all-reduces over the replicas of groups of workers."""
     place = np.array(order.schedule.place)
     slowness = tuple(max(machine.slowness[w] for w in place[:, s]) for s in range(shape.stages))
     latency = np.maximum.reduce([machine.latency_ns[np.ix_(pipe, pipe)] for pipe in place])
     byte = np.maximum.reduce([machine.byte_ns[np.ix_(pipe, pipe)] for pipe in place])
-    groups = [[row[w] for row in machine.grid for w in place[:, s]] for s in range(shape.stages)]
-    everybody = [slot for row in machine.grid for slot in row]
+    groups = tuple(tuple(sorted(set(place[:, s].tolist()))) for s in range(shape.stages))
     return Problem(
         shape=shape,
         tables=tables,
         order=order,
         mesh=machine,
         prefix_ns=_prefixes(tables, slowness),
-        sums=tuple(sums(cluster, groups)),
-        tie=sums(cluster, [everybody])[0],
+        sums=sums(groups),
+        tie=sums((tuple(range(shape.workers)),))[0],
         latency_ns=latency,
         byte_ns=byte,
         slowness=slowness,
+        grids=grids,
     )
 
 

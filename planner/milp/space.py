@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.cluster import Cluster
-from planner.cost import Tables, price
+from planner.cost import IntArray, Tables, price
 from planner.errors import BadInput
 from planner.milp.bounds import Box, whole
+from planner.milp.mesh import Mesh, Sum, mesh, sums
 from planner.milp.problem import Order, Problem, problem
 from planner.milp.shapes import Pins, Shape
 from planner.profile import CostKey, Profile
@@ -30,6 +31,9 @@ class Space:
     pins: Pins
     _tables: dict[int, Tables] = field(default_factory=dict)
     _orders: dict[tuple[object, ...], Order | None] = field(default_factory=dict)
+    _meshes: dict[tuple[object, ...], Mesh] = field(default_factory=dict)
+    _sums: dict[tuple[object, ...], tuple[Sum, ...]] = field(default_factory=dict)
+    _grids: dict[tuple[object, ...], IntArray] = field(default_factory=dict)
 
     @property
     def layers(self) -> int:
@@ -65,7 +69,19 @@ class Space:
         order = self.order(shape)
         if order is None or order.schedule.stages > self.layers:
             return None
-        return problem(self.cluster, shape, self.tables(shape.micro), order, self.profile.device)
+        where = (shape.data, shape.workers, shape.axes)
+        if where not in self._meshes:
+            self._meshes[where] = mesh(self.cluster, shape, self.profile.device)
+        machine = self._meshes[where]
+
+        def priced(groups: tuple[tuple[int, ...], ...]) -> tuple[Sum, ...]:
+            key = (*where, groups)
+            if key not in self._sums:
+                slots = [[row[w] for row in machine.grid for w in group] for group in groups]
+                self._sums[key] = tuple(sums(self.cluster, slots))
+            return self._sums[key]
+
+        return problem(shape, self.tables(shape.micro), order, machine, priced, self._grids)
 
     def box(self, posed: Problem) -> Box | None:
         """Every cut that may fit; the user's own where one is pinned."""
