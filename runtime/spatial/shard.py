@@ -11,7 +11,7 @@ From then on the module takes and gives this rank's parts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, fx
@@ -20,7 +20,7 @@ from planner.capture_operations import operation_of
 from planner.cut import StageModule
 from planner.halo import Layout, Step, entry, whole
 from planner.halo.fetch import Fetch
-from planner.halo.segment import Operation, Placed, Segment, call_of, propagate
+from planner.halo.segment import Operation, Placed, Ref, Segment, call_of, propagate
 from runtime.spatial.exchange import fetched
 from runtime.spatial.mesh import Mesh
 from runtime.spatial.shapes import plain
@@ -112,8 +112,6 @@ def _uses(
 
 def _named(done: Placed) -> list[tuple[str, str]]:
     """(argument, tensor) of an operation, a list's entries by number."""
-    from planner.halo.segment import Ref
-
     found = []
     for argument, value in done.operation.arguments.items():
         if isinstance(value, Ref):
@@ -174,11 +172,11 @@ class _Writer:
         name = f"spatial_{self.count}"
         self.count += 1
         setattr(self.run, name, what)
-        held = self.run.graph.get_attr(name)
+        held = self.run.graph.create_node("get_attr", name)  # get_attr() warns of what is no tensor
         return self.run.graph.call_function(called, (held, *args), kwargs)  # type: ignore[arg-type]
 
 
-def called(what: Site | Gather, *args: object, **kwargs: object) -> object:
+def called(what: Callable[..., object], *args: object, **kwargs: object) -> object:
     return what(*args, **kwargs)
 
 

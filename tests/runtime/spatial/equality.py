@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.capture import Captured, capture
-from planner.cut import cut
+from planner.cut import StageModule, cut
 from planner.halo import Layout, coordinates
 from runtime.spatial.mesh import Mesh, Wire
 from runtime.spatial.shard import Analysed, analyse, shard
@@ -97,7 +97,7 @@ def analysed(ref: Reference, grid: Sequence[int], layouts: Mapping[str, Layout] 
     return analyse(_stage(ref), grid, layouts=layouts)
 
 
-def _stage(ref: Reference):  # type: ignore[no-untyped-def]
+def _stage(ref: Reference) -> StageModule:
     return cut(ref.captured, [len(ref.captured.graph.layers) - 1])[0]
 
 
@@ -127,23 +127,33 @@ def part(x: Tensor, layout: Layout, place: Sequence[int]) -> Tensor:
 
 
 def differences(ref: Reference, how: Analysed, made: Sequence[Made], grid: Sequence[int]) -> dict[str, float]:
-    """Largest relative difference of everything that must be equal."""
+    """Largest relative difference of everything that must be equal, over all ranks."""
+    shares = [mine.parameter_gradients for mine in made]
+    sums = {
+        name: torch.stack([share[name] for share in shares]).sum(0) for name in how.partial & set(shares[0])
+    }
     found: dict[str, float] = {}
     for rank, mine in enumerate(made):
-        place = coordinates(rank, grid)
-        for name, x in mine.outputs.items():
-            _worse(found, f"output {name}", x, part(ref.outputs[name], how.outputs[name], place))
-        for name, x in mine.input_gradients.items():
-            _worse(found, f"gradient of {name}", x, part(ref.input_gradients[name], how.inputs[name], place))
-        for name, x in mine.buffers.items():
-            _worse(found, f"buffer {name}", x, ref.buffers[name])
-    for name, expected in ref.parameter_gradients.items():
-        shares = [mine.parameter_gradients[name] for mine in made]
-        if name in how.partial:
-            _worse(found, f"gradient of {name}", torch.stack(shares).sum(0), expected)
-        else:
-            for share in shares:
-                _worse(found, f"gradient of {name}", share, expected)
+        complete = Made(mine.outputs, mine.input_gradients, mine.parameter_gradients | sums, mine.buffers)
+        for what, difference in own_differences(ref, how, complete, grid, rank).items():
+            found[what] = max(found.get(what, 0.0), difference)
+    return found
+
+
+def own_differences(
+    ref: Reference, how: Analysed, mine: Made, grid: Sequence[int], rank: int
+) -> dict[str, float]:
+    """Of one rank, whose partial gradients have been summed."""
+    found: dict[str, float] = {}
+    place = coordinates(rank, grid)
+    for name, x in mine.outputs.items():
+        _worse(found, f"output {name}", x, part(ref.outputs[name], how.outputs[name], place))
+    for name, x in mine.input_gradients.items():
+        _worse(found, f"gradient of {name}", x, part(ref.input_gradients[name], how.inputs[name], place))
+    for name, x in mine.parameter_gradients.items():
+        _worse(found, f"gradient of {name}", x, ref.parameter_gradients[name])
+    for name, x in mine.buffers.items():
+        _worse(found, f"buffer {name}", x, ref.buffers[name])
     return found
 
 

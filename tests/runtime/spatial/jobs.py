@@ -1,0 +1,36 @@
+"""What pool workers run: cases on real processes over gloo, each rank comparing its own part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch.distributed as dist
+
+from runtime.spatial.mesh import GroupWire
+from tests.runtime.spatial.cases import CASES
+from tests.runtime.spatial.equality import Made, on_shards, own_differences
+from tests.runtime.spatial.variants import Variant
+
+
+def operations(
+    rank: int, ranks: int, rendezvous: Path, *, chosen: Sequence[tuple[str, str, tuple[int, ...]]]
+) -> dict[str, float]:
+    """Worst difference of every variant."""
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
+    try:
+        wire = GroupWire(dist.group.WORLD)  # type: ignore[arg-type]
+        return dict(_differences(Variant(CASES[name], parts, grid), wire) for name, parts, grid in chosen)
+    finally:
+        dist.destroy_process_group()
+
+
+def _differences(variant: Variant, wire: GroupWire) -> tuple[str, float]:
+    ref = variant.reference()
+    how = variant.analysed(ref)
+    made = on_shards(ref, variant.grid, how, wire)
+    summed = dict(made.parameter_gradients)
+    for name in sorted(how.partial & set(summed)):
+        dist.all_reduce(summed[name])
+    made = Made(made.outputs, made.input_gradients, summed, made.buffers)
+    return str(variant), max(own_differences(ref, how, made, variant.grid, wire.rank).values())

@@ -1,0 +1,91 @@
+"""Every operation is exact on shards, or refused by name before anything runs. A sample; the benchmark runs all."""
+
+from __future__ import annotations
+
+import random
+from math import prod
+
+import pytest
+
+from planner.errors import BadInput
+from planner.halo import RULES
+from runtime.spatial.table import KERNELS
+from tests.pool import Pool
+from tests.runtime.spatial import threads
+from tests.runtime.spatial.cases import CASES
+from tests.runtime.spatial.equality import differences, on_shards
+from tests.runtime.spatial.variants import Variant, variants
+
+EXACT = 1e-12
+ALL = list(variants())
+SAMPLE = random.Random(7).sample(ALL, 70)
+# Where other libraries were found to be silently wrong, to crash or to refuse.
+HARD = (
+    "conv2d ker=4 str=2 pad=1",
+    "conv2d ker=3",
+    "conv2d ker=3 dil=2 pad=2",
+    "conv2d ker=5 pad=2 pad=circular str=2",
+    "conv2d ker=5 pad=2 pad=reflect",
+    "conv2d kernel 19",
+    "transposed2d ker=3 str=2 pad=1 out=1",
+    "transposed2d ker=3 str=1 pad=1",
+    "transposed2d ker=4 str=2 pad=1",
+    "maxpool2d ker=3 str=2 pad=1",
+    "avgpool2d ker=3 str=2 pad=1",
+    "avgpool2d without padding counted",
+    "adaptive avg 1",
+    "batchnorm2d",
+    "groupnorm 2",
+    "instancenorm2d running",
+    "interpolate2d bilinear False x2",
+    "interpolate2d bilinear True x2",
+    "dice",
+    "cross entropy weighted",
+)
+
+
+def test_rules_and_kernels_are_of_the_same_operations() -> None:
+    assert set(RULES) == set(KERNELS)
+
+
+def test_the_table_is_long_enough() -> None:
+    assert len(CASES) >= 150
+
+
+def _check(variant: Variant) -> None:
+    ref = variant.reference()
+    if variant.case.refused:
+        with pytest.raises(BadInput, match=variant.case.refused):
+            variant.analysed(ref)
+        return
+    how = variant.analysed(ref)
+    assert any(not layout.whole for layout in how.inputs.values())
+    made = threads.run(prod(variant.grid), lambda wire: on_shards(ref, variant.grid, how, wire))
+    found = differences(ref, how, made, variant.grid)
+    assert max(found.values()) < EXACT, found
+
+
+@pytest.mark.parametrize("variant", SAMPLE, ids=str)
+def test_an_operation_on_shards_equals_one_process(variant: Variant) -> None:
+    _check(variant)
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_what_is_hard_is_exact_on_odd_sizes_over_three_ranks(name: str) -> None:
+    _check(Variant(CASES[name], "odd", (3,)))
+
+
+@pytest.mark.parametrize("name", [case.name for case in CASES.values() if case.refused])
+def test_what_has_no_rule_is_refused_by_name(name: str) -> None:
+    _check(Variant(CASES[name], "even", (2,)))
+
+
+@pytest.mark.parametrize("grid", [(2,), (3,), (2, 2)], ids=str)
+def test_real_processes_are_as_exact_as_threads(pool: Pool, grid: tuple[int, ...]) -> None:
+    rng = random.Random(prod(grid))
+    possible = [v for v in ALL if v.grid == grid and not v.case.refused]
+    chosen = [(v.case.name, v.parts, v.grid) for v in rng.sample(possible, 12)]
+    chosen += [(name, "uneven", grid) for name in HARD[:6]]
+    for worst in pool.run("tests.runtime.spatial.jobs:operations", prod(grid), chosen=chosen):
+        assert isinstance(worst, dict)
+        assert all(difference < EXACT for difference in worst.values()), worst
