@@ -5,7 +5,8 @@ In slots of one forward or backward, unit k of at most D micro-batches, m the pl
     worker(down, j, s) = (s + jD/f) mod D            F at 2m + s           + 2Dk
     worker(up, j, s)   = (D - 1 - s + jD/f) mod D    B at 2m + 2D - 1 - s  + 2Dk
 
-Pipes 0..f-1 go down, f..2f-1 up; the micro-batches of a unit are numbered pipe by pipe.
+Pipes 0..f-1 go down, f..2f-1 up; the micro-batches of a unit are numbered pipe by pipe. Where the last of several
+units is not full, the order is listed instead if that is shorter.
 
 `concat` says how more than D micro-batches follow each other: `direct` shifts whole units as above; `doubling` runs
 two forwards back to back so that they last as long as one backward (B = 2F), for pairs of micro-batches in a pipe,
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from planner.errors import BadInput
 from planner.schedule.action import Action, Kind, Schedule
 from planner.schedule.assemble import Place, Request, assemble
+from planner.schedule.remainder import shorter
 from planner.schedule.rhythm import rhythm
 
 Slots = list[list[tuple[int, Action]]]  # a worker: slot and action
@@ -33,6 +35,8 @@ def chimera(request: Request) -> Schedule:
     slots: Slots = [[] for _ in range(request.workers)]
     pipe_of = (_direct if concat == "direct" else _doubled)(request, place, slots)
     orders = [[action for _, action in sorted(worker)] for worker in slots]
+    if concat == "direct" and request.micros > request.workers and request.micros % request.workers:
+        orders = shorter(place, pipe_of, orders, request.workers)
     return assemble(request, place, pipe_of, orders)
 
 

@@ -21,7 +21,8 @@ POLICIES = (
     Policy(tie="micro"),
     Policy(tie="first"),
     Policy(tie="deep", order="FBW"),
-    Policy(tie="micro", patience=50),
+    Policy(tie="micro", order="FBW", patience=25),
+    Policy(tie="deep", patience=25),
 )
 
 

@@ -17,7 +17,8 @@ from planner.schedule.costs import Costs, Limits
 from planner.schedule.list_job import TIES, Job, Policy
 from planner.schedule.list_run import as_actions
 from planner.schedule.list_scheduler import Listing, best_listed, bound
-from planner.schedule.relist import limits_of
+from planner.schedule.relist import fits, limits_of
+from planner.schedule.replay import COMPUTE, span_of
 from planner.schedule.search_state import Model, Start, State
 
 
@@ -33,13 +34,15 @@ class Proof:
         return self.span == self.bound
 
 
-def best_order(job: Job, *, most_states: int = 200_000) -> Proof:
+def best_order(job: Job, *, known: Listing | None = None, most_states: int = 200_000) -> Proof:
     """The shortest order for the job's placement, costs and caps; an interval where `most_states` do not suffice.
 
-    The job's policy and sequence say where to start from and do not restrict the answer.
+    The job's policy says where to start from and does not restrict the answer, nor does an order already `known`.
     """
     job = replace(job, sequence=None)
     start = best_listed(replace(job, policy=policy) for policy in (job.policy, *POLICIES))
+    if known is not None and known.span < start.span:
+        start = known
     if start.span <= bound(job):
         return Proof(span=start.span, bound=start.span, orders=start.orders, states=0)
     return _Search(job, start, most_states).run()
@@ -103,11 +106,19 @@ def best_for(
     schedule: Schedule, costs: Costs, limits: Limits | None = None, *, most_states: int = 200_000
 ) -> Proof:
     """The shortest order of a schedule's work on its own placement, in the memory that its own order takes."""
+    orders = [[a for a in order if a.kind in COMPUTE] for order in schedule.orders]
+    split = any(action.kind is Kind.I for order in orders for action in order)
+    back = Kind.I if split else Kind.B
     job = Job(
         place=schedule.place,
         pipe_of=schedule.pipe_of,
         costs=costs,
-        split=any(action.kind is Kind.I for order in schedule.orders for action in order),
+        split=split,
         limits=limits_of(schedule) if limits is None else limits,
     )
-    return best_order(job, most_states=most_states)
+    known = None
+    if fits(schedule, job.limits) and all(
+        a.kind in (Kind.F, back, Kind.W) for order in orders for a in order
+    ):
+        known = Listing(orders=orders, span=span_of(schedule.place, orders, costs))
+    return best_order(job, known=known, most_states=most_states)

@@ -1,7 +1,7 @@
 """Wave: one pipeline that zig-zags over the workers, Chimera's slots without its replicas.
 
 With v stages a worker and S = vD stages: F of stage s at slot 2m + s, B at 2m + 2S - 1 - s, for units of D
-micro-batches, unit k shifted by 2S. Neighbouring stages at the turns share a worker, as do the first and, for even
+micro-batches, unit k shifted by 2S (listed where the last of several is not full and that is shorter). Neighbouring stages at the turns share a worker, as do the first and, for even
 v, the last: ties between them and skips across the turn are local.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from planner.schedule.action import Action, Kind, Schedule
 from planner.schedule.assemble import Request, assemble, zigzag
+from planner.schedule.remainder import shorter
 
 
 def wave(request: Request) -> Schedule:
@@ -22,4 +23,6 @@ def wave(request: Request) -> Schedule:
             slots[worker].append((start + stage, Action(Kind.F, stage, micro)))
             slots[worker].append((start + 2 * stages - 1 - stage, Action(Kind.B, stage, micro)))
     orders = [[action for _, action in sorted(worker)] for worker in slots]
+    if request.micros > request.workers and request.micros % request.workers:
+        orders = shorter(place, [0] * request.micros, orders, stages)
     return assemble(request, place, [0] * request.micros, orders)

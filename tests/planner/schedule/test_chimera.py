@@ -24,7 +24,7 @@ def test_the_first_workers_orders_are_those_of_the_papers_figures() -> None:
 
 def test_every_order_is_that_of_the_slots_and_no_two_actions_fall_on_one_slot() -> None:
     for workers, pairs in GRID:
-        for micros in range(1, 4 * workers + 1, 1 + workers // 3):
+        for micros in (1, workers - 1, workers, 2 * workers, 4 * workers):
             schedule = generate("chimera", workers=workers, micros=micros, pairs=pairs)
             start = _starts(schedule)
             for order in compute(schedule):
@@ -63,7 +63,7 @@ def test_units_follow_each_other_without_a_further_bubble_where_a_backward_costs
 
 
 def test_no_worker_ever_holds_more_than_as_many_micro_batches_as_there_are_workers() -> None:
-    for workers, pairs in GRID[::2]:
+    for workers, pairs in GRID[:14:2]:
         for micros in range(1, 4 * workers, 1 + workers // 2):
             schedule = generate("chimera", workers=workers, micros=micros, pairs=pairs)
             assert_whole(schedule)
@@ -77,6 +77,22 @@ def test_where_a_backward_costs_two_forwards_units_leave_gaps_of_the_known_lengt
             schedule = generate("chimera", workers=workers, micros=units * workers, pairs=pairs)
             forwards = workers + (units - 1) * (workers - workers // pairs + 2)
             assert span(schedule, thirds) == forwards + 2 * units * per_unit
+
+
+@pytest.mark.parametrize(("workers", "pairs"), [(2, 1), (4, 1), (6, 1), (8, 1), (8, 2), (12, 3)])
+def test_a_last_unit_that_is_not_full_is_never_longer_than_a_full_one(workers: int, pairs: int) -> None:
+    full = [
+        span(generate("chimera", workers=workers, micros=units * workers, pairs=pairs), thirds)
+        for units in range(1, 5)
+    ]
+    for micros in range(workers + 1, 4 * workers):
+        schedule = generate("chimera", workers=workers, micros=micros, pairs=pairs)
+        assert span(schedule, thirds) <= full[-(-micros // workers) - 1]
+        assert max(peaks(schedule)) <= workers
+
+
+def test_one_micro_batch_more_than_a_unit_is_listed_into_the_gaps() -> None:
+    assert span(generate("chimera", workers=4, micros=5), thirds) == 21  # 25 by the slots
 
 
 @pytest.mark.parametrize(

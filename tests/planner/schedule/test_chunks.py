@@ -90,7 +90,7 @@ def test_dualpipe_v_with_few_micro_batches_is_listed_in_the_same_memory() -> Non
 
 @pytest.mark.parametrize("chunks", [2, 3, 4, 5])
 def test_no_two_actions_of_a_wave_fall_on_one_slot(chunks: int) -> None:
-    for workers, micros in SHAPES:
+    for workers, micros in [(2, 2), (2, 8), (3, 2), (3, 6), (4, 4), (4, 16), (5, 15), (8, 7), (8, 32)]:
         schedule = generate("wave", workers=workers, micros=micros, chunks=chunks)
         stages = workers * chunks
         for order in compute(schedule):
@@ -102,6 +102,16 @@ def test_no_two_actions_of_a_wave_fall_on_one_slot(chunks: int) -> None:
             assert slots == sorted(set(slots))
         if micros % workers == 0:
             assert span(schedule) == 2 * chunks * micros + 2 * (workers - 1)
+
+
+def test_a_wave_whose_last_unit_is_not_full_is_never_longer_than_a_full_one() -> None:
+    for workers, micros in [(4, 5), (4, 7), (4, 9), (5, 12), (8, 13)]:
+        full, part = (
+            generate("wave", workers=workers, micros=m) for m in (-(-micros // workers) * workers, micros)
+        )
+        assert_whole(part)
+        assert span(part, thirds) <= span(full, thirds)
+        assert max(peaks(part)) <= 2 * workers
 
 
 def test_a_wave_of_two_stages_a_worker_has_its_first_and_last_stage_on_one_worker() -> None:

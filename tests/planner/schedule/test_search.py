@@ -141,6 +141,11 @@ def test_cut_off_early_it_says_between_what_the_best_order_lies() -> None:
     assert cut.bound <= whole.span <= cut.span
 
 
+def test_an_order_that_is_shorter_than_what_it_would_start_from_is_not_forgotten() -> None:
+    schedule = generate("v-min", workers=4, micros=8)
+    assert best_for(schedule, nominal(8), most_states=10).span <= span(schedule, thirds)
+
+
 def test_the_orders_of_a_proof_are_a_schedule_of_the_same_work() -> None:
     schedule = generate("chimera", workers=4, micros=8)
     proof = best_for(schedule, nominal(4))
