@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 
 from planner.cost import BoolArray, IntArray
-from planner.milp.mesh import FloatArray
+from planner.milp.mesh import NOISE, FloatArray
 from planner.milp.problem import COMPUTE, KINDS, Problem, Row
 from planner.schedule.action import Kind
 
@@ -256,7 +256,7 @@ class _Hops:
         act = (crosses & (edges.made >= begin)) @ edges.bytes
         grad = (crosses & (edges.previous >= begin) & edges.backward) @ edges.bytes
         latency, byte = self.problem.latency_ns[p - 1, p], self.problem.byte_ns[p - 1, p]
-        priced = [np.where(size > 0, np.ceil(size * byte + latency), NOTHING) for size in (act, grad)]
+        priced = [np.where(size > 0, np.ceil(size * byte + latency - NOISE), NOTHING) for size in (act, grad)]
         return priced[0], priced[1]
 
     def far(self, hops: FloatArray) -> FloatArray:
@@ -279,7 +279,7 @@ class _Hops:
             sure = sure & edges.backward
         size = int(edges.bytes[sure].sum())
         line = size * self.problem.byte_ns[early, late] + self.problem.latency_ns[early, late]
-        return float(np.ceil(line)) if size else NOTHING
+        return float(np.ceil(line - NOISE)) if size else NOTHING
 
 
 def every_cut(problem: Problem) -> Box:

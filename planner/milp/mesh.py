@@ -6,6 +6,7 @@ One pipeline group stands for all: where replicas differ, the slowest of them co
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from planner.milp.shapes import Shape
 from planner.plan import Place
 
 FloatArray = NDArray[np.float64]
+NOISE = 1e-3  # of a nanosecond: what doubles may be off by before a time is rounded up
 _LARGE_BYTES = 1 << 40  # far beyond where one algorithm of the all-reduce overtakes the other
 
 
@@ -31,7 +33,7 @@ class Sum:
 
     def ns(self, size: IntArray) -> IntArray:
         lines = [base + size * slope for base, slope in zip(self.base_ns, self.slope_ns, strict=True)]
-        return np.where(size > 0, np.ceil(np.minimum(*lines)), 0).astype(np.int64)
+        return np.where(size > 0, np.ceil(np.minimum(*lines) - NOISE), 0).astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +131,8 @@ def _slowness(group: NodeGroup, device: str) -> float:
 
 
 def sums(cluster: Cluster, groups: Sequence[Sequence[Slot]]) -> list[Sum]:
-    """The all-reduce of each group of places, all of them at the same time."""
-    sharers = card_sharers(cluster, groups)
+    """The all-reduce of each group of places. Those of one device wait for each other; others may share its card."""
+    sharers = _sharers(cluster, groups)
     known: dict[tuple[object, ...], Sum] = {}
     found = []
     for group in groups:
@@ -140,6 +142,12 @@ def sums(cluster: Cluster, groups: Sequence[Sequence[Slot]]) -> list[Sum]:
             known[key] = _lines(cluster, members, sharers)
         found.append(known[key])
     return found
+
+
+def _sharers(cluster: Cluster, groups: Sequence[Sequence[Slot]]) -> int:
+    """The most devices behind one network card that sum with other nodes; at least 1."""
+    outgoing = {place for group in groups if len({p.node for p in group}) > 1 for place in group}
+    return max(Counter((place.node, card(cluster, place)) for place in outgoing).values(), default=1)
 
 
 def _likeness(cluster: Cluster, members: Sequence[Slot]) -> tuple[object, ...]:

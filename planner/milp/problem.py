@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.cost import BoolArray, IntArray, Tables
 from planner.memory import live_counts
-from planner.milp.mesh import FloatArray, Mesh, Sum
+from planner.milp.mesh import NOISE, FloatArray, Mesh, Sum
 from planner.milp.shapes import Shape, Update
 from planner.plan import Hop
 from planner.schedule.action import Action, Kind, Schedule
@@ -149,7 +149,7 @@ class Problem:
     def state_bytes(self, low: IntArray, high: IntArray) -> IntArray:
         share = self.holders if self.shape.shard else 1
         rate = self.tables.state_bytes_per_element / share
-        size: IntArray = np.ceil(self.tables.elements[low, high] * rate).astype(np.int64)
+        size: IntArray = np.ceil(self.tables.elements[low, high] * rate - NOISE).astype(np.int64)
         return size
 
     def moving_bytes(self, low: IntArray, high: IntArray) -> IntArray:
@@ -182,7 +182,7 @@ class Problem:
     def step_ns(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
         share = self.holders if self.shape.shard else 1
         rate = self.tables.step_ns_per_element * self.slowness[stage] / share
-        ns: IntArray = np.ceil(self.tables.elements[low, high] * rate).astype(np.int64)
+        ns: IntArray = np.ceil(self.tables.elements[low, high] * rate - NOISE).astype(np.int64)
         return ns
 
     def sync_grid(self, stage: int) -> IntArray:
@@ -215,7 +215,7 @@ class Problem:
     def _hop_ns(self, sizes: IntArray) -> IntArray:
         backward = sizes[:, 1] * self.byte_ns.T + self.latency_ns.T
         ns = np.stack([sizes[:, 0] * self.byte_ns + self.latency_ns, backward], 1)
-        return np.where(sizes > 0, np.ceil(ns), 0).astype(np.int64)
+        return np.where(sizes > 0, np.ceil(ns - NOISE), 0).astype(np.int64)
 
     def times(self, cuts: IntArray) -> IntArray:
         """Simulated nanoseconds of each cut."""

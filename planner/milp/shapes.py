@@ -245,18 +245,18 @@ def _variants(
             continue
         if workers == 1 and family.paired:
             continue
-        for pairs in _pairs(workers, pinned) if family.paired else (1,):
+        for pairs in _pairs(workers, micros, pinned) if family.paired else (1,):
             for chunks in _chunks(name, pinned):
                 actions = 4 * workers * chunks * micros
                 if pinned.pairs in (None, pairs) and workers * chunks <= layers and actions <= MOST_ACTIONS:
                     yield name, pairs, chunks
 
 
-def _pairs(workers: int, pinned: Pins) -> list[int]:
+def _pairs(workers: int, micros: int, pinned: Pins) -> list[int]:
+    """Each of the 2f pipes carries a micro-batch."""
     if workers % 2:
         return []
-    half = workers // 2
-    return [f for f in _divisors(half) if pinned.pairs in (None, f)]
+    return [f for f in _divisors(workers // 2) if 2 * f <= micros and pinned.pairs in (None, f)]
 
 
 def _chunks(name: str, pinned: Pins) -> tuple[int, ...]:

@@ -1,0 +1,205 @@
+"""The best plan by exhaustion: every shape, every cut, judged by the simulator.
+
+Written from the problem statement; it shares no code with `planner.cost` or `planner.milp`. For clusters of one
+device a node and one distance, where every placement is alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+from math import ceil, prod
+
+from planner.cluster import Cluster, Slot, all_reduce_s, limit_bytes, transfer_s
+from planner.errors import BadInput
+from planner.memory import StageBytes, peaks
+from planner.model import crossings, stage_of_layers
+from planner.plan import Hop, StageTimes
+from planner.profile import CostKey, Profile, stage_memory
+from planner.schedule.action import Schedule
+from planner.schedule.assemble import with_recompute
+from planner.schedule.families import FAMILIES, generate
+from planner.simulate import compile, duration_vector, period
+
+NS = 1e9
+
+
+@dataclass(frozen=True)
+class Best:
+    ns: int
+    family: str
+    data: int
+    boundaries: tuple[int, ...]
+    judged: int
+
+
+def best(
+    profile: Profile,
+    cluster: Cluster,
+    batch: int,
+    families: Sequence[str],
+    *,
+    update: str = "barrier",
+) -> Best | None:
+    found, judged = None, 0
+    for micro, data, family, schedule, recompute, shard in _shapes(profile, cluster, batch, families):
+        layers = len(profile.graph.layers)
+        for boundaries in combinations(range(1, layers), schedule.stages - 1):
+            judged += 1
+            ns = _judge(profile, cluster, micro, data, schedule, boundaries, recompute, shard, update)
+            if ns is not None and (found is None or ns < found[0]):
+                found = (ns, family, data, boundaries)
+    return None if found is None else Best(*found, judged)
+
+
+def _shapes(
+    profile: Profile, cluster: Cluster, batch: int, families: Sequence[str]
+) -> Iterator[tuple[int, int, str, Schedule, bool, bool]]:
+    devices = len(cluster.groups)
+    for micro in sorted({key.micro for key in profile.costs}):
+        for data, workers, family in product(range(1, devices + 1), range(1, devices + 1), families):
+            if batch % (micro * data) or data * workers > devices:
+                continue
+            if workers == 1 and FAMILIES[family].paired:
+                continue
+            for schedule in _schedules(family, workers, batch // micro // data, len(profile.graph.layers)):
+                for recompute, shard in product((False, True), (False, True)):
+                    order = with_recompute(schedule, range(schedule.stages)) if recompute else schedule
+                    yield micro, data, family, order, recompute, shard
+
+
+def _schedules(family: str, workers: int, micros: int, layers: int) -> Iterator[Schedule]:
+    spec = FAMILIES[family]
+    chunks = (spec.chunks, spec.chunks + 1) if isinstance(spec.chunks, int) else spec.chunks
+    for pairs, chunk in product(range(1, workers + 1) if spec.paired else (1,), chunks):
+        if workers * chunk > layers or (spec.paired and 2 * pairs > micros):
+            continue
+        try:
+            yield generate(family, workers=workers, micros=micros, pairs=pairs, chunks=chunk)
+        except BadInput:
+            continue
+
+
+def _judge(
+    profile: Profile,
+    cluster: Cluster,
+    micro: int,
+    data: int,
+    schedule: Schedule,
+    boundaries: Sequence[int],
+    recompute: bool,
+    shard: bool,
+    update: str,
+) -> int | None:
+    key = CostKey("", micro, (), "fp32", "eager")
+    names = [layer.name for layer in profile.graph.layers]
+    edges = [0, *boundaries, len(names)]
+    stages = [names[i:j] for i, j in zip(edges, edges[1:], strict=False)]
+    holders = data * len(schedule.place)
+    if not _fits(profile, cluster, key, stages, schedule, holders if shard else 1):
+        return None
+    times = [
+        _times(
+            profile,
+            cluster,
+            key,
+            stage,
+            data * len({row[s] for row in schedule.place}),
+            holders if shard else 1,
+        )
+        for s, stage in enumerate(stages)
+    ]
+    hops = _hops(profile, cluster, key, schedule, boundaries)
+    compiled = compile(schedule, hops, update=update)  # type: ignore[arg-type]
+    return period(compiled, duration_vector(times, hops)).period_ns
+
+
+def _times(
+    profile: Profile, cluster: Cluster, key: CostKey, layers: Sequence[str], holders: int, share: int
+) -> StageTimes:
+    costs = [profile.cost(name, key) for name in layers]
+    used = {name for layer in layers for name in profile.graph.layer[layer].parameters}
+    trained = [profile.graph.parameter[name] for name in used if profile.graph.parameter[name].trainable]
+    elements = sum(prod(p.shape) for p in trained)
+    gradient = sum(p.bytes for p in trained)
+    slots = [Slot(node, 0) for node in range(holders)]
+    rate = profile.optimizer.seconds_per_parameter.median
+    sync = all_reduce_s(cluster, slots, gradient) * NS if gradient else 0.0
+    return StageTimes(
+        forward_ns=sum(round(c.forward.median * NS) for c in costs),
+        backward_ns=sum(round(c.backward.median * NS) for c in costs),
+        input_grad_ns=sum(round(c.input_grad.median * NS) for c in costs),
+        weight_grad_ns=sum(round(c.weight_grad.median * NS) for c in costs),
+        recompute_ns=sum(round(c.forward.median * NS) for c in costs),
+        sync_ns=ceil(sync - 1e-3),
+        step_ns=ceil(elements * rate * NS / share - 1e-3),
+    )
+
+
+def _hops(
+    profile: Profile, cluster: Cluster, key: CostKey, schedule: Schedule, boundaries: Sequence[int]
+) -> list[Hop]:
+    sizes: dict[tuple[str, int, int], int] = {}
+    stage_of = stage_of_layers(len(profile.graph.layers), boundaries)
+    for crossing in crossings(profile.graph, stage_of):
+        value = profile.graph.value[crossing.value]
+        ways = [("act", crossing.source, target) for target in crossing.targets]
+        if value.needs_grad:
+            receivers = (crossing.source, *crossing.targets)
+            ways += [("grad", b, a) for a, b in zip(receivers, receivers[1:], strict=False)]
+        for way in ways:
+            sizes[way] = sizes.get(way, 0) + value.bytes(key.micro)
+    found = []
+    for (direction, sender, receiver), size in sorted(sizes.items()):
+        apart = any(row[sender] != row[receiver] for row in schedule.place)
+        ns = transfer_s(cluster, Slot(0, 0), Slot(1, 0), size) * NS if apart else 0.0
+        found.append(
+            Hop(
+                direction=direction,  # type: ignore[arg-type]
+                sender=sender,
+                receiver=receiver,
+                values=(),
+                bytes=size,
+                ns=ceil(ns - 1e-3),
+            )
+        )
+    return found
+
+
+def _fits(
+    profile: Profile,
+    cluster: Cluster,
+    key: CostKey,
+    stages: Sequence[Sequence[str]],
+    schedule: Schedule,
+    share: int,
+) -> bool:
+    graph = profile.graph
+    state, moving = [], []
+    for layers in stages:
+        costs = [profile.cost(name, key) for name in layers]
+        inside = set(layers)
+        seen = {v for name in layers for v in graph.layer[name].inputs}
+        made = {v for name in layers for v in graph.layer[name].outputs}
+        entered = sum(graph.value[v].bytes(key.micro) for v in seen - made)
+        leaving = sum(graph.value[v].bytes(key.micro) for v in made if set(graph.value[v].consumers) - inside)
+        used = {name for layer in layers for name in graph.layer[layer].parameters}
+        weights = [graph.parameter[name] for name in used]
+        trained = [p for p in weights if p.trainable]
+        elements = sum(prod(p.shape) for p in trained)
+        total = sum(p.bytes for p in weights) + sum(p.bytes for p in trained) + 2 * (entered + leaving)
+        state.append(total + ceil(elements * profile.optimizer.state_bytes_per_parameter / share - 1e-3))
+        moving.append(
+            StageBytes(
+                saved=stage_memory(profile, layers, key),
+                held=sum(c.held_bytes for c in costs),
+                kept=entered,
+                workspace=max(c.workspace_bytes for c in costs),
+            )
+        )
+    for worker, peak in enumerate(peaks(schedule, moving)):
+        fixed = sum(state[s] for row in schedule.place for s, w in enumerate(row) if w == worker)
+        if fixed + peak.bytes > limit_bytes(cluster, Slot(worker, 0)):
+            return False
+    return True
