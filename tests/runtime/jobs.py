@@ -16,7 +16,7 @@ from runtime import checkpoint as checkpoints
 from runtime import groups
 from runtime import job as jobs
 from runtime.paths import Paths
-from runtime.train import Losses, Model, NoPulse, Training
+from runtime.train import Losses, Model, NoPulse, Training, train_rank
 
 
 @lru_cache(maxsize=4)
@@ -63,6 +63,12 @@ def train(
     finally:
         world.close()
     return losses
+
+
+def whole_run(rank: int, ranks: int, rendezvous: Path, *, folder: str) -> None:
+    """All that a rank of a launched run does, from the run folder."""
+    paths = Paths(Path(folder))
+    train_rank(paths, jobs.read(paths), model_of(paths), rank)
 
 
 def record(training: Training, root: Path, rank: int, step: int) -> None:

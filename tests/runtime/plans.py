@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from planner.model import ModelGraph, crossings, stage_of_layers
-from planner.places import places as _places  # noqa: F401
 from planner.plan import (
     Axes,
     Batch,
@@ -87,7 +87,7 @@ def plan_for(
         ),
         stages=tuple(
             StagePlan(layers=tuple(names[a:b]), recompute=i in recompute, spatial=())
-            for i, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False))
+            for i, (a, b) in enumerate(pairwise(bounds))
         ),
         places=tuple(
             Place(rank=r, node=0, slot=r, **coordinates(axes, r)._asdict()) for r in range(world_size(axes))

@@ -1,0 +1,131 @@
+"""What a training needs beside its gradients, under plans: each thing as one process would have it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from planner.errors import BadPlan
+from runtime.local import launch_inline, prepare
+from runtime.rewrite import Keys, key_random_operations
+from runtime.train import Model
+from tests.pool import Pool
+from tests.runtime import compare
+from tests.runtime.compare import apart, distance, expected, run
+from tests.runtime.jobs import captured_of
+from tests.runtime.test_equality import HERE, plan_of
+
+
+def test_the_loss_is_the_mean_over_what_was_counted_not_over_means(pool: Pool, tmp_path: Path) -> None:
+    plan = plan_of(HERE + "branches.py", {"counted": "true", "double": "true"}, workers=2, micros=3, data=2)
+    have = run(pool, plan, tmp_path)
+    found = distance(expected(plan, tmp_path), have)
+    assert found.worst() <= 1e-12, found
+
+
+@pytest.mark.parametrize("family", ["1f1b", "chimera"])
+def test_clipping_is_by_the_norm_of_all_stages(family: str, pool: Pool, tmp_path: Path) -> None:
+    plan = plan_of(HERE + "branches.py", {"double": "true"}, family=family, workers=2, micros=2)
+    have = run(pool, plan, tmp_path, clip_norm=0.1)
+    want = expected(plan, tmp_path, clip_norm=0.1)
+    assert distance(want, have).worst() <= 1e-6  # torch clips by norm + 1e-6, in the type of the gradients
+    assert (
+        max(apart(g, want.grads[n]) for n, g in expected(plan, tmp_path).grads.items()) > 0.1
+    )  # it did clip
+
+
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    [("1f1b", {}), ("1f1b", {"data": 2}), ("chimera", {}), ("zb-h1", {"recompute": (0, 1)})],
+)
+def test_running_statistics_are_those_of_one_process(
+    family: str, shape: dict[str, object], pool: Pool, tmp_path: Path
+) -> None:
+    plan = plan_of(HERE + "normalised.py", {}, family=family, workers=2, micros=4, **shape)
+    have = run(pool, plan, tmp_path, steps=3)
+    found = distance(expected(plan, tmp_path, steps=3), have)
+    statistics = {name: d for name, d in found.after.items() if "running" in name or "tracked" in name}
+    assert len(statistics) == 9
+    exact = family != "chimera" and "data" not in shape
+    assert max(statistics.values()) <= (0.0 if exact else 1e-6), statistics
+    assert found.worst() <= (0.0 if exact else 1e-6), found
+
+
+@pytest.mark.parametrize("family", ["1f1b", "zb-h1", "chimera-zb"])
+def test_recomputed_stages_change_nothing(family: str, pool: Pool, tmp_path: Path) -> None:
+    plan = plan_of(HERE + "branches.py", {}, family=family, workers=2, micros=4, recompute=(0, 1))
+    assert any("R" in line for line in plan.schedule.orders)
+    have = run(pool, plan, tmp_path)
+    found = distance(expected(plan, tmp_path), have)
+    assert found.worst() <= 1e-6, found
+
+
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    [("1f1b", {"recompute": (0,)}), ("chimera", {}), ("zb-v", {}), ("1f1b", {"data": 2, "micros": 2})],
+)
+def test_dropout_does_not_depend_on_the_plan(
+    family: str, shape: dict[str, object], pool: Pool, tmp_path: Path
+) -> None:
+    plan = plan_of(HERE + "dropping.py", {}, **({"family": family, "workers": 2, "micros": 4} | shape))
+    have = run(pool, plan, tmp_path / "plan", steps=3)
+    model = Model(plan, *captured_of(plan.model.workload, plan.model.arguments, 2))
+    inline = launch_inline(plan, tmp_path / "inline", steps=3, workload=model.workload)
+    for step, loss in inline.losses.items():
+        assert loss == pytest.approx(have.losses[step - 1], rel=1e-6)
+    assert len(set(inline.losses.values())) == 3
+
+
+def test_dropout_is_keyed_by_step_micro_batch_and_operation(tmp_path: Path) -> None:
+    workload, captured = captured_of(HERE + "dropping.py", {}, 2)
+    from planner.cut import whole
+
+    module, keys = whole(captured), Keys(0, torch.device("cpu"))
+    module.materialise(captured.initial(workload.build()))
+    key_random_operations(module, keys, 0)
+    values = captured.batch_values(*workload.batch(2))
+
+    def made(step: int, micro: int) -> float:
+        keys.step, keys.micro = step, micro
+        return float(module(values)["loss:0"].detach())
+
+    assert made(1, 0) == made(1, 0)
+    assert len({made(1, 0), made(1, 1), made(2, 0)}) == 3
+
+
+def test_bf16_trains_with_parameters_and_gradients_in_fp32(pool: Pool, tmp_path: Path) -> None:
+    plan = plan_of(HERE + "mlp.py", {"layers": "9"}, workers=2, micros=4, precision="bf16")
+    split = plan_of(HERE + "mlp.py", {"layers": "9"}, family="zb-h1", workers=2, micros=4, precision="bf16")
+    have, halves = run(pool, plan, tmp_path / "a"), run(pool, split, tmp_path / "b")
+    assert {g.dtype for g in have.grads.values()} == {torch.float32}
+    exact = run(pool, plan_of(HERE + "mlp.py", {"layers": "9"}, workers=2, micros=4), tmp_path / "c")
+    assert 0 < max(apart(g, have.grads[n]) for n, g in exact.grads.items()) < 0.1
+    assert have.losses == halves.losses
+    assert all(torch.equal(g, halves.grads[n]) for n, g in have.grads.items())
+
+
+@pytest.mark.parametrize("shape", [{"data": 2}, {"family": "chimera"}])
+def test_sharded_optimizer_state_gives_the_same_weights(
+    shape: dict[str, object], pool: Pool, tmp_path: Path
+) -> None:
+    common = {"workers": 2, "micros": 4} | shape
+    plan = plan_of("mlp", {"layers": "9"}, **common)
+    whole, sharded = plan, plan_of("mlp", {"layers": "9"}, shard=True, **common)
+    a, b = run(pool, whole, tmp_path / "a", steps=3), run(pool, sharded, tmp_path / "b", steps=3)
+    assert all(torch.equal(x[n], y[n]) for x, y in zip(a.after, b.after, strict=True) for n in x)
+
+
+def test_a_loss_that_is_not_finite_is_named_by_step_stage_and_micro_batch(pool: Pool, tmp_path: Path) -> None:
+    plan = plan_of(HERE + "mlp.py", {"layers": "9", "lr": "1e25"}, workers=2, micros=2)
+    with pytest.raises(RuntimeError, match=r"NotFinite: step \d: stage \d .*micro-batch \d"):
+        run(pool, plan, tmp_path)
+
+
+def test_a_plan_for_another_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    plan = plan_of(HERE + "mlp.py", {"layers": "9"}, workers=2, micros=2)
+    other = plan.model_copy(update={"model": plan.model.model_copy(update={"fingerprint": "sha256:0"})})
+    model = Model(other, *captured_of(HERE + "mlp.py", {"layers": "9"}, 2))
+    with pytest.raises(BadPlan, match="another model"):
+        prepare(model, tmp_path, compare.job_of(other, 1, {}))

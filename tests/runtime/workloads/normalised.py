@@ -1,0 +1,26 @@
+"""Convolutions with batch normalisation, whose statistics every micro-batch moves on."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def build(channels: int = 6) -> nn.Module:
+    def block(into: int) -> list[nn.Module]:
+        return [nn.Conv2d(into, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU()]
+
+    return nn.Sequential(*block(3), *block(channels), *block(channels), nn.Flatten(), nn.Linear(16 * channels, 5))
+
+
+def batch(n: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(n, 3, 4, 4), torch.randint(5, (n,))
+
+
+def loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits, targets)
+
+
+def optimizer(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for _, p in named_parameters], lr=0.01, momentum=0.9)
