@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
@@ -22,7 +22,7 @@ EXECUTIONS = ("eager", "compiled")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    workload: Workload
+    batch_of: Callable[[int], tuple[object, object]]
     captured: Captured
     precision: str
     execution: str
@@ -30,7 +30,7 @@ class Bench:
 
     def batch(self, micro: int) -> Mapping[str, Tensor]:
         """The tensors of a micro-batch by the names of their Values."""
-        return self.captured.batch_values(*self.workload.batch(micro))
+        return self.captured.batch_values(*self.batch_of(micro))
 
     def situations(self, micro: int) -> list[Situation]:
         return situations(self.captured, self.batch(micro), self.precision)
@@ -60,7 +60,9 @@ def bench_of(
             where=workload.where,
             allowed=f"one micro-batch a profile, such as {micros[0]}",
         )
-    return Bench(workload=workload, captured=captured, precision=precision, execution=execution, split=split)
+    return Bench(
+        batch_of=workload.batch, captured=captured, precision=precision, execution=execution, split=split
+    )
 
 
 def device_name(device: str) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Literal
 
 from planner import yaml_files
+from planner.console import write_whole
 from planner.decode import WrongKey, decode, parse
 from planner.errors import BadInput
 from planner.model import Buffer, Layer, ModelGraph, Parameter, Value
@@ -132,22 +131,11 @@ def _comma_after_each(rows: list[str]) -> list[str]:
 
 def save(profile: Profile, path: pathlib.Path | str) -> None:
     """Written whole or not at all; whether an old file may go is for the caller to know."""
-    path = pathlib.Path(path)
     text = dumps(profile)
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
+        write_whole(pathlib.Path(path), text)
     except OSError as error:
         raise BadInput(f"cannot be written: {error.strerror}", where=str(path)) from None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def load(path: pathlib.Path | str) -> Profile:
