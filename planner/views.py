@@ -135,7 +135,7 @@ class _Scale:
         for box in boxes:
             low, high = self.at(box.start), self.at(box.end)
             fill = _COMPUTE[Kind(box.kind)]
-            label = box.label + "'" * box.pipe
+            label = box.label and box.label + "'" * box.pipe
             if (
                 len(label) >= high - low
             ):  # the kind matters more than the pipe, which the colour and number tell

@@ -3,6 +3,7 @@ from __future__ import annotations
 from random import Random
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -78,6 +79,19 @@ def test_the_rows_of_a_schedule_give_its_peak_for_any_sizes(case: Case, seed: in
     rows = memory_rows(case.schedule)
     highest = [int((own * table).sum(axis=(1, 2)).max()) for own in rows]
     assert highest == [peak.bytes for peak in peaks(case.schedule, sizes)]
+
+
+@pytest.mark.parametrize(("workers", "pairs"), [(4, 1), (8, 1), (8, 2), (16, 1), (16, 4), (32, 2)])
+def test_chimera_holds_what_its_paper_says(workers: int, pairs: int) -> None:
+    schedule = generate("chimera", workers=workers, micros=2 * workers, pairs=pairs)
+    found = [peak.bytes for peak in peaks(schedule, [StageBytes(saved=1)] * workers)]
+    assert (min(found), max(found)) == (workers - workers // (2 * pairs) + 1, workers)
+
+
+def test_1f1b_and_gpipe_hold_what_is_published() -> None:
+    one = [StageBytes(saved=1)] * 8
+    assert [p.bytes for p in peaks(generate("1f1b", workers=8, micros=32), one)] == [*range(8, 0, -1)]
+    assert {p.bytes for p in peaks(generate("gpipe", workers=8, micros=32), one)} == {32}
 
 
 def test_no_row_is_covered_by_another() -> None:

@@ -150,25 +150,36 @@ def test_a_wide_pipeline_is_swept_level_by_level_to_the_same_end() -> None:
     assert makespan(compiled, vector) == max(_loop_ends(compiled, vector.tolist(), None))
 
 
-@pytest.mark.parametrize(
-    ("family", "workers", "micros", "backward", "slots"),
-    [
-        ("gpipe", 4, 8, 2, 3 * 8 + 3 * 3),
-        ("1f1b", 8, 16, 2, 69),
-        ("chimera", 4, 4, 2, 16),
-        ("chimera", 8, 8, 2, 36),
-        ("chimera", 8, 16, 2, 66),
-        ("chimera", 8, 32, 2, 126),
-        ("chimera", 8, 8, 1, 2 * 8 + 8 - 2),
-        ("chimera", 4, 5, 1, 16),
-    ],
-)
-def test_published_makespans_in_slots(
-    family: str, workers: int, micros: int, backward: int, slots: int
-) -> None:
-    hops = neighbour_hops(workers)
-    compiled = compile(generate(family, workers=workers, micros=micros), hops)
-    assert makespan(compiled, duration_vector(stage_times(workers, b=backward), hops)) == slots
+def slots(family: str, workers: int, micros: int, *, b: int = 2, pairs: int = 1) -> int:
+    """Makespan with F = I = W = 1 a stage and no hops."""
+    schedule = generate(family, workers=workers, micros=micros, pairs=pairs)
+    hops = neighbour_hops(schedule.stages)
+    return makespan(compile(schedule, hops), duration_vector(stage_times(schedule.stages, b=b), hops))
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8, 16])
+def test_makespans_are_the_published_ones(workers: int) -> None:
+    for micros in (workers, 2 * workers, 4 * workers):
+        fill = workers - 1
+        assert slots("gpipe", workers, micros) == 3 * (micros + fill)
+        assert slots("1f1b", workers, micros) == 3 * (micros + fill)
+        assert slots("zb-h1", workers, micros) == 3 * micros + fill
+        assert slots("interleaved", workers, micros) == 3 * (2 * micros + fill)
+    assert slots("chimera", workers, workers, b=1) == 3 * workers - 2
+    assert slots("chimera", workers, workers) == workers + 2 * (2 * workers - 2)
+
+
+@pytest.mark.parametrize(("workers", "pairs"), [(4, 1), (4, 2), (8, 1), (8, 2), (8, 4)])
+def test_chimera_with_split_gradients_ends_half_a_fill_after_the_work(workers: int, pairs: int) -> None:
+    for micros in (workers, 2 * workers):
+        work = 3 * micros
+        assert slots("chimera-zb", workers, micros, pairs=pairs) == work + workers // (2 * pairs) - 1
+
+
+def test_units_of_chimera_follow_each_other_as_in_the_paper() -> None:
+    assert [slots("chimera", 8, micros) for micros in (8, 16, 32)] == [36, 66, 126]
+    assert [slots("chimera", 4, micros, b=1) for micros in (4, 8, 16)] == [10, 18, 34]
+    assert slots("chimera-zb", 4, 5) == 16
 
 
 def test_a_sum_runs_beside_the_computation_and_only_the_step_waits_for_it() -> None:
