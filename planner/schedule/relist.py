@@ -5,17 +5,21 @@ The first candidate is the order as it is, so the answer is never longer than it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from planner.errors import BadInput
 from planner.schedule.action import Action, Kind, Schedule
 from planner.schedule.assemble import with_recompute, with_updates
-from planner.schedule.costs import Costs, Limits, PerNode, PerStage
+from planner.schedule.costs import Costs, Limits, PerNode
+from planner.schedule.in_flight import LEAVES, TURNS, fits, limits_of, most
 from planner.schedule.list_job import Job, Policy
-from planner.schedule.list_scheduler import listed
-from planner.schedule.replay import span
+from planner.schedule.list_scheduler import Listing, listed
+from planner.schedule.polish import polished
+from planner.schedule.replay import span, span_of
 
+WORK = (Kind.F, Kind.B, Kind.I, Kind.W)
+EFFORT = 100_000  # actions played again while repairing: about half a second
 POLICIES = (
     Policy(tie="deep"),
     Policy(tie="micro"),
@@ -32,46 +36,66 @@ def relist(schedule: Schedule, costs: Costs, limits: Limits | None = None) -> Sc
 
 
 def relistings(schedule: Schedule, costs: Costs, limits: Limits | None = None) -> list[tuple[int, Schedule]]:
-    """Candidate orders with their spans under `costs`, shortest first, no two alike.
+    """Candidate orders with their spans under `costs`, shortest first, no two alike; the shortest listed one is
+    repaired further.
 
     `limits` are those that the schedule itself keeps to (`limits_of`) unless given. A stage that the schedule
     recomputes is recomputed in every candidate.
     """
-    own = limits is None
     limits = limits_of(schedule) if limits is None else limits
-    found = {schedule.orders: (span(schedule, costs), schedule)} if own or fits(schedule, limits) else {}
-    for job in _jobs(schedule, costs, limits):
-        try:
-            orders = listed(job).orders
-        except BadInput:
-            continue  # this policy got stuck in the caps
-        again = {a.stage for order in schedule.orders for a in order if a.kind is Kind.R}
-        candidate = replace(
-            schedule,
-            orders=with_updates(schedule.place, orders),
-            settings={**schedule.settings, "relisted": True},
-        )
-        candidate = with_recompute(candidate, again)
-        if candidate.orders not in found:
-            found[candidate.orders] = (span(candidate, costs), candidate)
-    if not found:
-        listed(next(_jobs(schedule, costs, limits)))  # raises, and shows where
-    return sorted(found.values(), key=lambda pair: pair[0])
+    job = _job(schedule, costs, limits)
+    listings = list(_listings(schedule, job))
+    own = [[a for a in order if a.kind in WORK] for order in schedule.orders]
+    fitting = fits(schedule, limits)
+    if fitting:
+        listings.append(Listing(orders=own, span=span_of(job.place, own, job.costs)))
+    if not listings:
+        listed(job)  # raises, and shows where
+    best = min(listings, key=lambda listing: listing.span).orders
+    tries = EFFORT // sum(map(len, best))
+    candidates = [_schedule(schedule, listing.orders) for listing in listings]
+    candidates.append(_schedule(schedule, polished(job.place, best, job.costs, limits, tries)))
+    found = {schedule.orders: schedule} if fitting else {}
+    for candidate in candidates:
+        found.setdefault(candidate.orders, candidate)
+    return sorted(((span(s, costs), s) for s in found.values()), key=lambda pair: pair[0])
 
 
-def _jobs(schedule: Schedule, costs: Costs, limits: Limits) -> Iterator[Job]:
-    again = {a.stage for order in schedule.orders for a in order if a.kind is Kind.R}
-    job = Job(
+def _schedule(schedule: Schedule, orders: Sequence[Sequence[Action]]) -> Schedule:
+    settings = {**schedule.settings, "relisted": True}
+    anew = replace(schedule, orders=with_updates(schedule.place, orders), settings=settings)
+    return with_recompute(anew, _again(schedule))
+
+
+def _again(schedule: Schedule) -> set[int]:
+    return {a.stage for order in schedule.orders for a in order if a.kind is Kind.R}
+
+
+def _job(schedule: Schedule, costs: Costs, limits: Limits) -> Job:
+    return Job(
         place=schedule.place,
         pipe_of=schedule.pipe_of,
-        costs=_with_recomputing(costs, again),
+        costs=_with_recomputing(costs, _again(schedule)),
         split=any(a.kind is Kind.I for order in schedule.orders for a in order),
         limits=limits,
     )
+
+
+def _listings(schedule: Schedule, job: Job) -> Iterator[Listing]:
+    for each in _jobs(schedule, job):
+        try:
+            yield listed(each)
+        except BadInput:
+            continue  # this policy got stuck in the caps
+
+
+def _jobs(schedule: Schedule, job: Job) -> Iterator[Job]:
     for policy in POLICIES:
         yield replace(job, policy=policy)
     shaped = replace(
-        limits, flight=_most(schedule, (Kind.B, Kind.W)), ahead=_most(schedule, (Kind.B, Kind.I))
+        job.limits,
+        flight=_tighter(most(schedule, LEAVES), job.limits.flight),
+        ahead=_tighter(most(schedule, TURNS), job.limits.ahead),
     )
     for policy in POLICIES[:2]:
         yield replace(job, policy=policy, limits=shaped)
@@ -80,6 +104,12 @@ def _jobs(schedule: Schedule, costs: Costs, limits: Limits) -> Iterator[Job]:
             [_halved(a) for a in order if a.kind in (Kind.F, Kind.B, Kind.I)] for order in schedule.orders
         ]
         yield replace(job, sequence=turns)
+
+
+def _tighter(own: PerNode, given: PerNode | None) -> PerNode:
+    if given is None:
+        return own
+    return tuple(tuple(map(min, mine, theirs)) for mine, theirs in zip(own, given, strict=True))
 
 
 def _halved(action: Action) -> Action:
@@ -93,64 +123,3 @@ def _with_recomputing(costs: Costs, again: set[int]) -> Costs:
         backward=tuple(b + r for b, r in zip(costs.backward, extra, strict=True)),
         input_grad=tuple(i + r for i, r in zip(costs.input_grad, extra, strict=True)),
     )
-
-
-def limits_of(schedule: Schedule, keep: PerStage | None = None, held: PerStage | None = None) -> Limits:
-    """Caps that let a worker hold what it holds at most in this schedule, and no more."""
-    bare = Limits(keep=keep, held=held)
-    return replace(bare, memory=tuple(weights(schedule, bare)))
-
-
-def fits(schedule: Schedule, limits: Limits) -> bool:
-    rooms = limits.memory
-    if rooms is not None and any(w > room for w, room in zip(weights(schedule, limits), rooms, strict=True)):
-        return False
-    pairs = ((limits.flight, (Kind.B, Kind.W)), (limits.ahead, (Kind.B, Kind.I)))
-    return all(
-        caps is None
-        or all(
-            m <= c
-            for most, cap in zip(_most(schedule, ends), caps, strict=True)
-            for m, c in zip(most, cap, strict=True)
-        )
-        for caps, ends in pairs
-    )
-
-
-def weights(schedule: Schedule, limits: Limits) -> list[int]:
-    """The most that each worker holds: `keep` from F to B, or to I, and `held` from I to W."""
-    keep = limits.keep or (1,) * schedule.stages
-    held = limits.held or keep
-    found = []
-    for order in schedule.orders:
-        now = most = 0
-        for action in order:
-            stage = action.stage
-            if action.kind is Kind.F:
-                now += keep[stage]
-            elif action.kind is Kind.B:
-                now -= keep[stage]
-            elif action.kind is Kind.I:
-                most = max(most, now - keep[stage] + held[stage])
-                now += held[stage] - keep[stage]
-            elif action.kind is Kind.W:
-                now -= held[stage]
-            most = max(most, now)
-        found.append(most)
-    return found
-
-
-def _most(schedule: Schedule, ends: tuple[Kind, ...]) -> PerNode:
-    """Most micro-batches that each (pipe, stage) has between F and an action of `ends`."""
-    now = [[0] * schedule.stages for _ in schedule.place]
-    most = [[1] * schedule.stages for _ in schedule.place]
-    for order in schedule.orders:
-        for action in order:
-            if action.kind is Kind.F:
-                now[action.pipe][action.stage] += 1
-                most[action.pipe][action.stage] = max(
-                    most[action.pipe][action.stage], now[action.pipe][action.stage]
-                )
-            elif action.kind in ends:
-                now[action.pipe][action.stage] -= 1
-    return tuple(map(tuple, most))

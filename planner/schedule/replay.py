@@ -7,6 +7,7 @@ is judged by is the simulator.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from planner.errors import BadInput
 from planner.schedule.action import Action, Kind, Schedule
@@ -14,6 +15,23 @@ from planner.schedule.assemble import Place
 from planner.schedule.costs import Costs
 
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
+MAKES = (Kind.F, Kind.B, Kind.I)  # something that another action waits for
+Spot = tuple[int, int]  # worker, position in its order
+Product = tuple[bool, int, int]  # of a forward?, stage, micro-batch
+
+
+@dataclass
+class Played:
+    """`cause` of an action is the one whose end it started at: the one before it on its worker, or its input."""
+
+    free: list[int]
+    ends: dict[Product, int] = field(default_factory=dict)
+    made_at: dict[Product, Spot] = field(default_factory=dict)
+    cause: dict[Spot, Spot] = field(default_factory=dict)  # only where the input came last
+
+    @property
+    def span(self) -> int:
+        return max(self.free)
 
 
 def span(schedule: Schedule, costs: Costs) -> int:
@@ -22,41 +40,58 @@ def span(schedule: Schedule, costs: Costs) -> int:
 
 def span_of(place: Place, orders: Sequence[Sequence[Action]], costs: Costs) -> int:
     """When the last action ends; BadInput where the orders wait for each other."""
-    stages = len(place[0])
-    orders = [[a for a in order if a.kind in COMPUTE] for order in orders]
-    rows = {kind: costs.of(kind) for kind in COMPUTE}
-    ends: dict[tuple[bool, int, int], int] = {}  # forward?, stage, micro-batch
-    free, at = [0] * len(orders), [0] * len(orders)
-    waiting: dict[tuple[bool, int, int], int] = {}
+    played = play(place, orders, costs)
+    if played is None:
+        raise BadInput("the orders wait for each other", allowed="an order that can run")
+    return played.span
+
+
+def play(place: Place, orders: Sequence[Sequence[Action]], costs: Costs) -> Played | None:
+    """None where the orders wait for each other."""
+    rows = {kind: costs.of(kind) for kind in Kind}
+    played = Played(free=[0] * len(orders))
+    at = [0] * len(orders)
+    waiting: dict[Product, int] = {}
     awake = list(range(len(orders)))
     while awake:
         worker = awake.pop()
-        order, position, now = orders[worker], at[worker], free[worker]
+        order, position, now = orders[worker], at[worker], played.free[worker]
         while position < len(order):
             kind, stage, micro, pipe = order[position]
-            needs = _needs(kind, stage, micro, stages)
+            needs = _needs(kind, stage, micro, len(place[0]))
             if needs is not None:
-                end = ends.get(needs)
-                if end is None:
+                if needs not in played.ends:
                     waiting[needs] = worker
                     break
-                if place[pipe][needs[1]] != worker:
-                    end += costs.hops.get((needs[1], stage), 0)
-                now = max(now, end)
+                local = place[pipe][needs[1]] == worker
+                ready = played.ends[needs] + (0 if local else costs.hops.get((needs[1], stage), 0))
+                if ready > now:
+                    now = ready
+                    played.cause[worker, position] = played.made_at[needs]
             now += rows[kind][stage]
-            position += 1
-            if kind in (Kind.F, Kind.B, Kind.I):
+            if kind in MAKES:
                 made = (kind is Kind.F, stage, micro)
-                ends[made] = now
+                played.ends[made], played.made_at[made] = now, (worker, position)
                 if made in waiting:
                     awake.append(waiting.pop(made))
-        at[worker], free[worker] = position, now
-    if any(position < len(order) for position, order in zip(at, orders, strict=True)):
-        raise BadInput("the orders wait for each other", allowed="an order that can run")
-    return max(free)
+            position += 1
+        at[worker], played.free[worker] = position, now
+    done = all(position == len(order) for position, order in zip(at, orders, strict=True))
+    return played if done else None
 
 
-def _needs(kind: Kind, stage: int, micro: int, stages: int) -> tuple[bool, int, int] | None:
+def critical(played: Played, orders: Sequence[Sequence[Action]]) -> list[Spot]:
+    """One longest chain of actions, last first."""
+    worker = max(range(len(orders)), key=lambda w: played.free[w])
+    position = len(orders[worker]) - 1
+    path = []
+    while position >= 0:
+        path.append((worker, position))
+        worker, position = played.cause.get((worker, position), (worker, position - 1))
+    return path
+
+
+def _needs(kind: Kind, stage: int, micro: int, stages: int) -> Product | None:
     if kind is Kind.F:
         return (True, stage - 1, micro) if stage else None
     if kind in (Kind.B, Kind.I):

@@ -14,10 +14,10 @@ from heapq import heappop, heappush
 
 from planner.schedule.action import Action, Kind, Schedule
 from planner.schedule.costs import Costs, Limits
+from planner.schedule.in_flight import fits, limits_of
 from planner.schedule.list_job import TIES, Job, Policy
 from planner.schedule.list_run import as_actions
 from planner.schedule.list_scheduler import Listing, best_listed, bound
-from planner.schedule.relist import fits, limits_of
 from planner.schedule.replay import COMPUTE, span_of
 from planner.schedule.search_state import Model, Start, State
 

@@ -25,8 +25,8 @@ PERIOD = 6
 FEW = 8  # workers up to which a free list may beat the rhythm
 POLICIES = (
     Policy(tie="deep"),
-    Policy(tie="deep", order="FBW"),
     Policy(tie="deep", order="BWF"),
+    Policy(tie="deep", order="FBW"),
     Policy(tie="micro"),
     Policy(tie="micro", order="FBW"),
 )

@@ -10,7 +10,8 @@ from planner.schedule.action import Kind, Schedule
 from planner.schedule.assemble import with_recompute
 from planner.schedule.costs import Costs, Limits, nominal
 from planner.schedule.families import FAMILIES, generate
-from planner.schedule.relist import fits, limits_of, relist, relistings, weights
+from planner.schedule.in_flight import fits, limits_of, weights
+from planner.schedule.relist import relist, relistings
 from planner.schedule.replay import span
 from tests.planner.schedule import slots
 
