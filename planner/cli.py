@@ -111,7 +111,7 @@ def _plan_command(tools: Tools) -> Callable[..., None]:
     def plan(
         workload: Annotated[str | None, typer.Argument(help="may be left out with --profile")] = None,
         cluster: Annotated[Path, typer.Option(help="the machines: a cluster.yaml")] = ...,  # type: ignore[assignment]
-        batch: Annotated[int, typer.Option(help="global batch, in samples")] = ...,  # type: ignore[assignment]
+        batch: Annotated[int, typer.Option(min=1, help="global batch, in samples")] = ...,  # type: ignore[assignment]
         profile: Annotated[
             Path | None, typer.Option(help="from `shardwright profile`; made here when left out")
         ] = None,
@@ -129,10 +129,14 @@ def _plan_command(tools: Tools) -> Callable[..., None]:
         from planner import cluster as clusters
         from planner import plan_yaml, profile_yaml, summary
         from planner.milp import solve
+        from planner.milp.shapes import pins
         from planner.workload import parse_settings
 
         out = console.Output(as_json=as_json)
         machines = clusters.load(cluster)
+        fixed = parse_settings(fix or [], "--fix")
+        families = schedule.split(",") if schedule else None
+        pins(fixed, families)  # what means nothing is said before anything is measured
         if profile is not None:
             costs = profile_yaml.load(profile)
             if workload is not None and workload != costs.workload:
@@ -151,8 +155,7 @@ def _plan_command(tools: Tools) -> Callable[..., None]:
             )
         path = output or Path(f"{Path(costs.workload).stem}-plan.yaml")
         console.refuse_overwrite(path, force)
-        families = schedule.split(",") if schedule else None
-        found = solve.solve(costs, machines, batch=batch, fix=parse_settings(fix or []), schedules=families)
+        found = solve.solve(costs, machines, batch=batch, fix=fixed, schedules=families)
         console.write_whole(path, plan_yaml.dump(found))
         data = {
             "plan": str(path),

@@ -126,15 +126,15 @@ def load(name: str, settings: Mapping[str, str] | None = None) -> Workload:
     return Workload(name=name, where=where, arguments=arguments, functions=bound)
 
 
-def parse_settings(texts: Iterable[str]) -> dict[str, str]:
-    """`["size=xl", ...]` as `--set` takes them."""
+def parse_settings(texts: Iterable[str], option: str = "--set") -> dict[str, str]:
+    """`["size=xl", ...]` as `--set` and `--fix` take them."""
     settings: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
-            raise BadInput(f"'{text}' sets nothing", where="--set", allowed="name=value")
+            raise BadInput(f"'{text}' sets nothing", where=option, allowed="name=value")
         if name in settings:
-            raise BadInput(f"'{name}' is set twice", where="--set")
+            raise BadInput(f"'{name}' is set twice", where=option)
         settings[name] = value
     return settings
 
