@@ -28,7 +28,8 @@ from planner.capture_functional import functionalise
 from planner.capture_layers import group
 from planner.capture_probe import probe
 from planner.capture_slice import Layout
-from planner.capture_trace import CannotTrace, Traced, call, named_leaves, refused, trace
+from planner.capture_trace import CannotTrace, call, refused, trace
+from planner.capture_traced import Traced, named_leaves
 from planner.errors import BadInput
 from planner.model import Buffer, ModelGraph, Parameter
 from planner.workload import Workload

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from planner.capture_functional import drop_unused, random
 from planner.capture_probe import Probe, arguments
-from planner.capture_trace import Traced
+from planner.capture_traced import Traced
 
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 MASK, CAUSAL = 3, 5  # positions of its arguments

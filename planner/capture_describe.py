@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Literal
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from planner.capture_functional import states_written
+from planner.capture_probe import after
 from planner.capture_slice import Layout, Slice, affine
-from planner.capture_trace import Source
+from planner.capture_traced import Source
 from planner.errors import BadInput
 from planner.model import Buffer, Layer, ModelGraph, Parameter, Value
 
@@ -86,7 +88,7 @@ class _Describer:
 
     def _computes(self, node: fx.Node) -> bool:
         number = isinstance(self.probe.value[node], int | float)
-        return isinstance(node.target, torch._ops.OpOverload) and not number
+        return node.op == "call_function" and not number and node.target not in (operator.getitem, after)
 
     def _value(self, node: fx.Node) -> Value:
         source = self.traced.sources.get(node)

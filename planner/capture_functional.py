@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
+from planner.capture_custom import average_batch_norm
 from planner.capture_probe import Probe, after, arguments, entered, probe
-from planner.capture_trace import OWNERS, Traced, average_batch_norm
+from planner.capture_traced import OWNERS, Traced
 from planner.errors import BadInput
 
 # Written by these although their schemas do not say so: positions of the running statistics, and of the switch.

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from planner.capture_functional import random, states_written
 from planner.capture_probe import Probe
-from planner.capture_trace import LOSS, Traced
+from planner.capture_traced import LOSS, Traced
 
 FREE = -1
 ROOT = "root"  # names a layer of the outermost module's own parameters
@@ -76,7 +76,7 @@ class _Grouper:
             self.layer_of[node] = min(layers, default=0)
         count = len(self.paths)
         self.layer_of = {node: min(layer, count) for node, layer in self.layer_of.items()}
-        return self._merged(_unique([*self.paths, LOSS]))
+        return self._merged([*_unique(self.paths), LOSS])
 
     def _is_free(self, node: fx.Node) -> bool:
         if node in self.traced.outputs:
@@ -185,7 +185,8 @@ def _stack(node: fx.Node) -> tuple[tuple[str, str], ...]:
 
 
 def _unique(paths: list[str]) -> list[str]:
-    seen: dict[str, int] = {}
+    """The name of the last layer is not given to a module of the user's."""
+    seen: dict[str, int] = {LOSS: 1}
     taken: set[str] = set()
     names = []
     for path in paths:

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from planner.capture_flops import flops_by_hand
-from planner.capture_trace import Context, Traced
+from planner.capture_traced import Context, Traced
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from planner.capture_layers import FREE, Grouping
 from planner.capture_probe import Probe
-from planner.capture_trace import OWNERS, Traced
+from planner.capture_traced import OWNERS, Traced
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from planner.capture import Captured
 from planner.capture_slice import Layout, Slice
-from planner.capture_trace import Context
+from planner.capture_traced import Context
 from planner.errors import BadInput
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from planner.capture import Captured, capture
 from planner.capture_functional import written
-from planner.capture_trace import OWNERS
+from planner.capture_traced import OWNERS
 from planner.model import ModelGraph, crossings, stage_of_layers
 from planner.workload import load
 from tests.planner.capture_cases import CASES

@@ -8,8 +8,10 @@ import torch
 from planner.capture import capture
 from planner.workload import load
 from tests.planner.capture_cases import CASES
+from tests.planner.capture_corners import CORNERS
 from tests.planner.staged import check_case
 
+SMALL = CASES | CORNERS
 OURS = {
     "mlp": {},
     "gpt2": {"size": "tiny", "seq": "16", "dropout": "0.1"},
@@ -22,10 +24,10 @@ OURS = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SMALL)
 def test_stages_of_a_small_model_equal_it(name: str) -> None:
     torch.manual_seed(0)
-    check_case(CASES[name](), seed=1)
+    check_case(SMALL[name](), seed=1)
 
 
 @pytest.mark.parametrize("name", OURS)

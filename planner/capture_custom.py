@@ -1,0 +1,176 @@
+"""What an export would stop at, or get wrong, given another form while it runs.
+
+A BatchNorm without momentum reads its count as a number. An autograd.Function of the user's would be traced through,
+its own backward lost: it becomes one operation that calls it. A reentrant checkpoint is such a function as well, and
+would hide parameters: it is left out, since what is recomputed is the plan's to decide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointFunction
+
+from planner.capture_traced import Traced
+from planner.errors import BadInput
+
+
+@contextlib.contextmanager
+def exportable(module: nn.Module) -> Iterator[Callable[[Traced], None]]:
+    """Gives what puts the real operations back into the graph that was traced meanwhile."""
+    with _cumulative(module) as names, _Functions() as functions:
+
+        def restore(traced: Traced) -> None:
+            _restore_averages(traced, names)
+            functions.restore(traced)
+
+        yield restore
+
+
+@contextlib.contextmanager
+def _cumulative(module: nn.Module) -> Iterator[dict[float, str]]:
+    """A BatchNorm without momentum reads its count as a number, which stops an export: while it is traced it has
+    a momentum that tells its count's name."""
+    norms = [
+        (name, part)
+        for name, part in module.named_modules()
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.momentum is None
+    ]
+    names = {
+        2.0**-60 * (i + 1): f"{name}.num_batches_tracked".strip(".") for i, (name, _) in enumerate(norms)
+    }
+    try:
+        for momentum, (_, part) in zip(names, norms, strict=True):
+            part.momentum = momentum
+        yield names
+    finally:
+        for _, part in norms:
+            part.momentum = None
+
+
+def _restore_averages(traced: Traced, names: Mapping[float, str]) -> None:
+    counts = {source.name: node for node, source in traced.sources.items() if source.kind == "buffer"}
+    for node in traced.graph.nodes:
+        if str(node.target) != "aten.batch_norm.default" or node.args[6] not in names:
+            continue
+        *tensors, _training, momentum, eps, _ = node.args
+        count = counts.get(names[momentum])
+        if count is not None:  # else it keeps no statistics, and its momentum is not used
+            node.target, node.args = average_batch_norm, (*tensors, count, eps)
+
+
+def average_batch_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    count: torch.Tensor,
+    eps: float,
+) -> torch.Tensor:
+    """BatchNorm with momentum=None: its running statistics are the averages of all batches so far."""
+    plain = not count.is_meta and not isinstance(count, FakeTensor)
+    momentum = 1.0 / float(count) if plain else 1.0
+    return torch.batch_norm(
+        x, weight, bias, mean, variance, True, momentum, eps, torch.backends.cudnn.enabled
+    )
+
+
+_numbers = itertools.count()  # torch keeps the name of an operation beyond its library
+
+
+@dataclass
+class _Call:
+    """One call of an autograd.Function: what was given beside tensors, and how its tensors came back."""
+
+    function: type[torch.autograd.Function]
+    given: tuple[object, ...]
+    places: list[int]  # of tensors among the arguments
+    returned: pytree.TreeSpec | None = None
+    others: dict[int, object] = field(default_factory=dict)  # results that are no tensors
+
+    def run(self, tensors: list[Tensor]) -> list[Tensor]:
+        arguments = list(self.given)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            arguments[place] = tensor
+        leaves, self.returned = pytree.tree_flatten(self.function.apply(*arguments))  # type: ignore[no-untyped-call]
+        self.others = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)}
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+    def result(self, tensors: list[Tensor]) -> object:
+        assert self.returned is not None
+        rest = iter(tensors)
+        count = len(tensors) + len(self.others)
+        leaves = [self.others[i] if i in self.others else next(rest) for i in range(count)]
+        return pytree.tree_unflatten(leaves, self.returned)
+
+
+class _Functions:
+    """While it is entered, a call of an autograd.Function is recorded as one operation of a library of its own."""
+
+    def __init__(self) -> None:
+        self.library = torch.library.Library("shardwright", "FRAGMENT")  # type: ignore[no-untyped-call]
+        self.calls: dict[str, _Call] = {}
+        self.running = False
+
+    def __enter__(self) -> _Functions:
+        self.original = vars(torch.autograd.Function)["apply"]
+        recorded = self._apply
+        torch.autograd.Function.apply = classmethod(  # type: ignore[assignment, method-assign]
+            lambda function, *given, **named: recorded(function, *given, **named)
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        torch.autograd.Function.apply = self.original  # type: ignore[method-assign]
+        self.library._destroy()  # type: ignore[no-untyped-call]
+
+    def restore(self, traced: Traced) -> None:
+        for node in traced.graph.nodes:
+            schema = getattr(node.target, "_schema", None)
+            if schema is not None and schema.name in self.calls:
+                node.target = _named(self.calls[schema.name])
+
+    def _apply(self, function: type[torch.autograd.Function], *given: object, **named: object) -> object:
+        if function is CheckpointFunction:
+            run, _, *arguments = given
+            assert callable(run)
+            return run(*arguments)
+        if self.running or named or function.__module__.partition(".")[0] == "torch":
+            return self.original.__func__(function, *given, **named)
+        if any(isinstance(x, torch.SymInt | torch.SymFloat) for x in pytree.tree_leaves(given)):
+            raise BadInput(f"{function.__name__}.apply() takes a size that depends on the batch")
+        places = [i for i, x in enumerate(given) if isinstance(x, Tensor)]
+        call = _Call(function, tuple(None if i in places else x for i, x in enumerate(given)), places)
+        name = f"function{next(_numbers)}"
+        self.calls[f"shardwright::{name}"] = call
+        self.library.define(f"{name}(Tensor[] tensors) -> Tensor[]")  # type: ignore[no-untyped-call]
+        torch.library.register_fake(f"shardwright::{name}", self._fake(call), lib=self.library)
+        return call.result(getattr(torch.ops.shardwright, name)([given[i] for i in places]))
+
+    def _fake(self, call: _Call) -> Callable[[list[Tensor]], list[Tensor]]:
+        def fake(tensors: list[Tensor]) -> list[Tensor]:
+            self.running = True
+            try:
+                with torch.no_grad():
+                    made = call.run(tensors)
+            finally:
+                self.running = False
+            return [x.clone() if any(x is y for y in tensors) else x for x in made]
+
+        return fake
+
+
+def _named(call: _Call) -> Callable[[list[Tensor]], list[Tensor]]:
+    def run(tensors: list[Tensor]) -> list[Tensor]:
+        return call.run(tensors)
+
+    run.__name__ = call.function.__name__
+    return run

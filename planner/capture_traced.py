@@ -1,0 +1,44 @@
+"""The traced graph: flat, with what each of its placeholders stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+Kind = Literal["parameter", "buffer", "constant", "input", "target"]
+Context = tuple[tuple[object, ...], ...]  # ("grad", False), ("autocast", device, dtype, enabled, cache)
+LOSS = "loss"
+MODEL = "model"
+OWNERS = {"parameter", "buffer", "constant"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What a placeholder of the graph stands for."""
+
+    kind: Kind
+    name: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Traced:
+    graph: fx.Graph
+    root: nn.Module  # owns what get_attr nodes name
+    sources: dict[fx.Node, Source]
+    constants: dict[str, torch.Tensor]
+    outputs: tuple[fx.Node, ...]
+    aliases: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    symbolic: bool
+    micro: int
+
+
+def named_leaves(role: str, tree: object) -> Iterator[tuple[str, object]]:
+    """Leaves of nested tuples and dicts under names such as `input.0` or `input.image`."""
+    for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
+        parts = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
+        yield ".".join([role, *parts]), leaf
