@@ -32,6 +32,11 @@ class Paths:
         return self.root / "heartbeat"
 
     @property
+    def pids(self) -> Path:
+        """Process of every rank of a local run."""
+        return self.root / "pids.json"
+
+    @property
     def outcome(self) -> Path:
         """How the run ended, with the first cause where it failed."""
         return self.root / "outcome.json"

@@ -1,28 +1,39 @@
-"""A stage whose compute is a sleep of the planned length, with messages of their real size.
+"""A plan run for its timing alone: stages sleep for their planned times, messages have their real size.
 
-Ranks that sleep share cores without slowing each other down, so a laptop can run the plan of a cluster and compare
-its simulated with its real order of events.
+Ranks that sleep share cores without slowing each other down, so a laptop can run the plan of a cluster and lay the
+order of events it got beside the simulated one. Nothing of the model is needed: a plan says all that is used here.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from planner.plan import StageTimes
+from planner.plan import Hop, Plan, StageTimes
+from planner.simulate import schedule_of
+from runtime.assemble import program_of
+from runtime.execute import Interpreter, Pulse
+from runtime.groups import World
+from runtime.places import Mesh
+from runtime.routes import Routes
 from runtime.stage import Tensors
+from runtime.trace import Tracer
+from runtime.transport import Transport
 
 NS = 1e-9
+LATE_S = 1e-4  # first guess of how long a sleep takes too long
 
 
 class Sleeper:
     """Sleeps a given time; what the last sleeps took too long is subtracted, a sleep never spins."""
 
     def __init__(self) -> None:
-        self._late_s = 1e-4
+        self._late_s = LATE_S
 
     def sleep(self, seconds: float) -> None:
         if seconds <= self._late_s:
@@ -30,17 +41,14 @@ class Sleeper:
         end = time.perf_counter() + seconds
         time.sleep(seconds - self._late_s)
         late = self._late_s + time.perf_counter() - end
-        self._late_s += 0.1 * (min(late, 1e-3) - self._late_s)
+        self._late_s += 0.1 * (min(late, 10 * LATE_S) - self._late_s)
 
 
 class SleepStage:
+    """`sends` and `passes` are the sizes of its messages, forward and backward, by the names of their routes."""
+
     def __init__(
-        self,
-        times: StageTimes,
-        *,
-        sends: Mapping[str, int],
-        passes: Mapping[str, int],
-        sleeper: Sleeper,
+        self, times: StageTimes, sends: Mapping[str, int], passes: Mapping[str, int], sleeper: Sleeper
     ) -> None:
         self._times, self._sleeper = times, sleeper
         self._sends = {name: torch.zeros(size, dtype=torch.uint8) for name, size in sends.items()}
@@ -66,14 +74,114 @@ class SleepStage:
 
 
 class SleepUpdates:
-    """SYNC is free and STEP takes its planned time after the sum's."""
+    """A sum starts when every holder has launched it and the sums before it are done, and takes its planned time."""
 
-    def __init__(self, times: Collection[StageTimes], sleeper: Sleeper) -> None:
-        self._times, self._sleeper = tuple(times), sleeper
+    def __init__(
+        self,
+        times: Collection[StageTimes],
+        groups: Mapping[int, dist.ProcessGroup],
+        held: Collection[tuple[int, int]],
+        sleeper: Sleeper,
+    ) -> None:
+        self._times, self._groups, self._sleeper = tuple(times), groups, sleeper
+        self._held = {stage: sum(s == stage for _, s in held) for _, stage in held}
+        self._launched: dict[int, int] = {}
         self._ready_s: dict[int, float] = {}
+        self._works: dict[int, dist.Work] = {}
+        self._free_s = 0.0
 
     def launch(self, pipe: int, stage: int) -> None:
-        self._ready_s[stage] = time.perf_counter() + self._times[stage].sync_ns * NS
+        self._launched[stage] = self._launched.get(stage, 0) + 1
+        if self._launched[stage] < self._held[stage]:
+            return
+        self._launched[stage] = 0
+        if stage not in self._groups:
+            self._complete(stage)
+            return
+        work = dist.all_reduce(torch.zeros(1), group=self._groups[stage], async_op=True)
+        assert work is not None
+        work.get_future().then(lambda _: self._complete(stage))
+        self._works[stage] = work
+
+    def _complete(self, stage: int) -> None:
+        self._free_s = max(self._free_s, time.perf_counter()) + self._times[stage].sync_ns * NS
+        self._ready_s[stage] = self._free_s
 
     def step(self, pipe: int, stage: int) -> None:
-        self._sleeper.sleep(self._ready_s[stage] - time.perf_counter() + self._times[stage].step_ns * NS)
+        if stage in self._works:
+            self._works.pop(stage).wait()
+        self._sleeper.sleep(self._ready_s.get(stage, 0.0) - time.perf_counter())
+        self._sleeper.sleep(self._times[stage].step_ns * NS)
+
+
+@dataclass(frozen=True)
+class SleepRank:
+    """`step` runs one step; a plan with a barrier waits for everybody at its end."""
+
+    plan: Plan
+    world: World
+    transport: Transport
+    interpreter: Interpreter
+    tracer: Tracer
+
+    def step(self, step: int) -> None:
+        self.interpreter.run(step)
+        self.transport.finish()
+        if self.plan.schedule.update == "barrier":
+            self.world.barrier()
+
+
+def sleeping(plan: Plan, world: World, pulse: Pulse) -> SleepRank:
+    """One rank of a plan whose stages sleep; every rank calls this at the same time."""
+    schedule, mesh, program = schedule_of(plan), Mesh.of(plan), program_of(plan, world)
+    held, sleeper, tracer = mesh.held(world.rank), Sleeper(), Tracer(world.rank)
+    groups = {}
+    for stage in range(schedule.stages):
+        ranks = mesh.holders([stage])
+        if len(ranks) > 1 and (group := world.new_group(ranks)) is not None:
+            groups[stage] = group
+    routes = routes_of_hops(plan.hops)
+    transport = Transport(
+        routes=routes,
+        place=schedule.place,
+        peers=mesh.peers(world.rank),
+        device=world.device,
+        group=world.group,
+    )
+    stages = {
+        (pipe, stage): SleepStage(
+            plan.times[stage],
+            _leaving(plan.hops, "act", stage),
+            _leaving(plan.hops, "grad", stage),
+            sleeper,
+        )
+        for pipe, stage in held
+    }
+    interpreter = Interpreter(
+        program,
+        mesh.by_rank[world.rank].pipeline,
+        stages=stages,
+        routes=routes,
+        carrier=transport,
+        updates=SleepUpdates(plan.times, groups, held, sleeper),
+        feed=lambda stage, micro: {},
+        pulse=pulse,
+        tracer=tracer,
+    )
+    return SleepRank(plan, world, transport, interpreter, tracer)
+
+
+def routes_of_hops(hops: Collection[Hop]) -> Routes:
+    """One blob a hop."""
+    return Routes(
+        act={(h.sender, h.receiver): (_name(h),) for h in hops if h.direction == "act"},
+        grad={(h.sender, h.receiver): (_name(h),) for h in hops if h.direction == "grad"},
+    )
+
+
+def _name(hop: Hop) -> str:
+    return f"{hop.direction} {hop.sender}>{hop.receiver}"
+
+
+def _leaving(hops: Collection[Hop], direction: str, stage: int) -> dict[str, int]:
+    return {_name(hop): hop.bytes for hop in hops if hop.direction == direction and hop.sender == stage}

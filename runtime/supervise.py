@@ -198,6 +198,7 @@ def fork_ranks(paths: Paths, ranks: int, main: Callable[[int], None]) -> dict[in
         if pid == 0:
             _be_a_rank(paths, rank, parent, main)
         pids[rank] = pid
+    write_whole(paths.pids, json.dumps(pids))
     return pids
 
 

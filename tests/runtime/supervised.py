@@ -1,0 +1,53 @@
+"""A supervised run without torch, for the tests of supervision: `python -m tests.runtime.supervised FOLDER HOW`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from runtime.paths import Paths
+from runtime.supervise import Heart, supervise
+
+RANKS = 4
+DEADLINE_S = 0.8
+
+
+def rank_main(paths: Paths, how: str, rank: int) -> None:
+    heart = Heart(paths.heartbeat, rank, RANKS)
+    for step in range(10**6 if how != "well" else 20):
+        heart.beat(False)
+        if step == 10 and rank == 2:
+            _misbehave(how)
+        if step > 10 and how != "well":
+            _follow(heart, how, rank)
+        time.sleep(0.01)
+
+
+def _misbehave(how: str) -> None:
+    if how == "raise":
+        raise ValueError("the second layer is odd")
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "exit":
+        os._exit(7)
+    if how == "hang":
+        time.sleep(1000)
+    if how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _follow(heart: Heart, how: str, rank: int) -> None:
+    """What the others do then: lose their connection, or wait for ever."""
+    heart.beat(True)
+    if how in ("raise", "kill") and rank == 1:
+        raise RuntimeError("recv: Connection closed by peer [127.0.0.1]")
+    time.sleep(1000)
+
+
+if __name__ == "__main__":
+    where = Paths(Path(sys.argv[1])).make()
+    done = supervise(where, RANKS, DEADLINE_S, lambda rank: rank_main(where, sys.argv[2], rank))
+    sys.exit(0 if done.state == "done" else 1)

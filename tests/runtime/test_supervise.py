@@ -1,0 +1,118 @@
+"""A rank that raises, is killed or stands still ends the run at once, with the first cause named and nobody left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from planner.schedule.action import Kind
+from planner.timeline import decode
+from runtime.local import RunFailed, launch
+from runtime.paths import Paths
+from runtime.supervise import Outcome, read_cause
+from tests.runtime.test_equality import HERE, plan_of
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(folder: Path, how: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.runtime.supervised", str(folder), how]
+    return subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+
+
+def supervised(folder: Path, how: str) -> Outcome:
+    process = start(folder, how)
+    try:
+        process.wait(20)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    return Outcome(**json.loads(Paths(folder).outcome.read_text()))
+
+
+def alive(paths: Paths) -> list[int]:
+    """Processes of ranks that still run; those that ended and wait to be reaped do not count."""
+    found = []
+    for pid in json.loads(paths.pids.read_text()).values():
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if state != "Z":
+            found.append(pid)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("how", "state", "cause"),
+    [
+        ("raise", "failed", "rank 2: ValueError: the second layer is odd"),
+        ("kill", "failed", "rank 2 was killed by SIGKILL"),
+        ("exit", "failed", "rank 2 exited with 7"),
+        ("hang", "hung", "rank 2 made no progress for 0.8 s and is in a call of its own"),
+        ("stop", "hung", "rank 2 made no progress for 0.8 s and is in a call of its own"),
+    ],
+)
+def test_the_first_cause_is_named_and_nobody_is_left(
+    how: str, state: str, cause: str, tmp_path: Path
+) -> None:
+    outcome = supervised(tmp_path, how)
+    assert (outcome.state, outcome.rank, outcome.cause) == (state, 2, cause)
+    assert alive(Paths(tmp_path)) == []
+
+
+def test_ranks_that_all_return_end_well(tmp_path: Path) -> None:
+    outcome = supervised(tmp_path, "well")
+    assert outcome.state == "done" and list(outcome.exits) == [0, 0, 0, 0]
+
+
+def test_ranks_die_with_their_supervisor(tmp_path: Path) -> None:
+    process, paths = start(tmp_path, "hang"), Paths(tmp_path)
+    end = time.monotonic() + 20
+    while not paths.pids.exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert len(alive(paths)) == 4
+    process.kill()
+    process.wait()
+    while alive(paths) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert alive(paths) == []
+
+
+def test_a_cause_keeps_the_traceback(tmp_path: Path) -> None:
+    supervised(tmp_path, "raise")
+    cause = read_cause(Paths(tmp_path).cause(2))
+    assert cause is not None and not cause.secondary
+    assert "_misbehave" in "".join(cause.where)
+
+
+def test_a_launched_run_trains_traces_and_names_the_rank_that_is_killed(tmp_path: Path) -> None:
+    plan = plan_of(HERE + "mlp.py", {}, workers=2, micros=2)
+    result = launch(plan, tmp_path / "well", steps=2).wait(120).check()
+    assert sorted(result.losses) == [1, 2]
+    assert {decode(code).name for code in result.timeline.code.tolist()} >= {
+        Kind.F,
+        Kind.B,
+        Kind.SYNC,
+        Kind.STEP,
+    }
+    assert set(result.timeline.rank.tolist()) == {0, 1}
+    assert result.timeline.wait_ns.max() > 0
+
+    run = launch(plan, tmp_path / "killed", steps=10**6)
+    metrics, end = run.paths.rank_metrics(1), time.monotonic() + 120
+    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < end:
+        time.sleep(0.05)
+    os.kill(json.loads(run.paths.pids.read_text())["1"], signal.SIGKILL)
+    result = run.wait(60)
+    assert (result.state, result.rank) == ("failed", 1)
+    assert result.losses and alive(run.paths) == []
+    with pytest.raises(RunFailed, match="rank 1 was killed by SIGKILL"):
+        result.check()
