@@ -20,7 +20,7 @@ from planner.milp.shapes import Shape
 from planner.plan import Place
 
 FloatArray = NDArray[np.float64]
-NOISE = 1e-3  # of a nanosecond: what doubles may be off by before a time is rounded up
+NOISE = 1e-6  # of a nanosecond: what doubles may be off by before a time is rounded up
 _LARGE_BYTES = 1 << 40  # far beyond where one algorithm of the all-reduce overtakes the other
 
 

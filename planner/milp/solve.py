@@ -15,9 +15,9 @@ import numpy as np
 
 from planner.cluster import Cluster
 from planner.errors import BadInput, Infeasible
-from planner.milp import explain, infeasible
+from planner.milp import explain, formulation, infeasible
 from planner.milp.assemble import plan_of
-from planner.milp.bounds import Box, every_cut, memory_weights, most_bytes
+from planner.milp.bounds import ROUNDING, Box, Weights, every_cut, memory_weights, most_bytes
 from planner.milp.problem import Problem
 from planner.milp.search import NEVER, Answer, balanced, descend, kicked
 from planner.milp.shapes import Pins, Shape, pins, shapes
@@ -28,6 +28,9 @@ from planner.profile import Profile
 
 _FIRST = 12  # shapes that are answered before any is proved
 _KICKS = 6
+_PROGRAM_NODES = 2000  # of the mixed-integer program
+_MOST_ARCS = 3000  # beyond, the program is left unwritten and the tree's proof stands alone
+_TOLERANCE = 1e-6  # relative, of the mixed-integer solver
 _CHANGED = 60  # shapes looked at for each change that might make an infeasible question feasible
 _NODES = 3000  # boxes of one shape, divided by its depth
 
@@ -38,6 +41,7 @@ class Effort:
 
     nodes: int = _NODES
     kicks: int = _KICKS
+    program_nodes: int = _PROGRAM_NODES
 
 
 @dataclass(kw_only=True)
@@ -50,6 +54,7 @@ class Tried:
     answer: Answer | None = None
     bound_ns: int = 0
     closed: bool = False
+    rows: Weights | None = None  # of the tree, where it was grown
 
 
 @dataclass(kw_only=True)
@@ -61,6 +66,7 @@ class Search:
     open: list[Tried] = field(default_factory=list)
     considered: int = 0
     bounded: int = 0  # shapes that their bound alone ruled out
+    program: formulation.Outcome | None = None
 
     @property
     def limit(self) -> int:
@@ -105,9 +111,34 @@ class Search:
                 tree.improve(tried.answer)
             proof = tree.prove(max(20, self.effort.nodes // tried.shape.stages))
         self._take(tried, proof.answer)
-        tried.closed, tried.bound_ns = proof.closed, proof.bound_ns
+        tried.closed, tried.bound_ns, tried.rows = proof.closed, proof.bound_ns, tree.pool.weights
         if not proof.closed:
             self.open.append(tried)
+
+    def state(self) -> None:
+        """The mixed-integer program over the winner and whatever is still open, where it is small enough to write."""
+        if self.best is None or self.best.rows is None:
+            return
+        others = [tried for tried in self.open if tried is not self.best and tried.bound_ns < self.limit]
+        left = [self.best, *others]
+        parts = [part for part in map(self._part, left) if part is not None]
+        if sum(int(a.sum()) for part in parts for a in part.box.alive) > _MOST_ARCS:
+            return
+        done = formulation.solve(parts, self.limit, nodes=self.effort.program_nodes)
+        self.program = done
+        if done.part >= 0:
+            self._take(self.tried[parts[done.part].box.problem.shape], Answer(cut=done.cut, ns=done.ns))
+        least = int(done.bound_ns * (1 - _TOLERANCE))
+        for tried in self.open:
+            tried.bound_ns = max(tried.bound_ns, min(least, self.limit))
+
+    def _part(self, tried: Tried) -> formulation.Part | None:
+        """The cuts that the rows do not refute; ties with the best answer stay."""
+        assert tried.root is not None
+        assert tried.rows is not None
+        box = tried.root.filtered(tried.rows, self.limit + ROUNDING)
+        box = None if box is None else box.filtered(tried.rows, self.limit + ROUNDING)
+        return None if box is None else formulation.Part(box=box, rows=tried.rows, bound_ns=tried.bound_ns)
 
 
 def solve(
@@ -168,7 +199,7 @@ def search(space: Space, effort: Effort) -> Search:
         raise Infeasible(infeasible.no_shape(space))
     found.considered = len(ranked)
     _first_answers(found, ranked)
-    queue = list(ranked)
+    queue, queued = list(ranked), {shape for _, shape in ranked}
     while queue:
         bound, shape = queue.pop(0)
         if bound > found.limit - 1:
@@ -180,8 +211,11 @@ def search(space: Space, effort: Effort) -> Search:
         found.close(tried)
         if _tight(tried):
             extra = [(bound, variant) for variant in _thriftier(space.pins, shape)]
+            extra = [entry for entry in extra if entry[1] not in queued]
+            queued.update(variant for _, variant in extra)
             found.considered += len(extra)
             queue = sorted([*extra, *queue], key=lambda entry: entry[0])
+    found.state()
     return found
 
 

@@ -132,8 +132,8 @@ def _times(
         input_grad_ns=sum(round(c.input_grad.median * NS) for c in costs),
         weight_grad_ns=sum(round(c.weight_grad.median * NS) for c in costs),
         recompute_ns=sum(round(c.forward.median * NS) for c in costs),
-        sync_ns=ceil(sync - 1e-3),
-        step_ns=ceil(elements * rate * NS / share - 1e-3),
+        sync_ns=ceil(sync - 1e-6),
+        step_ns=ceil(elements * rate * NS / share - 1e-6),
     )
 
 
@@ -161,7 +161,7 @@ def _hops(
                 receiver=receiver,
                 values=(),
                 bytes=size,
-                ns=ceil(ns - 1e-3),
+                ns=ceil(ns - 1e-6),
             )
         )
     return found
@@ -189,7 +189,7 @@ def _fits(
         trained = [p for p in weights if p.trainable]
         elements = sum(prod(p.shape) for p in trained)
         total = sum(p.bytes for p in weights) + sum(p.bytes for p in trained) + 2 * (entered + leaving)
-        state.append(total + ceil(elements * profile.optimizer.state_bytes_per_parameter / share - 1e-3))
+        state.append(total + ceil(elements * profile.optimizer.state_bytes_per_parameter / share - 1e-6))
         moving.append(
             StageBytes(
                 saved=stage_memory(profile, layers, key),

@@ -1,0 +1,83 @@
+"""The plan's time equals the best of an exhaustive search, and its certificate says so."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+
+from planner.cluster import Cluster
+from planner.errors import Infeasible
+from planner.milp.solve import solve
+from planner.plan import Plan
+from planner.profile import Profile, Seconds
+from planner.verify import violations
+from tests.planner.milp import oracle
+from tests.planner.milp.instances import chain, cluster, profile
+
+FAMILIES = ("1f1b", "gpipe", "chimera", "zb-h1", "zb-v", "interleaved", "chimera-zb", "wave", "v-min")
+
+
+@dataclass(frozen=True)
+class Case:
+    profile: Profile
+    cluster: Cluster
+    batch: int
+    families: tuple[str, ...]
+    update: str
+
+
+def case(seed: int) -> Case:
+    """Chains and graphs with skips; tight and ample memory; fast and slow links; barrier and rolling updates.
+
+    The update costs nothing, so that sharding it never pays for itself and is a question of memory alone.
+    """
+    rng = random.Random(seed)
+    layers = rng.randint(3, 7)
+    blocks = chain(layers, seed, equal=rng.random() < 0.2, skips=rng.choice([0, 0, 1, 2, 3]))
+    costs = profile(blocks, micros=rng.choice([(1,), (1, 2)]), scale=rng.choice([1, 10]))
+    return Case(
+        profile=replace(costs, optimizer=replace(costs.optimizer, seconds_per_parameter=Seconds(median=0.0))),
+        cluster=cluster(
+            rng.randint(1, 4),
+            latency_s=rng.choice([1e-9, 5e-7]),
+            memory=rng.choice([1 << 40, 400_000, 200_000, 120_000, 80_000]),
+            bandwidth=rng.choice([1e9, 1e11]),
+        ),
+        batch=rng.choice([1, 2, 3, 4, 6]),
+        families=tuple(rng.sample(FAMILIES, 3)),
+        update=rng.choice(["barrier", "barrier", "rolling"]),
+    )
+
+
+def solved(given: Case) -> Plan | None:
+    try:
+        return solve(
+            given.profile,
+            given.cluster,
+            batch=given.batch,
+            schedules=given.families,
+            fix={"update": given.update},
+        )
+    except Infeasible:
+        return None
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_cut_of_any_shape_is_faster_than_the_plan(seed: int) -> None:
+    given = case(seed)
+    best = oracle.best(given.profile, given.cluster, given.batch, given.families, update=given.update)
+    plan = solved(given)
+    assert (plan is None) == (best is None)
+    if plan is not None and best is not None:
+        assert plan.prediction.step_ns == best.ns
+        assert plan.certificate is not None
+        assert plan.certificate.objective_ns == plan.certificate.bound_ns == best.ns
+        assert violations(plan, profile=given.profile, cluster=given.cluster) == []
+
+
+def test_the_cases_cover_what_fits_nowhere_and_every_kind_of_update() -> None:
+    every = [case(seed) for seed in range(60)]
+    assert {given.update for given in every} == {"barrier", "rolling"}
+    assert sum(solved(given) is None for given in every) >= 3
