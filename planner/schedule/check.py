@@ -8,8 +8,9 @@ What `lower` makes of a schedule is judged in `check_program`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 
 from planner.errors import BadPlan
 from planner.schedule.action import Action, Kind, Schedule
@@ -42,18 +43,26 @@ def check(schedule: Schedule, routes: Sequence[Route], *, caps: Caps | None = No
     return schedule
 
 
-def violations(schedule: Schedule, routes: Sequence[Route], *, caps: Caps | None = None) -> list[Violation]:
-    """Each rule is asked only where those before it hold, so that what is listed are causes."""
-    for rules in (
-        (_shape,),
-        (_placement,),
-        (_completeness, _order_on_the_worker, _sums_and_updates),
-        (_collectives,),
-    ):
+def violations(
+    schedule: Schedule,
+    routes: Sequence[Route],
+    *,
+    caps: Caps | None = None,
+    sums: Sequence[Collection[int]] | None = None,
+) -> list[Violation]:
+    """Each rule is asked only where those before it hold, so that what is listed are causes.
+
+    `sums` are the sets of stages whose gradients are summed in one collective, in the order in which one SYNC would
+    launch several: each stage alone by default, more than one where parameters are tied.
+    """
+    for rules in ((_shape,), (_placement,), (_completeness, _order_on_the_worker, _sums_and_updates)):
         found = [violation for rule in rules for violation in rule(schedule)]
         if found:
             return found
-    found = list(_within_caps(schedule, caps)) if caps else []
+    found = list(_collectives(schedule, sums or [(s,) for s in range(schedule.stages)]))
+    found += _within_caps(schedule, caps) if caps else []
+    if found:
+        return found
     try:
         build(schedule, routes)
     except Stuck as stuck:
@@ -161,33 +170,40 @@ def _sums_and_updates(schedule: Schedule) -> Iterator[Violation]:
                 yield Violation(f"{step} comes before {sync}", {own[Kind.STEP]: "too early"})
 
 
-def holders(schedule: Schedule, stage: int) -> frozenset[int]:
-    """The workers of one pipeline group that hold a stage: its communicator there."""
-    return frozenset(pipe[stage] for pipe in schedule.place)
+Launch = tuple[Spot, frozenset[int]]
 
 
-def _collectives(schedule: Schedule) -> Iterator[Violation]:
-    """Members of one communicator launch its sums in one order."""
-    for group in sorted({holders(schedule, s) for s in range(schedule.stages)}, key=sorted):
-        stages = {s for s in range(schedule.stages) if holders(schedule, s) == group}
-        launched = {w: [s for s in _launches(schedule, w) if s[1].stage in stages] for w in sorted(group)}
-        first = [action.stage for _, action in launched[min(group)]]
-        for worker, own in launched.items():
-            for (spot, action), expected in zip(own, first, strict=False):
-                if action.stage != expected:
-                    what = f"workers {sorted(group)} sum their stages in different orders"
-                    why = f"worker {min(group)} sums stage {expected} here"
-                    yield Violation(f"{what}: {first} and {[a.stage for _, a in own]}", {spot: why})
-                    break
-            if len(own) != len(first):
-                yield Violation(
-                    f"worker {worker} sums {len(own)} times where worker {min(group)} does {len(first)}"
-                )
+def _collectives(schedule: Schedule, sums: Sequence[Collection[int]]) -> Iterator[Violation]:
+    """Workers that take part in several sums launch them in one order."""
+    launched = [_launches(schedule, worker, sums) for worker in range(schedule.workers)]
+    for one, two in combinations(range(schedule.workers), 2):
+        shared = {stages for _, stages in launched[one]} & {stages for _, stages in launched[two]}
+        first = [stages for _, stages in launched[one] if stages in shared]
+        second = [(spot, stages) for spot, stages in launched[two] if stages in shared]
+        for expected, (spot, stages) in zip(first, second, strict=True):
+            if stages != expected:
+                orders = f"{_listed(first)} and {_listed(s for _, s in second)}"
+                what = f"workers {one} and {two} sum gradients of stages in different orders: {orders}"
+                yield Violation(what, {spot: f"worker {one} sums {_listed([expected])} here"})
+                break
 
 
-def _launches(schedule: Schedule, worker: int) -> list[tuple[Spot, Action]]:
-    order = enumerate(schedule.orders[worker])
-    return [(Spot(worker, i), action) for i, action in order if action.kind is Kind.SYNC]
+def _launches(schedule: Schedule, worker: int, sums: Sequence[Collection[int]]) -> list[Launch]:
+    """A sum is launched by the last SYNC, on this worker, of the stages that it is over; held by others: not here."""
+    last: dict[int, int] = {}
+    for position, action in enumerate(schedule.orders[worker]):
+        if action.kind is Kind.SYNC:
+            last[action.stage] = position
+    found = [
+        (max(last[s] for s in stages if s in last), index, frozenset(stages))
+        for index, stages in enumerate(sums)
+        if any(s in last for s in stages)
+    ]
+    return [(Spot(worker, position), stages) for position, _, stages in sorted(found, key=lambda f: f[:2])]
+
+
+def _listed(sums: Iterable[frozenset[int]]) -> str:
+    return ", ".join("+".join(map(str, sorted(stages))) for stages in sums)
 
 
 def _within_caps(schedule: Schedule, caps: Caps) -> Iterator[Violation]:

@@ -85,9 +85,25 @@ def test_members_of_a_communicator_sum_in_one_order() -> None:
         pipe_of=(0, 1),
     )
     text = found(schedule)
-    assert "workers [0, 1] sum their stages in different orders: [0, 1] and [1, 0]" in text
+    assert "workers 0 and 1 sum gradients of stages in different orders: 0, 1 and 1, 0" in text
     assert "[1SYNC]" in text
     assert "<-- here: worker 0 sums stage 0 here" in text
+
+
+def test_a_tied_sum_is_launched_by_the_last_of_its_stages_on_each_worker() -> None:
+    schedule = from_text(
+        "0F0 1F0 2F0 2B0 1B0 0B0 0SYNC 1SYNC 2SYNC 0STEP 1STEP 2STEP\n"
+        "0F1' 1F1' 1B1' 0B1' 0SYNC' 1SYNC' 0STEP' 1STEP'\n"
+        "2F1' 2B1' 2SYNC' 2STEP'",
+        place=((0, 0, 0), (1, 1, 2)),
+        pipe_of=(0, 1),
+    )
+    hops = neighbour_hops(3)
+    assert violations(schedule, hops) == []
+    assert violations(schedule, hops, sums=[(0,), (1, 2)]) == []
+    (found,) = violations(schedule, hops, sums=[(0, 2), (1,)])
+    assert str(found) == "workers 0 and 1 sum gradients of stages in different orders: 1, 0+2 and 0+2, 1"
+    assert "[0SYNC']" in found.picture(schedule)
 
 
 def test_a_cap_on_what_is_in_flight_is_kept() -> None:
