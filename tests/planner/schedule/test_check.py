@@ -87,7 +87,7 @@ def test_members_of_a_communicator_sum_in_one_order() -> None:
     text = found(schedule)
     assert "workers 0 and 1 sum gradients of stages in different orders: 0, 1 and 1, 0" in text
     assert "[1SYNC]" in text
-    assert "<-- here: worker 0 sums stage 0 here" in text
+    assert "<-- here: worker 0 sums 0 here" in text
 
 
 def test_a_tied_sum_is_launched_by_the_last_of_its_stages_on_each_worker() -> None:
