@@ -11,7 +11,7 @@ from planner.schedule.action import Action, Kind
 from planner.schedule.assemble import dealt, zigzag
 from planner.schedule.costs import Costs, Limits, nominal
 from planner.schedule.families import generate
-from planner.schedule.list_job import Job, Policy
+from planner.schedule.list_job import TIES, Job, Policy
 from planner.schedule.list_scheduler import best_listed, bound, listed
 from tests.planner.schedule.jobs import jobs, schedule_of
 from tests.planner.schedule.slots import ends, span, thirds
@@ -160,17 +160,33 @@ def test_a_patient_worker_waits_for_what_is_on_its_way_and_an_impatient_one_does
     assert orders[0] != orders[200]
 
 
-def test_out_of_order_backprop_with_modulo_allocation_beats_the_conventional_order() -> None:
-    """Eight layers on four workers, F = I = W = 1 a layer: published ratios are 1.4 to 2."""
-    conventional = 42  # (m + G - 1) blocks of F, I and W for two layers a worker
-    block = Costs(forward=(2,) * 4, backward=(4,) * 4, input_grad=(2,) * 4, weight_grad=(2,) * 4)
-    forwarded = listed(Job(place=dealt(4, 1), pipe_of=[0] * 4, costs=block, split=True))
-    modulo = best_listed(
-        Job(place=dealt(4, 2), pipe_of=[0] * 4, costs=nominal(8), split=True, policy=Policy(tie=tie))
-        for tie in ("deep", "micro", "first")
+@pytest.mark.parametrize(
+    ("layers", "workers", "micros", "conventional", "forwarded", "modulo"),
+    [(8, 4, 4, 42, 30, 27), (24, 8, 8, 135, 93, 79)],
+)
+def test_out_of_order_backprop_with_modulo_allocation_beats_the_conventional_order(
+    layers: int, workers: int, micros: int, conventional: int, forwarded: int, modulo: int
+) -> None:
+    """F = I = W = 1 a layer: gradients forwarded in contiguous blocks of layers, then layers dealt round."""
+    each = layers // workers
+    row = (each,) * workers
+    block = Costs(forward=row, backward=(2 * each,) * workers, input_grad=row, weight_grad=row)
+    plain = generate("gpipe", workers=workers, micros=micros)
+    assert span(plain, lambda a: each * thirds(a)) == conventional
+    assert (
+        listed(Job(place=dealt(workers, 1), pipe_of=[0] * micros, costs=block, split=True)).span == forwarded
     )
-    assert span(generate("gpipe", workers=4, micros=4), lambda a: 2 * thirds(a)) == conventional
-    assert (forwarded.span, modulo.span) == (30, 27)
+    dealt_round = (
+        Job(
+            place=dealt(workers, each),
+            pipe_of=[0] * micros,
+            costs=nominal(layers),
+            split=True,
+            policy=Policy(tie=tie),
+        )
+        for tie in TIES
+    )
+    assert best_listed(dealt_round).span == modulo
 
 
 def test_a_given_sequence_is_kept_and_weight_gradients_fill_its_gaps() -> None:
