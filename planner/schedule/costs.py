@@ -47,7 +47,12 @@ class Costs:
 
     def of(self, kind: Kind) -> PerStage:
         """The row of a kind of compute; SYNC and STEP cost nothing here."""
-        rows = {Kind.F: self.forward, Kind.B: self.backward, Kind.I: self.input_grad, Kind.W: self.weight_grad}
+        rows = {
+            Kind.F: self.forward,
+            Kind.B: self.backward,
+            Kind.I: self.input_grad,
+            Kind.W: self.weight_grad,
+        }
         zeros = (0,) * self.stages
         return (self.recompute or zeros) if kind is Kind.R else rows.get(kind, zeros)
 
