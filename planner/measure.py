@@ -69,13 +69,7 @@ def _by_roofline(workload: Workload, request: Request, split: BackwardSplit | No
     from planner.measure_optimizer import roofline_optimizer
     from planner.measure_rows import counted_rows
 
-    bench = bench_of(
-        workload,
-        request.micros,
-        precision=request.precision,
-        execution=request.execution,
-        split=split,
-    )
+    bench = bench_of(workload, request, "cpu", split)
     rows = list(counted_rows(bench, sorted(set(request.micros)), device))
     found = Profile(
         workload=workload.name,

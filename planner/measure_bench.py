@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from planner.capture import Captured, capture
 from planner.errors import BadInput
+from planner.measure_events import Request
 from planner.measure_passes import BackwardSplit
-from planner.measure_specimen import PRECISIONS, Situation, situations
+from planner.measure_specimen import PRECISIONS, Situation, Way, situations
 from planner.profile import CostKey
 from planner.workload import Workload
 
@@ -24,29 +25,23 @@ EXECUTIONS = ("eager", "compiled")
 class Bench:
     batch_of: Callable[[int], tuple[object, object]]
     captured: Captured
-    precision: str
     execution: str
-    split: BackwardSplit | None
+    way: Way
 
     def batch(self, micro: int) -> Mapping[str, Tensor]:
         """The tensors of a micro-batch by the names of their Values."""
         return self.captured.batch_values(*self.batch_of(micro))
 
     def situations(self, micro: int) -> list[Situation]:
-        return situations(self.captured, self.batch(micro), self.precision)
+        return situations(self.captured, self.batch(micro), self.way.precision)
 
     def key(self, situation: Situation, micro: int) -> CostKey:
-        return CostKey(situation.layer.signature, micro, (), self.precision, self.execution)
+        return CostKey(situation.layer.signature, micro, (), self.way.precision, self.execution)
 
 
-def bench_of(
-    workload: Workload,
-    micros: Sequence[int],
-    *,
-    precision: str,
-    execution: str,
-    split: BackwardSplit | None,
-) -> Bench:
+def bench_of(workload: Workload, request: Request, device: str, split: BackwardSplit | None) -> Bench:
+    """`device` is where tensors are, which for a roofline is not the one that is asked for."""
+    precision, execution, micros = request.precision, request.execution, request.micros
     if precision not in PRECISIONS:
         raise BadInput(f"unknown precision '{precision}'", allowed=", ".join(PRECISIONS))
     if execution not in EXECUTIONS:
@@ -60,9 +55,8 @@ def bench_of(
             where=workload.where,
             allowed=f"one micro-batch a profile, such as {micros[0]}",
         )
-    return Bench(
-        batch_of=workload.batch, captured=captured, precision=precision, execution=execution, split=split
-    )
+    way = Way(precision=precision, device=device, compiled=execution == "compiled", split=split)
+    return Bench(batch_of=workload.batch, captured=captured, execution=execution, way=way)
 
 
 def device_name(device: str) -> str:

@@ -46,13 +46,7 @@ def serve(say: Callable[[Message], None]) -> None:
     torch.set_num_threads(1)  # as a rank computes: several ranks share a machine's cores
     device = device_name(request.device)
     workload = load(request.workload, request.arguments)
-    bench = bench_of(
-        workload,
-        request.micros,
-        precision=request.precision,
-        execution=request.execution,
-        split=made(request.split),
-    )
+    bench = bench_of(workload, request, request.device, made(request.split))
     graph = bench.captured.graph
     say(Ready(graph=graph, device=device, versions=versions()))
     line = sys.stdin.readline()
@@ -64,11 +58,7 @@ def serve(say: Callable[[Message], None]) -> None:
         clock = clock_of(request.device)
         say(Optimized(measured_optimizer(workload, graph, request.device, clock)))
     for event in measured_rows(
-        bench,
-        pending.keys,
-        request.device,
-        seconds_per_row=request.seconds_per_row,
-        alone=pending.alone,
+        bench, pending.keys, seconds_per_row=request.seconds_per_row, alone=pending.alone
     ):
         say(event)
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from planner.measure_passes import (
-    BackwardSplit,
+    Apart,
     Specimen,
     forget_gradients,
     gradients_of,
@@ -96,7 +96,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now -= size
 
 
-def footprint(specimen: Specimen, split: BackwardSplit | None = None) -> Footprint:
+def footprint(specimen: Specimen) -> Footprint:
     saved = Saved()
     with saved.watching():
         outputs = specimen.outputs()
@@ -108,7 +108,7 @@ def footprint(specimen: Specimen, split: BackwardSplit | None = None) -> Footpri
     saved.kept.clear()
     saved.used.clear()
     del outputs
-    peaks = _peaks(specimen, split)
+    peaks = _peaks(specimen)
     if peaks.halfway is not None:
         held = peaks.halfway + sources.value_bytes(kept_inputs, ())
     return Footprint(
@@ -193,7 +193,7 @@ class Peaks(NamedTuple):
     halfway: int | None  # between the halves of the runtime's own split, gradients of the inputs excluded
 
 
-def _peaks(specimen: Specimen, split: BackwardSplit | None) -> Peaks:
+def _peaks(specimen: Specimen) -> Peaks:
     forget_gradients(specimen)
     with LiveBytes() as live:
         roots = roots_of(specimen.outputs())
@@ -203,21 +203,19 @@ def _peaks(specimen: Specimen, split: BackwardSplit | None) -> Peaks:
         backward = live.peak - after
     del roots
     forget_gradients(specimen)
-    if split is None or not specimen.has_halves:
+    if isinstance(specimen.halves, Apart) or not specimen.has_halves:
         return Peaks(forward, backward, None)
-    return _with_halves(specimen, split, Peaks(forward, backward, None))
+    return _with_halves(specimen, Peaks(forward, backward, None))
 
 
-def _with_halves(specimen: Specimen, split: BackwardSplit, peaks: Peaks) -> Peaks:
+def _with_halves(specimen: Specimen, peaks: Peaks) -> Peaks:
     with LiveBytes() as live:
-        roots = roots_of(specimen.split_outputs())
+        roots = roots_of(specimen.outputs(specimen.halves.forward))
         after = live.peak = live.now
-        halfway = split.input_half(
-            roots, gradients_of(roots), specimen.differentiable_inputs, specimen.trainable
-        )
+        halfway = specimen.input_half(roots, gradients_of(roots))
         del roots
         held = live.now - sum(x.nbytes for x in specimen.differentiable_inputs)
-        split.weight_half(halfway, specimen.trainable)
+        specimen.weight_half(halfway)
         backward = max(peaks.backward, live.peak - after)
     forget_gradients(specimen)
     return Peaks(peaks.forward, backward, max(0, held))

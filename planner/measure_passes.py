@@ -20,15 +20,10 @@ Values = Mapping[str, Tensor]
 Forward = Callable[[Values], Values]
 
 
-class BackwardSplit(Protocol):
-    """The two halves of a backward as the runtime executes them; made without arguments, in another process too.
+class Halves(Protocol):
+    """One layer whose backward runs in two halves."""
 
-    `input_half` leaves the gradients of the inputs in their `.grad` and returns what `weight_half` needs to add
-    those of the parameters to theirs.
-    """
-
-    def prepare(self, module: StageModule) -> Forward:
-        """How a stage runs whose backward will be split; it may edit the module's graph."""
+    def forward(self, values: Values) -> Values: ...
 
     def input_half(
         self,
@@ -36,9 +31,40 @@ class BackwardSplit(Protocol):
         gradients: Sequence[Tensor],
         inputs: Sequence[Tensor],
         parameters: Sequence[Tensor],
-    ) -> object: ...
+    ) -> object:
+        """Leaves the gradients of the inputs in their `.grad`, and returns what the weight half needs."""
 
-    def weight_half(self, halfway: object, parameters: Sequence[Tensor]) -> None: ...
+    def weight_half(self, halfway: object, parameters: Sequence[Tensor]) -> None:
+        """Adds the gradients of the parameters to their `.grad`."""
+
+
+class BackwardSplit(Protocol):
+    """Splits backwards as the runtime does; made without arguments, in the process that measures too."""
+
+    def of(self, module: StageModule) -> Halves:
+        """May edit the module's graph."""
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Where there is no split to execute: each half for itself, and both go over the operations that they share."""
+
+    forward: Forward
+
+    def input_half(
+        self,
+        outputs: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        parameters: Sequence[Tensor],
+    ) -> object:
+        backward(outputs, gradients, inputs, keep=True)
+        return outputs, gradients
+
+    def weight_half(self, halfway: object, parameters: Sequence[Tensor]) -> None:
+        assert isinstance(halfway, tuple)
+        outputs, gradients = halfway
+        backward(outputs, gradients, parameters, keep=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +73,7 @@ class Specimen:
 
     layer: Layer
     forward: Forward
-    split_forward: Forward  # as it runs where the backward will be split
+    halves: Halves
     inputs: Values  # leaves; those that take part in the backward require a gradient
     parameters: tuple[Tensor, ...]
     buffers: tuple[Tensor, ...]
@@ -65,15 +91,15 @@ class Specimen:
         """Otherwise one of the halves is empty, and the other one the whole."""
         return bool(self.differentiable_inputs and self.trainable)
 
-    def outputs(self) -> tuple[Tensor, ...]:
-        return self._outputs(self.forward)
-
-    def split_outputs(self) -> tuple[Tensor, ...]:
-        return self._outputs(self.split_forward)
-
-    def _outputs(self, forward: Forward) -> tuple[Tensor, ...]:
-        results = forward(self.inputs)
+    def outputs(self, forward: Forward | None = None) -> tuple[Tensor, ...]:
+        results = (forward or self.forward)(self.inputs)
         return tuple(results[name] for name in self.layer.outputs)
+
+    def input_half(self, roots: Sequence[Tensor], gradients: Sequence[Tensor]) -> object:
+        return self.halves.input_half(roots, gradients, self.differentiable_inputs, self.trainable)
+
+    def weight_half(self, halfway: object) -> None:
+        self.halves.weight_half(halfway, self.trainable)
 
 
 def roots_of(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:

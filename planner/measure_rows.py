@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,9 +19,7 @@ from planner.measure_bench import Bench
 from planner.measure_events import Begun, Done, Failed, Progress, RowEvent
 from planner.measure_footprint import Footprint, footprint
 from planner.measure_passes import (
-    BackwardSplit,
     Specimen,
-    backward,
     forget_gradients,
     gradients_of,
     roots_of,
@@ -34,12 +33,14 @@ from planner.measure_timing import (
     PassTimes,
     Samples,
     pass_times,
-    shared_out,
     time_rounds,
+    with_halves,
 )
 from planner.measure_work import Counter
 from planner.profile import CostKey, LayerCost, Seconds
 from planner.roofline import seconds
+
+T = TypeVar("T")
 
 GROUP_BYTES = 2**29  # specimens that are measured in rounds together
 
@@ -49,41 +50,30 @@ def counted_rows(bench: Bench, micros: Sequence[int], device: Device) -> Iterato
     for micro in micros:
         for situation in bench.situations(micro):
             with FakeTensorMode():
-                specimen = fake_specimen(
-                    bench.captured, situation.layer, situation.inputs, bench.precision, bench.split
-                )
-                times = _counted_times(specimen, device, bench.split)
-                yield _done(bench.key(situation, micro), times, footprint(specimen, bench.split))
+                specimen = fake_specimen(bench.captured, situation.layer, situation.inputs, bench.way)
+                times = _counted_times(specimen, device)
+                yield _done(bench.key(situation, micro), times, footprint(specimen))
 
 
-def _counted_times(specimen: Specimen, device: Device, split: BackwardSplit | None) -> PassTimes:
-    inputs, parameters = specimen.differentiable_inputs, specimen.trainable
-
-    def price(action: Callable[[], object]) -> Seconds:
+def _counted_times(specimen: Specimen, device: Device) -> PassTimes:
+    def price(action: Callable[[], T]) -> tuple[Seconds, T]:
         with Counter() as counter:
-            action()
-        return seconds(counter.work, device)
+            result = action()
+        return seconds(counter.work, device), result
 
-    forward = price(specimen.outputs)
-    roots = roots_of(specimen.outputs())
+    forward, outputs = price(specimen.outputs)
+    roots = roots_of(outputs)
     gradients = gradients_of(roots)
-    whole = price(lambda: whole_backward(specimen, roots, gradients))
+    whole, _ = price(lambda: whole_backward(specimen, roots, gradients))
     forget_gradients(specimen)
-    roots = roots_of(specimen.outputs() if split is None else specimen.split_outputs())
-    if not specimen.has_halves:
-        nothing = Seconds(median=0.0)
-        halves = (whole, nothing) if inputs else (nothing, whole)
-    elif split is None:
-        first = price(lambda: backward(roots, gradients, inputs, keep=True))
-        second = price(lambda: backward(roots, gradients, parameters, keep=False))
-        halves = shared_out(whole, first, second)
-    else:
-        kept: list[object] = []
-        first = price(lambda: kept.append(split.input_half(roots, gradients, inputs, parameters)))
-        second = price(lambda: split.weight_half(kept.pop(), parameters))
+    halves = whole, whole
+    if specimen.has_halves:
+        again = roots_of(specimen.outputs(specimen.halves.forward))
+        first, halfway = price(lambda: specimen.input_half(again, gradients))
+        second, _ = price(lambda: specimen.weight_half(halfway))
         halves = first, second
-    forget_gradients(specimen)
-    return PassTimes(forward=forward, backward=whole, input_grad=halves[0], weight_grad=halves[1])
+        forget_gradients(specimen)
+    return with_halves(specimen, forward, whole, halves)
 
 
 def _done(key: CostKey, times: PassTimes, memory: Footprint) -> Done:
@@ -106,7 +96,6 @@ def clock_of(device: str) -> Clock:
 def measured_rows(
     bench: Bench,
     pending: Sequence[CostKey],
-    device: str,
     *,
     seconds_per_row: float,
     alone: bool = False,
@@ -122,7 +111,7 @@ def measured_rows(
             yield Failed(key, f"did not fit at micro-batch {too_large[key.signature]} already")
             del rows[key]
         for group in _groups(rows, 0 if alone else GROUP_BYTES):
-            for event in _group_rows(bench, group, batch, device, seconds_per_row):
+            for event in _group_rows(bench, group, batch, seconds_per_row):
                 if isinstance(event, Failed):
                     too_large.setdefault(event.key.signature, micro)
                 yield event
@@ -146,12 +135,11 @@ def _group_rows(
     bench: Bench,
     group: Mapping[CostKey, Situation],
     batch: Mapping[str, Tensor],
-    device: str,
     seconds_per_row: float,
 ) -> Iterator[RowEvent]:
     yield Begun(tuple(group))
     try:
-        yield from _timed(bench, group, batch, device, seconds_per_row)
+        yield from _timed(bench, group, batch, seconds_per_row)
         return
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
@@ -161,7 +149,7 @@ def _group_rows(
         yield Failed(next(iter(group)), "out of memory")
     else:
         for key, situation in group.items():
-            yield from _group_rows(bench, {key: situation}, batch, device, seconds_per_row)
+            yield from _group_rows(bench, {key: situation}, batch, seconds_per_row)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -172,18 +160,12 @@ def _timed(
     bench: Bench,
     group: Mapping[CostKey, Situation],
     batch: Mapping[str, Tensor],
-    device: str,
     seconds_per_row: float,
 ) -> Iterator[RowEvent]:
-    compiled = bench.execution == "compiled"
-    specimens = [
-        real_specimen(bench.captured, x, batch, bench.precision, device, compiled=compiled, split=bench.split)
-        for x in group.values()
-    ]
-    memory = [footprint(specimen, bench.split) for specimen in specimens]
-    budget_s = seconds_per_row * len(group)
+    specimens = [real_specimen(bench.captured, x, batch, bench.way) for x in group.values()]
+    memory = [footprint(specimen) for specimen in specimens]
     samples = [Samples() for _ in specimens]
-    for share in time_rounds(specimens, samples, clock_of(device), bench.split, budget_s):
+    for share in time_rounds(specimens, samples, clock_of(bench.way.device), seconds_per_row * len(group)):
         yield Progress(share)
     for key, specimen, row, kept in zip(group, specimens, samples, memory, strict=True):
-        yield _done(key, pass_times(specimen, row, executed_halves=bench.split is not None), kept)
+        yield _done(key, pass_times(specimen, row), kept)

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from planner.capture import Captured
-from planner.cut import StageModule, layer_module, materialise
-from planner.measure_passes import BackwardSplit, Forward, Specimen, Values
+from planner.cut import layer_module, materialise
+from planner.measure_passes import Apart, BackwardSplit, Forward, Halves, Specimen, Values
 from planner.model import Layer
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -51,6 +51,23 @@ class Situation:
     outputs: tuple[Shape, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How a layer will run."""
+
+    precision: str = "fp32"
+    device: str = "cpu"
+    compiled: bool = False
+    split: BackwardSplit | None = None
+
+    def entered(self, forward: Forward) -> Forward:
+        def run(values: Values) -> Values:
+            with in_precision(self.precision, self.device):
+                return forward(values)
+
+        return run
+
+
 def situations(captured: Captured, batch: Mapping[str, Tensor], precision: str) -> list[Situation]:
     """Walks through the model on fake tensors, in the precision asked for; equal layers are run once."""
     shapes = {name: Shape.of(tensor) for name, tensor in batch.items()}
@@ -68,42 +85,27 @@ def situations(captured: Captured, batch: Mapping[str, Tensor], precision: str) 
 
 def _outputs(captured: Captured, layer: Layer, inputs: Sequence[Shape], precision: str) -> tuple[Shape, ...]:
     with FakeTensorMode():
-        specimen = fake_specimen(captured, layer, inputs, precision)
+        specimen = fake_specimen(captured, layer, inputs, Way(precision=precision))
         return tuple(Shape.of(x) for x in specimen.outputs())
 
 
-def fake_specimen(
-    captured: Captured,
-    layer: Layer,
-    inputs: Sequence[Shape],
-    precision: str,
-    split: BackwardSplit | None = None,
-) -> Specimen:
+def fake_specimen(captured: Captured, layer: Layer, inputs: Sequence[Shape], way: Way) -> Specimen:
     """To be called, and used, under a FakeTensorMode."""
     tensors = {name: torch.empty(shape, dtype=dtype) for name, shape, dtype in _states(captured, layer)}
-    modules = _modules(captured, layer, tensors, "cpu", split)
-    values = {name: _empty(shape, "cpu") for name, shape in zip(layer.inputs, inputs, strict=True)}
-    return _specimen(layer, modules, values, precision, split)
+    values = {name: _empty(shape, way.device) for name, shape in zip(layer.inputs, inputs, strict=True)}
+    return _specimen(captured, layer, tensors, values, way)
 
 
 def real_specimen(
-    captured: Captured,
-    situation: Situation,
-    batch: Mapping[str, Tensor],
-    precision: str,
-    device: str,
-    *,
-    compiled: bool = False,
-    split: BackwardSplit | None = None,
+    captured: Captured, situation: Situation, batch: Mapping[str, Tensor], way: Way
 ) -> Specimen:
     layer = situation.layer
     tensors = {name: _weights(shape, dtype) for name, shape, dtype in _states(captured, layer)}
-    modules = _modules(captured, layer, tensors, device, split)
     values = {
-        name: batch[name].to(device) if name in batch else _activations(shape, device)
+        name: batch[name].to(way.device) if name in batch else _activations(shape, way.device)
         for name, shape in zip(layer.inputs, situation.inputs, strict=True)
     }
-    return _specimen(layer, modules, values, precision, split, device=device, compiled=compiled)
+    return _specimen(captured, layer, tensors, values, way)
 
 
 def _states(captured: Captured, layer: Layer) -> Iterator[tuple[str, tuple[int, ...], torch.dtype]]:
@@ -114,55 +116,38 @@ def _states(captured: Captured, layer: Layer) -> Iterator[tuple[str, tuple[int, 
         yield name, graph.buffer[name].shape, getattr(torch, graph.buffer[name].dtype)
 
 
-def _modules(
-    captured: Captured,
-    layer: Layer,
-    tensors: Mapping[str, Tensor],
-    device: str,
-    split: BackwardSplit | None,
-) -> tuple[StageModule, StageModule]:
-    """The layer as it is, and another over the same tensors that a split may edit."""
-    plain = materialise(layer_module(captured, layer.name), tensors, device)
-    for parameter in plain.parameters():
+def _specimen(
+    captured: Captured, layer: Layer, tensors: Mapping[str, Tensor], values: Values, way: Way
+) -> Specimen:
+    module = materialise(layer_module(captured, layer.name), tensors, way.device)
+    for parameter in module.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
-    if split is None:
-        return plain, plain
-    other = materialise(layer_module(captured, layer.name), tensors, device)
-    other._parameters.update(plain._parameters)
-    other._buffers.update(plain._buffers)
-    return plain, other
-
-
-def _specimen(
-    layer: Layer,
-    modules: tuple[StageModule, StageModule],
-    values: Mapping[str, Tensor],
-    precision: str,
-    split: BackwardSplit | None,
-    *,
-    device: str = "cpu",
-    compiled: bool = False,
-) -> Specimen:
-    plain, other = modules
-    forward: Forward = torch.compile(plain, dynamic=False) if compiled else plain
-    split_forward = forward if split is None else split.prepare(other)
+    run: Forward = torch.compile(module, dynamic=False) if way.compiled else module
+    forward = way.entered(run)
+    if way.split is None:
+        halves: Halves = Apart(forward)
+    else:
+        other = materialise(layer_module(captured, layer.name), tensors, way.device)
+        other._parameters.update(module._parameters)
+        other._buffers.update(module._buffers)
+        halves = _Entered(way.split.of(other), way)
     return Specimen(
         layer=layer,
-        forward=_in_precision(forward, precision, device),
-        split_forward=_in_precision(split_forward, precision, device),
+        forward=forward,
+        halves=halves,
         inputs=values,
-        parameters=tuple(plain.parameters()),
-        buffers=tuple(plain.buffers()),
+        parameters=tuple(module.parameters()),
+        buffers=tuple(module.buffers()),
     )
 
 
-def _in_precision(forward: Forward, precision: str, device: str) -> Forward:
-    def run(values: Values) -> Values:
-        with in_precision(precision, device):
-            return forward(values)
+class _Entered:
+    """A split whose forward runs in the precision asked for."""
 
-    return run
+    def __init__(self, halves: Halves, way: Way) -> None:
+        self.forward = way.entered(halves.forward)
+        self.input_half, self.weight_half = halves.input_half, halves.weight_half
 
 
 def in_precision(precision: str, device: str) -> AbstractContextManager[object]:

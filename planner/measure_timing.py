@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from planner.measure_passes import (
-    BackwardSplit,
+    Apart,
     Specimen,
-    backward,
     forget_gradients,
     gradients_of,
     roots_of,
@@ -81,28 +80,25 @@ def time_rounds(
     specimens: Sequence[Specimen],
     samples: Sequence[Samples],
     clock: Clock,
-    split: BackwardSplit | None,
     budget_s: float,
 ) -> Iterator[float]:
     """Fills in one Samples a specimen, and gives the share that is done after every round: at least MIN_ROUNDS of
     them, then until the budget is spent."""
     for _ in range(WARM_UP_ROUNDS):
-        time_round(specimens, samples, clock, split)
+        time_round(specimens, samples, clock)
         yield 0.0
     for row in samples:
         row.forget()
     begun = time.perf_counter()
     for done in range(1, MAX_ROUNDS + 1):
-        time_round(specimens, samples, clock, split)
+        time_round(specimens, samples, clock)
         spent = (time.perf_counter() - begun) / budget_s
         yield min(1.0, max(spent, done / MAX_ROUNDS))
         if done >= MIN_ROUNDS and spent > 1:
             return
 
 
-def time_round(
-    specimens: Sequence[Specimen], samples: Sequence[Samples], clock: Clock, split: BackwardSplit | None
-) -> None:
+def time_round(specimens: Sequence[Specimen], samples: Sequence[Samples], clock: Clock) -> None:
     """All forwards, then the backwards from the last to the first, as in a step: what is saved stays meanwhile, so
     memory and caches are met in the state in which a step meets them."""
     rows = list(zip(specimens, samples, strict=True))
@@ -113,53 +109,47 @@ def time_round(
         live.append(roots_of(outputs))
     del outputs
     for specimen, row in reversed(rows):
-        roots = live.pop()
-        gradients = gradients_of(roots)
-        seconds, _ = clock.time(lambda: whole_backward(specimen, roots, gradients))  # noqa: B023
-        row.backward.append(seconds)
-        forget_gradients(specimen)
-    _time_halves([row for row in rows if row[0].has_halves], clock, split)
+        row.backward.append(_time_whole(specimen, live.pop(), clock))
+    _time_halves([row for row in rows if row[0].has_halves], clock)
 
 
-def _time_halves(rows: Sequence[tuple[Specimen, Samples]], clock: Clock, split: BackwardSplit | None) -> None:
-    live = [roots_of(x.outputs() if split is None else x.split_outputs()) for x, _ in rows]
+def _time_whole(specimen: Specimen, roots: Sequence[Tensor], clock: Clock) -> float:
+    gradients = gradients_of(roots)
+    seconds, _ = clock.time(lambda: whole_backward(specimen, roots, gradients))
+    forget_gradients(specimen)
+    return seconds
+
+
+def _time_halves(rows: Sequence[tuple[Specimen, Samples]], clock: Clock) -> None:
+    live = [roots_of(specimen.outputs(specimen.halves.forward)) for specimen, _ in rows]
     for specimen, row in reversed(rows):
-        roots = live.pop()
-        input_s, weight_s = _halves(specimen, roots, clock, split)
+        input_s, halfway = _time_input_half(specimen, live.pop(), clock)
+        weight_s, _ = clock.time(lambda: specimen.weight_half(halfway))  # noqa: B023
         row.input_half.append(input_s)
         row.weight_half.append(weight_s)
         forget_gradients(specimen)
 
 
-def _halves(
-    specimen: Specimen, roots: Sequence[Tensor], clock: Clock, split: BackwardSplit | None
-) -> tuple[float, float]:
+def _time_input_half(specimen: Specimen, roots: Sequence[Tensor], clock: Clock) -> tuple[float, object]:
     gradients = gradients_of(roots)
-    inputs, parameters = specimen.differentiable_inputs, specimen.trainable
-    if split is None:
-        input_s, _ = clock.time(lambda: backward(roots, gradients, inputs, keep=True))
-        weight_s, _ = clock.time(lambda: backward(roots, gradients, parameters, keep=False))
-    else:
-        input_s, halfway = clock.time(lambda: split.input_half(roots, gradients, inputs, parameters))
-        weight_s, _ = clock.time(lambda: split.weight_half(halfway, parameters))
-    return input_s, weight_s
+    return clock.time(lambda: specimen.input_half(roots, gradients))
 
 
-def pass_times(specimen: Specimen, samples: Samples, *, executed_halves: bool) -> PassTimes:
-    forward, backward_ = spread_of(samples.forward), spread_of(samples.backward)
-    nothing = Seconds(median=0.0)
-    if not samples.input_half:
-        only_inputs = bool(specimen.differentiable_inputs)
-        return PassTimes(
-            forward=forward,
-            backward=backward_,
-            input_grad=backward_ if only_inputs else nothing,
-            weight_grad=nothing if only_inputs else backward_,
-        )
+def pass_times(specimen: Specimen, samples: Samples) -> PassTimes:
+    forward, whole = spread_of(samples.forward), spread_of(samples.backward)
     halves = spread_of(samples.input_half), spread_of(samples.weight_half)
-    if not executed_halves:
-        halves = shared_out(backward_, *halves)
-    return PassTimes(forward=forward, backward=backward_, input_grad=halves[0], weight_grad=halves[1])
+    return with_halves(specimen, forward, whole, halves)
+
+
+def with_halves(
+    specimen: Specimen, forward: Seconds, whole: Seconds, halves: tuple[Seconds, Seconds]
+) -> PassTimes:
+    nothing = Seconds(median=0.0)
+    if not specimen.has_halves:
+        halves = (whole, nothing) if specimen.differentiable_inputs else (nothing, whole)
+    elif isinstance(specimen.halves, Apart):
+        halves = shared_out(whole, *halves)
+    return PassTimes(forward=forward, backward=whole, input_grad=halves[0], weight_grad=halves[1])
 
 
 def shared_out(whole_: Seconds, first: Seconds, second: Seconds) -> tuple[Seconds, Seconds]:

@@ -16,7 +16,7 @@ from planner.measure import with_slack
 from planner.measure_bench import Bench
 from planner.measure_footprint import LiveBytes, Saved, footprint
 from planner.measure_rows import counted_rows
-from planner.measure_specimen import fake_specimen, in_precision, real_specimen, situations
+from planner.measure_specimen import Way, fake_specimen, in_precision, real_specimen, situations
 from planner.measure_work import Counter
 from planner.profile import OptimizerCost, Profile, Seconds, check, saved_bytes
 from planner.workload import load
@@ -50,19 +50,23 @@ def counted(bench: Bench, micro: int) -> Profile:
     return check(with_slack(found, rows))
 
 
+def bench_of(
+    captured: Captured, batch: Callable[[int], tuple[object, object]], precision: str = "fp32"
+) -> Bench:
+    return Bench(batch_of=batch, captured=captured, execution="eager", way=Way(precision=precision))
+
+
 @cache
 def bench_of_model(name: str, precision: str = "fp32") -> Bench:
     workload = load(name, MODELS[name])
     captured = capture(workload)
-    return Bench(
-        batch_of=workload.batch, captured=captured, precision=precision, execution="eager", split=None
-    )
+    return bench_of(captured, workload.batch, precision)
 
 
 def bench_of_foreign(name: str) -> Bench:
     module, batch, loss = LIBRARY[name]()
     captured = capture(module, batch, loss)
-    return Bench(batch_of=batch, captured=captured, precision="fp32", execution="eager", split=None)
+    return bench_of(captured, batch)
 
 
 def kept_by_the_whole(captured: Captured, batch: dict[str, Tensor], precision: str) -> int:
@@ -85,7 +89,7 @@ def assert_sums_agree(bench: Bench, micro: int, tolerance: float) -> None:
     found = counted(bench, micro)
     (setting,) = found.settings
     layers = [layer.name for layer in found.graph.layers]
-    kept = kept_by_the_whole(bench.captured, dict(bench.batch(micro)), bench.precision)
+    kept = kept_by_the_whole(bench.captured, dict(bench.batch(micro)), bench.way.precision)
     assert kept > 0
     assert saved_bytes(found, layers, setting) == pytest.approx(kept, rel=tolerance)
 
@@ -118,9 +122,9 @@ def test_fake_tensors_tell_the_same_as_real_ones() -> None:
     bench = bench_of_model("resnet50")
     batch = bench.batch(2)
     for situation in situations(bench.captured, batch, "fp32"):
-        real = footprint(real_specimen(bench.captured, situation, batch, "fp32", "cpu"))
+        real = footprint(real_specimen(bench.captured, situation, batch, bench.way))
         with FakeTensorMode():
-            fake = footprint(fake_specimen(bench.captured, situation.layer, situation.inputs, "fp32"))
+            fake = footprint(fake_specimen(bench.captured, situation.layer, situation.inputs, bench.way))
         assert fake == real, situation.layer.name
 
 
@@ -141,7 +145,7 @@ def test_a_slice_keeps_all_that_it_is_a_slice_of() -> None:
         return torch.randn(n, 8, 16), torch.randn(n, 4)
 
     captured = capture(Sliced(), batch, nn.functional.mse_loss)
-    bench = Bench(batch_of=batch, captured=captured, precision="fp32", execution="eager", split=None)
+    bench = bench_of(captured, batch)
     assert_sums_agree(bench, micro=2, tolerance=0)
 
 
