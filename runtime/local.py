@@ -85,7 +85,11 @@ def launch(
     plan: Plan, folder: Path | str, *, steps: int, workload: Workload | None = None, **settings: object
 ) -> LocalRun:
     """`settings` are fields of Job. Its checks are made, and checkpoint 0 is written, before anything starts."""
-    paths, _ = prepare(Model.of(plan, workload), Path(folder), job_of(plan, steps, settings))
+    job = job_of(plan, steps, settings)
+    if job.content == "sleep":
+        paths, _ = prepare_folder(plan, Path(folder), job)
+    else:
+        paths, _ = prepare(Model.of(plan, workload), Path(folder), job)
     return start(paths, len(plan.places))
 
 
@@ -124,15 +128,20 @@ def job_of(plan: Plan, steps: int, settings: dict[str, object]) -> Job:
 
 def prepare(model: Model, folder: Path, job: Job) -> tuple[Paths, Job]:
     """The run folder with all that ranks read; on return nothing more can be wrong with the plan."""
-    paths = Paths(folder.resolve()).make()
     check_supported(model.plan, model.captured.graph)
+    paths = Paths(folder.resolve()).make()
     checkpoints.remove_partial(paths.checkpoints)
-    paths.plan.write_text(plan_yaml.dump(model.plan))
     begin = checkpoints.latest(paths.checkpoints)
     if begin is None:
         write_start(paths, model, job)
     else:
         _check_resumed(begin, model.captured, job)
+    return prepare_folder(model.plan, folder, job)
+
+
+def prepare_folder(plan: Plan, folder: Path, job: Job) -> tuple[Paths, Job]:
+    paths = Paths(folder.resolve()).make()
+    paths.plan.write_text(plan_yaml.dump(plan))
     job = replace(job, generation=_next_generation(paths))
     job.write(paths)
     for old in (paths.outcome, *paths.causes()):

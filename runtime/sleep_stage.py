@@ -27,6 +27,7 @@ from runtime.transport import Transport
 
 NS = 1e-9
 LATE_S = 1e-4  # first guess of how long a sleep takes too long
+MOST_LATE_S = 3e-4  # never subtracts more, so that no sleep is shorter than planned by more than this
 
 
 class Sleeper:
@@ -41,7 +42,7 @@ class Sleeper:
         end = time.perf_counter() + seconds
         time.sleep(seconds - self._late_s)
         late = self._late_s + time.perf_counter() - end
-        self._late_s += 0.1 * (min(late, 10 * LATE_S) - self._late_s)
+        self._late_s += 0.1 * (min(late, MOST_LATE_S) - self._late_s)
 
 
 class SleepStage:

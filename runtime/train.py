@@ -25,6 +25,7 @@ from runtime.job import Job
 from runtime.paths import Paths
 from runtime.places import Mesh
 from runtime.rank import Rank
+from runtime.sleep_stage import sleeping
 from runtime.stage import Tensors
 from runtime.supervise import Heart
 from runtime.torch_stage import COUNT, LOSS
@@ -162,6 +163,19 @@ def mean_loss(losses: Losses) -> float:
     total = sum(row[LOSS] for row in rows)
     counts = [row[COUNT] for row in rows if COUNT in row]
     return total / sum(counts) if counts else total / len(rows)
+
+
+def sleep_rank(paths: Paths, job: Job, plan: Plan, rank: int) -> None:
+    """What each process of a run does whose stages sleep."""
+    torch.set_num_threads(1)
+    world = groups.join(paths.rendezvous(job.generation), rank, len(plan.places), torch.device("cpu"))
+    made = sleeping(plan, world, Heart(paths.heartbeat, rank, world.size))
+    for step in range(1, job.steps + 1):
+        made.step(step)
+    made.transport.drain()
+    made.tracer.timeline().save(paths.rank_trace(rank))
+    world.barrier()
+    world.close()
 
 
 def train_rank(paths: Paths, job: Job, model: Model, rank: int) -> None:

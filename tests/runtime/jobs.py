@@ -16,6 +16,7 @@ from runtime import checkpoint as checkpoints
 from runtime import groups
 from runtime import job as jobs
 from runtime.paths import Paths
+from runtime.sleep_stage import sleeping
 from runtime.train import Losses, Model, NoPulse, Training, train_rank
 
 
@@ -69,6 +70,19 @@ def whole_run(rank: int, ranks: int, rendezvous: Path, *, folder: str) -> None:
     """All that a rank of a launched run does, from the run folder."""
     paths = Paths(Path(folder))
     train_rank(paths, jobs.read(paths), model_of(paths), rank)
+
+
+def sleep(rank: int, ranks: int, rendezvous: Path, *, folder: str) -> None:
+    paths = Paths(Path(folder))
+    job, plan = jobs.read(paths), plan_yaml.load(paths.plan)
+    world = groups.join(rendezvous, rank, ranks, torch.device("cpu"))
+    made = sleeping(plan, world, NoPulse())
+    for step in range(1, job.steps + 1):
+        made.step(step)
+    made.transport.drain()
+    made.tracer.timeline().save(paths.rank_trace(rank))
+    world.barrier()
+    world.close()
 
 
 def record(training: Training, root: Path, rank: int, step: int) -> None:

@@ -1,0 +1,88 @@
+"""Split backwards for the profiler: each layer in the halves in which a stage of it would run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from planner.cut import StageModule
+from runtime import backward, rewrite, weight_store
+from runtime.backward import Boundary, Owed, Root
+from runtime.weight_store import Debt, WeightStore
+
+Tensors = Sequence[Tensor]
+Values = Mapping[str, Tensor]
+
+
+class Split:
+    def of(self, module: StageModule) -> Stored | Walked:
+        large = {name for name, p in module.named_parameters() if p.requires_grad and p.ndim > 1}
+        if not large <= rewrite.could_owe(module):
+            return Walked(module)
+        store = WeightStore()
+        rewrite.store_weights(module, store)
+        return Stored(module, store)
+
+
+class _Entered:
+    """A layer whose inputs come in over a boundary; one micro-batch at a time."""
+
+    def __init__(self, module: StageModule) -> None:
+        self._module = module
+        self._leaves: dict[str, Tensor] = {}
+        self._boundary: Boundary | None = None
+
+    def forward(self, values: Values) -> Values:
+        device = next(iter(values.values())).device
+        boundary = self._boundary = Boundary(device)
+        self._leaves = {name: x for name, x in values.items() if x.requires_grad}
+        entered = {name: boundary.enter(name, x) for name, x in self._leaves.items()}
+        made: Values = self._module({**values, **entered})
+        return made
+
+    def _take(self) -> Boundary:
+        assert self._boundary is not None
+        return self._boundary
+
+    def _leave(self) -> None:
+        for name, gradient in self._take().collect().items():
+            self._leaves[name].grad = gradient
+        self._boundary = None
+
+
+class Walked(_Entered):
+    """The graph walk: any layer."""
+
+    def input_half(self, outputs: Tensors, gradients: Tensors, inputs: Tensors, parameters: Tensors) -> Owed:
+        owed = backward.input_half(_roots(outputs, gradients), self._take().anchor, parameters)
+        self._leave()
+        return owed
+
+    def weight_half(self, halfway: object, parameters: Tensors) -> None:
+        assert isinstance(halfway, Owed)
+        backward.weight_half(halfway, parameters)
+
+
+class Stored(_Entered):
+    """The weight store: linear, convolution and embedding layers."""
+
+    def __init__(self, module: StageModule, store: WeightStore) -> None:
+        super().__init__(module)
+        self._store = store
+
+    def input_half(
+        self, outputs: Tensors, gradients: Tensors, inputs: Tensors, parameters: Tensors
+    ) -> list[Debt]:
+        backward.whole(_roots(outputs, gradients), [self._take().anchor, *parameters])
+        debts = self._store.collect()
+        self._leave()
+        return debts
+
+    def weight_half(self, halfway: object, parameters: Tensors) -> None:
+        assert isinstance(halfway, list)
+        weight_store.pay(halfway)
+
+
+def _roots(outputs: Tensors, gradients: Tensors) -> list[Root]:
+    return [(backward.edge(x), gradient) for x, gradient in zip(outputs, gradients, strict=True)]

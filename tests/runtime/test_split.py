@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from planner import measure
+from planner.capture import capture
+from planner.measure_footprint import footprint
+from planner.measure_passes import BackwardSplit, forget_gradients, gradients_of, roots_of, whole_backward
+from planner.measure_specimen import Way, fake_specimen, real_specimen, situations
+from planner.workload import load
+from runtime.split import Split, Stored, Walked
+
+MODELS = {"gpt2": {"size": "tiny"}, "unet3d": {"size": "tiny"}, "lstm": {"size": "tiny"}}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_halves_of_every_layer_add_up_to_its_whole_backward(name: str) -> None:
+    workload = load(name, MODELS[name])
+    captured = capture(workload)
+    torch.manual_seed(0)
+    batch = captured.batch_values(*workload.batch(2))
+    kinds = set()
+    for situation in situations(captured, batch, "fp32"):
+        specimen = real_specimen(captured, situation, batch, Way(split=Split()))
+        if not specimen.has_halves:
+            continue
+        kinds.add(type(specimen.halves.input_half.__self__))  # type: ignore[attr-defined]
+        roots = roots_of(specimen.outputs())
+        whole_backward(specimen, roots, gradients_of(roots))
+        leaves = [*specimen.differentiable_inputs, *specimen.trainable]
+        expected = [leaf.grad.clone() for leaf in leaves]  # type: ignore[union-attr]
+        forget_gradients(specimen)
+        for parameter in specimen.trainable:
+            parameter.grad = torch.zeros_like(parameter)
+        roots = roots_of(specimen.outputs(specimen.halves.forward))
+        specimen.weight_half(specimen.input_half(roots, gradients_of(roots)))
+        for leaf, gradient in zip(leaves, expected, strict=True):
+            assert torch.allclose(leaf.grad, gradient, rtol=1e-5), situation.layer.name  # type: ignore[arg-type]
+    assert kinds <= {Stored, Walked} and kinds
+
+
+def test_what_the_weight_half_still_needs_is_measured() -> None:
+    """A linear layer waits for its weight gradient with its input and the gradient of its output."""
+    workload = load("mlp")
+    captured = capture(workload)
+    batch = captured.batch_values(*workload.batch(16))
+    found = [
+        x for x in situations(captured, batch, "fp32") if x.layer.parameters and x.inputs[0].requires_grad
+    ]
+    assert found
+    for situation in found:
+        with FakeTensorMode():
+            way = Way(split=Split())
+            memory = footprint(fake_specimen(captured, situation.layer, situation.inputs, way))
+        least = situation.inputs[0].bytes + situation.outputs[0].bytes
+        assert least <= memory.held_bytes <= 2 * least + 256
+
+
+def test_a_profile_with_executed_halves_need_not_share_out_the_whole() -> None:
+    split: BackwardSplit = Split()
+    found = measure.profile(load("gpt2", {"size": "tiny"}), "roofline:A100-80GB", micros=(2,), split=split)
+    (setting,) = found.settings
+    rows = [found.cost(layer.name, setting) for layer in found.graph.layers]
+    assert all(row.input_grad.median >= 0 and row.weight_grad.median >= 0 for row in rows)
+    assert any(row.input_grad.median + row.weight_grad.median != row.backward.median for row in rows)
+
+
+def test_the_process_that_measures_makes_the_split_again() -> None:
+    found = measure.profile(load("mlp"), "cpu", micros=(1,), split=Split(), seconds_per_row=0.001)
+    (setting,) = found.settings
+    assert all(found.cost(layer.name, setting).forward.median > 0 for layer in found.graph.layers)
