@@ -1,0 +1,139 @@
+"""The batch script of a run: text from a plan and options, and nothing else.
+
+It can be read, kept beside the run, and submitted again by hand; the run then goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.errors import BadInput
+from runtime.slurm import quote
+from runtime.slurm.layout import Layout
+from runtime.slurm.options import Container, Options
+
+LOG = "logs/slurm-%j.out"
+TASK = "runtime.slurm.task"
+BATCH = "runtime.slurm.batch"
+# What SLURM would put in place of these in the name of the log.
+_PATTERN = "\\%"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One job."""
+
+    name: str  # of the plan
+    folder: Path  # of the run
+    layout: Layout
+    threads: int  # of a rank
+    cuda: bool
+    python: str  # the interpreter that runs the supervisor, and the ranks unless another is said
+
+
+def text(request: Request, options: Options) -> str:
+    folder = str(request.folder)
+    if not request.folder.is_absolute():
+        raise BadInput("is no absolute path", where=folder)
+    if found := set(folder) & set(_PATTERN):
+        raise BadInput(
+            f"SLURM cannot write a log below a path with '{found.pop()}'",
+            where=folder,
+            allowed="another run folder",
+        )
+    lines = [
+        "#!/bin/bash",
+        *_directives(request, options),
+        "",
+        quote.comment(
+            f"Written by shardwright for {request.layout.ranks} ranks. It can be submitted again by hand:"
+        ),
+        quote.comment("the run goes on from its last complete checkpoint."),
+        "set -e",
+        *_surroundings(options),
+        "trap '' USR1  # until the supervisor listens to it",
+        f"exec {quote.word(request.python)} -P -m {BATCH} {quote.word(folder)} \\",
+        f"  --requeues {options.requeues} --restarts {options.restarts} -- \\",
+        *_step(request, options),
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _directives(request: Request, options: Options) -> Iterator[str]:
+    layout = request.layout
+    yield quote.directive("job-name", options.job_name or request.name)
+    for key in (
+        "partition",
+        "account",
+        "qos",
+        "reservation",
+        "constraint",
+        "nodelist",
+        "exclude",
+        "dependency",
+    ):
+        value = getattr(options, key)
+        if value is not None:
+            yield quote.directive(key, value)
+    if options.time is not None:
+        yield quote.directive("time", str(options.time))
+    yield f"#SBATCH --nodes={len(layout.tasks)}"
+    yield f"#SBATCH --ntasks={layout.ranks}"
+    yield f"#SBATCH --ntasks-per-node={max(layout.tasks)}"
+    yield f"#SBATCH --cpus-per-task={options.cpus_per_task or request.threads}"
+    if options.mem is not None:
+        yield quote.directive("mem", options.mem)
+    if request.cuda and options.gpu_flag == "gres":
+        yield f"#SBATCH --gres=gpu:{layout.devices}"
+    elif request.cuda:
+        yield f"#SBATCH --gpus-per-node={layout.devices}"
+    yield quote.directive("chdir", str(request.folder))
+    yield quote.directive("output", LOG)
+    yield "#SBATCH --open-mode=append"
+    yield "#SBATCH --requeue" if options.requeues else "#SBATCH --no-requeue"
+    yield f"#SBATCH --signal=B:USR1@{options.signal_s}"
+    for key, value in sorted(options.sbatch.items()):
+        yield quote.directive(key, value)
+
+
+def _surroundings(options: Options) -> Iterator[str]:
+    yield from options.prologue
+    for module in options.modules:
+        yield f"module load {quote.word(module)}"
+    for name, value in sorted(options.env.items()):
+        yield f"export {name}={quote.word(value)}"
+
+
+def _step(request: Request, options: Options) -> Iterator[str]:
+    layout, container = request.layout, options.container
+    words = [
+        "srun",
+        "--kill-on-bad-exit=1",
+        f"--nodes={len(layout.tasks)}",
+        f"--ntasks={layout.ranks}",
+        f"--cpus-per-task={options.cpus_per_task or request.threads}",
+    ]
+    # Tasks of uneven nodes are laid out by a list of hosts that the supervisor writes.
+    words += (
+        [f"--ntasks-per-node={layout.tasks[0]}", "--distribution=block"]
+        if layout.even
+        else ["--distribution=arbitrary"]
+    )
+    if request.cuda:
+        words.append("--gpu-bind=none")  # ranks of a node must see each other's devices
+    yield "  " + " ".join(words) + " \\"
+    if container is not None:
+        yield "  " + " ".join(map(quote.word, _container(container, request))) + " \\"
+    yield f"  {quote.word(options.python or request.python)} -P -m {TASK} {quote.word(str(request.folder))}"
+
+
+def _container(container: Container, request: Request) -> list[str]:
+    mounts = [*container.mounts, f"{request.folder}:{request.folder}"]
+    if any("," in mount for mount in mounts):
+        raise BadInput("a path with a comma cannot be mounted", where="container", allowed="other paths")
+    if container.runtime == "pyxis":
+        return [f"--container-image={container.image}", f"--container-mounts={','.join(mounts)}"]
+    binds = [word for mount in mounts for word in ("--bind", mount)]
+    return ["apptainer", "exec", *(["--nv"] if request.cuda else []), *binds, container.image]

@@ -1,0 +1,86 @@
+"""Ten representative jobs and the scripts they give. Renew with `python -m tests.runtime.slurm.golden`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runtime.slurm.layout import Layout
+from runtime.slurm.options import Container, Options
+from runtime.slurm.script import Request, text
+
+FOLDER = Path(__file__).parent / "golden"
+
+
+def request(
+    *,
+    name: str = "gpt2-plan",
+    tasks: tuple[int, ...] = (2, 2),
+    cuda: bool = False,
+    folder: str = "/home/ada/runs/a",
+) -> Request:
+    return Request(
+        name=name,
+        folder=Path(folder),
+        layout=Layout(tasks, max(tasks)),
+        threads=1,
+        cuda=cuda,
+        python="/opt/venv/bin/python",
+    )
+
+
+CASES: dict[str, tuple[Request, Options]] = {
+    "plain": (request(), Options()),
+    "one-node": (request(tasks=(4,)), Options(partition="debug", time=30)),
+    "gpus": (
+        request(tasks=(8,) * 4, cuda=True),
+        Options(
+            partition="h100,h200", account="lab-7", qos="high", time="1-12:00:00", cpus_per_task=12, mem="0"
+        ),
+    ),
+    "gres": (
+        request(tasks=(4, 4), cuda=True),
+        Options(gpu_flag="gres", constraint="a100&ib", reservation="course"),
+    ),
+    "uneven": (request(tasks=(4, 4, 2)), Options(nodelist="n[1-3]", exclude="n7")),
+    "modules": (
+        request(),
+        Options(
+            prologue=("source /etc/profile.d/modules.sh",),
+            modules=("cuda/12.4", "gcc"),
+            env={"NCCL_SOCKET_IFNAME": "ib0", "GREETING": "it's $HOME"},
+        ),
+    ),
+    "pyxis": (
+        request(tasks=(8, 8), cuda=True),
+        Options(
+            container=Container(
+                runtime="pyxis", image="nvcr.io#nvidia/pytorch:25.10", mounts=("/data:/data:ro",)
+            ),
+            python="/usr/bin/python3",
+        ),
+    ),
+    "apptainer": (
+        request(tasks=(1, 1), cuda=True),
+        Options(container=Container(runtime="apptainer", image="/images/torch.sif"), python="python3"),
+    ),
+    "chain": (
+        request(),
+        Options(
+            dependency="afterok:41", requeues=0, signal_s=300, sbatch={"array": "1-5%1", "mail-type": "END"}
+        ),
+    ),
+    "awkward-names": (
+        request(name='it\'s "a" #1 plan', folder="/home/a b/it's #2 $HOME/`x`;y"),
+        Options(job_name="50% done; rm -rf $HOME #now"),
+    ),
+}
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for name, case in CASES.items():
+        (FOLDER / f"{name}.sbatch").write_text(text(*case))
+
+
+if __name__ == "__main__":
+    main()
