@@ -21,7 +21,8 @@ from planner.errors import BadInput
 from planner.memory import codes
 from planner.plan import Hop, StageTimes
 from planner.schedule.action import Kind, Schedule
-from planner.schedule.graph import KIND_ROW, Graph, IntArray, Queueing, Route, build
+from planner.schedule.graph import KIND_ROW, Graph, IntArray, Queueing, Route
+from planner.schedule.graph_builder import build
 from planner.schedule.program import Message
 from planner.timeline import COLLECTIVE, SEND, Event, encode
 

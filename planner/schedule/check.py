@@ -14,7 +14,8 @@ from itertools import combinations
 
 from planner.errors import BadPlan
 from planner.schedule.action import Action, Kind, Schedule
-from planner.schedule.graph import Route, Stuck, build
+from planner.schedule.graph import Route, Stuck
+from planner.schedule.graph_builder import build
 from planner.schedule.grid import Spot, draw
 
 Caps = Mapping[tuple[int, int], int]  # (pipe, stage) -> micro-batches in flight

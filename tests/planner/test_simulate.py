@@ -239,6 +239,14 @@ def test_an_order_against_the_dependences_of_its_own_worker_is_refused(order: st
         compile(schedule, hops)
 
 
+def test_an_action_on_a_worker_that_does_not_hold_its_stage_is_refused() -> None:
+    schedule = from_text("0F0 1F0 0B0\n1B0", place=((0, 1),), pipe_of=(0,))
+    with pytest.raises(
+        BadInput, match=r"1F0 is on worker 0\nworker 0: 0F0 \[1F0\] 0B0  <-- here: worker 0 does not"
+    ):
+        compile(schedule, neighbour_hops(2))
+
+
 def test_an_action_nobody_receives_is_drawn() -> None:
     schedule = from_text("0F0 0F1 0B0 0B1\n1F0 1B0 1B1", place=((0, 1),), pipe_of=(0, 0))
     with pytest.raises(BadInput, match=r"0F1 has no receiver: no F of stage 1 for micro-batch 1") as error:
