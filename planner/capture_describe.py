@@ -176,7 +176,8 @@ class _Signature:
         for probe in self.layout.probes:
             value = probe.value[node]
             if isinstance(value, Tensor):
-                facts += [list(value.shape), list(value.stride()), str(value.dtype), value.requires_grad]
+                numbers = [x if isinstance(x, int) else "?" for x in (*value.shape, *value.stride())]
+                facts += [value.ndim, numbers, str(value.dtype), value.requires_grad]
             else:
                 facts.append(value if isinstance(value, int | float) else type(value).__name__)
         return facts

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import fx, nn
 
-from planner.capture_traced import LOSS, MODEL, Context, Kind, Source, Traced, named_leaves
+from planner.capture_traced import LOSS, MODEL, Context, Kind, Source, Traced, line_of, named_leaves
 from planner.errors import BadInput
 
 # Checks that the export writes down; their conditions hold for every batch, or the export has refused.
@@ -43,7 +43,6 @@ class _Flatten:
     ) -> None:
         self.program, self.module, self.examples = program, module, examples
         self.graph = fx.Graph()
-        self.root = nn.Module()
         self.sources: dict[fx.Node, Source] = {}
         self.constants: dict[str, torch.Tensor] = {}
         self.aliases = _aliases(module)
@@ -63,7 +62,6 @@ class _Flatten:
         assert isinstance(outputs, tuple | list)
         return Traced(
             graph=self.graph,
-            root=self.root,
             sources=self.sources,
             constants=self.constants,
             outputs=tuple(self._output(out, env) for out in outputs),
@@ -139,48 +137,56 @@ class _Flatten:
             if node.op == "output":
                 returned = fx.map_arg(node.args[0], lambda n: env[n])
                 return tuple(returned) if isinstance(returned, tuple | list) else (returned,)
-            if str(node.target) in CHECKS or (node.op == "call_function" and node.target is torch._check):
-                continue
-            inner = _nested(node)
-            if inner is not None:
-                extra, graph_arg, arguments = inner
-                nested = owner.get_submodule(str(graph_arg.target))
-                assert isinstance(nested, fx.GraphModule)
-                env_inner = {
-                    holder: env[argument]
-                    for holder, argument in zip(_holders(nested), arguments, strict=True)
-                    if isinstance(argument, fx.Node)
-                }
-                body = [n for n in nested.graph.nodes if n.op != "placeholder"]
-                several[node] = self._inline(
-                    nested, body, env_inner, (*context, extra), _where(node) or above
-                )
-                continue
-            if node.op == "get_attr" and all(_nested(user) is not None for user in node.users):
-                continue
-            if node.target is operator.getitem and node.args[0] in several:
+            if str(node.target) in CHECKS or node.op == "get_attr":
+                continue  # a nested graph is opened, or refused, where it is run
+            if _nested(node) is not None:
+                several[node] = self._open(owner, node, env, context, above)
+            elif node.target is operator.getitem and node.args[0] in several:
                 picked = several[node.args[0]][node.args[1]]  # type: ignore[index]
                 assert isinstance(picked, fx.Node)
                 env[node] = picked
-                continue
-            env[node] = self._copy(owner, node, env, context, above)
+            else:
+                env[node] = self._copy(node, env, context, above)
         return ()
 
-    def _copy(
+    def _open(
         self,
         owner: fx.GraphModule,
         node: fx.Node,
         env: Mapping[fx.Node, fx.Node],
         context: Context,
         above: Mapping[str, object],
+    ) -> tuple[object, ...]:
+        inner = _nested(node)
+        assert inner is not None
+        extra, graph, arguments = inner
+        nested = owner.get_submodule(str(graph.target))
+        assert isinstance(nested, fx.GraphModule)
+        holders = [x for x in nested.graph.nodes if x.op == "placeholder"]
+        given = {
+            holder: env[argument]
+            for holder, argument in zip(holders, arguments, strict=True)
+            if isinstance(argument, fx.Node)
+        }
+        body = [x for x in nested.graph.nodes if x.op != "placeholder"]
+        return self._inline(nested, body, given, (*context, extra), _where(node) or above)
+
+    def _copy(
+        self,
+        node: fx.Node,
+        env: Mapping[fx.Node, fx.Node],
+        context: Context,
+        above: Mapping[str, object],
     ) -> fx.Node:
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise BadInput(
+                f"'{node.target}' decides while it runs what is run, which no plan can follow",
+                where=line_of(node),
+                allowed="branches and loops that settings and the shapes of the inputs decide",
+            )
         new = self.graph.node_copy(node, lambda n: env[n])
         new.meta = {"val": node.meta.get("val"), "context": context, **(_where(node) or above)}
         new.meta["trace"] = node.meta.get("stack_trace", "")
-        if node.op == "get_attr":
-            name = f"nested{len(list(self.root.children()))}"
-            self.root.add_module(name, owner.get_submodule(str(node.target)))
-            new.target = name
         return new
 
 
@@ -194,10 +200,6 @@ def _nested(node: fx.Node) -> tuple[tuple[object, ...], fx.Node, tuple[object, .
     assert isinstance(graph, fx.Node)
     kind = "grad" if count == 1 else "autocast"
     return (kind, *node.args[:count]), graph, node.args[count + 1 :]
-
-
-def _holders(nested: fx.GraphModule) -> list[fx.Node]:
-    return [node for node in nested.graph.nodes if node.op == "placeholder"]
 
 
 def _where(node: fx.Node) -> dict[str, object] | None:

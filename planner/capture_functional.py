@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 
 from planner.capture_custom import average_batch_norm
 from planner.capture_probe import Probe, after, arguments, entered, probe
-from planner.capture_traced import OWNERS, Traced
+from planner.capture_traced import OWNERS, Traced, line_of
 from planner.errors import BadInput
 
 # Written by these although their schemas do not say so: positions of the running statistics, and of the switch.
@@ -95,7 +95,7 @@ class _Functional:
         targets = written(node)
         states = [x for x in targets if self._is_state(self._root(x))]
         if len(targets) > len(states) + 1:
-            raise BadInput(f"{node.target} writes several tensors at once", where=_line(node))
+            raise BadInput(f"{node.target} writes several tensors at once", where=line_of(node))
         plain = [x for x in targets if x not in states]
         if plain:
             self._rewrite(node, plain[0])
@@ -217,10 +217,3 @@ def drop_unused(graph: fx.Graph, outputs: set[fx.Node]) -> None:
         effect = random(node) or (states_written(node) and "local" not in node.meta)
         if not (node.users or node in outputs or node.op == "placeholder" or effect):
             graph.erase_node(node)
-
-
-def _line(node: fx.Node) -> str:
-    """The user's line that a node came from, as the export noted it."""
-    text = str(node.meta.get("trace", "")).strip().splitlines()
-    files = [line.strip() for line in text if line.strip().startswith("File ")]
-    return files[-1] if files else ""

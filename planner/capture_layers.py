@@ -82,7 +82,7 @@ class _Grouper:
         if node in self.traced.outputs:
             return False
         if not self._has_tensor(node):  # a number is free where shapes tell it, not where values do
-            return node.op == "get_attr" or isinstance(self.probe.value[node], int | float)
+            return isinstance(self.probe.value[node], int | float)
         if random(node) or (states_written(node) and "local" not in node.meta):
             return False
         return all(self._is_free_input(x) for x in self._inputs(node))

@@ -47,13 +47,12 @@ def probe(traced: Traced, n: int, trainable: Mapping[str, bool]) -> Probe:
                 source = traced.sources[node]
                 grad = source.kind == "parameter" and trainable.get(source.name, False)
                 found.value[node] = _empty(node.meta["val"], n).requires_grad_(grad)
-            elif node.op == "get_attr":
-                found.value[node] = traced.root.get_submodule(str(node.target))
             else:
                 before = counter.get_total_flops()
                 found.value[node] = _run(node, found.value)
                 counted = counter.get_total_flops() - before
-                found.flops[node] = flops_by_hand(node, found.value) or counted
+                flops = flops_by_hand(node, found.value) or counted
+                found.flops[node] = flops if isinstance(flops, int) else 0  # as many as the values say
     return found
 
 

@@ -10,11 +10,20 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import torch
 from torch import Tensor, fx
 
 from planner.capture_layers import FREE, Grouping
 from planner.capture_probe import Probe
 from planner.capture_traced import OWNERS, Traced
+
+ATEN = torch.ops.aten
+SIZES = {
+    ATEN.sym_size.int,
+    ATEN.sym_numel.default,
+    ATEN.sym_stride.int,
+    ATEN.sym_storage_offset.default,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +91,8 @@ class Layout:
         return source.name if source is not None else self.crossing[node]
 
     def is_size(self, node: fx.Node) -> bool:
-        return type(self.probes[0].value[node]) is int and str(node.target) == "aten.sym_size.int"
+        """A number that is read off a tensor's shape."""
+        return type(self.probes[0].value[node]) is int and node.target in SIZES
 
     def size(self, node: fx.Node, dim: int | None = None) -> Size:
         values = [probe.value[node] for probe in self.probes]

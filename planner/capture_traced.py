@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from torch import fx, nn
+from torch import fx
 from torch.utils import _pytree as pytree
 
 Kind = Literal["parameter", "buffer", "constant", "input", "target"]
@@ -28,7 +29,6 @@ class Source:
 @dataclass(slots=True, kw_only=True)
 class Traced:
     graph: fx.Graph
-    root: nn.Module  # owns what get_attr nodes name
     sources: dict[fx.Node, Source]
     constants: dict[str, torch.Tensor]
     outputs: tuple[fx.Node, ...]
@@ -42,3 +42,11 @@ def named_leaves(role: str, tree: object) -> Iterator[tuple[str, object]]:
     for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
         parts = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
         yield ".".join([role, *parts]), leaf
+
+
+def line_of(node: fx.Node) -> str:
+    """file:line of the user's code that a node came from, as the export noted it; empty where it did not."""
+    trace = str(node.meta.get("trace") or node.meta.get("stack_trace") or "")
+    frames = re.findall(r'File "(.+?)", line (\d+)', trace)
+    own = [f"{file}:{line}" for file, line in frames if "site-packages" not in file and file[0] != "<"]
+    return own[-1] if own else ""

@@ -177,7 +177,7 @@ class _Writer:
             self.env[node] = self._size(node) if self.layout.is_size(node) else self._copy(node)
         self._enter(())
         self.graph.output(tuple(self._moved(node) for node in made))
-        return fx.GraphModule(self.layout.traced.root, self.graph)
+        return fx.GraphModule(nn.Module(), self.graph)
 
     def _read_batch(self) -> fx.Node | int:
         found = self.taken.batch

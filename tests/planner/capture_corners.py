@@ -215,6 +215,24 @@ class Doubles(nn.Module):
         return self.b(self.a(x.double()).float())
 
 
+class Selects(Base):
+    """Sizes that the values of a tensor tell: no cut falls where they are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        rows = (x[:, 0] > -0.5).nonzero().squeeze(1)
+        y = torch.zeros_like(y).index_add(0, rows, self.c(y[rows])) * y.numel()
+        return self.b(y * y.sum().item())
+
+
+def selected_loss(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    return outputs[targets > 0].pow(2).sum(), (targets > 0).sum()
+
+
 CORNERS: dict[str, Callable[[], Case]] = {
     "checkpoints": lambda: (Checkpoints(), vectors(4), mse),
     "functions": lambda: (Functions(), vectors(4), mse),
@@ -233,5 +251,6 @@ CORNERS: dict[str, Callable[[], Case]] = {
     "made_weights": lambda: (MadeWeights(), vectors(4), mse),
     "sparse_tokens": lambda: (SparseTokens(), tokens, next_token),
     "settings": lambda: (Settings(), settings, mse),
+    "selects": lambda: (Selects(), vectors(4), selected_loss),
     "doubles": lambda: (Doubles(), vectors(4), mse),
 }

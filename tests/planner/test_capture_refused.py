@@ -33,6 +33,11 @@ class Loops(Branches):
         return self.a(x)
 
 
+class Conditional(Branches):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda y: y * 2.0, lambda y: y - 1.0, (self.a(x),))
+
+
 def batch(n: int) -> tuple[Tensor, Tensor]:
     return torch.randn(n, 4), torch.randn(n, 3)
 
@@ -54,6 +59,11 @@ def test_a_loop_over_a_tensor_names_its_line() -> None:
     with pytest.raises(BadInput) as caught:
         capture(Loops(), batch, F.mse_loss)
     assert caught.value.where == line_of(Loops.forward, "for _ in")
+
+
+def test_an_operator_that_branches_is_refused_by_name() -> None:
+    with pytest.raises(BadInput, match="'cond' decides while it runs"):
+        capture(Conditional(), batch, F.mse_loss)
 
 
 def loss_of_other_rows(outputs: Tensor, targets: Tensor) -> Tensor:
