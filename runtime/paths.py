@@ -50,8 +50,48 @@ class Paths:
     def metrics(self) -> Path:
         return self.root / "metrics.jsonl"
 
+    @property
+    def script(self) -> Path:
+        """For sbatch."""
+        return self.root / "launch.sbatch"
+
+    @property
+    def slurm(self) -> Path:
+        """The job that was queued for this run."""
+        return self.root / "slurm.json"
+
+    @property
+    def hosts(self) -> Path:
+        """The host of every rank, one a line, where nodes have uneven numbers of them."""
+        return self.root / "hosts"
+
+    @property
+    def attempts(self) -> Path:
+        """When ranks were started under SLURM, where, and how that ended: one line each."""
+        return self.root / "attempts.jsonl"
+
+    @property
+    def cancelled(self) -> Path:
+        """Exists when a user has said so; nothing is started again after that."""
+        return self.root / "cancelled"
+
     def rendezvous(self, generation: int) -> Path:
         return self.root / f"rendezvous-{generation}"
+
+    def votes(self, generation: int) -> Path:
+        """Where ranks agree on the step to stop after."""
+        return self.root / f"votes-{generation}"
+
+    def failed(self, generation: int) -> Path:
+        """Exists as soon as one rank under SLURM has ended badly."""
+        return self.root / f"failed-{generation}"
+
+    def task(self, rank: int) -> Path:
+        """Where a rank under SLURM runs or ran, and how it ended."""
+        return self.root / "tasks" / f"rank-{rank:05d}.json"
+
+    def slurm_log(self, job: int) -> Path:
+        return self.root / "logs" / f"slurm-{job}.out"
 
     def log(self, rank: int) -> Path:
         return self.root / "logs" / f"rank-{rank:05d}.log"
@@ -70,6 +110,7 @@ class Paths:
         return self.root / "metrics" / f"rank-{rank:05d}.jsonl"
 
     def make(self) -> Paths:
-        for folder in ("logs", "causes", "traces", "metrics", "checkpoints"):
+        for folder in ("logs", "causes", "traces", "metrics", "checkpoints", "tasks"):
             (self.root / folder).mkdir(parents=True, exist_ok=True)
+        self.root.chmod(0o700)  # ranks meet at files in it
         return self

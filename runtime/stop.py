@@ -1,0 +1,93 @@
+"""Stopping all ranks after the same step, which costs nothing until somebody asks for it.
+
+A rank that is told to stop says which step it is in, and goes no further than the largest step that any rank says.
+It may not begin a step after it has said a smaller one before it knows what all others say; so the others, which may
+be one step ahead and wait for its messages, get what they need, and all stop after the same step.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Protocol
+
+ANSWER_S = 60.0  # every rank is told within moments of the first
+
+
+class Stop(Protocol):
+    def before(self, step: int) -> bool:
+        """Whether this step is not to begin any more."""
+
+
+class _Never:
+    def before(self, step: int) -> bool:
+        return False
+
+
+NEVER = _Never()
+
+
+class Votes(Protocol):
+    """What a store of torch.distributed does."""
+
+    def set(self, key: str, value: str) -> None: ...
+    def get(self, key: str) -> bytes: ...
+
+
+def votes_in(path: Path, ranks: int) -> Votes:
+    from torch._C._distributed_c10d import FileStore
+
+    store = FileStore(str(path), ranks)
+    store.set_timeout(timedelta(seconds=ANSWER_S))
+    return store
+
+
+class Agreed:
+    """One rank's side; `vote` is called by another thread than the one that trains."""
+
+    def __init__(self, path: Path, rank: int, ranks: int) -> None:
+        self._path, self._rank, self._ranks = path, rank, ranks
+        self._begun = 0
+        self._said = False
+        self._known = threading.Event()
+        self._last: int | None = None
+        self._lock = threading.Lock()
+
+    def before(self, step: int) -> bool:
+        with self._lock:
+            if not self._said:
+                self._begun = step
+                return False
+        self._known.wait()
+        if self._last is None:
+            raise TimeoutError("told to stop, but not every rank answered")
+        return step > self._last
+
+    def vote(self) -> None:
+        with self._lock:
+            if self._said:
+                return
+            self._said = True
+        try:
+            votes = votes_in(self._path, self._ranks)
+            votes.set(str(self._rank), str(self._begun))
+            self._last = max(int(votes.get(str(rank))) for rank in range(self._ranks))
+        finally:
+            self._known.set()
+
+
+def listen(stop: Agreed) -> None:
+    """Votes at USR1, which is to be blocked in every thread, so that a rank that waits for a message answers too."""
+
+    def wait() -> None:
+        signal.sigwait({signal.SIGUSR1})
+        stop.vote()
+
+    threading.Thread(target=wait, daemon=True, name="stop").start()
+
+
+def block() -> None:
+    """Before any thread is made."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
