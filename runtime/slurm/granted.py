@@ -1,0 +1,65 @@
+"""Who this task is, by the environment that SLURM or torchrun gives it, held against the plan's table of places."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.errors import BadInput
+from planner.plan import Place
+from runtime.slurm import layout
+
+SLURM = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_NODEID", "SLURM_LOCALID")
+TORCHRUN = ("RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_RANK")
+
+
+@dataclass(frozen=True)
+class Granted:
+    rank: int
+    ranks: int
+    node: int  # of the job, counting up
+    local: int  # on the node
+    host: str
+
+
+def read(environment: Mapping[str, str]) -> Granted:
+    names = TORCHRUN if "TORCHELASTIC_RUN_ID" in environment else SLURM
+    missing = [name for name in names if name not in environment]
+    if missing:
+        raise BadInput(f"{missing[0]} is not set", where="environment", allowed="a task of srun or torchrun")
+    try:
+        rank, ranks, node, local = (int(environment[name]) for name in names)
+    except ValueError:
+        values = ", ".join(f"{name}={environment[name]!r}" for name in names)
+        raise BadInput(f"{values} are no numbers", where="environment") from None
+    return Granted(rank, ranks, node, local, socket.gethostname())
+
+
+def check(granted: Granted, places: Sequence[Place]) -> None:
+    """That this rank stands on the node and in the order on it that the plan has for it."""
+    rows = layout.by_node(places)
+    if granted.ranks != len(places):
+        raise BadInput(
+            f"{granted.ranks} tasks were started", where=granted.host, allowed=f"{len(places)} by the plan"
+        )
+    for node, row in enumerate(rows):
+        for local, place in enumerate(row):
+            if place.rank == granted.rank and (node, local) != (granted.node, granted.local):
+                raise BadInput(
+                    f"rank {granted.rank} is task {granted.local} of node {granted.node} of the job",
+                    where=granted.host,
+                    allowed=f"task {local} of node {node} by the plan",
+                )
+
+
+def exported(granted: Granted, places: Sequence[Place]) -> dict[str, str]:
+    """What programs of torch.distributed expect to find."""
+    here = len(layout.by_node(places)[granted.node])
+    return {
+        "RANK": str(granted.rank),
+        "WORLD_SIZE": str(granted.ranks),
+        "LOCAL_RANK": str(granted.local),
+        "LOCAL_WORLD_SIZE": str(here),
+        "GROUP_RANK": str(granted.node),
+    }
