@@ -28,6 +28,7 @@ def period(compiled: Compiled, durations: Sequence[int] | IntArray) -> Bound:
     return _largest_cycle(compiled, vector)
 
 
+_FIRST_STRIDES = 3
 _STRIDES = 6  # steps after which a batch stops hoping that all queues advance alike
 
 
@@ -61,25 +62,32 @@ def _largest_cycle(compiled: Compiled, vector: IntArray) -> Bound:
     if m is below the largest mean, the links that keep raising x contain a cycle whose mean is above m.
     Everything is multiplied by the cycle's number of steps, so that means stay integers.
     """
-    best = _first_cycle(compiled, vector)
-    while True:
+    best, settled = _first_cycle(compiled, vector)
+    while not settled:
         better = _improve(compiled, vector, best)
         if better is None:
             return best
         best = better
+    return best
 
 
-def _first_cycle(compiled: Compiled, vector: IntArray) -> Bound:
+def _first_cycle(compiled: Compiled, vector: IntArray) -> tuple[Bound, bool]:
+    """A cycle that is mostly the largest already, and whether that is proved: no queue advanced by more than its mean."""
     x: IntArray = np.zeros(compiled.graph.sources, np.int64)
-    for _ in range(2):
+    for _ in range(_FIRST_STRIDES):
         ends = node_ends(compiled, vector, x)
         latest = ends[compiled.graph.tails]
+        gain = latest - x
+        most = int(gain.max())
+        if most == int(gain.min()):
+            break
         x = latest - latest.min()
     links = _Links(compiled, vector)
     queue = int(latest.argmax())
     while queue not in links.seen:
         queue = links.add(queue, ends)
-    return links.cycle(queue)
+    found = links.cycle(queue)
+    return found, found.ns == most * found.steps
 
 
 class _Links:

@@ -81,7 +81,9 @@ def test_from_any_bound_below_the_way_leads_up_to_the_period(case: Case) -> None
     expected = period(compiled, case.vector)
     assert best.period == expected.period
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("planner.period._first_cycle", lambda *_: Bound(counts=0 * expected.counts, ns=0))
+        patch.setattr(
+            "planner.period._first_cycle", lambda *_: (Bound(counts=0 * expected.counts, ns=0), False)
+        )
         assert period(compiled, case.vector).period == expected.period
 
 
