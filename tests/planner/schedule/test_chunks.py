@@ -9,7 +9,20 @@ from planner.schedule.action import Kind
 from planner.schedule.families import generate
 from tests.planner.schedule.slots import assert_whole, compute, peaks, span, thirds
 
-SHAPES = [(2, 2), (2, 7), (3, 3), (4, 4), (4, 9), (4, 16), (5, 12), (8, 8), (8, 13), (8, 32), (16, 33)]
+SHAPES = [
+    (2, 2),
+    (2, 7),
+    (3, 3),
+    (4, 4),
+    (4, 9),
+    (4, 16),
+    (5, 12),
+    (8, 8),
+    (8, 13),
+    (8, 32),
+    (9, 18),
+    (16, 33),
+]
 
 
 @pytest.mark.parametrize("chunks", [2, 3, 4])

@@ -86,6 +86,14 @@ def test_one_unit_less_than_a_micro_batch_needs_alone_is_refused_with_the_grid(j
     assert "<-- here: no room" in str(error.value)
 
 
+def test_the_bound_is_the_span_where_every_worker_only_waits_for_the_first_and_last_micro_batch() -> None:
+    for workers, micros in [(1, 3), (4, 4), (8, 5)]:
+        job = Job(place=(tuple(range(workers)),), pipe_of=[0] * micros, costs=nominal(workers), split=False)
+        assert bound(job) == 3 * (micros + workers - 1)
+        hopping = replace(job, costs=nominal(workers, hop=2))
+        assert bound(hopping) == 3 * (micros + workers - 1) + 4 * (workers - 1)
+
+
 def test_a_cap_shared_by_both_directions_does_not_deadlock_with_hops() -> None:
     for workers in (4, 8, 16):
         place = generate("chimera", workers=workers, micros=1).place

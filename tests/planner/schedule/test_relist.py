@@ -79,6 +79,20 @@ def test_a_stage_that_was_recomputed_still_is_and_its_time_counts() -> None:
     assert span(schedule, costs) > span(schedule, replace(costs, recompute=()))
 
 
+@pytest.mark.parametrize("family", ["1f1b", "chimera", "zb-v"])
+def test_recomputation_is_listed_as_part_of_the_backward(family: str) -> None:
+    plain = generate(family, workers=4, micros=7)
+    costs = uneven(plain.stages)
+    extra = [cost if stage in (0, 2) else 0 for stage, cost in enumerate(costs.recompute)]
+    merged = replace(
+        costs,
+        backward=tuple(b + r for b, r in zip(costs.backward, extra, strict=True)),
+        input_grad=tuple(i + r for i, r in zip(costs.input_grad, extra, strict=True)),
+    )
+    listed_so = {with_recompute(s, [0, 2]).orders for _, s in relistings(plain, merged)}
+    assert {s.orders for _, s in relistings(with_recompute(plain, [0, 2]), costs)} == listed_so
+
+
 def test_given_limits_hold_for_every_candidate_and_drop_the_order_that_breaks_them() -> None:
     schedule = generate("zb-h2", workers=4, micros=8)
     limits = Limits(memory=(4, 4, 4, 4))
