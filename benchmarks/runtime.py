@@ -38,12 +38,12 @@ from planner.schedule.families import generate
 from planner.simulate import compile, duration_vector, makespan, schedule_of
 from planner.timeline import Timeline
 from runtime import backward, groups
-from runtime.assemble import program_of
 from runtime.backward import Boundary
 from runtime.execute import Interpreter
 from runtime.groups import World
 from runtime.paths import Paths
 from runtime.places import Mesh
+from runtime.programs import program_of
 from runtime.replay import replay
 from runtime.sleep_stage import Sleeper, routes_of_hops
 from runtime.supervise import supervise

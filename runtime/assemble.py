@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from planner.capture import Captured
@@ -15,14 +14,13 @@ from planner.errors import BadPlan
 from planner.model import ModelGraph
 from planner.plan import Plan
 from planner.schedule.action import Action, Kind, Schedule
-from planner.schedule.lower import Layout, lower
-from planner.schedule.program import Program
 from planner.simulate import schedule_of
 from runtime import rewrite
 from runtime.execute import Interpreter, Pulse
 from runtime.groups import World
 from runtime.optimizer import Make, Updater
 from runtime.places import Mesh
+from runtime.programs import AUTOCAST, program_of
 from runtime.rank import Feed, Rank
 from runtime.rewrite import Keys
 from runtime.routes import check_hops, routes_of, stages_of_layers
@@ -35,7 +33,6 @@ from runtime.transport import Transport
 from runtime.weight_store import WeightStore
 
 Node = tuple[int, int]  # pipe, stage
-AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,19 +56,6 @@ def check_supported(plan: Plan, graph: ModelGraph) -> None:
         raise BadPlan("compiled stages are not executed yet: use execution: eager")
     if not graph.symbolic_batch and graph.captured_micro != plan.batch.micro:
         raise BadPlan(f"captured for micro-batches of {graph.captured_micro}, planned are {plan.batch.micro}")
-
-
-def program_of(plan: Plan, world: World) -> Program:
-    layout: Layout = "global" if world.device.type == "cuda" else "channel"
-    return lower(schedule_of(plan), plan.hops, plan.times, layout=layout)
-
-
-def forward_program(plan: Plan) -> Program:
-    """The forwards alone, in the plan's order."""
-    schedule = schedule_of(plan)
-    orders = tuple(tuple(a for a in order if a.kind is Kind.F) for order in schedule.orders)
-    hops = [hop for hop in plan.hops if hop.direction == "act"]
-    return lower(replace(schedule, orders=orders), hops, plan.times)
 
 
 class _Assembly:

@@ -47,7 +47,7 @@ def launch(
     if inline:
         _ended(processes.launch_inline(chosen, folder, steps=steps, seed=seed), out)
         return
-    started = processes.launch(chosen, folder, steps=steps, seed=seed)
+    started = processes.launch(chosen, folder, steps=steps, seed=seed, detach=not wait)
     if wait:
         _ended(started.wait(), out)
     else:

@@ -67,7 +67,7 @@ class Interpreter:
         pulse: Pulse,
         tracer: Tracer,
     ) -> None:
-        self._stages, self._routes, self._carrier = stages, routes, carrier
+        self._worker, self._stages, self._routes, self._carrier = worker, stages, routes, carrier
         self._updates, self._feed, self._pulse, self._tracer = updates, feed, pulse, tracer
         self._mail: dict[Message, dict[str, Tensor]] = {}
         releases = releases_after(program, worker)
@@ -76,6 +76,20 @@ class Interpreter:
             self._calls.append(self._compile(instruction))
             for message in releases.get(position, ()):
                 self._calls.append(_Call(partial(carrier.release, message), SILENT))
+
+    def variant(self, program: Program, stages: Mapping[Node, Stage]) -> Interpreter:
+        """Another program over the same messages; its actions are not traced."""
+        return Interpreter(
+            program,
+            self._worker,
+            stages=stages,
+            routes=self._routes,
+            carrier=self._carrier,
+            updates=self._updates,
+            feed=self._feed,
+            pulse=self._pulse,
+            tracer=Tracer(self._tracer.rank),
+        )
 
     def run(self, step: int) -> None:
         add, beat = self._tracer.add, self._pulse.beat

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from planner.errors import BadInput
@@ -25,6 +25,8 @@ class Job:
     data_workers: int = 0  # processes that load samples, a rank that reads any
     device: Literal["cpu", "cuda"] = "cpu"
     deadline_s: float = 60.0  # without any progress of a rank
+    script: tuple[str, ...] = ()  # a user's own, with its arguments, instead of the workload's training
+    restarts: int = 0  # times that a run which fails goes on from its last complete checkpoint by itself
     generation: int = 0  # counts restarts, so that the rendezvous of one is never met by another
 
     def write(self, paths: Paths) -> None:
@@ -33,6 +35,7 @@ class Job:
 
 def read(paths: Paths) -> Job:
     try:
-        return Job(**json.loads(paths.job.read_text()))
+        job = Job(**json.loads(paths.job.read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise BadInput(f"is no run folder: {error}", where=str(paths.root)) from error
+    return replace(job, script=tuple(job.script))

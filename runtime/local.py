@@ -61,7 +61,7 @@ class Result:
 
 @dataclass(frozen=True)
 class LocalRun:
-    """A run in processes of its own; they end when the process that launched them does."""
+    """A run in processes of its own."""
 
     paths: Paths
     process: subprocess.Popen[bytes]
@@ -82,19 +82,29 @@ class LocalRun:
 
 
 def launch(
-    plan: Plan, folder: Path | str, *, steps: int, workload: Workload | None = None, **settings: object
+    plan: Plan,
+    folder: Path | str,
+    *,
+    steps: int,
+    workload: Workload | None = None,
+    detach: bool = False,
+    **settings: object,
 ) -> LocalRun:
-    """`settings` are fields of Job. Its checks are made, and checkpoint 0 is written, before anything starts."""
+    """`settings` are fields of Job. Its checks are made, and checkpoint 0 is written, before anything starts.
+
+    The run ends with the process that launches it, unless it is detached.
+    """
     job = job_of(plan, steps, settings)
     if job.content == "sleep":
         paths, _ = prepare_folder(plan, Path(folder), job)
     else:
         paths, _ = prepare(Model.of(plan, workload), Path(folder), job)
-    return start(paths, len(plan.places))
+    return start(paths, len(plan.places), detach)
 
 
-def start(paths: Paths, ranks: int) -> LocalRun:
-    command = [sys.executable, "-P", "-m", "runtime.local_main", str(paths.root), str(os.getpid())]
+def start(paths: Paths, ranks: int, detach: bool = False) -> LocalRun:
+    parent = 0 if detach else os.getpid()
+    command = [sys.executable, "-P", "-m", "runtime.local_main", str(paths.root), str(parent)]
     with (paths.root / "logs" / "supervisor.log").open("ab") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

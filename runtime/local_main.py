@@ -1,31 +1,48 @@
-"""The process that holds a local run: `python -P -m runtime.local_main FOLDER PARENT`."""
+"""The process that holds a local run: `python -P -m runtime.local_main FOLDER PARENT`; no parent (0) is detached."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from planner import plan_yaml
+from planner.plan import Plan
+from runtime import checkpoint as checkpoints
 from runtime import job as jobs
+from runtime.job import Job
 from runtime.paths import Paths
-from runtime.supervise import die_with_parent, supervise
+from runtime.run import run_script
+from runtime.supervise import Outcome, die_with_parent, supervise
 from runtime.train import Model, sleep_rank, train_rank
 
 
 def main(folder: str, parent: str) -> int:
-    die_with_parent(int(parent))
+    if int(parent):
+        die_with_parent(int(parent))
     paths = Paths(Path(folder))
     job, plan = jobs.read(paths), plan_yaml.load(paths.plan)
     torch.set_num_threads(1)  # a process that has run threads cannot be forked
-    if job.content == "sleep":
-        rank_main = partial(sleep_rank, paths, job, plan)
-    else:
-        rank_main = partial(train_rank, paths, job, Model.of(plan))
-    outcome = supervise(paths, len(plan.places), job.deadline_s, rank_main)
+    model = None if job.content == "sleep" else Model.of(plan)
+    outcome = Outcome("failed")
+    for attempt in range(job.restarts + 1):
+        again = replace(job, generation=job.generation + attempt)
+        again.write(paths)
+        outcome = supervise(paths, len(plan.places), job.deadline_s, rank_main(paths, again, plan, model))
+        if outcome.state == "done" or attempt == job.restarts:
+            break
+        checkpoints.remove_partial(paths.checkpoints)
     return 0 if outcome.state == "done" else 1
+
+
+def rank_main(paths: Paths, job: Job, plan: Plan, model: Model | None) -> Callable[[int], None]:
+    if model is None:
+        return partial(sleep_rank, paths, job, plan)
+    return partial(run_script if job.script else train_rank, paths, job, model)
 
 
 if __name__ == "__main__":

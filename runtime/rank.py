@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +12,12 @@ from torch import Tensor, nn
 from planner.model import Buffer, ModelGraph, Parameter
 from planner.plan import Plan
 from runtime.checkpoint import Checkpoint, Part
+from runtime.evaluate import EvaluationStage, losses_of
 from runtime.execute import Interpreter
 from runtime.groups import World
 from runtime.optimizer import Saved, Updater, load_state, state_of
 from runtime.places import Mesh
+from runtime.programs import AUTOCAST, forward_program
 from runtime.rewrite import Keys
 from runtime.routes import stages_of_layers
 from runtime.stage import Tensors
@@ -61,6 +64,22 @@ class Rank:
         for statistics in self.statistics:
             statistics.finish()
         return self.losses()
+
+    def evaluate(self, values: Mapping[int, Tensors]) -> dict[int, dict[str, float]]:
+        """Losses of one batch in evaluation mode; nothing is changed."""
+        self.feed.values = values
+        stages, interpreter = self._evaluation
+        interpreter.run(0)
+        self.transport.finish(("act",))
+        return losses_of(stages)
+
+    @cached_property
+    def _evaluation(self) -> tuple[dict[Node, EvaluationStage], Interpreter]:
+        stages = {
+            node: EvaluationStage(stage.module, stage.first_micro, AUTOCAST[self.plan.precision])
+            for node, stage in self.stages.items()
+        }
+        return stages, self.interpreter.variant(forward_program(self.plan), stages)
 
     def losses(self) -> dict[int, dict[str, float]]:
         found = {}

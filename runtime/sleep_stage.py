@@ -16,10 +16,10 @@ from torch import Tensor
 
 from planner.plan import Hop, Plan, StageTimes
 from planner.simulate import schedule_of
-from runtime.assemble import program_of
 from runtime.execute import Interpreter, Pulse
 from runtime.groups import World
 from runtime.places import Mesh
+from runtime.programs import program_of
 from runtime.routes import Routes
 from runtime.stage import Tensors
 from runtime.trace import Tracer

@@ -27,6 +27,7 @@ from runtime.places import Mesh
 from runtime.rank import Rank
 from runtime.sleep_stage import sleeping
 from runtime.stage import Tensors
+from runtime.stop import NEVER, Stop
 from runtime.supervise import Heart
 from runtime.torch_stage import COUNT, LOSS
 
@@ -48,7 +49,7 @@ class Training:
     ) -> None:
         plan, workload, captured = model.plan, model.workload, model.captured
         self.plan, self.graph = plan, captured.graph
-        self.world, self.job, self._paths = world, job, paths
+        self.world, self.job, self.paths = world, job, paths
         self.rank: Rank = assemble(
             plan,
             captured,
@@ -98,32 +99,46 @@ class Training:
         return losses
 
     def save(self) -> None:
-        """Collective; written in the background."""
+        """By all ranks; written in the background."""
         facts = Facts(
             step=self.done, sample=self.sample, seed=self.job.seed, fingerprint=self.graph.fingerprint
         )
         self._writer.save(self.rank.part(), facts)
 
+    def evaluate(self, batch: Batch) -> Losses:
+        return self.rank.evaluate(batch)
+
+    def flush(self) -> None:
+        """Until what is being written is complete."""
+        self._writer.wait()
+
     def finish(self) -> None:
+        """Everything sent and written; the trace lies in the run folder."""
         self._writer.wait()
         self.rank.transport.drain()
+        self.rank.tracer.timeline().save(self.paths.rank_trace(self.world.rank))
 
-    def run(self) -> None:
-        """All steps of the job, with metrics and trace in the run folder."""
+    def record(self, losses: Losses, seconds: float) -> None:
+        """One line of metrics for the step just done."""
+        row = {"step": self.done, "seconds": seconds, "losses": losses}
+        with self.paths.rank_metrics(self.world.rank).open("a") as metrics:
+            metrics.write(json.dumps(row) + "\n")
+
+    def run(self, stop: Stop = NEVER) -> bool:
+        """The steps of the job, with metrics and trace in the run folder; whether it came to their end. A stopped one
+        leaves a checkpoint of where it stands."""
         data = self.batches()
-        with self._paths.rank_metrics(self.world.rank).open("a") as metrics:
-            while self.done < self.job.steps:
-                start = time.monotonic()
-                losses = self.step(next(data))
-                row = {"step": self.done, "seconds": time.monotonic() - start, "losses": losses}
-                metrics.write(json.dumps(row) + "\n")
-                metrics.flush()
-                if self.done == self.job.steps or (
-                    self.job.save_every and self.done % self.job.save_every == 0
-                ):
-                    self.save()
+        while self.done < self.job.steps and not stop.before(self.done + 1):
+            start = time.monotonic()
+            losses = self.step(next(data))
+            self.record(losses, time.monotonic() - start)
+            if self.done == self.job.steps or (self.job.save_every and self.done % self.job.save_every == 0):
+                self.save()
+        finished = self.done >= self.job.steps
+        if not finished:
+            self.save()
         self.finish()
-        self.rank.tracer.timeline().save(self._paths.rank_trace(self.world.rank))
+        return finished
 
 
 @dataclass(frozen=True)
@@ -178,8 +193,8 @@ def sleep_rank(paths: Paths, job: Job, plan: Plan, rank: int) -> None:
     world.close()
 
 
-def train_rank(paths: Paths, job: Job, model: Model, rank: int) -> None:
-    """What each process of a run does."""
+def training_of(paths: Paths, job: Job, model: Model, rank: int, pulse: Pulse | None = None) -> Training:
+    """Joins the other ranks and goes on from the last complete checkpoint."""
     torch.set_num_threads(job.threads)
     size, slot = len(model.plan.places), model.plan.places[rank].slot
     device = torch.device("cuda", slot) if job.device == "cuda" else torch.device("cpu")
@@ -188,7 +203,14 @@ def train_rank(paths: Paths, job: Job, model: Model, rank: int) -> None:
     world = groups.join(paths.rendezvous(job.generation), rank, size, device)
     start = checkpoints.latest(paths.checkpoints)
     assert start is not None, "a run is launched with checkpoint 0"
-    pulse = Heart(paths.heartbeat, rank, size) if paths.heartbeat.exists() else NoPulse()
-    Training(model, start, world, job, paths, pulse).run()
-    world.barrier()
-    world.close()
+    if pulse is None:
+        pulse = Heart(paths.heartbeat, rank, size) if paths.heartbeat.exists() else NoPulse()
+    return Training(model, start, world, job, paths, pulse)
+
+
+def train_rank(paths: Paths, job: Job, model: Model, rank: int) -> None:
+    """What each process of a run does without a script of the user's."""
+    training = training_of(paths, job, model, rank)
+    training.run()
+    training.world.barrier()
+    training.world.close()

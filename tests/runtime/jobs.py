@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from planner.workload import Workload
 from runtime import checkpoint as checkpoints
 from runtime import groups
 from runtime import job as jobs
+from runtime import run as runs
 from runtime.paths import Paths
 from runtime.sleep_stage import sleeping
 from runtime.train import Losses, Model, NoPulse, Training, train_rank
@@ -70,6 +72,19 @@ def whole_run(rank: int, ranks: int, rendezvous: Path, *, folder: str) -> None:
     """All that a rank of a launched run does, from the run folder."""
     paths = Paths(Path(folder))
     train_rank(paths, jobs.read(paths), model_of(paths), rank)
+
+
+def script(rank: int, ranks: int, rendezvous: Path, *, folder: str) -> None:
+    """A user's script on one rank; what a launcher leaves behind in a process is taken back."""
+    paths = Paths(Path(folder))
+    before = sys.argv, list(sys.path)
+    try:
+        runs.run_script(paths, jobs.read(paths), model_of(paths), rank)
+    finally:
+        sys.argv, sys.path[:] = before
+        runs._launched.clear()
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
 
 def sleep(rank: int, ranks: int, rendezvous: Path, *, folder: str) -> None:

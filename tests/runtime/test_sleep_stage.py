@@ -12,10 +12,10 @@ from planner.plan import StageTimes
 from planner.schedule.action import Kind
 from planner.simulate import compile, duration_vector, makespan, schedule_of
 from planner.timeline import Timeline, decode
-from runtime.assemble import program_of
 from runtime.groups import alone
 from runtime.local import job_of, prepare_folder
 from runtime.paths import Paths
+from runtime.programs import program_of
 from runtime.replay import hops_of, replayed_ns
 from runtime.sleep_stage import MOST_LATE_S
 from tests.pool import Pool

@@ -15,7 +15,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).chunk(3, -1)
-        attended = F.scaled_dot_product_attention(q, k, v, dropout_p=self.rate)
+        rate = self.rate if self.training else 0.0
+        attended = F.scaled_dot_product_attention(q, k, v, dropout_p=rate)
         result: Tensor = x + self.drop(self.out(attended))
         return result
 
