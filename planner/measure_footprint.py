@@ -6,7 +6,6 @@ on real ones. Fake tensors claim to be on the CPU, so that attention takes a fus
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,9 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from planner.measure_bytes import meter_of, storage_of
 from planner.measure_passes import (
     Apart,
     Specimen,
@@ -40,11 +38,6 @@ class Footprint:
     workspace_bytes: int
 
 
-def storage_of(tensor: Tensor) -> int:
-    key: int = tensor.untyped_storage()._cdata
-    return key
-
-
 class Saved:
     """Every tensor that autograd keeps while this watches, and which of them a backward asked for."""
 
@@ -66,34 +59,6 @@ class Saved:
     def bytes_beside(self, persistent: Iterable[Tensor]) -> int:
         known = {storage_of(x) for x in persistent}
         return sum(x.untyped_storage().nbytes() for key, x in self.kept.items() if key not in known)
-
-
-class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Bytes of the storages made while this is on that are still alive, and their highest sum."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.peak = 0
-        self._known: set[int] = set()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        before = {storage_of(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
-        result = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and storage_of(tensor) not in before | self._known:
-                self._born(tensor.untyped_storage())
-        return result
-
-    def _born(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        self._known.add(key)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._gone, key, size)
-
-    def _gone(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self.now -= size
 
 
 def footprint(specimen: Specimen) -> Footprint:
@@ -195,10 +160,10 @@ class Peaks(NamedTuple):
 
 def _peaks(specimen: Specimen) -> Peaks:
     forget_gradients(specimen)
-    with LiveBytes() as live:
+    with meter_of(specimen.device) as live:
         roots = roots_of(specimen.outputs())
         forward, after = live.peak, live.now
-        live.peak = after
+        live.restart()
         whole_backward(specimen, roots, gradients_of(roots))
         backward = live.peak - after
     del roots
@@ -209,9 +174,10 @@ def _peaks(specimen: Specimen) -> Peaks:
 
 
 def _with_halves(specimen: Specimen, peaks: Peaks) -> Peaks:
-    with LiveBytes() as live:
+    with meter_of(specimen.device) as live:
         roots = roots_of(specimen.outputs(specimen.halves.forward))
-        after = live.peak = live.now
+        after = live.now
+        live.restart()
         halfway = specimen.input_half(roots, gradients_of(roots))
         del roots
         held = live.now - sum(x.nbytes for x in specimen.differentiable_inputs)

@@ -79,6 +79,11 @@ class Specimen:
     buffers: tuple[Tensor, ...]
 
     @property
+    def device(self) -> torch.device:
+        tensors = (*self.inputs.values(), *self.parameters)
+        return tensors[0].device if tensors else torch.device("cpu")
+
+    @property
     def differentiable_inputs(self) -> tuple[Tensor, ...]:
         return tuple(x for x in self.inputs.values() if x.requires_grad)
 

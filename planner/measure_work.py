@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from planner.measure_footprint import storage_of
+from planner.measure_bytes import storage_of
 from planner.roofline import Work
 
 aten = torch.ops.aten

@@ -14,7 +14,8 @@ from planner.capture import Captured, capture
 from planner.cut import materialise, whole
 from planner.measure import with_slack
 from planner.measure_bench import Bench
-from planner.measure_footprint import LiveBytes, Saved, footprint
+from planner.measure_bytes import LiveBytes
+from planner.measure_footprint import Saved, footprint
 from planner.measure_rows import counted_rows
 from planner.measure_specimen import Way, fake_specimen, in_precision, real_specimen, situations
 from planner.measure_work import Counter
