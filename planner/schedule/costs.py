@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.errors import BadInput
+from planner.plan import Hop, StageTimes
 from planner.schedule.action import Kind
 
 PerStage = tuple[int, ...]
@@ -63,6 +64,18 @@ def nominal(stages: int, hop: int = 0) -> Costs:
     pairs = [(s, s + 1) for s in range(stages - 1)]
     hops = {edge: hop for s, t in pairs for edge in ((s, t), (t, s))}
     return Costs(forward=ones, backward=twos, input_grad=ones, weight_grad=ones, hops=hops)
+
+
+def costs_of(times: Sequence[StageTimes], hops: Sequence[Hop]) -> Costs:
+    """A plan's own numbers, in nanoseconds. Skips are left out: listing knows neighbours only."""
+    return Costs(
+        forward=tuple(t.forward_ns for t in times),
+        backward=tuple(t.backward_ns for t in times),
+        input_grad=tuple(t.input_grad_ns for t in times),
+        weight_grad=tuple(t.weight_grad_ns for t in times),
+        recompute=tuple(t.recompute_ns for t in times),
+        hops={(h.sender, h.receiver): h.ns for h in hops if abs(h.sender - h.receiver) == 1},
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

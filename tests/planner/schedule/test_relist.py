@@ -6,13 +6,15 @@ from dataclasses import replace
 import pytest
 
 from planner.errors import BadInput
+from planner.plan import StageTimes
 from planner.schedule.action import Kind, Schedule
 from planner.schedule.assemble import with_recompute
-from planner.schedule.costs import Costs, Limits, nominal
+from planner.schedule.costs import Costs, Limits, costs_of, nominal
 from planner.schedule.families import FAMILIES, generate
 from planner.schedule.in_flight import fits, limits_of, weights
 from planner.schedule.relist import relist, relistings
 from planner.schedule.replay import span
+from planner.simulate import compile, duration_vector, makespan, neighbour_hops
 from tests.planner.schedule import slots
 
 DRAW = random.Random(11)
@@ -129,3 +131,18 @@ def test_orders_that_wait_for_each_other_have_no_span() -> None:
     crossed = schedule.with_text("0B0 0F0 0F1 0B1\n1F0 1B0 1F1 1B1")
     with pytest.raises(BadInput, match=r"the orders wait for each other"):
         span(crossed, nominal(2))
+
+
+def test_listing_from_a_plans_numbers_agrees_with_the_simulator() -> None:
+    schedule = generate("chimera-zb", workers=4, micros=7)
+    drawn = uneven(4)
+    times = [
+        StageTimes(forward_ns=f, backward_ns=b, input_grad_ns=i, weight_grad_ns=w)
+        for f, b, i, w in zip(drawn.forward, drawn.backward, drawn.input_grad, drawn.weight_grad, strict=True)
+    ]
+    hops = neighbour_hops(4, act_ns=3, grad_ns=2)
+    costs = costs_of(times, hops)
+    assert costs.hops == {(0, 1): 3, (1, 2): 3, (2, 3): 3, (1, 0): 2, (2, 1): 2, (3, 2): 2}
+    for time, candidate in relistings(schedule, costs):
+        compiled = compile(candidate, hops, queueing="none")
+        assert time == makespan(compiled, duration_vector(times, hops))
