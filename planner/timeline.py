@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ COLLECTIVE, SEND, WAIT = "COLLECTIVE", "SEND", "WAIT"
 _NAMES = (*(kind.value for kind in Kind), COLLECTIVE, SEND, WAIT)
 _ROW = {name: row for row, name in enumerate(_NAMES)}
 _PIPE, _STAGE, _MICRO = 1 << 10, 1 << 16, 1 << 24
+_CODES = len(_NAMES) * _PIPE * _STAGE * _MICRO
 TIME_COLUMNS = ("step", "rank", "code", "start_ns", "end_ns", "wait_ns")
 MEMORY_COLUMNS = ("memory_step", "memory_rank", "memory_ns", "memory_bytes")
 
@@ -79,6 +81,8 @@ class Timeline:
             lengths = {name: len(getattr(self, name)) for name in group}
             if len(set(lengths.values())) > 1:
                 raise BadInput(f"a timeline's columns differ in length: {lengths}")
+        if len(self.code) and not 0 <= int(self.code.min()) <= int(self.code.max()) < _CODES:
+            raise BadInput("a timeline holds the code of no event", allowed=f"0 to {_CODES - 1}")
 
     def __len__(self) -> int:
         return len(self.code)
@@ -148,15 +152,15 @@ class Timeline:
     def load(cls, path: Path) -> Timeline:
         try:
             if path.suffix == ".npz":
-                with np.load(path, allow_pickle=False) as arrays:
+                with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                     return cls.from_dict({name: arrays[name] for name in arrays.files})
-            lines = [json.loads(line) for line in path.read_text().splitlines()]
-        except (OSError, ValueError) as error:
+            columns: dict[str, list[int]] = {}
+            for line in path.read_text().splitlines():
+                for name, value in dict(json.loads(line)).items():
+                    columns.setdefault(name, []).append(int(value))
+            return cls.from_dict(columns)
+        except (OSError, ValueError, TypeError, BadZipFile) as error:
             raise BadInput(f"cannot read a timeline: {error}", where=str(path)) from error
-        columns: dict[str, list[int]] = {}
-        for name, value in ((n, v) for line in lines for n, v in line.items()):
-            columns.setdefault(name, []).append(value)
-        return cls.from_dict(columns)
 
 
 def from_events(rows: Iterable[tuple[int, int, int, int, int, int]]) -> Timeline:

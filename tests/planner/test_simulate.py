@@ -23,6 +23,7 @@ from planner.simulate import (
     node_ends,
     simulate,
 )
+from planner.sweep import _loop_ends
 from planner.timeline import COLLECTIVE, SEND, decode
 from tests.planner.cases import Case, cases, random_times, stage_times
 from tests.planner.event_queue import EventQueue
@@ -144,8 +145,6 @@ def test_a_wide_pipeline_is_swept_level_by_level_to_the_same_end() -> None:
     hops = neighbour_hops(64, act_ns=3, grad_ns=2)
     compiled = compile(schedule, hops)
     vector = duration_vector(random_times(64, Random(1)), hops)
-    from planner.sweep import _loop_ends
-
     assert compiled._wide
     assert makespan(compiled, vector) == max(_loop_ends(compiled, vector.tolist(), None))
 

@@ -98,8 +98,20 @@ def test_columns_of_different_length_are_refused() -> None:
 def test_a_file_that_is_no_timeline_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.npz").write_bytes(b"nothing")
     (tmp_path / "bad.jsonl").write_text('{"step": 0, "colour": 3}\n')
+    (tmp_path / "list.jsonl").write_text("[1, 2]\n")
+    trace(10).save(tmp_path / "whole.npz")
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:-40])
+    np.savez(tmp_path / "code.npz", **{**trace(10).to_dict(), "code": [0, 0, 0, -1]})
     np.savez(tmp_path / "objects.npz", step=np.array([{}], dtype=object))
-    for name, says in [("bad.npz", "cannot read"), ("bad.jsonl", "colour"), ("objects.npz", "cannot read")]:
+    for name, says in [
+        ("bad.npz", "cannot read"),
+        ("bad.jsonl", "colour"),
+        ("list.jsonl", "cannot read"),
+        ("cut.npz", "cannot read"),
+        ("code.npz", "the code of no event"),
+        ("objects.npz", "cannot read"),
+        ("absent.npz", "cannot read"),
+    ]:
         with pytest.raises(BadInput, match=says):
             Timeline.load(tmp_path / name)
     with pytest.raises(BadInput, match=r"\.npz or \.jsonl"):
