@@ -126,7 +126,29 @@ BINARY: Final = _names(
     bitwise_and bitwise_or bitwise_xor logical_and logical_or logical_xor where lerp addcmul addcdiv masked_fill
     true_divide xlogy __and__ __or__ __xor__ type_as"""
 )
+IN_PLACE: Final = _names(
+    """relu_ leaky_relu_ elu_ celu_ selu_ silu_ mish_ hardtanh_ hardswish_ hardsigmoid_ relu6_ sigmoid_ tanh_ clamp_
+    threshold_ abs_ neg_ exp_ sqrt_ square_"""
+)
+AFTER: Final = "after"  # a tensor, once what writes into it has run
+
+
+def in_place(call: Call) -> Step:
+    """On a tensor that was cloned to be written; `propagate` sees to that."""
+    step = elementwise(call)
+    if "self" in step.fetches:
+        raise call.refuse("what it writes into would have to be fetched")
+    return step
+
+
+def after(call: Call) -> Step:
+    _, source = next(call.tensors())
+    return Step((source,), axes=source.axes)
+
+
 RULES: Final[Mapping[str, Rule]] = dict.fromkeys((*UNARY, *BINARY), elementwise) | {
+    **dict.fromkeys(IN_PLACE, in_place),
+    AFTER: after,
     "aten.dropout": elementwise,
     "aten.feature_dropout": feature_dropout,
     "aten.prelu": prelu,

@@ -15,6 +15,7 @@ from planner.halo import reductions, resample, rule, windows
 from planner.halo.call import Argument, Call, NoRule, Step, TooFew
 from planner.halo.fetch import Fetch, gather
 from planner.halo.layout import Layout, whole
+from planner.halo.pointwise import IN_PLACE
 
 GETITEM: Final = "getitem"
 SLIDING: Final = frozenset((*windows.RULES, *resample.RULES, *reductions.SPATIAL_NORMS))
@@ -67,14 +68,31 @@ def propagate(
     """
     layouts: dict[str, tuple[Layout, ...]] = {name: (layout,) for name, layout in given.items()}
     slid = _slid_behind(operations)
+    made = {operation.name: operation for operation in operations}
     placed = []
     ended = False
     for operation in operations:
         ended = ended or operation.layer in gather_before
+        if any(not layouts[name][0].whole for name in operation.reads() if name in layouts):
+            _check_write(operation, made)
         done = _place(operation, layouts, ended, may_end=not slid[operation.name])
         layouts[operation.name] = _outputs(operation, done, layouts)
         placed.append(done)
     return Segment(tuple(placed), layouts)
+
+
+def _check_write(operation: Operation, made: Mapping[str, Operation]) -> None:
+    """A write through a view would be lost where the view has become a copy."""
+    if operation.operation not in IN_PLACE:
+        return
+    target = operation.arguments["self"]
+    source = made.get(target.name) if isinstance(target, Ref) else None
+    if source is None or source.operation != "aten.clone":
+        raise NoRule(
+            f"{operation.operation} writes into a part of a tensor",
+            where=operation.layer,
+            allowed="whole samples, or the same operation out of place",
+        )
 
 
 def _slid_behind(operations: Sequence[Operation]) -> dict[str, bool]:

@@ -269,6 +269,8 @@ def _elementwise() -> None:
     case("prelu", lambda: nn.PReLU(4))
     case("prelu of one weight", lambda: nn.PReLU())
     case("relu in place", lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(inplace=True)))
+    case("elu in place after a norm", lambda: nn.Sequential(nn.BatchNorm2d(4), nn.ELU(inplace=True)))
+    function("write into a part", _write_into_a_part, refused="aten.")
     function("residual of two sizes", lambda x, y: x * 2 + y.mean(1, keepdim=True), channels=(4, 2))
     function("where", lambda x: torch.where(x > 0, x, 0.1 * x * x))
     function("clamp", lambda x: x.clamp(-0.5, 0.7) + x.clamp(min=0))
@@ -293,6 +295,12 @@ def _elementwise() -> None:
     case("tied weight", _Tied)
     function("cumulative sum", lambda x: F.avg_pool2d(x.cumsum(2), 2), refused="aten.cumsum")
     function("attention over space", _attention, refused="aten.")
+
+
+def _write_into_a_part(x: Tensor) -> Tensor:
+    y = x * 2
+    y[:, :, 3:].relu_()
+    return F.avg_pool2d(y, 2)
 
 
 def _squeeze_and_excite() -> nn.Module:

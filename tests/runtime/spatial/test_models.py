@@ -1,0 +1,112 @@
+"""Real networks on shards train as they do in one process, ours and those that others wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models import cosmoflow, resnet50, unet3d
+from planner.cut import whole
+from planner.errors import BadInput
+from runtime.spatial.shard import analyse
+from tests.runtime.spatial.training import Job, Trained, alone, alone_nearby, job, on_shards
+
+GRIDS = ((2,), (4,), (2, 2))
+
+
+def _volumes(n: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(n, 1, 16, 16, 16), torch.randint(0, 2, (n, 1, 16, 16, 16))
+
+
+def _segmentation(logits: Tensor, labels: Tensor) -> Tensor:
+    """Soft Dice and cross entropy."""
+    truth = F.one_hot(labels[:, 0], 2).movedim(-1, 1).to(logits.dtype)
+    guess, dims = logits.softmax(1), (0, 2, 3, 4)
+    dice = (2 * (guess * truth).sum(dims) + 1e-5) / (guess.sum(dims) + truth.sum(dims) + 1e-5)
+    return 1 - dice.mean() + F.cross_entropy(logits, labels[:, 0])
+
+
+def _monai(name: str) -> nn.Module:
+    nets = pytest.importorskip("monai.networks.nets")
+    if name == "UNet":
+        return nets.UNet(3, 1, 2, (4, 8, 16), (2, 2), num_res_units=1)
+    if name == "SegResNet":
+        return nets.SegResNet(3, 8, 1, 2, blocks_down=(1, 1, 1), blocks_up=(1, 1))
+    return nets.VNet(3, 1, 2, dropout_prob_down=0.0, dropout_prob_up=(0.0, 0.0))
+
+
+def _resnet() -> Job:
+    def batch(n: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(n, 3, 64, 64), torch.arange(n) % 10
+
+    return job(resnet50.build(width=8, classes=10), batch, F.cross_entropy)
+
+
+MODELS: dict[str, Callable[[], Job]] = {
+    "cosmoflow": lambda: job(
+        cosmoflow.build("tiny", 0.0), lambda n: cosmoflow.batch(n, "tiny"), cosmoflow.loss
+    ),
+    "unet3d": lambda: job(unet3d.build("tiny"), lambda n: unet3d.batch(n, "tiny"), unet3d.loss),
+    "resnet50": _resnet,
+    "monai UNet": lambda: job(_monai("UNet"), _volumes, _segmentation),
+    "monai SegResNet": lambda: job(_monai("SegResNet"), _volumes, _segmentation),
+}
+
+
+@cache
+def _job(name: str) -> tuple[Job, Trained, float]:
+    torch.manual_seed(0)
+    given = MODELS[name]()
+    expected = alone(given)
+    return given, expected, _far(alone_nearby(given), expected)
+
+
+def _far(got: Trained, expected: Trained) -> float:
+    """Largest relative difference of losses, weights and running statistics."""
+    pairs = [(torch.tensor(got.losses), torch.tensor(expected.losses))]
+    pairs += [(x.double(), expected.tensors[name].double()) for name, x in got.tensors.items()]
+    return max(float((a - b).abs().max() / max(1.0, float(b.abs().max()))) for a, b in pairs)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_five_steps_on_shards_equal_those_of_one_process(name: str, grid: tuple[int, ...]) -> None:
+    given, expected, rounding = _job(name)
+    assert rounding < 1e-4
+    for mine in on_shards(given, grid):
+        assert mine.losses[0] == pytest.approx(expected.losses[0], rel=1e-12)
+        assert _far(mine, expected) < max(
+            1e-12, 50 * rounding
+        )  # a small ResNet amplifies rounding a millionfold
+
+
+def test_a_network_that_pools_below_its_ranks_is_gathered_there() -> None:
+    torch.manual_seed(0)
+    given = job(_monai("VNet"), _volumes, _segmentation, steps=1)
+    how = analyse(whole(given.captured), (4,))
+    gathered = [done.operation.layer for done in how.segment.placed if done.gathers]
+    assert gathered == ["down_tr128.down_conv"]  # 2 rows are left there
+
+
+class _Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 1, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        tokens = y.flatten(2).transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(tokens, tokens, tokens)
+        out: Tensor = self.last(mixed.transpose(1, 2).reshape(y.shape))
+        return out
+
+
+def test_attention_over_space_within_a_segment_is_named_with_its_layer() -> None:
+    given = job(_Attention(), lambda n: (torch.randn(n, 1, 8, 8), torch.randn(n, 1, 8, 8)), F.mse_loss)
+    with pytest.raises(BadInput, match=r"first: aten\.scaled_dot_product_attention"):
+        analyse(whole(given.captured), (2,))
