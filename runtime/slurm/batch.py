@@ -1,0 +1,202 @@
+"""The supervisor of a job: `python -P -m runtime.slurm.batch FOLDER --requeues N --restarts N -- srun ...`
+
+It starts the ranks, and starts them again from the last complete checkpoint when one was killed, hung or vanished;
+hands on the signal that comes before the time limit; has the job queued again when its ranks have stopped with a
+checkpoint; and writes down what happened. Errors of the ranks' own end the job with their status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from planner import plan_yaml
+from planner.errors import ShardwrightError
+from planner.plan import Plan
+from runtime import job as jobs
+from runtime.paths import Paths
+from runtime.slurm import clients, layout, record
+from runtime.slurm.record import STOPPED
+from runtime.supervise import Outcome, write_whole
+
+POLL_S = 0.05
+REQUEUED_S = 120.0  # SLURM ends a job that it has queued again
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One start of the ranks; `state` is empty for one whose end nobody saw."""
+
+    generation: int
+    job: str
+    requeues: int  # of the job before it
+    nodes: list[str]
+    begin_s: float
+    end_s: float = 0.0
+    state: str = ""
+    cause: str = ""
+    rank: int | None = None
+
+
+def attempts(paths: Paths) -> list[Attempt]:
+    """In order; of the two lines of an attempt the later one."""
+    found: dict[int, Attempt] = {}
+    if paths.attempts.exists():
+        for line in paths.attempts.read_text().splitlines():
+            attempt = Attempt(**json.loads(line))
+            found[attempt.generation] = attempt
+    return [found[generation] for generation in sorted(found)]
+
+
+def note(paths: Paths, attempt: Attempt) -> None:
+    with paths.attempts.open("a") as file:
+        file.write(json.dumps(asdict(attempt)) + "\n")
+
+
+@dataclass
+class Supervisor:
+    paths: Paths
+    plan: Plan
+    command: Sequence[str]
+    requeues: int
+    restarts: int
+    environment: Mapping[str, str]
+    told: set[int] = field(default_factory=set)
+    step: subprocess.Popen[bytes] | None = None
+
+    def __post_init__(self) -> None:
+        self.nodes = clients.hostnames(self.environment["SLURM_JOB_NODELIST"])
+        self.restart = int(self.environment.get("SLURM_RESTART_COUNT", "0"))
+        self.hosts = [
+            host for host, row in zip(self.nodes, layout.by_node(self.plan.places), strict=True) for _ in row
+        ]
+
+    def listen(self) -> None:
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            signal.signal(number, self._tell)
+
+    def _tell(self, number: int, frame: object) -> None:
+        self.told.add(number)
+        if number == signal.SIGUSR1 and self.step is not None and self.step.poll() is None:
+            self.step.send_signal(signal.SIGUSR1)
+
+    def run(self) -> int:
+        self._say_what_was_before()
+        if self.restart > self.requeues:
+            return self._end(
+                Outcome("failed", cause=f"queued again {self.restart} times, allowed {self.requeues}")
+            )
+        for again in range(self.restarts + 1):
+            outcome = self._try()
+            if outcome.state == "stopped" and self._may_go_on():
+                return self._requeue(outcome)
+            transient = outcome.state in ("hung", "lost") or any(status < 0 for status in outcome.exits)
+            if not transient or again == self.restarts or self.told or self.paths.cancelled.exists():
+                return self._end(outcome)
+            print(f"{outcome.cause}; starting again from the last complete checkpoint", flush=True)
+        raise AssertionError("the last try returns")
+
+    def _say_what_was_before(self) -> None:
+        before = attempts(self.paths)
+        if before and not before[-1].state:
+            gone = clients.unwell(before[-1].nodes)
+            cause = (
+                f"lost {', '.join(gone)}" if gone else "ended by SLURM: preempted, requeued, or out of time"
+            )
+            note(self.paths, replace(before[-1], state="interrupted", cause=cause, end_s=time.time()))
+            print(f"the attempt before: {cause}", flush=True)
+
+    def _try(self) -> Outcome:
+        job = jobs.read(self.paths)
+        before = attempts(self.paths)
+        generation = max(job.generation, before[-1].generation + 1 if before else 0)
+        replace(job, generation=generation).write(self.paths)
+        for old in (*self.paths.causes(), self.paths.outcome):
+            old.unlink(missing_ok=True)
+        attempt = Attempt(
+            generation=generation,
+            job=self.environment["SLURM_JOB_ID"],
+            requeues=self.restart,
+            nodes=self.nodes,
+            begin_s=time.time(),
+        )
+        note(self.paths, attempt)
+        outcome = record.outcome(self.paths, self.hosts, generation, self._run_step())
+        note(
+            self.paths,
+            replace(attempt, end_s=time.time(), state=outcome.state, cause=outcome.cause, rank=outcome.rank),
+        )
+        return outcome
+
+    def _run_step(self) -> int:
+        environment = dict(self.environment)
+        if "--distribution=arbitrary" in self.command:
+            self.paths.hosts.write_text("".join(f"{host}\n" for host in self.hosts))
+            environment["SLURM_HOSTFILE"] = str(self.paths.hosts)
+        self.step = subprocess.Popen(self.command, env=environment, stdin=subprocess.DEVNULL)
+        if self.told:  # before there was anyone to tell
+            self.step.send_signal(signal.SIGUSR1)
+        while (code := self.step.poll()) is None:
+            time.sleep(POLL_S)
+        return code
+
+    def _may_go_on(self) -> bool:
+        cancelled = signal.SIGTERM in self.told or self.paths.cancelled.exists()
+        return not cancelled and self.restart < self.requeues
+
+    def _requeue(self, outcome: Outcome) -> int:
+        print(f"{outcome.cause}; queueing the job again", flush=True)
+        if not clients.requeue(clients.job_name(self.environment)):
+            return self._end(outcome)
+        time.sleep(REQUEUED_S)  # SLURM ends this process before
+        return STOPPED
+
+    def _end(self, outcome: Outcome) -> int:
+        write_whole(self.paths.outcome, json.dumps(asdict(outcome)))
+        if outcome.state != "done":
+            print(f"{outcome.state}: {outcome.cause}", flush=True)
+        return exit_status(outcome)
+
+
+def exit_status(outcome: Outcome) -> int:
+    """The status of the rank that is to blame; 1 where it has none of its own."""
+    if outcome.state == "done":
+        return 0
+    if outcome.state == "stopped":
+        return STOPPED
+    status = outcome.exits[outcome.rank] if outcome.rank is not None and outcome.exits else 1
+    return 128 - status if status < 0 else status or 1
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--requeues", type=int, required=True)
+    parser.add_argument("--restarts", type=int, required=True)
+    parser.add_argument("command", nargs="+")
+    given = parser.parse_args(arguments)
+    paths = Paths(given.folder)
+    try:
+        plan = plan_yaml.load(paths.plan)
+        if shutil.which(given.command[0]) is None:
+            raise ShardwrightError(f"no {given.command[0]} on this node")
+        supervisor = Supervisor(paths, plan, given.command, given.requeues, given.restarts, dict(os.environ))
+        supervisor.listen()
+        return supervisor.run()
+    except ShardwrightError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        write_whole(paths.outcome, json.dumps(asdict(Outcome("failed", cause=str(error)))))
+        return error.status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,175 @@
+"""One task of srun: `python -P -m runtime.slurm.task FOLDER` runs one rank, and keeps it.
+
+The keeper is this process, the rank is forked from it before torch is imported. The keeper sees the rank end or stand
+still, writes that down where the supervisor of the job finds it, and hands signals on. It dies with neither a word
+nor its rank only when its node does.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from planner import plan_yaml
+from planner.errors import ShardwrightError
+from planner.plan import Plan
+from runtime import job as jobs
+from runtime.job import Job
+from runtime.paths import Paths
+from runtime.slurm import granted
+from runtime.slurm.granted import Granted
+from runtime.slurm.record import STOPPED, Record
+from runtime.supervise import BEAT, START_S, Heart, die_with_parent, write_cause
+
+POLL_S = 0.05
+PATIENCE_S = 5.0
+
+
+def main(folder: str) -> int:
+    paths = Paths(Path(folder))
+    try:
+        here = granted.read(os.environ)
+        job, plan = jobs.read(paths), plan_yaml.load(paths.plan)
+        granted.check(here, plan.places)
+    except ShardwrightError as error:
+        print(f"error: {os.uname().nodename}: {error}", file=sys.stderr, flush=True)
+        return error.status
+    os.environ.update(granted.exported(here, plan.places))
+    heart = os.memfd_create("heart")
+    os.ftruncate(heart, BEAT.size)
+    keeper = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _be_the_rank(paths, job, plan, here, heart, keeper)
+    return Keeper(paths, job, here, heart, pid).keep()
+
+
+@dataclass
+class Beat:
+    count: int = 0
+    waiting: bool = False
+    since_s: float = 0.0  # when the count last changed
+
+
+class Keeper:
+    def __init__(self, paths: Paths, job: Job, here: Granted, heart: int, pid: int) -> None:
+        self._paths, self._job, self._pid = paths, job, pid
+        self._heart = mmap.mmap(heart, BEAT.size)
+        self._beat = Beat(since_s=time.monotonic())
+        self._record = Record(
+            rank=here.rank, generation=job.generation, host=here.host, node=here.node, pid=pid
+        )
+        self._told = 0  # the signal that came last
+        self._asked = False
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+            signal.signal(number, self._tell)
+
+    def _tell(self, number: int, frame: object) -> None:
+        self._told = number
+
+    def keep(self) -> int:
+        """Until the rank has ended; the status for srun."""
+        self._record.write(self._paths)
+        while True:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            if pid:
+                return self._ended(os.waitstatus_to_exitcode(status))
+            if self._stands_still():
+                return self._end("hung")
+            if self._told:
+                if self._told == signal.SIGTERM and self._paths.failed(self._job.generation).exists():
+                    return self._end("ended")
+                self._ask_to_stop()
+            time.sleep(POLL_S)
+
+    def _stands_still(self) -> bool:
+        now, seen = time.monotonic(), self._beat
+        count, waiting = BEAT.unpack(self._heart[:])
+        if count != seen.count:
+            seen.count, seen.waiting, seen.since_s = count, bool(waiting), now
+        deadline_s = self._job.deadline_s if seen.count else START_S
+        # Who waits leaves it to the keeper of the one waited for to say so first.
+        return now - seen.since_s > deadline_s + (PATIENCE_S if seen.waiting else 0.0)
+
+    def _ask_to_stop(self) -> None:
+        if not self._asked:
+            os.kill(self._pid, signal.SIGUSR1)
+        self._asked, self._told = True, 0
+
+    def _end(self, state: str) -> int:
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        return self._leave(state, 1)
+
+    def _ended(self, status: int) -> int:
+        state = {0: "done", STOPPED: "stopped"}.get(status, "failed")
+        return self._leave(state, status)
+
+    def _leave(self, state: str, status: int) -> int:
+        still = time.monotonic() - self._beat.since_s
+        end = replace(
+            self._record, state=state, status=status, waiting=self._beat.waiting, still_s=round(still, 1)
+        )
+        end.write(self._paths)
+        if state in ("failed", "hung"):
+            self._paths.failed(self._job.generation).touch()
+        # To srun a stop is no bad exit, at which it would end the others.
+        return 0 if state == "stopped" else 128 - status if status < 0 else status
+
+
+def _be_the_rank(paths: Paths, job: Job, plan: Plan, here: Granted, heart: int, keeper: int) -> None:
+    """Never returns: whatever happens ends in an exit status, at once."""
+    status = 1
+    try:
+        die_with_parent(keeper)
+        log = os.open(paths.log(here.rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        status = _train(paths, job, plan, here.rank, Heart(Path(f"/proc/self/fd/{heart}"), 0, 1))
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if status:
+            write_cause(paths, here.rank, end)
+    except BaseException as error:
+        write_cause(paths, here.rank, error)
+        traceback.print_exception(error)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _train(paths: Paths, job: Job, plan: Plan, rank: int, heart: Heart) -> int:
+    from runtime import stop
+
+    stop.block()
+    import torch
+
+    from runtime import checkpoint as checkpoints
+    from runtime.run import run_script
+    from runtime.train import Model, training_of
+
+    torch.set_num_threads(job.threads)
+    model = Model.of(plan)
+    if rank == 0:
+        checkpoints.remove_partial(paths.checkpoints)
+    if job.script:
+        run_script(paths, job, model, rank)
+        return 0
+    agreed = stop.Agreed(paths.votes(job.generation), rank, len(plan.places))
+    stop.listen(agreed)
+    training = training_of(paths, job, model, rank, heart)
+    finished = training.run(agreed)
+    training.world.barrier()
+    training.world.close()
+    return 0 if finished else STOPPED
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
