@@ -28,10 +28,20 @@ def exportable(module: nn.Module) -> Iterator[Callable[[Traced], None]]:
     with _cumulative(module) as names, _Functions() as functions:
 
         def restore(traced: Traced) -> None:
+            _allow_cudnn(traced)
             _restore_averages(traced, names)
             functions.restore(traced)
 
         yield restore
+
+
+def _allow_cudnn(traced: Traced) -> None:
+    """The export switches cuDNN off while it traces, and normalisations write that down as an argument."""
+    for node in traced.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        for i, argument in enumerate(schema.arguments if schema is not None else ()):
+            if argument.name in ("cudnn_enabled", "cudnn_enable") and i < len(node.args):
+                node.args = (*node.args[:i], torch.backends.cudnn.enabled, *node.args[i + 1 :])
 
 
 @contextlib.contextmanager

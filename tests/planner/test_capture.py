@@ -241,3 +241,9 @@ def test_no_stage_reads_the_targets_but_the_one_with_the_loss(tiny_gpt: Captured
 def test_dropout_is_kept() -> None:
     captured = capture(load("gpt2", {"size": "tiny", "seq": "8", "dropout": "0.1"}))
     assert targets_of(captured).count("aten.dropout.default") == 1 + 2 * 4
+
+
+def test_normalisations_may_use_cudnn_as_the_module_does() -> None:
+    nodes = captured_case("norms").layout.traced.graph.nodes
+    switches = [node.args[-1] for node in nodes if str(node.target) == "aten.batch_norm.default"]
+    assert switches == [True, True]
