@@ -136,8 +136,10 @@ def _load(workload: str | Path, arguments: Mapping[str, str | int | float | bool
     return load(str(workload), {name: str(value) for name, value in arguments.items()})
 
 
-def _backward_split() -> BackwardSplit | None:
-    return None
+def _backward_split() -> BackwardSplit:
+    from runtime.split import Split
+
+    return Split()
 
 
 def _show_run(folder: Path) -> tuple[dict[str, object], str]:

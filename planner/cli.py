@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Tools:
     """What the planner needs of the runtime, handed in by the facade and fetched only when used."""
 
-    backward_split: Callable[[], BackwardSplit | None]
+    backward_split: Callable[[], BackwardSplit]
     show_run: Callable[[Path], tuple[dict[str, object], str]]
 
 
