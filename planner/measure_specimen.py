@@ -7,7 +7,7 @@ tensors ever need to fit, however large the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from planner.capture import Captured
 from planner.cut import layer_module, materialise
 from planner.measure_passes import Apart, BackwardSplit, Forward, Halves, Specimen, Values
-from planner.model import Layer
+from planner.model import Buffer, Layer, Parameter
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 PRECISIONS = ("fp32", *_AUTOCAST)
@@ -91,7 +91,9 @@ def _outputs(captured: Captured, layer: Layer, inputs: Sequence[Shape], precisio
 
 def fake_specimen(captured: Captured, layer: Layer, inputs: Sequence[Shape], way: Way) -> Specimen:
     """To be called, and used, under a FakeTensorMode."""
-    tensors = {name: torch.empty(shape, dtype=dtype) for name, shape, dtype in _states(captured, layer)}
+    tensors = {
+        row.name: torch.empty(row.shape, dtype=getattr(torch, row.dtype)) for row in _states(captured, layer)
+    }
     values = {name: _empty(shape, way.device) for name, shape in zip(layer.inputs, inputs, strict=True)}
     return _specimen(captured, layer, tensors, values, way)
 
@@ -100,7 +102,7 @@ def real_specimen(
     captured: Captured, situation: Situation, batch: Mapping[str, Tensor], way: Way
 ) -> Specimen:
     layer = situation.layer
-    tensors = {name: _weights(shape, dtype) for name, shape, dtype in _states(captured, layer)}
+    tensors = {row.name: made_up_weights(row.shape, row.dtype) for row in _states(captured, layer)}
     values = {
         name: batch[name].to(way.device) if name in batch else _activations(shape, way.device)
         for name, shape in zip(layer.inputs, situation.inputs, strict=True)
@@ -108,12 +110,9 @@ def real_specimen(
     return _specimen(captured, layer, tensors, values, way)
 
 
-def _states(captured: Captured, layer: Layer) -> Iterator[tuple[str, tuple[int, ...], torch.dtype]]:
+def _states(captured: Captured, layer: Layer) -> list[Parameter | Buffer]:
     graph = captured.graph
-    for name in layer.parameters:
-        yield name, graph.parameter[name].shape, getattr(torch, graph.parameter[name].dtype)
-    for name in layer.buffers:
-        yield name, graph.buffer[name].shape, getattr(torch, graph.buffer[name].dtype)
+    return [*(graph.parameter[x] for x in layer.parameters), *(graph.buffer[x] for x in layer.buffers)]
 
 
 def _specimen(
@@ -176,9 +175,9 @@ def _flat(tensor: Tensor) -> Tensor:
     return torch.as_strided(tensor, (count,), (1,), 0)
 
 
-def _weights(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    tensor = torch.empty(tuple(shape), dtype=dtype)
+def made_up_weights(shape: Sequence[int], dtype: str) -> Tensor:
+    tensor = torch.empty(tuple(shape), dtype=getattr(torch, dtype))
     if not tensor.is_floating_point():
-        return tensor.fill_(dtype == torch.bool)
+        return tensor.fill_(tensor.dtype == torch.bool)
     fan_in = tensor[0].numel() if tensor.ndim > 1 else 1
     return tensor.uniform_(0.5, 1.5).div_(max(1, fan_in))

@@ -1,0 +1,203 @@
+"""What profiling costs, how well it repeats, and how far the layers' times are from those of the whole model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from benchmarks.harness import Cell, Result, Table, main
+from planner import measure
+from planner.capture import Captured, capture
+from planner.cut import materialise, whole
+from planner.measure_bench import Bench
+from planner.measure_specimen import Way, made_up_weights, real_specimen
+from planner.measure_timing import WARM_UP_ROUNDS, Clock, CpuClock, Samples, time_round
+from planner.model import Buffer, Parameter
+from planner.profile import Profile
+from planner.workload import Workload, load
+
+T = TypeVar("T")
+
+CLAIM = (
+    "A profile by roofline takes seconds and hardly any memory, however large the model; one on the CPU repeats within "
+    "5 % on an idle machine; the layers' times add up to the whole model's within 15 %."
+)
+Roofline = tuple[str, dict[str, str], float, float]  # workload, arguments, seconds and GiB aimed at
+ROOFLINES: list[Roofline] = [
+    ("gpt2", {"size": "xl"}, 20, 2),
+    ("gpt2", {"size": "175b"}, 60, 3),
+]
+ONCE = """
+import json, resource, sys, time
+begun = time.perf_counter()
+from planner import measure
+from planner.workload import load
+found = measure.profile(load(sys.argv[1], json.loads(sys.argv[2])), "roofline:H100-80GB", micros=(1, 2, 4))
+print(json.dumps({
+    "seconds": time.perf_counter() - begun,
+    "cpu_seconds": time.process_time(),
+    "gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    "layers": len(found.graph.layers),
+    "parameters": sum(row.bytes for row in found.graph.parameters) // 4,
+}))
+"""
+
+
+def load_now() -> str:
+    return f"{os.getloadavg()[0]:.1f}"
+
+
+def rooflines(models: list[Roofline]) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for name, arguments, aim_s, aim_gib in models:
+        command = [sys.executable, "-c", ONCE, name, json.dumps(arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        facts = json.loads(done.stdout.splitlines()[-1])
+        rows.append(
+            (
+                f"{name} {arguments['size']}",
+                facts["parameters"] / 1e9,
+                facts["layers"],
+                facts["seconds"],
+                facts["cpu_seconds"],
+                aim_s,
+                facts["gib"],
+                aim_gib,
+                load_now(),
+            )
+        )
+    return Table(
+        title="Roofline of models that do not fit here, micro-batches 1, 2 and 4",
+        columns=(
+            "model",
+            "10^9 parameters",
+            "layers",
+            "s",
+            "processor s",
+            "aim s",
+            "peak GiB",
+            "aim GiB",
+            "load",
+        ),
+        rows=rows,
+        notes=("From a process with nothing imported; memory is that of the whole process.",),
+    )
+
+
+def totals(found: Profile) -> dict[str, float]:
+    (setting,) = found.settings
+    rows = [found.cost(layer.name, setting) for layer in found.graph.layers]
+    return {
+        "forward": sum(row.forward.median for row in rows),
+        "backward": sum(row.backward.median for row in rows),
+    }
+
+
+def repeats(workload: Workload, micro: int) -> Table:
+    first, second = (totals(measure.profile(workload, "cpu", micros=(micro,))) for _ in range(2))
+    rows: list[tuple[Cell, ...]] = [
+        (name, first[name] * 1e3, second[name] * 1e3, 100 * abs(second[name] / first[name] - 1), load_now())
+        for name in first
+    ]
+    return Table(
+        title=f"{workload.name} measured twice on the CPU, micro-batch {micro}",
+        columns=("pass", "first ms", "second ms", "apart %", "load"),
+        rows=rows,
+        notes=("Aim: within 5 % on an idle machine. The load average says how idle this one was.",),
+    )
+
+
+def sums(cases: list[tuple[Workload, int]], rounds: int) -> Table:
+    return Table(
+        title="Sum of the layers' times against the whole model's, interleaved rounds on the CPU",
+        columns=("model", "micro", "pass", "layers ms", "whole ms", "layers / whole", "load"),
+        rows=[row for workload, micro in cases for row in layers_and_whole(workload, micro, rounds)],
+        notes=(
+            "Aim: within 15 %. Medians of rounds, each of all distinct layers and then the whole model.",
+            "Processor time of one thread where torch runs one, so that other processes do not count; wall "
+            "time with more.",
+        ),
+    )
+
+
+class ProcessorClock:
+    """Of one thread, what the processor spent on it, however many others want it."""
+
+    def time(self, action: Callable[[], T]) -> tuple[float, T]:
+        begun = time.process_time_ns()
+        result = action()
+        return (time.process_time_ns() - begun) * 1e-9, result
+
+
+class Whole:
+    """The captured graph in one piece, timed as its layers are."""
+
+    def __init__(self, captured: Captured, batch: Mapping[str, Tensor]) -> None:
+        module = whole(captured)
+        states: list[Parameter | Buffer] = [*captured.graph.parameters, *captured.graph.buffers]
+        materialise(module, {x.name: made_up_weights(x.shape, x.dtype) for x in states})
+        self._module, self._batch = module, batch
+        self._parameters = [x for x in module.parameters() if x.requires_grad]
+        for parameter in self._parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        self.samples = Samples()
+
+    def time(self, clock: Clock) -> None:
+        forward_s, made = clock.time(lambda: self._module(self._batch))
+        loss = made["loss:0"]
+        backward_s, _ = clock.time(lambda: torch.autograd.backward([loss], inputs=self._parameters))
+        self.samples.forward.append(forward_s)
+        self.samples.backward.append(backward_s)
+
+
+def layers_and_whole(workload: Workload, micro: int, rounds: int) -> list[tuple[Cell, ...]]:
+    captured = capture(workload)
+    bench = Bench(batch_of=workload.batch, captured=captured, execution="eager", way=Way())
+    batch, situations = bench.batch(micro), bench.situations(micro)
+    specimens = [real_specimen(captured, x, batch, bench.way) for x in situations]
+    samples = [Samples() for _ in specimens]
+    together = Whole(captured, batch)
+    clock = ProcessorClock() if torch.get_num_threads() == 1 else CpuClock()
+    for round_ in range(-WARM_UP_ROUNDS, rounds):
+        if round_ == 0:
+            for row in (*samples, together.samples):
+                row.forget()
+        time_round(specimens, samples, clock)
+        together.time(clock)
+    by_signature = {x.layer.signature: row for x, row in zip(situations, samples, strict=True)}
+    apart = [by_signature[layer.signature] for layer in captured.graph.layers]
+    pairs = {
+        "forward": (sum(median(x.forward) for x in apart), median(together.samples.forward)),
+        "backward": (sum(median(x.backward) for x in apart), median(together.samples.backward)),
+    }
+    pairs["both"] = (sum(x for x, _ in pairs.values()), sum(x for _, x in pairs.values()))
+    return [
+        (workload.name, micro, name, layers * 1e3, model * 1e3, layers / model, load_now())
+        for name, (layers, model) in pairs.items()
+    ]
+
+
+def run(quick: bool) -> Result:
+    resnet = {"side": "64"} if quick else {}
+    cases = [(load("resnet50", resnet), 2)]
+    if not quick:
+        cases += [(load("gpt2"), 1), (load("unet3d", {"size": "small"}), 1)]
+    tables = [
+        rooflines(ROOFLINES[:1] if quick else ROOFLINES),
+        repeats(load("resnet50", resnet), 2),
+        sums(cases, rounds=5 if quick else 9),
+    ]
+    return Result(name="profile", claim=CLAIM, tables=tables)
+
+
+if __name__ == "__main__":
+    main(run)
