@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from planner.halo import Call, Step
 from planner.halo.windows import front_padding
 from runtime.spatial.site import Kernel, Local
 
@@ -16,12 +17,37 @@ ATEN = torch.ops.aten
 PLAIN: Final = {1: ATEN.conv1d.default, 2: ATEN.conv2d.default, 3: ATEN.conv3d.default}
 
 
+class Plain(NamedTuple):
+    """Arguments of torch's convolution behind input, weight and bias."""
+
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    groups: int
+
+
+def plain_arguments(call: Call, step: Step) -> Plain | None:
+    """For an input that was fetched; None where the padding left differs between front and back."""
+    weight = call.tensor("weight").shape
+    count = len(weight) - 2
+    kernel, dilation = weight[2:], call.integers("dilation", count, (1,))
+    front = front_padding(call, kernel, dilation)
+    behind = _behind(call, kernel, dilation, front)
+    cut = {dim - (len(step.output.shape) - count) for dim in step.output.cut_dims}
+    if any(a != b for i, (a, b) in enumerate(zip(front, behind, strict=True)) if i not in cut):
+        return None
+    padding = [0 if i in cut else p for i, p in enumerate(front)]
+    stride = call.integers("stride", count, (1,))
+    return Plain(list(stride), padding, list(dilation), call.integer("groups", 1))
+
+
 def convolution(local: Local) -> Tensor:
+    """With zeros added where the padding of an even kernel is uneven."""
     x, weight = local.tensor("input"), local.tensor("weight")
     count = weight.dim() - 2
     kernel, dilation = tuple(weight.shape[2:]), local.call.integers("dilation", count, (1,))
     pad = front_padding(local.call, kernel, dilation)
-    behind = _behind(local, kernel, dilation, pad)
+    behind = _behind(local.call, kernel, dilation, pad)
     cut = {dim - (x.dim() - count) for dim in local.step.output.cut_dims}
     front = [0 if i in cut else p for i, p in enumerate(pad)]
     behind = [0 if i in cut else p for i, p in enumerate(behind)]
@@ -34,8 +60,8 @@ def convolution(local: Local) -> Tensor:
     return result
 
 
-def _behind(local: Local, kernel: Sequence[int], dilation: Sequence[int], pad: Sequence[int]) -> list[int]:
-    if local.call.get("padding") != "same":
+def _behind(call: Call, kernel: Sequence[int], dilation: Sequence[int], pad: Sequence[int]) -> list[int]:
+    if call.get("padding") != "same":
         return list(pad)
     return [d * (k - 1) - p for k, d, p in zip(kernel, dilation, pad, strict=True)]
 

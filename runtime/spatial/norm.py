@@ -130,7 +130,7 @@ def _normalised(local: Local, groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def batch_norm(local: Local) -> Tensor:
-    if not local.call.flag("training"):
+    if not local.arguments["training"]:
         return local.run()
     groups = _groups(local, local.tensor("input").shape[1], per_sample=False)
     y, mean, variance = _normalised(local, groups)
@@ -139,7 +139,7 @@ def batch_norm(local: Local) -> Tensor:
 
 
 def instance_norm(local: Local) -> Tensor:
-    if not local.call.flag("use_input_stats"):
+    if not local.arguments["use_input_stats"]:
         return local.run()
     groups = _groups(local, local.tensor("input").shape[1], per_sample=True)
     y, mean, variance = _normalised(local, groups)

@@ -12,7 +12,7 @@ from planner.capture import Captured, capture
 from planner.cut import StageModule, cut
 from planner.halo import Layout, coordinates
 from runtime.spatial.mesh import Mesh, Wire
-from runtime.spatial.shard import Analysed, analyse, shard
+from runtime.spatial.shard import Analysed, analyse, entries, shard
 
 Batch = Callable[[int], tuple[object, object]]
 
@@ -94,7 +94,8 @@ def _grad(x: Tensor) -> Tensor:
 
 
 def analysed(ref: Reference, grid: Sequence[int], layouts: Mapping[str, Layout] | None = None) -> Analysed:
-    return analyse(_stage(ref), grid, layouts=layouts)
+    stage = _stage(ref)
+    return analyse(stage, grid, layouts or entries(stage, grid))
 
 
 def _stage(ref: Reference) -> StageModule:
