@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils import _pytree as pytree
 
 from planner.capture_attention import restore_causal_flags
+from planner.capture_batch import LARGE, SMALL, Batch, example, growing_dims, repeated
 from planner.capture_describe import NotAffine, describe
 from planner.capture_functional import functionalise
 from planner.capture_layers import group
@@ -36,10 +36,8 @@ from planner.workload import Workload
 
 __all__ = ["Captured", "call", "capture"]
 
-Batch = Callable[[int], tuple[object, object]]
 Loss = Callable[..., object]
 UNSYMBOLIC = (CannotTrace, NotAffine)
-SMALL, LARGE = 2, 3  # two batch sizes tell how every size depends on the batch
 
 
 @dataclass(frozen=True)
@@ -74,9 +72,14 @@ class Captured:
 
 
 def capture(
-    source: Workload | nn.Module, batch: Batch | None = None, loss: Loss | None = None, *, micro: int = 1
+    source: Workload | nn.Module,
+    batch: Batch | tuple[object, object] | None = None,
+    loss: Loss | None = None,
+    *,
+    micro: int = 1,
 ) -> Captured:
-    """`batch` and `loss` come with a workload; for a module they are the workload's functions of these names."""
+    """`batch` and `loss` come with a workload; for a module they are what the workload's functions of these names
+    would be, or `batch` is one example, (inputs, targets), whose tensors hold the samples along their first dim."""
     if isinstance(source, Workload):
         where, mode, module = source.where, *_build(source)
         batch, loss = source.batch, source.functions["loss"]
@@ -84,12 +87,14 @@ def capture(
         where, mode, module = type(source).__name__, None, source
         if batch is None or loss is None:
             raise BadInput("a module needs batch and loss", allowed="capture(module, batch, loss)")
-    small, large = _examples(batch, SMALL, mode), _examples(batch, LARGE, mode)
-    dims = _dims(small, large, where)
+    if not callable(batch):
+        batch = repeated(batch)
+    small, large = example(batch, SMALL, mode), example(batch, LARGE, mode)
+    dims = growing_dims(small, large, where)
     with contextlib.suppress(*UNSYMBOLIC):
         return _described(trace(module, loss, large, dims, LARGE), module)
     try:
-        traced = trace(module, loss, _examples(batch, micro, mode), None, micro)
+        traced = trace(module, loss, example(batch, micro, mode), None, micro)
     except UNSYMBOLIC as error:
         raise refused(error, where) from error
     return _described(traced, module)
@@ -129,55 +134,6 @@ def _build(workload: Workload) -> tuple[FakeTensorMode | None, nn.Module]:
     except BadInput:
         with torch.random.fork_rng(devices=[]):
             return None, workload.build()
-
-
-def _examples(batch: Batch, n: int, mode: FakeTensorMode | None) -> tuple[object, object]:
-    if mode is not None:
-        try:
-            with mode:
-                return batch(n)
-        except Exception:
-            mode = None
-    with torch.random.fork_rng(devices=[]):
-        return batch(n)
-
-
-def _dims(small: tuple[object, object], large: tuple[object, object], where: str) -> object:
-    """The dynamic shapes of a batch: every size that grows with it, in terms of one symbol."""
-    batch = torch.export.Dim("batch", min=1)
-    if pytree.tree_structure(small) != pytree.tree_structure(large):
-        raise BadInput("batch(n) gives another nesting for another n", where=where)
-    grows = False
-
-    def of(name: str, low: object, high: object) -> dict[int, object] | None:
-        nonlocal grows
-        if not isinstance(low, Tensor) or not isinstance(high, Tensor):
-            return None
-        if low.ndim != high.ndim or low.dtype != high.dtype:
-            raise BadInput(f"batch(n) gives another kind of tensor for another n: {name}", where=where)
-        sizes: dict[int, object] = {}
-        for dim, (a, b) in enumerate(zip(low.shape, high.shape, strict=True)):
-            slope, fixed = b - a, a - SMALL * (b - a)
-            if slope < 0 or fixed < 0:
-                raise BadInput(f"batch(n): dim {dim} of {name} is {a} for n=2 and {b} for n=3", where=where)
-            if slope:
-                grows = True
-                sizes[dim] = (batch if slope == 1 else slope * batch) + fixed if fixed else slope * batch
-                if slope == 1 and not fixed:
-                    sizes[dim] = batch
-        return sizes
-
-    names = [
-        name
-        for role, tree in zip(("input", "target"), small, strict=True)
-        for name, _ in named_leaves(role, tree)
-    ]
-    lows, spec = pytree.tree_flatten(small)
-    highs = pytree.tree_leaves(large)
-    dims = pytree.tree_unflatten([of(*leaf) for leaf in zip(names, lows, highs, strict=True)], spec)
-    if not grows:
-        raise BadInput("batch(n) gives the same shapes for n=2 and n=3", where=where, allowed="n samples")
-    return dims
 
 
 def _attribute(module: nn.Module, name: str) -> Tensor | None:

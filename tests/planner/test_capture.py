@@ -89,7 +89,9 @@ def test_inputs_nobody_reads_have_no_consumers() -> None:
 
 
 def test_only_state_is_written() -> None:
-    traced = captured_case("in_place").layout.traced
+    captured = captured_case("in_place")
+    assert [layer.name for layer in captured.graph.layers] == ["a", "b", "c", "head", "loss"]
+    traced = captured.layout.traced
     for node in traced.graph.nodes:
         for x in written(node):
             assert "local" in node.meta or traced.sources[x].kind in OWNERS, node.format_node()
@@ -132,6 +134,11 @@ def test_a_model_larger_than_memory_is_captured() -> None:
     weights = sum(parameter.bytes for parameter in graph.parameters)
     assert weights == 4 * 354_823_168
     assert grown < weights / 4
+
+
+def test_one_example_will_do_for_a_batch() -> None:
+    module, batch, loss = CASES["masked"]()
+    assert capture(module, batch(4), loss).graph == capture(module, batch, loss).graph
 
 
 class ByBatch(nn.Module):

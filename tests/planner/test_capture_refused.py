@@ -117,6 +117,14 @@ def test_a_module_without_batch_is_refused() -> None:
         capture(nn.Linear(4, 3))
 
 
+@pytest.mark.parametrize(
+    "example", [3, (torch.zeros(()), None), (torch.zeros(2, 4),)], ids=["3", "scalar", "one"]
+)
+def test_an_example_without_samples_is_refused(example: object) -> None:
+    with pytest.raises(BadInput, match="batch"):
+        capture(nn.Linear(4, 3), example, F.mse_loss)  # type: ignore[arg-type]
+
+
 def test_a_failed_capture_leaves_the_module_as_it_was() -> None:
     module = Branches().eval()
     with pytest.raises(BadInput):
