@@ -14,20 +14,14 @@ from torch.autograd.graph import GradientEdge
 from planner.cut import StageModule
 from runtime import backward, weight_store
 from runtime.backward import Boundary, Owed, Root
+from runtime.metrics import COUNT as COUNT
+from runtime.metrics import LOSS as LOSS
 from runtime.rewrite import Keys
+from runtime.scaler import LossScale
 from runtime.stage import NotFinite, Tensors
 from runtime.weight_store import Debt, WeightStore
 
-LOSS = "loss:0"
-COUNT = "loss:1"
 Split = Literal["none", "store", "walk"]
-
-
-@dataclass
-class LossScale:
-    """Gradient of the step's loss with respect to the loss of one micro-batch."""
-
-    weight: float = 1.0
 
 
 @dataclass

@@ -1,0 +1,125 @@
+"""What a cluster allows, asked before a job is queued: partitions, their time, nodes, cores and devices.
+
+SLURM itself takes many a job that can never start, and says so only as the reason for which it waits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.errors import BadInput, Infeasible
+from runtime.slurm import clients
+from runtime.slurm.layout import Layout
+from runtime.slurm.options import Options
+
+COLUMNS = ("%P", "%a", "%l", "%D", "%c", "%G")
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes of one partition that are alike."""
+
+    partition: str
+    default: bool
+    up: bool
+    limit_min: float  # infinite where there is none
+    count: int
+    cpus: int
+    devices: int
+
+
+def known() -> list[Nodes]:
+    text = clients.ask("sinfo", "-h", "-e", "-o", clients.SEPARATOR.join(COLUMNS))
+    return [parse(line) for line in text.splitlines() if line.strip()]
+
+
+def parse(line: str) -> Nodes:
+    name, up, limit, count, cpus, gres = (word.strip() for word in line.split(clients.SEPARATOR))
+    return Nodes(
+        partition=name.rstrip("*"),
+        default=name.endswith("*"),
+        up=up == "up",
+        limit_min=minutes(limit),
+        count=int(count),
+        cpus=int(cpus.rstrip("+")),
+        devices=devices(gres),
+    )
+
+
+def devices(gres: str) -> int:
+    """GPUs of a node: `gpu:a100:4(S:0-1),tmpdisk:100`."""
+    rows = re.findall(r"gpu(?::[^:,()]+)*?:(\d+)(?![\w.])", gres)
+    return sum(map(int, rows))
+
+
+def minutes(text: str) -> float:
+    """A time as SLURM writes and reads it: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS."""
+    if text.lower() in ("infinite", "unlimited", "n/a"):
+        return float("inf")
+    days, dash, rest = text.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if dash:
+        hours, mins, secs = (*parts, 0, 0)[:3]
+        return int(days) * 1440 + hours * 60 + mins + secs / 60
+    if len(parts) == 1:
+        return parts[0]
+    hours, mins, secs = (0, *parts)[-3:]
+    return hours * 60 + mins + secs / 60
+
+
+def check(nodes: Sequence[Nodes], layout: Layout, threads: int, cuda: bool, options: Options) -> None:
+    """Against what the partition has in all, busy or not; one message where the job could never start."""
+    names = (
+        options.partition.split(",") if options.partition else [n.partition for n in nodes if n.default][:1]
+    )
+    all_names = sorted({node.partition for node in nodes})
+    for name in names:
+        if name not in all_names:
+            raise BadInput(f"there is no partition '{name}'", where="SLURM", allowed=", ".join(all_names))
+    wanted = _Wanted(
+        len(layout.tasks), max(layout.tasks) * (options.cpus_per_task or threads), layout.devices * cuda
+    )
+    reasons = [_reason([n for n in nodes if n.partition == name], wanted, options) for name in names]
+    if reasons and all(reasons):
+        raise Infeasible("\n".join(reasons))
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    nodes: int
+    cpus: int  # a node
+    devices: int  # a node
+
+
+def _reason(nodes: Sequence[Nodes], wanted: _Wanted, options: Options) -> str:
+    """Why such a job never starts there; empty where it may."""
+    name = nodes[0].partition
+    if not nodes[0].up:
+        return f"partition '{name}' is down"
+    limit = nodes[0].limit_min
+    if options.time is not None and minutes(str(options.time)) > limit:
+        return f"a time of {options.time} is over the limit of partition '{name}', {limit:g} minutes"
+    fit = nodes
+    for what, need, have in (
+        ("cores", wanted.cpus, [n.cpus for n in nodes]),
+        ("GPUs", wanted.devices, [n.devices for n in nodes]),
+    ):
+        if need > max(have):
+            return f"the plan needs {need} {what} a node; nodes of partition '{name}' have {max(have)}"
+        fit = [n for n in fit if (n.cpus if what == "cores" else n.devices) >= need]
+    total = sum(n.count for n in fit)
+    if wanted.nodes > total:
+        return f"the plan needs {wanted.nodes} nodes; partition '{name}' has {total} that fit"
+    return ""
+
+
+def effective(options: Options, environment: Mapping[str, str]) -> Options:
+    """With what sbatch takes from the environment, which goes over the script."""
+    found = {
+        name: environment[f"SBATCH_{variable}"]
+        for name, variable in (("partition", "PARTITION"), ("time", "TIMELIMIT"))
+        if environment.get(f"SBATCH_{variable}")
+    }
+    return options.model_copy(update=found)

@@ -1,0 +1,143 @@
+"""From a plan to a queued job, and the handle that is left of it.
+
+run = launch(plan, folder, steps=1000, options=Options(partition="gpu"))
+run.state(), run.wait()
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from planner import verify
+from planner.errors import BadInput, Infeasible
+from planner.model import ModelGraph
+from planner.plan import Plan
+from planner.workload import Workload
+from runtime.job import Job
+from runtime.paths import Paths
+from runtime.slurm import clients, layout, limits
+from runtime.slurm import script as scripts
+from runtime.slurm.options import Options
+from runtime.supervise import write_whole
+
+STATES = 3  # parameters, and two tensors of optimizer state beside each
+LOCAL_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queued:
+    """What is known of the job of a run when it is queued."""
+
+    job: int
+    submitted_s: float
+    inside: int = 0  # process of the supervisor where the ranks run inside the caller's own allocation
+
+    def write(self, paths: Paths) -> None:
+        write_whole(paths.slurm, json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, paths: Paths) -> Queued | None:
+        return cls(**json.loads(paths.slurm.read_text())) if paths.slurm.exists() else None
+
+
+def request(plan: Plan, name: str, folder: Path, job: Job) -> scripts.Request:
+    return scripts.Request(
+        name=name,
+        folder=folder.resolve(),
+        layout=layout.of(plan),
+        threads=job.threads,
+        cuda=job.device == "cuda",
+        python=sys.executable,
+    )
+
+
+def check(plan: Plan, graph: ModelGraph | None, folder: Path, job: Job, options: Options) -> list[str]:
+    """All that can be known to fail before anything is queued is raised; what may is returned in words."""
+    verify.check(plan, graph=graph)
+    wanted = layout.of(plan)
+    if graph is not None:
+        _check_disk(graph, folder, job)
+    limits.check(
+        limits.known(), wanted, job.threads, job.device == "cuda", limits.effective(options, os.environ)
+    )
+    place = str(folder.resolve())
+    if len(wanted.tasks) > 1 and place.startswith(tuple(f"{name}/" for name in LOCAL_FOLDERS)):
+        return [f"{place} is mostly a node's own: a run on several nodes needs a folder that they share"]
+    return []
+
+
+def _check_disk(graph: ModelGraph, folder: Path, job: Job) -> None:
+    """Room for the checkpoints that are kept and the one that is being written."""
+    one = STATES * sum(parameter.bytes for parameter in graph.parameters)
+    there = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
+    free, needed = shutil.disk_usage(there).free, (job.keep + 1) * one
+    if needed > free:
+        raise Infeasible(f"{job.keep + 1} checkpoints need {needed} bytes; {there} has {free} free")
+
+
+def submit(paths: Paths, options: Options, environment: Mapping[str, str] = os.environ) -> Queued:
+    """Queues the script of a run folder; inside an allocation of the caller's its ranks start at once."""
+    paths.cancelled.unlink(missing_ok=True)
+    if "SLURM_JOB_ID" in environment and environment.get("SLURM_PROCID") is None:
+        queued = _start_inside(paths, environment)
+    else:
+        queued = Queued(job=int(clients.submit(paths.script)), submitted_s=time.time())
+    queued.write(paths)
+    return queued
+
+
+def _start_inside(paths: Paths, environment: Mapping[str, str]) -> Queued:
+    job = int(environment["SLURM_JOB_ID"])
+    with paths.slurm_log(job).open("ab") as log:
+        process = subprocess.Popen(
+            ["bash", str(paths.script)],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    return Queued(job=job, submitted_s=time.time(), inside=process.pid)
+
+
+def cancel(paths: Paths) -> None:
+    """Ends the job; ranks may leave a checkpoint in the time that SLURM gives them, and nothing starts again."""
+    queued = Queued.read(paths)
+    if queued is None:
+        raise BadInput("was never queued", where=str(paths.root))
+    paths.cancelled.touch()
+    if queued.inside:
+        _signal(queued.inside, signal.SIGTERM)
+    else:
+        clients.ask("scancel", str(queued.job))
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def prepared(
+    plan: Plan, name: str, folder: Path, job: Job, options: Options, workload: Workload | None = None
+) -> tuple[Paths, list[str]]:
+    """The run folder with all that a job needs, everything checked; and what is worth a warning."""
+    from runtime.local import prepare
+    from runtime.train import Model
+
+    text = scripts.text(request(plan, name, folder, job), options)
+    model = Model.of(plan, workload)
+    warnings = check(plan, model.captured.graph, folder, job, options)
+    paths, _ = prepare(model, folder, job)
+    write_whole(paths.script, text)
+    return paths, warnings
