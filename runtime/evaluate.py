@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 
 from planner.cut import StageModule
 from runtime.rewrite import ATEN, graph_of, states_of
+from runtime.spatial.shard import site_of
 from runtime.stage import Tensors
 from runtime.torch_stage import COUNT, LOSS
 
@@ -33,11 +34,14 @@ def evaluating(module: StageModule) -> fx.GraphModule:
             graph.erase_node(node)
         elif isinstance(node.target, OpOverload):
             _switch(node, node.target)
+        elif (site := site_of(run, node)) is not None:
+            _switch(node, site.target, first=1)
     return fx.GraphModule(run, graph)
 
 
-def _switch(node: fx.Node, operation: OpOverload) -> None:
-    arguments = {argument.name: i for i, argument in enumerate(operation._schema.arguments)}
+def _switch(node: fx.Node, operation: OpOverload, first: int = 0) -> None:
+    """Arguments of the operation begin at position `first` of the node's."""
+    arguments = {argument.name: i + first for i, argument in enumerate(operation._schema.arguments)}
     for name, value in (
         ("train", False),
         ("training", False),

@@ -46,7 +46,10 @@ class RunningStatistics:
         decay: Mapping[str, float],
         total: int,
         group: dist.ProcessGroup | None,
+        counted: bool = True,
     ) -> None:
+        """Of ranks that share their samples one counts: all of them see the same statistics."""
+        self._counted = counted
         self._buffers, self._decay, self._total, self._group = buffers, decay, total, group
         self._start: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
@@ -68,6 +71,8 @@ class RunningStatistics:
     def finish(self) -> None:
         for name, buffer in self._buffers.items():
             if self._group is not None:
+                if not self._counted:
+                    self._sums[name].zero_()
                 dist.all_reduce(self._sums[name], group=self._group)
             decay = self._decay[name]
             start = self._start[name]

@@ -81,8 +81,14 @@ class GradientSync:
     A bucket is launched when all of its stages on this rank have said SYNC, and stepped when all have said STEP.
     """
 
-    def __init__(self, flats: Sequence[Flat], groups: Mapping[Bucket, dist.ProcessGroup]) -> None:
-        self.flats, self._groups = tuple(flats), groups
+    def __init__(
+        self,
+        flats: Sequence[Flat],
+        groups: Mapping[Bucket, dist.ProcessGroup],
+        uncounted: Collection[str] = (),
+    ) -> None:
+        """Gradients of `uncounted` parameters are added by another rank that computed the same."""
+        self.flats, self._groups, self._uncounted = tuple(flats), groups, frozenset(uncounted)
         self._by_node: dict[Node, list[Flat]] = {}
         for flat in flats:
             for node in flat.nodes:
@@ -100,6 +106,9 @@ class GradientSync:
             pending = self._pending[flat.bucket]
             pending.launches.discard(node)
             if not pending.launches and flat.bucket in self._groups:
+                for name in self._uncounted & flat.ranges.keys():
+                    start, end = flat.ranges[name]
+                    flat.grads[start:end].zero_()
                 pending.work = dist.all_reduce(flat.grads, group=self._groups[flat.bucket], async_op=True)
 
     def wait(self) -> None:

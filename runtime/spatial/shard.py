@@ -256,6 +256,14 @@ class _Writer:
         return self.run.graph.create_node("get_attr", name)  # get_attr() would warn that it is no tensor
 
 
+def site_of(run: fx.GraphModule, node: fx.Node) -> Site | None:
+    """The operation on shards that a node of a rewritten graph stands for."""
+    if node.target is not called or not isinstance(node.args[0], fx.Node):
+        return None
+    held = getattr(run, str(node.args[0].target))
+    return held if isinstance(held, Site) else None
+
+
 def called(what: Callable[..., object], *args: object, **kwargs: object) -> object:
     return what(*args, **kwargs)
 

@@ -1,0 +1,53 @@
+"""The ranks that share a sample, within a plan: their groups, their stages on shards, and what they count once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from planner.cut import StageModule
+from planner.plan import Plan
+from runtime.groups import World
+from runtime.places import Mesh as Places
+from runtime.spatial.mesh import GroupWire, Mesh
+from runtime.spatial.shard import Analysed, shard
+from runtime.spatial.stages import analyse_stages, uncounted
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """One rank's part in a group; `place` is its position there."""
+
+    analysed: Sequence[Analysed]  # one a stage
+    group: dist.ProcessGroup
+    place: int
+
+    def shard(self, modules: Mapping[int, StageModule]) -> None:
+        """After random operations are keyed, before convolutions owe their weight gradients."""
+        wire = GroupWire(self.group)
+        for stage, module in sorted(modules.items()):
+            shard(module, self.analysed[stage], Mesh(self.analysed[stage].grid, wire))
+
+    def uncounted(self, stages: Sequence[int]) -> frozenset[str]:
+        return uncounted({stage: self.analysed[stage] for stage in stages}, self.place)
+
+
+def sharing(plan: Plan, every: Sequence[StageModule], places: Places, world: World) -> Sharing | None:
+    """Collective over all ranks: every group is made by everybody, in one order. None without a spatial axis."""
+    if plan.axes.spatial == 1:
+        return None
+    analysed = analyse_stages(every, [stage.spatial for stage in plan.stages], plan.axes.spatial)
+    here = places.by_rank[world.rank]
+    mine: dist.ProcessGroup | None = None
+    for data, pipeline in sorted({(p.data, p.pipeline) for p in plan.places}):
+        members = sorted(
+            (p for p in plan.places if (p.data, p.pipeline) == (data, pipeline)), key=lambda p: p.spatial
+        )
+        group = world.new_group([p.rank for p in members])
+        if group is not None:
+            mine = group
+    assert mine is not None
+    assert dist.get_rank(mine) == here.spatial, "a group keeps the order in which its ranks are named"
+    return Sharing(analysed, mine, here.spatial)
