@@ -32,9 +32,10 @@ from runtime.assemble import check_supported
 from runtime.checkpoint import Checkpoint, Facts
 from runtime.groups import alone
 from runtime.job import Job
+from runtime.metrics import losses_of
 from runtime.paths import Paths
 from runtime.supervise import Outcome
-from runtime.train import Model, NoPulse, Training, aliases, mean_loss
+from runtime.train import Model, NoPulse, Training, aliases
 
 START_DEADLINE_S = 60.0
 STEPS_A_DEADLINE = 50  # a rank that makes no progress for the time of so many simulated steps hangs
@@ -227,16 +228,3 @@ def result_of(paths: Paths, ranks: int, outcome: Outcome) -> Result:
         cause=outcome.cause,
         rank=outcome.rank,
     )
-
-
-def losses_of(paths: Paths, ranks: int) -> dict[int, float]:
-    """Of every step that all who have a share of its loss have finished; a repeated step counts as it was last."""
-    steps: dict[int, dict[int, dict[str, float]]] = {}
-    for rank in range(ranks):
-        path = paths.rank_metrics(rank)
-        for line in path.read_text().splitlines() if path.exists() else ():
-            row = json.loads(line)
-            for micro, losses in row["losses"].items():
-                steps.setdefault(row["step"], {})[int(micro)] = losses
-    whole = max((len(micros) for micros in steps.values()), default=0)
-    return {step: mean_loss(rows) for step, rows in sorted(steps.items()) if len(rows) == whole}
