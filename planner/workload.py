@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Scalar = str | int | float | bool
 REQUIRED = ("build", "batch", "loss")
-OPTIONAL = ("optimizer", "dataset", "collate")
+OPTIONAL = ("optimizer", "lr_schedule", "dataset", "collate")
 MODELS = Path(__file__).resolve().parent.parent / "models"
 
 
@@ -65,6 +65,21 @@ class Workload:
         if not isinstance(made, torch.optim.Optimizer):
             raise BadInput(
                 f"optimizer() returned {_kind(made)}", where=self.where, allowed="a torch.optim.Optimizer"
+            )
+        return made
+
+    def lr_schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:
+        """The user's, stepped once a training step; None where the learning rate stays."""
+        import torch
+
+        if "lr_schedule" not in self.functions:
+            return None
+        made = self.call("lr_schedule", optimizer)
+        if not isinstance(made, torch.optim.lr_scheduler.LRScheduler):
+            raise BadInput(
+                f"lr_schedule() returned {_kind(made)}",
+                where=self.where,
+                allowed="a torch.optim.lr_scheduler.LRScheduler",
             )
         return made
 

@@ -18,15 +18,16 @@ from planner.simulate import schedule_of
 from runtime import rewrite
 from runtime.execute import Interpreter, Pulse
 from runtime.groups import World
-from runtime.optimizer import Make, Updater
+from runtime.optimizer import LrSchedule, Make, Updater
 from runtime.places import Mesh
 from runtime.programs import AUTOCAST, program_of
 from runtime.rank import Feed, Rank
 from runtime.rewrite import Keys
 from runtime.routes import check_hops, routes_of, stages_of_layers
+from runtime.scaler import LossScale, Scaler
 from runtime.statistics import RunningStatistics, decays
 from runtime.sync import Flat, GradientSync, buckets_of, groups_of
-from runtime.torch_stage import COUNT, LossScale, Split, TorchStage
+from runtime.torch_stage import COUNT, Split, TorchStage
 from runtime.trace import Tracer
 from runtime.trained import trained
 from runtime.transport import Transport
@@ -50,8 +51,6 @@ def check_supported(plan: Plan, graph: ModelGraph) -> None:
         )
     if plan.axes.spatial > 1 or any(stage.spatial for stage in plan.stages):
         raise BadPlan("spatial splits are not executed yet")
-    if plan.precision == "fp16":
-        raise BadPlan("fp16 needs a loss scaler, which is not executed yet: use bf16 or fp32")
     if plan.execution == "compiled":
         raise BadPlan("compiled stages are not executed yet: use execution: eager")
     if not graph.symbolic_batch and graph.captured_micro != plan.batch.micro:
@@ -75,7 +74,8 @@ class _Assembly:
         self.keys = Keys(options.seed, world.device)
         self.parameters: dict[str, nn.Parameter] = {}
         self.buffers: dict[str, Tensor] = {}
-        self.scale = LossScale(self._loss_weight())
+        scaler = Scaler() if plan.precision == "fp16" else None
+        self.scale = LossScale(self._loss_weight(), scaler)
 
     def _loss_weight(self) -> float:
         whole = self.plan.batch.micros * self.plan.axes.data
@@ -169,6 +169,7 @@ def assemble(
     world: World,
     *,
     make_optimizer: Make,
+    lr_schedule: LrSchedule,
     tensors: Mapping[str, Tensor],
     options: Options,
     pulse: Pulse,
@@ -192,6 +193,8 @@ def assemble(
         sharded=plan.shard_optimizer,
         clip_norm=options.clip_norm,
         count=losses if captured.graph.loss_kind == "sum_count" else None,
+        scaler=parts.scale.scaler,
+        schedule=lr_schedule,
         world=world.group,
     )
     tracer = Tracer(world.rank)
@@ -231,6 +234,7 @@ def assemble(
         interpreter=interpreter,
         tracer=tracer,
         feed=feed,
+        scaler=parts.scale.scaler,
     )
 
 

@@ -8,7 +8,9 @@ the bucket and sends it to the others.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -16,10 +18,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner.errors import BadInput
+from runtime.scaler import Scaler
 from runtime.stage import NotFinite
 from runtime.sync import Bucket, Flat, GradientSync
 
 Settings = dict[str, dict[str, object]]
+LrSchedule = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler | None]
 Make = Callable[[Iterable[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
 
 
@@ -63,31 +67,53 @@ class Updater:
         sharded: bool = False,
         clip_norm: float | None = None,
         count: Callable[[], float] | None = None,
+        scaler: Scaler | None = None,
+        schedule: LrSchedule | None = None,
         world: dist.ProcessGroup | None = None,
     ) -> None:
         self._sync, self._groups, self._clip_norm, self._count = sync, groups, clip_norm, count
-        self._rank, self._world = rank, world
+        self._rank, self._world, self._scaler = rank, world, scaler
         self.shares = {flat.bucket: share_of(flat, rank, sharded) for flat in sync.flats}
         self.optimizers: dict[Bucket, torch.optim.Optimizer] = {}
         for flat in sync.flats:
             named = [(name, flat.parameters[name]) for name in self.shares[flat.bucket].names]
             if named:
                 self.optimizers[flat.bucket] = make(named)  # type: ignore[arg-type]
-        self._prepared = False
+        made = [schedule(optimizer) for optimizer in self.optimizers.values()] if schedule else []
+        self._schedules = [each for each in made if each is not None]
+        self._prepared = self._skipped = False
         self.norm: float | None = None  # of the last step, where it was needed
 
     def begin(self) -> None:
         self._sync.begin()
-        self._prepared = False
+        self._prepared = self._skipped = False
+
+    def finish(self) -> None:
+        """After a step's last update; a step that was left out counts for learning rates too."""
+        self._advance(1, quietly=self._skipped)
+
+    def catch_up(self, steps: int) -> None:
+        """Learning rates as they stand after so many steps."""
+        self._advance(steps, quietly=True)
+
+    def _advance(self, steps: int, quietly: bool) -> None:
+        with warnings.catch_warnings() if quietly else nullcontext():
+            if quietly:  # torch warns of a schedule that moves where its optimizer has not
+                warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+            for schedule in self._schedules:
+                for _ in range(steps):
+                    schedule.step()
 
     def launch(self, pipe: int, stage: int) -> None:
         self._sync.launch((pipe, stage))
 
     def step(self, pipe: int, stage: int) -> None:
-        if not self._prepared and (self._clip_norm is not None or self._count is not None):
+        if not self._prepared and (self._clip_norm or self._count or self._scaler):
             self._prepare()
         for flat in self._sync.complete((pipe, stage)):
             optimizer = self.optimizers.get(flat.bucket)
+            if self._skipped:
+                continue
             if optimizer is not None:
                 optimizer.step()
             for owner, start, end in self.shares[flat.bucket].ranges:
@@ -101,6 +127,24 @@ class Updater:
         """
         self._sync.wait()
         self._prepared = True
+        square, count = self._totals()
+        divisor = self._scaler.scale if self._scaler is not None else 1.0
+        if self._count is not None:
+            if count == 0:
+                raise NotFinite("the loss counted nothing in this step: its mean is not defined")
+            divisor *= count
+        self.norm = math.sqrt(square) / divisor
+        finite = math.isfinite(self.norm)
+        if self._scaler is not None:
+            self._scaler.update(finite)
+            self._skipped = not finite
+        elif not finite:
+            raise NotFinite(f"the norm of all gradients is {self.norm}")
+        self._divide(divisor)
+        if self._clip_norm is not None and self._clip_norm < self.norm + 1e-6:
+            self._divide((self.norm + 1e-6) / self._clip_norm)
+
+    def _totals(self) -> tuple[float, float]:
         mine = [flat.grads for flat in self._sync.flats if flat.bucket.ranks[0] == self._rank]
         square = sum(float(grads.double().square().sum()) for grads in mine)
         count = self._count() if self._count is not None else 0.0
@@ -108,18 +152,11 @@ class Updater:
         if self._world is not None:
             dist.all_reduce(totals, group=self._world)
         square, count = totals.tolist()
-        if self._count is not None:
-            if count == 0:
-                raise NotFinite("the loss counted nothing in this step: its mean is not defined")
-            for flat in self._sync.flats:
-                flat.grads.div_(count)
-            square /= count * count
-        self.norm = math.sqrt(square)
-        if not math.isfinite(self.norm):
-            raise NotFinite(f"the norm of all gradients is {self.norm}")
-        if self._clip_norm is not None and self._clip_norm < self.norm + 1e-6:
-            for flat in self._sync.flats:
-                flat.grads.mul_(self._clip_norm / (self.norm + 1e-6))
+        return square, count
+
+    def _divide(self, by: float) -> None:
+        for flat in self._sync.flats if by != 1.0 else ():
+            flat.grads.div_(by)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 
 import torch
@@ -20,6 +20,7 @@ from runtime.places import Mesh
 from runtime.programs import AUTOCAST, forward_program
 from runtime.rewrite import Keys
 from runtime.routes import stages_of_layers
+from runtime.scaler import Scaler
 from runtime.stage import Tensors
 from runtime.statistics import RunningStatistics
 from runtime.sync import Flat
@@ -50,6 +51,7 @@ class Rank:
     interpreter: Interpreter
     tracer: Tracer
     feed: Feed
+    scaler: Scaler | None = None
 
     def step(self, step: int, values: Mapping[int, Tensors]) -> dict[int, dict[str, float]]:
         """One step; the losses of the micro-batches whose loss is here, numbered over all replicas."""
@@ -63,6 +65,7 @@ class Rank:
         self.transport.finish()
         for statistics in self.statistics:
             statistics.finish()
+        self.updater.finish()
         return self.losses()
 
     def evaluate(self, values: Mapping[int, Tensors]) -> dict[int, dict[str, float]]:
@@ -94,8 +97,15 @@ class Rank:
         with torch.no_grad():
             for name, tensor in {**self.parameters, **self.buffers}.items():
                 tensor.data.copy_(tensors[name])
+        if self.scaler is not None and checkpoint.facts.extra:
+            self.scaler.scale = checkpoint.facts.extra["scale"]
+            self.scaler.good_steps = int(checkpoint.facts.extra["good_steps"])
+        self.updater.catch_up(checkpoint.facts.step)
         names = [name for flat in self.flats for name in flat.bucket.names]
         load_state(self.updater.optimizers, self.flats, Saved(checkpoint.state(names), checkpoint.settings))
+
+    def extra(self) -> dict[str, float]:
+        return {} if self.scaler is None else asdict(self.scaler)
 
     def part(self) -> Part:
         """What this rank writes of a checkpoint: tensors that it is the first holder of, and the state it updates."""

@@ -22,6 +22,8 @@ from runtime.data import Batches, Wanted
 from runtime.execute import Pulse
 from runtime.groups import World
 from runtime.job import Job
+from runtime.metrics import Losses as Losses
+from runtime.metrics import mean_loss as mean_loss
 from runtime.paths import Paths
 from runtime.places import Mesh
 from runtime.rank import Rank
@@ -29,11 +31,7 @@ from runtime.sleep_stage import sleeping
 from runtime.stage import Tensors
 from runtime.stop import NEVER, Stop
 from runtime.supervise import Heart
-from runtime.torch_stage import COUNT, LOSS
 
-Losses = Mapping[
-    int, Mapping[str, float]
-]  # micro-batch over all replicas -> loss and, where it counts, its count
 Batch = Mapping[int, Tensors]  # micro-batch of this replica -> Values of the batch
 
 
@@ -55,6 +53,7 @@ class Training:
             captured,
             world,
             make_optimizer=workload.optimizer,
+            lr_schedule=workload.lr_schedule,
             tensors=start.parameters(names_held(plan, captured, world.rank)),
             options=Options(seed=job.seed, clip_norm=job.clip_norm),
             pulse=pulse,
@@ -101,7 +100,11 @@ class Training:
     def save(self) -> None:
         """By all ranks; written in the background."""
         facts = Facts(
-            step=self.done, sample=self.sample, seed=self.job.seed, fingerprint=self.graph.fingerprint
+            step=self.done,
+            sample=self.sample,
+            seed=self.job.seed,
+            fingerprint=self.graph.fingerprint,
+            extra=self.rank.extra(),
         )
         self._writer.save(self.rank.part(), facts)
 
@@ -170,14 +173,6 @@ def names_held(plan: Plan, captured: Captured, rank: int) -> list[str]:
 
 def aliases(captured: Captured) -> dict[str, str]:
     return {alias: row.name for row in captured.graph.parameters for alias in row.aliases}
-
-
-def mean_loss(losses: Losses) -> float:
-    """Of a whole step, summed in the order of the micro-batches, so that it is the same under every plan."""
-    rows = [losses[micro] for micro in sorted(losses)]
-    total = sum(row[LOSS] for row in rows)
-    counts = [row[COUNT] for row in rows if COUNT in row]
-    return total / sum(counts) if counts else total / len(rows)
 
 
 def sleep_rank(paths: Paths, job: Job, plan: Plan, rank: int) -> None:

@@ -10,6 +10,6 @@ from tests.pool import Pool
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
     """Processes with torch imported, shared by all tests; started when the first test needs them."""
-    made = Pool(["torch", "runtime.train", "tests.runtime.jobs"])
+    made = Pool(["torch", "runtime.train", "tests.runtime.warm"])
     yield made
     made.close()

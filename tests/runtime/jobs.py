@@ -22,7 +22,7 @@ from runtime.sleep_stage import sleeping
 from runtime.train import Losses, Model, NoPulse, Training, train_rank
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def _captured(workload: str, arguments: tuple[tuple[str, str], ...], micro: int) -> tuple[Workload, Captured]:
     from planner import workload as workloads
     from planner.capture import capture

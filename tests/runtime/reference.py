@@ -50,6 +50,7 @@ def train(
     module.materialise(tensors)
     parameters = dict(module.named_parameters())
     optimizer = workload.optimizer([(n, p) for n, p in parameters.items() if p.requires_grad])
+    schedule = workload.lr_schedule(optimizer)
     found = Reference()
     for step in range(steps):
         optimizer.zero_grad()
@@ -77,6 +78,8 @@ def train(
         if step == 0:
             found.grads = {n: p.grad.clone() for n, p in parameters.items() if p.grad is not None}
         optimizer.step()
+        if schedule is not None:
+            schedule.step()
         state = {**parameters, **dict(module.named_buffers())}
         found.after.append({name: tensor.detach().clone() for name, tensor in state.items()})
     return found

@@ -41,11 +41,14 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("shape", [{"family": "1f1b"}, {"family": "chimera"}, {"family": "zb-v", "data": 2}])
-@pytest.mark.parametrize("workload", ["mlp", HERE + "normalised.py"])
+@pytest.mark.parametrize(
+    ("workload", "arguments"),
+    [("mlp", {}), (HERE + "normalised.py", {}), (HERE + "mlp.py", {"layers": "9", "gamma": "0.7"})],
+)
 def test_a_resumed_run_is_the_uninterrupted_run_to_the_bit(
-    workload: str, shape: dict[str, object], pool: Pool, tmp_path: Path
+    workload: str, arguments: dict[str, str], shape: dict[str, object], pool: Pool, tmp_path: Path
 ) -> None:
-    plan = plan_of(workload, {}, **({"workers": 2, "micros": 2} | shape))
+    plan = plan_of(workload, arguments, **({"workers": 2, "micros": 2} | shape))
     train(pool, plan, tmp_path / "whole", 4)
     train(pool, plan, tmp_path / "parts", 2)
     train(pool, plan, tmp_path / "parts", 4)
@@ -53,11 +56,11 @@ def test_a_resumed_run_is_the_uninterrupted_run_to_the_bit(
 
 
 def test_any_plan_continues_what_another_began(pool: Pool, tmp_path: Path) -> None:
-    first = plan_of(BRANCHES, {"double": "true"}, family="chimera", workers=2, micros=4)
-    second = plan_of(BRANCHES, {"double": "true"}, family="zb-h1", workers=3, micros=2, data=2)
+    first = plan_of(BRANCHES, {"double": "True"}, family="chimera", workers=2, micros=4)
+    second = plan_of(BRANCHES, {"double": "True"}, family="zb-h1", workers=3, micros=2, data=2)
     train(pool, first, tmp_path / "run", 2)
     train(pool, second, tmp_path / "run", 4)
-    workload, _ = captured_of(BRANCHES, {"double": "true"}, 2)
+    workload, _ = captured_of(BRANCHES, {"double": "True"}, 2)
     launch_inline(first, tmp_path / "inline", steps=4, workload=workload)
     a, b = weights(tmp_path / "run"), weights(tmp_path / "inline")
     assert a.keys() == b.keys()
@@ -65,9 +68,9 @@ def test_any_plan_continues_what_another_began(pool: Pool, tmp_path: Path) -> No
 
 
 def test_a_checkpoint_loads_into_the_plain_module(pool: Pool, tmp_path: Path) -> None:
-    plan = plan_of(BRANCHES, {}, family="1f1b", workers=3, micros=3)
+    plan = plan_of(BRANCHES, {"double": "False"}, family="1f1b", workers=3, micros=3)
     train(pool, plan, tmp_path, 2)
-    workload, _ = captured_of(BRANCHES, {}, 2)
+    workload, _ = captured_of(BRANCHES, {"double": "False"}, 2)
     module = workload.build()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     module.load_state_dict(weights(tmp_path))  # strict: every name, tied and unused ones too
@@ -75,7 +78,7 @@ def test_a_checkpoint_loads_into_the_plain_module(pool: Pool, tmp_path: Path) ->
 
 
 def test_nobody_holds_a_tensor_twice_in_a_checkpoint(pool: Pool, tmp_path: Path) -> None:
-    plan = plan_of(BRANCHES, {}, family="chimera", workers=2, micros=2, data=2)
+    plan = plan_of(BRANCHES, {"double": "False"}, family="chimera", workers=2, micros=2, data=2)
     train(pool, plan, tmp_path, 1)
     found = checkpoints.latest(tmp_path / "checkpoints")
     assert found is not None and found.facts.step == 1 and found.facts.sample == plan.batch.samples

@@ -13,7 +13,7 @@ from tests.runtime.test_equality import HERE, plan_of
 
 @pytest.mark.parametrize("fault", ["dropped sum", "swapped micro-batch", "lost skip gradient"])
 def test_a_mistake_shows(fault: str, pool: Pool, tmp_path: Path) -> None:
-    plan = plan_of(HERE + "branches.py", {}, family="1f1b", workers=2, micros=4)
+    plan = plan_of(HERE + "branches.py", {"double": "False"}, family="1f1b", workers=2, micros=4)
     have = run(pool, plan, tmp_path, steps=1, fault=fault, compare_holders=False)
     assert distance(expected(plan, tmp_path, steps=1), have).worst() > 1e-3
 

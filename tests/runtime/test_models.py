@@ -56,9 +56,9 @@ CASES: dict[str, tuple[str, dict[str, str], dict[str, object]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_model_trains_under_a_plan_as_in_one_process(case: str, pool: Pool, tmp_path: Path) -> None:
     workload, arguments, shape = CASES[case]
-    plan = plan_of(workload, arguments, **shape)
-    have = run(pool, plan, tmp_path, steps=3)
-    found = distance(expected(plan, tmp_path, steps=3), have)
+    plan, steps = plan_of(workload, arguments, **shape), 1 if workload == "resnet50" else 3
+    have = run(pool, plan, tmp_path, steps=steps)
+    found = distance(expected(plan, tmp_path, steps=steps), have)
     assert found.loss <= 1e-6, found
     assert max(found.grads.values()) <= 1e-6, {n: d for n, d in found.grads.items() if d > 1e-6}
     assert max(found.after.values()) <= 2e-6, {n: d for n, d in found.after.items() if d > 2e-6}

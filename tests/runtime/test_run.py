@@ -101,7 +101,7 @@ def test_evaluation_is_that_of_the_module_in_evaluation_mode(name: str) -> None:
 
 
 def test_a_whole_state_dict_fits_the_user_s_module(tmp_path: Path) -> None:
-    plan = plan_of(HERE + "branches.py", {}, workers=2, micros=2)
+    plan = plan_of(HERE + "branches.py", {"double": "False"}, workers=2, micros=2)
     with Run.open(plan, tmp_path) as run:
         run.step(next(run.batches()))
         state = run.state_dict()

@@ -33,7 +33,9 @@ TIMES = StageTimes(
 def test_every_action_takes_its_planned_time(
     family: str, shape: dict[str, object], pool: Pool, tmp_path: Path
 ) -> None:
-    plan = plan_of(HERE + "branches.py", {}, family=family, workers=2, micros=4, times=TIMES, **shape)
+    plan = plan_of(
+        HERE + "branches.py", {"double": "False"}, family=family, workers=2, micros=4, times=TIMES, **shape
+    )
     paths, _ = prepare_folder(plan, tmp_path, job_of(plan, 2, {"content": "sleep"}))
     pool.run("tests.runtime.jobs:sleep", len(plan.places), folder=str(paths.root))
     for rank in range(len(plan.places)):
@@ -53,7 +55,15 @@ def decode_kind(name: str) -> str:
 
 
 def test_a_replay_of_planned_durations_is_the_simulated_step() -> None:
-    plan = plan_of(HERE + "branches.py", {}, family="1f1b", workers=3, micros=5, times=TIMES, hop_ns=MS // 2)
+    plan = plan_of(
+        HERE + "branches.py",
+        {"double": "False"},
+        family="1f1b",
+        workers=3,
+        micros=5,
+        times=TIMES,
+        hop_ns=MS // 2,
+    )
     program = program_of(plan, alone(torch.device("cpu")))
     names = {Kind.F: 4, Kind.B: 8, Kind.STEP: 1, Kind.SYNC: 1}
     replayed = replayed_ns(program, lambda _, action: names[action.kind] * MS, hops_of(plan))
@@ -63,6 +73,6 @@ def test_a_replay_of_planned_durations_is_the_simulated_step() -> None:
 
 
 def test_a_run_folder_keeps_the_plan_to_the_byte(tmp_path: Path) -> None:
-    plan = plan_of(HERE + "branches.py", {}, workers=2, micros=2)
+    plan = plan_of(HERE + "branches.py", {"double": "False"}, workers=2, micros=2)
     prepare_folder(plan, tmp_path, job_of(plan, 1, {}))
     assert plan_yaml.load(Paths(tmp_path).plan) == plan

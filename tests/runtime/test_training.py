@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from planner.errors import BadPlan
+from runtime import checkpoint as checkpoints
 from runtime.local import launch_inline, prepare
 from runtime.rewrite import Keys, key_random_operations
 from runtime.train import Model
@@ -27,7 +28,7 @@ def test_the_loss_is_the_mean_over_what_was_counted_not_over_means(pool: Pool, t
 
 @pytest.mark.parametrize("family", ["1f1b", "chimera"])
 def test_clipping_is_by_the_norm_of_all_stages(family: str, pool: Pool, tmp_path: Path) -> None:
-    plan = plan_of(HERE + "branches.py", {"double": "true"}, family=family, workers=2, micros=2)
+    plan = plan_of(HERE + "branches.py", {"double": "True"}, family=family, workers=2, micros=2)
     have = run(pool, plan, tmp_path, clip_norm=0.1)
     want = expected(plan, tmp_path, clip_norm=0.1)
     assert distance(want, have).worst() <= 1e-6  # torch clips by norm + 1e-6, in the type of the gradients
@@ -55,7 +56,9 @@ def test_running_statistics_are_those_of_one_process(
 
 @pytest.mark.parametrize("family", ["1f1b", "zb-h1", "chimera-zb"])
 def test_recomputed_stages_change_nothing(family: str, pool: Pool, tmp_path: Path) -> None:
-    plan = plan_of(HERE + "branches.py", {}, family=family, workers=2, micros=4, recompute=(0, 1))
+    plan = plan_of(
+        HERE + "branches.py", {"double": "False"}, family=family, workers=2, micros=4, recompute=(0, 1)
+    )
     assert any("R" in line for line in plan.schedule.orders)
     have = run(pool, plan, tmp_path)
     found = distance(expected(plan, tmp_path), have)
@@ -129,3 +132,37 @@ def test_a_plan_for_another_model_is_refused_before_anything_starts(tmp_path: Pa
     model = Model(other, *captured_of(HERE + "mlp.py", {"layers": "9"}, 2))
     with pytest.raises(BadPlan, match="another model"):
         prepare(model, tmp_path, compare.job_of(other, 1, {}))
+
+
+def test_fp16_leaves_out_steps_whose_gradients_overflow_and_then_trains(pool: Pool, tmp_path: Path) -> None:
+    arguments = {"layers": "9", "factor": "300"}
+    plan = plan_of(HERE + "mlp.py", arguments, workers=2, micros=4, precision="fp16")
+    have = run(pool, plan, tmp_path, steps=8)
+    start = checkpoints.complete(tmp_path / "checkpoints")[0]
+    begun = checkpoints.Checkpoint.open(start).parameters(have.after[0])
+    moved = [any(not torch.equal(state[name], begun[name]) for name in begun) for state in have.after]
+    assert not moved[0] and moved[-1], moved
+
+
+def test_fp16_gradients_are_unscaled(pool: Pool, tmp_path: Path) -> None:
+    half = plan_of(HERE + "mlp.py", {"layers": "9"}, workers=2, micros=4, precision="fp16")
+    full = plan_of(HERE + "mlp.py", {"layers": "9"}, workers=2, micros=4)
+    a, b = run(pool, half, tmp_path / "a", steps=1), run(pool, full, tmp_path / "b", steps=1)
+    assert 0 < max(apart(g, a.grads[n]) for n, g in b.grads.items()) < 0.02
+
+
+@pytest.mark.parametrize("family", ["1f1b", "chimera"])
+def test_a_learning_rate_schedule_moves_once_a_step(family: str, pool: Pool, tmp_path: Path) -> None:
+    shape = {"family": family, "workers": 2, "micros": 2}
+    plan = plan_of(HERE + "mlp.py", {"layers": "9", "gamma": "0.5"}, **shape)
+    have = run(pool, plan, tmp_path / "a", steps=3)
+    want = expected(plan, tmp_path / "a", steps=3)
+    assert distance(want, have).worst() <= (0.0 if family == "1f1b" else 1e-6)
+    still = run(pool, plan_of(HERE + "mlp.py", {"layers": "9"}, **shape), tmp_path / "b", steps=3)
+    assert any(not torch.equal(x, still.after[2][n]) for n, x in have.after[2].items())
+
+
+def test_fewer_micro_batches_than_stages_train_as_well(pool: Pool, tmp_path: Path) -> None:
+    plan = plan_of(HERE + "branches.py", {"double": "False"}, workers=3, micros=1)
+    have = run(pool, plan, tmp_path)
+    assert distance(expected(plan, tmp_path), have).worst() <= 1e-6

@@ -3,14 +3,23 @@
 from collections.abc import Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from models.mlp import batch, build, loss
+from models import mlp
+from models.mlp import batch, build
 
-__all__ = ["batch", "build", "loss", "optimizer"]
+__all__ = ["batch", "build", "loss", "lr_schedule", "optimizer"]
+
+
+def loss(logits: Tensor, targets: Tensor, factor: float = 1.0) -> Tensor:
+    return factor * mlp.loss(logits, targets)
 
 
 def optimizer(
     named_parameters: Iterable[tuple[str, nn.Parameter]], lr: float = 0.05
 ) -> torch.optim.Optimizer:
     return torch.optim.SGD([p for _, p in named_parameters], lr=lr, momentum=0.9)
+
+
+def lr_schedule(optimizer: torch.optim.Optimizer, gamma: float = 1.0) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma)

@@ -11,7 +11,9 @@ def build(channels: int = 6) -> nn.Module:
     def block(into: int) -> list[nn.Module]:
         return [nn.Conv2d(into, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU()]
 
-    return nn.Sequential(*block(3), *block(channels), *block(channels), nn.Flatten(), nn.Linear(16 * channels, 5))
+    return nn.Sequential(
+        *block(3), *block(channels), *block(channels), nn.Flatten(), nn.Linear(16 * channels, 5)
+    )
 
 
 def batch(n: int) -> tuple[Tensor, Tensor]:

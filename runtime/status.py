@@ -1,0 +1,190 @@
+"""A run looked at from outside, by its folder alone: from any shell, while it runs and after everything is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner import plan_yaml
+from planner.console import duration
+from planner.errors import BadInput
+from runtime import job as jobs
+from runtime.metrics import Step, steps_of
+from runtime.paths import Paths
+from runtime.slurm import batch, submit
+from runtime.slurm import state as slurm_state
+from runtime.supervise import Outcome
+
+WARM_UP = 2  # steps that are slower than those to come
+RECENT = 20  # steps that speed is judged by
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    run: str
+    backend: str  # local | slurm
+    job: int | None
+    state: str  # queued | running | done | stopped | failed | hung | lost | cancelled | ... | ended
+    reason: str  # the cause where it ended badly, why it waits where it waits
+    step: int
+    steps: int
+    loss: float | None
+    samples_per_s: float | None
+    measured_step_s: float | None
+    predicted_step_s: float
+    left_s: float | None
+    history: list[str]  # tries before, and how each ended
+
+
+def of(folder: Path) -> Status:
+    paths = open_run(folder)
+    job, plan = jobs.read(paths), plan_yaml.load(paths.plan)
+    steps = steps_of(paths, len(plan.places))
+    queued = submit.Queued.read(paths)
+    state, reason = _state(paths, queued)
+    step_s = _speed(steps)
+    done = max(steps, default=0)
+    return Status(
+        run=str(paths.root),
+        backend="slurm" if queued else "local",
+        job=queued.job if queued else None,
+        state=state,
+        reason=reason,
+        step=done,
+        steps=job.steps,
+        loss=steps[done].loss if steps else None,
+        samples_per_s=plan.batch.samples / step_s if step_s else None,
+        measured_step_s=step_s,
+        predicted_step_s=plan.prediction.step_ns * 1e-9,
+        left_s=(job.steps - done) * step_s if step_s and state == "running" else None,
+        history=_history(paths),
+    )
+
+
+def open_run(folder: Path) -> Paths:
+    paths = Paths(folder.resolve())
+    if not paths.job.exists():
+        raise BadInput("is no run folder", where=str(folder), allowed="a folder that launch made")
+    return paths
+
+
+def outcome_of(paths: Paths) -> Outcome | None:
+    try:
+        return Outcome(**json.loads(paths.outcome.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _state(paths: Paths, queued: submit.Queued | None) -> tuple[str, str]:
+    if (found := outcome_of(paths)) is not None:
+        stopped = found.state == "stopped" and paths.cancelled.exists()
+        return ("cancelled", "by cancel") if stopped else (found.state, found.cause)
+    if queued is None or queued.inside:
+        pid = queued.inside if queued else supervisor_of(paths)
+        alive = pid is not None and _runs(pid, paths)
+        return ("running", "") if alive else ("ended", "its supervisor is gone, and left no word")
+    said = slurm_state.of(queued.job)
+    return said.state, said.reason
+
+
+def _history(paths: Paths) -> list[str]:
+    rows = [attempt for attempt in batch.attempts(paths) if attempt.state not in ("", "done")]
+    return [
+        f"{time.strftime('%H:%M:%S', time.localtime(row.end_s))} {row.state}: {row.cause}" for row in rows
+    ]
+
+
+def _speed(steps: dict[int, Step]) -> float | None:
+    """Median seconds of the last steps."""
+    later = [step.seconds for number, step in steps.items() if number > WARM_UP] or [
+        step.seconds for step in steps.values()
+    ]
+    recent = sorted(later[-RECENT:])
+    return recent[len(recent) // 2] if recent else None
+
+
+def supervisor_of(paths: Paths) -> int | None:
+    """Of a local run, by one of its ranks, which share its process group."""
+    try:
+        pids = json.loads(paths.pids.read_text())
+    except (OSError, ValueError):
+        return None
+    for pid in pids.values():
+        try:
+            return os.getpgid(pid)
+        except ProcessLookupError:
+            continue
+    return None
+
+
+def _runs(pid: int, paths: Paths) -> bool:
+    """Whether that process is the supervisor of this run, and no later one with its number."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(str(paths.root).encode() in word for word in words)
+
+
+def cancel(folder: Path) -> None:
+    paths = open_run(folder)
+    if submit.Queued.read(paths) is not None:
+        submit.cancel(paths)
+        return
+    pid = supervisor_of(paths)
+    if pid is None or not _runs(pid, paths):
+        raise BadInput("does not run", where=str(folder))
+    os.killpg(pid, signal.SIGKILL)
+
+
+def text(status: Status) -> str:
+    where = f"job {status.job}" if status.job is not None else "on this machine"
+    lines = [
+        f"{status.run}: {status.state}" + (f" ({status.reason})" if status.reason else "") + f", {where}"
+    ]
+    loss = f", loss {status.loss:.6g}" if status.loss is not None else ""
+    lines.append(f"step {status.step} of {status.steps}{loss}")
+    if status.measured_step_s is not None and status.samples_per_s is not None:
+        lines.append(
+            f"{duration(status.measured_step_s * 1e9)} a step (predicted {duration(status.predicted_step_s * 1e9)}), "
+            f"{status.samples_per_s:.4g} samples a second"
+            + (f", {duration(status.left_s * 1e9)} left" if status.left_s is not None else "")
+        )
+    return "\n".join([*lines, *(f"  {row}" for row in status.history)])
+
+
+def log_files(folder: Path, rank: int | None) -> list[Path]:
+    """The log of one rank; of the job and all ranks otherwise."""
+    paths = open_run(folder)
+    if rank is not None:
+        if not paths.log(rank).exists():
+            raise BadInput(f"there is no log of rank {rank}", where=str(folder))
+        return [paths.log(rank)]
+    return sorted((paths.root / "logs").glob("*"))
+
+
+def lines_of(
+    folder: Path, rank: int | None, *, follow: bool, poll_s: float = 0.5
+) -> Iterator[tuple[str, str]]:
+    """(file, line) of what is there; with `follow` of what is added too, until the run has ended."""
+    at: dict[Path, int] = {}
+    while True:
+        last = not follow or of(folder).state not in ("queued", "running")
+        for path in log_files(folder, rank):
+            with path.open("rb") as file:
+                file.seek(at.get(path, 0))
+                found = file.read()
+            whole, newline, rest = found.rpartition(b"\n")
+            at[path] = at.get(path, 0) + len(whole) + len(newline)
+            if last and rest:
+                whole, newline = found, b"\n"
+            if newline:
+                yield from ((path.stem, line) for line in whole.decode(errors="replace").split("\n"))
+        if last:
+            return
+        time.sleep(poll_s)
