@@ -1,57 +1,124 @@
-"""The commands that run: launch. Each imports what it needs when it runs."""
+"""The commands that run: launch, and those that look at a run. Each imports what it needs when it runs."""
 
 from __future__ import annotations
 
-import time
+import os
+import shutil
+import time as clock
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from planner import console
 from planner.errors import BadInput
+from runtime import cli_runs
+from runtime.slurm import cli as slurm
 
 if TYPE_CHECKING:
     from runtime.local import Result
 
+Backend = Literal["inline", "local", "slurm"]
+
 
 def register(app: typer.Typer) -> None:
     app.command("launch", epilog="Example: shardwright launch plan.yaml --local --steps 20 --wait")(launch)
+    cli_runs.register(app)
 
 
 def launch(
     plan: Annotated[Path, typer.Argument(help="a plan.yaml", metavar="PLAN")],
-    local: Annotated[
-        bool, typer.Option("--local", help="every rank a process on this machine (the default)")
-    ] = False,
+    local: Annotated[bool, typer.Option("--local", help="every rank a process on this machine")] = False,
     inline: Annotated[bool, typer.Option("--inline", help="the same training in one process")] = False,
+    on_slurm: Annotated[
+        bool, typer.Option("--slurm", help="as a job; chosen by itself where there is a SLURM")
+    ] = False,
     steps: Annotated[int, typer.Option(help="training steps")] = 10,
     seed: Annotated[int, typer.Option(help="of weights, samples and dropout")] = 0,
+    save_every: Annotated[int, typer.Option(help="steps between checkpoints; 0: one at the end")] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     run: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="run folder; an old one is resumed")
     ] = None,
     wait: Annotated[
-        bool, typer.Option("--wait", help="return when the run has ended, with its state")
+        bool, typer.Option("--wait", help="return when the run has ended, with its status")
     ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the batch script and do nothing")] = False,
+    check: Annotated[bool, typer.Option("--check", help="ask SLURM about the script, queue nothing")] = False,
+    partition: slurm.Partition = None,
+    account: slurm.Account = None,
+    qos: slurm.Qos = None,
+    time: slurm.Time = None,
+    constraint: slurm.Constraint = None,
+    job_name: slurm.JobName = None,
+    dependency: slurm.Dependency = None,
+    sbatch: slurm.Sbatch = None,
+    site: slurm.Site = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
 ) -> None:
-    """Train by a plan."""
+    """Train by a plan: in one process, in processes here, or as a job of SLURM."""
     from planner import plan_yaml
-    from runtime import local as processes
 
-    if local and inline:
-        raise BadInput("--local and --inline exclude each other")
+    words = {
+        "partition": partition,
+        "account": account,
+        "qos": qos,
+        "constraint": constraint,
+        "job_name": job_name,
+        "dependency": dependency,
+    }
+    further: dict[str, object] = {"time": time, "sbatch": sbatch, "site": site}
+    asks = bool(dry_run or check or any(words.values()) or any(further.values()))
+    backend = _backend(inline=inline, local=local, on_slurm=on_slurm, asks=asks)
     out = console.Output(as_json=as_json)
     chosen = plan_yaml.load(plan)
-    folder = run or Path("runs") / f"{plan.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if inline:
-        _ended(processes.launch_inline(chosen, folder, steps=steps, seed=seed), out)
+    folder = run or Path("runs") / f"{plan.stem}-{clock.strftime('%Y%m%d-%H%M%S')}"
+    if device not in ("cpu", "cuda"):
+        raise BadInput(f"there is no device '{device}'", where="--device", allowed="cpu, cuda")
+    if backend == "slurm":
+        options = slurm.chosen(site, sbatch=sbatch, time=time, **words)
+        if dry_run or check:
+            from runtime.job import Job
+
+            job = Job(steps=steps, device="cuda" if device == "cuda" else "cpu")
+            slurm.dry_run(chosen, plan.stem, folder, job, options, ask=check, out=out)
+            return
+        from runtime.local import job_of
+
+        job = job_of(chosen, steps, {"seed": seed, "save_every": save_every, "device": device})
+        slurm.launch(chosen, plan.stem, folder, job, options, wait=wait, out=out)
         return
-    started = processes.launch(chosen, folder, steps=steps, seed=seed, detach=not wait)
+    if asks:
+        slurm.refuse_without_slurm({**words, **further, "dry_run": dry_run, "check": check})
+    from runtime import local as processes
+
+    if backend == "inline":
+        _ended(
+            processes.launch_inline(
+                chosen, folder, steps=steps, seed=seed, save_every=save_every, device=device
+            ),
+            out,
+        )
+        return
+    started = processes.launch(
+        chosen, folder, steps=steps, detach=not wait, seed=seed, save_every=save_every, device=device
+    )
     if wait:
         _ended(started.wait(), out)
     else:
         out.result({"run": str(folder), "state": "running"}, lambda: f"running in {folder}")
+
+
+def _backend(*, inline: bool, local: bool, on_slurm: bool, asks: bool) -> Backend:
+    """The one that was said; else SLURM where an allocation, an option of it or its programs are there."""
+    given: dict[Backend, bool] = {"inline": inline, "local": local, "slurm": on_slurm}
+    said = [name for name, wanted in given.items() if wanted]
+    if len(said) > 1:
+        raise BadInput(f"--{said[0]} and --{said[1]} exclude each other")
+    if said:
+        return said[0]
+    there = "SLURM_JOB_ID" in os.environ or shutil.which("sbatch") is not None
+    return "slurm" if asks or there else "local"
 
 
 def _ended(result: Result, out: console.Output) -> None:

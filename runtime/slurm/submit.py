@@ -24,7 +24,7 @@ from planner.plan import Plan
 from planner.workload import Workload
 from runtime.job import Job
 from runtime.paths import Paths
-from runtime.slurm import clients, layout, limits
+from runtime.slurm import clients, layout, limits, state
 from runtime.slurm import script as scripts
 from runtime.slurm.options import Options
 from runtime.supervise import write_whole
@@ -84,7 +84,18 @@ def _check_disk(graph: ModelGraph, folder: Path, job: Job) -> None:
         raise Infeasible(f"{job.keep + 1} checkpoints need {needed} bytes; {there} has {free} free")
 
 
-def submit(paths: Paths, options: Options, environment: Mapping[str, str] = os.environ) -> Queued:
+def refuse_running(folder: Path) -> None:
+    """Two jobs in one run folder would write over each other."""
+    queued = Queued.read(Paths(folder.resolve()))
+    if queued is not None and not queued.inside and state.of(queued.job).state in ("queued", "running"):
+        raise BadInput(
+            f"job {queued.job} of this run is queued or running",
+            where=str(folder),
+            allowed="cancel it, or another folder",
+        )
+
+
+def submit(paths: Paths, environment: Mapping[str, str] = os.environ) -> Queued:
     """Queues the script of a run folder; inside an allocation of the caller's its ranks start at once."""
     paths.cancelled.unlink(missing_ok=True)
     if "SLURM_JOB_ID" in environment and environment.get("SLURM_PROCID") is None:
@@ -136,6 +147,7 @@ def prepared(
     from runtime.train import Model
 
     text = scripts.text(request(plan, name, folder, job), options)
+    refuse_running(folder)
     model = Model.of(plan, workload)
     warnings = check(plan, model.captured.graph, folder, job, options)
     paths, _ = prepare(model, folder, job)

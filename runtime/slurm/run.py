@@ -1,0 +1,110 @@
+"""A run under SLURM as a value to hold: returns at once, can be asked, waited for and cancelled."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.plan import Plan
+from planner.workload import Workload
+from runtime import status
+from runtime.metrics import steps_of
+from runtime.paths import Paths
+from runtime.slurm import batch, clients, limits, submit
+from runtime.slurm.options import Options
+from runtime.slurm.script import Request, text
+from runtime.supervise import Outcome
+
+if TYPE_CHECKING:
+    from runtime.local import Result
+
+LOOK_S = 0.2  # at files of the run folder
+ASK_S = (5.0, 30.0)  # how often SLURM is asked: at first, and when a run is old
+OLD_S = 120.0
+
+
+@dataclass(frozen=True)
+class SlurmRun:
+    paths: Paths
+    job: int
+    ranks: int
+
+    @property
+    def state(self) -> str:
+        return status.of(self.paths.root).state
+
+    def logs(self, rank: int | None = None) -> str:
+        return "\n".join(line for _, line in status.lines_of(self.paths.root, rank, follow=False))
+
+    def metrics(self) -> list[dict[str, float]]:
+        """One row a step."""
+        found = steps_of(self.paths, self.ranks)
+        return [{"step": step, "loss": row.loss, "seconds": row.seconds} for step, row in found.items()]
+
+    def cancel(self) -> None:
+        submit.cancel(self.paths)
+
+    def wait(self, timeout_s: float | None = None) -> Result:
+        """Until the run has ended, through all its restarts."""
+        from runtime.local import result_of
+
+        return result_of(self.paths, self.ranks, self.outcome(timeout_s))
+
+    def outcome(self, timeout_s: float | None = None) -> Outcome:
+        begin = asked = time.monotonic()
+        while True:
+            if (found := status.outcome_of(self.paths)) is not None:
+                return found
+            now = time.monotonic()
+            if timeout_s is not None and now - begin > timeout_s:
+                raise TimeoutError(f"{self.paths.root} has not ended after {timeout_s:g} s")
+            if now - asked > ASK_S[now - begin > OLD_S]:
+                asked = now
+                state = status.of(self.paths.root)
+                if state.state not in ("queued", "running"):
+                    return status.outcome_of(self.paths) or Outcome(state.state, cause=state.reason)
+            time.sleep(LOOK_S)
+
+    def exit_status(self, outcome: Outcome) -> int:
+        return batch.exit_status(outcome)
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(status.of(self.paths.root))
+
+
+def launch(
+    plan: Plan,
+    folder: Path | str,
+    *,
+    steps: int,
+    name: str = "training",
+    options: Options | None = None,
+    workload: Workload | None = None,
+    **settings: object,
+) -> SlurmRun:
+    """`settings` are fields of Job. Whatever can be known to fail is raised before anything is queued."""
+    from runtime.local import job_of
+
+    chosen = options or Options()
+    job = job_of(plan, steps, dict(settings))
+    paths, _ = submit.prepared(plan, name, Path(folder), job, chosen, workload)
+    return queue(paths, len(plan.places))
+
+
+def queue(paths: Paths, ranks: int) -> SlurmRun:
+    queued = submit.submit(paths)
+    return SlurmRun(paths, queued.job, ranks)
+
+
+def test_only(request: Request, options: Options) -> str:
+    """What sbatch says to the script of a job that is not queued: when it could start, or why never."""
+    wanted = limits.effective(options, os.environ)
+    limits.check(limits.known(), request.layout, request.threads, request.cuda, wanted)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "launch.sbatch"
+        path.write_text(text(request, options))
+        return clients.submit(path, test=True)
