@@ -4,12 +4,46 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from planner.halo.segment import GETITEM, Given, Operation, Ref
+from planner.capture_layers import FREE
+from planner.capture_slice import Layout
+from planner.halo.segment import GETITEM, INPUT, STATE, TARGET, Given, Operation, Ref
+
+
+def operations_of(layout: Layout) -> tuple[Operation, ...]:
+    """The whole model; Values and states under their own names, everything else under its node's."""
+    sources, values = layout.traced.sources, layout.probes[0].value
+    names: dict[fx.Node, str] = {}
+    found = []
+    for node in layout.traced.graph.nodes:
+        if node in sources:
+            kind = sources[node].kind
+            state = kind not in ("input", "target")
+            names[node] = f"state:{sources[node].name}" if state else sources[node].name
+            shapes = _shapes(values[node]) or ((),)
+            given = STATE if state else INPUT if kind == "input" else TARGET
+            found.append(Operation(names[node], "", given, {}, shapes))
+            continue
+        names[node] = layout.crossing.get(node, f"%{node.name}")
+        index = layout.grouping.layer_of.get(node, FREE)
+        layer = "" if index == FREE else layout.grouping.names[index]
+        operation = operation_of(node, values, layer)
+        if operation is not None and not layout.is_size(node):
+            renamed = {x.name: names[x] for x in node.all_input_nodes}
+            arguments = {name: _renamed(value, renamed) for name, value in operation.arguments.items()}
+            found.append(replace(operation, name=names[node], arguments=arguments))
+    return tuple(found)
+
+
+def _renamed(value: Given, names: Mapping[str, str]) -> Given:
+    if isinstance(value, Ref):
+        return Ref(names[value.name])
+    return tuple(_renamed(x, names) for x in value) if isinstance(value, tuple) else value
 
 
 def operation_of(node: fx.Node, values: Mapping[fx.Node, object], layer: str) -> Operation | None:

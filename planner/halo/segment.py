@@ -14,10 +14,11 @@ from typing import Final
 from planner.halo import reductions, resample, rule, windows
 from planner.halo.call import Argument, Call, NoRule, Step, TooFew
 from planner.halo.fetch import Fetch, gather
-from planner.halo.layout import Layout, whole
+from planner.halo.layout import Layout, entry, whole
 from planner.halo.pointwise import IN_PLACE
 
 GETITEM: Final = "getitem"
+INPUT, TARGET, STATE = "given.input", "given.target", "given.state"  # what a model is given, in its list
 SLIDING: Final = frozenset((*windows.RULES, *resample.RULES, *reductions.SPATIAL_NORMS))
 
 
@@ -79,6 +80,20 @@ def propagate(
         layouts[operation.name] = _outputs(operation, done, layouts)
         placed.append(done)
     return Segment(tuple(placed), layouts)
+
+
+def cut_model(
+    operations: Sequence[Operation], grid: Sequence[int], gather_before: Collection[str] = ()
+) -> Segment:
+    """A whole model over a grid: samples cut evenly behind the channels, targets and parameters whole."""
+    given = {
+        operation.name: entry(operation.outputs[0], grid)
+        if operation.operation == INPUT
+        else whole(operation.outputs[0])
+        for operation in operations
+        if operation.operation in (INPUT, TARGET, STATE)
+    }
+    return propagate([x for x in operations if x.name not in given], given, gather_before)
 
 
 def _check_write(operation: Operation, made: Mapping[str, Operation]) -> None:
