@@ -101,11 +101,10 @@ class Tables:
         return len(self.graph.layers)
 
     @cached_property
-    def linked(self) -> BoolArray:
-        """Layer j reads what layer j - 1 made."""
-        found: BoolArray = np.zeros(self.layers + 1, np.bool_)
-        found[self.edges.consumer[self.edges.consumer == self.edges.made + 1]] = True
-        return found
+    def chained(self) -> bool:
+        """Every layer reads what the one before it made and hands a gradient back: neighbours always talk."""
+        direct = self.edges.backward & (self.edges.consumer == self.edges.made + 1)
+        return bool(np.isin(np.arange(1, self.layers), self.edges.consumer[direct]).all())
 
     def stage_ns(self, kind: Kind, cuts: IntArray) -> IntArray:
         """Duration of each stage; `cuts` (..., D + 1) holds 0, the boundaries and the number of layers."""

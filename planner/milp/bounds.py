@@ -24,6 +24,7 @@ from planner.schedule.action import Kind
 
 SYNC, STEP = KINDS.index(Kind.SYNC), KINDS.index(Kind.STEP)
 NOTHING = -1e18  # stands for minus infinity; finite, so that dead arcs stay infinite
+_NARROWINGS = 4
 _CELLS = 1 << 20  # arcs x rows evaluated at once
 ROUNDING = 0.01  # times are integers far below 2**50: sums of doubles are off by less
 
@@ -282,24 +283,120 @@ class _Hops:
         return float(np.ceil(line - NOISE)) if size else NOTHING
 
 
-def every_cut(problem: Problem) -> Box:
-    """All cuts without an empty stage, whatever their memory."""
+def windows(problem: Problem) -> tuple[IntArray, IntArray]:
+    """Of every boundary, so that no stage is empty."""
     depth, layers = problem.stages, problem.layers
     low = np.array([*range(depth), layers], np.int64)
     high = np.array([0, *(layers - depth + p for p in range(1, depth)), layers], np.int64)
+    return low, high
+
+
+def narrowed(
+    problem: Problem, weights: Weights, most: float, low: IntArray, high: IntArray
+) -> tuple[IntArray, IntArray] | None:
+    """Windows without the boundaries at which every cut costs more than `most` in some row; None if none is left.
+
+    Looser than a box, and quick where windows are wide: only differences of prefix sums count, by running minima.
+    Rows with a message that some cut may lack are left out.
+    """
+    if not problem.tables.chained:
+        return low, high
+    weights = _near(weights)
+    for _ in range(_NARROWINGS):
+        before = low.copy(), high.copy()
+        value = _through_boundaries(problem, weights, low, high)
+        for p in range(1, problem.stages):
+            left = np.flatnonzero((value[p] <= most).all(0))
+            if not len(left):
+                return None
+            low[p], high[p] = low[p] + left[0], low[p] + left[-1]
+        if (before[0] == low).all() and (before[1] == high).all():
+            break
+    return low, high
+
+
+def _near(weights: Weights) -> Weights:
+    """The rows whose messages all go between neighbours."""
+    stage = np.arange(weights.hops.shape[-1])
+    far = abs(stage[:, None] - stage[None, :]) > 1
+    chosen = ~(weights.hops[:, :, far] > 0).any((1, 2))
+    return Weights(
+        kinds=weights.kinds[chosen],
+        hops=weights.hops[chosen],
+        fixed=weights.fixed[chosen],
+        moving=weights.moving[chosen],
+        constant=weights.constant[chosen],
+    )
+
+
+def _through_boundaries(
+    problem: Problem, weights: Weights, low: IntArray, high: IntArray
+) -> list[FloatArray]:
+    """[row, c_p] of each boundary, from below."""
+    lines = [weights.kinds[:, : len(COMPUTE), p] @ problem.prefix_ns[:, p] for p in range(problem.stages)]
+    spans = [np.arange(a, b + 1) for a, b in zip(low, high, strict=True)]
+    ahead: list[FloatArray] = [np.zeros((len(weights), 1))]
+    for p, line in enumerate(lines):
+        least = np.minimum.accumulate(ahead[p] - line[:, spans[p]], 1)
+        at = np.searchsorted(spans[p], spans[p + 1]) - 1  # the last boundary before
+        ahead.append(np.where(at >= 0, least[:, np.maximum(at, 0)], np.inf) + line[:, spans[p + 1]])
+    behind: list[FloatArray] = [np.zeros((len(weights), 1))]
+    for p in range(problem.stages - 1, -1, -1):
+        least = np.minimum.accumulate((behind[0] + lines[p][:, spans[p + 1]])[:, ::-1], 1)[:, ::-1]
+        at = np.searchsorted(spans[p + 1], spans[p], side="right")  # the first boundary after
+        last = len(spans[p + 1]) - 1
+        behind.insert(0, np.where(at <= last, least[:, np.minimum(at, last)], np.inf) - lines[p][:, spans[p]])
+    return [a + b for a, b in zip(ahead, behind, strict=True)]
+
+
+def reachable(problem: Problem, limit: float) -> bool:
+    """Whether `head_p + N t_p + max(tail_p, sum and update of p) <= limit` can hold for every stage of some cut.
+
+    Valid for any order of one pipe with one stage a worker. The stage that reaches furthest is the best for those
+    after it, so that one pass decides.
+    """
+    forward, backward, inputs, weights, _ = problem.prefix_ns
+    first, last_back = forward.min(0), backward.min(0)  # what lies on other stages may be on faster devices
+    split = any(action.kind is Kind.I for order in problem.schedule.orders for action in order)
+    back = inputs + weights if split else backward
+    count, at, last = problem.shape.micros, 0, problem.layers
+    for p in range(problem.stages):
+        ends = np.arange(at + 1, last + 1)
+        work = forward[p] * (2 if problem.shape.recompute else 1) + back[p]
+        begin = np.full(len(ends), at)
+        update = problem.sync_ns(p, begin, ends) + problem.step_ns(p, begin, ends)
+        tail = 0 if split else last_back[at]
+        need = first[at] + count * (work[ends] - work[at]) + np.maximum(tail, update)
+        at += int(np.searchsorted(need, limit, side="right"))
+        if at >= last:
+            return True
+        if need[0] > limit:
+            return False
+    return False
+
+
+def every_cut(problem: Problem, low: IntArray, high: IntArray) -> Box | None:
+    """All cuts of these windows without an empty stage, whatever their memory."""
     alive = tuple(
         np.arange(low[p], high[p] + 1)[:, None] < np.arange(low[p + 1], high[p + 1] + 1)[None, :]
-        for p in range(depth)
+        for p in range(problem.stages)
     )
-    return Box(problem=problem, low=low, high=high, alive=alive)
+    return Box(problem=problem, low=low, high=high, alive=alive).trimmed()
 
 
-def whole(problem: Problem) -> Box | None:
-    """Every cut whose stages fit where they are, each seen alone; None when there is none."""
-    box = every_cut(problem)
+def whole(problem: Problem, low: IntArray, high: IntArray) -> Box | None:
+    """Every cut of these windows whose stages fit where they are, each seen alone; None when there is none."""
+    box = every_cut(problem, low, high)
+    return None if box is None else fitting(box)
+
+
+def fitting(box: Box) -> Box | None:
+    """The same box where everything fits."""
+    problem = box.problem
     if (most_bytes(problem) <= problem.available_bytes).all():
         return box
-    return box.without([(shortage(problem, p, box) > 0) & box.alive[p] for p in range(problem.stages)])
+    dead = [(shortage(problem, p, box) > 0) & box.alive[p] for p in range(problem.stages)]
+    return box.without(dead) if any(d.any() for d in dead) else box
 
 
 def most_bytes(problem: Problem) -> IntArray:

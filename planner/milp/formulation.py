@@ -33,6 +33,7 @@ than one boundary (skips) are priced from below in t; `known` makes such a cut e
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -198,6 +199,12 @@ def _sum(box: Box, own: _Columns, p: int, cost: FloatArray) -> pulp.LpAffineExpr
 
 def solve(parts: Sequence[Part], limit_ns: int, *, nodes: int, solver: Solver | None = None) -> Outcome:
     """The best cut below or at the limit among these shapes, by program and simulator in turn."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 announces what PuLP 4 will rename
+        return _solve(parts, limit_ns, nodes, solver)
+
+
+def _solve(parts: Sequence[Part], limit_ns: int, nodes: int, solver: Solver | None) -> Outcome:
     chosen = solver or ("highs" if pulp.HiGHS(msg=False).available() else "cbc")
     best: tuple[int, int, IntArray] | None = None
     for count in range(1, _ROUNDS + 1):

@@ -9,10 +9,10 @@ from typing import Protocol
 import numpy as np
 
 from planner.cluster import Cluster
-from planner.milp.bounds import every_cut, shortage
+from planner.milp.bounds import every_cut, shortage, windows
 from planner.milp.problem import Problem
 from planner.milp.shapes import Pins, Shape
-from planner.milp.space import Space, pinned_cut
+from planner.milp.space import Space
 
 Fits = Callable[[Space], str | None]
 _MOST_NODES = 64  # times as many as there are
@@ -47,11 +47,9 @@ def report(space: Space, tried: Iterable[Looked], fits: Fits) -> str:
 def _least(space: Space, found: Looked) -> tuple[int, str]:
     """Bytes short and where, for the cut of this shape that comes closest (stages seen alone)."""
     posed = found.problem
-    box = every_cut(posed)
-    if space.pins.stages is not None:
-        own = pinned_cut(space.profile, space.pins.stages)
-        narrowed = box.narrowed(own, own) if len(own) == len(box.low) else None
-        box = narrowed or box
+    spans = space.windows(posed) or windows(posed)
+    box = every_cut(posed, *spans)
+    assert box is not None
     tables = [np.where(box.alive[p], shortage(posed, p, box), 1 << 62) for p in range(posed.stages)]
     value, back = np.full(1, -(1 << 62), np.int64), []
     for table in tables:

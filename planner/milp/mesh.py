@@ -21,7 +21,7 @@ from planner.plan import Place
 
 FloatArray = NDArray[np.float64]
 NOISE = 1e-6  # of a nanosecond: what doubles may be off by before a time is rounded up
-_LARGE_BYTES = 1 << 40  # far beyond where one algorithm of the all-reduce overtakes the other
+_SMALL_BYTES, _LARGE_BYTES = 1, 1 << 42  # before and beyond where a ring overtakes trees
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,41 +83,28 @@ def places(cluster: Cluster, shape: Shape) -> tuple[Place, ...]:
 
 
 def _links(cluster: Cluster, columns: Sequence[Sequence[Slot]]) -> tuple[FloatArray, FloatArray]:
+    """[sender, receiver]: the worst over the replicas; those behind one card that leave their node share it."""
     count = len(columns)
+    nodes = np.array([[place.node for place in column] for column in columns]).T
+    racks = np.array(cluster.racks)[nodes]
+    same_node = nodes[:, :, None] == nodes[:, None, :]
+    same_rack = racks[:, :, None] == racks[:, None, :]
     latency: FloatArray = np.zeros((count, count))
     byte: FloatArray = np.zeros((count, count))
-    priced: dict[tuple[str, int], tuple[float, float]] = {}
-    for a in range(count):
-        for b in range(count):
-            if a != b:
-                latency[a, b], byte[a, b] = _link(cluster, columns[a], columns[b], priced)
+    alone = all((g.devices_per_card or g.devices_per_node) == 1 for g in cluster.nodes)
+    for a, b in np.argwhere(~np.eye(count, dtype=np.bool_)).tolist():
+        sharers = 1 if alone else card_sharers(cluster, zip(columns[a], columns[b], strict=True))
+        for mask in (same_node, same_rack & ~same_node, ~same_rack):
+            if (replicas := np.flatnonzero(mask[:, a, b])).size:
+                start, slope = _line(cluster, columns[a][replicas[0]], columns[b][replicas[0]], sharers)
+                latency[a, b], byte[a, b] = max(latency[a, b], start), max(byte[a, b], slope)
     return latency, byte
 
 
-def _link(
-    cluster: Cluster,
-    senders: Sequence[Slot],
-    receivers: Sequence[Slot],
-    priced: dict[tuple[str, int], tuple[float, float]],
-) -> tuple[float, float]:
-    """The worst over the replicas; those behind one card that leave their node at once share it."""
-    pairs = list(zip(senders, receivers, strict=True))
-    sharers = card_sharers(cluster, pairs)
-    worst = (0.0, 0.0)
-    for a, b in pairs:
-        near = (
-            "node"
-            if a.node == b.node
-            else "rack"
-            if cluster.racks[a.node] == cluster.racks[b.node]
-            else "far"
-        )
-        if (near, sharers) not in priced:
-            start = transfer_s(cluster, a, b, 0, sharers=sharers)
-            slope = (transfer_s(cluster, a, b, _LARGE_BYTES, sharers=sharers) - start) / _LARGE_BYTES
-            priced[near, sharers] = (start * NS, slope * NS)
-        worst = (max(worst[0], priced[near, sharers][0]), max(worst[1], priced[near, sharers][1]))
-    return worst
+def _line(cluster: Cluster, a: Slot, b: Slot, sharers: int) -> tuple[float, float]:
+    start = transfer_s(cluster, a, b, 0, sharers=sharers)
+    slope = (transfer_s(cluster, a, b, _LARGE_BYTES, sharers=sharers) - start) / _LARGE_BYTES
+    return start * NS, slope * NS
 
 
 def _slowness(group: NodeGroup, device: str) -> float:
@@ -144,6 +131,11 @@ def sums(cluster: Cluster, groups: Sequence[Sequence[Slot]]) -> list[Sum]:
     return found
 
 
+def typical_sum(cluster: Cluster, shape: Shape) -> Sum:
+    """Over the replicas of one worker: to guess by, not to bound by."""
+    return sums(cluster, [[row[0] for row in _grid(cluster, shape)]])[0]
+
+
 def _sharers(cluster: Cluster, groups: Sequence[Sequence[Slot]]) -> int:
     """The most devices behind one network card that sum with other nodes; at least 1."""
     outgoing = {place for group in groups if len({p.node for p in group}) > 1 for place in group}
@@ -165,10 +157,15 @@ def _lines(cluster: Cluster, members: Sequence[Slot], sharers: int) -> Sum:
     def seconds(size: int) -> float:
         return all_reduce_s(cluster, members, size, sharers=sharers)
 
-    start = seconds(0)
-    near = (seconds(1 << 10) - start) / (1 << 10)
-    far = (seconds(2 * _LARGE_BYTES) - seconds(_LARGE_BYTES)) / _LARGE_BYTES
-    far_start = seconds(_LARGE_BYTES) - far * _LARGE_BYTES
-    if math.isclose(near, far, rel_tol=1e-6):
-        far, far_start = near, start
+    def slope(size: int) -> float:
+        return (seconds(2 * size) - seconds(size)) / size
+
+    start, near, far = seconds(0), slope(_SMALL_BYTES), slope(_LARGE_BYTES)
+    size = _SMALL_BYTES
+    while size < _LARGE_BYTES and not math.isclose(slope(size), far, rel_tol=1e-7):
+        size *= 4  # the smallest on the second line tells its start most exactly
+    if size == _SMALL_BYTES:
+        near, far_start = far, start
+    else:
+        far_start = seconds(size) - far * size
     return Sum(base_ns=(start * NS, far_start * NS), slope_ns=(near * NS, far * NS))

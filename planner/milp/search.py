@@ -36,13 +36,13 @@ def judge(problem: Problem, cuts: IntArray) -> IntArray:
     return out
 
 
-def descend(problem: Problem, box: Box, start: IntArray) -> Answer | None:
+def descend(problem: Problem, low: IntArray, high: IntArray, start: IntArray) -> Answer | None:
     """Steepest descent over moves of single boundaries and blocks of them."""
     best = _pick(problem, start[None, :])
     moves = _moves(problem.stages)
     while True:
         near = (best.cut if best else start) + moves
-        inside = (np.diff(near) > 0).all(1) & (near >= box.low).all(1) & (near <= box.high).all(1)
+        inside = (np.diff(near) > 0).all(1) & (near >= low).all(1) & (near <= high).all(1)
         found = _pick(problem, near[inside]) if inside.any() else None
         if found is None or not found.better(best):
             return best
@@ -70,28 +70,27 @@ def _moves(stages: int) -> IntArray:
     return np.array(rows, np.int64).reshape(-1, stages + 1)
 
 
-def kicked(problem: Problem, box: Box, best: Answer, rounds: int) -> Answer:
+def kicked(problem: Problem, low: IntArray, high: IntArray, best: Answer, rounds: int) -> Answer:
     """Descents from random neighbours of the best cut; the seed is fixed, so the answer is too."""
     random = np.random.default_rng(0)
     for _ in range(rounds):
         noise = random.integers(-3, 4, problem.stages + 1)
-        start = np.clip(best.cut + noise, box.low, box.high)
+        start = np.clip(best.cut + noise, low, high)
         start = np.maximum.accumulate(start)
         if (np.diff(start) > 0).all():
-            found = descend(problem, box, start)
+            found = descend(problem, low, high, start)
             if found is not None and found.better(best):
                 best = found
     return best
 
 
 def balanced(problem: Problem, box: Box) -> IntArray:
-    """The cut whose largest stage takes least, by a bottleneck path."""
-    work = [Kind.F, Kind.B, *([Kind.R] if problem.shape.recompute else [])]
-    line = problem.prefix_ns[[COMPUTE.index(kind) for kind in work]].sum(0)
+    """The cut of the box whose largest stage takes least, by a bottleneck path."""
+    line = work_ns(problem)
     value: FloatArray = np.zeros(1)
     back = []
     for p in range(problem.stages):
-        cost = box.blocked[p] + line[p, box.window(p + 1)][None, :] - line[p, box.window(p)][:, None]
+        cost = box.blocked[p] + line[box.window(p + 1)][None, :] - line[box.window(p)][:, None]
         total = np.maximum(value[:, None], cost)
         back.append(total.argmin(0))
         value = total.min(0)
@@ -100,3 +99,19 @@ def balanced(problem: Problem, box: Box) -> IntArray:
         at = int(back[p][at])
         cut.append(int(box.low[p]) + at)
     return np.array(cut[::-1], np.int64)
+
+
+def even(problem: Problem) -> IntArray:
+    """A cut of about equal work, whatever its memory."""
+    line, depth = work_ns(problem), problem.stages
+    cut = np.searchsorted(line, np.linspace(0.0, float(line[-1]), depth + 1))
+    cut[0], cut[-1] = 0, problem.layers
+    for p in range(1, depth):
+        cut[p] = min(max(cut[p], cut[p - 1] + 1), problem.layers - depth + p)
+    return cut.astype(np.int64)
+
+
+def work_ns(problem: Problem) -> IntArray:
+    kinds = [Kind.F, Kind.B, *([Kind.R] if problem.shape.recompute else [])]
+    total: IntArray = problem.prefix_ns[[COMPUTE.index(kind) for kind in kinds], 0].sum(0)
+    return total

@@ -17,11 +17,23 @@ from planner.cluster import Cluster
 from planner.errors import BadInput, Infeasible
 from planner.milp import explain, formulation, infeasible
 from planner.milp.assemble import plan_of
-from planner.milp.bounds import ROUNDING, Box, Weights, every_cut, memory_weights, most_bytes
+from planner.milp.bounds import (
+    ROUNDING,
+    Box,
+    Weights,
+    every_cut,
+    fitting,
+    memory_weights,
+    most_bytes,
+    narrowed,
+    reachable,
+    whole,
+)
+from planner.milp.game import Pool
 from planner.milp.problem import Problem
-from planner.milp.search import NEVER, Answer, balanced, descend, kicked
+from planner.milp.search import NEVER, Answer, balanced, descend, even, kicked
 from planner.milp.shapes import Pins, Shape, pins, shapes
-from planner.milp.space import Space, order_free_ns
+from planner.milp.space import Space, guess_ns, order_free_ns
 from planner.milp.tree import Tree
 from planner.plan import Certificate, Plan
 from planner.profile import Profile
@@ -50,11 +62,11 @@ class Tried:
 
     shape: Shape
     problem: Problem
-    root: Box | None
     answer: Answer | None = None
     bound_ns: int = 0
-    closed: bool = False
-    rows: Weights | None = None  # of the tree, where it was grown
+    tight: bool = False  # memory excludes a cut that could have won
+    root: Box | None = None  # of the tree, where it was grown
+    rows: Weights | None = None
 
 
 @dataclass(kw_only=True)
@@ -74,20 +86,25 @@ class Search:
 
     def look(self, shape: Shape) -> Tried | None:
         """The problem that a shape poses; None where its family cannot be had."""
-        if shape in self.tried:
-            return self.tried[shape]
-        posed = self.space.problem(shape)
-        if posed is None:
-            return None
-        found = Tried(shape=shape, problem=posed, root=self.space.box(posed))
-        self.tried[shape] = found
-        return found
+        if shape not in self.tried:
+            posed = self.space.problem(shape)
+            if posed is None:
+                return None
+            self.tried[shape] = Tried(shape=shape, problem=posed)
+        return self.tried[shape]
 
-    def answer(self, tried: Tried) -> None:
-        """A first answer, by descent from the most even cut."""
-        if tried.root is not None:
-            start = balanced(tried.problem, tried.root)
-            self._take(tried, descend(tried.problem, tried.root, start))
+    def answer(self, tried: Tried, root: Box | None = None) -> None:
+        """An answer by descent: from the most even cut, or from the most even one that fits."""
+        posed = tried.problem
+        spans = self.space.windows(posed)
+        if spans is None:
+            return
+        start = spans[0] if (spans[0] == spans[1]).all() else even(posed)
+        found = descend(posed, *spans, start)
+        if found is None:
+            root = root or whole(posed, *spans)
+            found = None if root is None else descend(posed, *spans, balanced(posed, root))
+        self._take(tried, found)
 
     def _take(self, tried: Tried, answer: Answer | None) -> None:
         if answer is not None and answer.better(tried.answer):
@@ -97,23 +114,49 @@ class Search:
 
     def close(self, tried: Tried) -> None:
         """Proves that the shape holds nothing better than the best answer, or finds it."""
-        if tried.root is None:
-            tried.closed, tried.bound_ns = True, NEVER
+        tried.bound_ns = self.limit
+        root, pool = self._root(tried)
+        if root is None:
             return
-        tree = Tree(tried.problem, tried.root, tried.answer, self.limit)
-        tree.seed([balanced(tried.problem, tried.root)])
+        tree = Tree(pool, root, tried.answer, self.limit)
         proof = tree.prove(1)
         if not proof.closed:
             self._take(tried, proof.answer)
-            self.answer(tried)
+            self.answer(tried, root)
             if tried.answer is not None:
-                self._take(tried, kicked(tried.problem, tried.root, tried.answer, self.effort.kicks))
+                self._take(tried, kicked(tried.problem, root.low, root.high, tried.answer, self.effort.kicks))
                 tree.improve(tried.answer)
             proof = tree.prove(max(20, self.effort.nodes // tried.shape.stages))
         self._take(tried, proof.answer)
-        tried.closed, tried.bound_ns, tried.rows = proof.closed, proof.bound_ns, tree.pool.weights
+        tried.bound_ns, tried.rows, tried.root = proof.bound_ns, pool.weights, root
         if not proof.closed:
             self.open.append(tried)
+
+    def _reachable(self, posed: Problem) -> bool:
+        shape = posed.shape
+        chain = shape.pipes == shape.chunks == 1 and shape.update == "barrier" and posed.tables.chained
+        return not chain or reachable(posed, self.limit - 1)
+
+    def _root(self, tried: Tried) -> tuple[Box | None, Pool]:
+        """The cuts that fit and that first rows do not refute."""
+        posed = tried.problem
+        pool = Pool(problem=posed, memory=memory_weights(posed))
+        spans = self.space.windows(posed)
+        if spans is None or not self._reachable(posed):
+            return None, pool
+        pool.add_row(posed.critical(even(posed))[0])
+        if tried.answer is not None:
+            pool.add_row(posed.critical(tried.answer.cut)[0])
+        spans = narrowed(posed, pool.weights, self.limit - 1 + ROUNDING, *spans)
+        if spans is None:
+            return None, pool
+        box = every_cut(posed, *spans)
+        box = None if box is None else box.filtered(pool.weights, self.limit - 1 + ROUNDING)
+        if box is None:
+            return None, pool
+        root = fitting(box)
+        tried.tight = root is not box or _may_exceed(box)
+        return root, pool
 
     def state(self) -> None:
         """The mixed-integer program over the winner and whatever is still open, where it is small enough to write."""
@@ -134,8 +177,8 @@ class Search:
 
     def _part(self, tried: Tried) -> formulation.Part | None:
         """The cuts that the rows do not refute; ties with the best answer stay."""
-        assert tried.root is not None
-        assert tried.rows is not None
+        if tried.root is None or tried.rows is None:
+            return None
         box = tried.root.filtered(tried.rows, self.limit + ROUNDING)
         box = None if box is None else box.filtered(tried.rows, self.limit + ROUNDING)
         return None if box is None else formulation.Part(box=box, rows=tried.rows, bound_ns=tried.bound_ns)
@@ -172,7 +215,7 @@ def solve(
 def _fits(space: Space) -> str | None:
     """The first plan found for a changed question, in words."""
     found = Search(space=space, effort=Effort())
-    for _, shape in _ranked(space)[:_CHANGED]:
+    for shape in _ranked(space)[:_CHANGED]:
         queue = [shape, *_thriftier(space.pins, shape)]
         for each in queue:
             tried = found.look(each)
@@ -197,58 +240,47 @@ def search(space: Space, effort: Effort) -> Search:
     ranked = _ranked(space)
     if not ranked:
         raise Infeasible(infeasible.no_shape(space))
-    found.considered = len(ranked)
     _first_answers(found, ranked)
-    queue, queued = list(ranked), {shape for _, shape in ranked}
-    while queue:
-        bound, shape = queue.pop(0)
-        if bound > found.limit - 1:
-            found.bounded += len(queue) + 1
-            break
+    queue, queued = list(ranked), set(ranked)
+    for shape in queue:  # grows by the thriftier variants of shapes that memory narrows
+        if order_free_ns(space.tables(shape.micro), shape) > found.limit - 1:
+            found.bounded += 1
+            continue
         tried = found.look(shape)
         if tried is None:
             continue
         found.close(tried)
-        if _tight(tried):
-            extra = [(bound, variant) for variant in _thriftier(space.pins, shape)]
-            extra = [entry for entry in extra if entry[1] not in queued]
-            queued.update(variant for _, variant in extra)
-            found.considered += len(extra)
-            queue = sorted([*extra, *queue], key=lambda entry: entry[0])
+        if tried.tight:
+            more = [variant for variant in _thriftier(space.pins, shape) if variant not in queued]
+            queue.extend(more)
+            queued.update(more)
+    found.considered = len(queue)
     found.state()
     return found
 
 
-def _ranked(space: Space) -> list[tuple[float, Shape]]:
-    """Shapes by what nothing in them can beat. Recomputing and sharding ones follow where memory asks for them."""
+def _ranked(space: Space) -> list[Shape]:
+    """Shapes, the most promising first. Recomputing and sharding ones follow where memory asks for them."""
     pinned = space.pins
     plain = replace(pinned, recompute=bool(pinned.recompute), shard=bool(pinned.shard))
     every = shapes(space.cluster, layers=space.layers, batch=space.batch, micros=space.micros(), pinned=plain)
-    bounded = [(order_free_ns(space.tables(shape.micro), shape), shape) for shape in every]
-    return sorted(bounded, key=lambda entry: entry[0])
+    return sorted(every, key=lambda shape: (guess_ns(space, shape), shape))
 
 
-def _first_answers(found: Search, ranked: list[tuple[float, Shape]]) -> None:
+def _first_answers(found: Search, ranked: list[Shape]) -> None:
     """The most promising shape of each family and, whatever the family, the most promising ones."""
     firsts: dict[str, Shape] = {}
-    for _, shape in ranked:
+    for shape in ranked:
         firsts.setdefault(shape.family, shape)
-    for shape in dict.fromkeys([*firsts.values(), *(shape for _, shape in ranked[:_FIRST])]):
+    for shape in dict.fromkeys([*firsts.values(), *ranked[:_FIRST]]):
         tried = found.look(shape)
         if tried is not None:
             found.answer(tried)
 
 
-def _tight(tried: Tried) -> bool:
-    """Whether memory excludes any cut of the shape."""
-    if tried.root is None:
-        return True
-    posed, box = tried.problem, tried.root
-    free = every_cut(posed)
-    if (free.low != box.low).any() or (free.high != box.high).any():
-        return True
-    if any((a != b).any() for a, b in zip(free.alive, box.alive, strict=True)):
-        return True
+def _may_exceed(box: Box) -> bool:
+    """Whether workers with several stages lack memory for some cut of the box."""
+    posed = box.problem
     if (most_bytes(posed) <= posed.available_bytes).all():
         return False
     rows = memory_weights(posed)

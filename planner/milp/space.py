@@ -9,8 +9,8 @@ import numpy as np
 from planner.cluster import Cluster
 from planner.cost import IntArray, Tables, price
 from planner.errors import BadInput
-from planner.milp.bounds import Box, whole
-from planner.milp.mesh import Mesh, Sum, mesh, sums
+from planner.milp.bounds import windows
+from planner.milp.mesh import Mesh, Sum, mesh, sums, typical_sum
 from planner.milp.problem import Order, Problem, problem
 from planner.milp.shapes import Pins, Shape
 from planner.profile import CostKey, Profile
@@ -83,15 +83,19 @@ class Space:
 
         return problem(shape, self.tables(shape.micro), order, machine, priced, self._grids)
 
-    def box(self, posed: Problem) -> Box | None:
-        """Every cut that may fit; the user's own where one is pinned."""
-        root = whole(posed)
-        if root is None or self.pins.stages is None:
-            return root
+    def typical_sum(self, shape: Shape) -> Sum:
+        key = (shape.data, shape.workers, shape.axes, "typical")
+        if key not in self._sums:
+            self._sums[key] = (typical_sum(self.cluster, shape),)
+        return self._sums[key][0]
+
+    def windows(self, posed: Problem) -> tuple[IntArray, IntArray] | None:
+        """Of every boundary; the user's own cut where one is pinned, None where it has other stages."""
+        low, high = windows(posed)
+        if self.pins.stages is None:
+            return low, high
         own = pinned_cut(self.profile, self.pins.stages)
-        if len(own) != len(root.low):
-            return None
-        return root.narrowed(own, own)
+        return (own, own.copy()) if len(own) == len(low) else None
 
 
 def _generate(shape: Shape) -> Schedule | None:
@@ -122,12 +126,23 @@ def pinned_cut(
     return np.cumsum([0, *map(len, stages)])
 
 
+def guess_ns(space: Space, shape: Shape) -> float:
+    """About what a shape may take: where to look first."""
+    tables = space.tables(shape.micro)
+    bytes_a_worker = tables.gradients[0, -1] * shape.pipes // shape.workers
+    share = shape.data * shape.pipes if shape.shard else 1
+    step = tables.elements[0, -1] / shape.workers * tables.step_ns_per_element / share
+    sums = space.typical_sum(shape).ns(np.array([bytes_a_worker]))[0] if shape.data > 1 else 0
+    return order_free_ns(tables, shape) + float(sums) + float(step)
+
+
 def order_free_ns(tables: Tables, shape: Shape) -> float:
     """No cut and no order takes less.
 
     Load of the busiest worker; the longest micro-batch; and for one pipe with one stage a worker
     `T >= head_p + N t_p`, where the head is what the stages before p must do first (and, with whole backwards, last).
-    With every head at least `a` times the work before it that is `T >= a * total / (1 - (1 - a / N)^D)`.
+    With every head at least `a` times the work before it that is `T >= a * total / (1 - (1 - a / N)^D)`. Where layers
+    do not hang together in a chain, only the load counts.
     """
     splits = FAMILIES[shape.family].splits
     forward = np.diff(tables.time_ns[Kind.F])
@@ -135,10 +150,12 @@ def order_free_ns(tables: Tables, shape: Shape) -> float:
     backward = backward if splits else np.diff(tables.time_ns[Kind.B])
     layers = forward * (2 if shape.recompute else 1) + backward
     total, count = float(layers.sum()), shape.micros
-    least = max(float((forward + backward).sum()), count * total / shape.workers)
+    least = count * total / shape.workers
     if shape.pipes == 1:
         least = max(least, count * float(layers.max()))
-    if shape.pipes == 1 and shape.chunks == 1:
+    if tables.chained:
+        least = max(least, float((forward + (np.diff(tables.time_ns[Kind.I]) if splits else backward)).sum()))
+    if tables.chained and shape.pipes == 1 and shape.chunks == 1:
         head = forward if splits else forward + backward
         part = float((head[layers > 0] / layers[layers > 0]).min(initial=1.0))
         if part > 1e-6:

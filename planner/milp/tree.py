@@ -8,15 +8,13 @@ bound that is reported.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from planner.cost import IntArray
-from planner.milp.bounds import ROUNDING, Box, Weights, memory_weights
+from planner.milp.bounds import ROUNDING, Box, Weights
 from planner.milp.game import Game, Pool
-from planner.milp.problem import Problem
 from planner.milp.search import NEVER, Answer, judge
 
 _PRICINGS = 60  # shortest paths a box, at most
@@ -32,18 +30,12 @@ class Proof:
 
 
 class Tree:
-    def __init__(self, problem: Problem, root: Box, answer: Answer | None, limit: int) -> None:
-        self.problem, self.root = problem, root
+    def __init__(self, pool: Pool, root: Box, answer: Answer | None, limit: int) -> None:
+        self.problem, self.pool = pool.problem, pool
         self.answer = answer
         self.limit = limit if answer is None else min(limit, answer.ns)
-        self.pool = Pool(problem=problem, memory=memory_weights(problem))
         self.nodes = self._number = 0
         self._open: list[tuple[float, int, Box]] = [(0.0, 0, root)]
-
-    def seed(self, cuts: Sequence[IntArray]) -> None:
-        """The critical paths of some cuts: the first rows."""
-        for cut in cuts:
-            self._learn(cut)
 
     def improve(self, answer: Answer) -> None:
         """A better answer that was found elsewhere."""

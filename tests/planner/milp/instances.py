@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.cluster import Cluster, Link, Links, NodeGroup
 from planner.model import Layer, ModelGraph, Parameter, Value
@@ -122,12 +122,13 @@ def _cost(block: Block, micro: int, scale: float) -> LayerCost:
     )
 
 
-def chain(count: int, seed: int, *, equal: bool = False, skips: int = 0) -> list[Block]:
+def chain(count: int, seed: int, *, equal: bool = False, skips: int = 0, loose: bool = False) -> list[Block]:
+    """`loose`: some layers do not read the one before them, but an earlier one or the batch."""
     rng = random.Random(seed)
     blocks = []
     for k in range(count):
         forward = 1000 if equal else rng.randint(200, 3000)
-        reads = [k - 1]
+        reads = [rng.randint(-1, k - 1)] if loose and rng.random() < 0.4 else [k - 1]
         blocks.append(
             Block(
                 forward=forward,
@@ -145,8 +146,6 @@ def chain(count: int, seed: int, *, equal: bool = False, skips: int = 0) -> list
         a, b = sorted(rng.sample(range(count), 2))
         block = blocks[b]
         if a not in block.reads:
-            from dataclasses import replace
-
             blocks[b] = replace(block, reads=(*block.reads, a))
     return blocks
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 from math import ceil, prod
 
 from planner.cluster import Cluster, Slot, all_reduce_s, limit_bytes, transfer_s
@@ -95,7 +95,7 @@ def _judge(
     key = CostKey("", micro, (), "fp32", "eager")
     names = [layer.name for layer in profile.graph.layers]
     edges = [0, *boundaries, len(names)]
-    stages = [names[i:j] for i, j in zip(edges, edges[1:], strict=False)]
+    stages = [names[i:j] for i, j in pairwise(edges)]
     holders = data * len(schedule.place)
     if not _fits(profile, cluster, key, stages, schedule, holders if shard else 1):
         return None
@@ -147,7 +147,7 @@ def _hops(
         ways = [("act", crossing.source, target) for target in crossing.targets]
         if value.needs_grad:
             receivers = (crossing.source, *crossing.targets)
-            ways += [("grad", b, a) for a, b in zip(receivers, receivers[1:], strict=False)]
+            ways += [("grad", b, a) for a, b in pairwise(receivers)]
         for way in ways:
             sizes[way] = sizes.get(way, 0) + value.bytes(key.micro)
     found = []

@@ -29,13 +29,14 @@ class Case:
 
 
 def case(seed: int) -> Case:
-    """Chains and graphs with skips; tight and ample memory; fast and slow links; barrier and rolling updates.
+    """Chains, graphs with skips and with branches; tight and ample memory; fast and slow links; barrier and rolling updates.
 
     The update costs nothing, so that sharding it never pays for itself and is a question of memory alone.
     """
     rng = random.Random(seed)
     layers = rng.randint(3, 7)
-    blocks = chain(layers, seed, equal=rng.random() < 0.2, skips=rng.choice([0, 0, 1, 2, 3]))
+    equal, skips, loose = rng.random() < 0.2, rng.choice([0, 0, 1, 2, 3]), rng.random() < 0.3
+    blocks = chain(layers, seed, equal=equal, skips=skips, loose=loose)
     costs = profile(blocks, micros=rng.choice([(1,), (1, 2)]), scale=rng.choice([1, 10]))
     return Case(
         profile=replace(costs, optimizer=replace(costs.optimizer, seconds_per_parameter=Seconds(median=0.0))),
