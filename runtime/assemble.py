@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -34,6 +34,7 @@ from runtime.transport import Transport
 from runtime.weight_store import WeightStore
 
 Node = tuple[int, int]  # pipe, stage
+Load = Callable[[Sequence[str]], Mapping[str, Tensor]]  # tensors of a checkpoint by name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,21 +82,26 @@ class _Assembly:
         whole = self.plan.batch.micros * self.plan.axes.data
         return 1.0 / whole if self.graph.loss_kind == "mean" else 1.0
 
-    def modules(self, tensors: Mapping[str, Tensor]) -> dict[int, StageModule]:
-        """The stages that live here, with one tensor a name however many of them hold it."""
+    def modules(self, load: Load) -> dict[int, StageModule]:
+        """The stages that live here, with one tensor a name however many of them hold it; loaded one by one."""
         edges = [i for i in range(1, len(self.stage_of)) if self.stage_of[i] != self.stage_of[i - 1]]
         every = cut(self.captured, edges)
         mine: dict[int, StageModule] = {}
         draws = 0
         for stage, module in enumerate(every):
             if any(stage == number for _, number in self.held):
-                module.materialise(tensors, self.world.device)
+                module.materialise(load(self._rows(module)), self.world.device)
                 rewrite.share_parameters(module, self.parameters)
                 rewrite.share_buffers(module, self.buffers)
                 rewrite.key_random_operations(module, self.keys, draws)
                 mine[stage] = module
             draws += len(rewrite.random_operations(module))
         return mine
+
+    def _rows(self, module: StageModule) -> list[str]:
+        """What a checkpoint has of a stage; constants of the graph come with the capture."""
+        names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
+        return [name for name in names if name in self.graph.parameter or name in self.graph.buffer]
 
     def flats(self) -> list[Flat]:
         self.buckets = buckets_of(self.graph, self.stage_of, self.mesh, trained(self.captured))
@@ -170,7 +176,7 @@ def assemble(
     *,
     make_optimizer: Make,
     lr_schedule: LrSchedule,
-    tensors: Mapping[str, Tensor],
+    load: Load,
     options: Options,
     pulse: Pulse,
 ) -> Rank:
@@ -179,7 +185,7 @@ def assemble(
     program = program_of(plan, world)
     if not world.agree(program.digest + captured.graph.fingerprint):
         raise BadPlan("the ranks have derived different programs: versions or files differ between nodes")
-    modules = parts.modules(tensors)
+    modules = parts.modules(load)
     flats = parts.flats()
     groups = groups_of(parts.buckets, world.rank, world.new_group)
     statistics = parts.statistics(modules)
@@ -225,7 +231,7 @@ def assemble(
         stages=stages,
         parameters=parts.parameters,
         buffers=parts.buffers,
-        idle=_idle(parts, tensors),
+        idle=_idle(parts, load),
         flats=flats,
         updater=updater,
         statistics=list(statistics.values()),
@@ -253,10 +259,10 @@ def _reads(parts: _Assembly, modules: Mapping[int, StageModule]) -> dict[int, li
     return {stage: [name for name in module.inputs if name in outer] for stage, module in modules.items()}
 
 
-def _idle(parts: _Assembly, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _idle(parts: _Assembly, load: Load) -> dict[str, Tensor]:
     """Parameters that no layer uses; the first rank keeps them for the checkpoints."""
     unused = [row.name for row in parts.graph.parameters if not row.users]
-    return {name: tensors[name].clone() for name in unused} if parts.world.rank == 0 else {}
+    return dict(load(unused)) if parts.world.rank == 0 and unused else {}
 
 
 def _observed(statistics: RunningStatistics, first: int) -> Callable[[int], AbstractContextManager[None]]:

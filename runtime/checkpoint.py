@@ -132,6 +132,12 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
+def _apart(tensor: Tensor) -> Tensor:
+    """The tensor itself where it has its memory to itself."""
+    alone = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor.detach() if alone else _copy(tensor)
+
+
 class Writer:
     """Writes checkpoints of a run in the background, one at a time."""
 
@@ -220,7 +226,7 @@ def write_initial(
     target = folder / f"{PREFIX}{facts.step:08d}"
     building = target.with_suffix(".partial")
     building.mkdir(parents=True)
-    write_part(building, Part(rank=0, tensors={name: _copy(tensor) for name, tensor in tensors.items()}))
+    write_part(building, Part(rank=0, tensors={name: _apart(tensor) for name, tensor in tensors.items()}))
     publish(building, target, [0], facts, aliases)
     return Checkpoint.open(target)
 

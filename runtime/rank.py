@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
-import torch
 from torch import Tensor, nn
 
 from planner.model import Buffer, ModelGraph, Parameter
@@ -91,12 +90,8 @@ class Rank:
                 found[stage.first_micro + micro] = {name: float(tensor) for name, tensor in row.items()}
         return found
 
-    def load(self, checkpoint: Checkpoint) -> None:
-        """Parameters, buffers and optimizer state of what lives here."""
-        tensors = checkpoint.parameters([*self.parameters, *self.buffers])
-        with torch.no_grad():
-            for name, tensor in {**self.parameters, **self.buffers}.items():
-                tensor.data.copy_(tensors[name])
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """What goes with the parameters, which were loaded when the stages were made."""
         if self.scaler is not None and checkpoint.facts.extra:
             self.scaler.scale = checkpoint.facts.extra["scale"]
             self.scaler.good_steps = int(checkpoint.facts.extra["good_steps"])

@@ -11,7 +11,6 @@ import torch
 
 from planner import workload as workloads
 from planner.capture import Captured, capture
-from planner.model import Buffer, Parameter
 from planner.plan import Plan
 from planner.workload import Workload
 from runtime import checkpoint as checkpoints
@@ -25,7 +24,6 @@ from runtime.job import Job
 from runtime.metrics import Losses as Losses
 from runtime.metrics import mean_loss as mean_loss
 from runtime.paths import Paths
-from runtime.places import Mesh
 from runtime.rank import Rank
 from runtime.sleep_stage import sleeping
 from runtime.stage import Tensors
@@ -54,11 +52,11 @@ class Training:
             world,
             make_optimizer=workload.optimizer,
             lr_schedule=workload.lr_schedule,
-            tensors=start.parameters(names_held(plan, captured, world.rank)),
+            load=start.parameters,
             options=Options(seed=job.seed, clip_norm=job.clip_norm),
             pulse=pulse,
         )
-        self.rank.load(start)
+        self.rank.resume(start)
         self.done, self.sample = start.facts.step, start.facts.sample
         self._batches = self._data(captured, workload)
         self._writer = Writer(
@@ -161,14 +159,6 @@ class Model:
         if not captured.graph.symbolic_batch:
             captured = capture(workload, micro=plan.batch.micro)
         return cls(plan, workload, captured)
-
-
-def names_held(plan: Plan, captured: Captured, rank: int) -> list[str]:
-    """Parameters and buffers of the layers that live on a rank; the first one takes those without a layer too."""
-    held = {stage for _, stage in Mesh.of(plan).held(rank)}
-    layers = {name for stage in held for name in plan.stages[stage].layers}
-    rows: list[Parameter | Buffer] = [*captured.graph.parameters, *captured.graph.buffers]
-    return [row.name for row in rows if layers.intersection(row.users) or not (row.users or rank)]
 
 
 def aliases(captured: Captured) -> dict[str, str]:

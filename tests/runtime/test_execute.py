@@ -1,0 +1,122 @@
+"""The interpreter on one worker of a program, with stages and messages that only write down what happens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor
+
+from planner.plan import Hop
+from planner.schedule.families import FAMILIES, generate
+from planner.schedule.lower import lower
+from planner.schedule.program import Message, Program
+from planner.timeline import decode
+from runtime.execute import Interpreter, releases_after
+from runtime.sleep_stage import routes_of_hops
+from runtime.trace import Tracer
+from tests.runtime.plans import TIMES
+
+
+def hops(stages: int) -> list[Hop]:
+    pairs = [("act", s, s + 1) for s in range(stages - 1)] + [("grad", s + 1, s) for s in range(stages - 1)]
+    return [Hop(direction=d, sender=a, receiver=b, values=("x",), bytes=8, ns=1000) for d, a, b in pairs]  # type: ignore[arg-type]
+
+
+def program_of(family: str, workers: int, micros: int) -> tuple[Program, int, list[Hop]]:
+    schedule = generate(family, workers=workers, micros=micros)
+    made = hops(schedule.stages)
+    return lower(schedule, made, [TIMES] * schedule.stages), schedule.stages, made
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_message_is_released_only_after_it_was_certainly_taken(family: str) -> None:
+    program, _, _ = program_of(family, 4, 8)
+    released = 0
+    for worker in range(4):
+        for position, messages in releases_after(program, worker).items():
+            evidence = program.ranks[worker][position].message
+            assert evidence is not None
+            for message in messages:
+                assert position > _at(program, worker, "send", message)
+                peer = next(w for w in range(4) if w != worker and _has(program, w, "wait", message))
+                assert _at(program, peer, "wait", message) < _at(program, peer, "send", evidence)
+                released += 1
+    sends = sum(i.op == "send" for rank in program.ranks for i in rank)
+    assert released > 0.4 * sends
+
+
+def _at(program: Program, worker: int, op: str, message: Message) -> int:
+    return next(i for i, x in enumerate(program.ranks[worker]) if x.op == op and x.message == message)
+
+
+def _has(program: Program, worker: int, op: str, message: Message) -> bool:
+    return any(x.op == op and x.message == message for x in program.ranks[worker])
+
+
+class Loop:
+    """A carrier without a wire, and a pulse: messages that nobody here receives go to a list."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.beats = 0
+
+    def post(self, message: Message) -> None: ...
+
+    def wait(self, message: Message) -> dict[str, Tensor]:
+        return {f"{message.direction} {message.sender}>{message.receiver}": torch.zeros(1)}
+
+    def send(self, message: Message, tensors: Mapping[str, Tensor]) -> None:
+        self.sent.append(message)
+
+    def release(self, message: Message) -> None: ...
+
+    def beat(self, waiting: bool) -> None:
+        self.beats += 1
+
+    def launch(self, pipe: int, stage: int) -> None: ...
+    def step(self, pipe: int, stage: int) -> None: ...
+
+
+class Noted:
+    def __init__(self, number: int, stages: int) -> None:
+        self.number, self.stages = number, stages
+
+    def forward(self, micro: int, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        assert len(inputs) == (self.number > 0)
+        return {f"act {self.number}>{self.number + 1}": torch.zeros(1)}
+
+    def backward(self, micro: int, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        assert len(grads) == (self.number < self.stages - 1)
+        return {f"grad {self.number}>{self.number - 1}": torch.zeros(1)}
+
+    input_half = backward
+
+    def weight_half(self, micro: int) -> None: ...
+    def recompute(self, micro: int) -> None: ...
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_action_runs_in_order_with_its_messages_and_is_traced(family: str) -> None:
+    program, stages, made = program_of(family, 4, 8)
+    schedule = generate(family, workers=4, micros=8)
+    for worker in range(4):
+        loop, tracer = Loop(), Tracer(worker)
+        held = [(p, s) for p, row in enumerate(schedule.place) for s, w in enumerate(row) if w == worker]
+        interpreter = Interpreter(
+            program,
+            worker,
+            stages={node: Noted(node[1], stages) for node in held},
+            routes=routes_of_hops(made),
+            carrier=loop,
+            updates=loop,
+            feed=lambda stage, micro: {},
+            pulse=loop,
+            tracer=tracer,
+        )
+        interpreter.run(3)
+        assert [str(decode(row[2])) for row in tracer.rows] == [str(a) for a in schedule.orders[worker]]
+        assert {row[0] for row in tracer.rows} == {3} and {row[1] for row in tracer.rows} == {worker}
+        assert loop.sent == [i.message for i in program.ranks[worker] if i.op == "send"]
+        assert loop.beats >= len(tracer.rows)
