@@ -13,10 +13,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from planner.capture_functional import states_written
+from planner.capture_operations import operations_of
 from planner.capture_probe import after
 from planner.capture_slice import Layout, Slice, affine
 from planner.capture_traced import Source
 from planner.errors import BadInput
+from planner.halo.segment import SLIDING
+from planner.halo.text import to_text
 from planner.model import Buffer, Layer, ModelGraph, Parameter, Value
 
 
@@ -51,7 +54,14 @@ class _Describer:
             loss_kind=self._loss_kind(),
             symbolic_batch=self.traced.symbolic,
             captured_micro=self.traced.micro,
+            operations=self._operations(),
         )
+
+    def _operations(self) -> tuple[str, ...]:
+        """Only of models that a spatial split is a thought for."""
+        operations = operations_of(self.layout)
+        slides = any(x.operation in SLIDING for x in operations)
+        return tuple(map(to_text, operations)) if slides else ()
 
     def _loss_kind(self) -> Literal["mean", "sum_count"]:
         shapes = [tuple(tensor.shape) for tensor in map(self._tensor, self.traced.outputs)]

@@ -90,6 +90,7 @@ class ModelGraph:
     loss_kind: Literal["mean", "sum_count"]
     symbolic_batch: bool  # one capture serves every micro-batch
     captured_micro: int  # the micro-batch that was captured when the batch is not symbolic
+    operations: tuple[str, ...] = ()  # of models that slide over space, as `planner.halo.text` writes them
 
     @cached_property
     def layer(self) -> dict[str, Layer]:
@@ -139,6 +140,8 @@ class ModelGraph:
     def to_dict(self) -> dict[str, object]:
         names = ("layers", "values", "parameters", "buffers")
         tables: dict[str, object] = {name: [asdict(row) for row in getattr(self, name)] for name in names}
+        if self.operations:
+            tables["operations"] = list(self.operations)
         return tables | {
             "loss_kind": self.loss_kind,
             "symbolic_batch": self.symbolic_batch,

@@ -30,6 +30,7 @@ class GraphRows:
     values: tuple[Value, ...]
     parameters: tuple[Parameter, ...]
     buffers: tuple[Buffer, ...]
+    operations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,13 +7,16 @@ do not. Counted is the rank that sends most, one direction at a time as links ar
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from planner.errors import BadInput
 from planner.halo.fetch import Fetch
-from planner.halo.layout import Layout, coordinates
-from planner.halo.segment import Placed, Segment
+from planner.halo.layout import Layout, check_grid, coordinates
+from planner.halo.segment import INPUT, Placed, Segment, cut_model
+from planner.halo.text import from_text
+from planner.model import ModelGraph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,62 @@ class Traffic:
             reduced_bytes=self.reduced_bytes + other.reduced_bytes,
             reduced_backward_bytes=self.reduced_backward_bytes + other.reduced_backward_bytes,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """A layer under a grid, for the rank that has most to do."""
+
+    share: float  # of the layer's output that it computes; 1 where every rank computes it alike
+    traffic: Traffic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """A model under a grid."""
+
+    layers: Mapping[str, Cost]
+    values: Mapping[str, float]  # share of each Value that the rank with the largest part holds
+    gathered: Mapping[str, str]  # layers that gather a tensor first -> the operation that needs it
+    samples: int  # of the batch that bytes are for
+
+
+def price(graph: ModelGraph, grid: Sequence[int], gather_before: Collection[str] = ()) -> Price:
+    """NoRule where an operation within the segment cannot be done on shards; BadInput if the grid does not fit."""
+    operations = tuple(map(from_text, graph.operations))
+    given = [x for x in operations if x.operation == INPUT]
+    if not given:
+        raise BadInput("nothing in the model slides over space", where="spatial", allowed="1")
+    for operation in given:
+        if len(operation.outputs[0]) > 2:
+            check_grid(operation.outputs[0], grid, f"'{operation.name}'")
+    segment = cut_model(operations, grid, gather_before)
+    sent = traffic(segment, grid)
+    shares = work_shares(segment, grid)
+    return Price(
+        layers={
+            layer: Cost(share=share, traffic=sent.get(layer, Traffic())) for layer, share in shares.items()
+        },
+        values={value.name: _held(segment, value.name, grid) for value in graph.values},
+        gathered=ends(segment),
+        samples=given[0].outputs[0][0],
+    )
+
+
+def _held(segment: Segment, name: str, grid: Sequence[int]) -> float:
+    (layout, *_) = segment.layouts[name]
+    return shard_elements(layout, grid) / max(1, prod(layout.shape))
+
+
+def work_shares(segment: Segment, grid: Sequence[int]) -> dict[str, float]:
+    """By layer: elements made by the rank that makes most, over those of the whole."""
+    local: dict[str, int] = defaultdict(int)
+    total: dict[str, int] = defaultdict(int)
+    for placed in segment.placed:
+        for layout in segment.layouts[placed.operation.name]:
+            local[placed.operation.layer] += shard_elements(layout, grid)
+            total[placed.operation.layer] += prod(layout.shape)
+    return {layer: local[layer] / max(1, total[layer]) for layer in total if layer}
 
 
 def traffic(segment: Segment, grid: Sequence[int], element_bytes: int = 4) -> dict[str, Traffic]:

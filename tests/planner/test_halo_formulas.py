@@ -10,7 +10,8 @@ import pytest
 from planner import workload
 from planner.capture import Captured, capture
 from planner.capture_operations import operations_of
-from planner.halo.price import cut_layers, ends, shard_elements, traffic
+from planner.errors import BadInput
+from planner.halo.price import cut_layers, ends, price, shard_elements, traffic
 from planner.halo.segment import Operation, Segment, cut_model
 from planner.halo.text import from_text, to_text
 
@@ -84,6 +85,24 @@ def test_a_cut_leaves_each_rank_its_part_of_the_memory() -> None:
     name = next(x.name for x in operations if x.operation == "aten.conv3d")
     full = shard_elements(whole.layouts[name][0], (1,))
     assert shard_elements(cut.layouts[name][0], (4,)) == full // 4
+
+
+def test_a_model_is_priced_without_torch_from_its_profile() -> None:
+    graph = _captured("paper128").graph
+    found = price(graph, (4,))
+    assert found.layers["trunk.0"].share == pytest.approx(0.25)
+    assert found.layers["trunk.0"].traffic.rounds >= 1
+    assert found.layers["loss"].share == 1.0  # gathered before
+    assert found.values["input"] == pytest.approx(0.25)
+    assert found.gathered
+
+
+@pytest.mark.parametrize(
+    ("grid", "what"), [((129,), "129 ranks for 128 rows"), ((2, 2, 2, 2), "4 dimensions")]
+)
+def test_a_grid_that_does_not_fit_is_refused(grid: tuple[int, ...], what: str) -> None:
+    with pytest.raises(BadInput, match=what):
+        price(_captured("paper128").graph, grid)
 
 
 def test_operations_survive_as_text() -> None:
