@@ -25,6 +25,7 @@ from runtime.rank import Feed, Rank
 from runtime.rewrite import Keys
 from runtime.routes import check_hops, routes_of, stages_of_layers
 from runtime.scaler import LossScale, Scaler
+from runtime.spatial.ranks import sharing
 from runtime.statistics import RunningStatistics, decays
 from runtime.sync import Flat, GradientSync, buckets_of, groups_of
 from runtime.torch_stage import COUNT, Split, TorchStage
@@ -50,8 +51,6 @@ def check_supported(plan: Plan, graph: ModelGraph) -> None:
         raise BadPlan(
             f"the plan is for another model: fingerprint {plan.model.fingerprint}, captured {graph.fingerprint}"
         )
-    if plan.axes.spatial > 1 or any(stage.spatial for stage in plan.stages):
-        raise BadPlan("spatial splits are not executed yet")
     if plan.execution == "compiled":
         raise BadPlan("compiled stages are not executed yet: use execution: eager")
     if not graph.symbolic_batch and graph.captured_micro != plan.batch.micro:
@@ -86,6 +85,7 @@ class _Assembly:
         """The stages that live here, with one tensor a name however many of them hold it; loaded one by one."""
         edges = [i for i in range(1, len(self.stage_of)) if self.stage_of[i] != self.stage_of[i - 1]]
         every = cut(self.captured, edges)
+        self.sharing = sharing(self.plan, every, self.mesh, self.world)
         mine: dict[int, StageModule] = {}
         draws = 0
         for stage, module in enumerate(every):
@@ -124,7 +124,8 @@ class _Assembly:
             if stage in modules:
                 buffers = {name: self.buffers[name] for name in written}
                 decay = decays(modules[stage], set(written))
-                found[stage] = RunningStatistics(buffers, decay, total, group)
+                counted = self.sharing is None or self.sharing.place == 0
+                found[stage] = RunningStatistics(buffers, decay, total, group, counted)
         return found
 
     def _written(self, stage: int) -> list[str]:
@@ -140,6 +141,8 @@ class _Assembly:
         kinds = _kinds(self.schedule)
         needs_grad = {value.name for value in self.graph.values if value.needs_grad and value.producer}
         first = self.place.data * self.plan.batch.micros
+        if self.sharing is not None:
+            self.sharing.shard(modules)
         splits = {stage: self._split(module, kinds[stage]) for stage, module in modules.items()}
         stores = {stage: WeightStore() for stage, split in splits.items() if split == "store"}
         for stage, store in stores.items():
@@ -190,9 +193,9 @@ def assemble(
     groups = groups_of(parts.buckets, world.rank, world.new_group)
     statistics = parts.statistics(modules)
     stages = parts.stages(modules, statistics)
-    losses = _Counter(stages)
+    losses = _Counter(stages if parts.sharing is None or parts.sharing.place == 0 else {})
     updater = Updater(
-        GradientSync(flats, groups),
+        GradientSync(flats, groups, parts.sharing.uncounted([*modules]) if parts.sharing else ()),
         make_optimizer,
         rank=world.rank,
         groups=groups,
