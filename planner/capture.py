@@ -13,7 +13,7 @@ mode. The batch is symbolic where the model allows it; else the graph serves the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,10 +26,11 @@ from planner.capture_batch import LARGE, SMALL, Batch, example, growing_dims, re
 from planner.capture_describe import NotAffine, describe
 from planner.capture_functional import functionalise
 from planner.capture_layers import group
+from planner.capture_opaque import Opaque, observe
 from planner.capture_probe import probe
 from planner.capture_slice import Layout
-from planner.capture_trace import CannotTrace, call, refused, trace
-from planner.capture_traced import Traced, named_leaves
+from planner.capture_trace import depends_on_values, refused, trace
+from planner.capture_traced import CannotTrace, Traced, call, named_leaves
 from planner.errors import BadInput
 from planner.model import Buffer, ModelGraph, Parameter
 from planner.workload import Workload
@@ -77,11 +78,14 @@ def capture(
     loss: Loss | None = None,
     *,
     micro: int = 1,
+    opaque: Sequence[str] = (),
 ) -> Captured:
     """`batch` and `loss` come with a workload; for a module they are what the workload's functions of these names
-    would be, or `batch` is one example, (inputs, targets), whose tensors hold the samples along their first dim."""
+    would be, or `batch` is one example, (inputs, targets), whose tensors hold the samples along their first dim.
+    `opaque` are paths of modules that are taken as layers without a look into them."""
     if isinstance(source, Workload):
-        where, mode, module = source.where, *_build(source)
+        opaque = [*opaque, *source.opaque]
+        where, mode, module = source.where, *_build(source, for_real=bool(opaque))
         batch, loss = source.batch, source.functions["loss"]
     else:
         where, mode, module = type(source).__name__, None, source
@@ -91,13 +95,19 @@ def capture(
         batch = repeated(batch)
     small, large = example(batch, SMALL, mode), example(batch, LARGE, mode)
     dims = growing_dims(small, large, where)
-    with contextlib.suppress(*UNSYMBOLIC):
-        return _described(trace(module, loss, large, dims, LARGE), module)
     try:
-        traced = trace(module, loss, example(batch, micro, mode), None, micro)
-    except UNSYMBOLIC as error:
+        layers = Opaque(module, observe(module, opaque, [small, large]), (SMALL, LARGE))
+        return _described(trace(module, loss, large, dims, LARGE, layers), module)
+    except UNSYMBOLIC as failure:
+        reason = failure
+    try:
+        one = example(batch, micro, mode)
+        layers = Opaque(module, observe(module, opaque, [one, one]), (micro, micro))
+        return _described(trace(module, loss, one, None, micro, layers), module)
+    except UNSYMBOLIC as failure:
+        # One sample may be too few where what is really wrong is something else.
+        error = reason if depends_on_values(reason) else failure
         raise refused(error, where) from error
-    return _described(traced, module)
 
 
 def _described(traced: Traced, module: nn.Module) -> Captured:
@@ -125,15 +135,14 @@ def _with_loss_layer(traced: Traced) -> Traced:
     return traced
 
 
-def _build(workload: Workload) -> tuple[FakeTensorMode | None, nn.Module]:
+def _build(workload: Workload, *, for_real: bool) -> tuple[FakeTensorMode | None, nn.Module]:
     """On fake tensors if the code that builds the module can, else for real."""
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    try:
-        with mode:
+    if not for_real:
+        with contextlib.suppress(BadInput), mode:
             return mode, workload.build()
-    except BadInput:
-        with torch.random.fork_rng(devices=[]):
-            return None, workload.build()
+    with torch.random.fork_rng(devices=[]):
+        return None, workload.build()
 
 
 def _attribute(module: nn.Module, name: str) -> Tensor | None:

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from planner.capture_custom import average_batch_norm
+from planner.capture_opaque import OpaqueLayer
 from planner.capture_probe import Probe, after, arguments, entered, probe
 from planner.capture_traced import OWNERS, Traced, line_of
 from planner.errors import BadInput
@@ -52,6 +53,8 @@ def written(node: fx.Node) -> list[fx.Node]:
 
 def states_written(node: fx.Node) -> list[fx.Node]:
     """`written`, with the running statistics that a normalisation updates."""
+    if isinstance(node.target, OpaqueLayer):
+        return node.target.buffers(node)
     if node.target is average_batch_norm:
         return [x for x in node.args[3:5] if isinstance(x, fx.Node)]
     if str(node.target) not in STATISTICS:
@@ -64,6 +67,8 @@ def states_written(node: fx.Node) -> list[fx.Node]:
 
 def random(node: fx.Node) -> bool:
     """Draws numbers: a tag of the operation, unless it drops nothing out."""
+    if isinstance(node.target, OpaqueLayer):
+        return True
     if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
     schema = node.target._schema

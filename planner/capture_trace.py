@@ -18,13 +18,10 @@ from torch import nn
 
 from planner.capture_custom import exportable
 from planner.capture_flatten import flatten
-from planner.capture_traced import Traced
+from planner.capture_opaque import Opaque
+from planner.capture_traced import CannotTrace, Traced, call
 from planner.errors import BadInput
 from planner.workload import where_raised
-
-
-class CannotTrace(Exception):
-    """The export raised what is the cause of this."""
 
 
 class _Loss(nn.Module):
@@ -48,31 +45,24 @@ class _Whole(nn.Module):
         return self.loss(call(self.model, inputs), targets)
 
 
-def call(module: nn.Module, inputs: object) -> object:
-    """A tuple holds positional arguments, a dict keyword arguments; anything else is the one argument."""
-    if isinstance(inputs, dict):
-        return module(**inputs)
-    if isinstance(inputs, tuple | list):
-        return module(*inputs)
-    return module(inputs)
-
-
 def trace(
     module: nn.Module,
     loss: Callable[[object, object], object],
     examples: tuple[object, object],
     dims: object | None,
     micro: int,
+    opaque: Opaque,
 ) -> Traced:
     """`dims` are the dynamic shapes of (inputs, targets); None captures for the example's size alone."""
     whole = _Whole(module, loss)
-    with _training(whole), exportable(module) as restore, _quiet():
+    with _training(whole), exportable(module) as restore, opaque, _quiet():
         try:
             program = torch.export.export(whole, examples, dynamic_shapes=dims, strict=False)  # type: ignore[arg-type]
         except Exception as error:  # the user's module ran in there: it may raise anything
             raise CannotTrace from error
     traced = flatten(program, module, examples, symbolic=dims is not None, micro=micro)
     restore(traced)
+    opaque.restore(traced)
     return traced
 
 
@@ -113,11 +103,17 @@ def refused(failure: Exception, where: str) -> BadInput:
     )
     if call is not None:
         place, code = f"{call[1]}:{call[2]}", f" in `{call[3].strip()}`"
-    words = ("data-dependent", "data dependent", "DataDependent", "Could not guard", "unbacked")
-    if any(word in text or word in type(error).__name__ for word in words):
+    if depends_on_values(failure):
         return BadInput(
             f"what runs depends on the values of tensors{code}, which no plan can follow: {first:.160}",
             where=place,
-            allowed="branches and shapes that only settings and the shapes of the inputs decide",
+            allowed="branches and shapes that only settings and the shapes of the inputs decide; or the paths of "
+            "such modules, as opaque = ['path.of.a.module'] in the workload",
         )
     return BadInput(f"cannot be captured: {type(error).__name__}: {first:.300}", where=place)
+
+
+def depends_on_values(failure: Exception) -> bool:
+    error = failure.__cause__ or failure
+    words = ("data-dependent", "data dependent", "DataDependent", "Could not guard", "unbacked")
+    return any(word in f"{type(error).__name__} {error}" for word in words)

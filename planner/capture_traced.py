@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 Kind = Literal["parameter", "buffer", "constant", "input", "target"]
@@ -35,6 +35,19 @@ class Traced:
     aliases: dict[str, tuple[str, ...]] = field(default_factory=dict)
     symbolic: bool
     micro: int
+
+
+class CannotTrace(Exception):
+    """The user's module, or its export, raised what is the cause of this."""
+
+
+def call(module: nn.Module, inputs: object) -> object:
+    """A tuple holds positional arguments, a dict keyword arguments; anything else is the one argument."""
+    if isinstance(inputs, dict):
+        return module(**inputs)
+    if isinstance(inputs, tuple | list):
+        return module(*inputs)
+    return module(inputs)
 
 
 def named_leaves(role: str, tree: object) -> Iterator[tuple[str, object]]:

@@ -38,6 +38,7 @@ class Workload:
     where: str  # the file it came from
     arguments: Mapping[str, Scalar]
     functions: Mapping[str, Callable[..., object]] = field(repr=False)
+    opaque: tuple[str, ...] = ()  # paths of modules that are taken as layers without a look into them
 
     def build(self) -> torch.nn.Module:
         import torch
@@ -138,7 +139,16 @@ def load(name: str, settings: Mapping[str, str] | None = None) -> Workload:
             f"has no function '{missing[0]}'", where=where, allowed=f"functions {', '.join(REQUIRED)}"
         )
     arguments, bound = _bind(found, settings or {}, where)
-    return Workload(name=name, where=where, arguments=arguments, functions=bound)
+    return Workload(
+        name=name, where=where, arguments=arguments, functions=bound, opaque=_opaque(module, where)
+    )
+
+
+def _opaque(module: ModuleType, where: str) -> tuple[str, ...]:
+    paths = getattr(module, "opaque", ())
+    if not isinstance(paths, list | tuple) or not all(isinstance(path, str) for path in paths):
+        raise BadInput(f"'opaque' is {_kind(paths)}", where=where, allowed="a list of module paths")
+    return tuple(paths)
 
 
 def parse_settings(texts: Iterable[str], option: str = "--set") -> dict[str, str]:
