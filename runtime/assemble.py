@@ -214,7 +214,7 @@ def assemble(
         device=world.device,
         group=world.group,
     )
-    feed = Feed(_reads(parts, modules), {})
+    feed = Feed(_reads(parts, modules), world.device)
     interpreter = Interpreter(
         program,
         parts.place.pipeline,

@@ -91,6 +91,7 @@ class Wanted:
     first: int  # number over all replicas of the replica's micro-batch 0
     micro: int  # samples of each
     step_samples: int  # of all replicas
+    values: frozenset[str]  # of the batch
 
 
 class Batches:
@@ -103,11 +104,11 @@ class Batches:
         values_of: Callable[[object, object], dict[str, Tensor]],
         *,
         seed: int,
-        device: torch.device,
+        pinned: bool = False,
         workers: int = 0,
     ) -> None:
         data = workload.dataset()
-        self._wanted, self._values_of, self._device, self._workers = wanted, values_of, device, workers
+        self._wanted, self._values_of, self._pinned, self._workers = wanted, values_of, pinned, workers
         self._collate: Callable[[list[Sample]], Pair]
         if data is None:
             made = Synthetic(workload, seed)
@@ -129,17 +130,17 @@ class Batches:
             batch_sampler=_Sampler(self._indices(first_sample)),  # type: ignore[arg-type]
             collate_fn=self._collate,
             num_workers=self._workers,
-            pin_memory=self._device.type == "cuda",
+            pin_memory=self._pinned,
             prefetch_factor=4 if self._workers else None,
             generator=torch.Generator(),  # leaves the global one alone
         )
         pairs = iter(loader)
         while True:
-            yield {micro: self._moved(*next(pairs)) for micro in self._wanted.micros}
+            yield {micro: self._read(*next(pairs)) for micro in self._wanted.micros}
 
-    def _moved(self, inputs: object, targets: object) -> dict[str, Tensor]:
-        values = self._values_of(inputs, targets)
-        return {name: tensor.to(self._device, non_blocking=True) for name, tensor in values.items()}
+    def _read(self, inputs: object, targets: object) -> dict[str, Tensor]:
+        """On the host; a stage takes what it reads to its device when it reads it."""
+        return {n: t for n, t in self._values_of(inputs, targets).items() if n in self._wanted.values}
 
     def _indices(self, sample: int) -> Iterator[list[int]]:
         wanted = self._wanted

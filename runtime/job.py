@@ -22,6 +22,7 @@ class Job:
     save_every: int = 0  # steps; 0 saves at the end only
     keep: int = 2  # complete checkpoints
     threads: int = 1  # of each rank
+    memory_step: int = 0  # the step whose peak of memory is measured, slowly; 0 for none
     data_workers: int = 0  # processes that load samples, a rank that reads any
     device: Literal["cpu", "cuda"] = "cpu"
     deadline_s: float = 60.0  # without any progress of a rank

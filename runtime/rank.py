@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
+import torch
 from torch import Tensor, nn
 
 from planner.model import Buffer, ModelGraph, Parameter
@@ -67,6 +68,13 @@ class Rank:
         self.updater.finish()
         return self.losses()
 
+    def kept(self) -> list[Tensor]:
+        """Everything that lives longer than a step: parameters, gradients, buffers and optimizer state."""
+        state = state_of(self.updater.optimizers, self.flats).tensors.values()
+        flat = [tensor for each in self.flats for tensor in (each.values, each.grads)]
+        held = [*self.parameters.values(), *self.buffers.values(), *self.idle.values()]
+        return [*held, *flat, *(tensor for row in state for tensor in row.values())]
+
     def evaluate(self, values: Mapping[int, Tensors]) -> dict[int, dict[str, float]]:
         """Losses of one batch in evaluation mode; nothing is changed."""
         self.feed.values = values
@@ -126,8 +134,9 @@ class Feed:
     """The batch of the step at hand, by micro-batch."""
 
     reads: Mapping[int, Sequence[str]]  # stage -> Values of the batch
-    values: Mapping[int, Tensors]
+    device: torch.device
+    values: Mapping[int, Tensors] = field(default_factory=dict)
 
     def __call__(self, stage: int, micro: int) -> Tensors:
-        names = self.reads[stage]
-        return {name: self.values[micro][name] for name in names} if names else {}
+        names, device = self.reads[stage], self.device
+        return {name: self.values[micro][name].to(device, non_blocking=True) for name in names}

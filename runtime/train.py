@@ -21,6 +21,7 @@ from runtime.data import Batches, Wanted
 from runtime.execute import Pulse
 from runtime.groups import World
 from runtime.job import Job
+from runtime.memory import LiveBytes, static_bytes
 from runtime.metrics import Losses as Losses
 from runtime.metrics import mean_loss as mean_loss
 from runtime.paths import Paths
@@ -73,14 +74,18 @@ class Training:
         pipes = {pipe for pipe, _ in reads}
         micros = tuple(m for m, pipe in enumerate(choice.pipe_of) if pipe in pipes)
         wanted = Wanted(
-            micros=micros, first=here.data * batch.micros, micro=batch.micro, step_samples=batch.samples
+            micros=micros,
+            first=here.data * batch.micros,
+            micro=batch.micro,
+            step_samples=batch.samples,
+            values=frozenset(name for names in self.rank.feed.reads.values() for name in names),
         )
         return Batches(
             workload,
             wanted,
             captured.batch_values,
             seed=self.job.seed,
-            device=self.world.device,
+            pinned=self.world.device.type == "cuda",
             workers=self.job.data_workers,
         )
 
@@ -93,6 +98,21 @@ class Training:
         losses = self.rank.step(self.done + 1, batch)
         self.done += 1
         self.sample += self.plan.batch.samples
+        return losses
+
+    def measured_step(self, batch: Batch) -> Losses:
+        """A step whose peak of memory goes into the trace; slow on the host."""
+        if self.world.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            losses = self.step(batch)
+            peak = torch.cuda.max_memory_allocated()
+        else:
+            before = self.rank.kept()
+            loaded = [tensor for values in batch.values() for tensor in values.values()]
+            with LiveBytes([*before, *loaded]) as live:
+                losses = self.step(batch)
+            peak = static_bytes(before) + live.peak
+        self.rank.tracer.sample_memory(self.done, peak)
         return losses
 
     def save(self) -> None:
@@ -131,7 +151,8 @@ class Training:
         data = self.batches()
         while self.done < self.job.steps and not stop.before(self.done + 1):
             start = time.monotonic()
-            losses = self.step(next(data))
+            measure = self.job.memory_step == self.done + 1
+            losses = (self.measured_step if measure else self.step)(next(data))
             self.record(losses, time.monotonic() - start)
             if self.done == self.job.steps or (self.job.save_every and self.done % self.job.save_every == 0):
                 self.save()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,9 @@ def loss(outputs, targets):
 """
 
 
+BOTH = frozenset({"input", "target"})
+
+
 @pytest.fixture
 def numbered(tmp_path: Path) -> Workload:
     path = tmp_path / "numbered.py"
@@ -66,7 +70,7 @@ def values_of(inputs: object, targets: object) -> dict[str, Tensor]:
 
 
 def batches(workload: Workload, wanted: Wanted, *, seed: int = 0, workers: int = 0) -> Batches:
-    return Batches(workload, wanted, values_of, seed=seed, device=torch.device("cpu"), workers=workers)
+    return Batches(workload, wanted, values_of, seed=seed, workers=workers)
 
 
 def indices(found: Batches, steps: int, first: int = 0) -> list[list[int]]:
@@ -90,7 +94,13 @@ def test_every_sample_comes_once_an_epoch_whatever_the_plan(numbered: Workload) 
             indices(
                 batches(
                     numbered,
-                    Wanted(micros=tuple(range(micros)), first=r * micros, micro=micro, step_samples=4),
+                    Wanted(
+                        micros=tuple(range(micros)),
+                        first=r * micros,
+                        micro=micro,
+                        step_samples=4,
+                        values=BOTH,
+                    ),
                 ),
                 5,
             )
@@ -104,20 +114,22 @@ def test_every_sample_comes_once_an_epoch_whatever_the_plan(numbered: Workload) 
 
 
 def test_a_rank_loads_only_the_micro_batches_it_reads(numbered: Workload) -> None:
-    wanted = Wanted(micros=(1, 3), first=0, micro=2, step_samples=8)
+    wanted = Wanted(micros=(1, 3), first=0, micro=2, step_samples=8, values=BOTH)
     assert set(next(batches(numbered, wanted).steps(0))) == {1, 3}
-    nothing = Wanted(micros=(), first=0, micro=2, step_samples=8)
+    targets = replace(wanted, values=frozenset({"target"}))
+    assert all(set(values) == {"target"} for values in next(batches(numbered, targets).steps(0)).values())
+    nothing = Wanted(micros=(), first=0, micro=2, step_samples=8, values=BOTH)
     assert next(batches(numbered, nothing).steps(0)) == {}
 
 
 def test_a_run_goes_on_at_the_sample_where_it_stopped(numbered: Workload) -> None:
-    wanted = Wanted(micros=(0, 1), first=0, micro=2, step_samples=4)
+    wanted = Wanted(micros=(0, 1), first=0, micro=2, step_samples=4, values=BOTH)
     whole = indices(batches(numbered, wanted), 6)
     assert indices(batches(numbered, wanted), 3, first=12) == whole[3:]
 
 
 def test_loading_processes_give_the_same_batches(numbered: Workload) -> None:
-    wanted = Wanted(micros=(0, 1), first=0, micro=2, step_samples=4)
+    wanted = Wanted(micros=(0, 1), first=0, micro=2, step_samples=4, values=BOTH)
     assert indices(batches(numbered, wanted, workers=1), 3) == indices(batches(numbered, wanted), 3)
 
 
@@ -140,7 +152,9 @@ def test_a_synthetic_sample_is_a_function_of_seed_and_index(numbered: Workload) 
     )
 
     def drawn(micro: int, micros: int, seed: int) -> Tensor:
-        wanted = Wanted(micros=tuple(range(micros)), first=0, micro=micro, step_samples=micro * micros)
+        wanted = Wanted(
+            micros=tuple(range(micros)), first=0, micro=micro, step_samples=micro * micros, values=BOTH
+        )
         batch = next(batches(plain, wanted, seed=seed).steps(0))
         return torch.cat([batch[m]["input"] for m in range(micros)])
 
@@ -159,8 +173,10 @@ def test_synthetic_samples_are_joined_along_the_dim_of_the_batch(tmp_path: Path)
         assert isinstance(inputs, Tensor) and isinstance(targets, tuple)
         return {"input": inputs, "target.0": targets[0], "target.1": targets[1]}
 
-    wanted = Wanted(micros=(0,), first=0, micro=5, step_samples=5)
-    made = next(Batches(workload, wanted, named, seed=0, device=torch.device("cpu")).steps(0))[0]
+    wanted = Wanted(
+        micros=(0,), first=0, micro=5, step_samples=5, values=frozenset({"input", "target.0", "target.1"})
+    )
+    made = next(Batches(workload, wanted, named, seed=0).steps(0))[0]
     assert made["input"].shape == (3, 5, 2) and made["target.0"].shape == (3, 5, 1)
     assert made["target.1"].shape == (4,)
 
@@ -168,4 +184,4 @@ def test_synthetic_samples_are_joined_along_the_dim_of_the_batch(tmp_path: Path)
 def test_an_empty_dataset_is_refused(numbered: Workload) -> None:
     empty = workloads.load(numbered.name, {"length": "0"})
     with pytest.raises(BadInput, match="no samples"):
-        batches(empty, Wanted(micros=(0,), first=0, micro=1, step_samples=1))
+        batches(empty, Wanted(micros=(0,), first=0, micro=1, step_samples=1, values=BOTH))

@@ -22,7 +22,7 @@ def test_the_halves_of_every_layer_add_up_to_its_whole_backward(name: str) -> No
     torch.manual_seed(0)
     batch = captured.batch_values(*workload.batch(2))
     kinds = set()
-    for situation in situations(captured, batch, "fp32"):
+    for situation in situations(captured, batch, Way()):
         specimen = real_specimen(captured, situation, batch, Way(split=Split()))
         if not specimen.has_halves:
             continue
@@ -47,13 +47,13 @@ def test_what_the_weight_half_still_needs_is_measured() -> None:
     captured = capture(workload)
     batch = captured.batch_values(*workload.batch(16))
     found = [
-        x for x in situations(captured, batch, "fp32") if x.layer.parameters and x.inputs[0].requires_grad
+        x for x in situations(captured, batch, Way()) if x.layer.parameters and x.inputs[0].requires_grad
     ]
     assert found
     for situation in found:
         with FakeTensorMode():
             way = Way(split=Split())
-            memory = footprint(fake_specimen(captured, situation.layer, situation.inputs, way))
+            memory = footprint(fake_specimen(captured, situation, way))
         least = situation.inputs[0].bytes + situation.outputs[0].bytes
         assert least <= memory.held_bytes <= 2 * least + 256
 
