@@ -9,7 +9,7 @@ fake tensors; only the times differ.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,10 +19,12 @@ from planner.errors import BadInput
 from planner.measure_events import Done, Request
 from planner.measure_parent import measure
 from planner.measure_report import Report
-from planner.profile import Profile, check, kept_values
+from planner.model import Layer
+from planner.profile import CostKey, Profile, check, kept_values
 
 if TYPE_CHECKING:
     from planner.measure_passes import BackwardSplit as BackwardSplit
+    from planner.measure_passes import SpatialSplit as SpatialSplit
     from planner.workload import Workload
 
 ROOFLINE = "roofline:"
@@ -37,13 +39,16 @@ def profile(
     precision: str = "fp32",
     execution: str = "eager",
     split: BackwardSplit | None = None,
+    spatial: SpatialSplit | None = None,
+    grids: Sequence[tuple[int, ...]] = (),
     journal: Path | None = None,
     seconds_per_row: float = SECONDS_PER_ROW,
 ) -> Profile:
     """`device` is cpu, cuda or roofline:NAME. With `journal`, an interrupted profile goes on.
 
-    `split` halves the backward as the runtime will, and is made again without arguments in the process that
-    measures; without it the halves are the whole in proportion to what each would take alone.
+    `split` halves the backward as the runtime will; without it the halves are the whole in proportion to what each
+    would take alone. `spatial` makes shards as the runtime does, for the spatial splits `grids` (parts along the
+    dims from 2 on). Both are made again without arguments in the process that measures.
     """
     request = Request(
         workload=workload.name,
@@ -52,15 +57,23 @@ def profile(
         micros=tuple(micros),
         precision=precision,
         execution=execution,
-        split=f"{type(split).__module__}:{type(split).__qualname__}" if split is not None else "",
+        split=_name(split),
+        spatial=_name(spatial),
+        grids=tuple(dict.fromkeys(grids)),
         seconds_per_row=seconds_per_row,
     )
     if device.startswith(ROOFLINE):
-        return check(_by_roofline(workload, request, split))
+        return check(_by_roofline(workload, request, split, spatial))
     return check(_by_measuring(workload, request, journal))
 
 
-def _by_roofline(workload: Workload, request: Request, split: BackwardSplit | None) -> Profile:
+def _name(tool: object | None) -> str:
+    return f"{type(tool).__module__}:{type(tool).__qualname__}" if tool is not None else ""
+
+
+def _by_roofline(
+    workload: Workload, request: Request, split: BackwardSplit | None, spatial: SpatialSplit | None
+) -> Profile:
     name = request.device.removeprefix(ROOFLINE)
     device = devices.find(name, where="device")
     if request.execution != "eager":
@@ -69,7 +82,7 @@ def _by_roofline(workload: Workload, request: Request, split: BackwardSplit | No
     from planner.measure_optimizer import roofline_optimizer
     from planner.measure_rows import counted_rows
 
-    bench = bench_of(workload, request, "cpu", split)
+    bench = bench_of(workload, request, "cpu", split, spatial)
     rows = list(counted_rows(bench, sorted(set(request.micros)), device))
     found = Profile(
         workload=workload.name,
@@ -106,15 +119,21 @@ def _by_measuring(workload: Workload, request: Request, journal: Path | None) ->
 def with_slack(found: Profile, rows: Iterable[Done]) -> Profile:
     """An output that shows a part of a larger storage, a slice say, keeps all of it alive where it is kept itself.
 
-    Layers of one signature share a row, so the rest counts in all of them if it does in one.
+    Layers of one signature share a row, so the rest counts in all of them if it does in one; shards are as whole
+    samples are.
     """
     slack = {row.key: row.slack_bytes for row in rows if row.slack_bytes}
+    if not slack:
+        return found
+    kept = {(x.signature, setting.micro) for setting in found.settings for x in _kept_layers(found, setting)}
     costs = dict(found.costs)
-    for setting in found.settings if slack else ():
-        kept = kept_values(found, [layer.name for layer in found.graph.layers], setting)
-        for layer in found.graph.layers:
-            key = setting._replace(signature=layer.signature)
-            if key in slack and kept.intersection(layer.outputs):
-                own = costs[key].own_saved_bytes + slack.pop(key)
-                costs[key] = replace(costs[key], own_saved_bytes=own)
+    for key, more in slack.items():
+        if (key.signature, key.micro) in kept:
+            costs[key] = replace(costs[key], own_saved_bytes=costs[key].own_saved_bytes + more)
     return replace(found, costs=costs)
+
+
+def _kept_layers(found: Profile, setting: CostKey) -> Iterator[Layer]:
+    """Those of whose outputs one is kept."""
+    kept = kept_values(found, [layer.name for layer in found.graph.layers], setting)
+    return (layer for layer in found.graph.layers if kept.intersection(layer.outputs))

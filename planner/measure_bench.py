@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
@@ -13,7 +13,8 @@ from torch import Tensor
 from planner.capture import Captured, capture
 from planner.errors import BadInput
 from planner.measure_events import Request
-from planner.measure_passes import BackwardSplit
+from planner.measure_passes import BackwardSplit, SpatialSplit
+from planner.measure_spatial import cut_situations
 from planner.measure_specimen import PRECISIONS, Situation, Way, situations
 from planner.profile import CostKey
 from planner.workload import Workload
@@ -27,19 +28,40 @@ class Bench:
     captured: Captured
     execution: str
     way: Way
+    grids: tuple[tuple[int, ...], ...] = ()  # spatial splits, beside whole samples
 
     def batch(self, micro: int) -> Mapping[str, Tensor]:
         """The tensors of a micro-batch by the names of their Values."""
         return self.captured.batch_values(*self.batch_of(micro))
 
     def situations(self, micro: int) -> list[Situation]:
-        return situations(self.captured, self.batch(micro), self.way.precision)
+        """Of whole samples, then of shards where layers can be cut."""
+        batch = self.batch(micro)
+        found = situations(self.captured, batch, self.way)
+        for grid in self.grids:
+            shards = cut_situations(self.captured, batch, self.way, grid)
+            if not shards:
+                raise BadInput(f"no layer can be computed on shards {list(grid)}", allowed="whole samples")
+            found += shards
+        return found
 
     def key(self, situation: Situation, micro: int) -> CostKey:
-        return CostKey(situation.layer.signature, micro, (), self.way.precision, self.execution)
+        return CostKey(situation.layer.signature, micro, situation.grid, self.way.precision, self.execution)
+
+    def keys(self, micros: Iterable[int]) -> list[CostKey]:
+        """Which layers can be cut does not depend on the micro-batch."""
+        micros = sorted(set(micros))
+        first = [self.key(situation, micros[0]) for situation in self.situations(micros[0])]
+        return [key._replace(micro=micro) for micro in micros for key in first]
 
 
-def bench_of(workload: Workload, request: Request, device: str, split: BackwardSplit | None) -> Bench:
+def bench_of(
+    workload: Workload,
+    request: Request,
+    device: str,
+    split: BackwardSplit | None,
+    spatial: SpatialSplit | None,
+) -> Bench:
     """`device` is where tensors are, which for a roofline is not the one that is asked for."""
     precision, execution, micros = request.precision, request.execution, request.micros
     if precision not in PRECISIONS:
@@ -48,6 +70,11 @@ def bench_of(workload: Workload, request: Request, device: str, split: BackwardS
         raise BadInput(f"unknown execution '{execution}'", allowed=", ".join(EXECUTIONS))
     if not micros or min(micros) < 1:
         raise BadInput(f"micro-batches {list(micros)}", allowed="one or more numbers, each at least 1")
+    for grid in request.grids:
+        if not grid or min(grid) < 1:
+            raise BadInput(f"spatial split {list(grid)}", allowed="numbers of parts, each at least 1")
+        if spatial is None:
+            raise BadInput(f"no shards can be executed here: {list(grid)}", allowed="whole samples")
     captured = capture(workload, micro=micros[0])
     if not captured.graph.symbolic_batch and len(set(micros)) > 1:
         raise BadInput(
@@ -55,8 +82,12 @@ def bench_of(workload: Workload, request: Request, device: str, split: BackwardS
             where=workload.where,
             allowed=f"one micro-batch a profile, such as {micros[0]}",
         )
-    way = Way(precision=precision, device=device, compiled=execution == "compiled", split=split)
-    return Bench(batch_of=workload.batch, captured=captured, execution=execution, way=way)
+    way = Way(
+        precision=precision, device=device, compiled=execution == "compiled", split=split, spatial=spatial
+    )
+    return Bench(
+        batch_of=workload.batch, captured=captured, execution=execution, way=way, grids=request.grids
+    )
 
 
 def device_name(device: str) -> str:

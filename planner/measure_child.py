@@ -10,13 +10,13 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from planner.errors import BadInput
 from planner.measure_events import Message, Optimized, Pending, Ready, Refused, Request, encode, parse
 
 if TYPE_CHECKING:
-    from planner.measure_passes import BackwardSplit
+    from planner.measure_passes import BackwardSplit, SpatialSplit
 
 
 def main() -> None:
@@ -46,9 +46,10 @@ def serve(say: Callable[[Message], None]) -> None:
     torch.set_num_threads(1)  # as a rank computes: several ranks share a machine's cores
     device = device_name(request.device)
     workload = load(request.workload, request.arguments)
-    bench = bench_of(workload, request, request.device, made(request.split))
+    bench = bench_of(workload, request, request.device, split_of(request), spatial_of(request))
     graph = bench.captured.graph
-    say(Ready(graph=graph, device=device, versions=versions()))
+    keys = tuple(bench.keys(request.micros))
+    say(Ready(graph=graph, keys=keys, device=device, versions=versions()))
     line = sys.stdin.readline()
     if not line:
         return
@@ -63,12 +64,21 @@ def serve(say: Callable[[Message], None]) -> None:
         say(event)
 
 
-def made(split: str) -> BackwardSplit | None:
-    if not split:
-        return None
-    module, _, name = split.partition(":")
-    found: BackwardSplit = getattr(importlib.import_module(module), name)()
+def split_of(request: Request) -> BackwardSplit | None:
+    found: BackwardSplit | None = made(request.split)
     return found
+
+
+def spatial_of(request: Request) -> SpatialSplit | None:
+    found: SpatialSplit | None = made(request.spatial)
+    return found
+
+
+def made(name: str) -> Any:  # Any: what class it is only the one who named it knows
+    if not name:
+        return None
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)()
 
 
 if __name__ == "__main__":

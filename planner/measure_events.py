@@ -20,12 +20,15 @@ class Request:
     precision: str
     execution: str
     split: str  # module:class of a BackwardSplit; "" where there is none
+    spatial: str  # likewise of a SpatialSplit
+    grids: tuple[tuple[int, ...], ...]  # spatial splits, beside whole samples
     seconds_per_row: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     graph: ModelGraph
+    keys: tuple[CostKey, ...]  # of every row that there can be
     device: str
     versions: Mapping[str, str]
 

@@ -30,7 +30,6 @@ from planner.measure_events import (
 )
 from planner.measure_journal import Journal
 from planner.measure_report import Report
-from planner.model import ModelGraph
 from planner.profile import CostKey, OptimizerCost
 
 
@@ -100,15 +99,6 @@ def child(request: Request) -> Iterator[Child]:
             process.communicate()
 
 
-def keys_of(graph: ModelGraph, request: Request) -> list[CostKey]:
-    signatures = list(dict.fromkeys(layer.signature for layer in graph.layers))
-    return [
-        CostKey(signature, micro, (), request.precision, request.execution)
-        for micro in sorted(set(request.micros))
-        for signature in signatures
-    ]
-
-
 def measure(request: Request, journal_path: Path | None, report: Report) -> Measured:
     measured: Measured | None = None
     journal: Journal | None = None
@@ -122,7 +112,7 @@ def measure(request: Request, journal_path: Path | None, report: Report) -> Meas
             if measured is None or journal is None:
                 journal = Journal(journal_path, _facts(request, ready))
                 measured = _resumed(ready, journal)
-            keys = keys_of(ready.graph, request)
+            keys = ready.keys
             pending = measured.pending(keys)
             if pending or measured.optimizer is None:
                 running.say(Pending(keys=pending, optimizer=measured.optimizer is None, alone=alone))
@@ -143,6 +133,7 @@ def _facts(request: Request, ready: Ready) -> dict[str, str]:
         "precision": request.precision,
         "execution": request.execution,
         "split": request.split,
+        "spatial": request.spatial,
         **{f"version of {name}": text for name, text in ready.versions.items()},
     }
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from planner.cut import StageModule
+from planner.halo import Layout
 from planner.model import Layer
 
 Values = Mapping[str, Tensor]
@@ -43,6 +44,21 @@ class BackwardSplit(Protocol):
 
     def of(self, module: StageModule) -> Halves:
         """May edit the module's graph."""
+
+
+class SpatialSplit(Protocol):
+    """Shards of a layer as the runtime executes them; made without arguments, in the process that measures too.
+
+    `delivered` are the inputs that come cut. What cannot be computed on shards raises NoRule.
+    """
+
+    def layouts(
+        self, module: StageModule, grid: tuple[int, ...], delivered: Mapping[str, Layout]
+    ) -> Mapping[str, Layout]:
+        """How the outputs lie."""
+
+    def shard(self, module: StageModule, grid: tuple[int, ...], delivered: Mapping[str, Layout]) -> None:
+        """From here on the module computes one shard that has neighbours, whose messages cost nothing."""
 
 
 @dataclass(frozen=True)

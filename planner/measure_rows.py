@@ -50,7 +50,7 @@ def counted_rows(bench: Bench, micros: Sequence[int], device: Device) -> Iterato
     for micro in micros:
         for situation in bench.situations(micro):
             with FakeTensorMode():
-                specimen = fake_specimen(bench.captured, situation.layer, situation.inputs, bench.way)
+                specimen = fake_specimen(bench.captured, situation, bench.way)
                 times = _counted_times(specimen, device)
                 yield _done(bench.key(situation, micro), times, footprint(specimen))
 
@@ -101,19 +101,19 @@ def measured_rows(
     alone: bool = False,
 ) -> Iterator[RowEvent]:
     """`alone` measures each row by itself, to find the one that ends the process."""
-    too_large: dict[str, int] = {}
+    too_large: dict[CostKey, int] = {}  # without the micro-batch, which is what it leads to
     for micro, keys in groupby(pending, key=lambda key: key.micro):
         wanted = set(keys)
         found = {bench.key(x, micro): x for x in bench.situations(micro)}
         batch = bench.batch(micro)
         rows = {key: x for key, x in found.items() if key in wanted}
-        for key in [key for key in rows if key.signature in too_large]:
-            yield Failed(key, f"did not fit at micro-batch {too_large[key.signature]} already")
+        for key in [key for key in rows if key._replace(micro=0) in too_large]:
+            yield Failed(key, f"did not fit at micro-batch {too_large[key._replace(micro=0)]} already")
             del rows[key]
         for group in _groups(rows, 0 if alone else GROUP_BYTES):
             for event in _group_rows(bench, group, batch, seconds_per_row):
                 if isinstance(event, Failed):
-                    too_large.setdefault(event.key.signature, micro)
+                    too_large.setdefault(event.key._replace(micro=0), micro)
                 yield event
 
 

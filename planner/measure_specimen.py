@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from planner.capture import Captured
-from planner.cut import layer_module, materialise
-from planner.measure_passes import Apart, BackwardSplit, Forward, Halves, Specimen, Values
+from planner.cut import StageModule, layer_module, materialise
+from planner.halo import Layout
+from planner.measure_passes import Apart, BackwardSplit, Forward, Halves, SpatialSplit, Specimen, Values
 from planner.model import Buffer, Layer, Parameter
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -44,11 +45,13 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """The first layer of a signature and what reaches it."""
+    """The first layer of a signature and what reaches it: whole samples, or with a grid one shard of them."""
 
     layer: Layer
     inputs: tuple[Shape, ...]
-    outputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...] = ()
+    grid: tuple[int, ...] = ()
+    delivered: Mapping[str, Layout] = field(default_factory=dict)  # of the inputs that come cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,7 @@ class Way:
     device: str = "cpu"
     compiled: bool = False
     split: BackwardSplit | None = None
+    spatial: SpatialSplit | None = None
 
     def entered(self, forward: Forward) -> Forward:
         def run(values: Values) -> Values:
@@ -68,34 +72,45 @@ class Way:
         return run
 
 
-def situations(captured: Captured, batch: Mapping[str, Tensor], precision: str) -> list[Situation]:
+def situations(captured: Captured, batch: Mapping[str, Tensor], way: Way) -> list[Situation]:
+    """Of whole samples, one a signature."""
+    found: dict[str, Situation] = {}
+    shapes = value_shapes(captured, batch, way)
+    for layer in captured.graph.layers:
+        if layer.signature not in found:
+            inputs, outputs = (tuple(shapes[x] for x in names) for names in (layer.inputs, layer.outputs))
+            found[layer.signature] = Situation(layer=layer, inputs=inputs, outputs=outputs)
+    return list(found.values())
+
+
+def value_shapes(captured: Captured, batch: Mapping[str, Tensor], way: Way) -> dict[str, Shape]:
     """Walks through the model on fake tensors, in the precision asked for; equal layers are run once."""
     shapes = {name: Shape.of(tensor) for name, tensor in batch.items()}
     known: dict[tuple[str, tuple[Shape, ...]], tuple[Shape, ...]] = {}
-    found: dict[str, Situation] = {}
     for layer in captured.graph.layers:
         inputs = tuple(shapes[name] for name in layer.inputs)
         key = (layer.signature, inputs)
         if key not in known:
-            known[key] = _outputs(captured, layer, inputs, precision)
+            known[key] = outputs_of(captured, Situation(layer=layer, inputs=inputs), way)
         shapes |= zip(layer.outputs, known[key], strict=True)
-        found.setdefault(layer.signature, Situation(layer=layer, inputs=inputs, outputs=known[key]))
-    return list(found.values())
+    return shapes
 
 
-def _outputs(captured: Captured, layer: Layer, inputs: Sequence[Shape], precision: str) -> tuple[Shape, ...]:
+def outputs_of(captured: Captured, situation: Situation, way: Way) -> tuple[Shape, ...]:
+    plain = Way(precision=way.precision, spatial=way.spatial)
     with FakeTensorMode():
-        specimen = fake_specimen(captured, layer, inputs, Way(precision=precision))
-        return tuple(Shape.of(x) for x in specimen.outputs())
+        return tuple(Shape.of(x) for x in fake_specimen(captured, situation, plain).outputs())
 
 
-def fake_specimen(captured: Captured, layer: Layer, inputs: Sequence[Shape], way: Way) -> Specimen:
+def fake_specimen(captured: Captured, situation: Situation, way: Way) -> Specimen:
     """To be called, and used, under a FakeTensorMode."""
+    layer = situation.layer
     tensors = {
         row.name: torch.empty(row.shape, dtype=getattr(torch, row.dtype)) for row in _states(captured, layer)
     }
-    values = {name: _empty(shape, way.device) for name, shape in zip(layer.inputs, inputs, strict=True)}
-    return _specimen(captured, layer, tensors, values, way)
+    pairs = zip(layer.inputs, situation.inputs, strict=True)
+    values = {name: _empty(shape, way.device) for name, shape in pairs}
+    return _specimen(captured, situation, tensors, values, way)
 
 
 def real_specimen(
@@ -107,7 +122,7 @@ def real_specimen(
         name: batch[name].to(way.device) if name in batch else _activations(shape, way.device)
         for name, shape in zip(layer.inputs, situation.inputs, strict=True)
     }
-    return _specimen(captured, layer, tensors, values, way)
+    return _specimen(captured, situation, tensors, values, way)
 
 
 def _states(captured: Captured, layer: Layer) -> list[Parameter | Buffer]:
@@ -116,9 +131,9 @@ def _states(captured: Captured, layer: Layer) -> list[Parameter | Buffer]:
 
 
 def _specimen(
-    captured: Captured, layer: Layer, tensors: Mapping[str, Tensor], values: Values, way: Way
+    captured: Captured, situation: Situation, tensors: Mapping[str, Tensor], values: Values, way: Way
 ) -> Specimen:
-    module = materialise(layer_module(captured, layer.name), tensors, way.device)
+    module = _module(captured, situation, tensors, way)
     for parameter in module.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
@@ -127,18 +142,26 @@ def _specimen(
     if way.split is None:
         halves: Halves = Apart(forward)
     else:
-        other = materialise(layer_module(captured, layer.name), tensors, way.device)
+        other = _module(captured, situation, tensors, way)
         other._parameters.update(module._parameters)
         other._buffers.update(module._buffers)
         halves = _Entered(way.split.of(other), way)
     return Specimen(
-        layer=layer,
+        layer=situation.layer,
         forward=forward,
         halves=halves,
         inputs=values,
         parameters=tuple(module.parameters()),
         buffers=tuple(module.buffers()),
     )
+
+
+def _module(captured: Captured, situation: Situation, tensors: Mapping[str, Tensor], way: Way) -> StageModule:
+    module = materialise(layer_module(captured, situation.layer.name), tensors, way.device)
+    if situation.grid:
+        assert way.spatial is not None
+        way.spatial.shard(module, situation.grid, situation.delivered)
+    return module
 
 
 class _Entered:

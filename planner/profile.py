@@ -86,9 +86,15 @@ class Profile:
 
     @cached_property
     def settings(self) -> tuple[CostKey, ...]:
-        """Every micro-batch, split, precision and execution at which no layer failed, with an empty signature."""
+        """Every setting of whole samples at which no layer failed, with an empty signature."""
         failed = {key._replace(signature="") for key in self.failures}
-        return tuple(sorted({key._replace(signature="") for key in self.costs} - failed))
+        found = {key._replace(signature="") for key in self.costs if not key.split}
+        return tuple(sorted(found - failed))
+
+    @cached_property
+    def shards(self) -> tuple[CostKey, ...]:
+        """Every setting of which there are shards, with an empty signature; not of every layer."""
+        return tuple(sorted({key._replace(signature="") for key in self.costs if key.split}))
 
 
 def roots(profile: Profile, layers: Iterable[str], key: CostKey) -> dict[str, str | None]:

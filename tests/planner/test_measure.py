@@ -137,6 +137,7 @@ def test_a_journal_of_the_same_model_goes_on(plain: tuple[Workload, Profile], tm
         "precision": "fp32",
         "execution": "eager",
         "split": "",
+        "spatial": "",
         **{f"version of {name}": text for name, text in first.versions.items()},
     }
     known = encode(Done(key, cost(forward=123.0), 0))
@@ -235,6 +236,8 @@ def test_the_process_that_measures_ends_with_the_one_that_waits(tmp_path: Path) 
         precision="fp32",
         execution="eager",
         split="",
+        spatial="",
+        grids=(),
         seconds_per_row=0.001,
     )
     with child(request) as running:

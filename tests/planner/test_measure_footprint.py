@@ -122,10 +122,10 @@ def test_counted_blindly_the_layers_of_a_resnet_keep_far_more() -> None:
 def test_fake_tensors_tell_the_same_as_real_ones() -> None:
     bench = bench_of_model("resnet50")
     batch = bench.batch(2)
-    for situation in situations(bench.captured, batch, "fp32"):
+    for situation in situations(bench.captured, batch, bench.way):
         real = footprint(real_specimen(bench.captured, situation, batch, bench.way))
         with FakeTensorMode():
-            fake = footprint(fake_specimen(bench.captured, situation.layer, situation.inputs, bench.way))
+            fake = footprint(fake_specimen(bench.captured, situation, bench.way))
         assert fake == real, situation.layer.name
 
 
