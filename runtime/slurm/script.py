@@ -27,6 +27,7 @@ class Request:
 
     name: str  # of the plan
     folder: Path  # of the run
+    directory: Path  # where the user stood; the plan's workload may be named from there
     layout: Layout
     threads: int  # of a rank
     cuda: bool
@@ -53,6 +54,7 @@ def text(request: Request, options: Options) -> str:
         quote.comment("the run goes on from its last complete checkpoint."),
         "set -e",
         *_surroundings(options),
+        f"cd {quote.word(str(request.directory))}",
         "trap '' USR1  # until the supervisor listens to it",
         f"exec {quote.word(request.python)} -P -m {BATCH} {quote.word(folder)} \\",
         f"  --requeues {options.requeues} --restarts {options.restarts} -- \\",

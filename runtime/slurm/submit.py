@@ -53,6 +53,7 @@ def request(plan: Plan, name: str, folder: Path, job: Job) -> scripts.Request:
     return scripts.Request(
         name=name,
         folder=folder.resolve(),
+        directory=Path.cwd(),
         layout=layout.of(plan),
         threads=job.threads,
         cuda=job.device == "cuda",

@@ -78,10 +78,13 @@ PartitionName=spot Nodes=ALL MaxTime=60 State=UP PriorityTier=5 PreemptMode=REQU
 PartitionName=urgent Nodes=ALL MaxTime=60 State=UP PriorityTier=20 PreemptMode=OFF
 """
 
+# Jobs reach the controller by themselves: on a node the clients that go through the hub are hidden.
 NODE = """\
-hostname {name} && mount --bind {hosts} /etc/hosts || exit 1
-slurmd -D -N {name} -f {conf} & wait $!
+until [ -e {root}/{name}.net ]; do sleep 0.02; done
+hostname {name} && mount --bind {root}/hosts /etc/hosts && mount --bind {root}/empty {root}/bin || exit 1
+slurmd -D -N {name} -f {root}/slurm.conf & wait $!
 """
+CLIENTS = ("sbatch", "srun", "salloc", "squeue", "sinfo", "scancel", "scontrol", "sacct")
 
 
 def missing() -> str:
@@ -133,6 +136,11 @@ class Cluster:
         return clean_environment() | {"SLURM_CONF": str(self.root / "slurm.conf")}
 
     @property
+    def variables(self) -> dict[str, str]:
+        """With these a program outside finds the cluster's clients."""
+        return {"SLURM_CONF": str(self.root / "slurm.conf"), "PATH": f"{self.root}/bin:{SEARCH}"}
+
+    @property
     def inside(self) -> tuple[str, ...]:
         """Put before a command, it runs where the controller can be reached."""
         return self._at("hub")
@@ -154,7 +162,7 @@ class Cluster:
         return done.stdout.strip()
 
     def up(self) -> None:
-        for name in ("log", "spool", "ctld", "dev"):
+        for name in ("log", "spool", "ctld", "dev", "bin", "empty"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
         self._write_files()
         self._start_hub()
@@ -216,6 +224,11 @@ class Cluster:
         self._await_namespace(pid)
         self._network("hub", "ip link set lo up", "ip link add br0 type bridge")
         self._network("hub", f"ip addr add {SUBNET}.1/24 dev br0", "ip link set br0 up")
+        for name in CLIENTS:
+            client = self.root / "bin" / name
+            real = shutil.which(name, path=SEARCH)
+            client.write_text(f'#!/bin/sh\nexec {shlex.join(self.inside)} {real} "$@"\n')
+            client.chmod(0o755)
 
     def _network(self, name: str, *lines: str) -> None:
         subprocess.run([*self._at(name), "sh", "-ec", "\n".join(lines)], env=clean_environment(), check=True)
@@ -248,22 +261,9 @@ class Cluster:
     def start_node(self, number: int) -> None:
         name = f"n{number}"
         (self.root / "spool" / name).mkdir(exist_ok=True)
-        text = NODE.format(
-            name=name,
-            hosts=shlex.quote(str(self.root / "hosts")),
-            conf=shlex.quote(str(self.root / "slurm.conf")),
-        )
         apart = ["--uts", "--mount", "--pid", "--net", "--fork", "--kill-child=KILL", "--mount-proc"]
-        pid = self._start(
-            name,
-            [
-                "unshare",
-                *apart,
-                "bash",
-                "-c",
-                f"until [ -e {self.root}/{name}.net ]; do sleep 0.02; done\n{text}",
-            ],
-        )
+        text = NODE.format(name=name, root=self.root)
+        pid = self._start(name, ["unshare", *apart, "bash", "-c", text])
         self._await_namespace(pid)
         self._network(
             "hub",

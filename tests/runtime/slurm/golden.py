@@ -21,6 +21,7 @@ def request(
     return Request(
         name=name,
         folder=Path(folder),
+        directory=Path("/home/ada/project"),
         layout=Layout(tasks, max(tasks)),
         threads=1,
         cuda=cuda,

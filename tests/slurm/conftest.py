@@ -1,0 +1,58 @@
+"""One cluster and one process with torch loaded, for all tests of this folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from planner.plan import Plan
+from runtime import train
+from tests.runtime.jobs import captured_of
+from tests.slurm import cluster as clusters
+from tests.slurm.cluster import Cluster
+from tests.slurm.warm import Warm
+
+
+@pytest.fixture(scope="session")
+def state() -> Iterator[Path]:
+    """Short enough for the sockets that the daemons make in it."""
+    if reason := clusters.missing():
+        pytest.skip(reason)
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def cluster(state: Path) -> Iterator[Cluster]:
+    """Twelve nodes; this process and what it starts are their clients while it is up."""
+    with Cluster(state, nodes=12) as made, pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(("SLURM", "SBATCH_", "SRUN_"))]:
+            patch.delenv(name)
+        for name, value in made.variables.items():
+            patch.setenv(name, value)
+        yield made
+
+
+@pytest.fixture(scope="session")
+def warm(state: Path) -> Iterator[Warm]:
+    made = Warm(state)
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _capture_once() -> Iterator[None]:
+    """This process launches the same few models again and again."""
+
+    def of(plan: Plan, workload: object = None) -> train.Model:
+        return train.Model(plan, *captured_of(plan.model.workload, plan.model.arguments, plan.batch.micro))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train.Model, "of", of)
+        yield

@@ -1,0 +1,63 @@
+"""Runs for the tests: launched with warm ranks, watched by their files, and hurt in every way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+from planner.plan import Plan
+from runtime.metrics import steps_of
+from runtime.paths import Paths
+from runtime.slurm import record
+from runtime.slurm import run as slurm
+from runtime.slurm.options import Options
+from runtime.slurm.record import Record
+from runtime.slurm.run import SlurmRun
+from tests.slurm.plans import plan_over
+from tests.slurm.warm import Warm
+
+PATIENCE_S = 120.0
+PACED = "tests/slurm/workloads/paced.py"
+
+
+@lru_cache(maxsize=8)
+def paced_plan(ranks_a_node: int = 1, pace_s: float = 0.02, leaves: int = -1, data: int = 1) -> Plan:
+    """Two pipeline stages; with one replica every sum has one order, so that losses are equal to the bit."""
+    arguments = {"pace_s": str(pace_s), "leaves": str(leaves)}
+    return plan_over(
+        PACED, arguments=arguments, ranks_a_node=ranks_a_node, family="1f1b", workers=2, micros=2, data=data
+    )
+
+
+def launch(
+    warm: Warm,
+    plan: Plan,
+    folder: Path,
+    steps: int = 4,
+    options: dict[str, object] | None = None,
+    **job: object,
+) -> SlurmRun:
+    chosen = Options(python=str(warm.python), **(options or {}))  # type: ignore[arg-type]
+    return slurm.launch(plan, folder, steps=steps, options=chosen, **job)
+
+
+def until(what: Callable[[], object], name: str, timeout_s: float = PATIENCE_S) -> None:
+    end = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < end, f"never: {name}"
+        time.sleep(0.05)
+
+
+def until_step(run: SlurmRun, step: int) -> None:
+    until(lambda: max(steps_of(run.paths, run.ranks), default=0) >= step, f"step {step}")
+
+
+def task(paths: Paths, rank: int) -> Record:
+    """The rank as it runs now."""
+    import json
+
+    found = Record(**json.loads(paths.task(rank).read_text()))
+    assert record.read(paths, rank, found.generation) == found
+    return found

@@ -1,0 +1,31 @@
+"""Plans over several nodes, made without a solver, whose prediction is what their own numbers amount to."""
+
+from __future__ import annotations
+
+from planner.plan import Plan
+from planner.simulate import compile, duration_vector, period, schedule_of
+from tests.runtime.jobs import captured_of
+from tests.runtime.plans import plan_for
+
+
+def plan_over(
+    workload: str,
+    *,
+    ranks_a_node: int = 2,
+    arguments: dict[str, str] | None = None,
+    micro: int = 2,
+    **shape: object,
+) -> Plan:
+    """Ranks fill the slots of node 0, then those of node 1, and so on."""
+    given = arguments or {}
+    _, captured = captured_of(workload, given, micro)
+    plan = plan_for(captured.graph, workload, arguments=given, micro=micro, **shape)  # type: ignore[arg-type]
+    places = tuple(
+        place.model_copy(update={"node": place.rank // ranks_a_node, "slot": place.rank % ranks_a_node})
+        for place in plan.places
+    )
+    compiled = compile(schedule_of(plan), plan.hops, update=plan.schedule.update)
+    step_ns = period(compiled, duration_vector(plan.times, plan.hops)).period_ns
+    told = {"step_ns": step_ns, "low_ns": step_ns, "high_ns": step_ns}
+    prediction = plan.prediction.model_copy(update=told)
+    return plan.model_copy(update={"places": places, "prediction": prediction})

@@ -1,0 +1,51 @@
+"""Plans train as jobs of a real SLURM as they do in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runtime import local
+from tests.slurm.cluster import Cluster
+from tests.slurm.jobs import PATIENCE_S, launch, task
+from tests.slurm.plans import plan_over
+from tests.slurm.warm import Warm
+
+
+def test_gpt2_on_four_nodes_trains_as_one_process_does(cluster: Cluster, warm: Warm, tmp_path: Path) -> None:
+    plan = plan_over("gpt2", arguments={"size": "tiny"}, family="1f1b", workers=4, micros=4, data=2)
+    done = launch(warm, plan, tmp_path / "run").wait(PATIENCE_S).check()
+    alone = local.launch_inline(plan, tmp_path / "inline", steps=4)
+    assert list(done.losses) == [1, 2, 3, 4]
+    assert done.losses == pytest.approx(alone.losses, rel=1e-6)
+
+
+def test_chimera_on_four_nodes_trains_as_one_process_does(
+    cluster: Cluster, warm: Warm, tmp_path: Path
+) -> None:
+    plan = plan_over("mlp", arguments={"layers": "8"}, family="chimera", workers=4, micros=4, data=2)
+    done = launch(warm, plan, tmp_path / "a 'b' #c").wait(PATIENCE_S).check()
+    alone = local.launch_inline(plan, tmp_path / "inline", steps=4)
+    assert list(done.losses) == [1, 2, 3, 4]
+    assert done.losses == pytest.approx(alone.losses, rel=1e-6)
+
+
+def test_ranks_stand_where_the_plan_has_them_on_twelve_nodes(
+    cluster: Cluster, warm: Warm, tmp_path: Path
+) -> None:
+    """n10 comes after n9, not after n1."""
+    plan = plan_over("mlp", ranks_a_node=1, family="1f1b", workers=2, micros=2, data=6)
+    run = launch(warm, plan, tmp_path / "run", steps=1)
+    run.wait(PATIENCE_S).check()
+    assert [task(run.paths, rank).host for rank in range(12)] == cluster.names
+
+
+def test_nodes_with_uneven_numbers_of_ranks_are_laid_out_as_planned(
+    cluster: Cluster, warm: Warm, tmp_path: Path
+) -> None:
+    plan = plan_over("mlp", ranks_a_node=3, family="1f1b", workers=2, micros=2, data=2)
+    run = launch(warm, plan, tmp_path / "run", steps=1)
+    run.wait(PATIENCE_S).check()
+    hosts = [task(run.paths, rank).host for rank in range(4)]
+    assert hosts[0] == hosts[1] == hosts[2] != hosts[3]

@@ -1,0 +1,38 @@
+"""A small perceptron over samples that take their time, so that something can happen to it on the way."""
+
+import os
+import time
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from models.mlp import batch, build, loss
+
+__all__ = ["batch", "build", "dataset", "loss", "optimizer"]
+
+
+class Paced(Dataset[tuple[Tensor, Tensor]]):
+    def __init__(self, pace_s: float, leaves: int) -> None:
+        self._pace_s, self._leaves, self._read = pace_s, leaves, 0
+
+    def __len__(self) -> int:
+        return 96
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self._read += 1
+        if self._read > 8 and os.environ.get("RANK") == str(self._leaves):
+            raise SystemExit(5)
+        time.sleep(self._pace_s)
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(64, generator=generator), torch.tensor(index % 10)
+
+
+def dataset(pace_s: float = 0.02, leaves: int = -1) -> Dataset[tuple[Tensor, Tensor]]:
+    """`leaves`: the rank that ends with status 5 after some samples."""
+    return Paced(pace_s, leaves)
+
+
+def optimizer(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for _, p in named_parameters], lr=0.05, momentum=0.9)
