@@ -12,8 +12,10 @@ from itertools import pairwise
 from planner.schedule.action import Action, Kind, Schedule
 from planner.schedule.assemble import Request, assemble, dealt
 from planner.schedule.costs import Limits, nominal
+from planner.schedule.in_flight import order_fits
 from planner.schedule.list_job import Job, Policy
 from planner.schedule.list_scheduler import best_listed
+from planner.schedule.replay import span_of
 
 
 def interleaved(request: Request) -> Schedule:
@@ -22,7 +24,9 @@ def interleaved(request: Request) -> Schedule:
 
 
 def interleaved_zb(request: Request) -> Schedule:
-    """The same with split backwards and half the fill; weight gradients are listed into what is free."""
+    """The same with split backwards and half the fill. A worker's weight gradients follow as many backwards later as
+    there are workers before it, which gives every message slack, or are listed into what is free where that is shorter.
+    """
     workers, chunks, micros = request.workers, request.chunks, request.micros
     cap = request.whole("cap", (chunks - 1) * len(_rounds(micros, workers)[0]) + workers)
     job = Job(
@@ -40,7 +44,26 @@ def interleaved_zb(request: Request) -> Schedule:
         replace(job, sequence=sequence),
         *(replace(job, policy=Policy(tie=tie)) for tie in ("deep", "micro")),
     ]
-    return assemble(request, job.place, job.pipe_of, best_listed(jobs).orders)
+    orders = best_listed(jobs).orders
+    late = [_with_late_weights(order, worker) for worker, order in enumerate(sequence)]
+    fits = all(order_fits(order, worker, job.limits, job.costs.stages) for worker, order in enumerate(late))
+    if fits and span_of(job.place, late, job.costs) <= span_of(job.place, orders, job.costs):
+        orders = late
+    return assemble(request, job.place, job.pipe_of, orders)
+
+
+def _with_late_weights(order: list[Action], lag: int) -> list[Action]:
+    """The W of a backward after `lag` more of them."""
+    owed = [a._replace(kind=Kind.W) for a in order if a.kind is Kind.I]
+    done: list[Action] = []
+    backwards = paid = 0
+    for action in order:
+        done.append(action)
+        backwards += action.kind is Kind.I
+        if backwards - paid > lag:
+            done.append(owed[paid])
+            paid += 1
+    return done + owed[paid:]
 
 
 def _turns(request: Request, ahead: int) -> list[list[Action]]:

@@ -103,7 +103,8 @@ def _jobs(schedule: Schedule, job: Job) -> Iterator[Job]:
         turns = [
             [_halved(a) for a in order if a.kind in (Kind.F, Kind.B, Kind.I)] for order in schedule.orders
         ]
-        yield replace(job, sequence=turns)
+        for patience in (0, 25, 60):
+            yield replace(job, sequence=turns, policy=Policy(patience=patience))
 
 
 def _tighter(own: PerNode, given: PerNode | None) -> PerNode:

@@ -1,15 +1,18 @@
 """ZB-V, V-Half and V-Min: two stages a worker in a V, split backwards, and a cap on what a worker holds.
 
 Caps count micro-batches of one stage, two to a worker's full share: 2D for ZB-V, about a half and a third of that
-for the others. ZB-V comes out of the list scheduler. The small caps need a rhythm: one micro-batch's way through the
-V, repeated every 6 slots (F, I and W of two stages) without a collision, keeps every worker's share even; the order
-of its F and I is then kept and the weight gradients are listed into what is free. The best of both is taken.
+for the others. A rhythm is tried first: an order of F and I that is kept, with the weight gradients listed into what
+is free. ZB-V fills its share and then takes F and I of both stages in turn, so that every message has slack when it
+is needed. The small caps repeat one micro-batch's way through the V every 6 slots (F, I and W of two stages) without
+a collision, which keeps every worker's share even. Free lists compete with the rhythm; the best is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from planner.errors import BadInput
 from planner.schedule.action import Action, Kind, Schedule
@@ -21,6 +24,8 @@ from planner.schedule.list_scheduler import best_listed
 Steps = tuple[
     int, int, int, int
 ]  # slots from worker to worker: down and up the V forwards, down and up backwards
+Turns = list[list[Action]]
+F, I = Kind.F, Kind.I  # noqa: E741
 PERIOD = 6
 FEW = 8  # workers up to which a free list may beat the rhythm
 POLICIES = (
@@ -33,18 +38,26 @@ POLICIES = (
 
 
 def zb_v(request: Request) -> Schedule:
-    return listed_v(request, 2 * request.workers)
+    return listed_v(request, 2 * request.workers, [_in_turn(request.workers, request.micros)], POLICIES)
 
 
 def v_half(request: Request) -> Schedule:
-    return listed_v(request, (request.workers + 2) // 2 * 2, ((1, 2, 1, 2), (2, 2, 1, 1)))
+    return _in_small_share(request, (request.workers + 2) // 2 * 2, ((1, 2, 1, 2), (2, 2, 1, 1)))
 
 
 def v_min(request: Request) -> Schedule:
-    return listed_v(request, (request.workers + 4) // 3 * 2, ((1, 1, 1, 1), (1, 2, 1, 2)))
+    return _in_small_share(request, (request.workers + 4) // 3 * 2, ((1, 1, 1, 1), (1, 2, 1, 2)))
 
 
-def listed_v(request: Request, cap: int, steps: tuple[Steps, ...] = ()) -> Schedule:
+def _in_small_share(request: Request, cap: int, steps: Sequence[Steps]) -> Schedule:
+    row = zigzag(request.workers, 2)[0]
+    rhythms = [_repeated(row, request.micros, each) for each in steps]
+    return listed_v(request, cap, rhythms, POLICIES if request.workers <= FEW else ())
+
+
+def listed_v(
+    request: Request, cap: int, rhythms: Sequence[Turns] = (), policies: Sequence[Policy] = POLICIES
+) -> Schedule:
     cap = request.whole("cap", cap)
     if cap < 2:
         raise BadInput(
@@ -62,15 +75,38 @@ def listed_v(request: Request, cap: int, steps: tuple[Steps, ...] = ()) -> Sched
     )
 
     def jobs() -> Iterator[Job]:
-        for each in steps:
-            yield replace(job, sequence=_repeated(place[0], request.micros, each))
-        for policy in POLICIES if not steps or request.workers <= FEW else ():
+        for rhythm in rhythms:
+            yield replace(job, sequence=rhythm)
+        for policy in policies:
             yield replace(job, policy=policy)
 
     return assemble(request, place, job.pipe_of, best_listed(jobs()).orders)
 
 
-def _repeated(place: tuple[int, ...], micros: int, steps: Steps) -> list[list[Action]]:
+def _in_turn(workers: int, micros: int) -> Turns:
+    """Down the V as long as the share lasts, up it as soon as micro-batches have turned, then F, I, F, I."""
+    orders = []
+    for worker in range(workers):
+        down, up = (partial(Action, stage=stage) for stage in (worker, 2 * workers - 1 - worker))
+        turns = [down(F)] * (2 * (workers - worker) - 1) + [up(F), down(F)] * worker
+        turns += [up(F), up(I)] * (workers - worker) + [down(F), down(I), up(F), up(I)] * micros
+        turns += [down(I), up(I)] * micros
+        orders.append(_numbered(turns, micros))
+    return orders
+
+
+def _numbered(turns: Sequence[Action], micros: int) -> list[Action]:
+    """The same turns for micro-batch after micro-batch; those past the last one are left out."""
+    count: Counter[Action] = Counter()
+    order = []
+    for turn in turns:
+        if count[turn] < micros:
+            order.append(turn._replace(micro=count[turn]))
+        count[turn] += 1
+    return order
+
+
+def _repeated(place: tuple[int, ...], micros: int, steps: Steps) -> Turns:
     forward, backward = _way(place, steps)
     slots: list[list[tuple[int, Action]]] = [[] for _ in range(1 + max(place))]
     for stage, worker in enumerate(place):

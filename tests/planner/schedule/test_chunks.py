@@ -7,7 +7,7 @@ import pytest
 
 from planner.schedule.action import Kind
 from planner.schedule.families import generate
-from tests.planner.schedule.slots import assert_whole, compute, peaks, span, thirds
+from tests.planner.schedule.slots import assert_whole, compute, peaks, period, span, thirds
 
 SHAPES = [
     (2, 2),
@@ -48,6 +48,12 @@ def test_zb_v_never_stops_between_fill_and_drain_in_1f1bs_memory() -> None:
         schedule = generate("zb-v", workers=workers, micros=micros)
         assert span(schedule, thirds) == 6 * micros + workers - 1
         assert max(peaks(schedule)) <= 2 * workers
+
+
+def test_steps_of_zb_v_that_follow_each_other_leave_no_bubble_at_all() -> None:
+    for workers, micros in SHAPES:
+        if micros >= 2 * workers:
+            assert period(generate("zb-v", workers=workers, micros=micros), thirds) == 6 * micros
 
 
 def test_v_half_has_half_of_1f1bs_bubble_in_about_half_its_memory() -> None:

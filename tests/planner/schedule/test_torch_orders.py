@@ -1,15 +1,20 @@
-"""torch's own orders, played by the same reference as ours: ours is never longer and holds no more."""
+"""torch's own orders, played by the same reference as ours: ours is never longer and holds no more, whether messages
+cost nothing or take their time."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import count
 
 import pytest
 
 from planner.schedule.action import Action, Kind, Schedule, parse_action
 from planner.schedule.assemble import dealt, zigzag
+from planner.schedule.costs import Costs, Limits, nominal
 from planner.schedule.families import generate
+from planner.schedule.relist import relist
 from tests.planner.schedule.slots import assert_whole, peaks, span, thirds
 
 PEERS = [
@@ -50,19 +55,51 @@ def _from_zero(order: list[Action]) -> list[Action]:
     return [a._replace(micro=next(turn)) if a.kind is Kind.F else a for a in order]
 
 
+def cases(name: str, chunks: int, micros_of: Callable[[int], Iterable[int]]) -> Iterator[Schedule]:
+    """What torch makes of the numbers that it does not refuse."""
+    for workers in (2, 4, 8):
+        for micros in micros_of(workers):
+            theirs = torch_order(name, workers, micros, chunks)
+            if theirs is not None:
+                yield theirs
+
+
 @pytest.mark.parametrize(("family", "name", "chunks"), PEERS)
 def test_ours_of_the_same_family_is_never_longer_at_no_more_memory(
     family: str, name: str, chunks: int
 ) -> None:
     compared = 0
-    for workers in (2, 4, 8):
-        for micros in (workers // 2, workers, workers + 1, 2 * workers, 3 * workers - 1, 4 * workers):
-            theirs = torch_order(name, workers, micros, chunks)
-            if theirs is None:
-                continue
-            ours = generate(family, workers=workers, micros=micros, chunks=chunks)
-            assert_whole(ours)
-            assert span(ours, thirds) <= span(theirs, thirds)
-            assert max(peaks(ours)) <= max(peaks(theirs))
-            compared += 1
+    for theirs in cases(name, chunks, lambda d: (d // 2, d, d + 1, 2 * d, 3 * d - 1, 4 * d)):
+        ours = generate(family, workers=theirs.workers, micros=theirs.micros, chunks=chunks)
+        assert_whole(ours)
+        assert span(ours, thirds) <= span(theirs, thirds)
+        assert max(peaks(ours)) <= max(peaks(theirs))
+        compared += 1
     assert compared >= 6
+
+
+@pytest.mark.parametrize(("family", "name", "chunks"), PEERS)
+def test_nor_where_messages_take_time_and_ours_is_listed_for_it(family: str, name: str, chunks: int) -> None:
+    compared = 0
+    for theirs in cases(name, chunks, lambda d: (d, d + 1, 2 * d, 3 * d - 1)):
+        ours = generate(family, workers=theirs.workers, micros=theirs.micros, chunks=chunks)
+        room = max(peaks(theirs))
+        for hop in (1, 2, 8):
+            costs = in_twentieths(theirs.stages, hop)
+            anew = relist(ours, costs, Limits(memory=(room,) * theirs.workers))
+            assert_whole(anew)
+            assert max(peaks(anew)) <= room
+            times = partial(cost_of, costs)
+            assert span(anew, times, costs.hops) <= span(theirs, times, costs.hops)
+            compared += 1
+    assert compared >= 9
+
+
+def in_twentieths(stages: int, hop: int) -> Costs:
+    """F = I = W = 20, B = 40, and `hop` for a message."""
+    one, two = (20,) * stages, (40,) * stages
+    return Costs(forward=one, backward=two, input_grad=one, weight_grad=one, hops=nominal(stages, hop).hops)
+
+
+def cost_of(costs: Costs, action: Action) -> int:
+    return costs.of(action.kind)[action.stage]
