@@ -15,6 +15,7 @@ from planner.model import ModelGraph
 from planner.plan import Plan
 from planner.schedule.action import Action, Kind, Schedule
 from planner.simulate import schedule_of
+from planner.timeline import COLLECTIVE, Event, encode
 from runtime import rewrite
 from runtime.execute import Interpreter, Pulse
 from runtime.groups import World
@@ -27,7 +28,7 @@ from runtime.routes import check_hops, routes_of, stages_of_layers
 from runtime.scaler import LossScale, Scaler
 from runtime.spatial.ranks import sharing
 from runtime.statistics import RunningStatistics, decays
-from runtime.sync import Flat, GradientSync, buckets_of, groups_of
+from runtime.sync import Bucket, Flat, GradientSync, buckets_of, groups_of
 from runtime.torch_stage import COUNT, Split, TorchStage
 from runtime.trace import Tracer
 from runtime.trained import trained
@@ -193,9 +194,11 @@ def assemble(
     groups = groups_of(parts.buckets, world.rank, world.new_group)
     statistics = parts.statistics(modules)
     stages = parts.stages(modules, statistics)
+    tracer = Tracer(world.rank)
     losses = _Counter(stages if parts.sharing is None or parts.sharing.place == 0 else {})
+    uncounted = parts.sharing.uncounted([*modules]) if parts.sharing else ()
     updater = Updater(
-        GradientSync(flats, groups, parts.sharing.uncounted([*modules]) if parts.sharing else ()),
+        GradientSync(flats, groups, uncounted, _traced_sums(tracer, parts.keys)),
         make_optimizer,
         rank=world.rank,
         groups=groups,
@@ -206,7 +209,6 @@ def assemble(
         schedule=lr_schedule,
         world=world.group,
     )
-    tracer = Tracer(world.rank)
     transport = Transport(
         routes=parts.routes,
         place=parts.schedule.place,
@@ -245,6 +247,13 @@ def assemble(
         feed=feed,
         scaler=parts.scale.scaler,
     )
+
+
+def _traced_sums(tracer: Tracer, keys: Keys) -> Callable[[Bucket, int, int], None]:
+    def on_sum(bucket: Bucket, start_ns: int, end_ns: int) -> None:
+        tracer.add(keys.step, encode(Event(COLLECTIVE, bucket.stages[0])), start_ns, end_ns)
+
+    return on_sum
 
 
 @dataclass

@@ -31,9 +31,10 @@ class Carrier(Protocol):
 
 
 class Updates(Protocol):
-    """Gradient sums and updates; SYNC launches, STEP waits and updates."""
+    """Gradient sums and updates; SYNC launches, STEP first waits and then updates."""
 
     def launch(self, pipe: int, stage: int) -> None: ...
+    def wait(self, pipe: int, stage: int) -> None: ...
     def step(self, pipe: int, stage: int) -> None: ...
 
 
@@ -73,6 +74,9 @@ class Interpreter:
         releases = releases_after(program, worker)
         self._calls: list[_Call] = []
         for position, instruction in enumerate(program.ranks[worker]):
+            action = instruction.action
+            if action is not None and action.kind is Kind.STEP:
+                self._calls.append(_Call(partial(updates.wait, action.pipe, action.stage), WAITS))
             self._calls.append(self._compile(instruction))
             for message in releases.get(position, ()):
                 self._calls.append(_Call(partial(carrier.release, message), SILENT))

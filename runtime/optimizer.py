@@ -107,9 +107,13 @@ class Updater:
     def launch(self, pipe: int, stage: int) -> None:
         self._sync.launch((pipe, stage))
 
-    def step(self, pipe: int, stage: int) -> None:
-        if not self._prepared and (self._clip_norm or self._count or self._scaler):
+    def wait(self, pipe: int, stage: int) -> None:
+        if self._prepared or not (self._clip_norm or self._count or self._scaler):
+            self._sync.wait((pipe, stage))
+        else:
             self._prepare()
+
+    def step(self, pipe: int, stage: int) -> None:
         for flat in self._sync.complete((pipe, stage)):
             optimizer = self.optimizers.get(flat.bucket)
             if self._skipped:
@@ -125,7 +129,7 @@ class Updater:
         The norm is that of `clip_grad_norm_` over the whole model: a parameter counts once, on the first of its
         holders.
         """
-        self._sync.wait()
+        self._sync.wait_for_all()
         self._prepared = True
         square, count = self._totals()
         divisor = self._scaler.scale if self._scaler is not None else 1.0

@@ -108,10 +108,12 @@ class SleepUpdates:
         self._free_s = max(self._free_s, time.perf_counter()) + self._times[stage].sync_ns * NS
         self._ready_s[stage] = self._free_s
 
-    def step(self, pipe: int, stage: int) -> None:
+    def wait(self, pipe: int, stage: int) -> None:
         if stage in self._works:
             self._works.pop(stage).wait()
         self._sleeper.sleep(self._ready_s.get(stage, 0.0) - time.perf_counter())
+
+    def step(self, pipe: int, stage: int) -> None:
         self._sleeper.sleep(self._times[stage].step_ns * NS)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from planner.model import ModelGraph
 from runtime.places import Mesh
+from runtime.trace import clock_ns
 
 Node = tuple[int, int]  # pipe, stage
 
@@ -86,9 +87,12 @@ class GradientSync:
         flats: Sequence[Flat],
         groups: Mapping[Bucket, dist.ProcessGroup],
         uncounted: Collection[str] = (),
+        on_sum: Callable[[Bucket, int, int], None] | None = None,
     ) -> None:
-        """Gradients of `uncounted` parameters are added by another rank that computed the same."""
+        """Gradients of `uncounted` parameters are added by another rank that computed the same; `on_sum` is told
+        when a sum was launched and when it was complete, from a thread of its own."""
         self.flats, self._groups, self._uncounted = tuple(flats), groups, frozenset(uncounted)
+        self._on_sum = on_sum
         self._by_node: dict[Node, list[Flat]] = {}
         for flat in flats:
             for node in flat.nodes:
@@ -109,9 +113,24 @@ class GradientSync:
                 for name in self._uncounted & flat.ranges.keys():
                     start, end = flat.ranges[name]
                     flat.grads[start:end].zero_()
-                pending.work = dist.all_reduce(flat.grads, group=self._groups[flat.bucket], async_op=True)
+                pending.work = self._sum(flat)
 
-    def wait(self) -> None:
+    def _sum(self, flat: Flat) -> dist.Work:
+        start = clock_ns()
+        work = dist.all_reduce(flat.grads, group=self._groups[flat.bucket], async_op=True)
+        assert isinstance(work, dist.Work)
+        told = self._on_sum
+        if told is not None and flat.grads.device.type == "cpu":
+            work.get_future().then(lambda _: told(flat.bucket, start, clock_ns()))
+        return work
+
+    def wait(self, node: Node) -> None:
+        """For the sums without which the node's STEP cannot be."""
+        for flat in self._by_node.get(node, ()):
+            if self._pending[flat.bucket].steps == {node}:
+                self._wait(flat)
+
+    def wait_for_all(self) -> None:
         for flat in self.flats:
             self._wait(flat)
 

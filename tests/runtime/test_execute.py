@@ -64,7 +64,7 @@ class Loop:
 
     def post(self, message: Message) -> None: ...
 
-    def wait(self, message: Message) -> dict[str, Tensor]:
+    def wait(self, message: Message) -> dict[str, Tensor]:  # of the carrier
         return {f"{message.direction} {message.sender}>{message.receiver}": torch.zeros(1)}
 
     def send(self, message: Message, tensors: Mapping[str, Tensor]) -> None:
@@ -75,8 +75,22 @@ class Loop:
     def beat(self, waiting: bool) -> None:
         self.beats += 1
 
-    def launch(self, pipe: int, stage: int) -> None: ...
-    def step(self, pipe: int, stage: int) -> None: ...
+
+class Updates:
+    """Writes down in which order it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int, int]] = []
+
+    def launch(self, pipe: int, stage: int) -> None:
+        self.asked.append(("launch", pipe, stage))
+
+    def wait(self, pipe: int, stage: int) -> None:
+        self.asked.append(("wait", pipe, stage))
+
+    def step(self, pipe: int, stage: int) -> None:
+        assert self.asked[-1] == ("wait", pipe, stage)
+        self.asked.append(("step", pipe, stage))
 
 
 class Noted:
@@ -102,7 +116,7 @@ def test_every_action_runs_in_order_with_its_messages_and_is_traced(family: str)
     program, stages, made = program_of(family, 4, 8)
     schedule = generate(family, workers=4, micros=8)
     for worker in range(4):
-        loop, tracer = Loop(), Tracer(worker)
+        loop, tracer, updates = Loop(), Tracer(worker), Updates()
         held = [(p, s) for p, row in enumerate(schedule.place) for s, w in enumerate(row) if w == worker]
         interpreter = Interpreter(
             program,
@@ -110,7 +124,7 @@ def test_every_action_runs_in_order_with_its_messages_and_is_traced(family: str)
             stages={node: Noted(node[1], stages) for node in held},
             routes=routes_of_hops(made),
             carrier=loop,
-            updates=loop,
+            updates=updates,
             feed=lambda stage, micro: {},
             pulse=loop,
             tracer=tracer,
@@ -119,4 +133,5 @@ def test_every_action_runs_in_order_with_its_messages_and_is_traced(family: str)
         assert [str(decode(row[2])) for row in tracer.rows] == [str(a) for a in schedule.orders[worker]]
         assert {row[0] for row in tracer.rows} == {3} and {row[1] for row in tracer.rows} == {worker}
         assert loop.sent == [i.message for i in program.ranks[worker] if i.op == "send"]
+        assert {what for what, *_ in updates.asked} == {"launch", "wait", "step"}
         assert loop.beats >= len(tracer.rows)
