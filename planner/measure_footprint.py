@@ -2,6 +2,7 @@
 
 Everything here is bookkeeping over storages: it gives the same answer on fake tensors, where nothing is computed, as
 on real ones. Fake tensors claim to be on the CPU, so that attention takes a fused kernel as it does on a GPU.
+Masks and positions that a stage computes for itself count in every layer that keeps them: an overestimate.
 """
 
 from __future__ import annotations

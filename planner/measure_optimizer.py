@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from planner.devices import Device
+from planner.errors import BadInput
 from planner.measure_timing import Clock, spread_of
 from planner.measure_work import Counter
 from planner.model import ModelGraph, Parameter
@@ -20,11 +21,12 @@ from planner.workload import Workload
 
 TIMED_ELEMENTS = 8 * 2**20  # beyond the caches, as the real ones are
 COUNTED_ELEMENTS = 2**16
-WARM_UP_STEPS, TIMED_STEPS = 2, 9
+WARM_UP_STEPS, TIMED_STEPS = 1, 9
 
 
 def measured_optimizer(workload: Workload, graph: ModelGraph, device: str, clock: Clock) -> OptimizerCost:
     optimizer, elements = _stand_in(workload, graph, TIMED_ELEMENTS, device)
+    _step(workload, optimizer)
     samples = [clock.time(optimizer.step)[0] for _ in range(WARM_UP_STEPS + TIMED_STEPS)]
     whole = spread_of(samples[WARM_UP_STEPS:])
     each = Seconds(median=whole.median / elements, spread=whole.spread / elements)
@@ -34,11 +36,24 @@ def measured_optimizer(workload: Workload, graph: ModelGraph, device: str, clock
 def roofline_optimizer(workload: Workload, graph: ModelGraph, device: Device) -> OptimizerCost:
     """From the bytes that the update moves; many parameters share a launch, so launches are left out."""
     optimizer, elements = _stand_in(workload, graph, COUNTED_ELEMENTS, "cpu")
-    optimizer.step()  # makes the state
+    _step(workload, optimizer)
     with Counter() as counter:
         optimizer.step()
     traffic = sum(work.traffic_bytes for work in counter.work)
     return _cost(optimizer, elements, Seconds(median=traffic / elements / device.memory_bytes_per_s))
+
+
+def _step(workload: Workload, optimizer: torch.optim.Optimizer) -> None:
+    """The first step, which makes the state."""
+    try:
+        optimizer.step()
+    except Exception as error:
+        name = type(optimizer).__name__
+        raise BadInput(
+            f"step() of {name} raised {type(error).__name__}: {error}",
+            where=workload.where,
+            allowed="an optimizer that steps from the gradients alone",
+        ) from error
 
 
 def _stand_in(
