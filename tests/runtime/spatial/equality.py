@@ -94,16 +94,16 @@ def _grad(x: Tensor) -> Tensor:
 
 
 def analysed(ref: Reference, grid: Sequence[int], layouts: Mapping[str, Layout] | None = None) -> Analysed:
-    stage = _stage(ref)
+    stage = stage_of(ref)
     return analyse(stage, grid, layouts or entries(stage, grid))
 
 
-def _stage(ref: Reference) -> StageModule:
+def stage_of(ref: Reference) -> StageModule:
     return cut(ref.captured, [len(ref.captured.graph.layers) - 1])[0]
 
 
 def on_shards(ref: Reference, grid: tuple[int, ...], how: Analysed, wire: Wire) -> Made:
-    stage = _stage(ref)
+    stage = stage_of(ref)
     stage.materialise(ref.tensors)
     shard(stage, how, Mesh(grid, wire))
     place = coordinates(wire.rank, grid)
