@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 
 from planner.capture_functional import states_written
 from planner.capture_operations import operations_of
-from planner.capture_probe import after
+from planner.capture_probe import after, unknown
 from planner.capture_slice import Layout, Slice, affine
 from planner.capture_traced import Source
 from planner.errors import BadInput
@@ -58,7 +58,9 @@ class _Describer:
         )
 
     def _operations(self) -> tuple[str, ...]:
-        """Only of models that a spatial split is a thought for."""
+        """Only of models that a spatial split is a thought for, with sizes that are known before they run."""
+        if any(map(unknown, self.probe.value.values())):
+            return ()
         operations = operations_of(self.layout)
         slides = any(x.operation in SLIDING for x in operations)
         return tuple(map(to_text, operations)) if slides else ()

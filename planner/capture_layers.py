@@ -12,11 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor, fx
 
 from planner.capture_functional import random, states_written
-from planner.capture_probe import Probe
+from planner.capture_probe import Probe, unknown
 from planner.capture_traced import LOSS, Traced
 
 FREE = -1
@@ -168,9 +167,7 @@ class _Grouper:
 
     def _may_cross(self, node: fx.Node) -> bool:
         value = self.probe.value[node]
-        if not isinstance(value, Tensor):
-            return False
-        return not any(isinstance(size, torch.SymInt) for size in value.shape)
+        return isinstance(value, Tensor) and not unknown(value)
 
 
 def _owner(name: str) -> str:

@@ -100,3 +100,10 @@ def _empty(like: Tensor, n: int) -> Tensor:
     shape = [concrete(size, n) for size in like.shape]
     stride = [concrete(step, n) for step in like.stride()]
     return torch.empty_strided(shape, stride, dtype=like.dtype, device=like.device)
+
+
+def unknown(value: object) -> bool:
+    """A number, or a tensor with a size, that only the values of tensors tell."""
+    parts = value if isinstance(value, list | tuple) else [value]
+    sizes = [size for part in parts for size in (part.shape if isinstance(part, Tensor) else [part])]
+    return any(isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool) for size in sizes)
