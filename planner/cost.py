@@ -106,6 +106,20 @@ class Tables:
         direct = self.edges.backward & (self.edges.consumer == self.edges.made + 1)
         return bool(np.isin(np.arange(1, self.layers), self.edges.consumer[direct]).all())
 
+    @cached_property
+    def typical_crossing_bytes(self) -> int:
+        """Median over the boundaries of what is read beyond them."""
+        where = np.arange(1, self.layers)[:, None]
+        crosses = (self.edges.previous < where) & (where <= self.edges.consumer)
+        return int(np.median(crosses @ self.edges.bytes)) if self.layers > 1 else 0
+
+    @cached_property
+    def least_direct_bytes(self) -> int:
+        """What a layer hands to the next one, at least."""
+        direct = self.edges.consumer == self.edges.made + 1
+        sizes = np.bincount(self.edges.consumer[direct], self.edges.bytes[direct], self.layers)
+        return int(sizes[1:].min(initial=0)) if self.layers > 1 else 0
+
     def stage_ns(self, kind: Kind, cuts: IntArray) -> IntArray:
         """Duration of each stage; `cuts` (..., D + 1) holds 0, the boundaries and the number of layers."""
         return np.diff(self.time_ns[kind][cuts], axis=-1)

@@ -115,7 +115,12 @@ def hops(posed: Problem, cut: IntArray) -> tuple[Hop, ...]:
     spans = posed.durations(cut)
     carried = _carried(posed, cut)
     found = []
-    for way, sender, receiver in np.argwhere(spans.hop_bytes[0] > 0).tolist():
+    for k, cell in enumerate(spans.cells.tolist()):
+        way, sender, receiver = (
+            cell // posed.stages**2,
+            cell // posed.stages % posed.stages,
+            cell % posed.stages,
+        )
         direction: Literal["act", "grad"] = "grad" if way else "act"
         found.append(
             Hop(
@@ -123,8 +128,8 @@ def hops(posed: Problem, cut: IntArray) -> tuple[Hop, ...]:
                 sender=sender,
                 receiver=receiver,
                 values=tuple(carried[direction, sender, receiver]),
-                bytes=int(spans.hop_bytes[0, way, sender, receiver]),
-                ns=int(spans.hop_ns[0, way, sender, receiver]),
+                bytes=int(spans.hop_bytes[0, k]),
+                ns=int(spans.hop_ns[0, k]),
             )
         )
     return tuple(found)

@@ -6,7 +6,8 @@ path; an arc through which every path costs the incumbent or more can go. Any co
 
 Messages are priced from below: between neighbours by the boundary between them, with what surely crosses it for any
 cut of the box; between others by what surely travels. A row that counts a message which some cut of the box does not
-have says nothing about that cut, hence `NOTHING`.
+have says nothing about that cut, hence `NOTHING`; but where every layer hangs on the one before it, a receiver waits
+for the sender through the stages between them anyway, and the message counts 0.
 """
 
 from __future__ import annotations
@@ -280,7 +281,8 @@ class _Hops:
             sure = sure & edges.backward
         size = int(edges.bytes[sure].sum())
         line = size * self.problem.byte_ns[early, late] + self.problem.latency_ns[early, late]
-        return float(np.ceil(line - NOISE)) if size else NOTHING
+        absent = 0.0 if self.problem.tables.chained else NOTHING
+        return float(np.ceil(line - NOISE)) if size else absent
 
 
 def windows(problem: Problem) -> tuple[IntArray, IntArray]:
@@ -297,11 +299,10 @@ def narrowed(
     """Windows without the boundaries at which every cut costs more than `most` in some row; None if none is left.
 
     Looser than a box, and quick where windows are wide: only differences of prefix sums count, by running minima.
-    Rows with a message that some cut may lack are left out.
+    Only where neighbours always talk, so that every row holds with its messages left out.
     """
     if not problem.tables.chained:
         return low, high
-    weights = _near(weights)
     for _ in range(_NARROWINGS):
         before = low.copy(), high.copy()
         value = _through_boundaries(problem, weights, low, high)
@@ -313,20 +314,6 @@ def narrowed(
         if (before[0] == low).all() and (before[1] == high).all():
             break
     return low, high
-
-
-def _near(weights: Weights) -> Weights:
-    """The rows whose messages all go between neighbours."""
-    stage = np.arange(weights.hops.shape[-1])
-    far = abs(stage[:, None] - stage[None, :]) > 1
-    chosen = ~(weights.hops[:, :, far] > 0).any((1, 2))
-    return Weights(
-        kinds=weights.kinds[chosen],
-        hops=weights.hops[chosen],
-        fixed=weights.fixed[chosen],
-        moving=weights.moving[chosen],
-        constant=weights.constant[chosen],
-    )
 
 
 def _through_boundaries(
@@ -360,13 +347,16 @@ def reachable(problem: Problem, limit: float) -> bool:
     split = any(action.kind is Kind.I for order in problem.schedule.orders for action in order)
     back = inputs + weights if split else backward
     count, at, last = problem.shape.micros, 0, problem.layers
+    hop, hops = problem.tables.least_direct_bytes, 0.0
     for p in range(problem.stages):
+        if p > 0:
+            hops += problem.latency_ns[p - 1, p] + hop * problem.byte_ns[p - 1, p]
         ends = np.arange(at + 1, last + 1)
         work = forward[p] * (2 if problem.shape.recompute else 1) + back[p]
         begin = np.full(len(ends), at)
         update = problem.sync_ns(p, begin, ends) + problem.step_ns(p, begin, ends)
-        tail = 0 if split else last_back[at]
-        need = first[at] + count * (work[ends] - work[at]) + np.maximum(tail, update)
+        tail = 0 if split else last_back[at] + hops
+        need = first[at] + hops + count * (work[ends] - work[at]) + np.maximum(tail, update)
         at += int(np.searchsorted(need, limit, side="right"))
         if at >= last:
             return True

@@ -79,7 +79,7 @@ def _why(posed: Problem, answer: Answer) -> str:
     row, ns = posed.critical(answer.cut)
     spans = posed.durations(answer.cut)
     table = row.kinds * spans.kinds[0] / row.steps
-    hops = float((row.hops * spans.hop_ns[0]).sum()) / row.steps
+    hops = float(row.hops.ravel()[spans.cells] @ spans.hop_ns[0]) / row.steps
     busy = max(
         sum(int(spans.kinds[0, KINDS.index(a.kind), a.stage]) for a in order if a.kind is not Kind.SYNC)
         for order in posed.schedule.orders

@@ -36,29 +36,30 @@ class Pool:
     def add_row(self, row: Row) -> None:
         self.rows.append(row)
         self.weights = stack([self.weights, weigh(row)], self.problem.stages)
-        new = np.array([[row_value(row, column) for column in self.columns]])
+        new = np.array([[self._value(row, column) for column in self.columns]])
         self.values = np.vstack([self.values.reshape(len(self.rows) - 1, len(self.cuts)), new.reshape(1, -1)])
 
     def add_cut(self, cut: IntArray) -> int:
         column = self.problem.durations(cut)
         self.cuts.append(cut)
         self.columns.append(column)
-        new = np.array([row_value(row, column) for row in self.rows]).reshape(-1, 1)
+        new = np.array([self._value(row, column) for row in self.rows]).reshape(-1, 1)
         self.values = np.hstack([self.values.reshape(len(self.rows), len(self.cuts) - 1), new])
         over = _excess(self.problem, self.memory, cut).reshape(-1, 1)
         self.excess = np.hstack([self.excess.reshape(len(self.memory), len(self.cuts) - 1), over])
         return len(self.cuts) - 1
 
+    def _value(self, row: Row, column: Durations) -> float:
+        """0 where the cut lacks a message that the row counts, and nothing else makes its receiver wait."""
+        counts, sizes = row.hops.ravel(), column.hop_bytes[0]
+        found = counts[column.cells[sizes > 0]]
+        if np.count_nonzero(found) < np.count_nonzero(counts) and not self.problem.tables.chained:
+            return 0.0
+        total = (row.kinds * column.kinds[0]).sum() + counts[column.cells] @ column.hop_ns[0]
+        return float(total) / row.steps
+
     def inside(self, low: IntArray, high: IntArray) -> list[int]:
         return [k for k, cut in enumerate(self.cuts) if (cut >= low).all() and (cut <= high).all()]
-
-
-def row_value(row: Row, column: Durations) -> float:
-    """0 where the cut lacks a message that the row counts: the row says nothing about it."""
-    if ((row.hops > 0) & (column.hop_bytes[0] == 0)).any():
-        return 0.0
-    total = (row.kinds * column.kinds[0]).sum() + (row.hops * column.hop_ns[0]).sum()
-    return float(total) / row.steps
 
 
 def _excess(problem: Problem, memory: Weights, cut: IntArray) -> FloatArray:

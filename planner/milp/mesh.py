@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,6 @@ from planner import devices
 from planner.cluster import Cluster, NodeGroup, Slot, all_reduce_s, card, card_sharers, slots, transfer_s
 from planner.cost import NS, IntArray
 from planner.milp.shapes import Shape
-from planner.plan import Place
 
 FloatArray = NDArray[np.float64]
 NOISE = 1e-6  # of a nanosecond: what doubles may be off by before a time is rounded up
@@ -46,8 +46,43 @@ class Mesh:
     margin_bytes: tuple[int, ...]
 
 
-def mesh(cluster: Cluster, shape: Shape, device: str) -> Mesh:
-    grid = _grid(cluster, shape)
+@dataclass(frozen=True)
+class Machines:
+    """A cluster with what is worked out once."""
+
+    cluster: Cluster
+    _sums: dict[tuple[object, ...], Sum] = field(default_factory=dict)
+
+    @cached_property
+    def slots(self) -> tuple[Slot, ...]:
+        return tuple(slots(self.cluster))
+
+    def grid(self, shape: Shape) -> tuple[tuple[Slot, ...], ...]:
+        """[replica][worker], the slots of the machine in their order."""
+        order, depth, width = self.slots, shape.workers, shape.data
+        if shape.axes.index("data") < shape.axes.index("pipeline"):
+            return tuple(order[r * depth : (r + 1) * depth] for r in range(width))
+        return tuple(tuple(order[w * width + r] for w in range(depth)) for r in range(width))
+
+    def sums(self, groups: Sequence[Sequence[Slot]]) -> list[Sum]:
+        """The all-reduce of each group of places. Those of one device wait for each other; others may share its card."""
+        sharers = _sharers(self.cluster, groups)
+        found = []
+        for group in groups:
+            members = sorted(set(group))
+            key = (*_likeness(self.cluster, members), sharers)
+            if key not in self._sums:
+                self._sums[key] = _lines(self.cluster, members, sharers)
+            found.append(self._sums[key])
+        return found
+
+    def typical_sum(self, shape: Shape) -> Sum:
+        """Over the replicas of one worker: to guess by, not to bound by."""
+        return self.sums([[row[0] for row in self.grid(shape)]])[0]
+
+
+def mesh(machines: Machines, shape: Shape, device: str) -> Mesh:
+    cluster, grid = machines.cluster, machines.grid(shape)
     columns = [[row[w] for row in grid] for w in range(shape.workers)]
     latency, byte = _links(cluster, columns)
     groups = [[cluster.groups[place.node] for place in column] for column in columns]
@@ -59,26 +94,6 @@ def mesh(cluster: Cluster, shape: Shape, device: str) -> Mesh:
         slowness=tuple(max(_slowness(g, device) for g in column) for column in groups),
         capacity_bytes=tuple(g.capacity_bytes for g in tightest),
         margin_bytes=tuple(g.margin_bytes for g in tightest),
-    )
-
-
-def _grid(cluster: Cluster, shape: Shape) -> tuple[tuple[Slot, ...], ...]:
-    order = list(slots(cluster))[: shape.devices]
-    if shape.axes.index("data") < shape.axes.index("pipeline"):
-        return tuple(tuple(order[r * shape.workers : (r + 1) * shape.workers]) for r in range(shape.data))
-    return tuple(tuple(order[w * shape.data + r] for w in range(shape.workers)) for r in range(shape.data))
-
-
-def places(cluster: Cluster, shape: Shape) -> tuple[Place, ...]:
-    """Ranks in the order of the machine's slots."""
-    coordinates = {
-        slot: (data, worker)
-        for data, row in enumerate(_grid(cluster, shape))
-        for worker, slot in enumerate(row)
-    }
-    return tuple(
-        Place(rank=rank, node=slot.node, slot=slot.slot, data=data, pipeline=worker, spatial=0)
-        for rank, (slot, (data, worker)) in enumerate(sorted(coordinates.items()))
     )
 
 
@@ -115,25 +130,6 @@ def _slowness(group: NodeGroup, device: str) -> float:
     if profiled is None or own is None or (group.device == device and group.rates.fp32_flop_per_s is None):
         return 1.0
     return max(1.0, profiled.fp32_flop_per_s / own)
-
-
-def sums(cluster: Cluster, groups: Sequence[Sequence[Slot]]) -> list[Sum]:
-    """The all-reduce of each group of places. Those of one device wait for each other; others may share its card."""
-    sharers = _sharers(cluster, groups)
-    known: dict[tuple[object, ...], Sum] = {}
-    found = []
-    for group in groups:
-        members = sorted(set(group))
-        key = _likeness(cluster, members)
-        if key not in known:
-            known[key] = _lines(cluster, members, sharers)
-        found.append(known[key])
-    return found
-
-
-def typical_sum(cluster: Cluster, shape: Shape) -> Sum:
-    """Over the replicas of one worker: to guess by, not to bound by."""
-    return sums(cluster, [[row[0] for row in _grid(cluster, shape)]])[0]
 
 
 def _sharers(cluster: Cluster, groups: Sequence[Sequence[Slot]]) -> int:

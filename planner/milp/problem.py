@@ -31,11 +31,23 @@ class Order:
 
     schedule: Schedule
     _compiled: dict[tuple[bytes, Update], Compiled] = field(default_factory=dict)
+    _known: dict[Update, BoolArray] = field(default_factory=dict)
 
     @cached_property
     def moments(self) -> tuple[IntArray, ...]:
         """A worker: what is alive at the moments that can be its peak, [moment, stage, part]."""
         return tuple(_moments(order, self.schedule.stages) for order in self.schedule.orders)
+
+    @cached_property
+    def single(self) -> bool:
+        """Every worker holds one stage of a pipe at most: no two hops share a channel."""
+        return all(len(set(row)) == len(row) for row in self.schedule.place)
+
+    def covering(self, pattern: BoolArray, update: Update) -> BoolArray:
+        """A pattern met so far, or enlarged now, that holds this one."""
+        known = self._known.get(update)
+        self._known[update] = pattern if known is None else known | pattern
+        return self._known[update]
 
     def compiled(self, pattern: BoolArray, update: Update) -> Compiled:
         """With the messages of this pattern, [act or grad, sender, receiver] laid flat."""
@@ -75,10 +87,11 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Durations:
-    """Of a batch of cuts: nanoseconds a (kind, stage), bytes and nanoseconds a message."""
+    """Of a batch of cuts: nanoseconds a (kind, stage), bytes and nanoseconds a message that any of them has."""
 
     kinds: IntArray  # [cut, kind, stage]
-    hop_bytes: IntArray  # [cut, act or grad, sender, receiver]
+    cells: IntArray  # of [act or grad, sender, receiver] laid flat, increasing
+    hop_bytes: IntArray  # [cut, cell]
     hop_ns: IntArray
 
 
@@ -161,8 +174,9 @@ class Problem:
 
     def durations(self, cuts: IntArray) -> Durations:
         cuts = np.atleast_2d(cuts)
-        sizes = hop_bytes(self.tables, cuts)
-        return Durations(kinds=self._kinds(cuts), hop_bytes=sizes, hop_ns=self._hop_ns(sizes))
+        cells, sizes = hop_bytes(self.tables, cuts)
+        ns = self._hop_ns(cells, sizes)
+        return Durations(kinds=self._kinds(cuts), cells=cells, hop_bytes=sizes, hop_ns=ns)
 
     def _kinds(self, cuts: IntArray) -> IntArray:
         low, high = cuts[:, :-1], cuts[:, 1:]
@@ -212,24 +226,38 @@ class Problem:
             self.grids[key] = price(every[:, None], np.maximum(every[None, :], every[:, None]))
         return self.grids[key]
 
-    def _hop_ns(self, sizes: IntArray) -> IntArray:
-        backward = sizes[:, 1] * self.byte_ns.T + self.latency_ns.T
-        ns = np.stack([sizes[:, 0] * self.byte_ns + self.latency_ns, backward], 1)
-        return np.where(sizes > 0, np.ceil(ns - NOISE), 0).astype(np.int64)
+    def _hop_ns(self, cells: IntArray, sizes: IntArray) -> IntArray:
+        byte = np.stack([self.byte_ns, self.byte_ns.T]).ravel()[cells]
+        latency = np.stack([self.latency_ns, self.latency_ns.T]).ravel()[cells]
+        return np.where(sizes > 0, np.ceil(sizes * byte + latency - NOISE), 0).astype(np.int64)
 
     def times(self, cuts: IntArray) -> IntArray:
         """Simulated nanoseconds of each cut."""
         spans = self.durations(cuts)
         out: IntArray = np.zeros(len(spans.kinds), np.int64)
-        present = spans.hop_bytes.reshape(len(out), -1) > 0
-        left = np.arange(len(out))
+        if self.implied:
+            pattern = self.order.covering(self._pattern(spans.cells), self.shape.update)
+            return self._objective(self._compile(pattern), self._vectors(spans, np.arange(len(out)), pattern))
+        present, left = spans.hop_bytes > 0, np.arange(len(out))
         while len(left):
-            same = (present[left] == present[left[0]]).all(1)
-            chosen, pattern = left[same], present[left[0]]
-            vectors = self._vectors(spans, chosen, pattern)
-            out[chosen] = self._objective(self._compile(pattern), vectors)
+            here = present[left[0]]
+            same = (present[left] == here).all(1)
+            pattern = self._pattern(spans.cells[here])
+            vectors = self._vectors(spans, left[same], pattern)
+            out[left[same]] = self._objective(self._compile(pattern), vectors)
             left = left[~same]
         return out
+
+    def _pattern(self, cells: IntArray) -> BoolArray:
+        pattern: BoolArray = np.zeros(2 * self.stages**2, np.bool_)
+        pattern[cells] = True
+        return pattern
+
+    @property
+    def implied(self) -> bool:
+        """A message that a cut lacks may stand in the order all the same, taking no time: neighbours talk anyway, so
+        that its receiver waits for its sender without it, and it has its channel to itself."""
+        return self.tables.chained and self.order.single
 
     def _objective(self, compiled: Compiled, vectors: IntArray) -> IntArray:
         if self.shape.update == "rolling":
@@ -239,7 +267,9 @@ class Problem:
     def critical(self, cut: IntArray) -> tuple[Row, int]:
         """A path (or cycle) that determines the time of this cut, and that time."""
         spans = self.durations(cut)
-        pattern = spans.hop_bytes.reshape(-1) > 0
+        pattern = self._pattern(spans.cells)
+        if self.implied:
+            pattern = self.order.covering(pattern, self.shape.update)
         compiled = self._compile(pattern)
         vector = self._vectors(spans, np.zeros(1, np.int64), pattern)[0]
         rolling = self.shape.update == "rolling"
@@ -255,29 +285,40 @@ class Problem:
         return row, bound.period_ns
 
     def _vectors(self, spans: Durations, chosen: IntArray, pattern: BoolArray) -> IntArray:
+        """Duration vectors of some cuts; messages of the pattern that they lack take no time."""
+        columns = np.flatnonzero(pattern)
         kinds = spans.kinds[chosen].reshape(len(chosen), -1)
-        hops = spans.hop_ns[chosen].reshape(len(chosen), -1)[:, pattern]
+        hops: IntArray = np.zeros((len(chosen), len(columns)), np.int64)
+        own = np.isin(spans.cells, columns)
+        hops[:, np.searchsorted(columns, spans.cells[own])] = spans.hop_ns[
+            np.ix_(chosen, np.flatnonzero(own))
+        ]
         return np.concatenate([kinds, hops], 1)
 
     def _compile(self, pattern: BoolArray) -> Compiled:
         return self.order.compiled(pattern, self.shape.update)
 
 
-def hop_bytes(tables: Tables, cuts: IntArray) -> IntArray:
-    """[cut, act or grad, sender, receiver]: activations straight to every later stage that reads them, gradients
-    from each reading stage to the one before it that reads or made the Value."""
+def hop_bytes(tables: Tables, cuts: IntArray) -> tuple[IntArray, IntArray]:
+    """The cells of [act or grad, sender, receiver] that any cut has, and their bytes in each cut: activations
+    straight to every later stage that reads them, gradients from each reading stage to the one before it that reads
+    or made the Value."""
     edges, depth = tables.edges, cuts.shape[1] - 1
     stage = stage_of(cuts, tables.layers)
     made, before, here = stage[:, edges.made], stage[:, edges.previous], stage[:, edges.consumer]
-    crossing = here > before
-    row = np.arange(len(cuts))[:, None] * depth
-    out = []
-    for sender, receiver, mask in ((made, here, crossing), (here, before, crossing & edges.backward)):
-        cell = ((row + sender) * depth + receiver)[mask]
-        weight = np.broadcast_to(edges.bytes, mask.shape)[mask]
-        total = np.bincount(cell, weights=weight, minlength=len(cuts) * depth * depth)
-        out.append(total.astype(np.int64).reshape(len(cuts), depth, depth))
-    return np.stack(out, 1)
+    row, act = np.nonzero(here > before)
+    forward = made[row, act] * depth + here[row, act]
+    back = edges.backward[act]
+    backward = (depth * depth + here[row, act] * depth + before[row, act])[back]
+    cell = np.concatenate([forward, backward])
+    owner = np.concatenate([row, row[back]])
+    weight = np.concatenate([edges.bytes[act], edges.bytes[act[back]]])
+    present: BoolArray = np.zeros(2 * depth * depth, np.bool_)
+    present[cell] = True
+    cells = np.flatnonzero(present)
+    column = np.cumsum(present)[cell] - 1
+    flat = np.bincount(owner * len(cells) + column, weights=weight, minlength=len(cuts) * len(cells))
+    return cells, flat.astype(np.int64).reshape(len(cuts), len(cells))
 
 
 def stage_of(cuts: IntArray, layers: int) -> IntArray:

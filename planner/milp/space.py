@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from planner.cluster import Cluster
-from planner.cost import IntArray, Tables, price
+from planner.cost import NS, IntArray, Tables, price
 from planner.errors import BadInput
 from planner.milp.bounds import windows
-from planner.milp.mesh import Mesh, Sum, mesh, sums, typical_sum
+from planner.milp.mesh import Machines, Mesh, Sum, mesh
 from planner.milp.problem import Order, Problem, problem
 from planner.milp.shapes import Pins, Shape
 from planner.profile import CostKey, Profile
@@ -34,6 +35,10 @@ class Space:
     _meshes: dict[tuple[object, ...], Mesh] = field(default_factory=dict)
     _sums: dict[tuple[object, ...], tuple[Sum, ...]] = field(default_factory=dict)
     _grids: dict[tuple[object, ...], IntArray] = field(default_factory=dict)
+
+    @cached_property
+    def machines(self) -> Machines:
+        return Machines(self.cluster)
 
     @property
     def layers(self) -> int:
@@ -71,22 +76,28 @@ class Space:
             return None
         where = (shape.data, shape.workers, shape.axes)
         if where not in self._meshes:
-            self._meshes[where] = mesh(self.cluster, shape, self.profile.device)
+            self._meshes[where] = mesh(self.machines, shape, self.profile.device)
         machine = self._meshes[where]
 
         def priced(groups: tuple[tuple[int, ...], ...]) -> tuple[Sum, ...]:
             key = (*where, groups)
             if key not in self._sums:
                 slots = [[row[w] for row in machine.grid for w in group] for group in groups]
-                self._sums[key] = tuple(sums(self.cluster, slots))
+                self._sums[key] = tuple(self.machines.sums(slots))
             return self._sums[key]
 
         return problem(shape, self.tables(shape.micro), order, machine, priced, self._grids)
 
+    def cluster_link_ns(self, size: int) -> float:
+        """One message over the longest distance."""
+        links = self.cluster.links
+        wire = links.cluster or links.rack or links.node
+        return 0.0 if wire is None else (wire.latency_s + size / wire.bandwidth_bytes_per_s) * NS
+
     def typical_sum(self, shape: Shape) -> Sum:
         key = (shape.data, shape.workers, shape.axes, "typical")
         if key not in self._sums:
-            self._sums[key] = (typical_sum(self.cluster, shape),)
+            self._sums[key] = (self.machines.typical_sum(shape),)
         return self._sums[key][0]
 
     def windows(self, posed: Problem) -> tuple[IntArray, IntArray] | None:
@@ -133,7 +144,8 @@ def guess_ns(space: Space, shape: Shape) -> float:
     share = shape.data * shape.pipes if shape.shard else 1
     step = tables.elements[0, -1] / shape.workers * tables.step_ns_per_element / share
     sums = space.typical_sum(shape).ns(np.array([bytes_a_worker]))[0] if shape.data > 1 else 0
-    return order_free_ns(tables, shape) + float(sums) + float(step)
+    hops = 2 * (shape.stages - 1) * (space.cluster_link_ns(tables.typical_crossing_bytes))
+    return order_free_ns(tables, shape) + float(sums) + float(step) + hops
 
 
 def order_free_ns(tables: Tables, shape: Shape) -> float:
