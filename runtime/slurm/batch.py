@@ -161,7 +161,9 @@ class Supervisor:
         return STOPPED
 
     def _end(self, outcome: Outcome) -> int:
-        write_whole(self.paths.outcome, json.dumps(asdict(outcome)))
+        if outcome.state == "done" or signal.SIGTERM not in self.told or self.paths.cancelled.exists():
+            write_whole(self.paths.outcome, json.dumps(asdict(outcome)))
+        # Else SLURM ends the job, and knows why, and whether it begins anew.
         if outcome.state != "done":
             print(f"{outcome.state}: {outcome.cause}", flush=True)
         return exit_status(outcome)

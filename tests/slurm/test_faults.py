@@ -1,0 +1,186 @@
+"""What happens to jobs: each fault is named, costs the steps since the last checkpoint, and changes no loss."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from planner.plan import Plan
+from runtime import status
+from runtime.slurm import batch
+from runtime.slurm.record import STOPPED
+from runtime.slurm.run import SlurmRun
+from tests.slurm.cluster import Cluster
+from tests.slurm.jobs import PATIENCE_S, launch, paced_plan, task, until, until_step
+from tests.slurm.warm import Warm
+
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: Cluster, warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    run = launch(
+        warm, paced_plan(), tmp_path_factory.mktemp("undisturbed") / "run", steps=STEPS, save_every=2
+    )
+    return run.wait(PATIENCE_S).check().losses
+
+
+def start(warm: Warm, folder: Path, plan: Plan | None = None, **settings: object) -> SlurmRun:
+    return launch(warm, plan or paced_plan(), folder / "run", steps=STEPS, save_every=2, **settings)  # type: ignore[arg-type]
+
+
+def hurt(cluster: Cluster, run: SlurmRun, rank: int, number: signal.Signals) -> None:
+    """A signal to one rank, by its number on its node."""
+    found = task(run.paths, rank)
+    node = cluster.first_process(int(found.host.removeprefix("n")))
+    subprocess.run(
+        ["nsenter", f"--target={node}", "--pid", "kill", f"-{int(number)}", str(found.pid)], check=True
+    )
+
+
+def story(run: SlurmRun) -> list[tuple[str, str]]:
+    return [(attempt.state, attempt.cause) for attempt in batch.attempts(run.paths)]
+
+
+def pids(run: SlurmRun) -> list[int]:
+    """Processes of this machine that work for the run."""
+    words = str(run.paths.root).encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if words in (process / "cmdline").read_bytes() and int(process.name) != os.getpid():
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+def nothing_is_left(run: SlurmRun) -> None:
+    until(lambda: not pids(run), "the last process of the run", 20)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_killed_rank_is_named_and_costs_the_steps_since_the_last_checkpoint(
+    seed: int, cluster: Cluster, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
+) -> None:
+    draw = Random(seed)
+    rank, step = draw.randrange(2), draw.randrange(1, STEPS - 1)
+    run = start(warm, tmp_path)
+    until_step(run, step)
+    hurt(cluster, run, rank, signal.SIGKILL)
+    host = task(run.paths, rank).host
+    done = run.wait(PATIENCE_S).check()
+    assert done.losses == undisturbed
+    assert story(run) == [("failed", f"rank {rank} on {host} was killed by SIGKILL"), ("done", "")]
+    begun = run.paths.rank_metrics(rank).read_text().splitlines()
+    assert len(begun) <= STEPS + 2 + 1  # of a save every second step
+
+
+def test_a_hanging_rank_is_named_among_those_that_wait_for_it(
+    cluster: Cluster, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
+) -> None:
+    run = start(warm, tmp_path, deadline_s=3.0)
+    until_step(run, 3)
+    hurt(cluster, run, 0, signal.SIGSTOP)
+    done = run.wait(PATIENCE_S).check()
+    assert done.losses == undisturbed
+    (state, cause), after = story(run)
+    assert state == "hung" and cause.startswith("rank 0 on ") and "made no progress" in cause
+    assert after == ("done", "")
+
+
+def test_a_rank_that_exits_5_ends_the_launch_with_5(cluster: Cluster, warm: Warm, tmp_path: Path) -> None:
+    """From the command line, from another process than this one."""
+    from planner import plan_yaml
+
+    (tmp_path / "plan.yaml").write_text(plan_yaml.dump(paced_plan(leaves=0)))
+    (tmp_path / "site.yaml").write_text(f"version: 1\npython: {warm.python}\n")
+    command = ["-m", "shardwright", "launch", f"{tmp_path}/plan.yaml", "--slurm", "--wait", "--steps=20"]
+    more = [f"--site={tmp_path}/site.yaml", f"--run={tmp_path}/run"]
+    done = subprocess.run([sys.executable, *command, *more], capture_output=True, text=True, check=False)
+    assert done.returncode == 5, done.stderr
+    assert "failed: rank 0: SystemExit: 5" in done.stdout
+
+
+def test_a_signal_before_the_limit_stops_all_ranks_after_one_step_and_the_job_goes_on(
+    cluster: Cluster, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
+) -> None:
+    run = start(warm, tmp_path)
+    until_step(run, 3)
+    cluster.run("scancel", "--batch", "--signal=USR1", str(run.job))
+    done = run.wait(PATIENCE_S).check()
+    assert done.losses == undisturbed
+    assert [state for state, _ in story(run)] == ["stopped", "done"]
+    assert [attempt.requeues for attempt in batch.attempts(run.paths)] == [0, 1]
+    steps = [len(run.paths.rank_metrics(rank).read_text().splitlines()) for rank in range(2)]
+    assert steps == [STEPS, STEPS]  # none is done twice
+
+
+def test_a_job_is_queued_again_as_often_as_was_said(cluster: Cluster, warm: Warm, tmp_path: Path) -> None:
+    run = start(warm, tmp_path, options={"requeues": 0})
+    until_step(run, 2)
+    cluster.run("scancel", "--batch", "--signal=USR1", str(run.job))
+    outcome = run.outcome(PATIENCE_S)
+    assert outcome.state == "stopped"
+    assert run.exit_status(outcome) == STOPPED
+
+
+def test_a_cancelled_run_ends_for_good(cluster: Cluster, warm: Warm, tmp_path: Path) -> None:
+    run = start(warm, tmp_path)
+    until_step(run, 2)
+    status.cancel(run.paths.root)
+    until(lambda: run.state == "cancelled", "the run is cancelled", 30)
+    nothing_is_left(run)
+    until(lambda: cluster.run("squeue", "-h") == "", "SLURM is done with it", 20)
+
+
+def test_a_dead_node_is_named_and_the_job_goes_on_elsewhere(
+    cluster: Cluster, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
+) -> None:
+    run = start(warm, tmp_path)
+    until_step(run, 3)
+    node = int(task(run.paths, 1).host.removeprefix("n"))
+    cluster.kill_node(node)
+    try:
+        done = run.wait(PATIENCE_S).check()
+    finally:
+        cluster.start_node(node)
+        cluster.await_nodes()
+    assert done.losses == undisturbed
+    assert any(f"n{node}" in cause for _, cause in story(run)), story(run)
+    assert story(run)[-1] == ("done", "")
+    nothing_is_left(run)
+
+
+def test_a_preempted_job_leaves_a_checkpoint_and_goes_on(
+    cluster: Cluster, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
+) -> None:
+    options = {"partition": "spot", "sbatch": {"exclusive": ""}}
+    run = start(warm, tmp_path, paced_plan(pace_s=0.2), options=options)
+    until_step(run, 3)
+    urgent = cluster.run(
+        "sbatch", "--parsable", "-p", "urgent", "-N12", "--exclusive", "--output=/dev/null", "--wrap=sleep 1"
+    )
+    done = run.wait(PATIENCE_S).check()
+    assert done.losses == undisturbed
+    assert story(run)[-1] == ("done", "")
+    assert len(story(run)) > 1
+    assert urgent
+
+
+def test_a_controller_that_is_away_for_a_while_changes_nothing(
+    cluster: Cluster, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
+) -> None:
+    run = start(warm, tmp_path)
+    until_step(run, 2)
+    cluster.stop_controller()
+    until_step(run, 5)
+    cluster.start_controller()
+    assert run.wait(PATIENCE_S).check().losses == undisturbed
+    assert story(run) == [("done", "")]
