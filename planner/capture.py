@@ -7,7 +7,8 @@
     captured.initial(module)                                   # every tensor that stages hold, by the user's names
 
 Every rank captures for itself and compares `captured.graph.fingerprint` with the plan's. The module runs in training
-mode. The batch is symbolic where the model allows it; else the graph serves the micro-batch `micro` alone.
+mode. The batch is symbolic where the model allows it; else the graph serves the micro-batch `micro` alone. What no
+trace can follow may be named as opaque layers, which run as they are.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 `load("file.py")`, `load("package.module")` or `load("gpt2")` (the file of that name in models/), with the text
 that `--set name=value` gave. A value goes to every function that names it, converted to the type of its default.
+A list `opaque` names modules that are taken as layers without a look into them, by their paths.
 Whatever is wrong there is a BadInput that names the file and the function.
 """
 

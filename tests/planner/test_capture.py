@@ -254,3 +254,21 @@ def test_normalisations_may_use_cudnn_as_the_module_does() -> None:
     nodes = captured_case("norms").layout.traced.graph.nodes
     switches = [node.args[-1] for node in nodes if str(node.target) == "aten.batch_norm.default"]
     assert switches == [True, True]
+
+
+@pytest.mark.parametrize("name", ["norms", "modes", "in_place"])
+def test_a_capture_leaves_the_module_and_the_random_numbers_alone(name: str) -> None:
+    torch.manual_seed(0)
+    module, batch, loss = CASES[name]()
+    module.eval()
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    state = torch.get_rng_state()
+    capture(module, batch, loss)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+    assert not any(part.training for part in module.modules())
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert [part.momentum for part in module.modules() if isinstance(part, nn.BatchNorm1d)][:1] in (
+        [],
+        [None],
+    )
