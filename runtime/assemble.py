@@ -52,8 +52,8 @@ def check_supported(plan: Plan, graph: ModelGraph) -> None:
         raise BadPlan(
             f"the plan is for another model: fingerprint {plan.model.fingerprint}, captured {graph.fingerprint}"
         )
-    if plan.execution == "compiled":
-        raise BadPlan("compiled stages are not executed yet: use execution: eager")
+    if plan.execution == "compiled" and plan.axes.spatial > 1:
+        raise BadPlan("compiled stages of split samples are not executed yet: use execution: eager")
     if not graph.symbolic_batch and graph.captured_micro != plan.batch.micro:
         raise BadPlan(f"captured for micro-batches of {graph.captured_micro}, planned are {plan.batch.micro}")
 
@@ -148,6 +148,8 @@ class _Assembly:
         stores = {stage: WeightStore() for stage, split in splits.items() if split == "store"}
         for stage, store in stores.items():
             rewrite.store_weights(modules[stage], store)
+        for module in modules.values() if self.plan.execution == "compiled" else ():
+            rewrite.compile_stage(module)
         made = {}
         for pipe, stage in self.held:
             observer = statistics.get(stage)
@@ -169,6 +171,8 @@ class _Assembly:
     def _split(self, module: StageModule, kinds: Collection[Kind]) -> Split:
         if Kind.I not in kinds:
             return "none"
+        if self.plan.execution == "compiled":
+            return "none"  # its backward is one compiled function, which frees what it has saved
         large = {name for name, p in module.named_parameters() if p.requires_grad and p.ndim > 1}
         return "store" if large <= rewrite.could_owe(module) else "walk"
 

@@ -49,7 +49,13 @@ class Keys:
 
 
 def graph_of(module: StageModule) -> fx.GraphModule:
-    return module._run
+    run: fx.GraphModule = getattr(module._run, "_orig_mod", module._run)
+    return run
+
+
+def compile_stage(module: StageModule) -> None:
+    """To be done last; each size of micro-batch would be compiled for itself."""
+    module._run = torch.compile(graph_of(module), dynamic=False)  # type: ignore[assignment]
 
 
 def states_of(module: StageModule) -> dict[fx.Node, str]:

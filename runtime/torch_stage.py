@@ -21,7 +21,7 @@ from runtime.scaler import LossScale
 from runtime.stage import NotFinite, Tensors
 from runtime.weight_store import Debt, WeightStore
 
-Split = Literal["none", "store", "walk"]
+Split = Literal["none", "store", "walk"]  # none: the input half is the whole backward
 
 
 @dataclass
@@ -90,9 +90,9 @@ class TorchStage:
     def input_half(self, micro: int, grads: Tensors) -> dict[str, Tensor]:
         live = self._live[micro]
         roots, anchor = self._roots(live, grads), live.boundary.anchor
-        if self._store is not None:
+        if self._split != "walk":
             backward.whole(roots, [anchor, *self._parameters])
-            live.debts = self._store.collect()
+            live.debts = self._store.collect() if self._store is not None else []
         else:
             live.owed = backward.input_half(roots, anchor, self._parameters)
         live.roots = {}

@@ -49,6 +49,11 @@ CASES: dict[str, tuple[str, dict[str, str], dict[str, object]]] = {
         {"family": "interleaved-zb", "workers": 2, "micros": 4},
     ),
     "U-Net of MONAI": (HERE + "monai_unet.py", {}, {"family": "zb-v", "workers": 2, "micros": 3}),
+    "autograd functions of the user, split": (
+        HERE + "custom.py",
+        {},
+        {"family": "zb-h1", "workers": 2, "micros": 3},
+    ),
     "resnet": ("resnet50", {"side": "32"}, {"workers": 2, "micros": 2}),
 }
 

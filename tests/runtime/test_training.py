@@ -166,3 +166,12 @@ def test_fewer_micro_batches_than_stages_train_as_well(pool: Pool, tmp_path: Pat
     plan = plan_of(HERE + "branches.py", {"double": "False"}, workers=3, micros=1)
     have = run(pool, plan, tmp_path)
     assert distance(expected(plan, tmp_path), have).worst() <= 1e-6
+
+
+@pytest.mark.parametrize("family", ["1f1b", "zb-h1"])
+def test_compiled_stages_train_as_eager_ones(family: str, pool: Pool, tmp_path: Path) -> None:
+    shape = {"family": family, "workers": 2, "micros": 2}
+    compiled = plan_of(HERE + "mlp.py", {"layers": "9"}, **shape).model_copy(update={"execution": "compiled"})
+    have = run(pool, compiled, tmp_path, steps=2)
+    found = distance(expected(compiled, tmp_path, steps=2), have)
+    assert found.worst() <= 1e-5, found
