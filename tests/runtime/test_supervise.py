@@ -14,7 +14,7 @@ import pytest
 
 from planner.schedule.action import Kind
 from planner.timeline import decode
-from runtime.local import RunFailed, launch
+from runtime.local import RunFailed, launch, launch_inline
 from runtime.paths import Paths
 from runtime.supervise import Outcome, read_cause
 from tests.runtime.test_equality import HERE, plan_of
@@ -116,3 +116,42 @@ def test_a_launched_run_trains_traces_and_names_the_rank_that_is_killed(tmp_path
     assert result.losses and alive(run.paths) == []
     with pytest.raises(RunFailed, match="rank 1 was killed by SIGKILL"):
         result.check()
+
+
+FRAGILE = """
+import os
+from pathlib import Path
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+drawn = 0
+
+def build():
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+
+def batch(n):
+    global drawn
+    drawn += 1
+    marker = Path(__file__).with_suffix(".fell")
+    if drawn > 12 and not marker.exists():
+        marker.touch()
+        os._exit(3)
+    return torch.randn(n, 4), torch.randint(3, (n,))
+
+def loss(outputs, targets):
+    return F.cross_entropy(outputs, targets)
+"""
+
+
+def test_a_run_that_fails_goes_on_from_its_last_checkpoint_by_itself(tmp_path: Path) -> None:
+    path = tmp_path / "fragile.py"
+    path.write_text(FRAGILE)
+    path.with_suffix(".fell").touch()  # not while it is captured here
+    plan = plan_of(str(path), {}, workers=2, micros=2, micro=1)
+    whole = launch_inline(plan, tmp_path / "inline", steps=6)
+    path.with_suffix(".fell").unlink()
+    result = launch(plan, tmp_path / "run", steps=6, save_every=1, restarts=1).wait(120).check()
+    assert path.with_suffix(".fell").exists()
+    assert sorted(result.losses) == [1, 2, 3, 4, 5, 6]
+    assert result.losses == whole.losses
