@@ -188,6 +188,7 @@ class Box:
 
     def least(self, weights: Weights) -> tuple[float, IntArray]:
         """The least value of a single row over the box, and a cut that has it."""
+        self.problem.meter.priced(sum(a.size for a in self.alive))
         value: FloatArray = np.zeros(1)
         back = []
         for p in range(len(self.alive)):
@@ -204,6 +205,7 @@ class Box:
 
     def through(self, weights: Weights) -> list[FloatArray]:
         """[row, c_p, c_{p+1}] of each stage: the least value of the row over the cuts that use the arc."""
+        self.problem.meter.priced(4 * len(weights) * sum(a.size for a in self.alive))
         costs = [self.arc(weights, p) for p in range(len(self.alive))]
         ahead: list[FloatArray] = [np.zeros((len(weights), 1))]
         for cost in costs:

@@ -30,10 +30,10 @@ class Looked(Protocol):
     answer: Answer | None
 
 
-def scope(space: Space, considered: int, bounded: int) -> str:
+def scope(space: Space, considered: int, bounded: int, left: int) -> str:
     families = ", ".join(space.pins.schedules) or "all families with an order of their own"
     return (
-        f"{considered} shapes ({bounded} ruled out by bounds): {families}, orders frozen as generated; cuts of the "
+        f"{considered} shapes ({bounded} ruled out by bounds, {left} only bounded): {families}, orders frozen as generated; cuts of the "
         f"layers in the order of the model; whole nodes, up to 64 pipeline workers unless fixed; recomputation and "
         f"sharded optimizer state, of all stages alike, where memory excludes a cut; replicas as slow as the slowest"
     )

@@ -47,6 +47,7 @@ from planner.milp.bounds import NOTHING, Box, Weights, memory_weights, stack, we
 from planner.milp.mesh import FloatArray
 from planner.milp.search import NEVER, judge
 
+TOLERANCE = 1e-6  # relative, of the solvers
 _UNITS = 1000.0  # of time, in the limit
 _ROUNDS = 30
 Solver = Literal["highs", "cbc"]
@@ -207,10 +208,13 @@ def solve(parts: Sequence[Part], limit_ns: int, *, nodes: int, solver: Solver | 
 def _solve(parts: Sequence[Part], limit_ns: int, nodes: int, solver: Solver | None) -> Outcome:
     chosen = solver or ("highs" if pulp.HiGHS(msg=False).available() else "cbc")
     best: tuple[int, int, IntArray] | None = None
-    for count in range(1, _ROUNDS + 1):
+    least = 0.0
+    rounds = 0
+    while rounds < _ROUNDS:
+        rounds += 1
         model, columns = program(parts, limit_ns)
         status, bound = _run(model, chosen, nodes)
-        size = {"variables": len(model.variables()), "rows": len(model.constraints), "rounds": count}
+        least = max(least, min(bound, _UNITS) * limit_ns / _UNITS)
         found = _cut(columns) if status != "infeasible" else None
         if found is None:
             break
@@ -219,19 +223,24 @@ def _solve(parts: Sequence[Part], limit_ns: int, nodes: int, solver: Solver | No
         ns = int(judge(part.box.problem, cut[None, :])[0])
         if best is None or ns < best[0]:
             best = (ns, c, cut)
-        claimed = (pulp.value(model.objective) or 0.0) * limit_ns / _UNITS
-        if status == "stopped" or ns <= claimed + max(1.0, 1e-6 * limit_ns):
+        if status == "stopped" or ns <= least + max(1.0, TOLERANCE * limit_ns):
             break
         if ns < NEVER:
             row, _ = part.box.problem.critical(cut)
             part.rows = stack([part.rows, weigh(row)], part.box.problem.stages)
         part.known.append((cut, ns))
-    if best is None:
-        return Outcome(
-            status="infeasible", part=-1, cut=np.zeros(0, np.int64), ns=NEVER, bound_ns=limit_ns, **size
-        )
+    else:
+        status = "stopped"
+    ns, c, cut = best or (NEVER, -1, np.zeros(0, np.int64))
     return Outcome(
-        status=status, part=best[1], cut=best[2], ns=best[0], bound_ns=bound * limit_ns / _UNITS, **size
+        status=status,
+        part=c,
+        cut=cut,
+        ns=ns,
+        bound_ns=least,
+        variables=len(model.variables()),
+        rows=len(model.constraints),
+        rounds=rounds,
     )
 
 
@@ -240,17 +249,28 @@ def _run(
 ) -> tuple[Literal["optimal", "stopped", "infeasible"], float]:
     """Status and bound. The status words of PuLP call a stopped run optimal; its solution status does not."""
     if solver == "highs":
-        model.solve(pulp.HiGHS(msg=False, threads=1, gapRel=0.0, mip_max_nodes=nodes, mip_abs_gap=0.0))
-        bound = float(model.solverModel.getInfo().mip_dual_bound)
-    else:
-        model.solve(pulp.PULP_CBC_CMD(msg=False, threads=1, gapRel=0.0, gapAbs=0.0, maxNodes=nodes))
-        bound = 0.0
+        return _run_highs(model, nodes)
+    model.solve(pulp.PULP_CBC_CMD(msg=False, threads=1, gapRel=0.0, gapAbs=0.0, maxNodes=nodes))
     if model.sol_status == pulp.LpSolutionOptimal:
-        value = float(pulp.value(model.objective) or 0.0)
-        return "optimal", value if solver == "cbc" else min(bound, value)
-    if model.sol_status == pulp.LpSolutionIntegerFeasible:
-        return "stopped", bound
-    return ("infeasible", 0.0) if model.status == pulp.LpStatusInfeasible else ("stopped", bound)
+        return "optimal", float(pulp.value(model.objective))
+    infeasible = model.status == pulp.LpStatusInfeasible
+    return ("infeasible", _UNITS) if infeasible else ("stopped", 0.0)
+
+
+def _run_highs(
+    model: pulp.LpProblem, nodes: int
+) -> tuple[Literal["optimal", "stopped", "infeasible"], float]:
+    solver = pulp.HiGHS(msg=False, threads=1, gapRel=0.0, mip_max_nodes=nodes, mip_abs_gap=0.0)
+    try:
+        model.solve(solver)
+    except KeyError:  # PuLP knows no word for a run that ended at its limit of nodes
+        return "stopped", float(model.solverModel.getInfo().mip_dual_bound)
+    if model.status == pulp.LpStatusInfeasible:
+        return "infeasible", _UNITS
+    bound = float(model.solverModel.getInfo().mip_dual_bound)
+    if model.sol_status == pulp.LpSolutionOptimal:
+        return "optimal", min(bound, float(pulp.value(model.objective)))
+    return "stopped", bound
 
 
 def _cut(columns: Sequence[_Columns]) -> tuple[int, IntArray] | None:

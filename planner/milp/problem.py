@@ -25,6 +25,22 @@ _GRIDS = 100  # kept at a time
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
 
 
+@dataclass(kw_only=True)
+class Meter:
+    """Work done, in nanoseconds of a usual core as far as counts can tell: unlike a clock, the same every time."""
+
+    spent_ns: float = 0.0
+
+    def simulated(self, cuts: int, actions: int) -> None:
+        self.spent_ns += 40.0 * cuts * actions
+
+    def compiled(self, actions: int) -> None:
+        self.spent_ns += 10_000.0 * actions
+
+    def priced(self, cells: int) -> None:
+        self.spent_ns += 100_000.0 + 6.0 * cells
+
+
 @dataclass(frozen=True, eq=False)
 class Order:
     """A frozen schedule with what follows from it alone, worked out once for every shape that has it."""
@@ -39,6 +55,10 @@ class Order:
         return tuple(_moments(order, self.schedule.stages) for order in self.schedule.orders)
 
     @cached_property
+    def actions(self) -> int:
+        return sum(map(len, self.schedule.orders))
+
+    @cached_property
     def single(self) -> bool:
         """Every worker holds one stage of a pipe at most: no two hops share a channel."""
         return all(len(set(row)) == len(row) for row in self.schedule.place)
@@ -49,10 +69,11 @@ class Order:
         self._known[update] = pattern if known is None else known | pattern
         return self._known[update]
 
-    def compiled(self, pattern: BoolArray, update: Update) -> Compiled:
+    def compiled(self, pattern: BoolArray, update: Update, meter: Meter) -> Compiled:
         """With the messages of this pattern, [act or grad, sender, receiver] laid flat."""
         key = (np.packbits(pattern).tobytes(), update)
         if key not in self._compiled:
+            meter.compiled(self.actions)
             self._compiled[key] = compile(self.schedule, self._routes(pattern), update=update)
         return self._compiled[key]
 
@@ -108,6 +129,7 @@ class Problem:
     byte_ns: FloatArray
     slowness: tuple[float, ...]  # a stage
     grids: dict[tuple[object, ...], IntArray]  # tables over all intervals, shared between problems
+    meter: Meter
 
     @property
     def schedule(self) -> Schedule:
@@ -260,6 +282,7 @@ class Problem:
         return self.tables.chained and self.order.single
 
     def _objective(self, compiled: Compiled, vectors: IntArray) -> IntArray:
+        self.meter.simulated(len(vectors), self.order.actions)
         if self.shape.update == "rolling":
             return np.array([period(compiled, row).period_ns for row in vectors], np.int64)
         return makespans(compiled, vectors)
@@ -296,7 +319,7 @@ class Problem:
         return np.concatenate([kinds, hops], 1)
 
     def _compile(self, pattern: BoolArray) -> Compiled:
-        return self.order.compiled(pattern, self.shape.update)
+        return self.order.compiled(pattern, self.shape.update, self.meter)
 
 
 def hop_bytes(tables: Tables, cuts: IntArray) -> tuple[IntArray, IntArray]:
@@ -336,6 +359,7 @@ def problem(
     machine: Mesh,
     sums: Callable[[tuple[tuple[int, ...], ...]], tuple[Sum, ...]],
     grids: dict[tuple[object, ...], IntArray],
+    meter: Meter,
 ) -> Problem:
     """`sums` prices the all-reduces over the replicas of groups of workers."""
     place = np.array(order.schedule.place)
@@ -355,6 +379,7 @@ def problem(
         byte_ns=byte,
         slowness=slowness,
         grids=grids,
+        meter=meter,
     )
 
 

@@ -33,16 +33,16 @@ from planner.milp.game import Pool
 from planner.milp.problem import Problem
 from planner.milp.search import NEVER, Answer, balanced, descend, even, kicked
 from planner.milp.shapes import Pins, Shape, pins, shapes
-from planner.milp.space import Space, guess_ns, order_free_ns
+from planner.milp.space import Space, guess_ns, order_free_ns, summed_ns
 from planner.milp.tree import Tree
 from planner.plan import Certificate, Plan
 from planner.profile import Profile
 
-_FIRST = 12  # shapes that are answered before any is proved
+_FIRST = 6  # shapes that are answered before any is proved
 _KICKS = 6
+_WORK_NS = 60e9  # of `Meter`; shapes that are left then keep the bound of their load
 _PROGRAM_NODES = 2000  # of the mixed-integer program
 _MOST_ARCS = 3000  # beyond, the program is left unwritten and the tree's proof stands alone
-_TOLERANCE = 1e-6  # relative, of the mixed-integer solver
 _CHANGED = 60  # shapes looked at for each change that might make an infeasible question feasible
 _NODES = 3000  # boxes of one shape, divided by its depth
 
@@ -54,6 +54,7 @@ class Effort:
     nodes: int = _NODES
     kicks: int = _KICKS
     program_nodes: int = _PROGRAM_NODES
+    work_ns: float = _WORK_NS
 
 
 @dataclass(kw_only=True)
@@ -78,6 +79,7 @@ class Search:
     open: list[Tried] = field(default_factory=list)
     considered: int = 0
     bounded: int = 0  # shapes that their bound alone ruled out
+    left: list[int] = field(default_factory=list)  # bounds of shapes that were not looked into
     program: formulation.Outcome | None = None
 
     @property
@@ -119,14 +121,14 @@ class Search:
         if root is None:
             return
         tree = Tree(pool, root, tried.answer, self.limit)
-        proof = tree.prove(1)
+        proof = tree.prove(1, np.inf)
         if not proof.closed:
             self._take(tried, proof.answer)
             self.answer(tried, root)
             if tried.answer is not None:
                 self._take(tried, kicked(tried.problem, root.low, root.high, tried.answer, self.effort.kicks))
                 tree.improve(tried.answer)
-            proof = tree.prove(max(20, self.effort.nodes // tried.shape.stages))
+            proof = tree.prove(max(20, self.effort.nodes // tried.shape.stages), self.effort.work_ns)
         self._take(tried, proof.answer)
         tried.bound_ns, tried.rows, tried.root = proof.bound_ns, pool.weights, root
         if not proof.closed:
@@ -171,7 +173,7 @@ class Search:
         self.program = done
         if done.part >= 0:
             self._take(self.tried[parts[done.part].box.problem.shape], Answer(cut=done.cut, ns=done.ns))
-        least = int(done.bound_ns * (1 - _TOLERANCE))
+        least = int(done.bound_ns * (1 - formulation.TOLERANCE))
         for tried in self.open:
             tried.bound_ns = max(tried.bound_ns, min(least, self.limit))
 
@@ -243,8 +245,14 @@ def search(space: Space, effort: Effort) -> Search:
     _first_answers(found, ranked)
     queue, queued = list(ranked), set(ranked)
     for shape in queue:  # grows by the thriftier variants of shapes that memory narrows
-        if order_free_ns(space.tables(shape.micro), shape) > found.limit - 1:
+        least = order_free_ns(space.tables(shape.micro), shape)
+        if least <= found.limit - 1:
+            least = summed_ns(space, shape)
+        if least > found.limit - 1:
             found.bounded += 1
+            continue
+        if space.meter.spent_ns > effort.work_ns and found.best is not None:
+            found.left.append(int(np.ceil(least - ROUNDING)))
             continue
         tried = found.look(shape)
         if tried is None:
@@ -272,8 +280,8 @@ def _first_answers(found: Search, ranked: list[Shape]) -> None:
     firsts: dict[str, Shape] = {}
     for shape in ranked:
         firsts.setdefault(shape.family, shape)
-    for shape in dict.fromkeys([*firsts.values(), *ranked[:_FIRST]]):
-        tried = found.look(shape)
+    for shape in dict.fromkeys([*ranked[:_FIRST], *firsts.values()]):
+        tried = found.look(shape) if found.space.meter.spent_ns < found.effort.work_ns / 3 else None
         if tried is not None:
             found.answer(tried)
 
@@ -303,12 +311,12 @@ def _certificate(found: Search) -> Certificate:
     best = found.best
     assert best.answer is not None
     objective = best.answer.ns
-    bound = min([objective, *(tried.bound_ns for tried in found.open)])
+    bound = min([objective, *(tried.bound_ns for tried in found.open), *found.left])
     return Certificate(
         objective_ns=objective,
         bound_ns=bound,
         free_bound_ns=explain.free_bound_ns(best.problem, best.answer.cut),
         gap=(objective - bound) / objective if objective else 0.0,
-        scope=explain.scope(found.space, found.considered, found.bounded),
+        scope=explain.scope(found.space, found.considered, found.bounded, len(found.left)),
         rivals=tuple(explain.rivals(found.space, best.problem, best.answer, list(found.tried.values()))),
     )

@@ -12,7 +12,7 @@ from planner.cost import NS, IntArray, Tables, price
 from planner.errors import BadInput
 from planner.milp.bounds import windows
 from planner.milp.mesh import Machines, Mesh, Sum, mesh
-from planner.milp.problem import Order, Problem, problem
+from planner.milp.problem import Meter, Order, Problem, problem
 from planner.milp.shapes import Pins, Shape
 from planner.profile import CostKey, Profile
 from planner.schedule.action import Kind, Schedule
@@ -30,6 +30,7 @@ class Space:
     precision: str
     execution: str
     pins: Pins
+    meter: Meter = field(default_factory=Meter)
     _tables: dict[int, Tables] = field(default_factory=dict)
     _orders: dict[tuple[object, ...], Order | None] = field(default_factory=dict)
     _meshes: dict[tuple[object, ...], Mesh] = field(default_factory=dict)
@@ -86,7 +87,7 @@ class Space:
                 self._sums[key] = tuple(self.machines.sums(slots))
             return self._sums[key]
 
-        return problem(shape, self.tables(shape.micro), order, machine, priced, self._grids)
+        return problem(shape, self.tables(shape.micro), order, machine, priced, self._grids, self.meter)
 
     def cluster_link_ns(self, size: int) -> float:
         """One message over the longest distance."""
@@ -99,6 +100,16 @@ class Space:
         if key not in self._sums:
             self._sums[key] = (self.machines.typical_sum(shape),)
         return self._sums[key][0]
+
+    def column_sums(self, shape: Shape) -> tuple[Sum, ...]:
+        """Over the replicas of each worker."""
+        key = (shape.data, shape.workers, shape.axes, "columns")
+        if key not in self._sums:
+            grid = self.machines.grid(shape)
+            self._sums[key] = tuple(
+                self.machines.sums([[row[w] for row in grid] for w in range(shape.workers)])
+            )
+        return self._sums[key]
 
     def windows(self, posed: Problem) -> tuple[IntArray, IntArray] | None:
         """Of every boundary; the user's own cut where one is pinned, None where it has other stages."""
@@ -137,6 +148,32 @@ def pinned_cut(
     return np.cumsum([0, *map(len, stages)])
 
 
+def summed_ns(space: Space, shape: Shape) -> float:
+    """No cut and no order takes less, the sums of gradients included.
+
+    A worker with one stage sums its gradients after all of its work; the mean over the workers is below the worst,
+    and sums of parts take no less than the sum of the whole. With several stages the sums of a worker queue up.
+    """
+    tables, workers = space.tables(shape.micro), shape.workers
+    load = order_free_ns(tables, shape)
+    if shape.data == 1 and shape.pipes == 1:
+        return load
+    whole = tables.gradients[0, -1:]
+    sums = min(float(each.ns(whole)[0]) for each in space.column_sums(shape))
+    if shape.pipes == shape.chunks == 1:
+        work = _work_ns(tables, shape).sum() * shape.micros
+        return max(load, float(work + sums) / workers) if shape.update == "barrier" else load
+    return max(load, shape.pipes * sums / workers) if shape.pipes == 1 else load
+
+
+def _work_ns(tables: Tables, shape: Shape) -> IntArray:
+    """Of each layer for one micro-batch."""
+    splits = FAMILIES[shape.family].splits
+    kinds = [Kind.F, *((Kind.I, Kind.W) if splits else (Kind.B,)), *([Kind.R] if shape.recompute else [])]
+    total: IntArray = np.diff(np.add.reduce([tables.time_ns[kind] for kind in kinds]))
+    return total
+
+
 def guess_ns(space: Space, shape: Shape) -> float:
     """About what a shape may take: where to look first."""
     tables = space.tables(shape.micro)
@@ -157,10 +194,8 @@ def order_free_ns(tables: Tables, shape: Shape) -> float:
     do not hang together in a chain, only the load counts.
     """
     splits = FAMILIES[shape.family].splits
-    forward = np.diff(tables.time_ns[Kind.F])
-    backward = np.diff(tables.time_ns[Kind.I]) + np.diff(tables.time_ns[Kind.W])
-    backward = backward if splits else np.diff(tables.time_ns[Kind.B])
-    layers = forward * (2 if shape.recompute else 1) + backward
+    forward, layers = np.diff(tables.time_ns[Kind.F]), _work_ns(tables, shape)
+    backward = layers - forward * (2 if shape.recompute else 1)
     total, count = float(layers.sum()), shape.micros
     least = count * total / shape.workers
     if shape.pipes == 1:

@@ -43,10 +43,10 @@ class Tree:
             self.answer, self.limit = answer, answer.ns
             self._learn(answer.cut)
 
-    def prove(self, budget: int) -> Proof:
-        """Goes on until nothing is open, or for this many boxes more."""
+    def prove(self, budget: int, work_ns: float) -> Proof:
+        """Goes on until nothing is open, for this many boxes more, or until the meter shows so much."""
         stop = self.nodes + budget
-        while self._open and self.nodes < stop:
+        while self._open and self.nodes < stop and self.problem.meter.spent_ns < work_ns:
             bound, _, box = heapq.heappop(self._open)
             if self._refuted(bound):
                 self._open = []

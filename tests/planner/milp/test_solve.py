@@ -1,0 +1,192 @@
+"""The solver at the edges: tiny and odd machines, pins, what fits nowhere, the same bytes every time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from planner.cluster import Cluster, NodeGroup
+from planner.errors import BadInput, Infeasible
+from planner.milp.solve import Effort, solve
+from planner.plan import Plan
+from planner.plan_yaml import dump
+from planner.profile import Profile
+from planner.verify import violations
+from tests.planner.milp.instances import Block, chain, cluster, profile
+
+
+def plan_of(
+    costs: Profile,
+    machines: Cluster,
+    batch: int,
+    fix: Mapping[str, object] | None = None,
+    schedules: tuple[str, ...] | None = None,
+) -> Plan:
+    """A plan that verify has nothing against and that no trivial plan beats."""
+    plan = solve(costs, machines, batch=batch, fix=fix, schedules=schedules)
+    assert violations(plan, profile=costs, cluster=machines) == []
+    assert plan.certificate is not None
+    assert plan.certificate.bound_ns <= plan.certificate.objective_ns == plan.prediction.step_ns
+    assert plan.prediction.low_ns <= plan.prediction.step_ns <= plan.prediction.high_ns
+    if not fix and not schedules:
+        rivals = [rival.step_ns for rival in plan.certificate.rivals if rival.step_ns is not None]
+        assert all(plan.prediction.step_ns <= ns for ns in rivals)
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("layers", "nodes", "devices", "batch"),
+    [
+        pytest.param(6, 1, 1, 8, id="one device"),
+        pytest.param(6, 7, 1, 14, id="a prime number of nodes"),
+        pytest.param(6, 1, 5, 10, id="a prime number of devices on one node"),
+        pytest.param(6, 3, 2, 1, id="one sample"),
+        pytest.param(1, 4, 1, 8, id="one layer"),
+        pytest.param(6, 8, 2, 3, id="a batch smaller than the cluster"),
+        pytest.param(6, 2, 2, 7, id="a batch that nothing divides"),
+        pytest.param(9, 2, 4, 16, id="two levels of links"),
+    ],
+)
+def test_a_plan_is_found_on_odd_machines(layers: int, nodes: int, devices: int, batch: int) -> None:
+    plan = plan_of(profile(chain(layers, 1, skips=min(1, layers - 1))), cluster(nodes, devices), batch)
+    assert plan.certificate is not None
+    assert plan.certificate.gap == 0
+
+
+def test_a_slow_node_slows_the_stage_that_stands_on_it() -> None:
+    costs = profile(chain(8, 2), scale=100)
+    costs = replace(costs, device="A100-80GB")
+    fast = NodeGroup(count=2, device="A100-80GB", devices_per_node=1)
+    slow = NodeGroup(count=1, device="V100-32GB", devices_per_node=1)
+    links = cluster(2).links
+    mixed = Cluster(name="mixed", nodes=(fast, slow), links=links)
+    alike = Cluster(name="alike", nodes=(fast.model_copy(update={"count": 3}),), links=links)
+    pinned = {"pipeline": 3, "data": 1, "schedule": "1f1b"}
+    hampered, free = plan_of(costs, mixed, 6, pinned), plan_of(costs, alike, 6, pinned)
+    assert hampered.prediction.step_ns > free.prediction.step_ns
+    assert len(hampered.stages[2].layers) <= len(free.stages[2].layers)
+
+
+def test_the_same_question_gets_the_same_bytes() -> None:
+    costs, machines = profile(chain(9, 5, skips=2), micros=(1, 2)), cluster(4)
+    assert dump(solve(costs, machines, batch=8)) == dump(solve(costs, machines, batch=8))
+
+
+@pytest.mark.parametrize(
+    "fix",
+    [
+        {"data": 2},
+        {"pipeline": "4"},
+        {"schedule": "gpipe", "pipeline": 2},
+        {"schedule": "chimera", "pipeline": 4, "pairs": 2},
+        {"schedule": "interleaved", "chunks": 2, "pipeline": 2},
+        {"micro": 2},
+        {"recompute": "true"},
+        {"shard": True, "data": 2},
+        {"update": "rolling", "pipeline": 2},
+        {"data": 1, "pipeline": 1, "spatial": 1},
+    ],
+    ids=str,
+)
+def test_what_is_fixed_stays_fixed(fix: dict[str, object]) -> None:
+    plan = plan_of(profile(chain(8, 3), micros=(1, 2)), cluster(4), 8, fix)
+    found: dict[str, object] = {
+        "data": plan.axes.data,
+        "pipeline": plan.axes.pipeline,
+        "spatial": plan.axes.spatial,
+        "schedule": plan.schedule.family,
+        "pairs": plan.schedule.pairs,
+        "chunks": plan.schedule.chunks,
+        "micro": plan.batch.micro,
+        "recompute": plan.stages[0].recompute,
+        "shard": plan.shard_optimizer,
+        "update": plan.schedule.update,
+    }
+    for key, value in fix.items():
+        assert str(found[key]).lower() == str(value).lower()
+
+
+def test_a_cut_of_the_users_own_is_priced_as_it_stands() -> None:
+    costs = profile(chain(6, 4))
+    stages = [["l0"], ["l1", "l2", "l3", "l4"], ["l5"]]
+    plan = plan_of(costs, cluster(3), 6, {"stages": stages, "schedule": "1f1b", "data": 1})
+    assert [list(stage.layers) for stage in plan.stages] == stages
+    free = plan_of(costs, cluster(3), 6, {"schedule": "1f1b", "data": 1, "pipeline": 3})
+    assert free.prediction.step_ns < plan.prediction.step_ns
+
+
+@pytest.mark.parametrize(
+    ("fix", "says"),
+    [
+        ({"depth": 2}, "nothing to fix is called 'depth'.*data, pipeline"),
+        ({"data": 0}, "data is 0.*1 or more"),
+        ({"pipeline": "two"}, "pipeline is 'two'"),
+        ({"recompute": "perhaps"}, "recompute is 'perhaps'.*true or false"),
+        ({"schedule": "2f2b"}, "no family '2f2b'.*1f1b"),
+        ({"update": "sometimes"}, "update is 'sometimes'.*rolling or barrier"),
+        ({"spatial": 2}, "spatial is 2"),
+        ({"stages": [["l1"], ["l0"]]}, "leave the order of the model at 'l1'"),
+    ],
+)
+def test_a_pin_that_means_nothing_is_named(fix: dict[str, object], says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        solve(profile(chain(2, 0)), cluster(2), batch=2, fix=fix)
+
+
+def heavy(weight: int, count: int = 3) -> Profile:
+    block = Block(forward=100, input_grad=100, weight_grad=100, out=400, own=400, weight=weight, reads=(-1,))
+    return profile([replace(block, reads=(k - 1,)) for k in range(count)])
+
+
+def test_what_fits_nowhere_says_which_stage_lacks_how_many_bytes() -> None:
+    with pytest.raises(Infeasible) as raised:
+        solve(heavy(4000), cluster(2, memory=20_000), batch=2)
+    text = str(raised.value)
+    assert "layers 'l0' to 'l1'" in text or "layers 'l1' to 'l2'" in text
+    assert "20000 are free" in text
+    assert "bytes more on each device would fit" in text
+    assert "2 times the nodes would fit" in text
+
+
+def test_the_bytes_that_are_said_to_be_missing_are_enough_and_one_less_is_not() -> None:
+    costs = heavy(4000)
+    with pytest.raises(Infeasible) as raised:
+        solve(costs, cluster(2, memory=20_000), batch=2)
+    short = int(str(raised.value).split("free: ")[1].split(" ")[0])
+    plan_of(costs, cluster(2, memory=20_000 + short), 2)
+    with pytest.raises(Infeasible):
+        solve(costs, cluster(2, memory=20_000 + short - 1), batch=2)
+
+
+def test_a_pin_in_the_way_is_named_as_the_nearest_change() -> None:
+    with pytest.raises(Infeasible, match="leaving pipeline free would fit"):
+        solve(heavy(4000), cluster(4, memory=25_000), batch=4, fix={"pipeline": 1})
+
+
+def test_a_batch_that_no_micro_batch_divides_is_no_plan() -> None:
+    with pytest.raises(Infeasible, match=r"no plan of 3 samples.*\(2\)"):
+        solve(profile(chain(4, 0), micros=(2,)), cluster(2), batch=3)
+
+
+def test_recomputation_is_taken_where_only_it_fits() -> None:
+    block = Block(forward=100, input_grad=100, weight_grad=100, out=100, own=10_000, weight=400, reads=(-1,))
+    costs = profile([replace(block, reads=(k - 1,)) for k in range(8)])
+    pinned = {"pipeline": 2, "data": 1, "schedule": "gpipe"}
+    roomy = plan_of(costs, cluster(2, memory=1 << 30), 8, pinned)
+    tight = plan_of(costs, cluster(2, memory=100_000), 8, pinned)
+    assert not roomy.stages[0].recompute
+    assert tight.stages[0].recompute
+    assert tight.prediction.step_ns > roomy.prediction.step_ns
+
+
+def test_an_effort_cut_short_leaves_an_honest_gap() -> None:
+    costs, machines = profile(chain(24, 6), scale=1000), cluster(8)
+    quick = Effort(nodes=1, kicks=0, program_nodes=1, work_ns=1e7)
+    hurried = solve(costs, machines, batch=16, effort=quick).certificate
+    done = solve(costs, machines, batch=16, schedules=("1f1b",)).certificate
+    assert hurried is not None
+    assert done is not None
+    assert hurried.bound_ns <= done.objective_ns
+    assert hurried.gap > 0
