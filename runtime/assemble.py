@@ -143,7 +143,7 @@ class _Assembly:
         needs_grad = {value.name for value in self.graph.values if value.needs_grad and value.producer}
         first = self.place.data * self.plan.batch.micros
         if self.sharing is not None:
-            self.sharing.shard(modules)
+            self.sharing.shard(modules, {stage for stage in modules if Kind.I in kinds[stage]})
         splits = {stage: self._split(module, kinds[stage]) for stage, module in modules.items()}
         stores = {stage: WeightStore() for stage, split in splits.items() if split == "store"}
         for stage, store in stores.items():

@@ -140,29 +140,43 @@ def start(x: Tensor, fetch: Fetch, mesh: Mesh) -> Callable[[], list[tuple[Run, T
     return arrived
 
 
+def give_back_start(
+    grad_of: Callable[[Run], Tensor], like: Tensor, fetch: Fetch, mesh: Mesh
+) -> Callable[[Tensor], None]:
+    """Sends the gradient of what each run brought; the function returned waits, and adds what comes back.
+
+    `like` tells type and the sizes of the other dimensions.
+    """
+    dim, place = fetch.dim, mesh.coordinates[fetch.axis]
+    plan = traffic(fetch, place)
+    boxes = _inboxes(plan.sends, like, dim, mesh, fetch.axis)
+    sends = [
+        (mesh.peer(fetch.axis, other), _pack([grad_of(run) for run in runs])) for other, runs in plan.receives
+    ]
+    wait = mesh.wire.exchange(sends, [(box.peer, box.buffer) for box in boxes])
+
+    def finish(source: Tensor) -> None:
+        wait()
+        del sends[:]
+        for box in boxes:
+            for run, part in _unpack(box, list(like.shape), dim):
+                _add_rows(source, dim, run, plan.base, part)
+
+    return finish
+
+
 def give_back(grad: Tensor, rows: int, fetch: Fetch, mesh: Mesh) -> Tensor:
     """The gradient of the source: what the others made of its rows comes back and is added."""
     dim, place = fetch.dim, mesh.coordinates[fetch.axis]
     plan = traffic(fetch, place)
     shape = list(grad.shape)
     shape[dim] = rows
-    source = torch.zeros(shape, dtype=grad.dtype, device=grad.device).contiguous(
-        memory_format=memory_format(grad)
-    )
-    exchanged = not fetch.shared
-    boxes = _inboxes(plan.sends, grad, dim, mesh, fetch.axis) if exchanged else []
-    sends = [
-        (mesh.peer(fetch.axis, other), _pack([_placed(grad, dim, run) for run in runs]))
-        for other, runs in plan.receives
-        if exchanged
-    ]
-    wait = mesh.wire.exchange(sends, [(box.peer, box.buffer) for box in boxes])
+    finish = None if fetch.shared else give_back_start(lambda run: _placed(grad, dim, run), grad, fetch, mesh)
+    source = _empty(shape, grad).zero_()
     for run in plan.kept:
         _add_rows(source, dim, run, plan.base, _placed(grad, dim, run))
-    wait()
-    for box in boxes:
-        for run, part in _unpack(box, shape, dim):
-            _add_rows(source, dim, run, plan.base, part)
+    if finish is not None:
+        finish(source)
     return source
 
 
@@ -200,8 +214,15 @@ class _Fetch(torch.autograd.Function):
 
 
 def fetched(x: Tensor, fetch: Fetch, mesh: Mesh) -> Tensor:
+    if _nothing_to_do(fetch):
+        return x
     result: Tensor = _Fetch.apply(x, fetch, mesh)  # type: ignore[no-untyped-call]
     return result
+
+
+@lru_cache(maxsize=4096)
+def _nothing_to_do(fetch: Fetch) -> bool:
+    return fetch.trivial
 
 
 class _Enter(torch.autograd.Function):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
 
 from planner.cut import StageModule
+from planner.errors import BadPlan
 from planner.plan import Plan
 from runtime.groups import World
 from runtime.places import Mesh as Places
@@ -24,11 +25,12 @@ class Sharing:
     group: dist.ProcessGroup
     place: int
 
-    def shard(self, modules: Mapping[int, StageModule]) -> None:
-        """After random operations are keyed, before convolutions owe their weight gradients."""
+    def shard(self, modules: Mapping[int, StageModule], owing: Collection[int] = ()) -> None:
+        """After random operations are keyed, before convolutions of the stages `owing` put off weight gradients."""
         wire = GroupWire(self.group)
         for stage, module in sorted(modules.items()):
-            shard(module, self.analysed[stage], Mesh(self.analysed[stage].grid, wire))
+            mesh = Mesh(self.analysed[stage].grid, wire)
+            shard(module, self.analysed[stage], mesh, overlap=stage not in owing)
 
     def uncounted(self, stages: Sequence[int]) -> frozenset[str]:
         return uncounted({stage: self.analysed[stage] for stage in stages}, self.place)
@@ -38,6 +40,8 @@ def sharing(plan: Plan, every: Sequence[StageModule], places: Places, world: Wor
     """Collective over all ranks: every group is made by everybody, in one order. None without a spatial axis."""
     if plan.axes.spatial == 1:
         return None
+    if plan.execution == "compiled":
+        raise BadPlan("stages on shards are not compiled: use execution: eager")
     analysed = analyse_stages(every, [stage.spatial for stage in plan.stages], plan.axes.spatial)
     here = places.by_rank[world.rank]
     mine: dist.ProcessGroup | None = None

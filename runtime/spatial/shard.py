@@ -24,7 +24,7 @@ from planner.cut import StageModule
 from planner.halo import Layout, Step, entry, whole
 from planner.halo.fetch import Fetch, take
 from planner.halo.segment import Operation, Placed, Ref, Segment, call_of, propagate
-from runtime.spatial import convolution
+from runtime.spatial import convolution, overlap
 from runtime.spatial.exchange import enter, fetched, memory_format
 from runtime.spatial.mesh import Mesh
 from runtime.spatial.shapes import plain
@@ -167,13 +167,15 @@ def _named(done: Placed) -> list[tuple[str, str]]:
     return found
 
 
-def shard(module: StageModule, analysed: Analysed, mesh: Mesh) -> None:
-    writer = _Writer(module, analysed, mesh)
+def shard(module: StageModule, analysed: Analysed, mesh: Mesh, *, overlap: bool = True) -> None:
+    """With `overlap` convolutions compute while halos travel; without, they stay nodes that may owe weight gradients."""
+    writer = _Writer(module, analysed, mesh, overlap)
     writer.write()
 
 
 class _Writer:
-    def __init__(self, module: StageModule, analysed: Analysed, mesh: Mesh) -> None:
+    def __init__(self, module: StageModule, analysed: Analysed, mesh: Mesh, overlap: bool) -> None:
+        self.overlapping = overlap
         self.module, self.run, self.mesh, self.analysed = module, module._run, mesh, analysed
         self.nodes = matched(module)
         self.gathered: dict[fx.Node, fx.Node] = {}
@@ -235,11 +237,38 @@ class _Writer:
             return False
         assert isinstance(node.target, OpOverload)
         named = named_arguments(node.target, node.args, node.kwargs)
+        if self.overlapping and self._overlapped(node, done, step, plain, named):
+            return True
         with self.run.graph.inserting_before(node):
             fetched_input = self._call(Gather(step.fetches["input"], self.mesh), named["input"])
         node.target = convolution.PLAIN[len(plain.stride)]
         node.args = (fetched_input, named["weight"], named["bias"], *plain)  # type: ignore[assignment]
         node.kwargs = {}
+        return True
+
+    def _overlapped(
+        self, node: fx.Node, done: Placed, step: Step, plain: convolution.Plain, named: Mapping[str, object]
+    ) -> bool:
+        """Along the last dimension that rows are sent for; the others are fetched first."""
+        fetches = [fetch for fetch in step.fetches["input"] if not fetch.trivial]
+        if not fetches or not any(fetches[-1].messages()):
+            return False
+        *others, last = fetches
+        cut = step.output.cuts[last.dim]
+        position = last.dim - (len(step.output.shape) - len(plain.stride))
+        kernel = call_of(done.operation, done.inputs).tensor("weight").shape[2 + position]
+        assert cut is not None
+        plans = [overlap.plan(last, cut, plain, position, kernel, i) for i in range(len(last.runs))]
+        if None in plans:  # the same way on every rank, so that messages meet
+            return False
+        mine = plans[self.mesh.coordinates[last.axis]]
+        assert mine is not None
+        with self.run.graph.inserting_before(node):
+            site = overlap.Overlapped(tuple(others), mine, self.mesh)
+            new = self._call(site, named["input"], named["weight"], named["bias"])
+        node.replace_all_uses_with(new)
+        self.run.graph.erase_node(node)
+        self.nodes[done.operation.name] = new
         return True
 
     def _idle(self, use: Use) -> bool:

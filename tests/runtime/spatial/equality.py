@@ -53,11 +53,13 @@ class Scaled(nn.Module):
         return self.module(first * self.scale, *rest)
 
 
-def reference(module: nn.Module, *shapes: Sequence[int], seed: int = 0) -> Reference:
+def reference(
+    module: nn.Module, *shapes: Sequence[int], seed: int = 0, dtype: torch.dtype = torch.float64
+) -> Reference:
     """Everything before the loss is the stage under test; `shapes` are those of the inputs, batch included."""
     torch.manual_seed(seed)
-    module = Scaled(module).double()
-    examples = tuple(torch.randn(tuple(shape), dtype=torch.float64) for shape in shapes)
+    module = Scaled(module).to(dtype)
+    examples = tuple(torch.randn(tuple(shape), dtype=dtype) for shape in shapes)
 
     def batch(n: int) -> tuple[object, object]:
         return tuple(torch.zeros(n, *x.shape[1:], dtype=x.dtype) for x in examples), torch.zeros(n)
