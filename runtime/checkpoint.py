@@ -142,7 +142,16 @@ class Writer:
     """Writes checkpoints of a run in the background, one at a time."""
 
     def __init__(
-        self, folder: Path, *, rank: int, ranks: Sequence[int], aliases: Mapping[str, str], keep: int
+        self,
+        folder: Path,
+        """`beat` is called while a write is waited for, which may take long and is no hanging."""
+        self._beat = beat
+        *,
+        rank: int,
+        ranks: Sequence[int],
+        aliases: Mapping[str, str],
+        keep: int,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder, self._rank, self._ranks, self._aliases, self._keep = folder, rank, ranks, aliases, keep
         self._thread: threading.Thread | None = None
@@ -156,9 +165,11 @@ class Writer:
         self._thread.start()
 
     def wait(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        while self._thread is not None:
+            self._thread.join(POLL_S)
+            self._beat()
+            if not self._thread.is_alive():
+                self._thread = None
         if self._error is not None:
             raise self._error
 

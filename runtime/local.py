@@ -27,7 +27,7 @@ from planner.schedule.families import generate
 from planner.timeline import Timeline
 from planner.workload import Workload
 from runtime import checkpoint as checkpoints
-from runtime import trace
+from runtime import soundness, trace
 from runtime.assemble import check_supported
 from runtime.checkpoint import Checkpoint, Facts
 from runtime.groups import alone
@@ -38,6 +38,7 @@ from runtime.supervise import Outcome
 from runtime.train import Model, NoPulse, Training, aliases
 
 START_DEADLINE_S = 60.0
+COMPILE_DEADLINE_S = 600.0  # the first forward of a stage compiles it
 STEPS_A_DEADLINE = 50  # a rank that makes no progress for the time of so many simulated steps hangs
 
 
@@ -133,7 +134,8 @@ def job_of(plan: Plan, steps: int, settings: dict[str, object]) -> Job:
         raise BadInput(f"no setting '{unknown[0]}'", where="launch", allowed=", ".join(sorted(known)))
     if steps < 1:
         raise BadInput(f"steps is {steps}", where="launch", allowed="1 or more")
-    deadline = max(START_DEADLINE_S, STEPS_A_DEADLINE * plan.prediction.step_ns * 1e-9)
+    first = COMPILE_DEADLINE_S if plan.execution == "compiled" else START_DEADLINE_S
+    deadline = max(first, STEPS_A_DEADLINE * plan.prediction.step_ns * 1e-9)
     return replace(Job(steps=steps, deadline_s=deadline), **settings)  # type: ignore[arg-type]
 
 
@@ -142,6 +144,8 @@ def prepare(model: Model, folder: Path, job: Job) -> tuple[Paths, Job]:
     check_supported(model.plan, model.captured.graph)
     paths = Paths(folder.resolve()).make()
     checkpoints.remove_partial(paths.checkpoints)
+    if checkpoints.complete(paths.checkpoints):
+        soundness.last_sound(paths.checkpoints, lambda what: print(what, file=sys.stderr))
     begin = checkpoints.latest(paths.checkpoints)
     if begin is None:
         write_start(paths, model, job)

@@ -140,9 +140,8 @@ class Watch:
         view.release()
         alive = {n: rank for n, rank in self._ranks.items() if rank.status is None}
         limit = {n: self._deadline_s if rank.count else START_S for n, rank in alive.items()}
-        still = [n for n, rank in alive.items() if now - rank.since_s > limit[n]]
-        if not still:
-            return None
+        if any(now - rank.since_s <= limit[n] for n, rank in alive.items()):
+            return None  # who waits for one that still moves, be it slowly, does not hang
         # Who waits is stopped by who does not; among equals the one that stood still first.
         return min(alive, key=lambda n: (alive[n].waiting, alive[n].since_s))
 

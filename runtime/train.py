@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -66,6 +67,7 @@ class Training:
             ranks=range(world.size),
             aliases=aliases(captured),
             keep=job.keep,
+            beat=partial(pulse.beat, True),
         )
 
     def _data(self, captured: Captured, workload: Workload) -> Batches:
