@@ -20,11 +20,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from planner.errors import BadInput
+from runtime.soundness import INDEX, PREFIX, SUM_OF_INDEX, settle
+from runtime.soundness import complete as complete
 
 VERSION = 1
-INDEX = "index.json"
 MODEL, STATE = "model/", "optimizer/"
-PREFIX = "step-"
 POLL_S = 0.05
 PARTS_S = 600.0  # how long the first rank waits for the parts of the others
 
@@ -102,13 +102,6 @@ def latest(folder: Path) -> Checkpoint | None:
     return Checkpoint.open(steps[-1]) if steps else None
 
 
-def complete(folder: Path) -> list[Path]:
-    """In order of steps."""
-    return sorted(
-        path for path in folder.glob(PREFIX + "*") if path.suffix == "" and (path / INDEX).is_file()
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """What one rank contributes."""
@@ -144,8 +137,6 @@ class Writer:
     def __init__(
         self,
         folder: Path,
-        """`beat` is called while a write is waited for, which may take long and is no hanging."""
-        self._beat = beat
         *,
         rank: int,
         ranks: Sequence[int],
@@ -153,6 +144,8 @@ class Writer:
         keep: int,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
+        """`beat` is called while a write is waited for, which may take long and is no hanging."""
+        self._beat = beat
         self._folder, self._rank, self._ranks, self._aliases, self._keep = folder, rank, ranks, aliases, keep
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -200,7 +193,8 @@ def write_part(folder: Path, part: Part) -> None:
     file = f"part-{part.rank:05d}.safetensors"
     save_file(flat, folder / (file + ".new"))
     (folder / (file + ".new")).rename(folder / file)
-    fragment = {"files": dict.fromkeys(flat, file), "settings": part.settings}
+    sums = {file: settle(folder / file)}
+    fragment = {"files": dict.fromkeys(flat, file), "settings": part.settings, "sums": sums}
     path = folder / f"part-{part.rank:05d}.json"
     path.with_suffix(".new").write_text(json.dumps(fragment))
     path.with_suffix(".new").rename(path)
@@ -212,12 +206,14 @@ def publish(
     """Waits for every part, then gives the folder its name."""
     files: dict[str, str] = {}
     settings: dict[str, object] = {}
+    sums: dict[str, str] = {}
     for rank in ranks:
         path = building / f"part-{rank:05d}.json"
         _until(path.exists, f"rank {rank} wrote no part of '{folder.name}'")
         fragment = json.loads(path.read_text())
         files |= fragment["files"]
         settings |= fragment["settings"]
+        sums |= fragment["sums"]
         path.unlink()
     index = {
         "version": VERSION,
@@ -225,8 +221,10 @@ def publish(
         "files": files,
         "settings": settings,
         "aliases": dict(aliases),
+        "sums": sums,
     }
     (building / INDEX).write_text(json.dumps(index, sort_keys=True))
+    (building / SUM_OF_INDEX).write_text(settle(building / INDEX))
     building.rename(folder)
 
 

@@ -14,6 +14,7 @@ from planner import plan_yaml
 from planner.plan import Plan
 from runtime import checkpoint as checkpoints
 from runtime import job as jobs
+from runtime import soundness
 from runtime.job import Job
 from runtime.paths import Paths
 from runtime.run import run_script
@@ -32,6 +33,8 @@ def main(folder: str, parent: str) -> int:
     for attempt in range(job.restarts + 1):
         again = replace(job, generation=job.generation + attempt)
         again.write(paths)
+        if model is not None:
+            soundness.last_sound(paths.checkpoints, partial(print, flush=True))
         outcome = supervise(paths, len(plan.places), job.deadline_s, rank_main(paths, again, plan, model))
         if outcome.state == "done" or attempt == job.restarts:
             break

@@ -17,12 +17,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from planner import plan_yaml
 from planner.errors import ShardwrightError
 from planner.plan import Plan
 from runtime import job as jobs
+from runtime import soundness
 from runtime.paths import Paths
 from runtime.slurm import clients, layout, record
 from runtime.slurm.record import STOPPED
@@ -122,6 +124,7 @@ class Supervisor:
         replace(job, generation=generation).write(self.paths)
         for old in (*self.paths.causes(), self.paths.outcome):
             old.unlink(missing_ok=True)
+        soundness.last_sound(self.paths.checkpoints, partial(print, flush=True))
         attempt = Attempt(
             generation=generation,
             job=self.environment["SLURM_JOB_ID"],

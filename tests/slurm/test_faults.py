@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from planner.plan import Plan
-from runtime import status
+from runtime import soundness, status
 from runtime.slurm import batch
 from runtime.slurm.record import STOPPED
 from runtime.slurm.run import SlurmRun
@@ -184,3 +184,17 @@ def test_a_controller_that_is_away_for_a_while_changes_nothing(
     cluster.start_controller()
     assert run.wait(PATIENCE_S).check().losses == undisturbed
     assert story(run) == [("done", "")]
+
+
+def test_a_spoiled_checkpoint_is_named_and_the_one_before_is_used(
+    cluster: Cluster, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
+) -> None:
+    run = start(warm, tmp_path, paced_plan(pace_s=0.05))
+    until_step(run, 5)
+    hurt(cluster, run, 0, signal.SIGSTOP)
+    newest = soundness.complete(run.paths.checkpoints)[-1]
+    part = newest / "part-00000.safetensors"
+    part.write_bytes(part.read_bytes()[:-7])
+    hurt(cluster, run, 0, signal.SIGKILL)
+    assert run.wait(PATIENCE_S).check().losses == undisturbed
+    assert f"checkpoint {newest.name} is spoiled" in run.logs()
