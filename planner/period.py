@@ -16,13 +16,14 @@ from planner.sweep import (
     node_ends,
     path_counts,
     trace,
+    vector_of,
 )
 
 
 def period(compiled: Compiled, durations: Sequence[int] | IntArray) -> Bound:
     """Barrier: the makespan. Rolling: the next step of every queue starts where this one ends, and the period is the
     largest mean of a cycle of paths from queue to queue; `steps * T >= counts @ durations` is that cycle's row."""
-    vector = np.asarray(durations, np.int64)
+    vector = vector_of(compiled, durations)
     if compiled.update == "barrier":
         return critical_path(compiled, vector)
     return _largest_cycle(compiled, vector)

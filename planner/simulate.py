@@ -10,10 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from planner.errors import BadInput
 from planner.memory import StageBytes, changes, use
 from planner.period import period, periods
 from planner.plan import Plan
 from planner.schedule.action import Schedule, parse_orders
+from planner.schedule.check import check
 from planner.schedule.graph import IntArray
 from planner.sweep import (
     Bound,
@@ -26,6 +28,7 @@ from planner.sweep import (
     makespans,
     neighbour_hops,
     node_ends,
+    vector_of,
 )
 from planner.timeline import Timeline, concatenate
 
@@ -60,8 +63,10 @@ def schedule_of(plan: Plan) -> Schedule:
 
 
 def simulate_plan(plan: Plan, *, steps: int = 1) -> Timeline:
-    """What a plan's own orders and durations amount to, one rank a pipeline worker."""
-    compiled = compile(schedule_of(plan), plan.hops, update=plan.schedule.update)
+    """What a plan's own orders and durations amount to, one rank a pipeline worker; BadPlan with the grid drawn where
+    the orders are no schedule."""
+    schedule = check(schedule_of(plan), plan.hops)
+    compiled = compile(schedule, plan.hops, update=plan.schedule.update)
     return simulate(compiled, duration_vector(plan.times, plan.hops), steps=steps)
 
 
@@ -78,7 +83,9 @@ def simulate(
     `static_bytes` is what each worker holds throughout. Steps follow each other as `update` says: where devices are
     free (rolling), or once all are done (barrier).
     """
-    vector = np.asarray(durations, np.int64)
+    if steps < 1:
+        raise BadInput(f"{steps} steps", allowed="1 or more")
+    vector = vector_of(compiled, durations)
     took = np.append(vector, 0)[compiled.graph.cost]
     in_use = _in_use(compiled, memory, static_bytes) if memory else None
     releases: IntArray = np.zeros(compiled.graph.sources, np.int64)
@@ -94,8 +101,13 @@ def simulate(
 
 def _in_use(compiled: Compiled, memory: Sequence[StageBytes], static_bytes: Sequence[int]) -> IntArray:
     """Bytes while each action runs and after it, all workers in turn."""
+    schedule = compiled.schedule
+    always = list(static_bytes) or [0] * schedule.workers
+    if len(memory) != schedule.stages:
+        raise BadInput(f"bytes of {len(memory)} stages", where="memory", allowed=f"{schedule.stages}")
+    if len(always) != schedule.workers:
+        raise BadInput(f"bytes of {len(always)} workers", where="static_bytes", allowed=f"{schedule.workers}")
     table = changes(memory)
-    always = list(static_bytes) or [0] * compiled.schedule.workers
     parts = [base + use(*own, table) for base, own in zip(always, compiled.memory_codes, strict=True)]
     return np.concatenate(parts).ravel()
 

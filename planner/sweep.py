@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from planner.schedule.program import Message
 from planner.timeline import COLLECTIVE, SEND, Event, encode
 
 Update = Literal["rolling", "barrier"]
+_LONGEST = 1 << 62
 _WIDE = 40  # nodes a level from which numpy beats a plain loop
 _BATCH_CELLS = 1 << 18  # nodes x candidates evaluated at once, so that they stay in the cache
 
@@ -175,14 +176,23 @@ def compile(
     """Orders frozen as they stand. `queueing` is what messages queue for: their "channel" (source, target, pipe,
     direction), the sender's network "card", one "stream" a worker in the order of `ranking` (see
     `lower.global_order`), or nothing."""
+    if update not in get_args(Update):
+        raise BadInput(f"update is {update!r}", allowed=", ".join(get_args(Update)))
     graph = build(schedule, hops, queueing=queueing, barrier=update == "barrier", ranking=ranking)
     return Compiled(graph, tuple(hops), update)
 
 
-def _vector(compiled: Compiled, durations: Sequence[int] | IntArray) -> IntArray:
-    vector = np.asarray(durations, np.int64)
-    if vector.shape[-1] != compiled.size:
-        raise BadInput(f"{vector.shape[-1]} durations", allowed=f"{compiled.size}: kinds x stages, then hops")
+def vector_of(compiled: Compiled, durations: Sequence[int] | IntArray, axes: int = 1) -> IntArray:
+    """One duration vector, or with two `axes` a matrix of them, none so long that a sum could leave 64 bits."""
+    vector = np.asarray(durations)
+    if vector.ndim != axes or vector.shape[-1] != compiled.size:
+        shape = " x ".join(map(str, vector.shape))
+        raise BadInput(f"{shape} durations", allowed=f"{compiled.size}: kinds x stages, then hops")
+    # a negative number is a huge one without its sign
+    most = int(vector.view(np.uint64).max(initial=0)) if vector.dtype == np.int64 else _LONGEST
+    if most * len(compiled.graph.cost) >= _LONGEST:
+        allowed = f"whole nanoseconds from 0 to {_LONGEST // len(compiled.graph.cost)}"
+        raise BadInput("a duration that cannot be", allowed=allowed)
     return vector
 
 
@@ -205,7 +215,7 @@ def _loop_ends(compiled: Compiled, costs: list[int], releases: IntArray | None) 
 
 def makespan(compiled: Compiled, durations: Sequence[int] | IntArray) -> int:
     """Nanoseconds of one step from idle devices to the last end."""
-    vector = _vector(compiled, durations)
+    vector = vector_of(compiled, durations)
     if compiled._wide:
         return int(_ends(compiled, vector).max())
     return max(_loop_ends(compiled, vector.tolist(), None))
@@ -221,7 +231,7 @@ def makespans(compiled: Compiled, durations: IntArray) -> IntArray:
 
 def batches(compiled: Compiled, durations: IntArray) -> Iterator[tuple[slice, Sweep, IntArray]]:
     """Parts of a matrix of duration vectors that fit the cache, each with what evaluates it."""
-    table = _vector(compiled, durations)
+    table = vector_of(compiled, durations, 2)
     size = max(1, _BATCH_CELLS // len(compiled.graph.cost))
     sweep = None
     for low in range(0, len(table), size):
@@ -250,7 +260,7 @@ class Bound:
 
 def critical_path(compiled: Compiled, durations: Sequence[int] | IntArray) -> Bound:
     """A longest path: its counts times the durations are the makespan, exactly."""
-    vector = _vector(compiled, durations)
+    vector = vector_of(compiled, durations)
     ends = _ends(compiled, vector)
     last = int(ends.argmax())
     nodes, _ = trace(compiled.graph, ends, last)
@@ -275,4 +285,4 @@ def node_ends(
     compiled: Compiled, durations: Sequence[int] | IntArray, releases: IntArray | None = None
 ) -> IntArray:
     """End of every node of the graph; `releases` says when each queue becomes free (all at 0 by default)."""
-    return _ends(compiled, _vector(compiled, durations), releases).copy()
+    return _ends(compiled, vector_of(compiled, durations), releases).copy()

@@ -38,11 +38,11 @@ class Action(NamedTuple):
         return f"{self.stage}{self.kind.value}{micro}{chr(39) * self.pipe}"
 
 
-_ACTION = re.compile(r"^(\d+)(?:(F|B|I|W|R)(\d+)|(SYNC|STEP))('*)$")
+_ACTION = re.compile(r"([0-9]{1,7})(?:(F|B|I|W|R)([0-9]{1,7})|(SYNC|STEP))('*)")
 
 
 def parse_action(text: str) -> Action:
-    match = _ACTION.match(text)
+    match = _ACTION.fullmatch(text)
     if match is None:
         raise BadInput(f"'{text}' is no action", allowed="such as 2F3, 0B1', 1I0, 1W0, 1R0, 2SYNC, 2STEP")
     stage, kind, micro, whole, pipe = match.groups()
@@ -112,6 +112,8 @@ def from_text(
     settings: dict[str, int | float | str | bool] | None = None,
 ) -> Schedule:
     """A schedule from what `to_text` prints; whether it can run is the checker's question."""
+    if not (place and all(place)):
+        raise BadInput("a placement without stages", allowed="pipes of one stage or more")
     orders = parse_orders(text.strip("\n").split("\n"))
     workers = 1 + max(max(pipe) for pipe in place)
     if len(orders) != workers:

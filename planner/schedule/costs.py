@@ -33,6 +33,7 @@ class Costs:
             "backward": self.backward,
             "input_grad": self.input_grad,
             "weight_grad": self.weight_grad,
+            "recompute": self.recompute or (0,) * len(self.forward),
         }
         for name, row in rows.items():
             if len(row) != len(self.forward):

@@ -130,7 +130,7 @@ def generate(
     spec = FAMILIES.get(family)
     if spec is None:
         raise BadInput(f"no family '{family}'", allowed=", ".join(FAMILIES))
-    _at_least_one(family, workers=workers, micros=micros, pairs=pairs)
+    _at_least_one(family, workers=workers, micros=micros, pairs=pairs, chunks=1 if chunks is None else chunks)
     if pairs > 1 and not spec.paired:
         raise BadInput(f"{pairs} pairs", where=family, allowed="1; only Chimera has pairs of pipelines")
     request = Request(
@@ -150,8 +150,8 @@ def generate(
 
 def _at_least_one(family: str, **counts: int) -> None:
     for name, count in counts.items():
-        if count < 1:
-            raise BadInput(f"{name} is {count}", where=family, allowed="1 or more")
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise BadInput(f"{name} is {count!r}", where=family, allowed="a whole number, 1 or more")
 
 
 def _chunks(family: str, spec: Family, chunks: int | None) -> int:

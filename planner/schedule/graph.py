@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from planner.schedule.program import Message
 
 IntArray = NDArray[np.int64]
 Queueing = Literal["channel", "card", "stream", "none"]
+QUEUEINGS: tuple[Queueing, ...] = get_args(Queueing)
 
 Queue = tuple[Hashable, ...]
 KIND_ROW = {kind: row for row, kind in enumerate(Kind)}
@@ -67,6 +68,14 @@ class Stuck(BadInput):
     def __init__(self, what: str, schedule: Schedule, marks: Mapping[Spot, str]) -> None:
         self.marks = marks
         super().__init__(f"{what}\n{draw(schedule.orders, marks)}")
+
+
+def check_shape(schedule: Schedule) -> None:
+    if not schedule.place or not schedule.place[0] or len({len(pipe) for pipe in schedule.place}) > 1:
+        lengths = [len(pipe) for pipe in schedule.place]
+        raise BadInput(
+            f"pipes of {lengths} stages", where="place", allowed="one pipe or more, all of one length"
+        )
 
 
 def check_routes(schedule: Schedule, routes: Sequence[Route]) -> None:

@@ -8,8 +8,20 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from planner.errors import BadInput
 from planner.schedule.action import Action, Kind, Schedule
-from planner.schedule.graph import KIND_ROW, Graph, IntArray, Queue, Queueing, Route, Stuck, check_routes
+from planner.schedule.graph import (
+    KIND_ROW,
+    QUEUEINGS,
+    Graph,
+    IntArray,
+    Queue,
+    Queueing,
+    Route,
+    Stuck,
+    check_routes,
+    check_shape,
+)
 from planner.schedule.grid import Spot
 from planner.schedule.program import Message
 
@@ -141,7 +153,11 @@ class _Builder:
     def stream(self, ranking: Iterable[Message]) -> None:
         """One queue of messages a worker, sends and receives alike, in the one order given."""
         node_of = dict(zip(self.messages, self.hops, strict=True))
-        for message in ranking:
+        ranked = list(ranking)
+        if len(ranked) != len(node_of) or set(ranked) != set(node_of):
+            what = f"a ranking of {len(ranked)} messages"
+            raise BadInput(what, allowed=f"each of the schedule's {len(node_of)} messages, once")
+        for message in ranked:
             for stage in (message.sender, message.receiver):
                 self.enqueue(("stream", self.place[message.pipe][stage]), node_of[message])
 
@@ -259,6 +275,9 @@ def build(
     ranking: Iterable[Message] = (),
 ) -> Graph:
     """`ranking` orders all messages where `queueing` is "stream"; `barrier`: no STEP before every gradient is in."""
+    if queueing not in QUEUEINGS:
+        raise BadInput(f"queueing is {queueing!r}", allowed=", ".join(QUEUEINGS))
+    check_shape(schedule)
     check_routes(schedule, routes)
     builder = _Builder(schedule, routes)
     builder.connect(queueing)

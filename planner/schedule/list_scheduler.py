@@ -17,7 +17,7 @@ from itertools import accumulate
 
 from planner.errors import BadInput
 from planner.schedule.action import Action
-from planner.schedule.costs import Costs, PerNode
+from planner.schedule.costs import Costs, PerNode, PerStage
 from planner.schedule.list_job import Job
 from planner.schedule.list_run import Run
 from planner.schedule.replay import span_of
@@ -31,7 +31,7 @@ class Listing:
 
 def listed(job: Job) -> Listing:
     """The order of a job; BadInput with the grid drawn where a single micro-batch does not fit its caps."""
-    _check(job)
+    check_job(job)
     run = Run(job, whole_way=False)
     if run.finished():
         return Listing(orders=run.actions(), span=max(run.free))
@@ -101,7 +101,8 @@ def _sums(times: Sequence[int], hops: Sequence[int]) -> list[int]:
     return list(accumulate((time + hop for time, hop in zip(times, hops, strict=False)), initial=0))
 
 
-def _check(job: Job) -> None:
+def check_job(job: Job) -> None:
+    """BadInput where costs or limits are not of this placement."""
     stages = len(job.place[0])
     if job.costs.stages != stages:
         raise BadInput(f"costs of {job.costs.stages} stages", allowed=f"{stages}, as the placement")
@@ -111,6 +112,10 @@ def _check(job: Job) -> None:
             raise BadInput(
                 f"caps of {len(caps)} pipes", where=name, allowed=f"{len(job.place)} pipes of {stages}"
             )
+    for name in ("keep", "held"):
+        row: PerStage | None = getattr(job.limits, name)
+        if row is not None and len(row) != stages:
+            raise BadInput(f"weights of {len(row)} stages", where=name, allowed=f"{stages}, as the placement")
     workers = 1 + max(map(max, job.place))
     if job.limits.memory is not None and len(job.limits.memory) != workers:
         raise BadInput(f"{len(job.limits.memory)} caps", where="memory", allowed=f"one a worker, {workers}")

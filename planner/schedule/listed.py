@@ -44,11 +44,10 @@ def _ties(request: Request) -> list[str]:
 
 
 def _policy(request: Request, tie: str) -> Policy:
-    pending = request.whole("pending", -1)
     return Policy(
         order=str(request.settings.get("order", "BFW")),
         tie=tie,
-        pending=None if pending < 0 else pending,
+        pending=request.whole("pending", 0) if "pending" in request.settings else None,
         grain=request.whole("grain", 1),
         patience=request.whole("patience", 0),
     )

@@ -14,7 +14,7 @@ from planner.schedule.assemble import with_recompute, with_updates
 from planner.schedule.costs import Costs, Limits, PerNode
 from planner.schedule.in_flight import LEAVES, TURNS, fits, limits_of, most
 from planner.schedule.list_job import Job, Policy
-from planner.schedule.list_scheduler import Listing, listed
+from planner.schedule.list_scheduler import Listing, check_job, listed
 from planner.schedule.polish import polished
 from planner.schedule.replay import span, span_of
 
@@ -44,6 +44,7 @@ def relistings(schedule: Schedule, costs: Costs, limits: Limits | None = None) -
     """
     limits = limits_of(schedule) if limits is None else limits
     job = _job(schedule, costs, limits)
+    check_job(job)
     listings = list(_listings(schedule, job))
     own = [[a for a in order if a.kind in WORK] for order in schedule.orders]
     fitting = fits(schedule, limits)

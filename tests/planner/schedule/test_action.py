@@ -27,7 +27,9 @@ def test_a_pipe_prints_as_dashes() -> None:
     assert str(Action(Kind.SYNC, 2, 0, 1)) == "2SYNC'"
 
 
-@pytest.mark.parametrize("text", ["", "F3", "2F", "2X3", "2SYNC3", "2F3 ", "-1F0", "2f3"])
+@pytest.mark.parametrize(
+    "text", ["", "F3", "2F", "2X3", "2SYNC3", "2F3 ", "-1F0", "2f3", "2F3\n", "٢F٣", "2F" + "9" * 5000]
+)
 def test_what_is_no_action_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(BadInput, match=r"no action.*such as 2F3"):
         parse_action(text)
@@ -53,6 +55,12 @@ def test_text_with_a_line_too_few_is_refused() -> None:
         schedule.with_text("\n".join(schedule.to_text().split("\n")[:2]))
     with pytest.raises(BadInput, match="1 lines of actions"):
         from_text("0F0 0B0", place=((0, 1),), pipe_of=(0,))
+
+
+def test_a_placement_without_stages_is_refused() -> None:
+    for place in ((), ((),)):
+        with pytest.raises(BadInput, match=r"a placement without stages"):
+            from_text("0F0", place=place, pipe_of=(0,))
 
 
 def test_equal_schedules_differ_in_nothing() -> None:

@@ -91,6 +91,13 @@ def test_chimera_refuses_pairs_that_do_not_divide_half_the_workers(family: str) 
     [
         ("1f1b", {"workers": 0}, "workers is 0"),
         ("1f1b", {"micros": 0}, "micros is 0"),
+        ("1f1b", {"micros": -3}, "micros is -3"),
+        ("1f1b", {"workers": "4"}, "workers is '4'.*a whole number"),
+        ("zb-v", {"micros": 2.5}, "micros is 2.5.*a whole number"),
+        ("gpipe", {"micros": True}, "micros is True.*a whole number"),
+        ("chimera", {"pairs": "1"}, "pairs is '1'.*a whole number"),
+        ("interleaved", {"chunks": "2"}, "chunks is '2'.*a whole number"),
+        ("listed", {"pending": -5}, "a negative or empty count"),
         ("1f1b", {"pairs": 2}, "only Chimera has pairs"),
         ("1f1b", {"chunks": 2}, "2 stages a worker.*1"),
         ("zb-v", {"chunks": 1}, "1 stages a worker.*2"),
@@ -112,9 +119,9 @@ def test_chimera_refuses_pairs_that_do_not_divide_half_the_workers(family: str) 
     ],
 )
 def test_what_a_family_does_not_allow_is_refused_by_name(
-    family: str, request_: dict[str, int | str | bool], message: str
+    family: str, request_: dict[str, int | float | str | bool], message: str
 ) -> None:
-    whole: dict[str, int | str | bool] = {"workers": 4, "micros": 4, **request_}
+    whole: dict[str, int | float | str | bool] = {"workers": 4, "micros": 4, **request_}
     with pytest.raises(BadInput, match=message):
         generate(family, **whole)  # type: ignore[arg-type]
 

@@ -244,6 +244,8 @@ def test_the_best_of_several_is_taken_and_those_that_get_stuck_are_passed_over()
         ({"limits": Limits(memory=(1, 1))}, r"memory: 2 caps.*one a worker, 4"),
         ({"limits": Limits(flight=((1, 1),))}, r"flight: caps of 1 pipes.*1 pipes of 4"),
         ({"limits": Limits(ahead=((1,) * 4,) * 2)}, r"ahead: caps of 2 pipes"),
+        ({"limits": Limits(keep=(1, 1))}, r"keep: weights of 2 stages.*4, as the placement"),
+        ({"limits": Limits(held=(1,) * 5)}, r"held: weights of 5 stages.*4, as the placement"),
     ],
 )
 def test_numbers_that_do_not_match_the_placement_are_refused(
@@ -259,5 +261,9 @@ def test_costs_are_whole_numbers_of_every_stage_and_never_negative() -> None:
         Costs(forward=(1,) * 3, backward=(1,) * 2, input_grad=(1,) * 3, weight_grad=(1,) * 3)
     with pytest.raises(BadInput, match=r"weight_grad: a cost of -1"):
         Costs(forward=(1,), backward=(1,), input_grad=(1,), weight_grad=(-1,))
+    with pytest.raises(BadInput, match=r"recompute: 1 costs.*2, one a stage"):
+        Costs(forward=(1, 1), backward=(1, 1), input_grad=(1, 1), weight_grad=(1, 1), recompute=(1,))
+    with pytest.raises(BadInput, match=r"recompute: a cost of -1"):
+        Costs(forward=(1,), backward=(1,), input_grad=(1,), weight_grad=(1,), recompute=(-1,))
     with pytest.raises(BadInput, match=r"hops: a cost of -2"):
         Costs(forward=(1,), backward=(1,), input_grad=(1,), weight_grad=(1,), hops={(0, 1): -2})

@@ -109,6 +109,11 @@ def test_limits_that_nothing_fits_into_are_refused() -> None:
         relist(generate("1f1b", workers=2, micros=4), nominal(2), Limits(memory=(1, 0)))
 
 
+def test_costs_of_another_depth_are_refused() -> None:
+    with pytest.raises(BadInput, match=r"costs of 3 stages.*2, as the placement"):
+        relist(generate("1f1b", workers=2, micros=4), nominal(3))
+
+
 def test_the_limits_of_a_schedule_are_what_it_holds_at_most_by_weight() -> None:
     schedule = generate("1f1b", workers=3, micros=6)
     assert limits_of(schedule).memory == (3, 2, 1)
