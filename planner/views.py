@@ -1,6 +1,7 @@
 """A Timeline for people: drawn in the terminal, as SVG, and as a trace that Perfetto and Chrome open.
 
-One colour a pipe (Chimera's two directions differ at a glance), the forward light and the backward strong.
+One colour a pipe (Chimera's two directions differ at a glance), the forward light, the backward strong and its weight
+half between them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from planner.timeline import COLLECTIVE, SEND, Timeline, decode
 _COMPUTE = {Kind.F: "-", Kind.B: "=", Kind.I: "~", Kind.W: "+", Kind.R: "^", Kind.STEP: "#"}
 _MEANING = "- forward  = backward  ~ input half  + weight half  ^ recompute  # update"
 _LIGHT = ("#9ec5f4", "#f7c08a", "#a5d8a0", "#d3b3ec")  # forward, a pipe
+_MIDDLE = ("#6699d6", "#e6944d", "#6fb06a", "#ab7cd0")  # weight half of the backward
 _STRONG = ("#2f6fbd", "#d9730d", "#3a8a36", "#8445b5")  # backward, a pipe
 _GREY = "#8a8a8a"
 _MOST_RANKS = 48  # rows drawn in a terminal; the middle ones are left out
@@ -51,8 +53,12 @@ def _boxes(timeline: Timeline) -> Iterator[_Box]:
 def _shade(box: _Box) -> str:
     if box.kind not in _COMPUTE or box.kind == Kind.STEP:
         return _GREY
-    light = box.kind in (Kind.F, Kind.R)
-    return (_LIGHT if light else _STRONG)[box.pipe % len(_LIGHT)]
+    shades = _LIGHT if box.kind in (Kind.F, Kind.R) else _MIDDLE if box.kind == Kind.W else _STRONG
+    return shades[box.pipe % len(shades)]
+
+
+def _ink(box: _Box) -> str:
+    return "white" if box.kind in (Kind.B, Kind.I) else "black"
 
 
 def terminal(timeline: Timeline, *, width: int | None = None, colour: bool | None = None) -> str:
@@ -76,7 +82,7 @@ def terminal(timeline: Timeline, *, width: int | None = None, colour: bool | Non
     name = 1 + len(str(max(rows)))
     wide = total >= 50
     room = max(8, total - name - 2 - (7 if wide else 0))
-    scale = _Scale(rows, room)
+    scale = _Scale(rows, room, plain=not colour)
     for rank in _shown(sorted(rows)):
         if rank is None:
             out.print("...")
@@ -120,7 +126,8 @@ def _caption(timeline: Timeline, rows: dict[int, list[_Box]], width: int) -> str
 class _Scale:
     """From time to columns: a whole number of columns a unit where the units fit, else proportional."""
 
-    def __init__(self, rows: dict[int, list[_Box]], room: int) -> None:
+    def __init__(self, rows: dict[int, list[_Box]], room: int, *, plain: bool) -> None:
+        self.plain = plain  # without colour, so that a box always shows its kind's character
         times = [t for boxes in rows.values() for box in boxes for t in (box.start, box.end)]
         self.span = max(1, *times)
         unit = gcd(*times) or 1
@@ -136,11 +143,9 @@ class _Scale:
             low, high = self.at(box.start), self.at(box.end)
             fill = _COMPUTE[Kind(box.kind)]
             label = box.label and box.label + "'" * box.pipe
-            if (
-                len(label) >= high - low
-            ):  # the kind matters more than the pipe, which the colour and number tell
-                label = box.label if len(box.label) <= high - low else ""
-            style = f"{'black' if box.kind in (Kind.F, Kind.R) else 'white'} on {_shade(box)}"
+            if len(label) >= high - low:  # the kind matters more than the pipe, which the number tells, too
+                label = box.label if len(box.label) <= high - low - self.plain else ""
+            style = f"{_ink(box)} on {_shade(box)}"
             for i, char in enumerate(label.ljust(high - low, fill)):
                 cells[low + i] = (char, style)
         row = Text()
@@ -156,7 +161,7 @@ def svg(timeline: Timeline, *, width: int = 1200) -> str:
     height, left, top = 26, 60, 28
     row_of = {rank: i for i, rank in enumerate(ranks)}
     span = max([1, *(box.end for box in boxes)])
-    per_ns = (width - left - 10) / span
+    per_ns = max(1, width - left - 10) / span
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{top + height * len(ranks) + 30}" '
         'font-family="sans-serif" font-size="11">',
@@ -187,24 +192,40 @@ def _svg_box(box: _Box, x: float, y: float, per_ns: float) -> Iterator[str]:
         f'stroke="white" stroke-width="0.5"><title>{told}</title></rect>'
     )
     if box.label and box.kind in _COMPUTE and wide > 7 * len(box.label):
-        ink = "black" if box.kind in (Kind.F, Kind.R) else "white"
-        yield f'<text x="{x + wide / 2:.2f}" y="{y + 14}" text-anchor="middle" fill="{ink}">{box.label}</text>'
+        yield (
+            f'<text x="{x + wide / 2:.2f}" y="{y + 14}" text-anchor="middle" fill="{_ink(box)}">{box.label}</text>'
+        )
 
 
-_LANES = {SEND: (1, "messages"), COLLECTIVE: (2, "gradient sums")}
+_COMPUTE_LANE, _SUM_LANE, _MESSAGE_LANE = (
+    0,
+    1,
+    2,
+)  # messages of several channels travel at a time: as many lanes
+
+
+def _in_lanes(boxes: Iterator[_Box]) -> Iterator[tuple[_Box, int]]:
+    """Boxes of one lane never overlap, which the format requires."""
+    busy: dict[int, list[int]] = {}  # of each rank, until when each of its message lanes is taken
+    for box in sorted(boxes, key=lambda box: box.start):
+        if box.kind != SEND:
+            yield box, _SUM_LANE if box.kind == COLLECTIVE else _COMPUTE_LANE
+            continue
+        ends = busy.setdefault(box.rank, [])
+        lane = next((i for i, end in enumerate(ends) if end <= box.start), len(ends))
+        ends[lane:] = [box.end, *ends[lane + 1 :]]
+        yield box, _MESSAGE_LANE + lane
 
 
 def perfetto(timeline: Timeline) -> str:
     """Trace events of chrome://tracing and ui.perfetto.dev: a process a rank, with lanes for messages and sums."""
     events: list[dict[str, object]] = []
-    for rank in sorted(set(timeline.rank.tolist())):
+    ranks = sorted(set(timeline.rank.tolist()))
+    for rank in ranks:
         events.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}})
-        for lane, name in ((0, "compute"), *_LANES.values()):
-            events.append(
-                {"ph": "M", "name": "thread_name", "pid": rank, "tid": lane, "args": {"name": name}}
-            )
-    for box in _boxes(timeline):
-        lane = _LANES.get(box.kind, (0, ""))[0]
+    lanes = {(rank, lane): name for rank in ranks for lane, name in enumerate(("compute", "gradient sums"))}
+    for box, lane in _in_lanes(_boxes(timeline)):
+        lanes.setdefault((box.rank, lane), "messages")
         events.append(
             {
                 "ph": "X",
@@ -217,6 +238,8 @@ def perfetto(timeline: Timeline) -> str:
                 "args": {"step": box.step, "pipe": box.pipe},
             }
         )
+    for (rank, lane), name in lanes.items():
+        events.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": lane, "args": {"name": name}})
     zero = int(timeline.start_ns.min()) if len(timeline) else 0
     samples = zip(
         timeline.memory_rank.tolist(),

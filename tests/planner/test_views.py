@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -87,3 +88,36 @@ def test_the_trace_has_every_event_at_its_microsecond() -> None:
     assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} == {
         "compute", "messages", "gradient sums",
     }  # fmt: skip
+
+
+def test_messages_that_travel_at_the_same_time_have_lanes_of_their_own() -> None:
+    hops = neighbour_hops(8, act_ns=20, grad_ns=20)
+    compiled = compile(generate("interleaved", workers=4, micros=8), hops)
+    drawn = views.perfetto(simulate(compiled, duration_vector(stage_times(8, f=10, b=20), hops)))
+    events = json.loads(drawn)["traceEvents"]
+    lanes: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in events:
+        if event["ph"] == "X":
+            span = (event["ts"], event["ts"] + event["dur"])
+            lanes.setdefault((event["pid"], event["tid"]), []).append(span)
+    for spans in lanes.values():
+        spans.sort()
+        assert all(before[1] <= after[0] + 1e-9 for before, after in pairwise(spans))
+    named = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert set(lanes) <= set(named)
+    assert list(named.values()).count("messages") > 4
+
+
+def test_without_colour_even_the_narrowest_box_shows_its_kind() -> None:
+    text = views.terminal(timeline("1f1b", workers=4, micros=6), width=32, colour=False)
+    rows = [line.split(" ", 1)[1] for line in text.splitlines() if line.startswith("r")]
+    assert all(row.count("-") == row.count("=") == 6 for row in rows)
+
+
+def test_the_halves_of_a_backward_differ_in_shade() -> None:
+    root = ElementTree.fromstring(views.svg(timeline("zb-h1")))
+    fills: dict[str, set[str]] = {}
+    for box in root.iter("{http://www.w3.org/2000/svg}rect"):
+        for title in box:
+            fills.setdefault((title.text or "")[1], set()).add(box.get("fill", ""))
+    assert len(fills["F"] | fills["I"] | fills["W"]) == 3
