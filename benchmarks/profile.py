@@ -6,8 +6,7 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from statistics import median
 from typing import TypeVar
 
@@ -20,7 +19,7 @@ from planner.capture import Captured, capture
 from planner.cut import materialise, whole
 from planner.measure_bench import Bench
 from planner.measure_specimen import Way, made_up_weights, real_specimen
-from planner.measure_timing import WARM_UP_ROUNDS, Clock, CpuClock, Samples, time_round
+from planner.measure_timing import WARM_UP_ROUNDS, Clock, Samples, clock_of, time_round
 from planner.model import Buffer, Parameter
 from planner.profile import Profile
 from planner.workload import Workload, load
@@ -30,6 +29,9 @@ T = TypeVar("T")
 CLAIM = (
     "A profile by roofline takes seconds and hardly any memory, however large the model; one on the CPU repeats within "
     "5 % on an idle machine; the layers' times add up to the whole model's within 15 %."
+)
+CLOCK = (
+    "Processor time where torch runs one thread, so that other processes hardly count; wall time with more."
 )
 Roofline = tuple[str, dict[str, str], float, float]  # workload, arguments, seconds and GiB aimed at
 ROOFLINES: list[Roofline] = [
@@ -112,7 +114,7 @@ def repeats(workload: Workload, micro: int) -> Table:
         title=f"{workload.name} measured twice on the CPU, micro-batch {micro}",
         columns=("pass", "first ms", "second ms", "apart %", "load"),
         rows=rows,
-        notes=("Aim: within 5 % on an idle machine. The load average says how idle this one was.",),
+        notes=("Aim: within 5 % on an idle machine. The load average says how idle this one was.", CLOCK),
     )
 
 
@@ -123,19 +125,9 @@ def sums(cases: list[tuple[Workload, int]], rounds: int) -> Table:
         rows=[row for workload, micro in cases for row in layers_and_whole(workload, micro, rounds)],
         notes=(
             "Aim: within 15 %. Medians of rounds, each of all distinct layers and then the whole model.",
-            "Processor time of one thread where torch runs one, so that other processes do not count; wall "
-            "time with more.",
+            CLOCK,
         ),
     )
-
-
-class ProcessorClock:
-    """Of one thread, what the processor spent on it, however many others want it."""
-
-    def time(self, action: Callable[[], T]) -> tuple[float, T]:
-        begun = time.process_time_ns()
-        result = action()
-        return (time.process_time_ns() - begun) * 1e-9, result
 
 
 class Whole:
@@ -166,7 +158,7 @@ def layers_and_whole(workload: Workload, micro: int, rounds: int) -> list[tuple[
     specimens = [real_specimen(captured, x, batch, bench.way) for x in situations]
     samples = [Samples() for _ in specimens]
     together = Whole(captured, batch)
-    clock = ProcessorClock() if torch.get_num_threads() == 1 else CpuClock()
+    clock = clock_of("cpu")
     for round_ in range(-WARM_UP_ROUNDS, rounds):
         if round_ == 0:
             for row in (*samples, together.samples):

@@ -40,7 +40,8 @@ def serve(say: Callable[[Message], None]) -> None:
 
     from planner.measure_bench import bench_of, device_name, versions
     from planner.measure_optimizer import measured_optimizer
-    from planner.measure_rows import clock_of, measured_rows
+    from planner.measure_rows import measured_rows
+    from planner.measure_timing import clock_of
     from planner.workload import load
 
     torch.set_num_threads(1)  # as a rank computes: several ranks share a machine's cores

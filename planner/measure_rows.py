@@ -27,11 +27,9 @@ from planner.measure_passes import (
 )
 from planner.measure_specimen import Situation, fake_specimen, real_specimen
 from planner.measure_timing import (
-    Clock,
-    CpuClock,
-    CudaClock,
     PassTimes,
     Samples,
+    clock_of,
     pass_times,
     time_rounds,
     with_halves,
@@ -87,10 +85,6 @@ def _done(key: CostKey, times: PassTimes, memory: Footprint) -> Done:
         **columns,
     )
     return Done(key, cost, slack_bytes)
-
-
-def clock_of(device: str) -> Clock:
-    return CudaClock() if torch.device(device).type == "cuda" else CpuClock()
 
 
 def measured_rows(
