@@ -27,7 +27,6 @@ from planner.schedule.program import Message
 from planner.timeline import COLLECTIVE, SEND, Event, encode
 
 Update = Literal["rolling", "barrier"]
-_LONGEST = 1 << 62
 _WIDE = 40  # nodes a level from which numpy beats a plain loop
 _BATCH_CELLS = 1 << 18  # nodes x candidates evaluated at once, so that they stay in the cache
 
@@ -188,12 +187,27 @@ def vector_of(compiled: Compiled, durations: Sequence[int] | IntArray, axes: int
     if vector.ndim != axes or vector.shape[-1] != compiled.size:
         shape = " x ".join(map(str, vector.shape))
         raise BadInput(f"{shape} durations", allowed=f"{compiled.size}: kinds x stages, then hops")
+    if vector.dtype.kind not in "iu":
+        raise BadInput(f"durations of type {vector.dtype}", allowed="whole nanoseconds within 64 bits")
+    vector = vector.astype(np.int64, copy=False)
     # a negative number is a huge one without its sign
-    most = int(vector.view(np.uint64).max(initial=0)) if vector.dtype == np.int64 else _LONGEST
-    if most * len(compiled.graph.cost) >= _LONGEST:
-        allowed = f"whole nanoseconds from 0 to {_LONGEST // len(compiled.graph.cost)}"
-        raise BadInput("a duration that cannot be", allowed=allowed)
+    if int(vector.view(np.uint64).max(initial=0)) > _longest(compiled):
+        raise _no_duration(compiled, vector)
     return vector
+
+
+def _longest(compiled: Compiled) -> int:
+    return ((1 << 62) - 1) // len(compiled.graph.cost)
+
+
+def _no_duration(compiled: Compiled, vector: IntArray) -> BadInput:
+    longest = _longest(compiled)
+    rows = enumerate(vector.reshape(-1, compiled.size).T.tolist())
+    index, value = next((i, v) for i, row in rows for v in row if not 0 <= v <= longest)
+    kind, stage = divmod(index, compiled.schedule.stages)
+    hop = index - compiled.hop_index(0)
+    what = f"{list(Kind)[kind].value} of stage {stage}" if hop < 0 else f"hop {hop}"
+    return BadInput(f"{what} takes {value}", allowed=f"whole nanoseconds from 0 to {longest}")
 
 
 def _ends(compiled: Compiled, vector: IntArray, releases: IntArray | None = None) -> IntArray:

@@ -161,7 +161,8 @@ def _sums_and_updates(schedule: Schedule) -> Iterator[Violation]:
             sync, step = (Action(kind, stage, 0, pipe) for kind in _ONCE)
             for kind, action in ((Kind.SYNC, sync), (Kind.STEP, step)):
                 if kind not in own:
-                    yield Violation(f"worker {worker} never does {action}")
+                    last = Spot(worker, len(schedule.orders[worker]) - 1)
+                    yield Violation(f"worker {worker} never does {action}", {last: f"{action} is missing"})
             if Kind.SYNC not in own or Kind.STEP not in own:
                 continue
             for kind in _DONE:
