@@ -6,6 +6,7 @@ other down; messages, autograd and both runtimes are real. Every rank is a proce
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import tempfile
@@ -244,6 +245,8 @@ def rank_main(paths: Paths, setting: Setting, rank: int) -> None:
     plans = {family: plan_of(family, setting) for family in allowed(setting)}
     variants: dict[str, Ours | Theirs] = {family: Ours(plan, world) for family, plan in plans.items()}
     variants |= {PEER + family: Theirs(family, setting, world) for family in PEERS if family in plans}
+    gc.collect()
+    gc.freeze()  # as a launched rank does
     took: dict[str, list[tuple[int, int]]] = {name: [] for name in variants}
     for number in range(WARM_UP + setting.rounds):
         for name, variant in variants.items():

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset
 
 from planner.errors import BadInput
+from planner.model import ModelGraph
 from planner.workload import Workload
 
 Sample = object
@@ -104,10 +105,12 @@ class Batches:
         values_of: Callable[[object, object], dict[str, Tensor]],
         *,
         seed: int,
+        graph: ModelGraph | None = None,
         pinned: bool = False,
         workers: int = 0,
     ) -> None:
         data = workload.dataset()
+        self._graph = graph
         self._wanted, self._values_of, self._pinned, self._workers = wanted, values_of, pinned, workers
         self._collate: Callable[[list[Sample]], Pair]
         if data is None:
@@ -140,7 +143,10 @@ class Batches:
 
     def _read(self, inputs: object, targets: object) -> dict[str, Tensor]:
         """On the host; a stage takes what it reads to its device when it reads it."""
-        return {n: t for n, t in self._values_of(inputs, targets).items() if n in self._wanted.values}
+        values = {n: t for n, t in self._values_of(inputs, targets).items() if n in self._wanted.values}
+        if self._graph is not None:
+            check_shapes(values, self._graph, self._wanted.micro)
+        return values
 
     def _indices(self, sample: int) -> Iterator[list[int]]:
         wanted = self._wanted
@@ -149,6 +155,21 @@ class Batches:
                 start = sample + (wanted.first + number) * wanted.micro
                 yield [self.stream.index(at) for at in range(start, start + wanted.micro)]
             sample += wanted.step_samples
+
+
+def check_shapes(values: Mapping[str, Tensor], graph: ModelGraph, micro: int) -> None:
+    """A graph was captured for one shape of sample; another would be an error deep inside, or silently wrong."""
+    for name, tensor in values.items():
+        row = graph.value[name]
+        kind = str(tensor.dtype).removeprefix("torch.")
+        differing = sum(a != b for a, b in zip(tensor.shape, row.shape, strict=False))
+        same = tensor.ndim == len(row.shape) and differing <= 1 and tensor.nbytes == row.bytes(micro)
+        if kind != row.dtype or not same:
+            raise BadInput(
+                f"'{name}' of a micro-batch of {micro} is {kind}{list(tensor.shape)}",
+                where="the data",
+                allowed=f"{row.dtype}{list(row.shape)} a sample, as the model was captured with",
+            )
 
 
 class _Sampler:

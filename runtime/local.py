@@ -120,10 +120,14 @@ def launch_inline(
     """The same training in one process: one stage, the micro-batches of all replicas one after another."""
     model = Model.of(one_process(plan), workload)
     paths, job = prepare(model, Path(folder), job_of(plan, steps, settings))
-    torch.set_num_threads(job.threads)
     begin = checkpoints.latest(paths.checkpoints)
     assert begin is not None
-    Training(model, begin, alone(torch.device(job.device)), job, paths, NoPulse()).run()
+    before = torch.get_num_threads()
+    torch.set_num_threads(job.threads)
+    try:
+        Training(model, begin, alone(torch.device(job.device)), job, paths, NoPulse()).run()
+    finally:
+        torch.set_num_threads(before)
     return result_of(paths, 1, Outcome("done"))
 
 

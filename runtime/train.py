@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -87,6 +88,7 @@ class Training:
             wanted,
             captured.batch_values,
             seed=self.job.seed,
+            graph=self.graph,
             pinned=self.world.device.type == "cuda",
             workers=self.job.data_workers,
         )
@@ -193,6 +195,7 @@ def sleep_rank(paths: Paths, job: Job, plan: Plan, rank: int) -> None:
     torch.set_num_threads(1)
     world = groups.join(paths.rendezvous(job.generation), rank, len(plan.places), torch.device("cpu"))
     made = sleeping(plan, world, Heart(paths.heartbeat, rank, world.size))
+    _settle_memory()
     for step in range(1, job.steps + 1):
         made.step(step)
     made.transport.drain()
@@ -213,7 +216,15 @@ def training_of(paths: Paths, job: Job, model: Model, rank: int, pulse: Pulse | 
     assert start is not None, "a run is launched with checkpoint 0"
     if pulse is None:
         pulse = Heart(paths.heartbeat, rank, size) if paths.heartbeat.exists() else NoPulse()
-    return Training(model, start, world, job, paths, pulse)
+    training = Training(model, start, world, job, paths, pulse)
+    _settle_memory()
+    return training
+
+
+def _settle_memory() -> None:
+    """What a capture leaves behind are a million objects; going through them again and again would pause steps."""
+    gc.collect()
+    gc.freeze()
 
 
 def train_rank(paths: Paths, job: Job, model: Model, rank: int) -> None:

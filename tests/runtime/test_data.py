@@ -13,6 +13,8 @@ from planner import workload as workloads
 from planner.errors import BadInput
 from planner.workload import Workload
 from runtime.data import Batches, Stream, Wanted
+from runtime.local import launch_inline
+from tests.runtime.test_equality import plan_of
 
 DATASET = """
 import torch
@@ -185,3 +187,44 @@ def test_an_empty_dataset_is_refused(numbered: Workload) -> None:
     empty = workloads.load(numbered.name, {"length": "0"})
     with pytest.raises(BadInput, match="no samples"):
         batches(empty, Wanted(micros=(0,), first=0, micro=1, step_samples=1, values=BOTH))
+
+
+LENGTHS = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+def build():
+    return nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 3))
+
+def batch(n):
+    return torch.randn(n, 6, 2), torch.randn(n, 6, 3)
+
+def loss(outputs, targets):
+    return F.mse_loss(outputs, targets)
+
+class Growing:
+    def __len__(self):
+        return 8
+    def __getitem__(self, i):
+        length = 6 if i else 7
+        return torch.randn(length, 2), torch.randn(length, 3)
+
+def dataset():
+    return Growing()
+
+def collate(samples):
+    inputs, targets = zip(*samples)
+    return torch.stack(inputs), torch.stack(targets)
+"""
+
+
+def test_a_sample_of_another_length_is_refused_with_what_was_captured(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.py"
+    path.write_text(LENGTHS)
+    plan = plan_of(str(path), {}, workers=1, micros=1, micro=1)
+    wrong = (
+        r"'(input|target)' of a micro-batch of 1 is float32\[1, 7, .\] \(allowed: float32\[1, 6, .\] a sample"
+    )
+    with pytest.raises(BadInput, match=wrong):
+        launch_inline(plan, tmp_path / "run", steps=8)
