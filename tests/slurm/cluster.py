@@ -261,7 +261,16 @@ class Cluster:
     def start_node(self, number: int) -> None:
         name = f"n{number}"
         (self.root / "spool" / name).mkdir(exist_ok=True)
-        apart = ["--uts", "--mount", "--pid", "--net", "--fork", "--kill-child=KILL", "--mount-proc"]
+        apart = [
+            "--uts",
+            "--mount",
+            "--propagation=slave",
+            "--pid",
+            "--net",
+            "--fork",
+            "--kill-child=KILL",
+            "--mount-proc",
+        ]
         text = NODE.format(name=name, root=self.root)
         pid = self._start(name, ["unshare", *apart, "bash", "-c", text])
         self._await_namespace(pid)

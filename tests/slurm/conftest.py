@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +30,17 @@ def state() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def cluster(state: Path) -> Iterator[Cluster]:
+def small_disk(state: Path) -> Iterator[Path]:
+    """Of two megabytes; made before the nodes, so that all see it."""
+    folder = state / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture(scope="session")
+def cluster(state: Path, small_disk: Path) -> Iterator[Cluster]:
     """Twelve nodes; this process and what it starts are their clients while it is up."""
     with Cluster(state, nodes=12) as made, pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(("SLURM", "SBATCH_", "SRUN_"))]:

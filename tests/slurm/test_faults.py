@@ -13,7 +13,7 @@ import pytest
 
 from planner.plan import Plan
 from runtime import soundness, status
-from runtime.slurm import batch
+from runtime.slurm import batch, state
 from runtime.slurm.record import STOPPED
 from runtime.slurm.run import SlurmRun
 from tests.slurm.cluster import Cluster
@@ -198,3 +198,19 @@ def test_a_spoiled_checkpoint_is_named_and_the_one_before_is_used(
     hurt(cluster, run, 0, signal.SIGKILL)
     assert run.wait(PATIENCE_S).check().losses == undisturbed
     assert f"checkpoint {newest.name} is spoiled" in run.logs()
+
+
+def test_a_full_disk_is_named_and_after_making_room_the_run_goes_on(
+    cluster: Cluster, warm: Warm, undisturbed: dict[int, float], small_disk: Path
+) -> None:
+    run = start(warm, small_disk, paced_plan(pace_s=0.1))
+    until_step(run, 2)
+    filler = small_disk / "filler"
+    room = os.statvfs(small_disk)
+    filler.write_bytes(bytes(room.f_bavail * room.f_frsize - 64 * 1024))  # for words, not for weights
+    outcome = run.outcome(PATIENCE_S)
+    assert outcome.state == "failed"
+    assert "No space left on device" in outcome.cause
+    until(lambda: state.of(run.job).state == "failed", "SLURM knows", 20)
+    filler.unlink()
+    assert start(warm, small_disk, paced_plan(pace_s=0.1)).wait(PATIENCE_S).check().losses == undisturbed
