@@ -225,7 +225,7 @@ def result_of(paths: Paths, ranks: int, outcome: Outcome) -> Result:
     timeline = trace.gather(traces) if traces else Timeline()
     if traces:
         timeline.save(paths.trace)
-    losses = losses_of(paths, ranks)
+    losses = losses_of(paths)
     lines = [json.dumps({"step": step, "loss": loss}) + "\n" for step, loss in losses.items()]
     paths.metrics.write_text("".join(lines))
     return Result(

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 from runtime.paths import Paths
 
@@ -30,34 +31,48 @@ def mean_loss(losses: Losses) -> float:
     return total / sum(counts) if counts else total / len(rows)
 
 
-def steps_of(paths: Paths, ranks: int) -> dict[int, Step]:
-    """Every step that all who have a share of its loss have finished; a repeated step counts as it was last."""
-    losses: dict[int, dict[int, dict[str, float]]] = {}
-    seconds: dict[int, dict[int, float]] = {}
-    for rank in range(ranks):
-        for step, took, rows in _lines(paths.rank_metrics(rank)):
-            if rows:
-                losses.setdefault(step, {}).update({int(micro): row for micro, row in rows.items()})
-                seconds.setdefault(step, {})[rank] = took
-    whole = max((len(micros) for micros in losses.values()), default=0)
-    return {
-        step: Step(mean_loss(rows), max(seconds[step].values()))
-        for step, rows in sorted(losses.items())
-        if len(rows) == whole
-    }
+def steps_of(paths: Paths) -> dict[int, Step]:
+    """Every step that all who have a share of its loss have finished. A step that was done again, under another plan
+    perhaps, counts as it was last."""
+    tries: dict[int, dict[int, _Try]] = {}  # by generation, then step
+    for path in paths.all_metrics():
+        for row in _rows(path):
+            if row["losses"]:
+                new = _Try(row["micros"], {}, 0.0)
+                one = tries.setdefault(row["generation"], {}).setdefault(row["step"], new)
+                one.losses.update({int(micro): losses for micro, losses in row["losses"].items()})
+                one.seconds = max(one.seconds, row["seconds"])
+    found: dict[int, Step] = {}
+    for _, steps in sorted(tries.items()):
+        done = {step: one for step, one in steps.items() if len(one.losses) == one.micros}
+        found |= {step: Step(mean_loss(one.losses), one.seconds) for step, one in done.items()}
+    return dict(sorted(found.items()))
 
 
-def losses_of(paths: Paths, ranks: int) -> dict[int, float]:
-    return {step: found.loss for step, found in steps_of(paths, ranks).items()}
+def losses_of(paths: Paths) -> dict[int, float]:
+    return {step: found.loss for step, found in steps_of(paths).items()}
 
 
-def _lines(path: Path) -> Iterator[tuple[int, float, dict[str, dict[str, float]]]]:
+@dataclass
+class _Try:
+    micros: int
+    losses: dict[int, dict[str, float]]
+    seconds: float
+
+
+class _Row(TypedDict):
+    step: int
+    generation: int
+    micros: int
+    seconds: float
+    losses: dict[str, dict[str, float]]
+
+
+def _rows(path: Path) -> Iterator[_Row]:
     """A line that was being written when its rank was ended counts as none."""
-    if not path.exists():
-        return
     for line in path.read_text().splitlines():
         try:
-            row = json.loads(line)
+            row: _Row = json.loads(line)
         except ValueError:
             continue
-        yield row["step"], row["seconds"], row["losses"]
+        yield row

@@ -71,6 +71,15 @@ class Paths:
         return self.root / "attempts.jsonl"
 
     @property
+    def profile(self) -> Path:
+        """What a plan for other nodes is made from."""
+        return self.root / "profile.yaml"
+
+    @property
+    def cluster(self) -> Path:
+        return self.root / "cluster.yaml"
+
+    @property
     def cancelled(self) -> Path:
         """Exists when a user has said so; nothing is started again after that."""
         return self.root / "cancelled"
@@ -108,6 +117,10 @@ class Paths:
 
     def rank_metrics(self, rank: int) -> Path:
         return self.root / "metrics" / f"rank-{rank:05d}.jsonl"
+
+    def all_metrics(self) -> list[Path]:
+        """Of all ranks that there ever were."""
+        return sorted((self.root / "metrics").glob("*.jsonl"))
 
     def make(self) -> Paths:
         for folder in ("logs", "causes", "traces", "metrics", "checkpoints", "tasks"):

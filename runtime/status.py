@@ -44,7 +44,7 @@ class Status:
 def of(folder: Path) -> Status:
     paths = open_run(folder)
     job, plan = jobs.read(paths), plan_yaml.load(paths.plan)
-    steps = steps_of(paths, len(plan.places))
+    steps = steps_of(paths)
     queued = submit.Queued.read(paths)
     state, reason = _state(paths, queued)
     step_s = _speed(steps)

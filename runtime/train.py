@@ -145,7 +145,13 @@ class Training:
 
     def record(self, losses: Losses, seconds: float) -> None:
         """One line of metrics for the step just done."""
-        row = {"step": self.done, "seconds": seconds, "losses": losses}
+        row = {
+            "step": self.done,
+            "generation": self.job.generation,  # a step may be done again, and under another plan
+            "micros": self.plan.batch.micros * self.plan.axes.data,  # of all replicas
+            "seconds": seconds,
+            "losses": losses,
+        }
         with self.paths.rank_metrics(self.world.rank).open("a") as metrics:
             metrics.write(json.dumps(row) + "\n")
 

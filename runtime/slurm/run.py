@@ -42,7 +42,7 @@ class SlurmRun:
 
     def metrics(self) -> list[dict[str, float]]:
         """One row a step."""
-        found = steps_of(self.paths, self.ranks)
+        found = steps_of(self.paths)
         return [{"step": step, "loss": row.loss, "seconds": row.seconds} for step, row in found.items()]
 
     def cancel(self) -> None:

@@ -51,7 +51,7 @@ def until(what: Callable[[], object], name: str, timeout_s: float = PATIENCE_S) 
 
 
 def until_step(run: SlurmRun, step: int) -> None:
-    until(lambda: max(steps_of(run.paths, run.ranks), default=0) >= step, f"step {step}")
+    until(lambda: max(steps_of(run.paths), default=0) >= step, f"step {step}")
 
 
 def task(paths: Paths, rank: int) -> Record:
