@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from planner.capture import Captured
@@ -176,6 +177,41 @@ class _Assembly:
         large = {name for name, p in module.named_parameters() if p.requires_grad and p.ndim > 1}
         return "store" if large <= rewrite.could_owe(module) else "walk"
 
+    def updater(
+        self,
+        flats: Sequence[Flat],
+        groups: Mapping[Bucket, dist.ProcessGroup],
+        stages: Mapping[Node, TorchStage],
+        make: Make,
+        lr_schedule: LrSchedule,
+        tracer: Tracer,
+    ) -> Updater:
+        counting = self.graph.loss_kind == "sum_count"
+        losses = _Counter(stages if self.sharing is None or self.sharing.place == 0 else {})
+        held = sorted({stage for _, stage in self.held})
+        uncounted = self.sharing.uncounted(held) if self.sharing else ()
+        return Updater(
+            GradientSync(flats, groups, uncounted, _traced_sums(tracer, self.keys)),
+            make,
+            rank=self.world.rank,
+            groups=groups,
+            sharded=self.plan.shard_optimizer,
+            clip_norm=self.options.clip_norm,
+            count=losses if counting else None,
+            scaler=self.scale.scaler,
+            schedule=lr_schedule,
+            world=self.world.group,
+        )
+
+    def transport(self) -> Transport:
+        return Transport(
+            routes=self.routes,
+            place=self.schedule.place,
+            peers=self.mesh.peers(self.world.rank),
+            device=self.world.device,
+            group=self.world.group,
+        )
+
 
 def assemble(
     plan: Plan,
@@ -199,27 +235,8 @@ def assemble(
     statistics = parts.statistics(modules)
     stages = parts.stages(modules, statistics)
     tracer = Tracer(world.rank)
-    losses = _Counter(stages if parts.sharing is None or parts.sharing.place == 0 else {})
-    uncounted = parts.sharing.uncounted([*modules]) if parts.sharing else ()
-    updater = Updater(
-        GradientSync(flats, groups, uncounted, _traced_sums(tracer, parts.keys)),
-        make_optimizer,
-        rank=world.rank,
-        groups=groups,
-        sharded=plan.shard_optimizer,
-        clip_norm=options.clip_norm,
-        count=losses if captured.graph.loss_kind == "sum_count" else None,
-        scaler=parts.scale.scaler,
-        schedule=lr_schedule,
-        world=world.group,
-    )
-    transport = Transport(
-        routes=parts.routes,
-        place=parts.schedule.place,
-        peers=parts.mesh.peers(world.rank),
-        device=world.device,
-        group=world.group,
-    )
+    updater = parts.updater(flats, groups, stages, make_optimizer, lr_schedule, tracer)
+    transport = parts.transport()
     feed = Feed(_reads(parts, modules), world.device)
     interpreter = Interpreter(
         program,
