@@ -65,8 +65,9 @@ def schedule_of(plan: Plan) -> Schedule:
 def simulate_plan(plan: Plan, *, steps: int = 1) -> Timeline:
     """What a plan's own orders and durations amount to, one rank a pipeline worker; BadPlan with the grid drawn where
     the orders are no schedule."""
-    schedule = check(schedule_of(plan), plan.hops)
-    compiled = compile(schedule, plan.hops, update=plan.schedule.update)
+    update = plan.schedule.update
+    schedule = check(schedule_of(plan), plan.hops, barrier=update == "barrier")
+    compiled = compile(schedule, plan.hops, update=update)
     return simulate(compiled, duration_vector(plan.times, plan.hops), steps=steps)
 
 

@@ -36,9 +36,11 @@ class Violation:
         return f"{self.what}\n{draw(schedule.orders, self.marks)}" if self.marks else self.what
 
 
-def check(schedule: Schedule, routes: Sequence[Route], *, caps: Caps | None = None) -> Schedule:
+def check(
+    schedule: Schedule, routes: Sequence[Route], *, caps: Caps | None = None, barrier: bool = False
+) -> Schedule:
     """The schedule itself, or BadPlan with the picture of everything that is wrong."""
-    found = violations(schedule, routes, caps=caps)
+    found = violations(schedule, routes, caps=caps, barrier=barrier)
     if found:
         raise BadPlan("\n".join(violation.picture(schedule) for violation in found))
     return schedule
@@ -50,11 +52,13 @@ def violations(
     *,
     caps: Caps | None = None,
     sums: Sequence[Collection[int]] | None = None,
+    barrier: bool = False,
 ) -> list[Violation]:
     """Each rule is asked only where those before it hold, so that what is listed are causes.
 
     `sums` are the sets of stages whose gradients are summed in one collective, in the order in which one SYNC would
-    launch several: each stage alone by default, more than one where parameters are tied.
+    launch several: each stage alone by default, more than one where parameters are tied. `barrier`: no update before
+    every gradient is in.
     """
     for rules in ((_shape,), (_placement,), (_completeness, _order_on_the_worker, _sums_and_updates)):
         found = [violation for rule in rules for violation in rule(schedule)]
@@ -65,7 +69,7 @@ def violations(
     if found:
         return found
     try:
-        build(schedule, routes)
+        build(schedule, routes, barrier=barrier)
     except Stuck as stuck:
         found.append(Violation("the orders deadlock: " + str(stuck.args[0]).split("\n")[0], stuck.marks))
     return found

@@ -24,6 +24,7 @@ SHARED = (
     Policy(tie="deep", order="FBW"),
     Policy(tie="micro", order="FBW"),
     Policy(tie="first"),
+    Policy(tie="shallow"),
 )
 APART = (Policy(tie="deep"), Policy(tie="micro", pending=1))
 

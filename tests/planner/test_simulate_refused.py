@@ -103,9 +103,23 @@ def test_pipes_have_stages_all_as_many(place: tuple[tuple[int, ...], ...]) -> No
         compile(schedule, ())
 
 
-def test_a_plan_whose_orders_are_no_schedule_is_drawn_and_refused() -> None:
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("1SYNC' ", "", r"worker 0 never does 1SYNC'(.|\n)*\[0STEP\]"),
+        ("0F0 ", "0F9 ", r"0F9 names no micro-batch(.|\n)*\[0F9\]"),
+        ("1SYNC' 0B2", "1SYNC' 1STEP' 0B2", r"deadlock(.|\n)*\[1STEP'\]"),  # updates are behind a barrier
+    ],
+)
+def test_a_plan_whose_orders_are_no_schedule_is_drawn_and_refused(
+    right: str, wrong: str, message: str
+) -> None:
     plan = plan_yaml.load(PLAN)
-    orders = (plan.schedule.orders[0].replace("1SYNC' ", ""), *plan.schedule.orders[1:])
-    wrong = plan.model_copy(update={"schedule": plan.schedule.model_copy(update={"orders": orders})})
-    with pytest.raises(BadPlan, match=r"worker 0 never does 1SYNC'"):
-        simulate_plan(wrong)
+    first, *others = plan.schedule.orders
+    changed = first.replace(right, wrong, 1)
+    if wrong.endswith("0B2"):
+        changed = changed.replace("0SYNC 1STEP'", "0SYNC")
+    orders = (changed, *others)
+    bad = plan.model_copy(update={"schedule": plan.schedule.model_copy(update={"orders": orders})})
+    with pytest.raises(BadPlan, match=message):
+        simulate_plan(bad)

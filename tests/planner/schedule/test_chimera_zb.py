@@ -37,6 +37,16 @@ def test_most_other_numbers_of_micro_batches_do_too(workers: int) -> None:
     assert sum(extra > 0 for extra in over) <= 5
 
 
+@pytest.mark.parametrize(
+    ("micros", "over"), [(4, 0), (6, 0), (8, 0), (10, 0), (14, 0), (7, 1), (11, 1), (15, 1)]
+)
+def test_where_every_worker_holds_every_stage_it_ends_with_the_work_or_a_slot_later(
+    micros: int, over: int
+) -> None:
+    schedule = generate("chimera-zb", workers=4, micros=micros, pairs=2)
+    assert span(schedule, thirds) == least(4, 2, micros) + over
+
+
 def test_it_is_shorter_than_1f1b_and_zb_h1_in_the_same_memory() -> None:
     for workers in (4, 8, 16):
         ours, *others = (
