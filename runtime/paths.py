@@ -80,6 +80,11 @@ class Paths:
         return self.root / "cluster.yaml"
 
     @property
+    def fixed(self) -> Path:
+        """What a plan for other nodes may not decide."""
+        return self.root / "fixed.json"
+
+    @property
     def cancelled(self) -> Path:
         """Exists when a user has said so; nothing is started again after that."""
         return self.root / "cancelled"

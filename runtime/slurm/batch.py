@@ -21,12 +21,12 @@ from functools import partial
 from pathlib import Path
 
 from planner import plan_yaml
-from planner.errors import ShardwrightError
+from planner.errors import BadInput, ShardwrightError
 from planner.plan import Plan
 from runtime import job as jobs
 from runtime import soundness
 from runtime.paths import Paths
-from runtime.slurm import clients, layout, record
+from runtime.slurm import clients, elastic, layout, record
 from runtime.slurm.record import STOPPED
 from runtime.supervise import Outcome, write_whole
 
@@ -71,6 +71,7 @@ class Supervisor:
     command: Sequence[str]
     requeues: int
     restarts: int
+    elastic: bool
     environment: Mapping[str, str]
     told: set[int] = field(default_factory=set)
     step: subprocess.Popen[bytes] | None = None
@@ -78,9 +79,18 @@ class Supervisor:
     def __post_init__(self) -> None:
         self.nodes = clients.hostnames(self.environment["SLURM_JOB_NODELIST"])
         self.restart = int(self.environment.get("SLURM_RESTART_COUNT", "0"))
-        self.hosts = [
-            host for host, row in zip(self.nodes, layout.by_node(self.plan.places), strict=True) for _ in row
-        ]
+        planned = len(layout.of(self.plan).tasks)
+        if self.elastic and planned != len(self.nodes):
+            print(f"{len(self.nodes)} nodes instead of {planned}: planning anew", flush=True)
+            self.plan = elastic.plan_for(self.paths, self.plan, len(self.nodes))
+        self.hosts = self._hosts()
+
+    def _hosts(self) -> list[str]:
+        """The host of every rank; a new plan may leave nodes of the job idle."""
+        rows = layout.by_node(self.plan.places)
+        if len(rows) > len(self.nodes) or (len(rows) < len(self.nodes) and not self.elastic):
+            raise BadInput(f"the job has {len(self.nodes)} nodes", allowed=f"{len(rows)} by the plan")
+        return [host for host, row in zip(self.nodes, rows, strict=False) for _ in row]
 
     def listen(self) -> None:
         for number in (signal.SIGUSR1, signal.SIGTERM):
@@ -141,11 +151,13 @@ class Supervisor:
         return outcome
 
     def _run_step(self) -> int:
-        environment = dict(self.environment)
-        if "--distribution=arbitrary" in self.command:
+        environment, command = dict(self.environment), list(self.command)
+        if self.elastic:
+            command[1:1] = [f"--nodes={len(set(self.hosts))}", f"--ntasks={len(self.hosts)}"]
+        if "--distribution=arbitrary" in command:
             self.paths.hosts.write_text("".join(f"{host}\n" for host in self.hosts))
             environment["SLURM_HOSTFILE"] = str(self.paths.hosts)
-        self.step = subprocess.Popen(self.command, env=environment, stdin=subprocess.DEVNULL)
+        self.step = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
         if self.told:  # before there was anyone to tell
             self.step.send_signal(signal.SIGUSR1)
         while (code := self.step.poll()) is None:
@@ -187,6 +199,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--requeues", type=int, required=True)
     parser.add_argument("--restarts", type=int, required=True)
+    parser.add_argument("--elastic", action="store_true")
     parser.add_argument("command", nargs="+")
     given = parser.parse_args(arguments)
     paths = Paths(given.folder)
@@ -194,7 +207,15 @@ def main(arguments: Sequence[str]) -> int:
         plan = plan_yaml.load(paths.plan)
         if shutil.which(given.command[0]) is None:
             raise ShardwrightError(f"no {given.command[0]} on this node")
-        supervisor = Supervisor(paths, plan, given.command, given.requeues, given.restarts, dict(os.environ))
+        supervisor = Supervisor(
+            paths,
+            plan,
+            given.command,
+            given.requeues,
+            given.restarts,
+            given.elastic,
+            dict(os.environ),
+        )
         supervisor.listen()
         return supervisor.run()
     except ShardwrightError as error:

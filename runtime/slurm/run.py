@@ -15,6 +15,7 @@ from runtime import status
 from runtime.metrics import steps_of
 from runtime.paths import Paths
 from runtime.slurm import batch, clients, limits, submit
+from runtime.slurm.elastic import Elastic
 from runtime.slurm.options import Options
 from runtime.slurm.script import Request, text
 from runtime.supervise import Outcome
@@ -84,6 +85,7 @@ def launch(
     name: str = "training",
     options: Options | None = None,
     workload: Workload | None = None,
+    flexible: Elastic | None = None,
     **settings: object,
 ) -> SlurmRun:
     """`settings` are fields of Job. Whatever can be known to fail is raised before anything is queued."""
@@ -91,7 +93,7 @@ def launch(
 
     chosen = options or Options()
     job = job_of(plan, steps, dict(settings))
-    paths, _ = submit.prepared(plan, name, Path(folder), job, chosen, workload)
+    paths, _ = submit.prepared(plan, name, Path(folder), job, chosen, workload=workload, flexible=flexible)
     return queue(paths, len(plan.places))
 
 

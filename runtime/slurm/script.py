@@ -31,11 +31,12 @@ class Request:
     layout: Layout
     threads: int  # of a rank
     cuda: bool
+    nodes: tuple[int, int] | None = None  # the fewest and the most, where plans are made for what is granted
     python: str  # the interpreter that runs the supervisor, and the ranks unless another is said
 
 
 def text(request: Request, options: Options) -> str:
-    folder = str(request.folder)
+    folder, elastic = str(request.folder), request.nodes is not None
     if not request.folder.is_absolute():
         raise BadInput("is no absolute path", where=folder)
     if found := set(folder) & set(_PATTERN):
@@ -57,7 +58,7 @@ def text(request: Request, options: Options) -> str:
         f"cd {quote.word(str(request.directory))}",
         "trap '' USR1  # until the supervisor listens to it",
         f"exec {quote.word(request.python)} -P -m {BATCH} {quote.word(folder)} \\",
-        f"  --requeues {options.requeues} --restarts {options.restarts} -- \\",
+        f"  --requeues {options.requeues} --restarts {options.restarts}{' --elastic' * elastic} -- \\",
         *_step(request, options),
     ]
     return "\n".join([*lines, ""])
@@ -81,9 +82,13 @@ def _directives(request: Request, options: Options) -> Iterator[str]:
             yield quote.directive(key, value)
     if options.time is not None:
         yield quote.directive("time", str(options.time))
-    yield f"#SBATCH --nodes={len(layout.tasks)}"
-    yield f"#SBATCH --ntasks={layout.ranks}"
-    yield f"#SBATCH --ntasks-per-node={max(layout.tasks)}"
+    if request.nodes is not None:
+        yield f"#SBATCH --nodes={request.nodes[0]}-{request.nodes[1]}"
+        yield f"#SBATCH --ntasks-per-node={layout.devices}"
+    else:
+        yield f"#SBATCH --nodes={len(layout.tasks)}"
+        yield f"#SBATCH --ntasks={layout.ranks}"
+        yield f"#SBATCH --ntasks-per-node={max(layout.tasks)}"
     yield f"#SBATCH --cpus-per-task={options.cpus_per_task or request.threads}"
     if options.mem is not None:
         yield quote.directive("mem", options.mem)
@@ -110,19 +115,14 @@ def _surroundings(options: Options) -> Iterator[str]:
 
 def _step(request: Request, options: Options) -> Iterator[str]:
     layout, container = request.layout, options.container
-    words = [
-        "srun",
-        "--kill-on-bad-exit=1",
-        f"--nodes={len(layout.tasks)}",
-        f"--ntasks={layout.ranks}",
-        f"--cpus-per-task={options.cpus_per_task or request.threads}",
-    ]
-    # Tasks of uneven nodes are laid out by a list of hosts that the supervisor writes.
-    words += (
-        [f"--ntasks-per-node={layout.tasks[0]}", "--distribution=block"]
-        if layout.even
-        else ["--distribution=arbitrary"]
-    )
+    words = ["srun", "--kill-on-bad-exit=1"]
+    if request.nodes is None:  # else the supervisor knows how many
+        words += [f"--nodes={len(layout.tasks)}", f"--ntasks={layout.ranks}"]
+    words.append(f"--cpus-per-task={options.cpus_per_task or request.threads}")
+    if layout.even and request.nodes is None:
+        words += [f"--ntasks-per-node={layout.tasks[0]}", "--distribution=block"]
+    else:
+        words.append("--distribution=arbitrary")  # by a list of hosts that the supervisor writes
     if request.cuda:
         words.append("--gpu-bind=none")  # ranks of a node must see each other's devices
     yield "  " + " ".join(words) + " \\"

@@ -26,6 +26,7 @@ from runtime.job import Job
 from runtime.paths import Paths
 from runtime.slurm import clients, layout, limits, state
 from runtime.slurm import script as scripts
+from runtime.slurm.elastic import Elastic
 from runtime.slurm.options import Options
 from runtime.supervise import write_whole
 
@@ -49,7 +50,9 @@ class Queued:
         return cls(**json.loads(paths.slurm.read_text())) if paths.slurm.exists() else None
 
 
-def request(plan: Plan, name: str, folder: Path, job: Job) -> scripts.Request:
+def request(
+    plan: Plan, name: str, folder: Path, job: Job, flexible: Elastic | None = None
+) -> scripts.Request:
     return scripts.Request(
         name=name,
         folder=folder.resolve(),
@@ -58,6 +61,7 @@ def request(plan: Plan, name: str, folder: Path, job: Job) -> scripts.Request:
         threads=job.threads,
         cuda=job.device == "cuda",
         python=sys.executable,
+        nodes=(flexible.fewest, flexible.most) if flexible else None,
     )
 
 
@@ -141,16 +145,25 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def prepared(
-    plan: Plan, name: str, folder: Path, job: Job, options: Options, workload: Workload | None = None
+    plan: Plan,
+    name: str,
+    folder: Path,
+    job: Job,
+    options: Options,
+    *,
+    workload: Workload | None = None,
+    flexible: Elastic | None = None,
 ) -> tuple[Paths, list[str]]:
     """The run folder with all that a job needs, everything checked; and what is worth a warning."""
     from runtime.local import prepare
     from runtime.train import Model
 
-    text = scripts.text(request(plan, name, folder, job), options)
+    text = scripts.text(request(plan, name, folder, job, flexible), options)
     refuse_running(folder)
     model = Model.of(plan, workload)
     warnings = check(plan, model.captured.graph, folder, job, options)
     paths, _ = prepare(model, folder, job)
+    if flexible is not None:
+        flexible.write(paths)
     write_whole(paths.script, text)
     return paths, warnings

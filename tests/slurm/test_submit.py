@@ -53,7 +53,7 @@ def test_slurm_takes_the_script_and_says_when(cluster: Cluster, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"partition": "gpu"}, BadInput, "no partition 'gpu' .*main, small, spot, urgent"),
+        ({"partition": "gpu"}, BadInput, "no partition 'gpu' .*four, main, small, spot, urgent"),
         ({"time": "2:00:00"}, Infeasible, "over the limit of partition 'main', 60 minutes"),
         ({"partition": "small"}, Infeasible, "needs 2 nodes; partition 'small' has 1"),
         ({"cpus_per_task": 64}, Infeasible, "needs 64 cores a node; nodes of partition 'main' have 4"),

@@ -1,4 +1,4 @@
-"""Ten representative jobs and the scripts they give. Renew with `python -m tests.runtime.slurm.golden`."""
+"""Representative jobs and the scripts they give. Renew with `python -m tests.runtime.slurm.golden`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ def request(
     tasks: tuple[int, ...] = (2, 2),
     cuda: bool = False,
     folder: str = "/home/ada/runs/a",
+    nodes: tuple[int, int] | None = None,
 ) -> Request:
     return Request(
         name=name,
@@ -25,6 +26,7 @@ def request(
         layout=Layout(tasks, max(tasks)),
         threads=1,
         cuda=cuda,
+        nodes=nodes,
         python="/opt/venv/bin/python",
     )
 
@@ -70,6 +72,7 @@ CASES: dict[str, tuple[Request, Options]] = {
             dependency="afterok:41", requeues=0, signal_s=300, sbatch={"array": "1-5%1", "mail-type": "END"}
         ),
     ),
+    "elastic": (request(nodes=(3, 4)), Options(time=60)),
     "awkward-names": (
         request(name='it\'s "a" #1 plan', folder="/home/a b/it's #2 $HOME/`x`;y"),
         Options(job_name="50% done; rm -rf $HOME #now"),

@@ -1,0 +1,86 @@
+"""A plan for the nodes that are there: solved anew from the run's own profile, for the same samples a step.
+
+The solver is a program of its own to the runtime: it is asked by its command, with files of the run folder.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner import cluster as clusters
+from planner import plan_yaml
+from planner.cluster import Cluster
+from planner.console import write_whole
+from planner.errors import BadInput, Infeasible
+from planner.plan import Plan
+from runtime.paths import Paths
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elastic:
+    """How few and how many nodes a run may have, and what it is planned from."""
+
+    fewest: int
+    most: int
+    profile: Path
+    cluster: Path
+    fix: Mapping[str, str]
+
+    def write(self, paths: Paths) -> None:
+        """All that a later plan needs, beside the run."""
+        write_whole(paths.profile, self.profile.read_text())
+        write_whole(paths.cluster, self.cluster.read_text())
+        write_whole(paths.fixed, json.dumps(dict(self.fix)))
+
+
+def parse(text: str) -> tuple[int, int]:
+    fewest, _, most = text.partition(":")
+    try:
+        found = int(fewest), int(most)
+    except ValueError:
+        raise BadInput(
+            f"'{text}' is no range of nodes", where="--elastic", allowed="MIN:MAX, such as 3:4"
+        ) from None
+    if not 1 <= found[0] <= found[1]:
+        raise BadInput(f"'{text}' is empty", where="--elastic", allowed="1 or more, and MIN not above MAX")
+    return found
+
+
+def resized(cluster: Cluster, nodes: int) -> Cluster:
+    if len(cluster.nodes) > 1:
+        raise BadInput("nodes are of several kinds", where=cluster.name, allowed="one kind, for --elastic")
+    group = cluster.nodes[0].model_copy(update={"count": nodes})
+    return clusters.parse(clusters.dump(cluster.model_copy(update={"nodes": (group,)})), name=cluster.name)
+
+
+def plan_for(paths: Paths, old: Plan, nodes: int) -> Plan:
+    """Solves for so many nodes; the run folder holds the new plan when this returns, and the old one beside it."""
+    there = paths.root / f"cluster-{nodes}.yaml"
+    write_whole(there, clusters.dump(resized(clusters.load(paths.cluster), nodes)))
+    found = paths.root / f"plan-{nodes}.yaml"
+    fixed = json.loads(paths.fixed.read_text())
+    words = [f"--profile={paths.profile}", f"--cluster={there}", f"--batch={old.batch.samples}"]
+    words += [f"--output={found}", "--force", *(f"--fix={key}={value}" for key, value in fixed.items())]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "shardwright", "plan", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise Infeasible(f"no plan for {nodes} nodes: {done.stderr.strip()}")
+    plan = plan_yaml.load(found)
+    if plan.model.fingerprint != old.model.fingerprint:
+        raise BadInput("its profile is of another model", where=str(paths.profile))
+    write_whole(
+        paths.plan.with_name(f"plan-{len({p.node for p in old.places})}-nodes.yaml"), plan_yaml.dump(old)
+    )
+    # The profile knows the model by its fingerprint; which file it is in, and with what arguments, the old plan knows.
+    plan = plan.model_copy(update={"model": old.model})
+    write_whole(paths.plan, plan_yaml.dump(plan))
+    return plan
