@@ -101,10 +101,13 @@ class Tables:
         return len(self.graph.layers)
 
     @cached_property
-    def chained(self) -> bool:
-        """Every layer reads what the one before it made and hands a gradient back: neighbours always talk."""
-        direct = self.edges.backward & (self.edges.consumer == self.edges.made + 1)
-        return bool(np.isin(np.arange(1, self.layers), self.edges.consumer[direct]).all())
+    def direct(self) -> BoolArray:
+        """Boundaries at which a layer reads what the one before it made, and hands a gradient back; and both ends."""
+        edges = self.edges
+        found: BoolArray = np.zeros(self.layers + 1, np.bool_)
+        found[edges.consumer[edges.backward & (edges.consumer == edges.made + 1)]] = True
+        found[[0, -1]] = True
+        return found
 
     @cached_property
     def typical_crossing_bytes(self) -> int:
@@ -116,9 +119,10 @@ class Tables:
     @cached_property
     def least_direct_bytes(self) -> int:
         """What a layer hands to the next one, at least."""
-        direct = self.edges.consumer == self.edges.made + 1
-        sizes = np.bincount(self.edges.consumer[direct], self.edges.bytes[direct], self.layers)
-        return int(sizes[1:].min(initial=0)) if self.layers > 1 else 0
+        edges = self.edges
+        chosen = edges.backward & (edges.consumer == edges.made + 1)
+        sizes = np.bincount(edges.consumer[chosen], edges.bytes[chosen], self.layers)
+        return int(sizes[1:][self.direct[1:-1]].min(initial=1 << 60)) if self.direct[1:-1].any() else 0
 
     def stage_ns(self, kind: Kind, cuts: IntArray) -> IntArray:
         """Duration of each stage; `cuts` (..., D + 1) holds 0, the boundaries and the number of layers."""

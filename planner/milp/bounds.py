@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -100,6 +101,10 @@ class Box:
     @property
     def point(self) -> bool:
         return bool((self.low == self.high).all())
+
+    @property
+    def cells(self) -> int:
+        return sum(alive.size for alive in self.alive)
 
     def window(self, p: int) -> IntArray:
         return np.arange(self.low[p], self.high[p] + 1)
@@ -283,7 +288,7 @@ class _Hops:
             sure = sure & edges.backward
         size = int(edges.bytes[sure].sum())
         line = size * self.problem.byte_ns[early, late] + self.problem.latency_ns[early, late]
-        absent = 0.0 if self.problem.tables.chained else NOTHING
+        absent = 0.0 if self.problem.chained else NOTHING
         return float(np.ceil(line - NOISE)) if size else absent
 
 
@@ -303,7 +308,7 @@ def narrowed(
     Looser than a box, and quick where windows are wide: only differences of prefix sums count, by running minima.
     Only where neighbours always talk, so that every row holds with its messages left out.
     """
-    if not problem.tables.chained:
+    if not problem.chained:
         return low, high
     for _ in range(_NARROWINGS):
         before = low.copy(), high.copy()
@@ -369,9 +374,10 @@ def reachable(problem: Problem, limit: float) -> bool:
 
 def every_cut(problem: Problem, low: IntArray, high: IntArray) -> Box | None:
     """All cuts of these windows without an empty stage, whatever their memory."""
+    spans = [np.arange(a, b + 1) for a, b in zip(low, high, strict=True)]
     alive = tuple(
-        np.arange(low[p], high[p] + 1)[:, None] < np.arange(low[p + 1], high[p + 1] + 1)[None, :]
-        for p in range(problem.stages)
+        (begin[:, None] < end[None, :]) & problem.allowed[begin][:, None] & problem.allowed[end][None, :]
+        for begin, end in pairwise(spans)
     )
     return Box(problem=problem, low=low, high=high, alive=alive).trimmed()
 

@@ -32,9 +32,10 @@ class Looked(Protocol):
 
 def scope(space: Space, considered: int, bounded: int, left: int) -> str:
     families = ", ".join(space.pins.schedules) or "all families with an order of their own"
+    where = "" if space.boundaries.all() else ", each stage feeding the next"
     return (
         f"{considered} shapes ({bounded} ruled out by bounds, {left} only bounded): {families}, orders frozen as generated; cuts of the "
-        f"layers in the order of the model; whole nodes, up to 64 pipeline workers unless fixed; recomputation and "
+        f"layers in the order of the model{where}; whole nodes, up to 64 pipeline workers unless fixed; recomputation and "
         f"sharded optimizer state, of all stages alike, where memory excludes a cut; replicas as slow as the slowest"
     )
 
@@ -43,7 +44,7 @@ def free_bound_ns(posed: Problem, cut: IntArray) -> int:
     """No order of these actions on these workers is faster: busiest worker with its head and tail, longest chain."""
     spans = posed.durations(cut)
     take = {kind: spans.kinds[0, KINDS.index(kind)] for kind in KINDS}
-    chained = posed.tables.chained  # else a stage need not wait for the one before it
+    chained = posed.chained  # else a stage need not wait for the one before it
     ahead = np.concatenate([[0], np.cumsum(take[Kind.F])[:-1]]) * chained
     behind = np.concatenate([[0], np.cumsum(take[Kind.B])[:-1]]) * chained
     split = any(action.kind is Kind.I for order in posed.schedule.orders for action in order)

@@ -53,7 +53,7 @@ class Pool:
         """0 where the cut lacks a message that the row counts, and nothing else makes its receiver wait."""
         counts, sizes = row.hops.ravel(), column.hop_bytes[0]
         found = counts[column.cells[sizes > 0]]
-        if np.count_nonzero(found) < np.count_nonzero(counts) and not self.problem.tables.chained:
+        if np.count_nonzero(found) < np.count_nonzero(counts) and not self.problem.chained:
             return 0.0
         total = (row.kinds * column.kinds[0]).sum() + counts[column.cells] @ column.hop_ns[0]
         return float(total) / row.steps
@@ -76,6 +76,7 @@ class Game:
     def __init__(self, pool: Pool, chosen: list[int], scale: float) -> None:
         self.pool, self.scale = pool, scale
         self.rows = len(pool.rows)
+        self.columns: list[int] = []
         self.lp: highspy.Highs = highspy.Highs()  # type: ignore[no-untyped-call]
         self.lp.setOptionValue("output_flag", False)
         self.lp.setOptionValue("threads", 1)
@@ -93,6 +94,7 @@ class Game:
             self.add(k)
 
     def add(self, cut: int) -> None:
+        self.columns.append(cut)
         value = self.pool.values[: self.rows, cut] / self.scale
         over = self.pool.excess[:, cut] / -self.pool.memory.constant
         every = np.arange(self.width + 1, dtype=np.int32)
@@ -113,3 +115,10 @@ class Game:
             rate = np.clip(x[self.rows : self.width], 0.0, None) * self.scale / -self.pool.memory.constant
             mixed = stack([mixed, self.pool.memory.mixed(rate)], self.pool.problem.stages).mixed(np.ones(2))
         return float(x[self.width]) * self.scale, mixed
+
+    def mixture(self) -> tuple[IntArray, FloatArray]:
+        """Of the last solution: the cuts that its rows cannot refute together, and their shares."""
+        weights = abs(np.array(self.lp.getSolution().row_dual[1:]))
+        used = np.flatnonzero(weights > 1e-6)
+        shares = weights[used] / weights[used].sum()
+        return np.array([self.pool.cuts[self.columns[k]] for k in used], np.int64), shares

@@ -130,6 +130,12 @@ class Problem:
     slowness: tuple[float, ...]  # a stage
     grids: dict[tuple[object, ...], IntArray]  # tables over all intervals, shared between problems
     meter: Meter
+    allowed: BoolArray  # the boundaries that a cut may have
+
+    @cached_property
+    def chained(self) -> bool:
+        """Every stage feeds the next one and gets a gradient back: neighbours always talk."""
+        return bool(self.tables.direct[self.allowed].all())
 
     @property
     def schedule(self) -> Schedule:
@@ -279,7 +285,7 @@ class Problem:
     def implied(self) -> bool:
         """A message that a cut lacks may stand in the order all the same, taking no time: neighbours talk anyway, so
         that its receiver waits for its sender without it, and it has its channel to itself."""
-        return self.tables.chained and self.order.single
+        return self.chained and self.order.single
 
     def _objective(self, compiled: Compiled, vectors: IntArray) -> IntArray:
         self.meter.simulated(len(vectors), self.order.actions)
@@ -289,11 +295,26 @@ class Problem:
 
     def critical(self, cut: IntArray) -> tuple[Row, int]:
         """A path (or cycle) that determines the time of this cut, and that time."""
-        spans = self.durations(cut)
+        return self._critical(self.durations(cut))
+
+    def critical_between(self, cuts: IntArray, shares: FloatArray) -> Row:
+        """The path that determines the time at a mixture of cuts: a row like any other."""
+        spans = self.durations(cuts)
+        return self._critical(
+            Durations(
+                kinds=np.tensordot(shares, spans.kinds, 1)[None].round().astype(np.int64),
+                cells=spans.cells,
+                hop_bytes=np.ceil(shares @ spans.hop_bytes)[None].astype(np.int64),
+                hop_ns=(shares @ spans.hop_ns)[None].round().astype(np.int64),
+            )
+        )[0]
+
+    def _critical(self, spans: Durations) -> tuple[Row, int]:
         pattern = self._pattern(spans.cells)
         if self.implied:
             pattern = self.order.covering(pattern, self.shape.update)
         compiled = self._compile(pattern)
+        self.meter.simulated(1, 10 * self.order.actions)
         vector = self._vectors(spans, np.zeros(1, np.int64), pattern)[0]
         rolling = self.shape.update == "rolling"
         bound: Bound = period(compiled, vector) if rolling else critical_path(compiled, vector)
@@ -360,6 +381,7 @@ def problem(
     sums: Callable[[tuple[tuple[int, ...], ...]], tuple[Sum, ...]],
     grids: dict[tuple[object, ...], IntArray],
     meter: Meter,
+    allowed: BoolArray,
 ) -> Problem:
     """`sums` prices the all-reduces over the replicas of groups of workers."""
     place = np.array(order.schedule.place)
@@ -380,6 +402,7 @@ def problem(
         slowness=slowness,
         grids=grids,
         meter=meter,
+        allowed=allowed,
     )
 
 

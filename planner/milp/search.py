@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.cost import IntArray
+from planner.cost import BoolArray, IntArray
 from planner.milp.bounds import Box
 from planner.milp.mesh import FloatArray
 from planner.milp.problem import COMPUTE, Problem
@@ -42,7 +42,10 @@ def descend(problem: Problem, low: IntArray, high: IntArray, start: IntArray) ->
     moves = _moves(problem.stages)
     while True:
         near = (best.cut if best else start) + moves
-        inside = (np.diff(near) > 0).all(1) & (near >= low).all(1) & (near <= high).all(1)
+        inside: BoolArray = np.asarray(
+            (np.diff(near) > 0).all(1) & (near >= low).all(1) & (near <= high).all(1)
+        )
+        inside[inside] = problem.allowed[near[inside]].all(1)
         found = _pick(problem, near[inside]) if inside.any() else None
         if found is None or not found.better(best):
             return best
@@ -77,7 +80,7 @@ def kicked(problem: Problem, low: IntArray, high: IntArray, best: Answer, rounds
         noise = random.integers(-3, 4, problem.stages + 1)
         start = np.clip(best.cut + noise, low, high)
         start = np.maximum.accumulate(start)
-        if (np.diff(start) > 0).all():
+        if (np.diff(start) > 0).all() and problem.allowed[start].all():
             found = descend(problem, low, high, start)
             if found is not None and found.better(best):
                 best = found
@@ -104,11 +107,13 @@ def balanced(problem: Problem, box: Box) -> IntArray:
 def even(problem: Problem) -> IntArray:
     """A cut of about equal work, whatever its memory."""
     line, depth = work_ns(problem), problem.stages
-    cut = np.searchsorted(line, np.linspace(0.0, float(line[-1]), depth + 1))
-    cut[0], cut[-1] = 0, problem.layers
+    places = np.flatnonzero(problem.allowed)
+    goal = np.searchsorted(line[places], np.linspace(0.0, float(line[-1]), depth + 1))
+    last = len(places) - 1
+    goal[0], goal[-1] = 0, last
     for p in range(1, depth):
-        cut[p] = min(max(cut[p], cut[p - 1] + 1), problem.layers - depth + p)
-    return cut.astype(np.int64)
+        goal[p] = min(max(goal[p], goal[p - 1] + 1), last - depth + p)
+    return places[goal].astype(np.int64)
 
 
 def work_ns(problem: Problem) -> IntArray:

@@ -130,13 +130,14 @@ class Search:
                 tree.improve(tried.answer)
             proof = tree.prove(max(20, self.effort.nodes // tried.shape.stages), self.effort.work_ns)
         self._take(tried, proof.answer)
-        tried.bound_ns, tried.rows, tried.root = proof.bound_ns, pool.weights, root
+        least = min(int(np.ceil(summed_ns(self.space, tried.shape) - ROUNDING)), self.limit)
+        tried.bound_ns, tried.rows, tried.root = max(proof.bound_ns, least), pool.weights, root
         if not proof.closed:
             self.open.append(tried)
 
     def _reachable(self, posed: Problem) -> bool:
         shape = posed.shape
-        chain = shape.pipes == shape.chunks == 1 and shape.update == "barrier" and posed.tables.chained
+        chain = shape.pipes == shape.chunks == 1 and shape.update == "barrier" and posed.chained
         return not chain or reachable(posed, self.limit - 1)
 
     def _root(self, tried: Tried) -> tuple[Box | None, Pool]:
@@ -185,6 +186,21 @@ class Search:
         box = None if box is None else box.filtered(tried.rows, self.limit + ROUNDING)
         return None if box is None else formulation.Part(box=box, rows=tried.rows, bound_ns=tried.bound_ns)
 
+    def certificate(self) -> Certificate:
+        assert self.best is not None
+        best = self.best
+        assert best.answer is not None
+        objective = best.answer.ns
+        bound = min([objective, *(tried.bound_ns for tried in self.open), *self.left])
+        return Certificate(
+            objective_ns=objective,
+            bound_ns=bound,
+            free_bound_ns=explain.free_bound_ns(best.problem, best.answer.cut),
+            gap=(objective - bound) / objective if objective else 0.0,
+            scope=explain.scope(self.space, self.considered, self.bounded, len(self.left)),
+            rivals=tuple(explain.rivals(self.space, best.problem, best.answer, list(self.tried.values()))),
+        )
+
 
 def solve(
     profile: Profile,
@@ -211,7 +227,7 @@ def solve(
     found = search(space, effort or Effort())
     if found.best is None or found.best.answer is None:
         raise Infeasible(infeasible.report(space, found.tried.values(), _fits))
-    return plan_of(space, found.best.problem, found.best.answer, _certificate(found))
+    return plan_of(space, found.best.problem, found.best.answer, found.certificate())
 
 
 def _fits(space: Space) -> str | None:
@@ -245,7 +261,7 @@ def search(space: Space, effort: Effort) -> Search:
     _first_answers(found, ranked)
     queue, queued = list(ranked), set(ranked)
     for shape in queue:  # grows by the thriftier variants of shapes that memory narrows
-        least = order_free_ns(space.tables(shape.micro), shape)
+        least = order_free_ns(space, shape)
         if least <= found.limit - 1:
             least = summed_ns(space, shape)
         if least > found.limit - 1:
@@ -304,19 +320,3 @@ def _thriftier(pinned: Pins, shape: Shape) -> Iterator[Shape]:
         changed = (again, sharded) != (shape.recompute, shape.shard)
         if changed and (not sharded or shape.data * shape.pipes > 1):
             yield replace(shape, recompute=again, shard=sharded)
-
-
-def _certificate(found: Search) -> Certificate:
-    assert found.best is not None
-    best = found.best
-    assert best.answer is not None
-    objective = best.answer.ns
-    bound = min([objective, *(tried.bound_ns for tried in found.open), *found.left])
-    return Certificate(
-        objective_ns=objective,
-        bound_ns=bound,
-        free_bound_ns=explain.free_bound_ns(best.problem, best.answer.cut),
-        gap=(objective - bound) / objective if objective else 0.0,
-        scope=explain.scope(found.space, found.considered, found.bounded, len(found.left)),
-        rivals=tuple(explain.rivals(found.space, best.problem, best.answer, list(found.tried.values()))),
-    )

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from planner.cluster import Cluster
-from planner.cost import NS, IntArray, Tables, price
+from planner.cost import NS, BoolArray, IntArray, Tables, price
 from planner.errors import BadInput
 from planner.milp.bounds import windows
 from planner.milp.mesh import Machines, Mesh, Sum, mesh
@@ -18,6 +18,8 @@ from planner.profile import CostKey, Profile
 from planner.schedule.action import Kind, Schedule
 from planner.schedule.assemble import with_recompute
 from planner.schedule.families import FAMILIES, generate
+
+_ANYWHERE = 24  # layers up to which every boundary is looked at, whether stages talk across it or not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,7 @@ class Space:
 
     def problem(self, shape: Shape) -> Problem | None:
         order = self.order(shape)
-        if order is None or order.schedule.stages > self.layers:
+        if order is None or order.schedule.stages >= np.count_nonzero(self.boundaries):
             return None
         where = (shape.data, shape.workers, shape.axes)
         if where not in self._meshes:
@@ -87,7 +89,21 @@ class Space:
                 self._sums[key] = tuple(self.machines.sums(slots))
             return self._sums[key]
 
-        return problem(shape, self.tables(shape.micro), order, machine, priced, self._grids, self.meter)
+        return problem(
+            shape, self.tables(shape.micro), order, machine, priced, self._grids, self.meter, self.boundaries
+        )
+
+    @cached_property
+    def boundaries(self) -> BoolArray:
+        """Where a model may be cut: in larger models only where a layer hangs on the one before it, so that every
+        stage feeds the next."""
+        direct = self.tables(self.micros()[0]).direct
+        every: BoolArray = np.ones(self.layers + 1, np.bool_)
+        return every if self.layers <= _ANYWHERE or self.pins.stages is not None else direct
+
+    @cached_property
+    def chained(self) -> bool:
+        return bool(self.tables(self.micros()[0]).direct[self.boundaries].all())
 
     def cluster_link_ns(self, size: int) -> float:
         """One message over the longest distance."""
@@ -155,7 +171,7 @@ def summed_ns(space: Space, shape: Shape) -> float:
     and sums of parts take no less than the sum of the whole. With several stages the sums of a worker queue up.
     """
     tables, workers = space.tables(shape.micro), shape.workers
-    load = order_free_ns(tables, shape)
+    load = order_free_ns(space, shape)
     if shape.data == 1 and shape.pipes == 1:
         return load
     whole = tables.gradients[0, -1:]
@@ -182,10 +198,10 @@ def guess_ns(space: Space, shape: Shape) -> float:
     step = tables.elements[0, -1] / shape.workers * tables.step_ns_per_element / share
     sums = space.typical_sum(shape).ns(np.array([bytes_a_worker]))[0] if shape.data > 1 else 0
     hops = 2 * (shape.stages - 1) * (space.cluster_link_ns(tables.typical_crossing_bytes))
-    return order_free_ns(tables, shape) + float(sums) + float(step) + hops
+    return order_free_ns(space, shape) + float(sums) + float(step) + hops
 
 
-def order_free_ns(tables: Tables, shape: Shape) -> float:
+def order_free_ns(space: Space, shape: Shape) -> float:
     """No cut and no order takes less.
 
     Load of the busiest worker; the longest micro-batch; and for one pipe with one stage a worker
@@ -193,6 +209,7 @@ def order_free_ns(tables: Tables, shape: Shape) -> float:
     With every head at least `a` times the work before it that is `T >= a * total / (1 - (1 - a / N)^D)`. Where layers
     do not hang together in a chain, only the load counts.
     """
+    tables, chained = space.tables(shape.micro), space.chained
     splits = FAMILIES[shape.family].splits
     forward, layers = np.diff(tables.time_ns[Kind.F]), _work_ns(tables, shape)
     backward = layers - forward * (2 if shape.recompute else 1)
@@ -200,9 +217,9 @@ def order_free_ns(tables: Tables, shape: Shape) -> float:
     least = count * total / shape.workers
     if shape.pipes == 1:
         least = max(least, count * float(layers.max()))
-    if tables.chained:
+    if chained:
         least = max(least, float((forward + (np.diff(tables.time_ns[Kind.I]) if splits else backward)).sum()))
-    if tables.chained and shape.pipes == 1 and shape.chunks == 1:
+    if chained and shape.pipes == 1 and shape.chunks == 1:
         head = forward if splits else forward + backward
         part = float((head[layers > 0] / layers[layers > 0]).min(initial=1.0))
         if part > 1e-6:

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.cost import IntArray
-from planner.milp.bounds import ROUNDING, Box, Weights
+from planner.milp.bounds import ROUNDING, Box, Weights, narrowed
 from planner.milp.game import Game, Pool
 from planner.milp.search import NEVER, Answer, judge
 
 _PRICINGS = 60  # shortest paths a box, at most
 _ROUNDS = 3  # of filtering by single rows
+_CHEAP = 100_000  # arcs x rows
+_GAIN = 1e-4  # of the limit: what a row between cuts must add to go on at this box
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,14 +81,21 @@ class Tree:
         return [(bound, child) for child in narrow.split(p, at) if child is not None]
 
     def _filtered(self, box: Box) -> Box | None:
+        """Without what single rows refute: boundaries first, then arcs where that is cheap."""
+        most = self.limit - 1 + ROUNDING
+        spans = narrowed(self.problem, self.pool.weights, most, box.low.copy(), box.high.copy())
+        narrow = None if spans is None else box.narrowed(*spans)
         for _ in range(_ROUNDS):
-            narrow = box.filtered(self.pool.memory, 0.0) if len(self.pool.memory) else box
-            if narrow is not None:
-                narrow = narrow.filtered(self.pool.weights, self.limit - 1 + ROUNDING)
-            if narrow is None or narrow is box:
-                return narrow
+            if narrow is None:
+                return None
             box = narrow
-        return box
+            if len(self.pool.memory):
+                narrow = box.filtered(self.pool.memory, 0.0)
+            if narrow is not None and (self.nodes == 1 or len(self.pool.rows) * box.cells <= _CHEAP):
+                narrow = narrow.filtered(self.pool.weights, most)
+            if narrow is box:
+                break
+        return narrow
 
     def _play(self, box: Box, bound: float) -> tuple[float, Box | None, list[IntArray]]:
         chosen = self.pool.inside(box.low, box.high)
@@ -102,7 +111,9 @@ class Tree:
                 break
             most, mixed = solved
             if most <= self.limit - 1:  # these rows cannot refute the box
-                break
+                if not self._learn_between(game, most):
+                    break
+                continue
             value, cut = box.least(mixed)
             if value > bound:
                 bound, best = value, mixed
@@ -115,6 +126,17 @@ class Tree:
                 game.add(chosen[-1])
         narrow = box if best is None else box.filtered(best, self.limit - 1 + ROUNDING)
         return bound, narrow, [self.pool.cuts[k] for k in chosen[-8:]]
+
+    def _learn_between(self, game: Game, most: float) -> bool:
+        """A row that refutes the mixture of cuts better, if there is one."""
+        cuts, shares = game.mixture()
+        if len(cuts) < 2 or (cuts[0] == cuts).all():
+            return False
+        self.pool.add_row(self.problem.critical_between(cuts, shares))
+        numbers = [game.columns[k] for k in range(len(game.columns))]
+        found = {tuple(self.pool.cuts[k].tolist()): k for k in numbers}
+        values = self.pool.values[-1, [found[tuple(cut)] for cut in cuts.tolist()]]
+        return bool(values @ shares > most + max(1.0, _GAIN * self.limit))
 
     def _learn(self, cut: IntArray) -> int:
         """Simulates a cut: perhaps a better answer; a new row where the pool does not refute it."""
