@@ -54,6 +54,10 @@ def launch(
     dependency: slurm.Dependency = None,
     sbatch: slurm.Sbatch = None,
     site: slurm.Site = None,
+    elastic: slurm.ElasticNodes = None,
+    profile: slurm.Profile = None,
+    cluster: slurm.Machines = None,
+    fix: slurm.Fix = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
 ) -> None:
     """Train by a plan: in one process, in processes here, or as a job of SLURM."""
@@ -67,7 +71,7 @@ def launch(
         "job_name": job_name,
         "dependency": dependency,
     }
-    further: dict[str, object] = {"time": time, "sbatch": sbatch, "site": site}
+    further: dict[str, object] = {"time": time, "sbatch": sbatch, "site": site, "elastic": elastic}
     asks = bool(dry_run or check or any(words.values()) or any(further.values()))
     backend = _backend(inline=inline, local=local, on_slurm=on_slurm, asks=asks)
     out = console.Output(as_json=as_json)
@@ -77,19 +81,20 @@ def launch(
         raise BadInput(f"there is no device '{device}'", where="--device", allowed="cpu, cuda")
     if backend == "slurm":
         options = slurm.chosen(site, sbatch=sbatch, time=time, **words)
+        nodes = slurm.flexible(elastic, profile, cluster, fix)
         if dry_run or check:
             from runtime.job import Job
 
             job = Job(steps=steps, device="cuda" if device == "cuda" else "cpu")
-            slurm.dry_run(chosen, plan.stem, folder, job, options, ask=check, out=out)
+            slurm.dry_run(chosen, plan.stem, folder, job, options, nodes=nodes, ask=check, out=out)
             return
         from runtime.local import job_of
 
         job = job_of(chosen, steps, {"seed": seed, "save_every": save_every, "device": device})
-        slurm.launch(chosen, plan.stem, folder, job, options, wait=wait, out=out)
+        slurm.launch(chosen, plan.stem, folder, job, options, nodes=nodes, wait=wait, out=out)
         return
-    if asks:
-        slurm.refuse_without_slurm({**words, **further, "dry_run": dry_run, "check": check})
+    planning = {"profile": profile, "cluster": cluster, "fix": fix}
+    slurm.refuse_without("--slurm", {**words, **further, **planning, "dry_run": dry_run, "check": check})
     from runtime import local as processes
 
     if backend == "inline":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,7 @@ from runtime.slurm.options import Options
 if TYPE_CHECKING:
     from planner.plan import Plan
     from runtime.job import Job
+    from runtime.slurm.elastic import Elastic
     from runtime.slurm.run import SlurmRun
 
 Text = str | None
@@ -28,6 +30,14 @@ JobName = Annotated[Text, typer.Option("--job-name", help="the plan's name when 
 Dependency = Annotated[Text, typer.Option(help="such as afterok:1234", metavar="TEXT")]
 Sbatch = Annotated[
     list[str] | None, typer.Option("--sbatch", help="any other option of sbatch", metavar="KEY=VALUE")
+]
+ElasticNodes = Annotated[
+    Text, typer.Option("--elastic", help="plan anew for the nodes that are left", metavar="MIN:MAX")
+]
+Profile = Annotated[Path | None, typer.Option(help="what --elastic plans from", metavar="FILE")]
+Machines = Annotated[Path | None, typer.Option("--cluster", help="what --elastic plans for", metavar="FILE")]
+Fix = Annotated[
+    list[str] | None, typer.Option("--fix", help="what --elastic may not decide", metavar="KEY=VALUE")
 ]
 Site = Annotated[Path | None, typer.Option(help="the site's defaults for SLURM", metavar="FILE")]
 
@@ -45,13 +55,37 @@ def chosen(site: Path | None, *, sbatch: list[str] | None, time: str | None, **g
     return slurm_options.over(slurm_options.load(site), found)
 
 
+def flexible(
+    nodes: str | None, profile: Path | None, cluster: Path | None, fix: list[str] | None
+) -> Elastic | None:
+    """None for a run of as many nodes as its plan has."""
+    from runtime.slurm import elastic
+
+    if nodes is None:
+        refuse_without("--elastic", {"profile": profile, "cluster": cluster, "fix": fix})
+        return None
+    fewest, most = elastic.parse(nodes)
+    if profile is None or cluster is None:
+        raise BadInput("needs something to plan from", where="--elastic", allowed="--profile and --cluster")
+    fixed = slurm_options.pairs(fix or [], "--fix")
+    return elastic.Elastic(fewest=fewest, most=most, profile=profile, cluster=cluster, fix=fixed)
+
+
 def dry_run(
-    plan: Plan, name: str, folder: Path, job: Job, options: Options, *, ask: bool, out: console.Output
+    plan: Plan,
+    name: str,
+    folder: Path,
+    job: Job,
+    options: Options,
+    *,
+    nodes: Elastic | None,
+    ask: bool,
+    out: console.Output,
 ) -> None:
     """Prints the script, which needs no SLURM; with `ask` what SLURM says to it."""
     from runtime.slurm import run, script, submit
 
-    request = submit.request(plan, name, folder, job)
+    request = submit.request(plan, name, folder, job, nodes)
     text = script.text(request, options)
     if not ask:
         out.result({"script": text}, lambda: text.rstrip("\n"))
@@ -61,11 +95,19 @@ def dry_run(
 
 
 def launch(
-    plan: Plan, name: str, folder: Path, job: Job, options: Options, *, wait: bool, out: console.Output
+    plan: Plan,
+    name: str,
+    folder: Path,
+    job: Job,
+    options: Options,
+    *,
+    nodes: Elastic | None,
+    wait: bool,
+    out: console.Output,
 ) -> None:
     from runtime.slurm import run, submit
 
-    paths, warnings = submit.prepared(plan, name, folder, job, options)
+    paths, warnings = submit.prepared(plan, name, folder, job, options, flexible=nodes)
     for warning in warnings:
         out.note(f"warning: {warning}")
     started = run.queue(paths, len(plan.places))
@@ -96,8 +138,8 @@ def _wait(started: SlurmRun, out: console.Output) -> None:
         raise typer.Exit(status)
 
 
-def refuse_without_slurm(given: dict[str, object]) -> None:
-    """Options of SLURM that a run without it would ignore in silence."""
+def refuse_without(option: str, given: Mapping[str, object]) -> None:
+    """Options that would be ignored in silence."""
     used = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
     if used:
-        raise BadInput(f"{used[0]} is an option of --slurm", allowed="--slurm, or without it")
+        raise BadInput(f"{used[0]} is an option of {option}", allowed=f"{option}, or without it")
