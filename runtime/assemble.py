@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from planner.schedule.action import Action, Kind, Schedule
 from planner.simulate import schedule_of
 from planner.timeline import COLLECTIVE, Event, encode
 from runtime import rewrite
+from runtime.diagnose import first_bad_layer
 from runtime.execute import Interpreter, Pulse
 from runtime.groups import World
 from runtime.optimizer import LrSchedule, Make, Updater
@@ -166,6 +168,7 @@ class _Assembly:
                 written=self._written(stage),
                 autocast=AUTOCAST[self.plan.precision],
                 on_forward=_observed(observer, first) if observer else None,
+                diagnose=None if self.sharing else partial(first_bad_layer, self.captured, modules[stage]),
             )
         return made
 

@@ -15,7 +15,7 @@ Content = Literal["layers", "sleep"]
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    steps: int
+    steps: int  # of the whole run; a resumed one does those that are missing
     seed: int = 0
     content: Content = "layers"  # sleep: stages sleep for their planned times
     clip_norm: float | None = None

@@ -56,6 +56,7 @@ class Rank:
     def step(self, step: int, values: Mapping[int, Tensors]) -> dict[int, dict[str, float]]:
         """One step; the losses of the micro-batches whose loss is here, numbered over all replicas."""
         self.keys.step, self.feed.values = step, values
+        self.tracer.trim()
         for stage in self.stages.values():
             stage.losses.clear()
         for statistics in self.statistics:

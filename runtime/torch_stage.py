@@ -51,11 +51,12 @@ class TorchStage:
         written: Collection[str] = (),
         autocast: torch.dtype | None = None,
         on_forward: Callable[[int], AbstractContextManager[object]] | None = None,
+        diagnose: Callable[[Tensors], str] | None = None,
     ) -> None:
         self.module, self._scale, self._keys = module, scale, keys
         self._needs_grad, self.first_micro = frozenset(needs_grad), first_micro
         self._split, self._store, self._recompute = split, store, recompute
-        self._autocast, self._on_forward = autocast, on_forward
+        self._autocast, self._on_forward, self._diagnose = autocast, on_forward, diagnose
         self._parameters: list[nn.Parameter] = [p for _, p in module.named_parameters() if p.requires_grad]
         self._written = [buffer for name, buffer in module.named_buffers() if name in written]
         self._live: dict[int, Live] = {}
@@ -68,7 +69,7 @@ class TorchStage:
         with observed, torch.no_grad() if self._recompute else nullcontext():
             outputs = self._run(micro, live)
         made = {name: tensor.detach() for name, tensor in outputs.items()}
-        self._check(micro, made)
+        self._check(made, inputs)
         if LOSS in made:
             self.losses[micro] = {name: made[name] for name in (LOSS, COUNT) if name in made}
         return made
@@ -136,18 +137,17 @@ class TorchStage:
         entered = live.boundary.entered
         return roots + [(backward.edge(x), grads[name]) for name, x in entered.items() if name in grads]
 
-    def _check(self, micro: int, made: Tensors) -> None:
-        """On the host at once; on a device only where it costs no wait, which is at the end of the step."""
+    def _check(self, made: Tensors, inputs: Tensors) -> None:
+        """On the host, where looking costs no wait; what comes in was looked at by the stage that made it."""
         if self._keys.device.type != "cpu":
             return
         for name, tensor in made.items():
             bad = not bool(tensor.isfinite().all()) if name == LOSS else bool(tensor.isnan().any())
             if bad:
-                samples = _samples(tensor)
+                layer = self._diagnose(inputs) if self._diagnose else self.module.layers[-1]
                 raise NotFinite(
-                    f"step {self._keys.step}: stage {self.module.index} (layers {self.module.layers[0]} to "
-                    f"{self.module.layers[-1]}) made NaN or infinity in '{name}', micro-batch "
-                    f"{self._keys.micro}{samples}"
+                    f"step {self._keys.step}: stage {self.module.index}, layer '{layer}' made NaN or infinity "
+                    f"of micro-batch {self._keys.micro}, seen in '{name}'{_samples(tensor)}"
                 )
 
 

@@ -129,6 +129,10 @@ class Training:
             extra=self.rank.extra(),
         )
         self._writer.save(self.rank.part(), facts)
+        self.write_trace()
+
+    def write_trace(self) -> None:
+        self.rank.tracer.save(self.paths.rank_trace(self.world.rank))
 
     def evaluate(self, batch: Batch) -> Losses:
         return self.rank.evaluate(batch)
@@ -141,7 +145,7 @@ class Training:
         """Everything sent and written; the trace lies in the run folder."""
         self._writer.wait()
         self.rank.transport.drain()
-        self.rank.tracer.timeline().save(self.paths.rank_trace(self.world.rank))
+        self.write_trace()
 
     def record(self, losses: Losses, seconds: float) -> None:
         """One line of metrics for the step just done."""
@@ -205,7 +209,7 @@ def sleep_rank(paths: Paths, job: Job, plan: Plan, rank: int) -> None:
     for step in range(1, job.steps + 1):
         made.step(step)
     made.transport.drain()
-    made.tracer.timeline().save(paths.rank_trace(rank))
+    made.tracer.save(paths.rank_trace(rank))
     world.barrier()
     world.close()
 

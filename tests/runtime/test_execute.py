@@ -15,7 +15,7 @@ from planner.schedule.program import Message, Program
 from planner.timeline import decode
 from runtime.execute import Interpreter, releases_after
 from runtime.sleep_stage import routes_of_hops
-from runtime.trace import Tracer
+from runtime.trace import MOST_ROWS, Tracer
 from tests.runtime.plans import TIMES
 
 
@@ -135,3 +135,14 @@ def test_every_action_runs_in_order_with_its_messages_and_is_traced(family: str)
         assert loop.sent == [i.message for i in program.ranks[worker] if i.op == "send"]
         assert {what for what, *_ in updates.asked} == {"launch", "wait", "step"}
         assert loop.beats >= len(tracer.rows)
+
+
+def test_a_long_run_keeps_the_trace_of_its_latest_steps_whole() -> None:
+    tracer = Tracer(0)
+    for step in range(3 * MOST_ROWS // 1000):
+        tracer.trim()
+        for code in range(1000):
+            tracer.add(step, code, 0, 1)
+    assert len(tracer.rows) <= MOST_ROWS + 1000
+    assert tracer.rows[-1][0] == 3 * MOST_ROWS // 1000 - 1
+    assert [row[2] for row in tracer.rows[:1000]] == list(range(1000))

@@ -11,6 +11,7 @@ from planner.errors import BadPlan
 from runtime import checkpoint as checkpoints
 from runtime.local import launch_inline, prepare
 from runtime.rewrite import Keys, key_random_operations
+from runtime.stage import NotFinite
 from runtime.train import Model
 from tests.pool import Pool
 from tests.runtime import compare
@@ -122,8 +123,44 @@ def test_sharded_optimizer_state_gives_the_same_weights(
 
 def test_a_loss_that_is_not_finite_is_named_by_step_stage_and_micro_batch(pool: Pool, tmp_path: Path) -> None:
     plan = plan_of(HERE + "mlp.py", {"layers": "9", "lr": "1e25"}, workers=2, micros=2)
-    with pytest.raises(RuntimeError, match=r"NotFinite: step \d: stage \d .*micro-batch \d"):
+    with pytest.raises(
+        RuntimeError, match=r"NotFinite: step \d: stage \d, layer '.*' made .* micro-batch \d"
+    ):
         run(pool, plan, tmp_path)
+
+
+POISONED = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+class Root(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+    def forward(self, x):
+        return self.line(x).sqrt() if self.bad else self.line(x).relu()
+
+def build():
+    layers = [Root() for _ in range(4)]
+    for i, layer in enumerate(layers):
+        layer.bad = i == 2
+    return nn.Sequential(*layers, nn.Linear(4, 3))
+
+def batch(n):
+    return torch.ones(n, 4), torch.zeros(n, dtype=torch.int64)
+
+def loss(outputs, targets):
+    return F.cross_entropy(outputs, targets)
+"""
+
+
+def test_the_layer_that_makes_nan_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "poisoned.py"
+    path.write_text(POISONED)
+    plan = plan_of(str(path), {}, workers=1, micros=1)
+    with pytest.raises(NotFinite, match=r"step 1: stage 0, layer '2.line' made NaN .* micro-batch 0"):
+        launch_inline(plan, tmp_path / "run", steps=1)
 
 
 def test_a_plan_for_another_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
