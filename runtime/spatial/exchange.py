@@ -169,14 +169,23 @@ def give_back(grad: Tensor, rows: int, fetch: Fetch, mesh: Mesh) -> Tensor:
     """The gradient of the source: what the others made of its rows comes back and is added."""
     dim, place = fetch.dim, mesh.coordinates[fetch.axis]
     plan = traffic(fetch, place)
+    finish = None if fetch.shared else give_back_start(lambda run: _placed(grad, dim, run), grad, fetch, mesh)
+    source = _kept_gradient(grad, rows, plan, dim)
+    if finish is not None:
+        finish(source)
+    return source
+
+
+def _kept_gradient(grad: Tensor, rows: int, plan: Traffic, dim: int) -> Tensor:
+    if len(plan.kept) == 1:
+        (run,) = plan.kept
+        if run.step == 1 and run.length == rows:  # all of the rank's rows in order, as for a halo
+            return grad.narrow(dim, run.at, rows).clone(memory_format=memory_format(grad))
     shape = list(grad.shape)
     shape[dim] = rows
-    finish = None if fetch.shared else give_back_start(lambda run: _placed(grad, dim, run), grad, fetch, mesh)
     source = _empty(shape, grad).zero_()
     for run in plan.kept:
         _add_rows(source, dim, run, plan.base, _placed(grad, dim, run))
-    if finish is not None:
-        finish(source)
     return source
 
 

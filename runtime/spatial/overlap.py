@@ -21,6 +21,7 @@ from runtime.spatial.exchange import fetched, give_back_start, start
 from runtime.spatial.mesh import Mesh
 
 ATEN = torch.ops.aten
+THIN = 4
 
 
 class Strip(NamedTuple):
@@ -32,6 +33,7 @@ class Strip(NamedTuple):
     rows: int  # that the windows span
     begin: int  # the halo, in global rows
     stop: int
+    taps: tuple[int, int]  # of the kernel that meet it: the others would meet zeros
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,12 @@ class Plan:
     settings: Plain  # with the padding of the bulk along the cut dimension
     strip_settings: Plain  # without
     strips: tuple[Strip, ...]
+    rows: int  # of the output
+
+    @property
+    def worthwhile(self) -> bool:
+        """Boundary rows are computed twice; where they are many, copying the input costs less."""
+        return THIN * sum(strip.length for strip in self.strips) <= self.rows
 
 
 def plan(fetch: Fetch, output: Cut, plain: Plain, position: int, kernel: int, place: int) -> Plan | None:
@@ -49,19 +57,35 @@ def plan(fetch: Fetch, output: Cut, plain: Plain, position: int, kernel: int, pl
     assert fetch.points is not None
     own, end = fetch.points[place], fetch.points[place + 1]
     low, high = output.rows(place)
-    stride, reach = plain.stride[position], plain.dilation[position] * (kernel - 1)
+    stride, dilation = plain.stride[position], plain.dilation[position]
+    reach = dilation * (kernel - 1)
     first_row, last_row = _span(fetch, place)
     pad = own - first_row
     if pad < 0 or pad > reach or (end - own + 2 * pad - reach - 1) // stride + 1 != high - low:
         return None
     strips = []
     for begin, stop in ((max(first_row, 0), own), (end, min(last_row, fetch.size))):
-        windows = [first_row + o * stride for o in range(high - low)]
-        touched = [o for o, window in enumerate(windows) if window < stop and window + reach >= begin]
-        if begin < stop and touched:
-            rows = (touched[-1] - touched[0]) * stride + reach + 1
-            strips.append(Strip(touched[0], len(touched), windows[touched[0]], rows, begin, stop))
-    return Plan(fetch, _padded(plain, position, pad), _padded(plain, position, 0), tuple(strips))
+        strip = _strip([first_row + o * stride for o in range(high - low)], kernel, dilation, begin, stop)
+        if strip is not None:
+            strips.append(strip)
+    settings = [_padded(plain, position, p) for p in (pad, 0)]
+    return Plan(fetch, settings[0], settings[1], tuple(strips), high - low)
+
+
+def _strip(windows: Sequence[int], kernel: int, dilation: int, begin: int, stop: int) -> Strip | None:
+    """What windows that start at these rows take of the rows [begin, stop)."""
+    met = [
+        (o, tap)
+        for o, window in enumerate(windows)
+        for tap in range(kernel)
+        if begin <= window + tap * dilation < stop
+    ]
+    if not met:
+        return None
+    outputs, taps = {o for o, _ in met}, {tap for _, tap in met}
+    first, last, low, high = min(outputs), max(outputs), min(taps), max(taps)
+    rows = windows[last] - windows[first] + (high - low) * dilation + 1
+    return Strip(first, last - first + 1, windows[first] + low * dilation, rows, begin, stop, (low, high + 1))
 
 
 def _span(fetch: Fetch, place: int) -> tuple[int, int]:
@@ -94,7 +118,7 @@ class _Overlapped(torch.autograd.Function):
         parts = arrived()
         slabs = [_slab(x, dim, strip, parts) for strip in plan.strips]
         for strip, slab in zip(plan.strips, slabs, strict=True):
-            added = PLAIN[weight.dim() - 2](slab, weight, None, *plan.strip_settings)
+            added = PLAIN[weight.dim() - 2](slab, _taps(weight, plan, strip), None, *plan.strip_settings)
             y.narrow(dim, strip.first, strip.length).add_(added)
         ctx.plan, ctx.mesh = plan, mesh
         ctx.save_for_backward(x, weight, *slabs)
@@ -109,21 +133,27 @@ class _Overlapped(torch.autograd.Function):
         grads = []
         for strip, slab in zip(plan.strips, slabs, strict=True):
             part = dy.narrow(dim, strip.first, strip.length)
-            grads.append(_gradients(part, slab, weight, plan.strip_settings, [*wanted[:2], False]))
+            used = _taps(weight, plan, strip)
+            grads.append(_gradients(part, slab, used, plan.strip_settings, [*wanted[:2], False]))
         finish = None
         if wanted[0]:
             inputs = [(strip, found[0]) for strip, found in zip(plan.strips, grads, strict=True)]
             finish = give_back_start(lambda run: _rows_of(run, inputs, x, dim), x, plan.fetch, ctx.mesh)
         dx, dw, db = _gradients(dy, x, weight, plan.settings, wanted)
-        for _, extra, _ in grads:
+        for strip, (_, extra, _) in zip(plan.strips, grads, strict=True):
             if dw is not None and extra is not None:
-                dw.add_(extra)
+                _taps(dw, plan, strip).add_(extra)
         if finish is not None and dx is not None:
             finish(dx)
         return dx, dw, db, None, None
 
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def _taps(weight: Tensor, plan: Plan, strip: Strip) -> Tensor:
+    first, end = strip.taps
+    return weight.narrow(plan.fetch.dim, first, end - first)
 
 
 def _gradients(dy: Tensor, x: Tensor, weight: Tensor, settings: Plain, wanted: list[bool]) -> Gradients:

@@ -278,6 +278,8 @@ def _elementwise() -> None:
     function("maximum", lambda x, y: torch.maximum(x, y) - torch.min(x, y), channels=(4, 4))
     case("squeeze and excite", _squeeze_and_excite)
     case("parameter of one sample", _Bias)
+    case("convolution of row means", _row_means)
+    case("convolution of row means and of everything", _RowMeans)
     function("channel attention", lambda x: x * x.mean((2, 3), keepdim=True).softmax(1))
     function("spatial gate", lambda x: x * x.amax(1, keepdim=True).sigmoid())
     function("softmax of channels", lambda x: x.softmax(1) * x.log_softmax(1))
@@ -308,6 +310,20 @@ def _squeeze_and_excite() -> nn.Module:
         return x * up(F.relu(down(pool(x)))).sigmoid()
 
     return Apply(body, nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 2, 1), nn.Conv2d(2, 4, 1))
+
+
+def _row_means() -> nn.Module:
+    """On a grid of two dimensions the convolution is cut along one of them, and the same along the other."""
+    return Apply(lambda c, x: x + c(x.mean(3, keepdim=True)), nn.Conv2d(4, 4, (3, 1), padding=(1, 0)))
+
+
+class _RowMeans(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 4, (3, 1), padding=(1, 0)), nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(x)) * self.norm(self.conv(x.mean(3, keepdim=True)))
 
 
 class _Bias(nn.Module):

@@ -36,7 +36,7 @@ def _overlapped(stage: nn.Module) -> int:
 
 @pytest.mark.parametrize("grid", [(2,), (2, 2)], ids=str)
 def test_convolutions_of_a_network_overlap(grid: tuple[int, ...]) -> None:
-    ref = reference(_deep(), (2, 2, 16, 12, 8))
+    ref = reference(_deep(), (2, 2, 32, 32, 8))
     ranks = 2 if grid == (2,) else 4
     assert threads.run(ranks, lambda wire: _overlapped(_sharded(ref, grid, wire)[0])) == [3] * ranks
     assert (
@@ -46,7 +46,7 @@ def test_convolutions_of_a_network_overlap(grid: tuple[int, ...]) -> None:
 
 
 def test_with_and_without_overlap_are_the_same_but_for_rounding() -> None:
-    ref = reference(_deep(), (2, 2, 16, 12, 8))
+    ref = reference(_deep(), (2, 2, 32, 32, 8))
 
     def outputs(overlap: bool) -> Callable[[threads.ThreadWire], dict[str, Tensor]]:
         def work(wire: threads.ThreadWire) -> dict[str, Tensor]:
@@ -94,7 +94,7 @@ def test_channels_last_is_taken_as_it_comes(overlap: bool) -> None:
 @pytest.mark.parametrize("overlap", [True, False])
 def test_autocast_does_what_it_does_in_one_process(overlap: bool, dtype: torch.dtype) -> None:
     """It makes halves of singles, and leaves doubles alone."""
-    ref = reference(_deep(), (2, 2, 16, 12, 8), dtype=dtype)
+    ref = reference(_deep(), (2, 2, 32, 32, 8), dtype=dtype)
     stage = stage_of(ref)
     stage.materialise(ref.tensors)
     with torch.autocast("cpu", torch.bfloat16):
@@ -115,7 +115,7 @@ def test_autocast_does_what_it_does_in_one_process(overlap: bool, dtype: torch.d
 
 def test_gradients_asked_for_one_by_one_are_exact() -> None:
     """As a backward in two halves does."""
-    ref = reference(_deep(), (2, 2, 16, 12, 8))
+    ref = reference(_deep(), (2, 2, 32, 32, 8))
     how = analyse(stage_of(ref), (2,), entries(stage_of(ref), (2,)))
     made = threads.run(2, lambda wire: on_shards(ref, (2,), how, wire))
     assert max(differences(ref, how, made, (2,)).values()) < 1e-12
