@@ -1,4 +1,4 @@
-"""The commands that look at a run: status, logs, cancel."""
+"""The commands that look at a run or at the machines: status, logs, cancel, doctor, probe."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from planner import console
+from planner.errors import BadInput
 
 Folder = Annotated[Path, typer.Argument(help="a folder that launch made", metavar="RUN")]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on standard output")]
@@ -18,6 +19,8 @@ def register(app: typer.Typer) -> None:
     app.command("status", epilog="Example: shardwright status runs/gpt2-plan-20260101-120000")(status)
     app.command("logs", epilog="Example: shardwright logs runs/gpt2-plan-20260101-120000 -f --rank 3")(logs)
     app.command("cancel", epilog="Example: shardwright cancel runs/gpt2-plan-20260101-120000")(cancel)
+    app.command("doctor", epilog="Example: shardwright doctor")(doctor)
+    app.command("probe", epilog="Example: shardwright probe --local -o cluster.yaml")(probe)
 
 
 def status(run: Folder, as_json: Json = False) -> None:
@@ -51,3 +54,62 @@ def cancel(run: Folder, as_json: Json = False) -> None:
 
     runs.cancel(run)
     console.Output(as_json=as_json).result({"run": str(run), "cancelled": True}, lambda: f"{run}: cancelled")
+
+
+def doctor(as_json: Json = False) -> None:
+    """What is installed here, what is missing, and what to type."""
+    from runtime import doctor as checks
+
+    found = checks.findings(Path.cwd())
+    table = console.columns(
+        [(f.what, f.state, f.detail + (f"; try: {f.remedy}" if f.remedy else "")) for f in found],
+        ("what", "is", "in detail"),
+    )
+    data = {"well": checks.well(found), "findings": [asdict(finding) for finding in found]}
+    console.Output(as_json=as_json).result(data, lambda: table)
+    if not checks.well(found):
+        raise typer.Exit(1)
+
+
+def probe(
+    local: Annotated[bool, typer.Option("--local", help="processes of this machine")] = False,
+    on_slurm: Annotated[bool, typer.Option("--slurm", help="nodes of SLURM; waits for them")] = False,
+    nodes: Annotated[int, typer.Option(help="with --slurm: nodes to measure")] = 2,
+    ranks: Annotated[int, typer.Option(help="processes a node, each as a device")] = 2,
+    srun: Annotated[
+        list[str] | None, typer.Option("--srun", metavar="KEY=VALUE", help="further options of srun")
+    ] = None,
+    count: Annotated[int | None, typer.Option(help="nodes that the cluster has in all")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE")] = Path("cluster.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="overwrite what is there")] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure devices and links, and write them as a cluster.yaml."""
+    if local and on_slurm:
+        raise BadInput("--local and --slurm exclude each other")
+    if ranks < 1 or nodes < 1 or nodes * ranks < 2 or (local and ranks < 2):
+        raise BadInput("one process has nobody to talk to", where="--ranks", allowed="2 or more")
+    console.refuse_overwrite(output, force)
+    import tempfile
+
+    from planner import cluster as clusters
+    from planner import devices
+    from runtime import probe as probes
+    from runtime import probe_main
+    from runtime.slurm import options
+
+    # Beside the file to be written, since nodes may not share this machine's place for temporary ones.
+    with tempfile.TemporaryDirectory(prefix=".probe-", dir=output.resolve().parent) as folder:
+        if on_slurm:
+            words = [f"--{key}={value}" for key, value in options.pairs(srun or [], "--srun").items()]
+            found = probe_main.by_srun(Path(folder), nodes, ranks, words)
+        else:
+            found = probe_main.local(Path(folder), ranks)
+    size = count or (nodes if on_slurm else 1)
+    made = probes.cluster_of(found, output.stem, size, list(devices.CATALOGUE))
+    text = clusters.dump(made)
+    console.write_whole(output, text)
+    out = console.Output(as_json=as_json)
+    for row in probes.slow(found):
+        out.note(f"slow: {row}")
+    out.result({"cluster": str(output), "found": asdict(found)}, lambda: f"{text}\nwritten to {output}")

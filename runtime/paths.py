@@ -80,6 +80,11 @@ class Paths:
         return self.root / "cluster.yaml"
 
     @property
+    def probed(self) -> Path:
+        """What a probe has measured."""
+        return self.root / "probe.json"
+
+    @property
     def fixed(self) -> Path:
         """What a plan for other nodes may not decide."""
         return self.root / "fixed.json"

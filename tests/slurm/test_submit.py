@@ -14,7 +14,7 @@ import pytest
 from planner import plan_yaml
 from planner.errors import BadInput, BadPlan, Infeasible
 from planner.plan import Plan
-from runtime import status
+from runtime import probe, probe_main, status
 from runtime.job import Job
 from runtime.slurm import clients, state, submit
 from runtime.slurm import run as slurm
@@ -177,6 +177,20 @@ def test_inside_an_allocation_the_ranks_start_at_once(cluster: Cluster, warm: Wa
     said = cluster.run("salloc", "-N2", "-n2", "-c1", "sh", "-c", command, timeout_s=PATIENCE_S)
     assert "done" in said
     assert cluster.run("squeue", "-h", "-t", "PD") == ""
+
+
+def test_nodes_are_probed_by_srun(cluster: Cluster, warm: Warm, tmp_path: Path) -> None:
+    found = probe_main.by_srun(tmp_path, 2, 2, ["--nodelist=n[9-10]"], python=str(warm.python))
+    assert found.hosts == ("n9", "n9", "n10", "n10")
+    assert [(wire.b, wire.within_node) for wire in found.wires] == [(1, True), (2, False), (3, False)]
+    assert [len(each.ranks) for each in found.sums] == [2, 3, 4]
+    links = probe.cluster_of(found, "test", 12, []).links
+    assert links.node is not None and links.rack is not None
+
+
+def test_a_probe_that_fails_says_how(cluster: Cluster, warm: Warm, tmp_path: Path) -> None:
+    with pytest.raises(probe_main.ProbeFailed, match=r"srun .* ended with 1: .*"):
+        probe_main.by_srun(tmp_path, 2, 1, ["--partition=none"])
 
 
 def shardwright(*words: str) -> str:

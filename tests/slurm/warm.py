@@ -64,7 +64,7 @@ class Warm:
 
 
 def serve(address: str) -> None:
-    for module in ("runtime.run", "runtime.slurm.task", "tests.runtime.jobs"):
+    for module in ("runtime.run", "runtime.slurm.task", "runtime.probe_main", "tests.runtime.jobs"):
         importlib.import_module(module)
     import torch
 
@@ -144,9 +144,9 @@ def _be_the_task(client: socket.socket, streams: list[int], request: dict[str, o
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    assert words[:3] == ["-P", "-m", "runtime.slurm.task"], words
+    assert words[:2] == ["-P", "-m"], words
     try:
-        return _task(words[3:])
+        return _run(words[2], words[3:])
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     except BaseException:
@@ -157,16 +157,15 @@ def _be_the_task(client: socket.socket, streams: list[int], request: dict[str, o
         sys.stderr.flush()
 
 
-def _task(words: list[str]) -> int:
+def _run(module: str, words: list[str]) -> int:
     from runtime import train
-    from runtime.slurm import task
     from tests.runtime.jobs import captured_of
 
     def of(plan: train.Plan, workload: object = None) -> train.Model:
         return train.Model(plan, *captured_of(plan.model.workload, plan.model.arguments, plan.batch.micro))
 
     train.Model.of = of  # type: ignore[method-assign, assignment]
-    return task.main(*words)
+    return importlib.import_module(module).main(*words) or 0
 
 
 if __name__ == "__main__":

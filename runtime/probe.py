@@ -1,0 +1,214 @@
+"""What this machine, or two nodes of a cluster, can do: rates of a device, latency and bandwidth by distance.
+
+Every number is a median of repeats, in seconds, bytes and operations; the spread beside it is half the range between
+the quartiles. Ranks are processes that meet at a file, as those of a run do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median, quantiles
+
+import torch
+import torch.distributed as dist
+from pydantic import TypeAdapter
+
+from planner.cluster import Cluster, Link, Links, NodeGroup, Rates
+from runtime.groups import World
+from runtime.supervise import write_whole
+
+SMALL_BYTES, LARGE_BYTES = 64, 16 * 2**20
+MATMUL = 1024
+COPY_BYTES = 64 * 2**20
+REPEATS = 15
+
+
+@dataclass(frozen=True)
+class Number:
+    value: float
+    spread: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Number:
+        low, _, high = quantiles(samples, n=4)
+        return cls(median(samples), (high - low) / 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    kind: str  # cpu, or the name of a GPU
+    memory_bytes: int
+    flop_per_s: Number  # of a matrix product in fp32
+    copy_bytes_per_s: Number  # read and written together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wire:
+    a: int  # rank
+    b: int
+    within_node: bool
+    latency_s: Number
+    bytes_per_s: Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sum:
+    """An all-reduce of `bytes` over some ranks."""
+
+    ranks: tuple[int, ...]
+    bytes: int
+    seconds: Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    hosts: tuple[str, ...]  # of every rank
+    devices: tuple[Device, ...]  # of every rank
+    wires: tuple[Wire, ...]
+    sums: tuple[Sum, ...]
+
+
+def timed(run: Callable[[], object], device: torch.device, repeats: int = REPEATS) -> list[float]:
+    samples = []
+    for _ in range(repeats + 2):  # the first ones open connections and touch memory
+        start = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        samples.append(time.perf_counter() - start)
+    return samples[2:]
+
+
+def device_of(device: torch.device) -> Device:
+    a, b = torch.randn(MATMUL, MATMUL, device=device), torch.randn(MATMUL, MATMUL, device=device)
+    source = torch.zeros(COPY_BYTES // 4, device=device)
+    target = torch.empty_like(source)
+    products = timed(lambda: torch.mm(a, b), device)
+    copies = timed(lambda: target.copy_(source), device)
+    cuda = device.type == "cuda"
+    return Device(
+        kind=torch.cuda.get_device_name(device) if cuda else "cpu",
+        memory_bytes=torch.cuda.get_device_properties(device).total_memory if cuda else _host_bytes(),
+        flop_per_s=Number.of([2 * MATMUL**3 / seconds for seconds in products]),
+        copy_bytes_per_s=Number.of([2 * COPY_BYTES / seconds for seconds in copies]),
+    )
+
+
+def _host_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def wire_of(world: World, a: int, b: int, *, within_node: bool) -> Wire | None:
+    """Collective over the two ranks: a message there and back, halved. The others return None."""
+    if world.rank not in (a, b):
+        return None
+    small, large = (_there_and_back(world, a, b, size) for size in (SMALL_BYTES, LARGE_BYTES))
+    latency = Number.of(small)
+    rates = [LARGE_BYTES / max(seconds - latency.value, 1e-9) for seconds in large]
+    return Wire(a=a, b=b, within_node=within_node, latency_s=latency, bytes_per_s=Number.of(rates))
+
+
+def _there_and_back(world: World, a: int, b: int, size: int) -> list[float]:
+    buffer = torch.zeros(size, dtype=torch.uint8, device=world.device)
+    other = b if world.rank == a else a
+
+    def turn() -> None:
+        if world.rank == a:
+            dist.send(buffer, other)
+            dist.recv(buffer, other)
+        else:
+            dist.recv(buffer, other)
+            dist.send(buffer, other)
+
+    return [seconds / 2 for seconds in timed(turn, world.device)]
+
+
+def sum_of(world: World, ranks: Sequence[int], size: int) -> Sum | None:
+    group = world.new_group(ranks)
+    if world.rank not in ranks:
+        return None
+    tensor = torch.zeros(size // 4, device=world.device)
+    samples = timed(lambda: dist.all_reduce(tensor, group=group), world.device)
+    return Sum(ranks=tuple(ranks), bytes=size, seconds=Number.of(samples))
+
+
+def probe(world: World, result: Path) -> None:
+    """Collective; the first rank writes what was found."""
+    parts = [result.with_name(f"{result.stem}-{rank}.json") for rank in range(world.size)]
+    for rank in range(world.size):  # one after another, so that none slows another
+        if rank == world.rank:
+            mine = {"host": socket.gethostname(), "device": asdict(device_of(world.device))}
+            write_whole(parts[rank], json.dumps(mine))
+        world.barrier()
+    rows = [json.loads(part.read_text()) for part in parts]
+    hosts, devices = [row["host"] for row in rows], [row["device"] for row in rows]
+    wires = []
+    for other in range(1, world.size):
+        wires.append(wire_of(world, 0, other, within_node=hosts[0] == hosts[other]))
+        world.barrier()
+    sums = [sum_of(world, range(count), LARGE_BYTES) for count in range(2, world.size + 1)]
+    if world.rank == 0:
+        data = {"hosts": hosts, "devices": devices}
+        data |= {"wires": [asdict(w) for w in wires if w], "sums": [asdict(s) for s in sums if s]}
+        write_whole(result, json.dumps(data))
+
+
+def read(result: Path) -> Found:
+    return TypeAdapter(Found).validate_json(result.read_text())
+
+
+def cluster_of(found: Found, name: str, nodes: int, known: Sequence[str]) -> Cluster:
+    """Machines like those that were measured; a host's memory is shared by its ranks."""
+    here = [rank for rank, host in enumerate(found.hosts) if host == found.hosts[0]]
+    first = found.devices[0]
+    cpu = first.kind == "cpu"
+    group = NodeGroup(
+        count=nodes,
+        device=next((entry for entry in known if entry == first.kind), first.kind),
+        devices_per_node=len(here),
+        memory_bytes=first.memory_bytes // len(here) if cpu else first.memory_bytes,
+        margin_bytes=0,
+        devices_per_card=None,
+        nodes_per_rack=None,
+        rates=Rates(
+            fp32_flop_per_s=float(f"{first.flop_per_s.value:.3g}"),
+            memory_bytes_per_s=float(f"{first.copy_bytes_per_s.value:.3g}"),
+        ),
+    )
+    links = Links(node=_link(found, True), rack=_link(found, False), cluster=None)
+    return Cluster(name=name, nodes=(group,), links=links)
+
+
+def _link(found: Found, within_node: bool) -> Link | None:
+    wires = [wire for wire in found.wires if wire.within_node == within_node]
+    if not wires:
+        return None
+    return Link(
+        latency_s=float(f"{median(wire.latency_s.value for wire in wires):.3g}"),
+        bandwidth_bytes_per_s=float(f"{median(wire.bytes_per_s.value for wire in wires):.3g}"),
+    )
+
+
+def slow(found: Found, factor: float = 1.5) -> list[str]:
+    """Devices and links that are worse than the middle one of their kind by more than this factor."""
+    rows = []
+    middle = median(device.flop_per_s.value for device in found.devices)
+    for rank, device in enumerate(found.devices):
+        if device.flop_per_s.value * factor < middle:
+            share = device.flop_per_s.value / middle
+            rows.append(f"rank {rank} on {found.hosts[rank]} multiplies at {share:.0%} of the middle rate")
+    for within in (True, False):
+        wires = [wire for wire in found.wires if wire.within_node == within]
+        middle = median([wire.bytes_per_s.value for wire in wires] or [0.0])
+        for wire in wires:
+            if wire.bytes_per_s.value * factor < middle:
+                share = wire.bytes_per_s.value / middle
+                ends = f"{found.hosts[wire.a]} to {found.hosts[wire.b]}"
+                rows.append(f"ranks {wire.a} and {wire.b} ({ends}) talk at {share:.0%} of the middle rate")
+    return rows

@@ -1,0 +1,80 @@
+"""Where a probe's processes come from: forked here, or started by srun as `python -P -m runtime.probe_main FOLDER`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from planner.errors import ShardwrightError
+from runtime import probe
+from runtime.groups import join
+from runtime.paths import Paths
+from runtime.probe import Found
+from runtime.slurm import granted
+from runtime.supervise import supervise
+
+PATIENCE_S = 300.0
+
+
+class ProbeFailed(ShardwrightError):
+    """A process of the probe did not do well; says which."""
+
+
+def local(folder: Path, ranks: int) -> Found:
+    """Processes of this machine; `folder` is private to them."""
+    paths = Paths(folder).make()
+    torch.set_num_threads(1)  # a process that has run threads cannot be forked
+    outcome = supervise(paths, ranks, PATIENCE_S, partial(_rank, paths, ranks))
+    if outcome.state != "done":
+        raise ProbeFailed(outcome.cause)
+    return probe.read(paths.probed)
+
+
+def _rank(paths: Paths, ranks: int, rank: int, slot: int = 0) -> None:
+    torch.set_num_threads(1)
+    cuda = torch.cuda.is_available() and torch.cuda.device_count() > slot
+    world = join(
+        paths.rendezvous(0), rank, ranks, torch.device("cuda", slot) if cuda else torch.device("cpu")
+    )
+    probe.probe(world, paths.probed)
+    world.barrier()
+    world.close()
+
+
+def by_srun(
+    folder: Path, nodes: int, ranks_a_node: int, words: Sequence[str], python: str = sys.executable
+) -> Found:
+    """Waits for the nodes, as srun does; `words` are further options of srun."""
+    paths = Paths(folder.resolve()).make()
+    command = [
+        "srun",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes * ranks_a_node}",
+        f"--ntasks-per-node={ranks_a_node}",
+    ]
+    command += ["--distribution=block", "--kill-on-bad-exit=1", *words]
+    command += [python, "-P", "-m", "runtime.probe_main", str(paths.root)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ProbeFailed(f"{shlex.join(command)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+    end = time.monotonic() + 30  # for file systems that show a file late
+    while not paths.probed.exists() and time.monotonic() < end:
+        time.sleep(0.2)
+    return probe.read(paths.probed)
+
+
+def main(folder: str) -> None:
+    here = granted.read(os.environ)
+    _rank(Paths(Path(folder)), here.ranks, here.rank, here.local)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

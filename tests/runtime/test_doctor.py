@@ -1,0 +1,37 @@
+"""The doctor says what is missing and what to type, and nothing is wrong where the tests run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runtime import doctor
+
+
+def by_name(folder: Path) -> dict[str, doctor.Finding]:
+    return {finding.what: finding for finding in doctor.findings(folder)}
+
+
+def test_here_everything_that_is_needed_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SHARDWRIGHT_SLURM", str(tmp_path / "none.yaml"))
+    found = by_name(tmp_path)
+    assert {name for name, finding in found.items() if finding.state == "wrong"} == set()
+    assert found["SLURM"].state == "absent"
+    assert found["torch"].detail[0].isdigit()
+
+
+def test_a_broken_site_file_is_named_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "slurm.yaml"
+    site.write_text("version: 1\ntime: soon\n")
+    monkeypatch.setenv("SHARDWRIGHT_SLURM", str(site))
+    found = by_name(tmp_path)["site file"]
+    assert found.state == "wrong" and "slurm.yaml:2: time" in found.detail
+    assert str(site) in found.remedy
+    assert not doctor.well([found])
+
+
+def test_a_package_that_is_missing_comes_with_what_to_type() -> None:
+    found = doctor._package("shardwright-of-another-world")
+    assert found.state == "wrong" and "-m pip install shardwright-of-another-world" in found.remedy
