@@ -1,7 +1,7 @@
 """Starts the ranks of a local run, watches them, and ends all of them when one ends badly or stands still.
 
 This is the main of a process of its own: it imports torch once and forks the ranks from there, so that sixteen
-ranks start in the time of one. The ranks share its process group and die with it. It never uses torch itself.
+ranks start in the time of one. A rank dies with it, and leads a process group of its own, which is ended as one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -146,9 +147,12 @@ class Watch:
         return min(alive, key=lambda n: (alive[n].waiting, alive[n].since_s))
 
     def _end_all(self) -> None:
+        """The ranks, and what they have started themselves, such as processes that load samples."""
         for rank in self._ranks.values():
             if rank.status is None:
-                os.kill(rank.pid, signal.SIGKILL)
+                os.kill(rank.pid, signal.SIGKILL)  # it may not lead a group yet
+            with suppress(ProcessLookupError):
+                os.killpg(rank.pid, signal.SIGKILL)
         for rank in self._ranks.values():
             if rank.status is None:
                 _, status = os.waitpid(rank.pid, 0)
@@ -206,6 +210,7 @@ def _be_a_rank(paths: Paths, rank: int, parent: int, main: Callable[[int], None]
     status = 1
     try:
         die_with_parent(parent)
+        os.setpgid(0, 0)
         log = os.open(paths.log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)

@@ -19,11 +19,21 @@ def rank_main(paths: Paths, how: str, rank: int) -> None:
     heart = Heart(paths.heartbeat, rank, RANKS)
     for step in range(10**6 if how != "well" else 20):
         heart.beat(False)
+        if step == 0 and rank == 3 and how == "raise":
+            _start_a_loader(paths)
         if step == 10 and rank == 2:
             _misbehave(how)
         if step > 10 and how != "well":
             _follow(heart, how, rank)
         time.sleep(0.01)
+
+
+def _start_a_loader(paths: Paths) -> None:
+    """As a rank does whose samples are loaded by processes."""
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(1000)
+    (paths.root / "loader").write_text(str(pid))
 
 
 def _misbehave(how: str) -> None:

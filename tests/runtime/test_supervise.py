@@ -38,9 +38,10 @@ def supervised(folder: Path, how: str) -> Outcome:
 
 
 def alive(paths: Paths) -> list[int]:
-    """Processes of ranks that still run; those that ended and wait to be reaped do not count."""
-    found = []
-    for pid in json.loads(paths.pids.read_text()).values():
+    """Processes of ranks, and of a loader, that still run; those that ended and wait to be reaped do not count."""
+    found, loader = [], paths.root / "loader"
+    pids = [*json.loads(paths.pids.read_text()).values()]
+    for pid in [*pids, int(loader.read_text())] if loader.exists() else pids:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
