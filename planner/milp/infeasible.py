@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from planner.cluster import Cluster
+from planner.cost import IntArray
 from planner.milp.bounds import every_cut, shortage, windows
 from planner.milp.problem import Problem
 from planner.milp.shapes import Pins, Shape
-from planner.milp.space import Space
+from planner.milp.space import Space, short_bytes
 
-Fits = Callable[[Space], str | None]
+Fits = Callable[[Space, "Nearest | None"], str | None]
+_EXAMINED = 300  # shapes, for the least shortage
 _MOST_NODES = 64  # times as many as there are
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nearest:
+    """What comes closest to fitting."""
+
+    short_bytes: int
+    shape: Shape
+    cut: IntArray
+    says: str
 
 
 class Looked(Protocol):
@@ -32,19 +44,30 @@ def no_shape(space: Space) -> str:
     )
 
 
-def report(space: Space, tried: Iterable[Looked], fits: Fits) -> str:
+def report(space: Space, shapes: Iterable[Shape], look: Callable[[Shape], Looked | None], fits: Fits) -> str:
     """`fits` solves a changed question and names the plan that it finds."""
-    nearest = min((_least(space, found) for found in list(tried)), default=None)
-    lines = ["nothing fits" if nearest is None else nearest[1]]
+    nearest = _nearest(space, shapes, look)
+    lines = ["nothing fits" if nearest is None else nearest.says]
     lines += [f"{change} would fit: {plan}" for change, plan in _changes(space, nearest, fits)][:2]
     if len(lines) == 1:
-        lines.append(
-            "no single change of batch, micro-batch, pins, nodes or memory that was tried makes it fit"
-        )
+        lines.append("no single change of pins, nodes or memory that was tried makes it fit")
     return "\n".join(lines)
 
 
-def _least(space: Space, found: Looked) -> tuple[int, str]:
+def _nearest(space: Space, shapes: Iterable[Shape], look: Callable[[Shape], Looked | None]) -> Nearest | None:
+    """The least shortage; shapes whose state alone lacks more are passed over."""
+    best: Nearest | None = None
+    for shape in sorted(shapes, key=lambda each: (short_bytes(space, each), each))[:_EXAMINED]:
+        if best is not None and short_bytes(space, shape) >= best.short_bytes:
+            break
+        found = look(shape)
+        if found is not None:
+            near = _least(space, found)
+            best = near if best is None or near.short_bytes < best.short_bytes else best
+    return best
+
+
+def _least(space: Space, found: Looked) -> Nearest:
     """Bytes short and where, for the cut of this shape that comes closest (stages seen alone)."""
     posed = found.problem
     spans = space.windows(posed) or windows(posed)
@@ -63,10 +86,15 @@ def _least(space: Space, found: Looked) -> tuple[int, str]:
     row = np.array(cut[::-1], np.int64)
     need = posed.memory(row[None, :])[0]
     worker = int((need - posed.available_bytes).argmax())
-    return int((need - posed.available_bytes)[worker]), _sentence(found, row, worker, int(need[worker]))
+    return Nearest(
+        short_bytes=int((need - posed.available_bytes)[worker]),
+        shape=found.shape,
+        cut=row,
+        says=_sentence(found, row, worker, int(need[worker])),
+    )
 
 
-def _sentence(found: Looked, cut: np.ndarray[tuple[int], np.dtype[np.int64]], worker: int, need: int) -> str:
+def _sentence(found: Looked, cut: IntArray, worker: int, need: int) -> str:
     posed = found.problem
     names = [layer.name for layer in posed.tables.graph.layers]
     free = int(posed.available_bytes[worker])
@@ -83,21 +111,21 @@ def _sentence(found: Looked, cut: np.ndarray[tuple[int], np.dtype[np.int64]], wo
     )
 
 
-def _changes(space: Space, nearest: tuple[int, str] | None, fits: Fits) -> Iterator[tuple[str, str]]:
+def _changes(space: Space, nearest: Nearest | None, fits: Fits) -> Iterator[tuple[str, str]]:
     for name, changed in _questions(space, nearest):
-        plan = fits(changed)
+        plan = fits(changed, nearest)
         if plan is not None:
             yield name, plan
 
 
-def _questions(space: Space, nearest: tuple[int, str] | None) -> Iterator[tuple[str, Space]]:
+def _questions(space: Space, nearest: Nearest | None) -> Iterator[tuple[str, Space]]:
     pinned = space.pins
     for key, freed in _freed(pinned):
         yield f"leaving {key} free", _asked(space, pins=freed)
     if pinned.schedules:
         yield "any schedule", _asked(space, pins=replace(pinned, schedules=()))
-    if nearest is not None and nearest[0] > 0:
-        short = nearest[0]
+    if nearest is not None and nearest.short_bytes > 0:
+        short = nearest.short_bytes
         yield f"{short} bytes more on each device", _asked(space, cluster=_roomier(space.cluster, short))
     times = 2
     while times <= _MOST_NODES and (larger := _larger(space.cluster, times)) is not None:

@@ -31,9 +31,9 @@ from planner.milp.bounds import (
 )
 from planner.milp.game import Pool
 from planner.milp.problem import Problem
-from planner.milp.search import NEVER, Answer, balanced, descend, even, kicked
+from planner.milp.search import NEVER, Answer, balanced, descend, even, judge, kicked
 from planner.milp.shapes import Pins, Shape, pins, shapes
-from planner.milp.space import Space, guess_ns, order_free_ns, summed_ns
+from planner.milp.space import Space, guess_ns, order_free_ns, short_bytes, summed_ns
 from planner.milp.tree import Tree
 from planner.plan import Certificate, Plan
 from planner.profile import Profile
@@ -43,7 +43,7 @@ _KICKS = 6
 _WORK_NS = 60e9  # of `Meter`; shapes that are left then keep the bound of their load
 _PROGRAM_NODES = 2000  # of the mixed-integer program
 _MOST_ARCS = 3000  # beyond, the program is left unwritten and the tree's proof stands alone
-_CHANGED = 60  # shapes looked at for each change that might make an infeasible question feasible
+_CHANGED = 20  # shapes looked at for each change that might make an infeasible question feasible
 _NODES = 3000  # boxes of one shape, divided by its depth
 
 
@@ -77,6 +77,7 @@ class Search:
     best: Tried | None = None
     tried: dict[Shape, Tried] = field(default_factory=dict)
     open: list[Tried] = field(default_factory=list)
+    queue: list[Shape] = field(default_factory=list)
     considered: int = 0
     bounded: int = 0  # shapes that their bound alone ruled out
     left: list[int] = field(default_factory=list)  # bounds of shapes that were not looked into
@@ -186,6 +187,25 @@ class Search:
         box = None if box is None else box.filtered(tried.rows, self.limit + ROUNDING)
         return None if box is None else formulation.Part(box=box, rows=tried.rows, bound_ns=tried.bound_ns)
 
+    def examine(self, shape: Shape) -> bool:
+        """Rules a shape out, or closes it; whether memory narrows it."""
+        least = order_free_ns(self.space, shape)
+        if least <= self.limit - 1:
+            least = summed_ns(self.space, shape)
+        if least > self.limit - 1:
+            self.bounded += 1
+            return False
+        if short_bytes(self.space, shape) > 0:
+            self.bounded += 1
+            return True
+        if self.space.meter.spent_ns > self.effort.work_ns and self.best is not None:
+            self.left.append(int(np.ceil(least - ROUNDING)))
+            return False
+        tried = self.look(shape)
+        if tried is not None:
+            self.close(tried)
+        return tried is not None and tried.tight
+
     def certificate(self) -> Certificate:
         assert self.best is not None
         best = self.best
@@ -226,22 +246,30 @@ def solve(
     )
     found = search(space, effort or Effort())
     if found.best is None or found.best.answer is None:
-        raise Infeasible(infeasible.report(space, found.tried.values(), _fits))
+        raise Infeasible(infeasible.report(space, found.queue, found.look, _fits))
     return plan_of(space, found.best.problem, found.best.answer, found.certificate())
 
 
-def _fits(space: Space) -> str | None:
-    """The first plan found for a changed question, in words."""
+def _fits(space: Space, nearest: infeasible.Nearest | None) -> str | None:
+    """The first plan found for a changed question, in words: what came nearest before, else the most promising."""
     found = Search(space=space, effort=Effort())
-    for shape in _ranked(space)[:_CHANGED]:
-        queue = [shape, *_thriftier(space.pins, shape)]
-        for each in queue:
+    ranked = _ranked(space)
+    if nearest is not None and space.pins.stages is None and nearest.shape in _with_variants(space, ranked):
+        tried = found.look(nearest.shape)
+        if tried is not None and int(judge(tried.problem, nearest.cut[None, :])[0]) < NEVER:
+            return str(nearest.shape)
+    for shape in ranked[:_CHANGED]:
+        for each in _with_variants(space, [shape]):
             tried = found.look(each)
             if tried is not None:
                 found.answer(tried)
                 if tried.answer is not None:
                     return str(each)
     return None
+
+
+def _with_variants(space: Space, ranked: Sequence[Shape]) -> list[Shape]:
+    return [each for shape in ranked for each in (shape, *_thriftier(space.pins, shape))]
 
 
 def _choice(profile: Profile, name: str, asked: str | None, usual: str) -> str:
@@ -261,23 +289,11 @@ def search(space: Space, effort: Effort) -> Search:
     _first_answers(found, ranked)
     queue, queued = list(ranked), set(ranked)
     for shape in queue:  # grows by the thriftier variants of shapes that memory narrows
-        least = order_free_ns(space, shape)
-        if least <= found.limit - 1:
-            least = summed_ns(space, shape)
-        if least > found.limit - 1:
-            found.bounded += 1
-            continue
-        if space.meter.spent_ns > effort.work_ns and found.best is not None:
-            found.left.append(int(np.ceil(least - ROUNDING)))
-            continue
-        tried = found.look(shape)
-        if tried is None:
-            continue
-        found.close(tried)
-        if tried.tight:
+        if found.examine(shape):
             more = [variant for variant in _thriftier(space.pins, shape) if variant not in queued]
             queue.extend(more)
             queued.update(more)
+    found.queue = queue
     found.considered = len(queue)
     found.state()
     return found

@@ -182,6 +182,15 @@ def summed_ns(space: Space, shape: Shape) -> float:
     return max(load, shape.pipes * sums / workers) if shape.pipes == 1 else load
 
 
+def short_bytes(space: Space, shape: Shape) -> int:
+    """By how much the state of the model, spread evenly, exceeds the largest device: no cut can do with less."""
+    tables, share = space.tables(shape.micro), shape.data * shape.pipes if shape.shard else 1
+    state = tables.elements[0, -1] * tables.state_bytes_per_element / share
+    whole = float(tables.parameters[0, -1] + tables.gradients[0, -1] + state)
+    most = max(group.limit_bytes for group in space.cluster.nodes)
+    return max(0, int(shape.pipes * whole / shape.workers) - most)
+
+
 def _work_ns(tables: Tables, shape: Shape) -> IntArray:
     """Of each layer for one micro-batch."""
     splits = FAMILIES[shape.family].splits
