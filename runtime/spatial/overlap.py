@@ -61,7 +61,11 @@ def plan(fetch: Fetch, output: Cut, plain: Plain, position: int, kernel: int, pl
     reach = dilation * (kernel - 1)
     first_row, last_row = _span(fetch, place)
     pad = own - first_row
-    if pad < 0 or pad > reach or (end - own + 2 * pad - reach - 1) // stride + 1 != high - low:
+    if (
+        pad < 0
+        or 2 * pad > kernel * dilation
+        or (end - own + 2 * pad - reach - 1) // stride + 1 != high - low
+    ):
         return None
     strips = []
     for begin, stop in ((max(first_row, 0), own), (end, min(last_row, fetch.size))):
@@ -116,7 +120,7 @@ class _Overlapped(torch.autograd.Function):
         arrived = start(x, plan.fetch, mesh)
         y: Tensor = PLAIN[weight.dim() - 2](x, weight, bias, *plan.settings)
         parts = arrived()
-        slabs = [_slab(x, dim, strip, parts) for strip in plan.strips]
+        slabs = [slab_of(x, dim, strip, parts) for strip in plan.strips]
         for strip, slab in zip(plan.strips, slabs, strict=True):
             added = PLAIN[weight.dim() - 2](slab, _taps(weight, plan, strip), None, *plan.strip_settings)
             y.narrow(dim, strip.first, strip.length).add_(added)
@@ -138,7 +142,7 @@ class _Overlapped(torch.autograd.Function):
         finish = None
         if wanted[0]:
             inputs = [(strip, found[0]) for strip, found in zip(plan.strips, grads, strict=True)]
-            finish = give_back_start(lambda run: _rows_of(run, inputs, x, dim), x, plan.fetch, ctx.mesh)
+            finish = give_back_start(lambda run: rows_of(run, inputs, x, dim), x, plan.fetch, ctx.mesh)
         dx, dw, db = _gradients(dy, x, weight, plan.settings, wanted)
         for strip, (_, extra, _) in zip(plan.strips, grads, strict=True):
             if dw is not None and extra is not None:
@@ -165,7 +169,7 @@ def _gradients(dy: Tensor, x: Tensor, weight: Tensor, settings: Plain, wanted: l
     return found
 
 
-def _slab(x: Tensor, dim: int, strip: Strip, parts: list[tuple[Run, Tensor]]) -> Tensor:
+def slab_of(x: Tensor, dim: int, strip: Strip, parts: list[tuple[Run, Tensor]]) -> Tensor:
     """The rows that a strip's windows span: the halo where it lies, zeros elsewhere."""
     shape = list(x.shape)
     shape[dim] = strip.rows
@@ -184,7 +188,7 @@ def _common(run: Run, strip: Strip) -> tuple[int, int]:
     return low, min(run.start + run.length, strip.stop, strip.window + strip.rows)
 
 
-def _rows_of(run: Run, inputs: Sequence[tuple[Strip, Tensor | None]], like: Tensor, dim: int) -> Tensor:
+def rows_of(run: Run, inputs: Sequence[tuple[Strip, Tensor | None]], like: Tensor, dim: int) -> Tensor:
     """The gradient of a halo's rows: from the strip on their side."""
     shape = list(like.shape)
     shape[dim] = run.length

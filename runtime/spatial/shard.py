@@ -12,159 +12,29 @@ From then on the module gives this rank's parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from planner.capture_operations import named_arguments, operation_of
+from planner.capture_operations import named_arguments
 from planner.cut import StageModule
-from planner.halo import Layout, Step, entry, whole
-from planner.halo.fetch import Fetch, take
-from planner.halo.segment import Operation, Placed, Ref, Segment, call_of, propagate
-from runtime.spatial import convolution, overlap
+from planner.halo import Step
+from planner.halo.fetch import Fetch
+from planner.halo.segment import Placed, call_of
+from runtime.spatial import convolution, overlap, overlap_pool, pooling
+from runtime.spatial.analyse import Analysed, analyse, entries, value_shapes
 from runtime.spatial.exchange import enter, fetched, memory_format
 from runtime.spatial.mesh import Mesh
 from runtime.spatial.shapes import plain
 from runtime.spatial.site import Site, Use
 from runtime.spatial.table import KERNELS
 
+__all__ = ["Analysed", "analyse", "entries", "shard", "site_of", "value_shapes"]
+
 ATEN = torch.ops.aten
-IMAGE = 3  # dimensions that no image or volume has so few of
-
-
-@dataclass(frozen=True)
-class Analysed:
-    grid: tuple[int, ...]
-    segment: Segment
-    inputs: Mapping[str, Layout]  # by name of the Value: as it comes
-    outputs: Mapping[str, Layout]
-    partial: frozenset[str]
-    uses: Mapping[str, Mapping[str, Use]]  # operation -> argument
-    takes: Mapping[str, tuple[Fetch, ...]]  # Values that are cut on entry
-    parameters: frozenset[str]
-
-    @property
-    def uncounted(self) -> frozenset[str]:
-        """Parameters whose whole gradient every rank has: a sum over the group counts one rank's."""
-        return self.parameters - self.partial
-
-
-def operations_of(module: StageModule) -> list[Operation]:
-    layout = module._layout
-    names, values = layout.grouping.names, layout.probes[0].value
-    found = []
-    for node in module._slice.nodes:
-        index = layout.grouping.layer_of.get(node, -1)
-        operation = operation_of(node, values, names[index] if index >= 0 else "")
-        if operation is not None:
-            found.append(operation)
-    return found
-
-
-def value_shapes(module: StageModule) -> dict[str, tuple[int, ...]]:
-    """Of what the stage reads, for the captured example's batch."""
-    layout = module._layout
-    found = {}
-    for node in module._slice.reads:
-        tensor = layout.probes[0].tensor(node)
-        assert tensor is not None
-        found[layout.name(node)] = tuple(tensor.shape)
-    return found
-
-
-def entries(module: StageModule, grid: Sequence[int]) -> dict[str, Layout]:
-    """What the stage reads of the batch, cut evenly behind the channels; targets stay whole, the loss slices them."""
-    sources = {module._layout.name(node): node for node in module._slice.reads}
-    return {
-        name: entry(shape, grid)
-        for name, shape in value_shapes(module).items()
-        if _kind(module, sources[name]) != "target"
-    }
-
-
-def analyse(
-    module: StageModule,
-    grid: Sequence[int],
-    delivered: Mapping[str, Layout] | None = None,
-    gather_before: Collection[str] = (),
-) -> Analysed:
-    """`delivered`: layouts of the Values that come cut; the others come whole, and are cut on entry."""
-    layout, shapes = module._layout, value_shapes(module)
-    inputs = {name: whole(shape) for name, shape in shapes.items()} | dict(delivered or {})
-    wanted = _wanted(module, inputs, grid if not gather_before else ())
-    given = {node.name: wanted[layout.name(node)] for node in module._slice.reads}
-    given |= {node.name: _whole(layout.probes[0].tensor(node)) for node in module._slice.states}
-    segment = propagate(operations_of(module), given, gather_before)
-    outputs = {name: segment.layouts[node.name][0] for node, name in module._made.items()}
-    states = {node.name: layout.traced.sources[node] for node in module._slice.states}
-    parameters = {name: source.name for name, source in states.items() if source.kind == "parameter"}
-    uses, partial = _uses(segment.placed, parameters)
-    takes = {name: tuple(_takes(wanted[name])) for name in inputs if inputs[name] != wanted[name]}
-    held = frozenset(parameters.values())
-    return Analysed(tuple(grid), segment, inputs, outputs, partial, uses, takes, held)
-
-
-def _wanted(module: StageModule, inputs: Mapping[str, Layout], grid: Sequence[int]) -> dict[str, Layout]:
-    """Samples are cut where they come whole; what earlier stages made, only if it is as much an image."""
-    wanted = dict(inputs)
-    for node in module._slice.reads:
-        name = module._layout.name(node)
-        kind, shape = _kind(module, node), inputs[name].shape
-        if inputs[name].whole and (kind == "input" or (kind == "" and len(shape) > IMAGE)):
-            wanted[name] = entry(shape, grid)
-    return wanted
-
-
-def _kind(module: StageModule, node: fx.Node) -> str:
-    """ "input" or "target" of the batch, or nothing."""
-    source = module._layout.traced.sources.get(node)
-    return "" if source is None else source.kind
-
-
-def _takes(layout: Layout) -> Iterator[Fetch]:
-    for dim in layout.cut_dims:
-        cut = layout.cuts[dim]
-        assert cut is not None
-        yield take(dim, cut)
-
-
-def _whole(tensor: Tensor | None) -> Layout:
-    assert tensor is not None
-    return whole(tuple(tensor.shape))
-
-
-def _uses(
-    placed: Sequence[Placed], parameters: Mapping[str, str]
-) -> tuple[dict[str, dict[str, Use]], frozenset[str]]:
-    """A parameter used both on shards and on whole tensors is treated as a whole tensor: its gradient is whole."""
-    alike = {name for done in placed if done.step is None for name in done.operation.reads()}
-    uses: dict[str, dict[str, Use]] = {}
-    partial = set()
-    for done in placed:
-        if done.step is None:
-            continue
-        for argument, name in _named(done):
-            missing = done.step.axes - done.inputs[name].axes
-            own = name in parameters and name not in alike
-            if own and missing:
-                partial.add(parameters[name])
-            if missing:
-                uses.setdefault(done.operation.name, {})[argument] = Use(missing, own)
-    return uses, frozenset(partial)
-
-
-def _named(done: Placed) -> list[tuple[str, str]]:
-    """(argument, tensor) of an operation, a list's entries by number."""
-    found = []
-    for argument, value in done.operation.arguments.items():
-        if isinstance(value, Ref):
-            found.append((argument, value.name))
-        elif isinstance(value, tuple):
-            found += [(f"{argument}.{i}", x.name) for i, x in enumerate(value) if isinstance(x, Ref)]
-    return found
 
 
 def shard(module: StageModule, analysed: Analysed, mesh: Mesh, *, overlap: bool = True) -> None:
@@ -222,12 +92,10 @@ class _Writer:
             return
         if kernel is convolution.convolution and self._convolve(node, done, step, uses):
             return
+        if kernel is pooling.avg_pool and self._pooled(node, done, step):
+            return
         site = Site(target, kernel, call_of(done.operation, done.inputs), step, self.mesh, uses)  # type: ignore[arg-type]
-        with self.run.graph.inserting_before(node):
-            new = self._call(site, *node.args, **node.kwargs)
-        node.replace_all_uses_with(new)
-        self.run.graph.erase_node(node)
-        self.nodes[done.operation.name] = new
+        self._replace(node, done, site, *node.args, **node.kwargs)
 
     def _convolve(self, node: fx.Node, done: Placed, step: Step, uses: Mapping[str, Use]) -> bool:
         """A convolution stays torch's own, so that its weight gradient can be put off: only its input is fetched."""
@@ -237,7 +105,7 @@ class _Writer:
             return False
         assert isinstance(node.target, OpOverload)
         named = named_arguments(node.target, node.args, node.kwargs)
-        if self.overlapping and self._overlapped(node, done, step, plain, named):
+        if self._overlapped(node, done, step, plain, named):
             return True
         with self.run.graph.inserting_before(node):
             fetched_input = self._call(Gather(step.fetches["input"], self.mesh), named["input"])
@@ -249,27 +117,49 @@ class _Writer:
     def _overlapped(
         self, node: fx.Node, done: Placed, step: Step, plain: convolution.Plain, named: Mapping[str, object]
     ) -> bool:
-        """Along the last dimension that rows are sent for; the others are fetched first."""
-        fetches = [fetch for fetch in step.fetches["input"] if not fetch.trivial]
-        if not fetches or not any(fetches[-1].messages()):
+        kernel = call_of(done.operation, done.inputs).tensor("weight").shape[2:]
+        found = self._split(step, step.fetches["input"], plain, kernel)
+        if found is None:
             return False
-        *others, last = fetches
-        cut = step.output.cuts[last.dim]
-        position = last.dim - (len(step.output.shape) - len(plain.stride))
-        kernel = call_of(done.operation, done.inputs).tensor("weight").shape[2 + position]
+        site = overlap.Overlapped(*found, self.mesh)
+        self._replace(node, done, site, named["input"], named["weight"], named["bias"])
+        return True
+
+    def _pooled(self, node: fx.Node, done: Placed, step: Step) -> bool:
+        call = call_of(done.operation, done.inputs)
+        plain = overlap_pool.plain_arguments(call, step.output.cut_dims)
+        if plain is None:
+            return False
+        kernel = call.integers("kernel_size", len(plain.stride))
+        found = self._split(step, step.fetches["self"], plain, kernel)
+        if found is None:
+            return False
+        self._replace(node, done, overlap_pool.Pooled(found[0], kernel, found[1], self.mesh), node.args[0])
+        return True
+
+    def _split(
+        self, step: Step, fetches: Sequence[Fetch], plain: convolution.Plain, kernel: Sequence[int]
+    ) -> tuple[tuple[Fetch, ...], overlap.Plan] | None:
+        """Along the last dimension that rows are sent for; the others are fetched first. The same on every rank."""
+        needed = [fetch for fetch in fetches if not fetch.trivial]
+        batched = len(step.output.shape) == len(kernel) + 2
+        if not self.overlapping or not batched or not needed or not any(needed[-1].messages()):
+            return None
+        *others, last = needed
+        cut, position = step.output.cuts[last.dim], last.dim - 2
         assert cut is not None
-        plans = [overlap.plan(last, cut, plain, position, kernel, i) for i in range(len(last.runs))]
-        if not all(found is not None and found.worthwhile for found in plans):  # the same way on every rank
-            return False
-        mine = plans[self.mesh.coordinates[last.axis]]
-        assert mine is not None
+        found = [overlap.plan(last, cut, plain, position, kernel[position], i) for i in range(len(last.runs))]
+        plans = [each for each in found if each is not None and each.worthwhile]
+        if len(plans) < len(found):
+            return None
+        return tuple(others), plans[self.mesh.coordinates[last.axis]]
+
+    def _replace(self, node: fx.Node, done: Placed, what: object, *args: object, **kwargs: object) -> None:
         with self.run.graph.inserting_before(node):
-            site = overlap.Overlapped(tuple(others), mine, self.mesh)
-            new = self._call(site, named["input"], named["weight"], named["bias"])
+            new = self._call(what, *args, **kwargs)
         node.replace_all_uses_with(new)
         self.run.graph.erase_node(node)
         self.nodes[done.operation.name] = new
-        return True
 
     def _idle(self, use: Use) -> bool:
         cut = {axis for axis, parts in enumerate(self.mesh.grid) if parts > 1}

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from planner.halo import coordinates
 from runtime.spatial.mesh import Mesh
 from runtime.spatial.overlap import Overlapped
+from runtime.spatial.overlap_pool import Pooled
 from runtime.spatial.shard import analyse, entries, shard
 from tests.runtime.spatial import threads
 from tests.runtime.spatial.equality import Reference, differences, on_shards, part, reference, stage_of
@@ -31,7 +32,7 @@ def _sharded(ref: Reference, grid: tuple[int, ...], wire: threads.ThreadWire, ov
 
 def _overlapped(stage: nn.Module) -> int:
     run = stage._run
-    return sum(isinstance(value, Overlapped) for value in vars(run).values())  # type: ignore[arg-type]
+    return sum(isinstance(value, Overlapped | Pooled) for value in vars(run).values())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("grid", [(2,), (2, 2)], ids=str)
@@ -43,6 +44,13 @@ def test_convolutions_of_a_network_overlap(grid: tuple[int, ...]) -> None:
         threads.run(ranks, lambda wire: _overlapped(_sharded(ref, grid, wire, overlap=False)[0]))
         == [0] * ranks
     )
+
+
+def test_an_average_pool_overlaps_where_every_window_counts_alike() -> None:
+    for pool, expected in ((nn.AvgPool3d(3, 2, 1), 1), (nn.AvgPool3d(3, 2, 1, count_include_pad=False), 0)):
+        ref = reference(pool, (2, 2, 32, 12, 8))
+        found = threads.run(2, lambda wire, ref=ref: _overlapped(_sharded(ref, (2,), wire)[0]))  # type: ignore[misc]
+        assert found == [expected] * 2
 
 
 def test_with_and_without_overlap_are_the_same_but_for_rounding() -> None:

@@ -1,0 +1,151 @@
+"""What a stage on shards comes to, before anything runs: layouts, fetches, and which gradients are partial."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from planner.capture_operations import operation_of
+from planner.cut import StageModule
+from planner.halo import Layout, entry, whole
+from planner.halo.fetch import Fetch, take
+from planner.halo.segment import Operation, Placed, Ref, Segment, propagate
+from runtime.spatial.site import Use
+
+ATEN = torch.ops.aten
+IMAGE = 3  # dimensions that no image or volume has so few of
+
+
+@dataclass(frozen=True)
+class Analysed:
+    grid: tuple[int, ...]
+    segment: Segment
+    inputs: Mapping[str, Layout]  # by name of the Value: as it comes
+    outputs: Mapping[str, Layout]
+    partial: frozenset[str]
+    uses: Mapping[str, Mapping[str, Use]]  # operation -> argument
+    takes: Mapping[str, tuple[Fetch, ...]]  # Values that are cut on entry
+    parameters: frozenset[str]
+
+    @property
+    def uncounted(self) -> frozenset[str]:
+        """Parameters whose whole gradient every rank has: a sum over the group counts one rank's."""
+        return self.parameters - self.partial
+
+
+def operations_of(module: StageModule) -> list[Operation]:
+    layout = module._layout
+    names, values = layout.grouping.names, layout.probes[0].value
+    found = []
+    for node in module._slice.nodes:
+        index = layout.grouping.layer_of.get(node, -1)
+        operation = operation_of(node, values, names[index] if index >= 0 else "")
+        if operation is not None:
+            found.append(operation)
+    return found
+
+
+def value_shapes(module: StageModule) -> dict[str, tuple[int, ...]]:
+    """Of what the stage reads, for the captured example's batch."""
+    layout = module._layout
+    found = {}
+    for node in module._slice.reads:
+        tensor = layout.probes[0].tensor(node)
+        assert tensor is not None
+        found[layout.name(node)] = tuple(tensor.shape)
+    return found
+
+
+def entries(module: StageModule, grid: Sequence[int]) -> dict[str, Layout]:
+    """What the stage reads of the batch, cut evenly behind the channels; targets stay whole, the loss slices them."""
+    sources = {module._layout.name(node): node for node in module._slice.reads}
+    return {
+        name: entry(shape, grid)
+        for name, shape in value_shapes(module).items()
+        if _kind(module, sources[name]) != "target"
+    }
+
+
+def analyse(
+    module: StageModule,
+    grid: Sequence[int],
+    delivered: Mapping[str, Layout] | None = None,
+    gather_before: Collection[str] = (),
+) -> Analysed:
+    """`delivered`: layouts of the Values that come cut; the others come whole, and are cut on entry."""
+    layout, shapes = module._layout, value_shapes(module)
+    inputs = {name: whole(shape) for name, shape in shapes.items()} | dict(delivered or {})
+    wanted = _wanted(module, inputs, grid if not gather_before else ())
+    given = {node.name: wanted[layout.name(node)] for node in module._slice.reads}
+    given |= {node.name: _whole(layout.probes[0].tensor(node)) for node in module._slice.states}
+    segment = propagate(operations_of(module), given, gather_before)
+    outputs = {name: segment.layouts[node.name][0] for node, name in module._made.items()}
+    states = {node.name: layout.traced.sources[node] for node in module._slice.states}
+    parameters = {name: source.name for name, source in states.items() if source.kind == "parameter"}
+    uses, partial = _uses(segment.placed, parameters)
+    takes = {name: tuple(_takes(wanted[name])) for name in inputs if inputs[name] != wanted[name]}
+    held = frozenset(parameters.values())
+    return Analysed(tuple(grid), segment, inputs, outputs, partial, uses, takes, held)
+
+
+def _wanted(module: StageModule, inputs: Mapping[str, Layout], grid: Sequence[int]) -> dict[str, Layout]:
+    """Samples are cut where they come whole; what earlier stages made, only if it is as much an image."""
+    wanted = dict(inputs)
+    for node in module._slice.reads:
+        name = module._layout.name(node)
+        kind, shape = _kind(module, node), inputs[name].shape
+        if inputs[name].whole and (kind == "input" or (kind == "" and len(shape) > IMAGE)):
+            wanted[name] = entry(shape, grid)
+    return wanted
+
+
+def _kind(module: StageModule, node: fx.Node) -> str:
+    """ "input" or "target" of the batch, or nothing."""
+    source = module._layout.traced.sources.get(node)
+    return "" if source is None else source.kind
+
+
+def _takes(layout: Layout) -> Iterator[Fetch]:
+    for dim in layout.cut_dims:
+        cut = layout.cuts[dim]
+        assert cut is not None
+        yield take(dim, cut)
+
+
+def _whole(tensor: Tensor | None) -> Layout:
+    assert tensor is not None
+    return whole(tuple(tensor.shape))
+
+
+def _uses(
+    placed: Sequence[Placed], parameters: Mapping[str, str]
+) -> tuple[dict[str, dict[str, Use]], frozenset[str]]:
+    """A parameter used both on shards and on whole tensors is treated as a whole tensor: its gradient is whole."""
+    alike = {name for done in placed if done.step is None for name in done.operation.reads()}
+    uses: dict[str, dict[str, Use]] = {}
+    partial = set()
+    for done in placed:
+        if done.step is None:
+            continue
+        for argument, name in _named(done):
+            missing = done.step.axes - done.inputs[name].axes
+            own = name in parameters and name not in alike
+            if own and missing:
+                partial.add(parameters[name])
+            if missing:
+                uses.setdefault(done.operation.name, {})[argument] = Use(missing, own)
+    return uses, frozenset(partial)
+
+
+def _named(done: Placed) -> list[tuple[str, str]]:
+    """(argument, tensor) of an operation, a list's entries by number."""
+    found = []
+    for argument, value in done.operation.arguments.items():
+        if isinstance(value, Ref):
+            found.append((argument, value.name))
+        elif isinstance(value, tuple):
+            found += [(f"{argument}.{i}", x.name) for i, x in enumerate(value) if isinstance(x, Ref)]
+    return found
