@@ -103,7 +103,7 @@ class SleepingStage:
     def backward(self, micro: int, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
         boundary, y = self._live.pop(micro)
         seed = next(iter(grads.values())) if grads else torch.ones_like(y)
-        backward.whole([(backward.edge(y), seed)], [boundary.anchor, self.module.weight])
+        backward.whole([(backward.edge(y), seed)])
         return boundary.collect()
 
     input_half = backward

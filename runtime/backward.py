@@ -65,10 +65,10 @@ class _Enter(torch.autograd.Function):
         return None, None, None, None
 
 
-def whole(roots: Sequence[Root], leaves: Sequence[Tensor]) -> None:
-    """Adds the gradients of all leaves to their `.grad`."""
-    if roots and leaves:
-        torch.autograd.backward([e for e, _ in roots], [g for _, g in roots], inputs=list(leaves))
+def whole(roots: Sequence[Root]) -> None:
+    """Adds the gradients of all leaves to their `.grad`; naming the leaves would only make the engine look for them."""
+    if roots:
+        torch.autograd.backward([e for e, _ in roots], [g for _, g in roots])
 
 
 @dataclass
@@ -112,13 +112,13 @@ def input_half(roots: Sequence[Root], anchor: Tensor, parameters: Sequence[Tenso
     return owed
 
 
-def weight_half(owed: Owed, parameters: Sequence[Tensor]) -> None:
+def weight_half(owed: Owed) -> None:
     """Adds the gradients of the parameters to their `.grad`; the branches are let go one by one."""
     entered = list(owed.roots)
     owed.roots = []
     while owed.branches:
         entered += _enter(owed.branches.pop())
-    whole(entered, parameters)
+    whole(entered)
 
 
 def _enter(branch: Branch) -> list[Root]:

@@ -61,7 +61,7 @@ class Walked(_Entered):
 
     def weight_half(self, halfway: object, parameters: Tensors) -> None:
         assert isinstance(halfway, Owed)
-        backward.weight_half(halfway, parameters)
+        backward.weight_half(halfway)
 
 
 class Stored(_Entered):
@@ -74,7 +74,7 @@ class Stored(_Entered):
     def input_half(
         self, outputs: Tensors, gradients: Tensors, inputs: Tensors, parameters: Tensors
     ) -> list[Debt]:
-        backward.whole(_roots(outputs, gradients), [self._take().anchor, *parameters])
+        backward.whole(_roots(outputs, gradients))
         debts = self._store.collect()
         self._leave()
         return debts

@@ -83,7 +83,7 @@ class TorchStage:
 
     def backward(self, micro: int, grads: Tensors) -> dict[str, Tensor]:
         live = self._live.pop(micro)
-        backward.whole(self._roots(live, grads), [live.boundary.anchor, *self._parameters])
+        backward.whole(self._roots(live, grads))
         if self._store is not None:
             weight_store.pay(self._store.collect())
         return live.boundary.collect()
@@ -92,7 +92,7 @@ class TorchStage:
         live = self._live[micro]
         roots, anchor = self._roots(live, grads), live.boundary.anchor
         if self._split != "walk":
-            backward.whole(roots, [anchor, *self._parameters])
+            backward.whole(roots)
             live.debts = self._store.collect() if self._store is not None else []
         else:
             live.owed = backward.input_half(roots, anchor, self._parameters)
@@ -103,7 +103,7 @@ class TorchStage:
         live = self._live.pop(micro)
         weight_store.pay(live.debts)
         if live.owed is not None:
-            backward.weight_half(live.owed, self._parameters)
+            backward.weight_half(live.owed)
 
     def drop(self) -> None:
         """Forgets forwards that no backward follows, as evaluation leaves them."""

@@ -95,9 +95,9 @@ def run(module: nn.Module, x: Tensor, split: bool) -> tuple[Tensor, dict[str, Te
     if split:
         owed = backward.input_half(roots, boundary.anchor, parameters)
         del y
-        backward.weight_half(owed, parameters)
+        backward.weight_half(owed)
     else:
-        backward.whole(roots, [boundary.anchor, *parameters])
+        backward.whole(roots)
     return boundary.collect()["x"], {name: p.grad for name, p in module.named_parameters()}
 
 
@@ -120,7 +120,7 @@ def test_the_input_half_leaves_the_weight_gradients_of_a_linear_for_later() -> N
     owed = backward.input_half([(backward.edge(y), torch.ones_like(y))], boundary.anchor, parameters)
     assert "x" in boundary.grads
     assert all(p.grad is None for p in parameters)
-    backward.weight_half(owed, parameters)
+    backward.weight_half(owed)
     assert all(p.grad is not None for p in parameters)
 
 
@@ -131,7 +131,7 @@ def test_without_an_input_that_needs_a_gradient_the_whole_backward_is_the_weight
     parameters = list(module.parameters())
     owed = backward.input_half([(backward.edge(y), torch.ones_like(y))], boundary.anchor, parameters)
     assert module.weight.grad is None
-    backward.weight_half(owed, parameters)
+    backward.weight_half(owed)
     assert module.weight.grad is not None
 
 
@@ -140,7 +140,7 @@ def test_gradients_from_later_consumers_are_added_before_the_stage_s_own() -> No
     x = boundary.enter("x", torch.tensor([1.0]))
     y = x * 1.0 + x * -1.0
     later = (backward.edge(x), torch.tensor([1e-8]))
-    backward.whole([(backward.edge(y), torch.ones(1)), later], [boundary.anchor])
+    backward.whole([(backward.edge(y), torch.ones(1)), later])
     assert boundary.collect()["x"].item() == 0.0  # (1e-8 - 1) + 1, in that order
 
 
@@ -148,13 +148,13 @@ def test_a_gradient_leaves_with_the_strides_that_it_arrived_with() -> None:
     boundary = Boundary(torch.device("cpu"))
     x = boundary.enter("x", torch.randn(3, 4))
     y = x.transpose(0, 1)
-    backward.whole([(backward.edge(y), torch.ones(4, 3))], [boundary.anchor])
+    backward.whole([(backward.edge(y), torch.ones(4, 3))])
     assert boundary.collect()["x"].stride() == (1, 3)
 
 
 def test_an_input_that_no_gradient_reaches_passes_zeros() -> None:
     boundary = Boundary(torch.device("cpu"))
     x, z = boundary.enter("x", torch.randn(2)), boundary.enter("z", torch.randn(2))
-    backward.whole([(backward.edge(x * 2), torch.ones(2))], [boundary.anchor])
+    backward.whole([(backward.edge(x * 2), torch.ones(2))])
     found = boundary.collect()
     assert z.requires_grad and torch.equal(found["z"], torch.zeros(2)) and found["x"].tolist() == [2.0, 2.0]
