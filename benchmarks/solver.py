@@ -16,8 +16,8 @@ from benchmarks.harness import Cell, Result, Table, main
 from planner import devices, measure
 from planner.cluster import Cluster, Link, Links, NodeGroup
 from planner.milp.shapes import pins
-from planner.milp.solve import Effort, Search, search
 from planner.milp.space import Space
+from planner.milp.survey import Effort, Search, search
 from planner.model import Layer, ModelGraph, Parameter, Value
 from planner.profile import Profile
 from planner.roofline import from_graph

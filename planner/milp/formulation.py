@@ -20,12 +20,12 @@ Minimise T subject to
     cumulative           y_cpj <= y_cp,j+1 and, at the last j of W_cp, y_cpj = s_c
     nonempty             y_c,p+1,j+1 <= y_cpj: every stage holds a layer
     flow                 sum_j x_cpij = y_cpi - y_cp,i-1 and sum_i x_cpij = y_c,p+1,j - y_c,p+1,j-1
-    time                 T >= sum_p sum_(i,j) t_crp(i, j) x_cpij                              for r in R_c
+    times                T >= sum_p sum_(i,j) t_crp(i, j) x_cpij                              for r in R_c
     memory               sum_p sum_(i,j) m_cmp(i, j) x_cpij <= s_c                            for m in M_c
     known                T >= T(k) (1 - sum_p (1 - x_cp k_p k_p+1))                           for cuts k simulated
     bounded              T >= sum_c b_c s_c
 
-There is no big-M: a shape that is not chosen has s = y = x = 0, and its rows are void. `time` holds for every cut of
+There is no big-M: a shape that is not chosen has s = y = x = 0, and its rows are void. `times` holds for every cut of
 the windows, since a longest path is at least each path; the program is solved, its cut simulated, the critical path
 of the simulation added, and so on until the program's objective is the simulated time. Messages that depend on more
 than one boundary (skips) are priced from below in t; `known` makes such a cut exact once it was met.
@@ -43,7 +43,8 @@ import numpy as np
 import pulp
 
 from planner.cost import IntArray
-from planner.milp.bounds import NOTHING, Box, Weights, memory_weights, stack, weigh
+from planner.milp.bounds import memory_weights
+from planner.milp.box import NOTHING, Box, Weights, stack, weigh
 from planner.milp.mesh import FloatArray
 from planner.milp.search import NEVER, judge
 

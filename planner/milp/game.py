@@ -12,7 +12,7 @@ import highspy
 import numpy as np
 
 from planner.cost import IntArray
-from planner.milp.bounds import Weights, stack, weigh
+from planner.milp.box import Weights, stack, weigh
 from planner.milp.mesh import FloatArray
 from planner.milp.problem import Durations, Problem, Row
 

@@ -6,95 +6,23 @@ here is evaluated for many cuts at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from planner.cost import BoolArray, IntArray, Tables
-from planner.memory import live_counts
+from planner.milp.hops import hop_bytes
 from planner.milp.mesh import NOISE, FloatArray, Mesh, Sum
-from planner.milp.shapes import Shape, Update
-from planner.plan import Hop
-from planner.schedule.action import Action, Kind, Schedule
-from planner.simulate import Bound, Compiled, compile, critical_path, makespans, period
+from planner.milp.order import Meter, Order
+from planner.milp.shapes import Shape
+from planner.schedule.action import Kind, Schedule
+from planner.simulate import Bound, Compiled, critical_path, makespans, period
 
 KINDS = tuple(Kind)
 _GRIDS = 100  # kept at a time
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
-
-
-@dataclass(kw_only=True)
-class Meter:
-    """Work done, in nanoseconds of a usual core as far as counts can tell: unlike a clock, the same every time."""
-
-    spent_ns: float = 0.0
-
-    def simulated(self, cuts: int, actions: int) -> None:
-        self.spent_ns += 40.0 * cuts * actions
-
-    def compiled(self, actions: int) -> None:
-        self.spent_ns += 10_000.0 * actions
-
-    def priced(self, cells: int) -> None:
-        self.spent_ns += 100_000.0 + 6.0 * cells
-
-
-@dataclass(frozen=True, eq=False)
-class Order:
-    """A frozen schedule with what follows from it alone, worked out once for every shape that has it."""
-
-    schedule: Schedule
-    _compiled: dict[tuple[bytes, Update], Compiled] = field(default_factory=dict)
-    _known: dict[Update, BoolArray] = field(default_factory=dict)
-
-    @cached_property
-    def moments(self) -> tuple[IntArray, ...]:
-        """A worker: what is alive at the moments that can be its peak, [moment, stage, part]."""
-        return tuple(_moments(order, self.schedule.stages) for order in self.schedule.orders)
-
-    @cached_property
-    def actions(self) -> int:
-        return sum(map(len, self.schedule.orders))
-
-    @cached_property
-    def single(self) -> bool:
-        """Every worker holds one stage of a pipe at most: no two hops share a channel."""
-        return all(len(set(row)) == len(row) for row in self.schedule.place)
-
-    def covering(self, pattern: BoolArray, update: Update) -> BoolArray:
-        """A pattern met so far, or enlarged now, that holds this one."""
-        known = self._known.get(update)
-        self._known[update] = pattern if known is None else known | pattern
-        return self._known[update]
-
-    def compiled(self, pattern: BoolArray, update: Update, meter: Meter) -> Compiled:
-        """With the messages of this pattern, [act or grad, sender, receiver] laid flat."""
-        key = (np.packbits(pattern).tobytes(), update)
-        if key not in self._compiled:
-            meter.compiled(self.actions)
-            self._compiled[key] = compile(self.schedule, self._routes(pattern), update=update)
-        return self._compiled[key]
-
-    def _routes(self, pattern: BoolArray) -> list[Hop]:
-        depth = self.schedule.stages
-        return [
-            Hop(direction="grad" if way else "act", sender=a, receiver=b, values=(), bytes=0, ns=0)
-            for way, a, b in np.argwhere(pattern.reshape(2, depth, depth)).tolist()
-        ]
-
-
-def _moments(order: Sequence[Action], stages: int) -> IntArray:
-    """While an action runs, without the moments that another covers in every part."""
-    flat = np.unique(live_counts(order, stages)[:, 0].reshape(len(order), -1), axis=0)
-    flat = flat[flat.sum(1).argsort()[::-1]]
-    kept = flat[:0]
-    for row in flat:  # a moment is covered only by one of a larger sum
-        if not (kept >= row).all(1).any():
-            kept = np.vstack([kept, row])
-    moments: IntArray = kept.reshape(-1, stages, 4)
-    return moments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,76 +269,3 @@ class Problem:
 
     def _compile(self, pattern: BoolArray) -> Compiled:
         return self.order.compiled(pattern, self.shape.update, self.meter)
-
-
-def hop_bytes(tables: Tables, cuts: IntArray) -> tuple[IntArray, IntArray]:
-    """The cells of [act or grad, sender, receiver] that any cut has, and their bytes in each cut: activations
-    straight to every later stage that reads them, gradients from each reading stage to the one before it that reads
-    or made the Value."""
-    edges, depth = tables.edges, cuts.shape[1] - 1
-    stage = stage_of(cuts, tables.layers)
-    made, before, here = stage[:, edges.made], stage[:, edges.previous], stage[:, edges.consumer]
-    row, act = np.nonzero(here > before)
-    forward = made[row, act] * depth + here[row, act]
-    back = edges.backward[act]
-    backward = (depth * depth + here[row, act] * depth + before[row, act])[back]
-    cell = np.concatenate([forward, backward])
-    owner = np.concatenate([row, row[back]])
-    weight = np.concatenate([edges.bytes[act], edges.bytes[act[back]]])
-    present: BoolArray = np.zeros(2 * depth * depth, np.bool_)
-    present[cell] = True
-    cells = np.flatnonzero(present)
-    column = np.cumsum(present)[cell] - 1
-    flat = np.bincount(owner * len(cells) + column, weights=weight, minlength=len(cuts) * len(cells))
-    return cells, flat.astype(np.int64).reshape(len(cuts), len(cells))
-
-
-def stage_of(cuts: IntArray, layers: int) -> IntArray:
-    """[cut, layer]"""
-    opens: IntArray = np.zeros((len(cuts), layers + 1), np.int64)
-    for p in range(1, cuts.shape[1] - 1):
-        opens[np.arange(len(cuts)), cuts[:, p]] += 1
-    return opens.cumsum(1)[:, :layers]
-
-
-def problem(
-    shape: Shape,
-    tables: Tables,
-    order: Order,
-    machine: Mesh,
-    sums: Callable[[tuple[tuple[int, ...], ...]], tuple[Sum, ...]],
-    grids: dict[tuple[object, ...], IntArray],
-    meter: Meter,
-    allowed: BoolArray,
-) -> Problem:
-    """`sums` prices the all-reduces over the replicas of groups of workers."""
-    place = np.array(order.schedule.place)
-    slowness = tuple(max(machine.slowness[w] for w in place[:, s]) for s in range(shape.stages))
-    latency = np.maximum.reduce([machine.latency_ns[np.ix_(pipe, pipe)] for pipe in place])
-    byte = np.maximum.reduce([machine.byte_ns[np.ix_(pipe, pipe)] for pipe in place])
-    groups = tuple(tuple(sorted(set(place[:, s].tolist()))) for s in range(shape.stages))
-    return Problem(
-        shape=shape,
-        tables=tables,
-        order=order,
-        mesh=machine,
-        prefix_ns=_prefixes(tables, slowness),
-        sums=sums(groups),
-        tie=sums((tuple(range(shape.workers)),))[0],
-        latency_ns=latency,
-        byte_ns=byte,
-        slowness=slowness,
-        grids=grids,
-        meter=meter,
-        allowed=allowed,
-    )
-
-
-def _prefixes(tables: Tables, slowness: Sequence[float]) -> IntArray:
-    out: IntArray = np.zeros((len(COMPUTE), len(slowness), tables.layers + 1), np.int64)
-    for row, kind in enumerate(COMPUTE):
-        layers = np.diff(tables.time_ns[kind])
-        for stage, factor in enumerate(slowness):
-            own = layers if factor == 1.0 else np.ceil(layers * factor).astype(np.int64)
-            out[row, stage, 1:] = own.cumsum()
-    return out

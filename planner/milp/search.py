@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.cost import BoolArray, IntArray
-from planner.milp.bounds import Box
+from planner.milp.box import Box
 from planner.milp.mesh import FloatArray
 from planner.milp.problem import COMPUTE, Problem
 from planner.schedule.action import Kind

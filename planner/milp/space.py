@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,7 +13,8 @@ from planner.cost import NS, BoolArray, IntArray, Tables, price
 from planner.errors import BadInput
 from planner.milp.bounds import windows
 from planner.milp.mesh import Machines, Mesh, Sum, mesh
-from planner.milp.problem import Meter, Order, Problem, problem
+from planner.milp.order import Meter, Order
+from planner.milp.problem import COMPUTE, Problem
 from planner.milp.shapes import Pins, Shape
 from planner.profile import CostKey, Profile
 from planner.schedule.action import Kind, Schedule
@@ -89,7 +91,7 @@ class Space:
                 self._sums[key] = tuple(self.machines.sums(slots))
             return self._sums[key]
 
-        return problem(
+        return _problem(
             shape, self.tables(shape.micro), order, machine, priced, self._grids, self.meter, self.boundaries
         )
 
@@ -134,6 +136,49 @@ class Space:
             return low, high
         own = pinned_cut(self.profile, self.pins.stages)
         return (own, own.copy()) if len(own) == len(low) else None
+
+
+def _problem(
+    shape: Shape,
+    tables: Tables,
+    order: Order,
+    machine: Mesh,
+    sums: Callable[[tuple[tuple[int, ...], ...]], tuple[Sum, ...]],
+    grids: dict[tuple[object, ...], IntArray],
+    meter: Meter,
+    allowed: BoolArray,
+) -> Problem:
+    """`sums` prices the all-reduces over the replicas of groups of workers."""
+    place = np.array(order.schedule.place)
+    slowness = tuple(max(machine.slowness[w] for w in place[:, s]) for s in range(shape.stages))
+    latency = np.maximum.reduce([machine.latency_ns[np.ix_(pipe, pipe)] for pipe in place])
+    byte = np.maximum.reduce([machine.byte_ns[np.ix_(pipe, pipe)] for pipe in place])
+    groups = tuple(tuple(sorted(set(place[:, s].tolist()))) for s in range(shape.stages))
+    return Problem(
+        shape=shape,
+        tables=tables,
+        order=order,
+        mesh=machine,
+        prefix_ns=_prefixes(tables, slowness),
+        sums=sums(groups),
+        tie=sums((tuple(range(shape.workers)),))[0],
+        latency_ns=latency,
+        byte_ns=byte,
+        slowness=slowness,
+        grids=grids,
+        meter=meter,
+        allowed=allowed,
+    )
+
+
+def _prefixes(tables: Tables, slowness: Sequence[float]) -> IntArray:
+    out: IntArray = np.zeros((len(COMPUTE), len(slowness), tables.layers + 1), np.int64)
+    for row, kind in enumerate(COMPUTE):
+        layers = np.diff(tables.time_ns[kind])
+        for stage, factor in enumerate(slowness):
+            own = layers if factor == 1.0 else np.ceil(layers * factor).astype(np.int64)
+            out[row, stage, 1:] = own.cumsum()
+    return out
 
 
 def _generate(shape: Shape) -> Schedule | None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.cost import IntArray
-from planner.milp.bounds import ROUNDING, Box, Weights, narrowed
+from planner.milp.bounds import narrowed
+from planner.milp.box import ROUNDING, Box, Weights
 from planner.milp.game import Game, Pool
 from planner.milp.search import NEVER, Answer, judge
 

@@ -9,7 +9,8 @@ import pytest
 
 from planner.cluster import Cluster, NodeGroup
 from planner.errors import BadInput, Infeasible
-from planner.milp.solve import Effort, solve
+from planner.milp.solve import solve
+from planner.milp.survey import Effort
 from planner.plan import Plan
 from planner.plan_yaml import dump
 from planner.profile import Profile

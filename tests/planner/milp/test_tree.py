@@ -10,7 +10,8 @@ import pytest
 
 from planner.cost import IntArray
 from planner.milp import formulation
-from planner.milp.bounds import ROUNDING, every_cut, fitting, memory_weights, narrowed, weigh, windows
+from planner.milp.bounds import every_cut, fitting, memory_weights, narrowed, windows
+from planner.milp.box import ROUNDING, weigh
 from planner.milp.game import Pool
 from planner.milp.problem import Problem
 from planner.milp.search import NEVER, Answer, descend, even, judge

@@ -1,0 +1,88 @@
+"""A frozen schedule and what follows from it alone; and the meter that counts the work done on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from planner.cost import BoolArray, IntArray
+from planner.memory import live_counts
+from planner.milp.shapes import Update
+from planner.plan import Hop
+from planner.schedule.action import Action, Schedule
+from planner.simulate import Compiled, compile
+
+
+@dataclass(kw_only=True)
+class Meter:
+    """Work done, in nanoseconds of a usual core as far as counts can tell: unlike a clock, the same every time."""
+
+    spent_ns: float = 0.0
+
+    def simulated(self, cuts: int, actions: int) -> None:
+        self.spent_ns += 40.0 * cuts * actions
+
+    def compiled(self, actions: int) -> None:
+        self.spent_ns += 10_000.0 * actions
+
+    def priced(self, cells: int) -> None:
+        self.spent_ns += 100_000.0 + 6.0 * cells
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """A frozen schedule with what follows from it alone, worked out once for every shape that has it."""
+
+    schedule: Schedule
+    _compiled: dict[tuple[bytes, Update], Compiled] = field(default_factory=dict)
+    _known: dict[Update, BoolArray] = field(default_factory=dict)
+
+    @cached_property
+    def moments(self) -> tuple[IntArray, ...]:
+        """A worker: what is alive at the moments that can be its peak, [moment, stage, part]."""
+        return tuple(_moments(order, self.schedule.stages) for order in self.schedule.orders)
+
+    @cached_property
+    def actions(self) -> int:
+        return sum(map(len, self.schedule.orders))
+
+    @cached_property
+    def single(self) -> bool:
+        """Every worker holds one stage of a pipe at most: no two hops share a channel."""
+        return all(len(set(row)) == len(row) for row in self.schedule.place)
+
+    def covering(self, pattern: BoolArray, update: Update) -> BoolArray:
+        """A pattern met so far, or enlarged now, that holds this one."""
+        known = self._known.get(update)
+        self._known[update] = pattern if known is None else known | pattern
+        return self._known[update]
+
+    def compiled(self, pattern: BoolArray, update: Update, meter: Meter) -> Compiled:
+        """With the messages of this pattern, [act or grad, sender, receiver] laid flat."""
+        key = (np.packbits(pattern).tobytes(), update)
+        if key not in self._compiled:
+            meter.compiled(self.actions)
+            self._compiled[key] = compile(self.schedule, self._routes(pattern), update=update)
+        return self._compiled[key]
+
+    def _routes(self, pattern: BoolArray) -> list[Hop]:
+        depth = self.schedule.stages
+        return [
+            Hop(direction="grad" if way else "act", sender=a, receiver=b, values=(), bytes=0, ns=0)
+            for way, a, b in np.argwhere(pattern.reshape(2, depth, depth)).tolist()
+        ]
+
+
+def _moments(order: Sequence[Action], stages: int) -> IntArray:
+    """While an action runs, without the moments that another covers in every part."""
+    flat = np.unique(live_counts(order, stages)[:, 0].reshape(len(order), -1), axis=0)
+    flat = flat[flat.sum(1).argsort()[::-1]]
+    kept = flat[:0]
+    for row in flat:  # a moment is covered only by one of a larger sum
+        if not (kept >= row).all(1).any():
+            kept = np.vstack([kept, row])
+    moments: IntArray = kept.reshape(-1, stages, 4)
+    return moments

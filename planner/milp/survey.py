@@ -1,0 +1,266 @@
+"""The search over shapes: every shape bounded or proved, the best cut of the best shape as a plan with its certificate.
+
+Shapes are taken in the order of what no order of their actions could beat. Each is first answered by descent, then
+closed by the tree of `planner.milp.tree` against the best answer so far; what is left open when the nodes are used
+up, and the winner, go into one mixed-integer program (`planner.milp.formulation`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+import numpy as np
+
+from planner.errors import Infeasible
+from planner.milp import explain, formulation, infeasible
+from planner.milp.bounds import every_cut, fitting, memory_weights, most_bytes, narrowed, reachable, whole
+from planner.milp.box import ROUNDING, Box, Weights
+from planner.milp.game import Pool
+from planner.milp.problem import Problem
+from planner.milp.search import NEVER, Answer, balanced, descend, even, kicked
+from planner.milp.shapes import Pins, Shape, shapes
+from planner.milp.space import Space, guess_ns, order_free_ns, short_bytes, summed_ns
+from planner.milp.tree import Tree
+from planner.plan import Certificate
+
+_FIRST = 6  # shapes that are answered before any is proved
+_KICKS = 6
+_WORK_NS = 60e9  # of `Meter`; shapes that are left then keep the bound of their load
+_PROGRAM_NODES = 2000  # of the mixed-integer program
+_MOST_ARCS = 3000  # beyond, the program is left unwritten and the tree's proof stands alone
+_CHANGED = 20  # shapes looked at for each change that might make an infeasible question feasible
+_NODES = 3000  # boxes of one shape, divided by its depth
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How far to go, in counts, never in seconds: the same input gives the same plan."""
+
+    nodes: int = _NODES
+    kicks: int = _KICKS
+    program_nodes: int = _PROGRAM_NODES
+    work_ns: float = _WORK_NS
+
+
+@dataclass(kw_only=True)
+class Tried:
+    """One shape, as far as it was looked into."""
+
+    shape: Shape
+    problem: Problem
+    answer: Answer | None = None
+    bound_ns: int = 0
+    tight: bool = False  # memory excludes a cut that could have won
+    root: Box | None = None  # of the tree, where it was grown
+    rows: Weights | None = None
+
+
+@dataclass(kw_only=True)
+class Search:
+    space: Space
+    effort: Effort
+    best: Tried | None = None
+    tried: dict[Shape, Tried] = field(default_factory=dict)
+    open: list[Tried] = field(default_factory=list)
+    queue: list[Shape] = field(default_factory=list)
+    considered: int = 0
+    bounded: int = 0  # shapes that their bound alone ruled out
+    left: list[int] = field(default_factory=list)  # bounds of shapes that were not looked into
+    program: formulation.Outcome | None = None
+
+    @property
+    def limit(self) -> int:
+        return NEVER if self.best is None or self.best.answer is None else self.best.answer.ns
+
+    def look(self, shape: Shape) -> Tried | None:
+        """The problem that a shape poses; None where its family cannot be had."""
+        if shape not in self.tried:
+            posed = self.space.problem(shape)
+            if posed is None:
+                return None
+            self.tried[shape] = Tried(shape=shape, problem=posed)
+        return self.tried[shape]
+
+    def answer(self, tried: Tried, root: Box | None = None) -> None:
+        """An answer by descent: from the most even cut, or from the most even one that fits."""
+        posed = tried.problem
+        spans = self.space.windows(posed)
+        if spans is None:
+            return
+        start = spans[0] if (spans[0] == spans[1]).all() else even(posed)
+        found = descend(posed, *spans, start)
+        if found is None:
+            root = root or whole(posed, *spans)
+            found = None if root is None else descend(posed, *spans, balanced(posed, root))
+        self._take(tried, found)
+
+    def _take(self, tried: Tried, answer: Answer | None) -> None:
+        if answer is not None and answer.better(tried.answer):
+            tried.answer = answer
+            if answer.ns < self.limit:
+                self.best = tried
+
+    def close(self, tried: Tried) -> None:
+        """Proves that the shape holds nothing better than the best answer, or finds it."""
+        tried.bound_ns = self.limit
+        root, pool = self._root(tried)
+        if root is None:
+            return
+        tree = Tree(pool, root, tried.answer, self.limit)
+        proof = tree.prove(1, np.inf)
+        if not proof.closed:
+            self._take(tried, proof.answer)
+            self.answer(tried, root)
+            if tried.answer is not None:
+                self._take(tried, kicked(tried.problem, root.low, root.high, tried.answer, self.effort.kicks))
+                tree.improve(tried.answer)
+            proof = tree.prove(max(20, self.effort.nodes // tried.shape.stages), self.effort.work_ns)
+        self._take(tried, proof.answer)
+        least = min(int(np.ceil(summed_ns(self.space, tried.shape) - ROUNDING)), self.limit)
+        tried.bound_ns, tried.rows, tried.root = max(proof.bound_ns, least), pool.weights, root
+        if not proof.closed:
+            self.open.append(tried)
+
+    def _reachable(self, posed: Problem) -> bool:
+        shape = posed.shape
+        chain = shape.pipes == shape.chunks == 1 and shape.update == "barrier" and posed.chained
+        return not chain or reachable(posed, self.limit - 1)
+
+    def _root(self, tried: Tried) -> tuple[Box | None, Pool]:
+        """The cuts that fit and that first rows do not refute."""
+        posed = tried.problem
+        pool = Pool(problem=posed, memory=memory_weights(posed))
+        spans = self.space.windows(posed)
+        if spans is None or not self._reachable(posed):
+            return None, pool
+        pool.add_row(posed.critical(even(posed))[0])
+        if tried.answer is not None:
+            pool.add_row(posed.critical(tried.answer.cut)[0])
+        spans = narrowed(posed, pool.weights, self.limit - 1 + ROUNDING, *spans)
+        if spans is None:
+            return None, pool
+        box = every_cut(posed, *spans)
+        box = None if box is None else box.filtered(pool.weights, self.limit - 1 + ROUNDING)
+        if box is None:
+            return None, pool
+        root = fitting(box)
+        tried.tight = root is not box or _may_exceed(box)
+        return root, pool
+
+    def state(self) -> None:
+        """The mixed-integer program over the winner and whatever is still open, where it is small enough to write."""
+        if self.best is None or self.best.rows is None:
+            return
+        others = [tried for tried in self.open if tried is not self.best and tried.bound_ns < self.limit]
+        left = [self.best, *others]
+        parts = [part for part in map(self._part, left) if part is not None]
+        if sum(int(a.sum()) for part in parts for a in part.box.alive) > _MOST_ARCS:
+            return
+        done = formulation.solve(parts, self.limit, nodes=self.effort.program_nodes)
+        self.program = done
+        if done.part >= 0:
+            self._take(self.tried[parts[done.part].box.problem.shape], Answer(cut=done.cut, ns=done.ns))
+        least = int(done.bound_ns * (1 - formulation.TOLERANCE))
+        for tried in self.open:
+            tried.bound_ns = max(tried.bound_ns, min(least, self.limit))
+
+    def _part(self, tried: Tried) -> formulation.Part | None:
+        """The cuts that the rows do not refute; ties with the best answer stay."""
+        if tried.root is None or tried.rows is None:
+            return None
+        box = tried.root.filtered(tried.rows, self.limit + ROUNDING)
+        box = None if box is None else box.filtered(tried.rows, self.limit + ROUNDING)
+        return None if box is None else formulation.Part(box=box, rows=tried.rows, bound_ns=tried.bound_ns)
+
+    def examine(self, shape: Shape) -> bool:
+        """Rules a shape out, or closes it; whether memory narrows it."""
+        least = order_free_ns(self.space, shape)
+        if least <= self.limit - 1:
+            least = summed_ns(self.space, shape)
+        if least > self.limit - 1:
+            self.bounded += 1
+            return False
+        if short_bytes(self.space, shape) > 0:
+            self.bounded += 1
+            return True
+        if self.space.meter.spent_ns > self.effort.work_ns and self.best is not None:
+            self.left.append(int(np.ceil(least - ROUNDING)))
+            return False
+        tried = self.look(shape)
+        if tried is not None:
+            self.close(tried)
+        return tried is not None and tried.tight
+
+    def certificate(self) -> Certificate:
+        assert self.best is not None
+        best = self.best
+        assert best.answer is not None
+        objective = best.answer.ns
+        bound = min([objective, *(tried.bound_ns for tried in self.open), *self.left])
+        return Certificate(
+            objective_ns=objective,
+            bound_ns=bound,
+            free_bound_ns=explain.free_bound_ns(best.problem, best.answer.cut),
+            gap=(objective - bound) / objective if objective else 0.0,
+            scope=explain.scope(self.space, self.considered, self.bounded, len(self.left)),
+            rivals=tuple(explain.rivals(self.space, best.problem, best.answer, list(self.tried.values()))),
+        )
+
+
+def search(space: Space, effort: Effort) -> Search:
+    found = Search(space=space, effort=effort)
+    given = ranked(space)
+    if not given:
+        raise Infeasible(infeasible.no_shape(space))
+    _first_answers(found, given)
+    queue, queued = list(given), set(given)
+    for shape in queue:  # grows by the thriftier variants of shapes that memory narrows
+        if found.examine(shape):
+            more = [variant for variant in thriftier(space.pins, shape) if variant not in queued]
+            queue.extend(more)
+            queued.update(more)
+    found.queue = queue
+    found.considered = len(queue)
+    found.state()
+    return found
+
+
+def ranked(space: Space) -> list[Shape]:
+    """Shapes, the most promising first. Recomputing and sharding ones follow where memory asks for them."""
+    pinned = space.pins
+    plain = replace(pinned, recompute=bool(pinned.recompute), shard=bool(pinned.shard))
+    every = shapes(space.cluster, layers=space.layers, batch=space.batch, micros=space.micros(), pinned=plain)
+    return sorted(every, key=lambda shape: (guess_ns(space, shape), shape))
+
+
+def _first_answers(found: Search, given: list[Shape]) -> None:
+    """The most promising shape of each family and, whatever the family, the most promising ones."""
+    firsts: dict[str, Shape] = {}
+    for shape in given:
+        firsts.setdefault(shape.family, shape)
+    for shape in dict.fromkeys([*given[:_FIRST], *firsts.values()]):
+        tried = found.look(shape) if found.space.meter.spent_ns < found.effort.work_ns / 3 else None
+        if tried is not None:
+            found.answer(tried)
+
+
+def _may_exceed(box: Box) -> bool:
+    """Whether workers with several stages lack memory for some cut of the box."""
+    posed = box.problem
+    if (most_bytes(posed) <= posed.available_bytes).all():
+        return False
+    rows = memory_weights(posed)
+    return any(
+        -box.least(rows.part(slice(m, m + 1)).mixed(np.array([-1.0])))[0] > 0 for m in range(len(rows))
+    )
+
+
+def thriftier(pinned: Pins, shape: Shape) -> Iterator[Shape]:
+    recompute = (True,) if shape.recompute else (False,) if pinned.recompute is False else (False, True)
+    shard = (True,) if shape.shard else (False,) if pinned.shard is False else (False, True)
+    for again, sharded in product(recompute, shard):
+        changed = (again, sharded) != (shape.recompute, shape.shard)
+        if changed and (not sharded or shape.data * shape.pipes > 1):
+            yield replace(shape, recompute=again, shard=sharded)
