@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from planner.capture_attention import restore_causal_flags
-from planner.capture_batch import LARGE, SMALL, Batch, example, growing_dims, repeated
+from planner.capture_batch import LARGE, SMALL, Batch, Pair, example, growing_dims, repeated, uneven
 from planner.capture_describe import NotAffine, describe
 from planner.capture_functional import functionalise
 from planner.capture_layers import group
@@ -101,6 +101,7 @@ def capture(
         return _described(trace(module, loss, large, dims, LARGE, layers), module)
     except UNSYMBOLIC as failure:
         reason = failure
+    _refuse_sizes(module, loss, small, large, where)
     try:
         one = example(batch, micro, mode)
         layers = Opaque(module, observe(module, opaque, [one, one]), (micro, micro))
@@ -109,6 +110,19 @@ def capture(
         # One sample may be too few where what is really wrong is something else.
         error = reason if depends_on_values(reason) else failure
         raise refused(error, where) from error
+
+
+def _refuse_sizes(module: nn.Module, loss: Loss, small: Pair, large: Pair, where: str) -> None:
+    """What does not fit together may still broadcast where it is of one sample, and then compute something else."""
+    odd = uneven(small, large)
+    if not odd:
+        return
+    try:
+        trace(module, loss, large, None, LARGE, Opaque(module, {}, (LARGE, LARGE)))
+    except CannotTrace as failure:
+        error = refused(failure, where)
+        said = f"batch(n): {odd}; {error.what}"
+        raise BadInput(said, where=error.where, allowed="sizes that fit together for every n") from failure
 
 
 def _described(traced: Traced, module: nn.Module) -> Captured:

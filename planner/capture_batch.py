@@ -51,6 +51,17 @@ def repeated(pair: Pair) -> Batch:
     return batch
 
 
+def uneven(small: Pair, large: Pair) -> str:
+    """Where a size is none of a fixed one and n: which tensors do not fit together, if any do not."""
+    rows = [*named_leaves("input", small[0]), *named_leaves("target", small[1])]
+    for (name, low), high in zip(rows, pytree.tree_leaves(large), strict=True):
+        if isinstance(low, Tensor) and isinstance(high, Tensor):
+            for dim, (a, b) in enumerate(zip(low.shape, high.shape, strict=True)):
+                if a != b and (a, b) != (SMALL, LARGE):
+                    return f"dim {dim} of {name} is {a} for n={SMALL} and {b} for n={LARGE}"
+    return ""
+
+
 def growing_dims(small: Pair, large: Pair, where: str) -> object:
     """The dynamic shapes of a batch: every size that grows with it, in terms of one symbol."""
     if pytree.tree_structure(small) != pytree.tree_structure(large):

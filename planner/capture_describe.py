@@ -73,6 +73,12 @@ class _Describer:
                 where="loss",
                 allowed="one number, the mean over samples, or a pair (sum, count)",
             )
+        if not self._tensor(self.traced.outputs[0]).requires_grad:
+            raise BadInput(
+                "the loss has no gradient",
+                where="loss",
+                allowed="one that depends on a parameter to train, not detached",
+            )
         return "mean" if len(shapes) == 1 else "sum_count"
 
     def _tensor(self, node: fx.Node) -> Tensor:

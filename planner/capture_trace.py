@@ -110,7 +110,12 @@ def refused(failure: Exception, where: str) -> BadInput:
             allowed="branches and shapes that only settings and the shapes of the inputs decide; or the paths of "
             "such modules, as opaque = ['path.of.a.module'] in the workload",
         )
-    return BadInput(f"cannot be captured: {type(error).__name__}: {first:.300}", where=place)
+    given = (
+        "inputs as forward() takes them: a tuple by position, a dictionary by the names of its arguments"
+        if isinstance(error, TypeError) and "forward()" in first
+        else ""
+    )
+    return BadInput(f"cannot be captured: {type(error).__name__}: {first:.300}", where=place, allowed=given)
 
 
 def depends_on_values(failure: Exception) -> bool:

@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import math
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -112,7 +113,7 @@ class Workload:
             return self.functions[name](*values)
         except ShardwrightError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             place = where_raised(error, self.where)
             raise BadInput(f"{name}() raised {type(error).__name__}: {error}", where=place) from error
 
@@ -189,7 +190,7 @@ def _import(name: str) -> tuple[ModuleType, str]:
         if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
             raise BadInput(f"cannot be imported: {error}", where=where_raised(error, name)) from error
         raise BadInput(f"there is no workload '{name}'", allowed=_allowed()) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed_import(error, name) from error
     return module, module.__file__ or name
 
@@ -205,16 +206,17 @@ def _import_file(path: Path, name: str) -> tuple[ModuleType, str]:
     sys.modules[key] = module  # dataclasses and pickling look their module up there
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[key]
         raise _failed_import(error, str(path)) from error
     return module, str(path)
 
 
-def _failed_import(error: Exception, where: str) -> BadInput:
-    place = (
-        f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else where_raised(error, where)
-    )
+def _failed_import(error: BaseException, where: str) -> BadInput:
+    if isinstance(error, SyntaxError):
+        place = f"{error.filename or where}:{error.lineno or 1}"
+    else:
+        place = where_raised(error, where)
     return BadInput(f"cannot be imported: {type(error).__name__}: {error}", where=place)
 
 
@@ -276,9 +278,12 @@ def _convert(text: str, default: object, where: str) -> Scalar:
     for kind, noun in ((int, "an integer"), (float, "a number")):
         if isinstance(default, kind):
             try:
-                return kind(text)
+                value = kind(text)
             except ValueError:
                 raise BadInput(f"'{text}' is not {noun}", where=where, allowed=noun) from None
+            if not math.isfinite(value):  # no file of ours could hold it
+                raise BadInput(f"'{text}' is not finite", where=where, allowed="a finite number")
+            return value
     if default is None or isinstance(default, str):
         return text
     raise BadInput(

@@ -132,7 +132,8 @@ def assert_equal_to_the_bit(found: Sequence[Tensor], wanted: Sequence[Tensor]) -
 def assert_close(
     found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], exact: frozenset[str] | set[str] = frozenset()
 ) -> None:
-    """To 1e-6 of the largest entry, or of a millionth of the largest gradient where that entry is noise."""
+    """To 1e-6 of the largest entry; of a thousandth of the largest gradient of all where that is more: what is so much
+    smaller than the rest is a difference of large numbers, and its own size says nothing of how they are rounded."""
     assert found.keys() == wanted.keys(), found.keys() ^ wanted.keys()
     largest = max((float(g.to_dense().abs().max()) for g in wanted.values()), default=0.0)
     for name, gradient in wanted.items():

@@ -97,6 +97,27 @@ def test_shapes_of_inputs_and_targets_that_disagree_name_the_line_of_the_loss() 
     assert caught.value.where == line_of(loss_of_other_rows, "F.cross_entropy")
 
 
+@pytest.mark.parametrize("rows", [lambda n: n + 1, lambda n: 2 * n], ids=["one more", "twice as many"])
+def test_targets_that_would_broadcast_against_one_sample_are_refused_for_one_sample_too(
+    rows: Callable[[int], int],
+) -> None:
+    def bad(n: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(n, 4), torch.randn(rows(n), 3)
+
+    with pytest.raises(BadInput, match=r"dim 0 of target is .* for n=2 and .* for n=3"):
+        capture(nn.Linear(4, 3), bad, lambda y, t: (y - t).pow(2).mean(), micro=1)
+
+
+def test_inputs_by_wrong_names_are_told_how_they_are_given() -> None:
+    with pytest.raises(BadInput, match="a dictionary by the names of its arguments"):
+        capture(nn.Linear(4, 3), lambda n: ({"z": torch.randn(n, 4)}, torch.randn(n, 3)), F.mse_loss)
+
+
+def test_a_loss_without_gradient_is_refused() -> None:
+    with pytest.raises(BadInput, match="the loss has no gradient"):
+        capture(nn.Linear(4, 3), batch, lambda y, t: F.mse_loss(y, t).detach())
+
+
 @pytest.mark.parametrize(
     "loss",
     [

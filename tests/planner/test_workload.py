@@ -108,6 +108,10 @@ BAD = {
     "an unknown argument": (GOOD, {"depth": "3"}, "no function of the workload has an argument 'depth'"),
     "not an integer": (GOOD, {"width": "six"}, "'six' is not an integer"),
     "not a number": (GOOD, {"scale": "much"}, "'much' is not a number"),
+    "no number that a file could hold": (GOOD, {"scale": "nan"}, "'nan' is not finite"),
+    "an infinite number": (GOOD, {"scale": "-inf"}, "'-inf' is not finite"),
+    "an exit on import": (GOOD + "\nraise SystemExit(0)\n", {}, "mine.py:16: cannot be imported: SystemExit"),
+    "no source code": (GOOD + "\0", {}, "mine.py:1: cannot be imported: SyntaxError"),
     "not a truth value": (GOOD, {"bias": "perhaps"}, "'perhaps' is not a truth value"),
     "a default that is not plain": (GOOD.replace("kind=None", "kind=(1,)"), {"kind": "1"}, "plain default"),
 }
@@ -124,6 +128,7 @@ def test_a_bad_file_is_refused_by_name(write, case: str) -> None:
 
 LATER = {
     "build gives no module": ("made = nn.Linear(width, 2, bias=bias)", "made = torch.ones(1)", "build"),
+    "build exits": ("made = nn", "raise SystemExit(0); made = nn", "build"),
     "build raises": ("made = nn", "made = missing", "build"),
     "batch gives one tensor": (
         "return torch.ones(n, width), torch.zeros(n, 2)",
