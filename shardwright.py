@@ -8,9 +8,10 @@ planning from a profile file needs no torch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from planner.cluster import Cluster
 from planner.errors import BadInput, BadPlan, Infeasible, ShardwrightError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import typer
 
     from planner.capture import Captured
-    from planner.measure_passes import BackwardSplit
+    from planner.measure_passes import BackwardSplit, SpatialSplit
     from planner.profile import Profile
     from planner.timeline import Timeline
     from planner.workload import Workload
@@ -58,9 +59,13 @@ def profile(
     device: str = "cpu",
     micros: Sequence[int] = (1, 2, 4),
     precision: str = "fp32",
+    grids: Sequence[tuple[int, ...]] = (),
     **arguments: str | int | float | bool,
 ) -> Profile:
-    """What every layer costs on a device: `cpu`, `cuda`, or `roofline:H100-80GB` without having it."""
+    """What every layer costs on a device: `cpu`, `cuda`, or `roofline:H100-80GB` without having it.
+
+    With `grids`, such as `[(2,), (2, 2)]`, also what a shard costs of samples cut into so many parts a dim.
+    """
     from planner import measure
 
     return measure.profile(
@@ -69,6 +74,8 @@ def profile(
         micros=tuple(micros),
         precision=precision,
         split=_backward_split(),
+        spatial=_spatial_split() if grids else None,
+        grids=grids,
     )
 
 
@@ -142,6 +149,12 @@ def _backward_split() -> BackwardSplit:
     return Split()
 
 
+def _spatial_split() -> SpatialSplit:
+    from runtime.spatial.alone import Alone
+
+    return Alone()
+
+
 def _show_run(folder: Path) -> tuple[dict[str, object], str]:
     from runtime import report_run
 
@@ -149,28 +162,46 @@ def _show_run(folder: Path) -> tuple[dict[str, object], str]:
     return report_run.as_dict(found), report_run.text(found)
 
 
-DEMO = (("gpt2", {"size": "tiny"}), ("unet3d", {"size": "tiny"}))
+INTERRUPTED = 130  # as a shell reports it
+DEMO = (("gpt2", "tiny"), ("unet3d", "tiny"))
 
 
-def demo() -> None:
-    """Two small models from capture to a measured run, here, on two processes."""
+def _demo_command() -> Callable[..., None]:
+    import typer
+
+    def demo(
+        as_json: bool = typer.Option(False, "--json", help="one JSON object on standard output"),
+    ) -> None:
+        """Two small models from capture to a measured run, here, on two processes."""
+        from planner.console import Output
+
+        out = Output(as_json=as_json)
+        runs = list(_demo(out.note if as_json else partial(print, flush=True)))
+        if as_json:
+            out.result({"runs": runs}, str)
+
+    return demo
+
+
+def _demo(say: Callable[[str], None]) -> Iterator[dict[str, object]]:
     import tempfile
 
     from planner import summary
     from runtime import report_run
 
     cluster = Cluster.load(Path(__file__).parent / "plans" / "clusters" / "laptop.yaml")
-    for name, arguments in DEMO:
-        print(f"\n{name}: what does every layer cost here?", flush=True)
-        costs = profile(name, micros=(1, 2), **arguments)
+    for name, size in DEMO:
+        say(f"\n{name}: what does every layer cost here?")
+        costs = profile(name, micros=(1, 2), size=size)
         chosen = plan(costs, cluster, batch=8)
-        print(summary.of_plan(chosen), flush=True)
+        say(summary.of_plan(chosen))
         folder = Path(tempfile.mkdtemp(prefix="shardwright-demo-"))
-        print(f"\n{name}: ten steps by that plan, in {len(chosen.places)} processes", flush=True)
+        say(f"\n{name}: ten steps by that plan, in {len(chosen.places)} processes")
         done = launch(chosen, folder, steps=10).wait().check()
-        print(f"loss {done.losses[1]:.4f} at first, {done.losses[10]:.4f} at last")
-        print(report_run.text(report_run.comparison(folder)))
-        print(f"plan, trace and checkpoints: {folder}")
+        found = report_run.comparison(folder)
+        say(f"loss {done.losses[1]:.4f} at first, {done.losses[10]:.4f} at last\n{report_run.text(found)}")
+        say(f"plan, trace and checkpoints: {folder}")
+        yield {"workload": name, "run": str(folder), "losses": done.losses, **report_run.as_dict(found)}
 
 
 def _app() -> typer.Typer:
@@ -186,23 +217,40 @@ def _app() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    deciding.register(app, deciding.Tools(backward_split=_backward_split, show_run=_show_run))
+    tools = deciding.Tools(backward_split=_backward_split, spatial_split=_spatial_split, show_run=_show_run)
+    deciding.register(app, tools)
     running.register(app)
-    app.command("demo", epilog="Example: shardwright demo")(demo)
+    app.command("demo", epilog="Example: shardwright demo")(_demo_command())
     return app
 
 
 def run(arguments: Sequence[str]) -> int:
     """One command; returns its exit status."""
+    import typer
+
     from planner.console import report_error
 
+    # Typer's own, or that of click, as its version has it.
+    WrongUsage: type[Exception] = typer.BadParameter.__mro__[1]
+    as_json = "--json" in arguments
     try:
-        status = _app()(list(arguments), standalone_mode=True)
+        status = _app()(list(arguments) or ["--help"], prog_name="shardwright", standalone_mode=False)
     except ShardwrightError as error:
-        return report_error(error, as_json="--json" in arguments)
+        return report_error(error, as_json=as_json)
+    except WrongUsage as error:
+        return report_error(_wrong_usage(cast(typer.BadParameter, error)), as_json=as_json)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
-    return status or 0
+    return status or (0 if arguments else BadInput.status)
+
+
+def _wrong_usage(error: typer.BadParameter) -> BadInput:
+    command = error.ctx.command_path if error.ctx is not None else "shardwright"
+    return BadInput(
+        error.format_message().rstrip("."), where=command, allowed=f"what `{command} --help` lists"
+    )
 
 
 def main() -> None:

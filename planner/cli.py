@@ -13,7 +13,7 @@ from planner import console
 from planner.errors import BadInput, BadPlan
 
 if TYPE_CHECKING:
-    from planner.measure_passes import BackwardSplit
+    from planner.measure_passes import BackwardSplit, SpatialSplit
     from planner.profile import Profile
 
 
@@ -22,6 +22,7 @@ class Tools:
     """What the planner needs of the runtime, handed in by the facade and fetched only when used."""
 
     backward_split: Callable[[], BackwardSplit]
+    spatial_split: Callable[[], SpatialSplit]
     show_run: Callable[[Path], tuple[dict[str, object], str]]
 
 
@@ -51,7 +52,10 @@ def _profile_command(tools: Tools) -> Callable[..., None]:
         workload: Annotated[str, typer.Argument(help="file.py, package.module, or a reference model's name")],
         device: Annotated[str, typer.Option(help="cpu, cuda, or roofline:NAME")] = "cpu",
         micro: Annotated[str, typer.Option(help="micro-batch sizes")] = "1,2,4",
-        precision: Annotated[str, typer.Option(help="fp32 or bf16")] = "fp32",
+        precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16")] = "fp32",
+        spatial: Annotated[
+            str, typer.Option(help="parts of each sample, such as 2,4,2x2 (height x width); 1 is the whole")
+        ] = "1",
         set_: Set = None,
         output: Out = None,
         force: Force = False,
@@ -70,6 +74,7 @@ def _profile_command(tools: Tools) -> Callable[..., None]:
             device=device,
             micros=console.whole_numbers(micro, "--micro"),
             precision=precision,
+            grids=console.grids(spatial, "--spatial"),
             tools=tools,
             journal=path,
         )
@@ -92,6 +97,7 @@ def measured(
     micros: tuple[int, ...],
     precision: str,
     tools: Tools,
+    grids: tuple[tuple[int, ...], ...] = (),
     journal: Path | None = None,
 ) -> Profile:
     from planner import measure
@@ -103,6 +109,8 @@ def measured(
         micros=micros,
         precision=precision,
         split=tools.backward_split(),
+        spatial=tools.spatial_split() if grids else None,
+        grids=grids,
         journal=journal,
     )
 
@@ -135,7 +143,7 @@ def _plan_command(tools: Tools) -> Callable[..., None]:
         out = console.Output(as_json=as_json)
         machines = clusters.load(cluster)
         fixed = parse_settings(fix or [], "--fix")
-        families = schedule.split(",") if schedule else None
+        families = schedule.split(",") if schedule is not None else None
         pins(fixed, families)  # what means nothing is said before anything is measured
         if profile is not None:
             costs = profile_yaml.load(profile)

@@ -48,16 +48,40 @@ def whole_numbers(text: str, option: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
+def grids(text: str, option: str) -> tuple[tuple[int, ...], ...]:
+    """`1,2,2x2` as parts along each dim; whole samples, 1 or 1x1, are not among them."""
+    try:
+        found = [tuple(int(part) for part in word.split("x")) for word in text.split(",")]
+    except ValueError:
+        raise BadInput(f"'{text}' is no list of parts", where=option, allowed="such as 1,2,2x2") from None
+    least = min(part for grid in found for part in grid)
+    if least < 1:
+        raise BadInput(f"{least} is too small", where=option, allowed="1 or more")
+    return tuple(dict.fromkeys(grid for grid in found if max(grid) > 1))
+
+
 def refuse_overwrite(path: Path, force: bool) -> None:
     if path.exists() and not force:
         raise BadInput("exists already", where=str(path), allowed="another name, or --force")
     if not path.parent.is_dir():
         raise BadInput("no such folder", where=str(path.parent))
+    if path.is_dir():
+        raise BadInput("is a folder", where=str(path), allowed="the name of a file")
+    if not os.access(path.parent, os.W_OK):
+        raise BadInput("cannot write into this folder", where=str(path.parent), allowed="one to write into")
 
 
 def write_whole(path: Path, text: str) -> None:
     """The file appears complete or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        _write_whole(path, text)
+    except OSError as error:
+        raise BadInput(f"cannot be written: {error.strerror}", where=str(path)) from None
+
+
+def _write_whole(path: Path, text: str) -> None:
+    # The name is not part of the temporary one: it may be as long as a name can be.
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".shardwright-")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)

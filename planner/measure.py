@@ -83,7 +83,12 @@ def _by_roofline(
     from planner.measure_rows import counted_rows
 
     bench = bench_of(workload, request, "cpu", split, spatial)
-    rows = list(counted_rows(bench, sorted(set(request.micros)), device))
+    micros = sorted(set(request.micros))
+    with Report(f"profile {workload.name} by roofline") as report:
+        total = len(micros) * len(bench.situations(micros[0]))
+        rows = [
+            _told(row, report, (i + 1) / total) for i, row in enumerate(counted_rows(bench, micros, device))
+        ]
     found = Profile(
         workload=workload.name,
         arguments=dict(workload.arguments),
@@ -95,6 +100,11 @@ def _by_roofline(
         versions=versions(),
     )
     return with_slack(found, rows)
+
+
+def _told(row: Done, report: Report, share: float) -> Done:
+    report.at(share)
+    return row
 
 
 def _by_measuring(workload: Workload, request: Request, journal: Path | None) -> Profile:

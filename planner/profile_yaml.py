@@ -11,7 +11,6 @@ from typing import Literal
 from planner import yaml_files
 from planner.console import write_whole
 from planner.decode import WrongKey, decode, parse
-from planner.errors import BadInput
 from planner.model import Buffer, Layer, ModelGraph, Parameter, Value
 from planner.model_check import inconsistency
 from planner.profile import CostKey, LayerCost, OptimizerCost, Profile, Seconds, check, faults
@@ -132,11 +131,7 @@ def _comma_after_each(rows: list[str]) -> list[str]:
 
 def save(profile: Profile, path: pathlib.Path | str) -> None:
     """Written whole or not at all; whether an old file may go is for the caller to know."""
-    text = dumps(profile)
-    try:
-        write_whole(pathlib.Path(path), text)
-    except OSError as error:
-        raise BadInput(f"cannot be written: {error.strerror}", where=str(path)) from None
+    write_whole(pathlib.Path(path), dumps(profile))
 
 
 def load(path: pathlib.Path | str) -> Profile:

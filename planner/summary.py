@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 from planner.cluster import Cluster, total_devices
 from planner.console import columns, duration, memory
 from planner.model import ModelGraph
-from planner.plan import Plan, StagePlan
+from planner.plan import Plan, Rival, StagePlan
 from planner.profile import CostKey, Profile, saved_bytes
 
 
@@ -30,7 +31,7 @@ def decision(plan: Plan) -> str:
     step = plan.prediction
     return (
         f"{plan.model.workload}{_arguments(plan.model.arguments)}: {how}; {family}, {batch.samples} samples a step as "
-        f"{batch.micros} micro-batches of {batch.micro} a group{extra}. Predicted step {duration(step.step_ns)} "
+        f"{batch.micros} micro-batch{'es' if batch.micros > 1 else ''} of {batch.micro} a group{extra}. Predicted step {duration(step.step_ns)} "
         f"({duration(step.low_ns)} to {duration(step.high_ns)}), {_rate(plan)}."
     )
 
@@ -77,11 +78,27 @@ def _certificate(plan: Plan) -> str:
     ]
     if proof.rivals:
         rows = [
-            (r.name, duration(r.step_ns) if r.step_ns is not None else "does not fit", r.why)
+            (r.name, duration(r.step_ns) if r.step_ns is not None else "does not fit", _why(plan, r))
             for r in proof.rivals
         ]
         lines += ["", columns(rows, ("priced beside it", "step", "why it lost"))]
     return "\n".join(lines)
+
+
+def _why(plan: Plan, rival: Rival) -> str:
+    """Bytes as people read them; what is no slower has not lost, and is told as what it is."""
+    why = re.sub(r"\b(\d{4,}) bytes\b", lambda size: memory(int(size[1])), rival.why)
+    if rival.step_ns is not None and rival.step_ns < plan.prediction.step_ns:
+        return f"faster, but not what was asked for; {why}"
+    return f"the plan itself; {why}" if _is_the_plan(plan, rival) else why
+
+
+def _is_the_plan(plan: Plan, rival: Rival) -> bool:
+    axes, schedule, batch = plan.axes, plan.schedule, plan.batch
+    mesh = f"data {axes.data} x pipeline {axes.pipeline}"
+    shape = f"{schedule.family} {mesh}, micro-batch {batch.micro} x {batch.micros}"
+    named = f"{rival.name.split(': ')[-1]},".startswith(f"{shape},")
+    return named and rival.step_ns == plan.prediction.step_ns
 
 
 def of_profile(profile: Profile) -> str:
@@ -95,6 +112,7 @@ def of_profile(profile: Profile) -> str:
     )
     heads = (
         "micro",
+        "parts",
         "precision",
         "execution",
         "forward",
@@ -120,6 +138,7 @@ def _totals(profile: Profile, key: CostKey) -> tuple[object, ...]:
     missing = len(costs) - len(known)
     return (
         key.micro,
+        "x".join(map(str, key.split)) or "whole",
         key.precision,
         key.execution,
         duration(1e9 * sum(cost.forward.median for cost in known)),

@@ -130,7 +130,8 @@ class _Needs:
         shards = prod(stage.spatial)
         own = sum(cost.own_saved_bytes for cost in costs)
         values = stage_memory(profile, stage.layers, key) - own
-        entering = sum(graph.value[name].bytes(plan.batch.micro) for name in read - made)
+        whole = key._replace(split=())
+        entering = sum(profile.value_bytes(name, whole) for name in read - made)
         self.saved = own + values // shards
         self.inputs = entering // shards
         self.held = min(self.saved, sum(cost.held_bytes for cost in costs))

@@ -215,7 +215,12 @@ def test_a_slip_on_the_command_line_ends_with_status_2(
     assert sw.run(arguments) == 2
     said = capsys.readouterr()
     assert "Traceback" not in said.err
-    assert said.err.strip() or said.out.strip()
+    if arguments:
+        assert [line[:7] for line in said.err.splitlines()].count("error: ") == 1, said.err
+        assert sw.run([*arguments, "--json"]) == 2
+        assert json.loads(capsys.readouterr().out)["error"]["kind"] == "BadInput"
+    else:
+        assert "Commands" in said.out
     assert not list(tmp_path.rglob("*.yaml")), "nothing is written"
 
 
