@@ -131,6 +131,16 @@ def test_a_job_is_queued_again_as_often_as_was_said(cluster: Cluster, warm: Warm
     assert run.exit_status(outcome) == STOPPED
 
 
+def test_jobs_of_an_array_go_on_from_each_other(
+    cluster: Cluster, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
+) -> None:
+    run = start(warm, tmp_path, options={"requeues": 0, "sbatch": {"array": "1-2%1"}})
+    until_step(run, 3)
+    cluster.run("scancel", "--batch", "--signal=USR1", f"{run.job}_1")
+    until(lambda: [state for state, _ in story(run)] == ["stopped", "done"], "the second job", PATIENCE_S)
+    assert {row["step"]: row["loss"] for row in run.metrics()} == undisturbed
+
+
 def test_a_cancelled_run_ends_for_good(cluster: Cluster, warm: Warm, tmp_path: Path) -> None:
     run = start(warm, tmp_path)
     until_step(run, 2)

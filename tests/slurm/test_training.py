@@ -31,6 +31,17 @@ def test_chimera_on_four_nodes_trains_as_one_process_does(
     assert done.losses == pytest.approx(alone.losses, rel=1e-6)
 
 
+def test_a_unet_in_stages_and_replicas_trains_as_one_process_does(
+    cluster: Cluster, warm: Warm, tmp_path: Path
+) -> None:
+    plan = plan_over(
+        "unet3d", arguments={"size": "tiny"}, family="1f1b", workers=4, micros=4, data=2, micro=1
+    )
+    done = launch(warm, plan, tmp_path / "run", steps=2).wait(PATIENCE_S).check()
+    alone = local.launch_inline(plan, tmp_path / "inline", steps=2)
+    assert done.losses == pytest.approx(alone.losses, rel=1e-6)
+
+
 def test_ranks_stand_where_the_plan_has_them_on_twelve_nodes(
     cluster: Cluster, warm: Warm, tmp_path: Path
 ) -> None:
