@@ -16,6 +16,7 @@ from runtime import checkpoint as checkpoints
 from runtime import job as jobs
 from runtime import soundness
 from runtime.job import Job
+from runtime.local import result_of
 from runtime.paths import Paths
 from runtime.run import run_script
 from runtime.supervise import Outcome, die_with_parent, supervise
@@ -39,6 +40,7 @@ def main(folder: str, parent: str) -> int:
         if outcome.state == "done" or attempt == job.restarts:
             break
         checkpoints.remove_partial(paths.checkpoints)
+    result_of(paths, len(plan.places), outcome)  # here, since nobody may wait for a run that is detached
     return 0 if outcome.state == "done" else 1
 
 

@@ -96,7 +96,10 @@ def test_a_cause_keeps_the_traceback(tmp_path: Path) -> None:
 
 def test_a_launched_run_trains_traces_and_names_the_rank_that_is_killed(tmp_path: Path) -> None:
     plan = plan_of(HERE + "mlp.py", {}, workers=2, micros=2)
-    result = launch(plan, tmp_path / "well", steps=2).wait(120).check()
+    run = launch(plan, tmp_path / "well", steps=2, detach=True)
+    run.process.wait(120)
+    assert run.paths.trace.exists() and run.paths.metrics.exists()  # also where nobody waits for the result
+    result = run.wait(120).check()
     assert sorted(result.losses) == [1, 2]
     assert {decode(code).name for code in result.timeline.code.tolist()} >= {
         Kind.F,
