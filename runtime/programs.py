@@ -17,13 +17,17 @@ AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def program_of(plan: Plan, world: World) -> Program:
-    layout: Layout = "global" if world.device.type == "cuda" else "channel"
-    return lower(schedule_of(plan), plan.hops, plan.times, layout=layout)
+    return lower(schedule_of(plan), plan.hops, plan.times, layout=_layout(world))
 
 
-def forward_program(plan: Plan) -> Program:
+def forward_program(plan: Plan, world: World) -> Program:
     """The forwards alone, in the plan's order."""
     schedule = schedule_of(plan)
     orders = tuple(tuple(a for a in order if a.kind is Kind.F) for order in schedule.orders)
     hops = [hop for hop in plan.hops if hop.direction == "act"]
-    return lower(replace(schedule, orders=orders), hops, plan.times)
+    return lower(replace(schedule, orders=orders), hops, plan.times, layout=_layout(world))
+
+
+def _layout(world: World) -> Layout:
+    """NCCL executes what a rank issues in order, whoever the peer is; gloo's channels are independent."""
+    return "global" if world.device.type == "cuda" else "channel"

@@ -90,7 +90,7 @@ class Rank:
             node: EvaluationStage(stage.module, stage.first_micro, AUTOCAST[self.plan.precision])
             for node, stage in self.stages.items()
         }
-        return stages, self.interpreter.variant(forward_program(self.plan), stages)
+        return stages, self.interpreter.variant(forward_program(self.plan, self.world), stages)
 
     def losses(self) -> dict[int, dict[str, float]]:
         found = {}
