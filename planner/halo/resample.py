@@ -17,7 +17,6 @@ from planner.halo.layout import Cut, Layout
 from planner.halo.windows import output_cut, spatial_dims
 
 NEAREST = ("aten.upsample_nearest{n}d", "aten._upsample_nearest_exact{n}d")
-LINEAR = ("aten.upsample_linear1d", "aten.upsample_bilinear2d", "aten.upsample_trilinear3d")
 CUBIC = ("aten.upsample_bicubic2d",)
 COUNTS: Final = {name.format(n=n): n for name in NEAREST for n in (1, 2, 3)} | {
     "aten.upsample_linear1d": 1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from planner.halo.call import LOWEST, Call, Rule, Step
+from planner.halo.call import LOWEST, Call, Rule, Step, rows_of
 from planner.halo.fetch import Fetch, intervals
 from planner.halo.layout import Cut, Layout, full, scaled
 
@@ -59,13 +59,9 @@ def slide(
         assert cut is not None
         target = output_cut(call, cut, shape[dim])
         cuts[dim] = target
-        needs = [windows[position].need(*rows) for rows in _rows(target)]
+        needs = [windows[position].need(*rows) for rows in rows_of(target)]
         fetches.append(intervals(dim, cut, needs, fill))
     return Layout(shape, tuple(cuts)), tuple(fetches)
-
-
-def _rows(cut: Cut) -> list[tuple[int, int]]:
-    return list(zip(cut.points, cut.points[1:], strict=False))
 
 
 def front_padding(call: Call, kernel: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
@@ -102,11 +98,11 @@ def transposed(call: Call) -> Step:
         cut, window = source.cuts[dim], windows[position]
         assert cut is not None
         target = output_cut(call, cut, shape[dim])
-        needs = [window.need_transposed(*rows) for rows in _rows(target)]
+        needs = [window.need_transposed(*rows) for rows in rows_of(target)]
         cuts[dim] = target
         fetches.append(intervals(dim, cut, needs))
         made = [first * window.stride - window.pad for first, _ in needs]  # first row that the part makes
-        skips[dim] = tuple(low - row for (low, _), row in zip(_rows(target), made, strict=True))
+        skips[dim] = tuple(low - row for (low, _), row in zip(rows_of(target), made, strict=True))
     output = Layout(shape, tuple(cuts))
     return Step((output,), {"input": tuple(fetches)}, skips, output.axes)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
@@ -101,7 +101,3 @@ def counted(x: Tensor, use: Use, mesh: Mesh) -> Tensor:
     if use.parameter:
         return x if use.missing >= cut else once(x, mesh, use.missing)
     return enter(x, mesh, use.missing) if use.missing else x
-
-
-def sizes(values: Iterable[object]) -> list[int]:
-    return [int(x) for x in values]  # type: ignore[call-overload]

@@ -75,6 +75,11 @@ def test_what_is_hard_is_exact_on_odd_sizes_over_three_ranks(name: str) -> None:
     _check(Variant(CASES[name], "odd", (3,)))
 
 
+@pytest.mark.parametrize("name", ["conv3d ker=3 pad=1", "avgpool3d ker=3 str=2 pad=1", "groupnorm 2", "dice"])
+def test_a_sample_is_cut_in_three_dimensions_too(name: str) -> None:
+    _check(Variant(CASES[name], "even", (2, 2, 2)))
+
+
 @pytest.mark.parametrize("name", [case.name for case in CASES.values() if case.refused])
 def test_what_has_no_rule_is_refused_by_name(name: str) -> None:
     _check(Variant(CASES[name], "even", (2,)))
