@@ -1,0 +1,192 @@
+"""How long faults are unseen, how long until training goes on, and what launching costs over plain srun.
+
+Under --local every process is a cold one. Under SLURM a cluster of this machine's own daemons is used, where root and
+the daemons are there; ranks are forked from a warm process, so that starting Python is not part of the figures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from statistics import median
+
+from benchmarks.harness import Cell, Result, Table, main
+from runtime import local
+from runtime.metrics import steps_of
+from runtime.paths import Paths
+from runtime.slurm import batch
+from tests.slurm import cluster as clusters
+from tests.slurm.cluster import Cluster
+from tests.slurm.jobs import launch, paced_plan, task, until, until_step
+from tests.slurm.warm import Warm
+
+STEPS = 8
+Row = tuple[Cell, ...]
+
+
+def seconds_until(what: Callable[[], object], name: str) -> float:
+    begin = time.monotonic()
+    until(what, name)
+    return time.monotonic() - begin
+
+
+def steps_in(paths: Paths, generation: int) -> bool:
+    """Whether a step was done after so many restarts."""
+    return any(
+        json.loads(line)["generation"] >= generation
+        for path in paths.all_metrics()
+        for line in path.read_text().splitlines()
+    )
+
+
+def local_death(folder: Path) -> tuple[float, float]:
+    """Seconds until a killed rank is known, and until the first step after it."""
+    run = local.launch(paced_plan(), folder, steps=STEPS, save_every=2, restarts=1)
+    until(lambda: max(steps_of(run.paths), default=0) >= 3, "step 3")
+    os.kill(json.loads(run.paths.pids.read_text())["0"], signal.SIGKILL)
+    begin = time.monotonic()
+    seen = seconds_until(run.paths.outcome.exists, "the cause")
+    until(lambda: steps_in(run.paths, 1), "a step after the restart")
+    again = time.monotonic() - begin
+    run.wait().check()
+    return seen, again
+
+
+def slurm_death(
+    cluster: Cluster, warm: Warm, folder: Path, seed: int
+) -> tuple[float, float, dict[int, float]]:
+    """The same for a seeded rank and moment of a job; and its losses."""
+    draw = Random(seed)
+    run = launch(warm, paced_plan(), folder, steps=STEPS, save_every=2)
+    until_step(run, draw.randrange(1, STEPS - 1))
+    time.sleep(draw.random() * 0.1)
+    victim = task(run.paths, draw.randrange(2))
+    node = cluster.first_process(int(victim.host.removeprefix("n")))
+    cluster.run("nsenter", f"--target={node}", "--pid", "kill", "-9", str(victim.pid))
+    begin = time.monotonic()
+    seen = seconds_until(lambda: batch.attempts(run.paths)[0].state, "the cause")
+    until(lambda: len(batch.attempts(run.paths)) > 1 and steps_in(run.paths, 1), "a step after the restart")
+    again = time.monotonic() - begin
+    return seen, again, run.wait().check().losses
+
+
+def node_death(cluster: Cluster, warm: Warm, folder: Path) -> tuple[float, float]:
+    """Seconds until SLURM has the job queued again after a node has died, and until the first step after it."""
+    run = launch(warm, paced_plan(), folder, steps=STEPS, save_every=2)
+    until_step(run, 3)
+    node = int(task(run.paths, 1).host.removeprefix("n"))
+    cluster.kill_node(node)
+    begin = time.monotonic()
+    show = ("scontrol", "show", "job", str(run.job))
+    queued = seconds_until(lambda: "Restarts=1" in cluster.run(*show), "the job is queued again")
+    until(lambda: batch.attempts(run.paths)[-1].requeues == 1, "the supervisor is back")
+    generation = batch.attempts(run.paths)[-1].generation
+    until(lambda: steps_in(run.paths, generation), "a step after the restart")
+    again = time.monotonic() - begin
+    run.wait().check()
+    cluster.start_node(node)
+    cluster.await_nodes()
+    return queued, again
+
+
+def overhead(cluster: Cluster, warm: Warm, folder: Path) -> tuple[float, float]:
+    """Seconds of a plain srun of two tasks, and from queueing a job until srun is called for its ranks."""
+    begin = time.monotonic()
+    cluster.run("srun", "-N2", "-n2", "true")
+    plain = time.monotonic() - begin
+    run = launch(warm, paced_plan(), folder, steps=1)
+    queued = json.loads(run.paths.slurm.read_text())["submitted_s"]
+    run.wait().check()
+    return plain, batch.attempts(run.paths)[0].begin_s - queued
+
+
+@contextmanager
+def test_cluster() -> Iterator[tuple[Cluster, Warm, Path]]:
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+    old = dict(os.environ)
+    try:
+        with Cluster(folder, nodes=4) as cluster:
+            os.environ.update(cluster.variables)
+            warm = Warm(folder)
+            try:
+                yield cluster, warm, folder
+            finally:
+                warm.close()
+    finally:
+        os.environ.clear()
+        os.environ.update(old)
+        shutil.rmtree(folder)
+
+
+def local_table(folder: Path, repeats: int) -> Table:
+    rows = [local_death(folder / f"local-{number}") for number in range(repeats)]
+    seen, again = zip(*rows, strict=True)
+    return Table(
+        title="A rank of a local run is killed",
+        columns=("runs", "known after s (median)", "worst", "first step again after s (median)", "worst"),
+        rows=[(repeats, median(seen), max(seen), median(again), max(again))],
+    )
+
+
+def slurm_tables(repeats: int) -> list[Table]:
+    with test_cluster() as (cluster, warm, folder):
+        calm = launch(warm, paced_plan(), folder / "calm", steps=STEPS, save_every=2).wait().check().losses
+        deaths = [slurm_death(cluster, warm, folder / f"run-{seed}", seed) for seed in range(repeats)]
+        queued, again = node_death(cluster, warm, folder / "node")
+        plain, supervised = overhead(cluster, warm, folder / "plain")
+    seen, restarted, losses = zip(*deaths, strict=True)
+    same = sum(found == calm for found in losses)
+    killed: Row = (repeats, same, median(seen), max(seen), median(restarted), max(restarted))
+    return [
+        Table(
+            title="A rank of a job is killed, at a random moment",
+            columns=(
+                "runs",
+                "losses equal to the bit",
+                "known after s (median)",
+                "worst",
+                "first step again after s (median)",
+                "worst",
+            ),
+            rows=[killed],
+            notes=("ranks are forked from a process with torch loaded",),
+        ),
+        Table(
+            title="A node dies",
+            columns=("queued again by SLURM after s", "first step again after s"),
+            rows=[(queued, again)],
+            notes=("SlurmdTimeout is 5 s; a job that is queued again waits at least 5 s",),
+        ),
+        Table(
+            title="Launching",
+            columns=("plain srun, there and back, s", "from sbatch until srun is called for the ranks, s"),
+            rows=[(plain, supervised)],
+        ),
+    ]
+
+
+def run(quick: bool) -> Result:
+    with tempfile.TemporaryDirectory() as folder:
+        tables = [local_table(Path(folder), 1 if quick else 5)]
+    missing = clusters.missing()
+    if missing:
+        tables.append(Table(title="SLURM", columns=("not measured",), rows=[(missing,)]))
+    else:
+        tables += slurm_tables(2 if quick else 50)
+    return Result(
+        name="launch",
+        claim="A dead local rank known in 1 s, the first step again in 10 s; every fault leaves the losses as they were.",
+        tables=tables,
+    )
+
+
+if __name__ == "__main__":
+    main(run)
