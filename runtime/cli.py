@@ -16,6 +16,7 @@ from runtime import cli_runs
 from runtime.slurm import cli as slurm
 
 if TYPE_CHECKING:
+    from planner.plan import Plan
     from runtime.local import Result
 
 Backend = Literal["inline", "local", "slurm"]
@@ -36,6 +37,10 @@ def launch(
     steps: Annotated[int, typer.Option(help="training steps")] = 10,
     seed: Annotated[int, typer.Option(help="of weights, samples and dropout")] = 0,
     save_every: Annotated[int, typer.Option(help="steps between checkpoints; 0: one at the end")] = 0,
+    failures: Annotated[
+        float | None,
+        typer.Option("--failure-every", help="hours; chooses --save-every by what a checkpoint costs"),
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     run: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="run folder; an old one is resumed")
@@ -77,6 +82,8 @@ def launch(
     out = console.Output(as_json=as_json)
     chosen = plan_yaml.load(plan)
     folder = run or Path("runs") / f"{plan.stem}-{clock.strftime('%Y%m%d-%H%M%S')}"
+    if failures is not None:
+        save_every = _save_every(chosen, folder, failures, save_every, out)
     if device not in ("cpu", "cuda"):
         raise BadInput(f"there is no device '{device}'", where="--device", allowed="cpu, cuda")
     if backend == "slurm":
@@ -112,6 +119,21 @@ def launch(
         _ended(started.wait(), out)
     else:
         out.result({"run": str(folder), "state": "running"}, lambda: f"running in {folder}")
+
+
+def _save_every(plan: Plan, folder: Path, hours: float, given: int, out: console.Output) -> int:
+    from runtime import interval
+
+    if given:
+        raise BadInput("--save-every and --failure-every exclude each other")
+    if not 0 < hours < float("inf"):
+        raise BadInput(f"{hours} is no time", where="--failure-every", allowed="hours, more than 0")
+    there = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.is_dir())
+    size = sum(worker.parameters + worker.optimizer for worker in plan.prediction.memory)
+    cost_s, step_s = interval.write_s(there, size), plan.prediction.step_ns * 1e-9
+    steps = interval.steps_between(step_s, cost_s, hours * 3600)
+    out.note(f"a checkpoint every {steps} steps: it takes about {console.duration(cost_s * 1e9)}")
+    return steps
 
 
 def _backend(*, inline: bool, local: bool, on_slurm: bool, asks: bool) -> Backend:

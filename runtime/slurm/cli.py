@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from runtime.job import Job
     from runtime.slurm.elastic import Elastic
     from runtime.slurm.run import SlurmRun
+    from runtime.status import Status
 
 Text = str | None
 Partition = Annotated[Text, typer.Option(help="SLURM's; several with commas", metavar="NAMES")]
@@ -120,8 +122,27 @@ def launch(
     _wait(started, out)
 
 
+class _Progress:
+    """One line of the state whenever it has changed; over the line before where someone looks at a terminal."""
+
+    def __init__(self, out: console.Output) -> None:
+        self._out, self._last = out, ""
+
+    def __call__(self, found: Status) -> None:
+        loss = f", loss {found.loss:.6g}" if found.loss is not None else ""
+        left = f", {console.duration(found.left_s * 1e9)} left" if found.left_s is not None else ""
+        why = f" ({found.reason})" if found.reason else ""
+        line = f"{found.state}{why}: step {found.step} of {found.steps}{loss}{left}"
+        if line != self._last:
+            self._last = line
+            if sys.stderr.isatty():
+                print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+            else:
+                self._out.note(line)
+
+
 def _wait(started: SlurmRun, out: console.Output) -> None:
-    outcome = started.outcome()
+    outcome = started.outcome(tell=_Progress(out))
     rows = started.metrics()
     data = {
         "run": str(started.paths.root),

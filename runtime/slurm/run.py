@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,7 +56,10 @@ class SlurmRun:
 
         return result_of(self.paths, self.ranks, self.outcome(timeout_s))
 
-    def outcome(self, timeout_s: float | None = None) -> Outcome:
+    def outcome(
+        self, timeout_s: float | None = None, tell: Callable[[status.Status], None] | None = None
+    ) -> Outcome:
+        """`tell` is given the status now and then while the run goes on."""
         begin = asked = time.monotonic()
         while True:
             if (found := status.outcome_of(self.paths)) is not None:
@@ -66,6 +70,8 @@ class SlurmRun:
             if now - asked > ASK_S[now - begin > OLD_S]:
                 asked = now
                 state = status.of(self.paths.root)
+                if tell is not None:
+                    tell(state)
                 if state.state not in ("queued", "running"):
                     return status.outcome_of(self.paths) or Outcome(state.state, cause=state.reason)
             time.sleep(LOOK_S)
