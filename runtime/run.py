@@ -31,6 +31,7 @@ from planner.errors import BadInput
 from planner.plan import Plan
 from planner.workload import Workload
 from runtime import checkpoint as checkpoints
+from runtime.execute import Pulse
 from runtime.groups import alone
 from runtime.job import Job
 from runtime.local import job_of, one_process, prepare
@@ -46,6 +47,7 @@ class _Launched(NamedTuple):
     job: Job
     model: Model
     rank: int
+    pulse: Pulse | None
 
 
 _launched: list[_Launched] = []  # by the launcher, before the script of a rank is run
@@ -142,9 +144,9 @@ class Run:
         return mean_loss(dict(enumerate(rows)))
 
 
-def run_script(paths: Paths, job: Job, model: Model, rank: int) -> None:
+def run_script(paths: Paths, job: Job, model: Model, rank: int, pulse: Pulse | None = None) -> None:
     """What each process of a run with a user's script does."""
-    _launched.append(_Launched(paths, job, model, rank))
+    _launched.append(_Launched(paths, job, model, rank, pulse))
     sys.argv = list(job.script)
     sys.path.insert(0, os.path.dirname(os.path.abspath(job.script[0])))
     runpy.run_path(job.script[0], run_name="__main__")

@@ -6,8 +6,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.errors import BadInput
-from planner.plan import Place
+from planner.errors import BadInput, Infeasible
+from planner.plan import Place, Plan
 from runtime.slurm import layout
 
 SLURM = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_NODEID", "SLURM_LOCALID")
@@ -51,6 +51,15 @@ def check(granted: Granted, places: Sequence[Place]) -> None:
                     where=granted.host,
                     allowed=f"task {local} of node {node} by the plan",
                 )
+
+
+def check_memory(plan: Plan, rank: int, have_bytes: int) -> None:
+    """That the device of a rank holds what the plan puts on it."""
+    need = plan.prediction.memory[plan.places[rank].pipeline].total
+    if need > have_bytes:
+        raise Infeasible(
+            f"{socket.gethostname()}: rank {rank} needs {need} bytes by the plan; its device has {have_bytes}"
+        )
 
 
 def exported(granted: Granted, places: Sequence[Place]) -> dict[str, str]:

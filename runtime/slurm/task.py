@@ -157,10 +157,13 @@ def _train(paths: Paths, job: Job, plan: Plan, rank: int, heart: Heart) -> int:
 
     torch.set_num_threads(job.threads)
     model = Model.of(plan)
+    if job.device == "cuda":
+        slot = plan.places[rank].slot
+        granted.check_memory(plan, rank, torch.cuda.get_device_properties(slot).total_memory)
     if rank == 0:
         checkpoints.remove_partial(paths.checkpoints)
     if job.script:
-        run_script(paths, job, model, rank)
+        run_script(paths, job, model, rank, heart)
         return 0
     agreed = stop.Agreed(paths.votes(job.generation), rank, len(plan.places))
     stop.listen(agreed)

@@ -52,6 +52,26 @@ def test_ranks_stand_where_the_plan_has_them_on_twelve_nodes(
     assert [task(run.paths, rank).host for rank in range(12)] == cluster.names
 
 
+SCRIPT = """
+from runtime.run import Run
+with Run.open("plan", "folder") as run:
+    for batch in run.batches():
+        print("loss", run.step(batch), flush=True)
+        if run.steps_done == 3:
+            break
+"""
+
+
+def test_a_script_of_the_users_runs_on_every_rank(cluster: Cluster, warm: Warm, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(SCRIPT)
+    plan = plan_over("mlp", family="1f1b", workers=2, micros=2, ranks_a_node=1)
+    run = launch(warm, plan, tmp_path / "run", steps=3, script=(str(tmp_path / "own.py"),))
+    run.wait(PATIENCE_S).check()
+    said = [run.logs(rank).splitlines() for rank in range(2)]
+    assert said[0] == said[1] and len(said[0]) == 3
+    assert [float(line.split()[1]) for line in said[0]] == [row["loss"] for row in run.metrics()]
+
+
 def test_nodes_with_uneven_numbers_of_ranks_are_laid_out_as_planned(
     cluster: Cluster, warm: Warm, tmp_path: Path
 ) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from planner.errors import BadInput
+from planner import plan_yaml
+from planner.errors import BadInput, Infeasible
 from planner.plan import Place
 from runtime.slurm import granted
 from runtime.slurm.granted import Granted
@@ -60,6 +63,14 @@ def test_a_task_on_its_place_is_let_through(rank: int, node: int, local: int) ->
 def test_a_task_elsewhere_is_refused_by_name(here: Granted, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         granted.check(here, PLACES)
+
+
+def test_a_device_with_too_little_memory_is_refused() -> None:
+    plan = plan_yaml.load(Path("plans/mlp-chimera.yaml"))
+    need = plan.prediction.memory[1].total
+    granted.check_memory(plan, 1, need)
+    with pytest.raises(Infeasible, match=f"rank 1 needs {need} bytes by the plan; its device has {need - 1}"):
+        granted.check_memory(plan, 1, need - 1)
 
 
 def test_programs_of_torch_distributed_find_what_they_expect() -> None:
