@@ -42,7 +42,7 @@ class Weights:
     def __len__(self) -> int:
         return len(self.constant)
 
-    def part(self, rows: slice) -> Weights:
+    def part(self, rows: slice | IntArray) -> Weights:
         return Weights(
             kinds=self.kinds[rows],
             hops=self.hops[rows],

@@ -16,6 +16,8 @@ from planner.milp.box import Weights, stack, weigh
 from planner.milp.mesh import FloatArray
 from planner.milp.problem import Durations, Problem, Row
 
+_OFTEN, _LATEST = 60, 30  # rows at play
+
 
 @dataclass(kw_only=True)
 class Pool:
@@ -24,6 +26,7 @@ class Pool:
     problem: Problem
     memory: Weights
     rows: list[Row] = field(default_factory=list)
+    used: list[int] = field(default_factory=list)  # of each row, how often it was in a combination
     weights: Weights = field(init=False)
     cuts: list[IntArray] = field(default_factory=list)
     columns: list[Durations] = field(default_factory=list)
@@ -35,6 +38,7 @@ class Pool:
 
     def add_row(self, row: Row) -> None:
         self.rows.append(row)
+        self.used.append(0)
         self.weights = stack([self.weights, weigh(row)], self.problem.stages)
         new = np.array([[self._value(row, column) for column in self.columns]])
         self.values = np.vstack([self.values.reshape(len(self.rows) - 1, len(self.cuts)), new.reshape(1, -1)])
@@ -58,6 +62,12 @@ class Pool:
         total = (row.kinds * column.kinds[0]).sum() + counts[column.cells] @ column.hop_ns[0]
         return float(total) / row.steps
 
+    def active(self) -> IntArray:
+        """The rows that were of use most often, and the latest."""
+        count = len(self.rows)
+        old = sorted(range(max(0, count - _LATEST)), key=lambda r: (-self.used[r], -r))[:_OFTEN]
+        return np.array([*sorted(old), *range(max(0, count - _LATEST), count)], np.int64)
+
     def inside(self, low: IntArray, high: IntArray) -> list[int]:
         return [k for k, cut in enumerate(self.cuts) if (cut >= low).all() and (cut <= high).all()]
 
@@ -75,7 +85,8 @@ class Game:
 
     def __init__(self, pool: Pool, chosen: list[int], scale: float) -> None:
         self.pool, self.scale = pool, scale
-        self.rows = len(pool.rows)
+        self.active = pool.active()
+        self.rows = len(self.active)
         self.columns: list[int] = []
         self.lp: highspy.Highs = highspy.Highs()  # type: ignore[no-untyped-call]
         self.lp.setOptionValue("output_flag", False)
@@ -95,7 +106,7 @@ class Game:
 
     def add(self, cut: int) -> None:
         self.columns.append(cut)
-        value = self.pool.values[: self.rows, cut] / self.scale
+        value = self.pool.values[self.active, cut] / self.scale
         over = self.pool.excess[:, cut] / -self.pool.memory.constant
         every = np.arange(self.width + 1, dtype=np.int32)
         coefficients = np.concatenate([-value, -over, [1.0]])
@@ -110,7 +121,9 @@ class Game:
         shares = np.where(x[: self.rows] > 1e-9, x[: self.rows], 0.0)
         if shares.sum() <= 0:
             return None
-        mixed = self.pool.weights.part(slice(0, self.rows)).mixed(shares / shares.sum())
+        for r in self.active[shares > 0].tolist():
+            self.pool.used[r] += 1
+        mixed = self.pool.weights.part(self.active).mixed(shares / shares.sum())
         if len(self.pool.memory):
             rate = np.clip(x[self.rows : self.width], 0.0, None) * self.scale / -self.pool.memory.constant
             mixed = stack([mixed, self.pool.memory.mixed(rate)], self.pool.problem.stages).mixed(np.ones(2))

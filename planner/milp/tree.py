@@ -21,6 +21,8 @@ from planner.milp.search import NEVER, Answer, judge
 _PRICINGS = 60  # shortest paths a box, at most
 _ROUNDS = 3  # of filtering by single rows
 _CHEAP = 100_000  # arcs x rows
+_SPARE, _SPARE_AT_ROOT = 3, 40  # pricings of a box that cannot be refuted, for a better bound and fewer arcs
+_CLOSE = 1e-5  # of the limit: bound and estimate as near as they need be
 _GAIN = 1e-4  # of the limit: what a row between cuts must add to go on at this box
 
 
@@ -84,7 +86,8 @@ class Tree:
     def _filtered(self, box: Box) -> Box | None:
         """Without what single rows refute: boundaries first, then arcs where that is cheap."""
         most = self.limit - 1 + ROUNDING
-        spans = narrowed(self.problem, self.pool.weights, most, box.low.copy(), box.high.copy())
+        rows = self.pool.weights.part(self.pool.active())
+        spans = narrowed(self.problem, rows, most, box.low.copy(), box.high.copy())
         narrow = None if spans is None else box.narrowed(*spans)
         for _ in range(_ROUNDS):
             if narrow is None:
@@ -92,8 +95,8 @@ class Tree:
             box = narrow
             if len(self.pool.memory):
                 narrow = box.filtered(self.pool.memory, 0.0)
-            if narrow is not None and (self.nodes == 1 or len(self.pool.rows) * box.cells <= _CHEAP):
-                narrow = narrow.filtered(self.pool.weights, most)
+            if narrow is not None and (self.nodes == 1 or len(rows) * box.cells <= _CHEAP):
+                narrow = narrow.filtered(rows, most)
             if narrow is box:
                 break
         return narrow
@@ -103,6 +106,7 @@ class Tree:
         if not chosen:
             chosen = [self._learn(_middle(box))]
         rows, game = -1, None
+        spare = _SPARE_AT_ROOT if self.nodes == 1 else _SPARE
         best: Weights | None = None
         for _ in range(_PRICINGS):
             if game is None or rows != len(self.pool.rows):
@@ -112,15 +116,19 @@ class Tree:
                 break
             most, mixed = solved
             if most <= self.limit - 1:  # these rows cannot refute the box
-                if not self._learn_between(game, most):
+                if self._learn_between(game, most):
+                    continue
+                spare -= 1
+                if spare < 0:
                     break
-                continue
             value, cut = box.least(mixed)
             if value > bound:
                 bound, best = value, mixed
             if self._refuted(bound):
                 return bound, box, []
-            if most - value < 0.25 or any((self.pool.cuts[k] == cut).all() for k in chosen):
+            if most - value < max(0.25, _CLOSE * self.limit) or any(
+                (self.pool.cuts[k] == cut).all() for k in chosen
+            ):
                 break
             chosen.append(self._learn(cut))
             if rows == len(self.pool.rows):
