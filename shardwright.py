@@ -239,11 +239,25 @@ def run(arguments: Sequence[str]) -> int:
         return report_error(error, as_json=as_json)
     except WrongUsage as error:
         return report_error(_wrong_usage(cast(typer.BadParameter, error)), as_json=as_json)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        unusable = BadInput(f"cannot be used: {error.strerror}", where=str(error.filename))
+        return report_error(unusable, as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
+        return _interrupted(as_json=as_json)
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
+    if status == INTERRUPTED:
+        return _interrupted(as_json=as_json)
     return status or (0 if arguments else BadInput.status)
+
+
+def _interrupted(*, as_json: bool) -> int:
+    from planner.console import report_error
+
+    report_error(ShardwrightError("interrupted"), as_json=as_json)
+    return INTERRUPTED
 
 
 def _wrong_usage(error: typer.BadParameter) -> BadInput:

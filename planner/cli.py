@@ -195,10 +195,13 @@ def verify(
         cluster=clusters.load(cluster) if cluster else None,
     )
     if found:
-        raise BadPlan(
-            "\n".join([f"{plan}: {len(found)} violations", *(f"  {violation}" for violation in found)])
-        )
-    console.Output(as_json=as_json).result({"plan": str(plan), "violations": []}, lambda: f"{plan} holds")
+        count = f"{len(found)} violation{'s' if len(found) > 1 else ''}"
+        raise BadPlan("\n".join([f"{plan}: {count}", *(f"  {violation}" for violation in found)]))
+    unasked = {"--profile": profile, "--cluster": cluster}
+    more = ", ".join(option for option, file in unasked.items() if file is None)
+    hint = f"; not held against the model and its costs, or the machines: give {more}" if more else ""
+    data = {"plan": str(plan), "violations": [], "not_judged": more.split(", ") if more else []}
+    console.Output(as_json=as_json).result(data, lambda: f"{plan} holds{hint}")
 
 
 def _show_command(tools: Tools) -> Callable[..., None]:

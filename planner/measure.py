@@ -110,7 +110,12 @@ def _told(row: Done, report: Report, share: float) -> Done:
 def _by_measuring(workload: Workload, request: Request, journal: Path | None) -> Profile:
     partial = journal.with_name(f"{journal.name}.partial") if journal is not None else None
     with Report(f"profile {workload.name} on {request.device}") as report:
-        found = measure(request, partial, report)
+        try:
+            found = measure(request, partial, report)
+        except KeyboardInterrupt:
+            if partial is not None and partial.exists():
+                report.say(f"what was measured is in {partial}; the same command goes on from there")
+            raise
     assert found.optimizer is not None
     profile_ = Profile(
         workload=workload.name,

@@ -39,6 +39,9 @@ class Report:
             self._spoken = time.monotonic()
             print(self.line(share, self._spoken - self._begun), file=self._stream, flush=True)
 
+    def say(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
     def line(self, share: float, spent_s: float) -> str:
         left = f", about {spent_s * (1 - share) / share:.0f} s left" if share > 0 else ""
         return f"{self._title}: {share:.0%}{left}"

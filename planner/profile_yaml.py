@@ -156,7 +156,7 @@ def _check_version(data: Mapping[str, object]) -> None:
         raise WrongKey((), "is no profile: it has no version", f"version: {PROFILE_VERSION}")
     version = data["version"]
     if type(version) is not int or not 1 <= version <= PROFILE_VERSION:
-        raise WrongKey(("version",), f"version {version!r} is not known here", f"1 to {PROFILE_VERSION}")
+        raise WrongKey(("version",), f"{version!r} is not known here", f"{PROFILE_VERSION}; or update")
 
 
 def _profile(document: Document) -> Profile:

@@ -61,7 +61,7 @@ def violations(
     found = [violation for rule in _RULES for violation in rule(plan)]
     if not any(violation.rule == "schedule" for violation in found):
         found += _step_time(plan)
-    layers = list(verify_model.layers(plan, graph)) if graph else []
+    layers = list(verify_model.layers(plan, graph) if graph else verify_model.repeated_layers(plan))
     found += layers
     if graph and not layers:
         found += verify_model.violations(plan, graph)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -21,21 +21,29 @@ def layers(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
         message = f"the plan is for {plan.model.fingerprint}, the model is {graph.fingerprint}"
         yield Violation(rule="model", where="model.fingerprint", message=message)
     planned = [(name, index) for index, stage in enumerate(plan.stages) for name in stage.layers]
-    counts = Counter(name for name, _ in planned)
     for name, index in planned:
         if name not in graph.index:
             yield _layer(name, f"is in stage {index}, but the model has none of that name")
-    for name in dict.fromkeys(name for name, _ in planned):
-        if counts[name] > 1:
-            where = ", ".join(str(index) for other, index in planned if other == name)
-            yield _layer(name, f"stands {counts[name]} times, in stages {where}; each stands once")
+    yield from repeated_layers(plan)
     for layer in graph.layers:
-        if layer.name not in counts:
+        if layer.name not in {name for name, _ in planned}:
             yield _layer(layer.name, "is missing; each layer of the model is in a stage")
     known = [(name, index) for name, index in planned if name in graph.index]
     for (before, _), (name, index) in pairwise(known):
         if graph.index[name] < graph.index[before]:
             yield _layer(name, f"comes after '{before}' in stage {index}, but before it in the model")
+
+
+def repeated_layers(plan: Plan) -> Iterator[Violation]:
+    """What can be told of layers without the model: each stands once."""
+    stages: dict[str, list[int]] = defaultdict(list)
+    for index, stage in enumerate(plan.stages):
+        for name in stage.layers:
+            stages[name].append(index)
+    for name, found in stages.items():
+        if len(found) > 1:
+            where = ", ".join(map(str, found))
+            yield _layer(name, f"stands {len(found)} times, in stages {where}; each stands once")
 
 
 def _layer(name: str, message: str) -> Violation:

@@ -292,4 +292,5 @@ def _convert(text: str, default: object, where: str) -> Scalar:
 
 
 def _kind(value: object) -> str:
-    return f"a {type(value).__name__}"
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

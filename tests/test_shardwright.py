@@ -224,6 +224,23 @@ def test_a_slip_on_the_command_line_ends_with_status_2(
     assert not list(tmp_path.rglob("*.yaml")), "nothing is written"
 
 
+def test_what_verify_was_not_given_to_judge_by_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sw.run(["verify", PLAN]) == 0
+    assert "give --profile, --cluster" in capsys.readouterr().out
+    assert sw.run(["verify", PLAN, "--cluster", LAPTOP, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["not_judged"] == ["--profile"]
+
+
+def test_a_run_folder_that_cannot_be_made_is_one_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert sw.run(["launch", PLAN, "--inline", "--steps", "1", "--run", str(file), "--json"]) == 2
+    said = capsys.readouterr()
+    assert str(file) in json.loads(said.out)["error"]["message"] and "Traceback" not in said.err
+
+
 def test_an_error_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert sw.run(["verify", "nowhere.yaml", "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["error"]["kind"] == "BadInput"

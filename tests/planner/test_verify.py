@@ -39,6 +39,12 @@ def test_a_right_plan_violates_nothing(plan: Plan) -> None:
     assert verify.check(plan, profile=examples.profile(), cluster=examples.machines()) is plan
 
 
+def test_a_layer_twice_is_found_without_the_model() -> None:
+    plan = examples.edited(examples.plan(), {"stages.1.layers": ["middle", "up", "head", "loss"]})
+    found = [str(violation) for violation in verify.violations(plan)]
+    assert found == ["layers: layer 'middle': stands 2 times, in stages 0, 1; each stands once"]
+
+
 # changes to the 1F1B plan of two stages on two replicas, and what is said about each
 WRONG: tuple[tuple[str, Mapping[str, object], str], ...] = (
     (

@@ -101,7 +101,7 @@ BAD = {
     "no build": (GOOD.replace("def build", "def built"), {}, "has no function 'build'"),
     "no batch": (GOOD.replace("def batch", "def other"), {}, "has no function 'batch'"),
     "no loss": (GOOD.replace("def loss", "def other"), {}, "has no function 'loss'"),
-    "not callable": (GOOD + "\noptimizer = 3\n", {}, "'optimizer' is a int"),
+    "not callable": (GOOD + "\noptimizer = 3\n", {}, "'optimizer' is an int"),
     "a syntax error": (GOOD + "\ndef broken(:\n", {}, "mine.py:16: cannot be imported: SyntaxError"),
     "an import that fails": ("import torhc\n" + GOOD, {}, "mine.py:1: cannot be imported"),
     "an error on import": (GOOD + "\nx = 1 / 0\n", {}, "mine.py:16: cannot be imported: ZeroDivisionError"),
