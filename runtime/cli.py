@@ -6,7 +6,7 @@ import os
 import shutil
 import time as clock
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -29,6 +29,12 @@ def register(app: typer.Typer) -> None:
 
 def launch(
     plan: Annotated[Path, typer.Argument(help="a plan.yaml", metavar="PLAN")],
+    script: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="after --: a script of your own and its arguments, on every rank", metavar="[-- SCRIPT ARGS]"
+        ),
+    ] = None,
     local: Annotated[bool, typer.Option("--local", help="every rank a process on this machine")] = False,
     inline: Annotated[bool, typer.Option("--inline", help="the same training in one process")] = False,
     on_slurm: Annotated[
@@ -86,6 +92,13 @@ def launch(
         save_every = _save_every(chosen, folder, failures, save_every, out)
     if device not in ("cpu", "cuda"):
         raise BadInput(f"there is no device '{device}'", where="--device", allowed="cpu, cuda")
+    settings: dict[str, Any] = {"seed": seed, "save_every": save_every, "device": device}
+    if script:
+        if backend == "inline" or not Path(script[0]).is_file():
+            raise BadInput(
+                f"cannot run '{script[0]}'", where="launch", allowed="a file, under --local or --slurm"
+            )
+        settings["script"] = (str(Path(script[0]).resolve()), *script[1:])
     if backend == "slurm":
         options = slurm.chosen(site, sbatch=sbatch, time=time, **words)
         nodes = slurm.flexible(elastic, profile, cluster, fix)
@@ -97,7 +110,7 @@ def launch(
             return
         from runtime.local import job_of
 
-        job = job_of(chosen, steps, {"seed": seed, "save_every": save_every, "device": device})
+        job = job_of(chosen, steps, settings)
         slurm.launch(chosen, plan.stem, folder, job, options, nodes=nodes, wait=wait, out=out)
         return
     planning = {"profile": profile, "cluster": cluster, "fix": fix}
@@ -105,16 +118,9 @@ def launch(
     from runtime import local as processes
 
     if backend == "inline":
-        _ended(
-            processes.launch_inline(
-                chosen, folder, steps=steps, seed=seed, save_every=save_every, device=device
-            ),
-            out,
-        )
+        _ended(processes.launch_inline(chosen, folder, steps=steps, **settings), out)
         return
-    started = processes.launch(
-        chosen, folder, steps=steps, detach=not wait, seed=seed, save_every=save_every, device=device
-    )
+    started = processes.launch(chosen, folder, steps=steps, detach=not wait, **settings)
     if wait:
         _ended(started.wait(), out)
     else:

@@ -163,7 +163,7 @@ def prepare_folder(plan: Plan, folder: Path, job: Job) -> tuple[Paths, Job]:
     paths.plan.write_text(plan_yaml.dump(plan))
     job = replace(job, generation=_next_generation(paths))
     job.write(paths)
-    for old in (paths.outcome, *paths.causes()):
+    for old in (paths.outcome, paths.cancelled, *paths.causes()):
         old.unlink(missing_ok=True)
     return paths, job
 

@@ -82,12 +82,15 @@ def outcome_of(paths: Paths) -> Outcome | None:
 
 def _state(paths: Paths, queued: submit.Queued | None) -> tuple[str, str]:
     if (found := outcome_of(paths)) is not None:
-        stopped = found.state == "stopped" and paths.cancelled.exists()
-        return ("cancelled", "by cancel") if stopped else (found.state, found.cause)
+        cancelled = found.state != "done" and paths.cancelled.exists()
+        return ("cancelled", "") if cancelled else (found.state, found.cause)
     if queued is None or queued.inside:
         pid = queued.inside if queued else supervisor_of(paths)
         alive = pid is not None and _runs(pid, paths)
-        return ("running", "") if alive else ("ended", "its supervisor is gone, and left no word")
+        if alive:
+            return "running", ""
+        cancelled = paths.cancelled.exists()
+        return ("cancelled", "") if cancelled else ("ended", "its supervisor is gone, and left no word")
     said = slurm_state.of(queued.job)
     return said.state, said.reason
 
@@ -139,6 +142,7 @@ def cancel(folder: Path) -> None:
     pid = supervisor_of(paths)
     if pid is None or not _runs(pid, paths):
         raise BadInput("does not run", where=str(folder))
+    paths.cancelled.touch()
     os.killpg(pid, signal.SIGKILL)
 
 
