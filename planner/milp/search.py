@@ -14,7 +14,8 @@ from planner.schedule.action import Kind
 
 NEVER = 1 << 60  # the time of a cut that does not fit
 _STEPS = (1, 2, 4, 8)
-_LONGEST_BLOCK = 4  # boundaries that move together, where there are many
+_DESCENT_NS = 1e9  # of the meter, for one descent
+_LONGEST_BLOCK = 2  # boundaries that move together, where there are many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ def descend(problem: Problem, low: IntArray, high: IntArray, start: IntArray) ->
     """Steepest descent over moves of single boundaries and blocks of them."""
     best = _pick(problem, start[None, :])
     moves = _moves(problem.stages)
+    stop_ns = problem.meter.spent_ns + _DESCENT_NS
     while True:
         near = (best.cut if best else start) + moves
         inside: BoolArray = np.asarray(
@@ -50,6 +52,8 @@ def descend(problem: Problem, low: IntArray, high: IntArray, start: IntArray) ->
         if found is None or not found.better(best):
             return best
         best = found
+        if problem.meter.spent_ns > stop_ns:
+            return best
 
 
 def _pick(problem: Problem, cuts: IntArray) -> Answer | None:
