@@ -2,7 +2,9 @@
 
 `cap` is what a worker holds at most, in micro-batches of one stage; D times the stages a direction by default.
 Which greedy choice is best depends on the numbers, so a few are listed and the shortest kept: caps a (pipe, stage)
-keep the directions from crowding each other out, a cap a worker leaves them free to lend each other room.
+keep the directions from crowding each other out, a cap a worker leaves them free to lend each other room. Where all
+of them end later than the bound says, a herd of half-random listings looks for an order that does not, unless the cap
+is less than the default, which keeps the bound out of reach.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from planner.schedule.action import Schedule
 from planner.schedule.assemble import Request, assemble
 from planner.schedule.chimera import numbered, two_ended
 from planner.schedule.costs import Limits, nominal
+from planner.schedule.herd import sooner
 from planner.schedule.list_job import Job, Policy
-from planner.schedule.list_scheduler import best_listed
+from planner.schedule.list_scheduler import best_listed, bound
 
 SHARED = (
     Policy(tie="micro"),
@@ -46,7 +49,9 @@ def chimera_zb(request: Request) -> Schedule:
         for policy in APART if own else ():
             yield replace(job, policy=policy, limits=apart)
 
-    return assemble(request, place, pipe_of, best_listed(jobs()).orders)
+    listing = best_listed(jobs())
+    orders = sooner(job, bound(job), listing.span) if cap >= request.workers * request.chunks else None
+    return assemble(request, place, pipe_of, orders or listing.orders)
 
 
 def _unit(request: Request, first: int) -> list[int]:

@@ -66,13 +66,16 @@ def best_listed(jobs: Iterable[Job]) -> Listing:
 
 
 def bound(job: Job) -> int:
-    """No order of this job is shorter: the first forwards and then all work of a worker; the chain of a micro-batch."""
+    """No order of this job is shorter: all work of a worker from its first forward, or from its first backward without
+    the forwards; the way of a pipe's micro-batches, one after the other at its last stage."""
     costs, stages = job.costs, range(len(job.place[0]))
     back = costs.input_grad if job.split else costs.backward
     late = costs.weight_grad if job.split else (0,) * len(stages)
     counts = Counter(job.pipe_of)
-    load: dict[int, int] = {}
-    head: dict[int, int] = {}
+    work: dict[int, int] = {}  # of a worker: B, or I and W
+    forwards: dict[int, int] = {}
+    head: dict[int, int] = {}  # its earliest forward
+    turn: dict[int, int] = {}  # its earliest backward
     tail: dict[int, int] = {}
     longest = 0
     for pipe, workers in enumerate(job.place):
@@ -82,13 +85,17 @@ def bound(job: Job) -> int:
         leave = _sums(
             back, _hops(costs, workers, -1)
         )  # from the end of a stage's backward to the end of the pipe's
-        longest = max(longest, reach[-1] + costs.forward[-1] + back[-1] + leave[-1] + late[0])
+        through = reach[-1] + costs.forward[-1] + back[-1]
+        again = (counts[pipe] - 1) * (costs.forward[-1] + back[-1])
+        longest = max(longest, through + again + leave[-1] + late[0])
         for stage, worker in zip(stages, workers, strict=True):
-            work = counts[pipe] * (costs.forward[stage] + back[stage] + late[stage])
-            load[worker] = load.get(worker, 0) + work
+            forwards[worker] = forwards.get(worker, 0) + counts[pipe] * costs.forward[stage]
+            work[worker] = work.get(worker, 0) + counts[pipe] * (back[stage] + late[stage])
             head[worker] = min(head.get(worker, reach[stage]), reach[stage])
+            turned = through + leave[-1] - leave[stage] - back[stage]
+            turn[worker] = min(turn.get(worker, turned), turned)
             tail[worker] = 0 if job.split else min(tail.get(worker, leave[stage]), leave[stage])
-    return max(longest, *(head[w] + load[w] + tail[w] for w in load))
+    return max(longest, *(max(head[w] + forwards[w], turn[w]) + work[w] + tail[w] for w in work))
 
 
 def _hops(costs: Costs, workers: Sequence[int], step: int) -> list[int]:
