@@ -8,7 +8,6 @@ from typing import Protocol
 
 import numpy as np
 
-from planner.cluster import total_devices
 from planner.cost import IntArray
 from planner.milp.problem import KINDS, Problem
 from planner.milp.search import NEVER, Answer, judge
@@ -65,7 +64,7 @@ def free_bound_ns(posed: Problem, cut: IntArray) -> int:
 
 
 def rivals(space: Space, best: Problem, answer: Answer, looked: Sequence[Looked]) -> Iterator[Rival]:
-    yield from _trivial(space)
+    yield from (_best(space, name, shapes) for name, shapes in trivial(space))
     others: dict[str, Looked] = {}
     for found in sorted(looked, key=lambda x: (x.answer.ns if x.answer else NEVER, x.shape)):
         if found.answer is not None and found.shape.family != best.shape.family:
@@ -95,17 +94,29 @@ def _why(posed: Problem, answer: Answer) -> str:
     return f"{shares} of its step; fullest worker {memory} bytes"
 
 
-def _trivial(space: Space) -> Iterator[Rival]:
-    """What one would do without a planner, priced by the same model."""
+def trivial(space: Space) -> list[tuple[str, list[Shape]]]:
+    """What one would do without a planner: shapes by name, to be cut into stages of equally many layers."""
     free = Pins(schedules=("1f1b",), recompute=False, shard=False, update=space.pins.update)
-    total = total_devices(space.cluster)
     wide = _shapes(space, replace(free, pipeline=1))
     most = max((shape.data for shape in wide), default=1)
-    yield _best(space, "pure data parallel", [shape for shape in wide if shape.data == most])
     deep = [x for x in _shapes(space, free) if 1 < x.workers <= _DEEPEST_TRIVIAL]
-    used = max((x.devices for x in deep), default=total)
-    yield _best(space, "equal-depth 1f1b", [x for x in deep if x.devices == used])
-    yield _best(space, "one device", _shapes(space, replace(free, pipeline=1, data=1)))
+    used = max((x.devices for x in deep), default=0)
+    return [
+        ("pure data parallel", [shape for shape in wide if shape.data == most]),
+        ("equal-depth 1f1b", [x for x in deep if x.devices == used]),
+        ("one device", _shapes(space, replace(free, pipeline=1, data=1))),
+    ]
+
+
+def equal_cut(posed: Problem) -> IntArray:
+    """Stages of equally many layers, as nearly as the boundaries allow."""
+    places = np.flatnonzero(posed.allowed)
+    goal = np.linspace(0, posed.layers, posed.stages + 1)
+    at = abs(places[None, :] - goal[:, None]).argmin(1)
+    for p in range(1, posed.stages):
+        at[p] = min(max(at[p], at[p - 1] + 1), len(places) - 1 - posed.stages + p)
+    cut: IntArray = places[at]
+    return cut
 
 
 def _shapes(space: Space, pinned: Pins) -> list[Shape]:
@@ -119,7 +130,7 @@ def _best(space: Space, name: str, chosen: Sequence[Shape]) -> Rival:
     for shape in chosen:
         posed = space.problem(shape)
         if posed is not None:
-            cut = np.linspace(0, posed.layers, posed.stages + 1).round().astype(np.int64)
+            cut = equal_cut(posed)
             ns = int(judge(posed, cut[None, :])[0])
             priced.append((ns, shape, posed, cut))
     least = min(priced, key=lambda entry: (entry[0], entry[1]), default=None)

@@ -19,7 +19,7 @@ from planner.milp.bounds import every_cut, fitting, memory_weights, most_bytes, 
 from planner.milp.box import ROUNDING, Box, Weights
 from planner.milp.game import Pool
 from planner.milp.problem import Problem
-from planner.milp.search import NEVER, Answer, balanced, descend, even, kicked
+from planner.milp.search import NEVER, Answer, balanced, descend, even, judge, kicked
 from planner.milp.shapes import Pins, Shape, shapes
 from planner.milp.space import Space, guess_ns, order_free_ns, short_bytes, summed_ns
 from planner.milp.tree import Tree
@@ -94,9 +94,9 @@ class Search:
         if found is None:
             root = root or whole(posed, *spans)
             found = None if root is None else descend(posed, *spans, balanced(posed, root))
-        self._take(tried, found)
+        self.take(tried, found)
 
-    def _take(self, tried: Tried, answer: Answer | None) -> None:
+    def take(self, tried: Tried, answer: Answer | None) -> None:
         if answer is not None and answer.better(tried.answer):
             tried.answer = answer
             if answer.ns < self.limit:
@@ -111,13 +111,13 @@ class Search:
         tree = Tree(pool, root, tried.answer, self.limit)
         proof = tree.prove(1, np.inf)
         if not proof.closed:
-            self._take(tried, proof.answer)
+            self.take(tried, proof.answer)
             self.answer(tried, root)
             if tried.answer is not None:
-                self._take(tried, kicked(tried.problem, root.low, root.high, tried.answer, self.effort.kicks))
+                self.take(tried, kicked(tried.problem, root.low, root.high, tried.answer, self.effort.kicks))
                 tree.improve(tried.answer)
             proof = tree.prove(max(20, self.effort.nodes // tried.shape.stages), self.effort.work_ns)
-        self._take(tried, proof.answer)
+        self.take(tried, proof.answer)
         least = min(int(np.ceil(summed_ns(self.space, tried.shape) - ROUNDING)), self.limit)
         tried.bound_ns, tried.rows, tried.root = max(proof.bound_ns, least), pool.weights, root
         if not proof.closed:
@@ -161,7 +161,7 @@ class Search:
         done = formulation.solve(parts, self.limit, nodes=self.effort.program_nodes)
         self.program = done
         if done.part >= 0:
-            self._take(self.tried[parts[done.part].box.problem.shape], Answer(cut=done.cut, ns=done.ns))
+            self.take(self.tried[parts[done.part].box.problem.shape], Answer(cut=done.cut, ns=done.ns))
         least = int(done.bound_ns * (1 - formulation.TOLERANCE))
         for tried in self.open:
             tried.bound_ns = max(tried.bound_ns, min(least, self.limit))
@@ -216,6 +216,7 @@ def search(space: Space, effort: Effort) -> Search:
         raise Infeasible(infeasible.no_shape(space))
     _first_answers(found, given)
     queue, queued = list(given), set(given)
+    _take_trivial(found, queued)
     for shape in queue:  # grows by the thriftier variants of shapes that memory narrows
         if found.examine(shape):
             more = [variant for variant in thriftier(space.pins, shape) if variant not in queued]
@@ -244,6 +245,17 @@ def _first_answers(found: Search, given: list[Shape]) -> None:
         tried = found.look(shape) if found.space.meter.spent_ns < found.effort.work_ns / 3 else None
         if tried is not None:
             found.answer(tried)
+
+
+def _take_trivial(found: Search, allowed: set[Shape]) -> None:
+    """The trivial plans are answers too: none of them beats the plan, however little was looked into."""
+    for _, chosen in explain.trivial(found.space):
+        for shape in (each for each in chosen if each in allowed):
+            tried = found.look(shape)
+            if tried is not None and found.space.pins.stages is None:
+                cut = explain.equal_cut(tried.problem)
+                ns = int(judge(tried.problem, cut[None, :])[0])
+                found.take(tried, None if ns == NEVER else Answer(cut=cut, ns=ns))
 
 
 def _may_exceed(box: Box) -> bool:

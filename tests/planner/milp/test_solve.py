@@ -191,3 +191,27 @@ def test_an_effort_cut_short_leaves_an_honest_gap() -> None:
     assert done is not None
     assert hurried.bound_ns <= done.objective_ns
     assert hurried.gap > 0
+
+
+def test_stages_of_a_larger_model_feed_each_other_and_the_certificate_says_so() -> None:
+    costs = profile(chain(30, 7, loose=True), scale=100)
+    plan = plan_of(costs, cluster(4), 8, {"pipeline": 4, "schedule": "1f1b"})
+    assert {(hop.sender, hop.receiver) for hop in plan.hops} >= {
+        (0, 1),
+        (1, 2),
+        (2, 3),
+        (3, 2),
+        (2, 1),
+        (1, 0),
+    }
+    assert plan.certificate is not None
+    assert "each stage feeding the next" in plan.certificate.scope
+
+
+def test_however_little_is_looked_into_no_trivial_plan_is_faster() -> None:
+    costs, machines = profile(chain(30, 8, loose=True), scale=100), cluster(6)
+    plan = solve(costs, machines, batch=12, effort=Effort(nodes=1, kicks=0, program_nodes=1, work_ns=0.0))
+    assert plan.certificate is not None
+    rivals = [rival.step_ns for rival in plan.certificate.rivals if rival.step_ns is not None]
+    assert rivals
+    assert plan.prediction.step_ns <= min(rivals)
