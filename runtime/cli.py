@@ -143,15 +143,23 @@ def _save_every(plan: Plan, folder: Path, hours: float, given: int, out: console
 
 
 def _backend(*, inline: bool, local: bool, on_slurm: bool, asks: bool) -> Backend:
-    """The one that was said; else SLURM where an allocation, an option of it or its programs are there."""
+    """The one that was said; else SLURM where an allocation, an option of it or a cluster is there."""
     given: dict[Backend, bool] = {"inline": inline, "local": local, "slurm": on_slurm}
     said = [name for name, wanted in given.items() if wanted]
     if len(said) > 1:
         raise BadInput(f"--{said[0]} and --{said[1]} exclude each other")
     if said:
         return said[0]
-    there = "SLURM_JOB_ID" in os.environ or shutil.which("sbatch") is not None
-    return "slurm" if asks or there else "local"
+    return "slurm" if asks or "SLURM_JOB_ID" in os.environ or _has_slurm() else "local"
+
+
+def _has_slurm() -> bool:
+    """Programs of SLURM may be installed where there is no cluster of it."""
+    if shutil.which("sbatch") is None:
+        return False
+    from runtime.slurm import clients
+
+    return clients.call("sinfo", "-h", "-o", "%P").code == 0
 
 
 def _ended(result: Result, out: console.Output) -> None:
