@@ -21,8 +21,8 @@ from planner.schedule.list_run import B, F, W, as_actions
 Habit = tuple[int, int, int]
 # F or B first; among alike the least: of its number in its pipe, its depth, or any
 HABITS = [(first, *tie) for first in (F, B) for tie in ((1, 0), (0, -1), (0, 0), (0, 1))]
-WHIMS = (0.5, 1.2, 2.0, 0.3)  # workers that start something else than their best in a slot; a try each
-SIZES = (32, 64)
+WHIMS = (0.3, 0.5, 1.2, 2.0, 0.2)  # workers that start something else than their best in a slot; a try each
+SIZES = (12, 32, 64)
 EFFORT = 1_500_000  # looks of a member at a node, in all tries together: about half a second
 NOW, LATER, LAST = -1e6, 1e6, 1e9  # urgencies of what cannot wait, of the other of F and B, of W
 IDLE = -1
@@ -50,10 +50,11 @@ def sooner(job: Job, least: int, known: int) -> list[list[Action]] | None:
             size = min(size, looks // (slots * nodes))
             if not size:
                 return None
-            looks -= size * slots * nodes
-            past = _Herd(job, slots, whim / workers, random.Random(seed)).run(size)
+            herd = _Herd(job, slots, whim / workers, random.Random(seed))
+            past = herd.run(size)
             if past is not None:
                 return as_actions(job, _orders(past))
+            looks -= size * nodes * (herd.slot + 1)
     return None
 
 
@@ -67,7 +68,7 @@ def _orders(past: Past) -> list[list[int]]:
 
 class _Herd:
     def __init__(self, job: Job, slots: int, whim: float, draws: random.Random) -> None:
-        self.slots, self.whim, self.draw = slots, whim, draws.random
+        self.slot, self.slots, self.whim, self.draw = 0, slots, whim, draws.random
         self.stages = len(job.place[0])
         self.room = list(job.limits.memory or ())
         self.nodes_of = _nodes_of(job.place, len(self.room))
@@ -87,18 +88,19 @@ class _Herd:
         start = Member([0] * (3 * len(self.total)), [0] * len(self.room), spare, HABITS[0])
         herd = [replace(start, habit=HABITS[i % len(HABITS)]) for i in range(size)]
         for slot in range(self.slots):
-            rows = [(member, row) for member in herd if (row := self._row(member, slot)) is not None]
+            self.slot = slot
+            rows = [(member, row) for member in herd if (row := self._row(member)) is not None]
             if not rows:
                 return None
             rows += [rows[int(self.draw() * len(rows))] for _ in range(size - len(rows))]
             herd = [self._after(member, row) for member, row in rows]
         return herd[0].past
 
-    def _row(self, member: Member, slot: int) -> list[int] | None:
+    def _row(self, member: Member) -> list[int] | None:
         """What each worker starts; None where the member cannot end in time."""
         row = []
         for worker in range(len(self.room)):
-            ready = self._ready(member, worker, slot)
+            ready = self._ready(member, worker)
             if ready is None or (not ready and not member.spare[worker]):
                 return None
             if len(ready) > 1 and self.draw() < self.whim:
@@ -107,7 +109,7 @@ class _Herd:
                 row.append(min(ready)[1] if ready else IDLE)
         return row
 
-    def _ready(self, member: Member, worker: int, slot: int) -> list[tuple[float, int]] | None:
+    def _ready(self, member: Member, worker: int) -> list[tuple[float, int]] | None:
         """Urgency (the least first) and code of all that can start; None where it is too late for one."""
         found: list[tuple[float, int]] = []
         done, last, draw = member.done, self.stages - 1, self.draw
@@ -117,7 +119,7 @@ class _Herd:
             code = 3 * n
             forwards, backwards, weights = done[code : code + 3]
             if room and forwards < self.total[n] and (not stage or done[code - 3] > forwards):
-                left = self.late_f[n] + 2 * forwards - slot
+                left = self.late_f[n] + 2 * forwards - self.slot
                 if left < 0:
                     return None
                 key = (
@@ -127,7 +129,7 @@ class _Herd:
                 )
                 found.append((key, code))
             if forwards > backwards and (stage == last or done[code + 4] > backwards):
-                left = self.late_b[n] + backwards - slot
+                left = self.late_b[n] + backwards - self.slot
                 if left < 0:
                     return None
                 key = (

@@ -37,7 +37,7 @@ def test_any_number_of_micro_batches_from_a_unit_on_ends_as_early_as_any_order_c
 def test_so_does_any_number_on_more_workers() -> None:
     draw = random.Random(7)
     for workers, pairs in draw.sample([shape for shape in GRID if shape[0] > 8], 10):
-        assert_least(workers, pairs, draw.randint(workers + 1, 4 * workers if workers <= 16 else 2 * workers))
+        assert_least(workers, pairs, draw.randint(workers + 1, 4 * workers))
 
 
 @pytest.mark.parametrize(("workers", "pairs"), [(10, 1), (16, 1), (20, 2), (24, 4), (32, 2)])
