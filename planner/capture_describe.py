@@ -73,7 +73,8 @@ class _Describer:
                 where="loss",
                 allowed="one number, the mean over samples, or a pair (sum, count)",
             )
-        if not self._tensor(self.traced.outputs[0]).requires_grad:
+        trains = any(parameter.requires_grad for parameter in self.module.parameters())
+        if trains and not self._tensor(self.traced.outputs[0]).requires_grad:
             raise BadInput(
                 "the loss has no gradient",
                 where="loss",

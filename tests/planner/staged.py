@@ -132,8 +132,7 @@ def assert_equal_to_the_bit(found: Sequence[Tensor], wanted: Sequence[Tensor]) -
 def assert_close(
     found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], exact: frozenset[str] | set[str] = frozenset()
 ) -> None:
-    """To 1e-6 of the largest entry; of a thousandth of the largest gradient of all where that is more: what is so much
-    smaller than the rest is a difference of large numbers, and its own size says nothing of how they are rounded."""
+    """To 1e-6 of the largest entry, or of a millionth of the largest gradient of all where that entry is noise."""
     assert found.keys() == wanted.keys(), found.keys() ^ wanted.keys()
     largest = max((float(g.to_dense().abs().max()) for g in wanted.values()), default=0.0)
     for name, gradient in wanted.items():
@@ -141,5 +140,5 @@ def assert_close(
         if name in exact:
             assert torch.equal(a, b), f"gradient of {name}"
         else:
-            scale = max(float(b.abs().max()), 1e-3 * largest)
+            scale = max(float(b.abs().max()), 1e-6 * largest)
             assert float((a - b).abs().max()) <= 1e-6 * scale, f"gradient of {name}"
