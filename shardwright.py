@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from planner.timeline import Timeline
     from planner.workload import Workload
     from runtime.local import LocalRun
+    from runtime.run import Run
 
 __all__ = [
     "BadInput",
@@ -33,6 +34,7 @@ __all__ = [
     "Cluster",
     "Infeasible",
     "Plan",
+    "Run",
     "ShardwrightError",
     "capture",
     "launch",
@@ -44,6 +46,15 @@ __all__ = [
     "simulate",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> type[Run]:
+    """`Run` needs torch, and is imported when it is first asked for."""
+    if name != "Run":
+        raise AttributeError(f"module 'shardwright' has no attribute '{name}'")
+    from runtime.run import Run
+
+    return Run
 
 
 def capture(workload: str | Path, *, micro: int = 1, **arguments: str | int | float | bool) -> Captured:

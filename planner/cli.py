@@ -250,7 +250,7 @@ def simulate(
     for path in (trace, svg):
         if path is not None:
             console.refuse_overwrite(path, force)
-    from planner.simulate import simulate_plan
+    from planner.simulate import period_of_plan, simulate_plan
 
     loaded = plan_yaml.load(plan)
     timeline = simulate_plan(loaded)
@@ -258,5 +258,5 @@ def simulate(
         console.write_whole(trace, views.perfetto(timeline))
     if svg is not None:
         console.write_whole(svg, views.svg(timeline))
-    data = {"makespan_ns": timeline.makespan_ns, "period_ns": loaded.prediction.step_ns}
+    data = {"makespan_ns": timeline.makespan_ns, "period_ns": period_of_plan(loaded)}
     console.Output(as_json=as_json).result(data, lambda: views.terminal(timeline))

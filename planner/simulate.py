@@ -44,6 +44,7 @@ __all__ = [
     "neighbour_hops",
     "node_ends",
     "period",
+    "period_of_plan",
     "periods",
     "schedule_of",
     "simulate",
@@ -69,6 +70,12 @@ def simulate_plan(plan: Plan, *, steps: int = 1) -> Timeline:
     schedule = check(schedule_of(plan), plan.hops, barrier=update == "barrier")
     compiled = compile(schedule, plan.hops, update=update)
     return simulate(compiled, duration_vector(plan.times, plan.hops), steps=steps)
+
+
+def period_of_plan(plan: Plan) -> int:
+    """Nanoseconds from one step to the next, by a plan's own orders and durations."""
+    compiled = compile(schedule_of(plan), plan.hops, update=plan.schedule.update)
+    return period(compiled, duration_vector(plan.times, plan.hops)).period_ns
 
 
 def simulate(

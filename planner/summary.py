@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from planner.cluster import Cluster, total_devices
 from planner.console import columns, duration, memory
 from planner.model import ModelGraph
-from planner.plan import Plan, Rival, StagePlan
+from planner.plan import Plan, Prediction, Rival, StagePlan
 from planner.profile import CostKey, Profile, saved_bytes
 
 
@@ -32,12 +32,18 @@ def decision(plan: Plan) -> str:
     return (
         f"{plan.model.workload}{_arguments(plan.model.arguments)}: {how}; {family}, {batch.samples} samples a step as "
         f"{batch.micros} micro-batch{'es' if batch.micros > 1 else ''} of {batch.micro} a group{extra}. Predicted step {duration(step.step_ns)} "
-        f"({duration(step.low_ns)} to {duration(step.high_ns)}), {_rate(plan)}."
+        f"({_bar(step)}), {_rate(plan)}."
     )
 
 
 def _arguments(arguments: Mapping[str, object]) -> str:
     return f" ({', '.join(f'{name}={value}' for name, value in arguments.items())})" if arguments else ""
+
+
+def _bar(step: Prediction) -> str:
+    if step.low_ns == step.high_ns:
+        return "its costs carry no spread, hence no error bar"
+    return f"{duration(step.low_ns)} to {duration(step.high_ns)}"
 
 
 def _rate(plan: Plan) -> str:

@@ -20,7 +20,7 @@ from planner.profile import Profile
 from planner.schedule import check as schedule_check
 from planner.schedule.action import Kind
 from planner.schedule.grid import draw
-from planner.simulate import compile, duration_vector, period, schedule_of
+from planner.simulate import period_of_plan, schedule_of
 from planner.violation import Violation
 
 __all__ = ["Violation", "check", "violations"]
@@ -221,8 +221,7 @@ def _prediction(plan: Plan) -> Iterator[Violation]:
 
 def _step_time(plan: Plan) -> Iterator[Violation]:
     """What is predicted is what the plan's own durations and order amount to."""
-    compiled = compile(schedule_of(plan), plan.hops, update=plan.schedule.update)
-    simulated = period(compiled, duration_vector(plan.times, plan.hops)).period_ns
+    simulated = period_of_plan(plan)
     if simulated != plan.prediction.step_ns:
         message = f"step_ns is {plan.prediction.step_ns}; times, hops and orders amount to {simulated}"
         yield Violation(rule="prediction", where="prediction", message=message)

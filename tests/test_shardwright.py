@@ -244,3 +244,11 @@ def test_a_run_folder_that_cannot_be_made_is_one_message(
 def test_an_error_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert sw.run(["verify", "nowhere.yaml", "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["error"]["kind"] == "BadInput"
+
+
+def test_run_is_there_and_imports_torch_only_when_asked_for() -> None:
+    code = "import sys, shardwright as sw; assert 'torch' not in sys.modules; print(sw.Run.open.__name__)"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "open", done.stderr
