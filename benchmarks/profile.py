@@ -179,6 +179,7 @@ def layers_and_whole(workload: Workload, micro: int, rounds: int) -> list[tuple[
 
 
 def run(quick: bool) -> Result:
+    torch.set_num_threads(1)  # as profiles are measured
     resnet = {"side": "64"} if quick else {}
     cases = [(load("resnet50", resnet), 2)]
     if not quick:
