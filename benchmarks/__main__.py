@@ -42,7 +42,7 @@ def main() -> int:
         result = result_of(name, options.quick)
         failed += isinstance(result, str)
         parts.append(f"## {name}\n\n{result}\n" if isinstance(result, str) else markdown(result))
-    text = "# Results\n\nWritten by `make bench`; each section says on what machine, under what load and when.\n\n"
+    text = "# Results\n\nWritten by `python -m benchmarks` (`make bench` runs all, whole); each section says on what machine, under what load and when.\n\n"
     (HERE / "RESULTS.md").write_text(text + "\n".join(parts))
     return failed
 
