@@ -133,7 +133,8 @@ def price(profile: Profile, setting: CostKey) -> Tables:
     """Tables of one micro-batch, split, precision and execution; BadInput names a layer that was not profiled."""
     graph = profile.graph
     costs = [_cost(profile, layer.name, setting) for layer in graph.layers]
-    saved, entered, leaving = _values(graph, costs, setting.micro)
+    size_of = {value.name: profile.value_bytes(value.name, setting) for value in graph.values}
+    saved, entered, leaving = _values(graph, costs, size_of)
     parameters, gradients, tied, elements = _parameters(graph)
     workspace = np.array([cost.workspace_bytes for cost in costs], np.int64)
     return Tables(
@@ -150,7 +151,7 @@ def price(profile: Profile, setting: CostKey) -> Tables:
         tied=tied,
         elements=elements,
         workspace=_running_maximum(workspace),
-        edges=_edges(graph, setting.micro),
+        edges=_edges(graph, size_of),
         state_bytes_per_element=profile.optimizer.state_bytes_per_parameter,
         step_ns_per_element=profile.optimizer.seconds_per_parameter.median * NS,
     )
@@ -184,14 +185,16 @@ def _prefixes(costs: list[LayerCost], part: str) -> dict[Kind, IntArray]:
     }
 
 
-def _values(graph: ModelGraph, costs: list[LayerCost], micro: int) -> tuple[IntArray, IntArray, IntArray]:
+def _values(
+    graph: ModelGraph, costs: list[LayerCost], size_of: Mapping[str, int]
+) -> tuple[IntArray, IntArray, IntArray]:
     count = len(graph.layers)
     saved, entered, leaving = _Rectangles(count), _Rectangles(count), _Rectangles(count)
     keepers = _first_keepers(graph, costs)
     for value in graph.values:
         made = graph.index[value.producer] if value.producer else -1
         users = sorted(graph.index[name] for name in set(value.consumers))
-        size = value.bytes(micro)
+        size = size_of[value.name]
         entered.add_once(users, size, after=made)
         saved.add_once(users, size, after=made)
         if made >= 0 and users:
@@ -240,10 +243,10 @@ def _running_maximum(amounts: IntArray) -> IntArray:
     return table
 
 
-def _edges(graph: ModelGraph, micro: int) -> Edges:
+def _edges(graph: ModelGraph, size_of: Mapping[str, int]) -> Edges:
     rows: list[tuple[int, int, int, int, int, bool]] = []
     for number, value in enumerate(graph.values):
-        rows += _edges_of(graph, number, value, micro)
+        rows += _edges_of(graph, number, value, size_of[value.name])
     table = np.array(rows, np.int64).reshape(-1, 6).T
     value_, made, previous, consumer, size, backward = table
     return Edges(
@@ -257,13 +260,13 @@ def _edges(graph: ModelGraph, micro: int) -> Edges:
 
 
 def _edges_of(
-    graph: ModelGraph, number: int, value: Value, micro: int
+    graph: ModelGraph, number: int, value: Value, size: int
 ) -> list[tuple[int, int, int, int, int, bool]]:
     if not value.producer:
         return []
     made = graph.index[value.producer]
     users = sorted(graph.index[name] for name in set(value.consumers))
     return [
-        (number, made, previous, user, value.bytes(micro), value.needs_grad)
+        (number, made, previous, user, size, value.needs_grad)
         for previous, user in zip([made, *users], users, strict=False)
     ]

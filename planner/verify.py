@@ -64,7 +64,7 @@ def violations(
     layers = list(verify_model.layers(plan, graph) if graph else verify_model.repeated_layers(plan))
     found += layers
     if graph and not layers:
-        found += verify_model.violations(plan, graph)
+        found += verify_model.violations(plan, graph, profile)
         if profile:
             found += verify_costs.violations(plan, profile)
     if cluster:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from planner.model import ModelGraph, crossings
-from planner.plan import Plan
+from planner.plan import Hop, Plan
+from planner.profile import CostKey, Profile
 from planner.schedule.action import Kind
 from planner.simulate import schedule_of
 from planner.violation import Violation
@@ -50,9 +51,9 @@ def _layer(name: str, message: str) -> Violation:
     return Violation(rule="layers", where=f"layer '{name}'", message=message)
 
 
-def violations(plan: Plan, graph: ModelGraph) -> list[Violation]:
+def violations(plan: Plan, graph: ModelGraph, profile: Profile | None = None) -> list[Violation]:
     """For a plan whose layers are those of the model."""
-    return [*_micro(plan, graph), *_backwards(plan, graph), *_hops(plan, graph)]
+    return [*_micro(plan, graph), *_backwards(plan, graph), *_hops(plan, graph, profile)]
 
 
 def _micro(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
@@ -90,7 +91,27 @@ def needed_hops(plan: Plan, graph: ModelGraph) -> dict[Route, set[str]]:
     return ways
 
 
-def _hops(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
+class _Sizes:
+    """Bytes of Values in one micro-batch: as profiled in the plan's precision, or as captured where no profile tells,
+    when lower precisions may halve them."""
+
+    def __init__(self, plan: Plan, graph: ModelGraph, profile: Profile | None) -> None:
+        key = CostKey("", plan.batch.micro, (), plan.precision, plan.execution)
+        told = profile is not None and key in profile.settings
+        self.share = 1 if told or plan.precision == "fp32" else 2
+        if profile is not None and told:
+            self.of = {value.name: profile.value_bytes(value.name, key) for value in graph.values}
+        else:
+            self.of = {value.name: value.bytes(plan.batch.micro) for value in graph.values}
+
+    def of_hop(self, hop: Hop, shards: int) -> tuple[int, int]:
+        """The least and the most that it may carry."""
+        whole = sum(self.of[name] for name in hop.values if name in self.of)
+        return -(-whole // (shards * self.share)), whole
+
+
+def _hops(plan: Plan, graph: ModelGraph, profile: Profile | None) -> Iterator[Violation]:
+    sizes = _Sizes(plan, graph, profile)
     needed = needed_hops(plan, graph)
     given: dict[Route, set[str]] = {}
     for hop in plan.hops:
@@ -98,9 +119,7 @@ def _hops(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
         given[route] = set(hop.values)
         if twice := {name for name in hop.values if hop.values.count(name) > 1}:
             yield _hop(route, f"carries {_names(twice)} more than once")
-        known = [graph.value[name] for name in hop.values if name in graph.value]
-        whole = sum(value.bytes(plan.batch.micro) for value in known)
-        least = -(-whole // plan.axes.spatial)
+        least, whole = sizes.of_hop(hop, plan.axes.spatial)
         if not least <= hop.bytes <= whole and given[route] == needed.get(route):
             right = f"{whole}" if least == whole else f"{least} to {whole}"
             yield _hop(route, f"carries {hop.bytes} bytes; its values have {right}")

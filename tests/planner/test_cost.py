@@ -14,7 +14,7 @@ from planner.errors import BadInput
 from planner.model import ModelGraph, Parameter
 from planner.profile import PERSISTENT, CostKey, LayerCost, Profile, stage_memory
 from planner.schedule.action import Kind
-from tests.planner.milp.instances import chain, profile
+from tests.planner.milp.instances import chain, profile, with_bf16
 
 KEY = CostKey("", 2, (), "fp32", "eager")
 
@@ -69,6 +69,17 @@ def test_values_that_enter_and_leave_a_stage_count_once(seed: int) -> None:
         out = {v for v in outputs if set(graph.value[v].consumers) - set(names)}
         assert tables.entered[i, j] == sum(graph.value[v].bytes(2) for v in inputs - outputs)
         assert tables.leaving[i, j] == sum(graph.value[v].bytes(2) for v in out)
+
+
+def test_values_have_the_bytes_of_the_precision_that_they_were_profiled_in() -> None:
+    made = with_bf16(model(1))
+    low = KEY._replace(precision="bf16")
+    tables = price(made, low)
+    for i, j, names in intervals(tables):
+        assert tables.saved[i, j] == stage_memory(made, names, low), names
+    halved = [(made.graph.values[row].bytes(2) + 1) // 2 for row in tables.edges.value]
+    assert tables.edges.bytes.tolist() == halved
+    assert price(made, KEY).leaving[0, 4] == pytest.approx(2 * tables.leaving[0, 4], abs=2 * len(halved))
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -91,6 +91,27 @@ def profile(blocks: list[Block], *, micros: tuple[int, ...] = (1,), scale: float
     )
 
 
+def with_bf16(made: Profile) -> Profile:
+    """Also in bf16: half the bytes between layers, three fifths of the time."""
+    graph, found = made.graph, dict(made.costs)
+    for layer in graph.layers:
+        for key in [key for key in made.costs if key.signature == layer.signature]:
+            cost = made.costs[key]
+            found[key._replace(precision="bf16")] = replace(
+                cost,
+                forward=_faster(cost.forward),
+                backward=_faster(cost.backward),
+                input_grad=_faster(cost.input_grad),
+                weight_grad=_faster(cost.weight_grad),
+                output_bytes=tuple((graph.value[name].bytes(key.micro) + 1) // 2 for name in layer.outputs),
+            )
+    return replace(made, costs=found)
+
+
+def _faster(time: Seconds) -> Seconds:
+    return Seconds(median=round(time.median / NS * 0.6) * NS, spread=time.spread)
+
+
 def _value(name: str, role: str, producer: str, users: list[int], size: int, grad: bool) -> Value:
     return Value(
         name=name,

@@ -15,7 +15,7 @@ from planner.plan import Plan
 from planner.plan_yaml import dump
 from planner.profile import Profile
 from planner.verify import violations
-from tests.planner.milp.instances import Block, chain, cluster, profile
+from tests.planner.milp.instances import Block, chain, cluster, profile, with_bf16
 
 
 def plan_of(
@@ -215,3 +215,29 @@ def test_however_little_is_looked_into_no_trivial_plan_is_faster() -> None:
     rivals = [rival.step_ns for rival in plan.certificate.rivals if rival.step_ns is not None]
     assert rivals
     assert plan.prediction.step_ns <= min(rivals)
+
+
+def test_a_profile_of_two_precisions_is_planned_in_the_one_that_is_asked_for() -> None:
+    costs, machines = with_bf16(profile(chain(8, 3, skips=1))), cluster(4)
+    pinned = {"pipeline": 4, "schedule": "1f1b"}
+    full = solve(costs, machines, batch=8, fix=pinned)
+    half = solve(costs, machines, batch=8, fix=pinned, precision="bf16")
+    assert (full.precision, half.precision) == ("fp32", "bf16")
+    assert half.prediction.step_ns < full.prediction.step_ns
+    assert violations(half, profile=costs, cluster=machines) == []
+    assert violations(half, graph=costs.graph, cluster=machines) == []
+    for hop in half.hops:
+        assert hop.bytes == sum((costs.graph.value[name].bytes(1) + 1) // 2 for name in hop.values)
+
+
+def test_a_hop_of_the_wrong_precision_is_a_violation() -> None:
+    costs, machines = with_bf16(profile(chain(8, 3))), cluster(2)
+    plan = solve(costs, machines, batch=4, fix={"pipeline": 2, "schedule": "1f1b"}, precision="bf16")
+    hops = tuple(hop.model_copy(update={"bytes": 2 * hop.bytes}) for hop in plan.hops)
+    found = violations(plan.model_copy(update={"hops": hops}), profile=costs)
+    assert {violation.rule for violation in found} == {"hops"}
+
+
+def test_a_precision_that_was_not_profiled_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"precision 'bf16' was not profiled.*fp32"):
+        solve(profile(chain(2, 0)), cluster(2), batch=2, precision="bf16")
