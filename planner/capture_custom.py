@@ -2,7 +2,8 @@
 
 A BatchNorm without momentum reads its count as a number. An autograd.Function of the user's would be traced through,
 its own backward lost: it becomes one operation that calls it. A reentrant checkpoint is such a function as well, and
-would hide parameters: it is left out, since what is recomputed is the plan's to decide.
+would hide parameters: it is left out, since what is recomputed is the plan's to decide. A SyncBatchNorm looks for the
+process group that runs at the time: it is traced as the plain one and marked, and the plan says who its peers are.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
-from planner.capture_traced import Traced
+from planner.capture_traced import SYNCHRONISED, Traced
 from planner.errors import BadInput
 
 
 @contextlib.contextmanager
 def exportable(module: nn.Module) -> Iterator[Callable[[Traced], None]]:
     """Gives what puts the real operations back into the graph that was traced meanwhile."""
-    with _cumulative(module) as names, _Functions() as functions:
+    with _cumulative(module) as names, _synchronised(module) as shared, _Functions() as functions:
 
         def restore(traced: Traced) -> None:
             _allow_cudnn(traced)
+            _mark_synchronised(traced, shared)
             _restore_averages(traced, names)
             functions.restore(traced)
 
@@ -42,6 +44,24 @@ def _allow_cudnn(traced: Traced) -> None:
         for i, argument in enumerate(schema.arguments if schema is not None else ()):
             if argument.name in ("cudnn_enabled", "cudnn_enable") and i < len(node.args):
                 node.args = (*node.args[:i], torch.backends.cudnn.enabled, *node.args[i + 1 :])
+
+
+@contextlib.contextmanager
+def _synchronised(module: nn.Module) -> Iterator[frozenset[str]]:
+    """Paths of normalisations whose statistics are those of all replicas."""
+    original = nn.SyncBatchNorm.forward
+    nn.SyncBatchNorm.forward = nn.modules.batchnorm._BatchNorm.forward  # type: ignore[method-assign]
+    try:
+        yield frozenset(name for name, part in module.named_modules() if isinstance(part, nn.SyncBatchNorm))
+    finally:
+        nn.SyncBatchNorm.forward = original  # type: ignore[method-assign]
+
+
+def _mark_synchronised(traced: Traced, paths: frozenset[str]) -> None:
+    for node in traced.graph.nodes:
+        stack = node.meta.get("stack")
+        if str(node.target) == "aten.batch_norm.default" and stack and stack[-1][0] in paths:
+            node.meta[SYNCHRONISED] = True
 
 
 @contextlib.contextmanager

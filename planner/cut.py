@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from planner.capture import Captured
 from planner.capture_slice import Layout, Slice
-from planner.capture_traced import Context
+from planner.capture_traced import SYNCHRONISED, Context
 from planner.errors import BadInput
 
 
@@ -205,6 +205,8 @@ class _Writer:
             fx.map_arg(node.args, self._moved),
             fx.map_arg(node.kwargs, self._moved),
         )
+        if SYNCHRONISED in node.meta:
+            new.meta[SYNCHRONISED] = True
         if self.device is not None:
             new.args = pytree.tree_map(self._placed, new.args)
             new.kwargs = pytree.tree_map(self._placed, new.kwargs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,12 +12,11 @@ from torch import Tensor, nn
 from planner.capture import Captured
 from planner.cut import StageModule, cut
 from planner.errors import BadPlan
-from planner.model import ModelGraph
 from planner.plan import Plan
 from planner.schedule.action import Action, Kind, Schedule
 from planner.simulate import schedule_of
 from planner.timeline import COLLECTIVE, Event, encode
-from runtime import rewrite
+from runtime import rewrite, synchronised
 from runtime.diagnose import first_bad_layer
 from runtime.execute import Interpreter, Pulse
 from runtime.groups import World
@@ -30,7 +28,7 @@ from runtime.rewrite import Keys
 from runtime.routes import check_hops, routes_of, stages_of_layers
 from runtime.scaler import LossScale, Scaler
 from runtime.spatial.ranks import sharing
-from runtime.statistics import RunningStatistics, decays
+from runtime.statistics import RunningStatistics, decays, observed, observers
 from runtime.sync import Bucket, Flat, GradientSync, buckets_of, groups_of
 from runtime.torch_stage import COUNT, Split, TorchStage
 from runtime.trace import Tracer
@@ -50,7 +48,8 @@ class Options:
     clip_norm: float | None = None
 
 
-def check_supported(plan: Plan, graph: ModelGraph) -> None:
+def check_supported(plan: Plan, captured: Captured) -> None:
+    graph = captured.graph
     if plan.model.fingerprint != graph.fingerprint:
         raise BadPlan(
             f"the plan is for another model: fingerprint {plan.model.fingerprint}, captured {graph.fingerprint}"
@@ -59,6 +58,7 @@ def check_supported(plan: Plan, graph: ModelGraph) -> None:
         raise BadPlan("compiled stages of split samples are not executed yet: use execution: eager")
     if not graph.symbolic_batch and graph.captured_micro != plan.batch.micro:
         raise BadPlan(f"captured for micro-batches of {graph.captured_micro}, planned are {plan.batch.micro}")
+    synchronised.check(plan, captured)
 
 
 class _Assembly:
@@ -67,7 +67,7 @@ class _Assembly:
     def __init__(self, plan: Plan, captured: Captured, world: World, options: Options) -> None:
         self.plan, self.captured, self.world, self.options = plan, captured, world, options
         self.graph = captured.graph
-        check_supported(plan, self.graph)
+        check_supported(plan, captured)
         self.stage_of = stages_of_layers(plan, self.graph)
         self.schedule = schedule_of(plan)
         self.mesh = Mesh.of(plan)
@@ -90,6 +90,7 @@ class _Assembly:
         edges = [i for i in range(1, len(self.stage_of)) if self.stage_of[i] != self.stage_of[i - 1]]
         every = cut(self.captured, edges)
         self.sharing = sharing(self.plan, every, self.mesh, self.world)
+        self.replicas = synchronised.peers(self.plan, every, self.world)
         mine: dict[int, StageModule] = {}
         draws = 0
         for stage, module in enumerate(every):
@@ -115,10 +116,9 @@ class _Assembly:
             for bucket in mine
         ]
 
-    def statistics(self, modules: Mapping[int, StageModule]) -> dict[int, RunningStatistics]:
+    def statistics(self, modules: Mapping[int, StageModule]) -> dict[int, list[RunningStatistics]]:
         """Of each stage whose forward writes state and that others hold too; communicators in one order."""
-        total = self.plan.batch.micros * self.plan.axes.data
-        found: dict[int, RunningStatistics] = {}
+        found: dict[int, list[RunningStatistics]] = {}
         for stage in range(self.schedule.stages):
             written = self._written(stage)
             ranks = self.mesh.holders([stage])
@@ -126,10 +126,9 @@ class _Assembly:
                 continue
             group = self.world.new_group(ranks) if len(ranks) > 1 else None
             if stage in modules:
-                buffers = {name: self.buffers[name] for name in written}
                 decay = decays(modules[stage], set(written))
-                counted = self.sharing is None or self.sharing.place == 0
-                found[stage] = RunningStatistics(buffers, decay, total, group, counted)
+                common = synchronised.states(modules[stage]) if self.replicas else ()
+                found[stage] = observers(decay, self.buffers, common, self.plan, self.place, group)
         return found
 
     def _written(self, stage: int) -> list[str]:
@@ -140,11 +139,13 @@ class _Assembly:
         ]
 
     def stages(
-        self, modules: Mapping[int, StageModule], statistics: Mapping[int, RunningStatistics]
+        self, modules: Mapping[int, StageModule], statistics: Mapping[int, Sequence[RunningStatistics]]
     ) -> dict[Node, TorchStage]:
         kinds = _kinds(self.schedule)
         needs_grad = {value.name for value in self.graph.values if value.needs_grad and value.producer}
         first = self.place.data * self.plan.batch.micros
+        if self.replicas is not None:
+            synchronised.synchronise(modules, self.replicas)
         if self.sharing is not None:
             self.sharing.shard(modules, {stage for stage in modules if Kind.I in kinds[stage]})
         splits = {stage: self._split(module, kinds[stage]) for stage, module in modules.items()}
@@ -155,7 +156,6 @@ class _Assembly:
             rewrite.compile_stage(module)
         made = {}
         for pipe, stage in self.held:
-            observer = statistics.get(stage)
             made[pipe, stage] = TorchStage(
                 modules[stage],
                 needs_grad=needs_grad,
@@ -167,7 +167,7 @@ class _Assembly:
                 recompute=Kind.R in kinds[stage],
                 written=self._written(stage),
                 autocast=AUTOCAST[self.plan.precision],
-                on_forward=_observed(observer, first) if observer else None,
+                on_forward=observed(statistics[stage]) if stage in statistics else None,
                 diagnose=None if self.sharing else partial(first_bad_layer, self.captured, modules[stage]),
             )
         return made
@@ -263,7 +263,7 @@ def assemble(
         idle=_idle(parts, load),
         flats=flats,
         updater=updater,
-        statistics=list(statistics.values()),
+        statistics=[one for found in statistics.values() for one in found],
         keys=parts.keys,
         transport=transport,
         interpreter=interpreter,
@@ -299,10 +299,6 @@ def _idle(parts: _Assembly, load: Load) -> dict[str, Tensor]:
     """Parameters that no layer uses; the first rank keeps them for the checkpoints."""
     unused = [row.name for row in parts.graph.parameters if not row.users]
     return dict(load(unused)) if parts.world.rank == 0 and unused else {}
-
-
-def _observed(statistics: RunningStatistics, first: int) -> Callable[[int], AbstractContextManager[None]]:
-    return lambda micro: statistics.observe(first + micro)
 
 
 def _kinds(schedule: Schedule) -> dict[int, set[Kind]]:

@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 
 from planner.cut import StageModule
 from runtime.rewrite import ATEN, graph_of, states_of
-from runtime.spatial.shard import site_of
+from runtime.spatial.shard import operation_of
 from runtime.stage import Tensors
 from runtime.torch_stage import COUNT, LOSS
 
@@ -34,8 +34,8 @@ def evaluating(module: StageModule) -> fx.GraphModule:
             graph.erase_node(node)
         elif isinstance(node.target, OpOverload):
             _switch(node, node.target)
-        elif (site := site_of(run, node)) is not None:
-            _switch(node, site.target, first=1)
+        elif (operation := operation_of(run, node)) is not None:
+            _switch(node, operation, first=1)
     return fx.GraphModule(run, graph)
 
 

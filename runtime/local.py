@@ -145,7 +145,7 @@ def job_of(plan: Plan, steps: int, settings: dict[str, object]) -> Job:
 
 def prepare(model: Model, folder: Path, job: Job) -> tuple[Paths, Job]:
     """The run folder with all that ranks read; on return nothing more can be wrong with the plan."""
-    check_supported(model.plan, model.captured.graph)
+    check_supported(model.plan, model.captured)
     paths = Paths(folder.resolve()).make()
     checkpoints.remove_partial(paths.checkpoints)
     if checkpoints.complete(paths.checkpoints):

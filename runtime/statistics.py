@@ -7,8 +7,8 @@ micro-batches: one sum over the holders gives r_N exactly. Counters are the same
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from planner.cut import StageModule
 from planner.errors import BadInput
+from planner.plan import Place, Plan
 from runtime.rewrite import ATEN, graph_of, states_of
 
 
@@ -37,20 +38,59 @@ def decays(module: StageModule, written: set[str]) -> dict[str, float]:
     return {name: decay for name, decay in found.items() if name in written}
 
 
+def observers(
+    decay: Mapping[str, float],
+    buffers: Mapping[str, Tensor],
+    synchronised: Collection[str],
+    plan: Plan,
+    place: Place,
+    group: dist.ProcessGroup | None,
+) -> list[RunningStatistics]:
+    """Of one stage on one rank: what moves for every micro-batch of every replica, and what moves once for all
+    replicas. Of ranks that see the same statistics, as those that share their samples do, one counts."""
+    micros, first_share = plan.batch.micros, place.spatial == 0
+    own = {name: buffers[name] for name in decay if name not in synchronised}
+    common = {name: buffers[name] for name in decay if name in synchronised}
+    total, first = micros * plan.axes.data, micros * place.data
+    found = []
+    if own:
+        found.append(
+            RunningStatistics(own, decay, total=total, first=first, group=group, counted=first_share)
+        )
+    if common:
+        counted = first_share and place.data == 0
+        found.append(RunningStatistics(common, decay, total=micros, first=0, group=group, counted=counted))
+    return found
+
+
+def observed(statistics: Sequence[RunningStatistics]) -> Callable[[int], AbstractContextManager[None]]:
+    @contextmanager
+    def around(micro: int) -> Iterator[None]:
+        with ExitStack() as stack:
+            for one in statistics:
+                stack.enter_context(one.observe(micro))
+            yield
+
+    return around
+
+
 class RunningStatistics:
-    """Of one stage on one rank, over all the micro-batches of a step: `total` of them, over all replicas."""
+    """Of one stage on one rank, over all the micro-batches of a step: `total` of them, over all replicas, of which
+    this one's begin with number `first`."""
 
     def __init__(
         self,
         buffers: Mapping[str, Tensor],
         decay: Mapping[str, float],
+        *,
         total: int,
+        first: int,
         group: dist.ProcessGroup | None,
-        counted: bool = True,
+        counted: bool,
     ) -> None:
-        """Of ranks that share their samples one counts: all of them see the same statistics."""
         self._counted = counted
-        self._buffers, self._decay, self._total, self._group = buffers, decay, total, group
+        self._buffers, self._decay, self._group = buffers, decay, group
+        self._total, self._first = total, first
         self._start: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
 
@@ -59,13 +99,13 @@ class RunningStatistics:
         self._sums = {name: torch.zeros_like(buffer) for name, buffer in self._buffers.items()}
 
     @contextmanager
-    def observe(self, number: int) -> Iterator[None]:
-        """Around the forward of micro-batch `number` (over all replicas): what it alone adds, with its weight."""
+    def observe(self, micro: int) -> Iterator[None]:
+        """Around the forward of a micro-batch: what it alone adds, with its weight."""
         for buffer in self._buffers.values():
             buffer.data.zero_()
         yield
         for name, buffer in self._buffers.items():
-            weight = self._decay[name] ** (self._total - 1 - number)
+            weight = self._decay[name] ** (self._total - 1 - self._first - micro)
             self._sums[name] += buffer if weight == 1.0 else buffer * weight
 
     def finish(self) -> None:

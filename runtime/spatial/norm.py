@@ -7,16 +7,19 @@ so that no large sums cancel. Backward two sums a group are added up.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from planner.capture_operations import named_arguments
 from planner.halo import coordinates
 from runtime.spatial.mesh import Mesh
-from runtime.spatial.site import Kernel, Local
+from runtime.spatial.site import Arguments, Kernel, Local, call_named
 
 
 class Groups(NamedTuple):
@@ -124,10 +127,10 @@ def _groups(local: Local, count: int, per_sample: bool) -> Groups:
     return Groups(count, dims, weights, local_elements * whole // part, axes, eps)
 
 
-def _normalised(local: Local, groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
-    weight, bias = (local.arguments.get(name) for name in ("weight", "bias"))
+def _normalised(arguments: Arguments, groups: Groups, mesh: Mesh) -> tuple[Tensor, Tensor, Tensor]:
+    weight, bias = (arguments.get(name) for name in ("weight", "bias"))
     made: tuple[Tensor, Tensor, Tensor] = _Normalise.apply(  # type: ignore[no-untyped-call]
-        local.tensor("input"), weight, bias, groups, local.mesh
+        arguments["input"], weight, bias, groups, mesh
     )
     return made
 
@@ -136,27 +139,49 @@ def batch_norm(local: Local) -> Tensor:
     if not local.arguments["training"]:
         return local.run()
     groups = _groups(local, local.tensor("input").shape[1], per_sample=False)
-    y, mean, variance = _normalised(local, groups)
-    _remember(local, mean, variance, groups.elements)
-    return y
+    return _normalised_and_remembered(local.arguments, groups, local.mesh)
+
+
+@dataclass(frozen=True)
+class OverReplicas:
+    """Batch normalisation over the samples of all members of a mesh, each of which has as many."""
+
+    target: OpOverload
+    mesh: Mesh
+
+    def __call__(self, *args: object) -> Tensor:
+        given = named_arguments(self.target, args, {})
+        if not given["training"]:
+            return call_named(self.target, given)
+        x, eps = given["input"], given["eps"]
+        assert isinstance(x, Tensor) and isinstance(eps, float)
+        members, channels = self.mesh.wire.size, x.shape[1]
+        dims = tuple(dim for dim in range(x.dim() + 1) if dim != 1)
+        elements = x.numel() // channels * members
+        groups = Groups(channels, dims, (1 / members,) * members, elements, frozenset({0}), eps)
+        return _normalised_and_remembered(given, groups, self.mesh)
 
 
 def instance_norm(local: Local) -> Tensor:
     if not local.arguments["use_input_stats"]:
         return local.run()
     groups = _groups(local, local.tensor("input").shape[1], per_sample=True)
-    y, mean, variance = _normalised(local, groups)
-    _remember(local, mean, variance, groups.elements)
+    return _normalised_and_remembered(local.arguments, groups, local.mesh)
+
+
+def _normalised_and_remembered(arguments: Arguments, groups: Groups, mesh: Mesh) -> Tensor:
+    y, mean, variance = _normalised(arguments, groups, mesh)
+    _remember(arguments, mean, variance, groups.elements)
     return y
 
 
-def _remember(local: Local, mean: Tensor, variance: Tensor, elements: int) -> None:
+def _remember(arguments: Arguments, mean: Tensor, variance: Tensor, elements: int) -> None:
     """Running statistics as one process keeps them: the same on every rank."""
-    momentum = local.arguments["momentum"]
+    momentum = arguments["momentum"]
     assert isinstance(momentum, float)
     unbiased = variance * (elements / (elements - 1)) if elements > 1 else variance
     for name, value in (("running_mean", mean), ("running_var", unbiased)):
-        running = local.arguments.get(name)
+        running = arguments.get(name)
         if isinstance(running, Tensor):
             with torch.no_grad():
                 found = value.flatten(1).mean(0) if value.shape[0] > 1 else value.flatten()
@@ -165,7 +190,7 @@ def _remember(local: Local, mean: Tensor, variance: Tensor, elements: int) -> No
 
 def group_norm(local: Local) -> Tensor:
     groups = _groups(local, local.call.integer("num_groups"), per_sample=True)
-    return _normalised(local, groups)[0]
+    return _normalised(local.arguments, groups, local.mesh)[0]
 
 
 def plain(local: Local) -> Tensor:

@@ -28,11 +28,12 @@ from runtime.spatial import convolution, overlap, overlap_pool, pooling
 from runtime.spatial.analyse import Analysed, analyse, entries, value_shapes
 from runtime.spatial.exchange import enter, fetched, memory_format
 from runtime.spatial.mesh import Mesh
+from runtime.spatial.norm import OverReplicas
 from runtime.spatial.shapes import plain
 from runtime.spatial.site import Site, Use
 from runtime.spatial.table import KERNELS
 
-__all__ = ["Analysed", "analyse", "entries", "shard", "site_of", "value_shapes"]
+__all__ = ["Analysed", "analyse", "entries", "operation_of", "shard", "value_shapes"]
 
 ATEN = torch.ops.aten
 
@@ -175,12 +176,12 @@ class _Writer:
         return self.run.graph.create_node("get_attr", name)  # get_attr() would warn that it is no tensor
 
 
-def site_of(run: fx.GraphModule, node: fx.Node) -> Site | None:
-    """The operation on shards that a node of a rewritten graph stands for."""
+def operation_of(run: fx.GraphModule, node: fx.Node) -> OpOverload | None:
+    """The operation, on shards or over replicas, that a node of a rewritten graph stands for."""
     if node.target is not called or not isinstance(node.args[0], fx.Node):
         return None
     held = getattr(run, str(node.args[0].target))
-    return held if isinstance(held, Site) else None
+    return held.target if isinstance(held, Site | OverReplicas) else None
 
 
 def called(what: Callable[..., object], *args: object, **kwargs: object) -> object:

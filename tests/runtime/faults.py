@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from planner.schedule.program import Message
+from runtime import synchronised
 from runtime.sync import GradientSync
 from runtime.train import Batch, Training
 from runtime.transport import Transport
@@ -24,6 +25,9 @@ def injected(fault: str, rank: int) -> Iterator[None]:
             yield
     elif fault == "swapped micro-batch":
         with _swapped():
+            yield
+    elif fault == "own statistics":
+        with patch.object(synchronised, "synchronise", lambda modules, mesh: None):
             yield
     else:
         assert fault == "lost skip gradient"
