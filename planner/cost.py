@@ -7,7 +7,7 @@ parameter counts once in each stage that uses it. Rectangles of (i, j) carry bot
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -81,6 +81,7 @@ class Tables:
 
     graph: ModelGraph
     setting: CostKey
+    whole_from: int
     time_ns: Mapping[Kind, IntArray]  # prefix sums over layers
     spread_ns: Mapping[Kind, IntArray]
     saved: IntArray  # [i, j] kept for one micro-batch in flight, runtime-held inputs included
@@ -99,6 +100,11 @@ class Tables:
     @property
     def layers(self) -> int:
         return len(self.graph.layers)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What bytes depend on."""
+        return self.setting.micro, self.setting.split, self.whole_from
 
     @cached_property
     def direct(self) -> BoolArray:
@@ -134,12 +140,26 @@ def price(profile: Profile, setting: CostKey) -> Tables:
     graph = profile.graph
     costs = [_cost(profile, layer.name, setting) for layer in graph.layers]
     size_of = {value.name: profile.value_bytes(value.name, setting) for value in graph.values}
+    return tables(profile, setting, costs, size_of)
+
+
+def tables(
+    profile: Profile,
+    setting: CostKey,
+    costs: Sequence[LayerCost],
+    size_of: Mapping[str, int],
+    *,
+    whole_from: int = 0,
+) -> Tables:
+    """Of costs by layer and sizes by Value; `whole_from` is the layer from which on no sample is in shards."""
+    graph = profile.graph
     saved, entered, leaving = _values(graph, costs, size_of)
     parameters, gradients, tied, elements = _parameters(graph)
     workspace = np.array([cost.workspace_bytes for cost in costs], np.int64)
     return Tables(
         graph=graph,
         setting=setting,
+        whole_from=whole_from,
         time_ns=_prefixes(costs, "median"),
         spread_ns=_prefixes(costs, "spread"),
         saved=saved,
@@ -170,7 +190,7 @@ def _prefix(amounts: Iterable[int]) -> IntArray:
     return np.concatenate([[0], np.cumsum(np.fromiter(amounts, np.int64))]).astype(np.int64)
 
 
-def _prefixes(costs: list[LayerCost], part: str) -> dict[Kind, IntArray]:
+def _prefixes(costs: Sequence[LayerCost], part: str) -> dict[Kind, IntArray]:
     def total(name: str) -> IntArray:
         rows: list[Seconds] = [getattr(cost, name) for cost in costs]
         return _prefix(round(getattr(row, part) * NS) for row in rows)
@@ -186,7 +206,7 @@ def _prefixes(costs: list[LayerCost], part: str) -> dict[Kind, IntArray]:
 
 
 def _values(
-    graph: ModelGraph, costs: list[LayerCost], size_of: Mapping[str, int]
+    graph: ModelGraph, costs: Sequence[LayerCost], size_of: Mapping[str, int]
 ) -> tuple[IntArray, IntArray, IntArray]:
     count = len(graph.layers)
     saved, entered, leaving = _Rectangles(count), _Rectangles(count), _Rectangles(count)
@@ -205,7 +225,7 @@ def _values(
     return saved.table + (own[None, :] - own[:, None]), entered.table, leaving.table
 
 
-def _first_keepers(graph: ModelGraph, costs: list[LayerCost]) -> dict[str, int]:
+def _first_keepers(graph: ModelGraph, costs: Sequence[LayerCost]) -> dict[str, int]:
     """The first layer that keeps a Value, or a view of it, by the Value whose storage it is."""
     origin: dict[str, str | None] = {value.name: value.name for value in graph.values}
     first: dict[str, int] = {}

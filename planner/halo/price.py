@@ -8,37 +8,46 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import pairwise
 from math import prod
+from typing import Final
 
 from planner.errors import BadInput
 from planner.halo.fetch import Fetch
 from planner.halo.layout import Layout, check_grid, coordinates
-from planner.halo.segment import INPUT, Placed, Segment, cut_model
+from planner.halo.segment import INPUT, Placed, Ref, Segment, cut_model
 from planner.halo.text import from_text
 from planner.model import ModelGraph
+
+ELEMENT_BYTES: Final = 4  # of what is captured; lower precisions send less
+# Operations that compute while halos travel.
+OVERLAPPED: Final = ("aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.avg_pool")
+THIN: Final = 4  # shards of so many times their halos
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Of one layer, one way; the backward pass sends the same halos the other way round."""
+    """Of one layer. Halos go back the other way round, but for those of samples, whose gradient nobody asks for.
+
+    What is `hidden` travels while the layer computes, where the backward pass is not split in halves.
+    """
 
     halo_bytes: int = 0  # sent by the busiest rank
     rounds: int = 0  # exchanges one after the other, each with a latency
+    hidden_bytes: int = 0
+    hidden_rounds: int = 0
+    back_bytes: int = 0
+    back_rounds: int = 0
+    back_hidden_bytes: int = 0
+    back_hidden_rounds: int = 0
     gather_bytes: int = 0  # sent by the busiest rank, forward only
     reductions: int = 0
     reduced_bytes: int = 0  # all-reduced forward
     reduced_backward_bytes: int = 0
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(
-            halo_bytes=self.halo_bytes + other.halo_bytes,
-            rounds=self.rounds + other.rounds,
-            gather_bytes=self.gather_bytes + other.gather_bytes,
-            reductions=self.reductions + other.reductions,
-            reduced_bytes=self.reduced_bytes + other.reduced_bytes,
-            reduced_backward_bytes=self.reduced_backward_bytes + other.reduced_backward_bytes,
-        )
+        return Traffic(**{x.name: getattr(self, x.name) + getattr(other, x.name) for x in fields(Traffic)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +56,8 @@ class Cost:
 
     share: float  # of the layer's output that it computes; 1 where every rank computes it alike
     traffic: Traffic
+    on_shards: bool  # some of it at least
+    gathered_bytes: int  # of the tensors that are made whole in it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,16 +80,25 @@ def price(graph: ModelGraph, grid: Sequence[int], gather_before: Collection[str]
         if len(operation.outputs[0]) > 2:
             check_grid(operation.outputs[0], grid, f"'{operation.name}'")
     segment = cut_model(operations, grid, gather_before)
-    sent = traffic(segment, grid)
-    shares = work_shares(segment, grid)
     return Price(
-        layers={
-            layer: Cost(share=share, traffic=sent.get(layer, Traffic())) for layer, share in shares.items()
-        },
+        layers=_layers(segment, grid),
         values={value.name: _held(segment, value.name, grid) for value in graph.values},
         gathered=ends(segment),
         samples=given[0].outputs[0][0],
     )
+
+
+def _layers(segment: Segment, grid: Sequence[int]) -> dict[str, Cost]:
+    sent, cut, gathered = traffic(segment, grid), cut_layers(segment), gathered_elements(segment)
+    return {
+        layer: Cost(
+            share=share,
+            traffic=sent.get(layer, Traffic()),
+            on_shards=layer in cut,
+            gathered_bytes=gathered.get(layer, 0) * ELEMENT_BYTES,
+        )
+        for layer, share in work_shares(segment, grid).items()
+    }
 
 
 def _held(segment: Segment, name: str, grid: Sequence[int]) -> float:
@@ -97,17 +117,31 @@ def work_shares(segment: Segment, grid: Sequence[int]) -> dict[str, float]:
     return {layer: local[layer] / max(1, total[layer]) for layer in total if layer}
 
 
-def traffic(segment: Segment, grid: Sequence[int], element_bytes: int = 4) -> dict[str, Traffic]:
+def traffic(segment: Segment, grid: Sequence[int], element_bytes: int = ELEMENT_BYTES) -> dict[str, Traffic]:
     """By layer; layers that nothing is sent for are missing."""
     found: dict[str, Traffic] = defaultdict(Traffic)
+    made = {placed.operation.name for placed in segment.placed}
     seen: set[str] = set()
     for placed in segment.placed:
-        for cost in _costs(placed, grid, element_bytes, seen):
+        for cost in _costs(placed, grid, element_bytes, seen, made):
             found[placed.operation.layer] = found[placed.operation.layer] + cost
     return dict(found)
 
 
-def _costs(placed: Placed, grid: Sequence[int], element_bytes: int, seen: set[str]) -> Iterator[Traffic]:
+def gathered_elements(segment: Segment) -> dict[str, int]:
+    """By layer: of the tensors made whole for it, each once for all its readers."""
+    found: dict[str, int] = defaultdict(int)
+    seen: set[str] = set()
+    for placed in segment.placed:
+        for name in placed.gathers.keys() - seen:
+            seen.add(name)
+            found[placed.operation.layer] += prod(placed.inputs[name].shape)
+    return dict(found)
+
+
+def _costs(
+    placed: Placed, grid: Sequence[int], element_bytes: int, seen: set[str], made: Collection[str]
+) -> Iterator[Traffic]:
     for name, fetches in placed.gathers.items():
         if name not in seen:  # a tensor is gathered once for all its readers
             seen.add(name)
@@ -117,10 +151,21 @@ def _costs(placed: Placed, grid: Sequence[int], element_bytes: int, seen: set[st
     if step is None:
         return
     for argument, fetches in step.fetches.items():
-        sent = sent_elements(_layout(placed, argument), fetches, grid)
+        name = _name(placed, argument)
+        sent = sent_elements(placed.inputs[name], fetches, grid) * element_bytes
         if sent:
+            rounds = sum(1 for f in fetches if any(f.messages()))
+            hidden = _hidden(placed, placed.inputs[name], fetches, grid) * element_bytes
+            back = name in made
             yield Traffic(
-                halo_bytes=sent * element_bytes, rounds=sum(1 for f in fetches if any(f.messages()))
+                halo_bytes=sent,
+                rounds=rounds,
+                hidden_bytes=hidden,
+                hidden_rounds=bool(hidden),
+                back_bytes=sent * back,
+                back_rounds=rounds * back,
+                back_hidden_bytes=hidden * back,
+                back_hidden_rounds=bool(hidden) and back,
             )
     if step.reduced:
         yield Traffic(
@@ -130,13 +175,26 @@ def _costs(placed: Placed, grid: Sequence[int], element_bytes: int, seen: set[st
         )
 
 
-def _layout(placed: Placed, argument: str) -> Layout:
+def _hidden(placed: Placed, layout: Layout, fetches: Sequence[Fetch], grid: Sequence[int]) -> int:
+    """Elements that travel while their operation computes: along the last dimension, where boundaries are thin."""
+    moving = [fetch for fetch in fetches if any(fetch.messages())]
+    if not placed.operation.operation.startswith(OVERLAPPED) or not moving:
+        return 0
+    last = moving[-1]
+    assert last.points is not None
+    halo = max(sum(rows for _, to, rows in last.messages() if to == place) for place in range(len(last.runs)))
+    least = min(b - a for a, b in pairwise(last.points))
+    return sent_elements(layout, [last], grid) if THIN * halo <= least else 0
+
+
+def _name(placed: Placed, argument: str) -> str:
     name, _, position = argument.partition(".")
     value = placed.operation.arguments[name]
     if position:
         assert isinstance(value, tuple)
         value = value[int(position)]
-    return placed.inputs[value.name]  # type: ignore[union-attr]
+    assert isinstance(value, Ref)
+    return value.name
 
 
 def sent_elements(layout: Layout, fetches: Sequence[Fetch], grid: Sequence[int]) -> int:
