@@ -19,6 +19,7 @@ from pydantic import Field, model_validator
 
 from planner import devices, form, yaml_files
 from planner.errors import BadInput
+from planner.fitted import Correction, Fitted
 from planner.form import Count, Natural, NotNegative, Part, Positive, Text
 
 CLUSTER_VERSION: Final = 1
@@ -118,6 +119,9 @@ class Cluster(Part):
     name: Text
     nodes: tuple[NodeGroup, ...] = Field(min_length=1)
     links: Links
+    fitted: Fitted | None = Field(
+        None, description="from `shardwright calibrate`: what runs showed beside it"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Cluster:
@@ -240,12 +244,14 @@ def link_over(cluster: Cluster, far: Distance) -> Link:
 
 
 def transfer_s(cluster: Cluster, a: Located, b: Located, size_bytes: int, *, sharers: int = 1) -> float:
-    """latency + bytes / bandwidth, the bandwidth divided among `sharers` where it goes through a network card."""
+    """latency + bytes / bandwidth, the bandwidth divided among `sharers` where it goes through a network card; as
+    corrected by runs where the cluster has that."""
     far = distance(cluster, a, b)
     if far == "device":
         return 0.0
     wire = link_over(cluster, far)
-    return wire.latency_s + size_bytes * (1 if far == "node" else sharers) / wire.bandwidth_bytes_per_s
+    plain = wire.latency_s + size_bytes * (1 if far == "node" else sharers) / wire.bandwidth_bytes_per_s
+    return _as_run(plain, cluster.fitted.hop if cluster.fitted else None)
 
 
 def all_reduce_s(cluster: Cluster, places: Iterable[Located], size_bytes: int, *, sharers: int = 1) -> float:
@@ -260,9 +266,15 @@ def all_reduce_s(cluster: Cluster, places: Iterable[Located], size_bytes: int, *
     """
     members = {Slot(place.node, place.slot) for place in places}
     by_node = Counter(place.node for place in members)
-    return _within_s(cluster, max(by_node.values(), default=0), size_bytes) + _between_s(
-        cluster, members, size_bytes * sharers
-    )
+    if len(members) < 2:
+        return 0.0
+    within = _within_s(cluster, max(by_node.values()), size_bytes)
+    between = _between_s(cluster, members, size_bytes * sharers)
+    return _as_run(within + between, cluster.fitted.sum if cluster.fitted else None)
+
+
+def _as_run(plain_s: float, correction: Correction | None) -> float:
+    return plain_s if correction is None else correction.seconds(plain_s)
 
 
 def _within_s(cluster: Cluster, members: int, size_bytes: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Literal
 
@@ -35,6 +36,8 @@ def plan_of(space: Space, posed: Problem, answer: Answer, certificate: Certifica
     shape, profile = posed.shape, space.profile
     axes = Axes(data=shape.data, pipeline=shape.workers, order=shape.axes)
     times, messages = stage_times(posed, answer.cut), hops(posed, answer.cut)
+    fitted = space.cluster.fitted
+    left = 0.0 if fitted is None else min(fitted.step_spread, 1.0)
     return Plan(
         model=ModelRef(
             workload=profile.workload,
@@ -54,14 +57,14 @@ def plan_of(space: Space, posed: Problem, answer: Answer, certificate: Certifica
         hops=messages,
         prediction=Prediction(
             step_ns=answer.ns,
-            low_ns=_spread(posed, answer.cut, times, messages, -1),
-            high_ns=_spread(posed, answer.cut, times, messages, +1),
+            low_ns=min(_spread(posed, answer.cut, times, messages, -1), math.floor(answer.ns * (1 - left))),
+            high_ns=max(_spread(posed, answer.cut, times, messages, +1), math.ceil(answer.ns * (1 + left))),
             memory=memory(posed, answer.cut),
         ),
         certificate=certificate,
         provenance=Provenance(
             profile=f"{profile.device} ({profile.source})",
-            cluster=space.cluster.name,
+            cluster=space.cluster.name + (f"; corrected by {fitted.summary}" if fitted else ""),
             versions=dict(sorted(profile.versions.items())),
         ),
     )

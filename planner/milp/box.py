@@ -165,6 +165,7 @@ class Box:
         start = line[:, low]
         if p > 0:
             start = start - self.hops.at(weights.hops, p)
+        start = start - (weights.kinds[:, : len(COMPUTE), p] @ problem.launch_ns)[:, None]
         cost: FloatArray = self.blocked[p] + line[:, None, high] - start[:, :, None]
         for row, table in self._tables(weights, p):
             cost += row[:, None, None] * table

@@ -164,13 +164,13 @@ def _asked(space: Space, *, pins: Pins | None = None, cluster: Cluster | None = 
 
 def _roomier(cluster: Cluster, more: int) -> Cluster:
     groups = tuple(g.model_copy(update={"memory_bytes": g.capacity_bytes + more}) for g in cluster.nodes)
-    return Cluster(name=cluster.name, nodes=groups, links=cluster.links)
+    return Cluster(name=cluster.name, nodes=groups, links=cluster.links, fitted=cluster.fitted)
 
 
 def _larger(cluster: Cluster, times: int) -> Cluster | None:
     """None where the file does not say what links more nodes would have."""
     groups = tuple(g.model_copy(update={"count": g.count * times}) for g in cluster.nodes)
     try:
-        return Cluster(name=cluster.name, nodes=groups, links=cluster.links)
+        return Cluster(name=cluster.name, nodes=groups, links=cluster.links, fitted=cluster.fitted)
     except ValueError:
         return None

@@ -51,6 +51,8 @@ class Problem:
     order: Order
     mesh: Mesh
     prefix_ns: IntArray  # [compute kind, stage, layers + 1]
+    launch_ns: IntArray  # [compute kind]: of every action besides its layers
+    update_ns: int  # of every update besides
     sums: tuple[Sum, ...]  # a stage
     tie: Sum  # over every device, for parameters that several stages use
     latency_ns: FloatArray  # [stage, stage]
@@ -139,7 +141,7 @@ class Problem:
         stage = np.arange(self.stages)
         out: IntArray = np.zeros((len(cuts), len(KINDS), self.stages), np.int64)
         for row, prefix in enumerate(self.prefix_ns):
-            out[:, row] = prefix[stage, high] - prefix[stage, low]
+            out[:, row] = prefix[stage, high] - prefix[stage, low] + self.launch_ns[row]
         for p in range(self.stages):
             out[:, KINDS.index(Kind.SYNC), p] = self.sync_ns(p, low[:, p], high[:, p])
             out[:, KINDS.index(Kind.STEP), p] = self.step_ns(p, low[:, p], high[:, p])
@@ -153,7 +155,7 @@ class Problem:
         share = self.holders if self.shape.shard else 1
         rate = self.tables.step_ns_per_element * self.slowness[stage] / share
         ns: IntArray = np.ceil(self.tables.elements[low, high] * rate - NOISE).astype(np.int64)
-        return ns
+        return ns + self.update_ns
 
     def sync_grid(self, stage: int) -> IntArray:
         """`sync_ns` of every interval."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from planner.cluster import Cluster
 from planner.cost import NS, BoolArray, IntArray, Tables, price
 from planner.errors import BadInput
+from planner.fitted import Fitted, corrected, launch_ns
 from planner.milp.bounds import windows
 from planner.milp.mesh import Machines, Mesh, Sum, mesh
 from planner.milp.order import Meter, Order
@@ -52,7 +53,7 @@ class Space:
     def tables(self, micro: int) -> Tables:
         if micro not in self._tables:
             setting = CostKey("", micro, (), self.precision, self.execution)
-            self._tables[micro] = price(self.profile, setting)
+            self._tables[micro] = price(corrected(self.profile, self.cluster.fitted), setting)
         return self._tables[micro]
 
     def micros(self) -> list[int]:
@@ -91,9 +92,10 @@ class Space:
                 self._sums[key] = tuple(self.machines.sums(slots))
             return self._sums[key]
 
-        return _problem(
+        posed = _problem(
             shape, self.tables(shape.micro), order, machine, priced, self._grids, self.meter, self.boundaries
         )
+        return _launched(posed, self.cluster.fitted)
 
     @cached_property
     def boundaries(self) -> BoolArray:
@@ -160,6 +162,8 @@ def _problem(
         order=order,
         mesh=machine,
         prefix_ns=_prefixes(tables, slowness),
+        launch_ns=np.zeros(len(COMPUTE), np.int64),
+        update_ns=0,
         sums=sums(groups),
         tie=sums((tuple(range(shape.workers)),))[0],
         latency_ns=latency,
@@ -168,6 +172,14 @@ def _problem(
         grids=grids,
         meter=meter,
         allowed=allowed,
+    )
+
+
+def _launched(posed: Problem, fitted: Fitted | None) -> Problem:
+    return replace(
+        posed,
+        launch_ns=np.array([launch_ns(fitted, kind) for kind in COMPUTE], np.int64),
+        update_ns=launch_ns(fitted, Kind.STEP),
     )
 
 

@@ -41,13 +41,17 @@ def best(
     families: Sequence[str],
     *,
     update: str = "barrier",
+    launch_ns: int = 0,
 ) -> Best | None:
+    """`launch_ns` is what every action takes besides its layers."""
     found, judged = None, 0
     for micro, data, family, schedule, recompute, shard in _shapes(profile, cluster, batch, families):
         layers = len(profile.graph.layers)
         for boundaries in combinations(range(1, layers), schedule.stages - 1):
             judged += 1
-            ns = _judge(profile, cluster, micro, data, schedule, boundaries, recompute, shard, update)
+            ns = _judge(
+                profile, cluster, micro, data, schedule, boundaries, recompute, shard, update, launch_ns
+            )
             if ns is not None and (found is None or ns < found[0]):
                 found = (ns, family, data, boundaries)
     return None if found is None else Best(*found, judged)
@@ -91,6 +95,7 @@ def _judge(
     recompute: bool,
     shard: bool,
     update: str,
+    launch_ns: int,
 ) -> int | None:
     key = CostKey("", micro, (), "fp32", "eager")
     names = [layer.name for layer in profile.graph.layers]
@@ -110,6 +115,7 @@ def _judge(
         )
         for s, stage in enumerate(stages)
     ]
+    times = [_launched(row, launch_ns) for row in times]
     hops = _hops(profile, cluster, key, schedule, boundaries)
     compiled = compile(schedule, hops, update=update)  # type: ignore[arg-type]
     return period(compiled, duration_vector(times, hops)).period_ns
@@ -135,6 +141,11 @@ def _times(
         sync_ns=ceil(sync - 1e-6),
         step_ns=ceil(elements * rate * NS / share - 1e-6),
     )
+
+
+def _launched(times: StageTimes, launch_ns: int) -> StageTimes:
+    longer = {name: ns + launch_ns for name, ns in times if name != "sync_ns"}
+    return times.model_copy(update=longer)
 
 
 def _hops(
