@@ -67,9 +67,9 @@ class _Linear(torch.autograd.Function):
         dtype: torch.dtype | None,
     ) -> Tensor:
         ctx.store, ctx.parameters = store, (weight, bias)
-        used = weight if dtype is None else weight.to(dtype)
+        used = _cast(weight, dtype)
         ctx.save_for_backward(x, used)
-        return F.linear(x, used, bias if bias is None or dtype is None else bias.to(dtype))
+        return F.linear(x, used, None if bias is None else _cast(bias, dtype))
 
     @staticmethod
     @once_differentiable
@@ -103,9 +103,9 @@ class _Convolution(torch.autograd.Function):
         settings: tuple[list[int], list[int], list[int], bool, list[int], int],
     ) -> Tensor:
         ctx.store, ctx.parameters, ctx.settings = store, (weight, bias), settings
-        used = weight if dtype is None else weight.to(dtype)
+        used = _cast(weight, dtype)
         ctx.save_for_backward(x, used)
-        bias = bias if bias is None or dtype is None else bias.to(dtype)
+        bias = None if bias is None else _cast(bias, dtype)
         y: Tensor = torch.ops.aten.convolution.default(x, used, bias, *settings)
         return y
 
@@ -168,7 +168,12 @@ def _autocast(x: Tensor) -> tuple[Tensor, torch.dtype | None]:
     if not torch.is_autocast_enabled(kind):
         return x, None
     dtype = torch.get_autocast_dtype(kind)
-    return x.to(dtype), dtype
+    return _cast(x, dtype), dtype
+
+
+def _cast(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """As autocast does, which leaves double precision as it is."""
+    return x if dtype is None or x.dtype is torch.float64 else x.to(dtype)
 
 
 def linear(store: WeightStore, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

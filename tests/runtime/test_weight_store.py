@@ -55,6 +55,16 @@ def test_linear(shape: tuple[int, ...], bias: bool) -> None:
     both(F.linear, stored(store, lambda *t: weight_store.linear(store, *t)), tensors)
 
 
+def test_autocast_leaves_double_precision_alone() -> None:
+    torch.manual_seed(0)
+    store = WeightStore()
+    tensors = [torch.randn(3, 8).double(), torch.randn(5, 8).double(), torch.randn(5).double()]
+    with torch.autocast("cpu", torch.bfloat16):
+        both(F.linear, stored(store, lambda *t: weight_store.linear(store, *t)), tensors)
+        with pytest.raises(RuntimeError, match="dtype"):
+            weight_store.linear(store, torch.randn(3, 8), tensors[1], tensors[2])
+
+
 def test_linear_on_a_transposed_input() -> None:
     torch.manual_seed(0)
     store = WeightStore()
