@@ -46,6 +46,7 @@ class Options:
 
     seed: int = 0
     clip_norm: float | None = None
+    made_up: bool = False  # what comes from other ranks is: no number is judged
 
 
 def check_supported(plan: Plan, captured: Captured) -> None:
@@ -169,6 +170,7 @@ class _Assembly:
                 autocast=AUTOCAST[self.plan.precision],
                 on_forward=observed(statistics[stage]) if stage in statistics else None,
                 diagnose=None if self.sharing else partial(first_bad_layer, self.captured, modules[stage]),
+                made_up=self.options.made_up,
             )
         return made
 
@@ -200,7 +202,7 @@ class _Assembly:
             groups=groups,
             sharded=self.plan.shard_optimizer,
             clip_norm=self.options.clip_norm,
-            count=losses if counting else None,
+            count=(_one if self.options.made_up else losses) if counting else None,
             scaler=self.scale.scaler,
             schedule=lr_schedule,
             world=self.world.group,
@@ -278,6 +280,10 @@ def _traced_sums(tracer: Tracer, keys: Keys) -> Callable[[Bucket, int, int], Non
         tracer.add(keys.step, encode(Event(COLLECTIVE, bucket.stages[0])), start_ns, end_ns)
 
     return on_sum
+
+
+def _one() -> float:
+    return 1.0
 
 
 @dataclass

@@ -7,7 +7,8 @@ step only; a GPU's allocator counts by itself.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         self._seen: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._known = {tensor.untyped_storage()._cdata for tensor in known}
+
+    def adopt(self, tensors: Iterable[Tensor]) -> None:
+        """Counts what was made before, until it is freed."""
+        for tensor in tensors:
+            self._add(tensor.untyped_storage())
 
     def __torch_dispatch__(
         self,
@@ -50,6 +56,23 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.now -= size
 
         self._seen[key] = weakref.ref(storage, freed)
+
+
+T = TypeVar("T")
+
+
+def with_peak(
+    run: Callable[[], T], device: torch.device, kept: Sequence[Tensor], present: Sequence[Tensor] = ()
+) -> tuple[T, int]:
+    """What a call returns, and the most bytes in use meanwhile: `kept` throughout, `present` until it is let go."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        done = run()
+        return done, torch.cuda.max_memory_allocated(device)
+    with LiveBytes(kept) as live:
+        live.adopt(present)
+        done = run()
+    return done, static_bytes(kept) + live.peak
 
 
 def static_bytes(tensors: Iterable[Tensor]) -> int:

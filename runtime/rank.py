@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from planner.model import Buffer, ModelGraph, Parameter
 from planner.plan import Plan
+from runtime import memory
 from runtime.checkpoint import Checkpoint, Part
+from runtime.data import Wanted
 from runtime.evaluate import EvaluationStage, losses_of
 from runtime.execute import Interpreter
 from runtime.groups import World
@@ -29,6 +32,7 @@ from runtime.trace import Tracer
 from runtime.transport import Transport
 
 Node = tuple[int, int]  # pipe, stage
+T = TypeVar("T")
 
 
 @dataclass(kw_only=True)
@@ -68,6 +72,26 @@ class Rank:
             statistics.finish()
         self.updater.finish()
         return self.losses()
+
+    def wanted(self) -> Wanted:
+        """What this rank reads of a batch."""
+        batch, here = self.plan.batch, self.mesh.by_rank[self.world.rank]
+        pipes = {pipe for pipe, stage in self.stages if self.feed.reads[stage]}
+        return Wanted(
+            micros=tuple(m for m, pipe in enumerate(self.plan.schedule.pipe_of) if pipe in pipes),
+            first=here.data * batch.micros,
+            micro=batch.micro,
+            step_samples=batch.samples,
+            values=frozenset(name for names in self.feed.reads.values() for name in names),
+        )
+
+    def with_peak(self, run: Callable[[], T]) -> tuple[T, int]:
+        """What a step returns, and the most bytes in use meanwhile; on the host that is slow."""
+        self.feed.copies = True
+        try:
+            return memory.with_peak(run, self.world.device, self.kept(), self.transport.in_flight())
+        finally:
+            self.feed.copies = False
 
     def kept(self) -> list[Tensor]:
         """Everything that lives longer than a step: parameters, gradients, buffers and optimizer state."""
@@ -137,7 +161,8 @@ class Feed:
     reads: Mapping[int, Sequence[str]]  # stage -> Values of the batch
     device: torch.device
     values: Mapping[int, Tensors] = field(default_factory=dict)
+    copies: bool = False  # also where the batch is on the device already: so that memory is counted as elsewhere
 
     def __call__(self, stage: int, micro: int) -> Tensors:
-        names, device = self.reads[stage], self.device
-        return {name: self.values[micro][name].to(device, non_blocking=True) for name in names}
+        names, device, copy = self.reads[stage], self.device, self.copies
+        return {name: self.values[micro][name].to(device, non_blocking=True, copy=copy) for name in names}

@@ -54,7 +54,6 @@ class Flat:
         owned = list(self.parameters.values())
         total = sum(p.numel() for p in owned)
         self.values = torch.empty(total, dtype=owned[0].dtype, device=owned[0].device)
-        self.grads = torch.zeros_like(self.values)
         self.ranges: dict[str, tuple[int, int]] = {}
         start = 0
         with torch.no_grad():
@@ -63,8 +62,10 @@ class Flat:
                 self.ranges[name] = (start, end)
                 self.values[start:end].copy_(parameter.reshape(-1))
                 parameter.data = self.values[start:end].view(parameter.shape)
-                parameter.grad = self.grads[start:end].view(parameter.shape)
                 start = end
+        self.grads = torch.zeros_like(self.values)  # in the memory that the loaded parameters have left
+        for name, (start, end) in self.ranges.items():
+            self.parameters[name].grad = self.grads[start:end].view(self.parameters[name].shape)
 
 
 @dataclass(slots=True)

@@ -19,11 +19,10 @@ from runtime import checkpoint as checkpoints
 from runtime import groups
 from runtime.assemble import Options, assemble
 from runtime.checkpoint import Checkpoint, Facts, Writer
-from runtime.data import Batches, Wanted
+from runtime.data import Batches
 from runtime.execute import Pulse
 from runtime.groups import World
 from runtime.job import Job
-from runtime.memory import LiveBytes, static_bytes
 from runtime.metrics import Losses as Losses
 from runtime.metrics import mean_loss as mean_loss
 from runtime.paths import Paths
@@ -72,20 +71,9 @@ class Training:
         )
 
     def _data(self, captured: Captured, workload: Workload) -> Batches:
-        choice, batch, here = self.plan.schedule, self.plan.batch, self.rank.mesh.by_rank[self.world.rank]
-        reads = {node for node in self.rank.stages if self.rank.feed.reads[node[1]]}
-        pipes = {pipe for pipe, _ in reads}
-        micros = tuple(m for m, pipe in enumerate(choice.pipe_of) if pipe in pipes)
-        wanted = Wanted(
-            micros=micros,
-            first=here.data * batch.micros,
-            micro=batch.micro,
-            step_samples=batch.samples,
-            values=frozenset(name for names in self.rank.feed.reads.values() for name in names),
-        )
         return Batches(
             workload,
-            wanted,
+            self.rank.wanted(),
             captured.batch_values,
             seed=self.job.seed,
             graph=self.graph,
@@ -106,16 +94,7 @@ class Training:
 
     def measured_step(self, batch: Batch) -> Losses:
         """A step whose peak of memory goes into the trace; slow on the host."""
-        if self.world.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            losses = self.step(batch)
-            peak = torch.cuda.max_memory_allocated()
-        else:
-            before = self.rank.kept()
-            loaded = [tensor for values in batch.values() for tensor in values.values()]
-            with LiveBytes([*before, *loaded]) as live:
-                losses = self.step(batch)
-            peak = static_bytes(before) + live.peak
+        losses, peak = self.rank.with_peak(partial(self.step, batch))
         self.rank.tracer.sample_memory(self.done, peak)
         return losses
 

@@ -81,6 +81,9 @@ class Layout(NamedTuple):
         return cls(DTYPES[row[0]], tuple(row[2 : 2 + dims]), tuple(order))
 
 
+Edge = tuple[str, int, int]  # direction, sender, receiver
+
+
 class _Hop(NamedTuple):
     direction: str
     sender: int
@@ -161,6 +164,17 @@ class Transport:
     def release(self, message: Message) -> None:
         """Lets go of a message that is known to have arrived."""
         _finish(work for work, _ in self._sent.pop(message))
+
+    def know(self, layouts: Mapping[Edge, Sequence[Layout]]) -> None:
+        """What hops carry, from elsewhere than their messages: nothing is told, and receives have their buffers."""
+        for pipe in range(len(self._place)):
+            for (direction, sender, receiver), rows in layouts.items():
+                self._layouts[_Hop(direction, sender, receiver, pipe)] = list(rows)
+        self.finish()
+
+    def in_flight(self) -> list[Tensor]:
+        """What was sent and is held until it is known to have arrived."""
+        return [tensor for works in self._sent.values() for _, tensor in works]
 
     def finish(self, directions: Sequence[str] = ("act", "grad")) -> None:
         """Ends a step: the layouts of these directions are known from now on."""
