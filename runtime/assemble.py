@@ -62,7 +62,7 @@ def check_supported(plan: Plan, captured: Captured) -> None:
     synchronised.check(plan, captured)
 
 
-class _Assembly:
+class Assembly:
     """The steps of `assemble` that share much."""
 
     def __init__(self, plan: Plan, captured: Captured, world: World, options: Options) -> None:
@@ -230,7 +230,7 @@ def assemble(
     pulse: Pulse,
 ) -> Rank:
     """Every rank calls this at the same time: communicators are made in the same order on all of them."""
-    parts = _Assembly(plan, captured, world, options)
+    parts = Assembly(plan, captured, world, options)
     program = program_of(plan, world)
     if not world.agree(program.digest + captured.graph.fingerprint):
         raise BadPlan("the ranks have derived different programs: versions or files differ between nodes")
@@ -296,12 +296,12 @@ class _Counter:
         return sum(float(row[COUNT]) for stage in self.stages.values() for row in stage.losses.values())
 
 
-def _reads(parts: _Assembly, modules: Mapping[int, StageModule]) -> dict[int, list[str]]:
+def _reads(parts: Assembly, modules: Mapping[int, StageModule]) -> dict[int, list[str]]:
     outer = {value.name for value in parts.graph.values if value.role != "hidden"}
     return {stage: [name for name in module.inputs if name in outer] for stage, module in modules.items()}
 
 
-def _idle(parts: _Assembly, load: Load) -> dict[str, Tensor]:
+def _idle(parts: Assembly, load: Load) -> dict[str, Tensor]:
     """Parameters that no layer uses; the first rank keeps them for the checkpoints."""
     unused = [row.name for row in parts.graph.parameters if not row.users]
     return dict(load(unused)) if parts.world.rank == 0 and unused else {}
