@@ -15,12 +15,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner import devices
-from planner.cluster import Cluster, NodeGroup, Slot, all_reduce_s, card, card_sharers, slots, transfer_s
+from planner.cluster import (
+    Cluster,
+    NodeGroup,
+    Slot,
+    all_reduce_s,
+    card,
+    card_sharers,
+    distance,
+    slots,
+    transfer_s,
+)
 from planner.cost import NS, IntArray
+from planner.halo.layout import neighbours
 from planner.milp.shapes import Shape
 
 FloatArray = NDArray[np.float64]
 NOISE = 1e-6  # of a nanosecond: what doubles may be off by before a time is rounded up
+_TYPICAL_BYTES = 1 << 12  # of statistics that a group sums
 _SMALL_BYTES, _LARGE_BYTES = 1, 1 << 42  # before and beyond where a ring overtakes trees
 
 
@@ -37,8 +49,17 @@ class Sum:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Group:
+    """The ranks that share a sample, as one sees its neighbours and all of them sum."""
+
+    latency_ns: float
+    byte_ns: float
+    sum: Sum
+
+
+@dataclass(frozen=True, kw_only=True)
 class Mesh:
-    grid: tuple[tuple[Slot, ...], ...]  # [replica][worker]
+    grid: tuple[tuple[Slot, ...], ...]  # [replica][worker]; each place in a spatial group is a replica here
     latency_ns: FloatArray  # [worker, worker]
     byte_ns: FloatArray  # [worker, worker]
     slowness: tuple[float, ...]  # a worker, as a multiple of the profiled device's times
@@ -58,11 +79,29 @@ class Machines:
         return tuple(slots(self.cluster))
 
     def grid(self, shape: Shape) -> tuple[tuple[Slot, ...], ...]:
-        """[replica][worker], the slots of the machine in their order."""
-        order, depth, width = self.slots, shape.workers, shape.data
-        if shape.axes.index("data") < shape.axes.index("pipeline"):
-            return tuple(order[r * depth : (r + 1) * depth] for r in range(width))
-        return tuple(tuple(order[w * width + r] for w in range(depth)) for r in range(width))
+        """[replica][worker], the slots of the machine in their order; ranks that share a sample stand side by side."""
+        order, depth, width, near = self.slots, shape.workers, shape.data, shape.spatial
+        apart, inner = (depth, 1) if shape.axes.index("data") < shape.axes.index("pipeline") else (1, width)
+        return tuple(
+            tuple(order[(r * apart + w * inner) * near + s] for w in range(depth))
+            for r in range(width)
+            for s in range(near)
+        )
+
+    def spatial_group(self, shape: Shape) -> Group:
+        """The worst of the groups that share a sample."""
+        count, near = shape.devices, shape.spatial
+        groups = [self.slots[first : first + near] for first in range(0, count, near)]
+        pairs = [(group[a], group[b]) for group in groups for a, b in neighbours(shape.grid)]
+        sharers = card_sharers(self.cluster, pairs)
+        apart = {distance(self.cluster, a, b): (a, b) for a, b in pairs}
+        lines = [_line(self.cluster, a, b, sharers) for a, b in apart.values()]
+        sums = self.sums(groups)
+        return Group(
+            latency_ns=max(start for start, _ in lines),
+            byte_ns=max(slope for _, slope in lines),
+            sum=max(sums, key=lambda each: int(each.ns(np.array([_TYPICAL_BYTES]))[0])),
+        )
 
     def sums(self, groups: Sequence[Sequence[Slot]]) -> list[Sum]:
         """The all-reduce of each group of places. Those of one device wait for each other; others may share its card."""
@@ -86,12 +125,13 @@ def mesh(machines: Machines, shape: Shape, device: str) -> Mesh:
     columns = [[row[w] for row in grid] for w in range(shape.workers)]
     latency, byte = _links(cluster, columns)
     groups = [[cluster.groups[place.node] for place in column] for column in columns]
+    profiled = _profiled_rate(cluster, device)
     tightest = [min(column, key=lambda g: g.limit_bytes) for column in groups]
     return Mesh(
         grid=grid,
         latency_ns=latency,
         byte_ns=byte,
-        slowness=tuple(max(_slowness(g, device) for g in column) for column in groups),
+        slowness=tuple(max(_slowness(g, profiled) for g in column) for column in groups),
         capacity_bytes=tuple(g.capacity_bytes for g in tightest),
         margin_bytes=tuple(g.margin_bytes for g in tightest),
     )
@@ -122,14 +162,23 @@ def _line(cluster: Cluster, a: Slot, b: Slot, sharers: int) -> tuple[float, floa
     return start * NS, slope * NS
 
 
-def _slowness(group: NodeGroup, device: str) -> float:
+def _slowness(group: NodeGroup, profiled: float | None) -> float:
     """Ratio of peak rates; 1 where the catalogue knows no better."""
-    profiled = devices.CATALOGUE.get(device)
-    here = devices.CATALOGUE.get(group.device)
-    own = group.rates.fp32_flop_per_s or (here.fp32_flop_per_s if here else None)
-    if profiled is None or own is None or (group.device == device and group.rates.fp32_flop_per_s is None):
-        return 1.0
-    return max(1.0, profiled.fp32_flop_per_s / own)
+    own = _rate(group)
+    return 1.0 if profiled is None or own is None else max(1.0, profiled / own)
+
+
+def _profiled_rate(cluster: Cluster, device: str) -> float | None:
+    """Of the device that was profiled: the best of its kind here, else what the catalogue says. What a probe found on
+    the nodes tells them apart; beside the peak on a data sheet it would call every node slow."""
+    here = [rate for group in cluster.nodes if group.device == device and (rate := _rate(group)) is not None]
+    known = devices.CATALOGUE.get(device)
+    return max(here, default=known.fp32_flop_per_s if known else None)
+
+
+def _rate(group: NodeGroup) -> float | None:
+    known = devices.CATALOGUE.get(group.device)
+    return group.rates.fp32_flop_per_s or (known.fp32_flop_per_s if known else None)
 
 
 def _sharers(cluster: Cluster, groups: Sequence[Sequence[Slot]]) -> int:

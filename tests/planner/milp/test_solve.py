@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cluster import Cluster, NodeGroup
+from planner.cluster import Cluster, NodeGroup, Rates
 from planner.errors import BadInput, Infeasible
 from planner.milp.solve import solve
 from planner.milp.survey import Effort
@@ -68,6 +68,27 @@ def test_a_slow_node_slows_the_stage_that_stands_on_it() -> None:
     hampered, free = plan_of(costs, mixed, 6, pinned), plan_of(costs, alike, 6, pinned)
     assert hampered.prediction.step_ns > free.prediction.step_ns
     assert len(hampered.stages[2].layers) <= len(free.stages[2].layers)
+
+
+def test_rates_that_a_probe_found_tell_nodes_apart_and_slow_none_of_a_uniform_cluster() -> None:
+    costs = replace(
+        profile(chain(8, 2), scale=100), device="cpu"
+    )  # the catalogue's is far faster than 48 GFLOP/s
+    links = cluster(2).links
+
+    def step_ns(*rates: float) -> int:
+        groups = tuple(
+            NodeGroup(count=1, device="cpu", devices_per_node=1, rates=Rates(fp32_flop_per_s=rate))
+            for rate in rates
+        )
+        found = plan_of(
+            costs, Cluster(name="probed", nodes=groups, links=links), 6, {"pipeline": len(rates), "data": 1}
+        )
+        return found.prediction.step_ns
+
+    alone = plan_of(costs, cluster(1), 6).prediction.step_ns
+    assert step_ns(48e9) == alone
+    assert step_ns(48e9, 24e9) > step_ns(48e9, 48e9)
 
 
 def test_the_same_question_gets_the_same_bytes() -> None:
