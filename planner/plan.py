@@ -13,6 +13,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from planner import form
+from planner.fitted import Fitted
 from planner.form import Count, Flag, Natural, NotNegative, Part, Text
 from planner.model import ModelGraph
 
@@ -70,6 +71,7 @@ class StagePlan(Part):
     layers: tuple[str, ...]
     recompute: Flag = False
     spatial: tuple[Count, ...] = Field((), description="grid over the spatial dims; empty: whole samples")
+    gather_before: str = Field("", description="layer from which on samples are whole; empty: where rules end")
 
 
 class Place(Part):
@@ -188,6 +190,7 @@ class Plan(Part):
     prediction: Prediction
     certificate: Certificate | None = None
     provenance: Provenance
+    fitted: Fitted | None = Field(default=None, description="corrections that times and hops are made with")
 
 
 class Coordinates(NamedTuple):

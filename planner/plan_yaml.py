@@ -23,6 +23,8 @@ def parse(text: str, *, name: str = "plan") -> Plan:
 
 def dump(plan: Plan) -> str:
     data = plan.model_dump(mode="json")
+    if data["fitted"] is None:
+        del data["fitted"]
     data["places"] = [" ".join(map(str, row.values())) for row in data["places"]]
     for part, key in (("model", "arguments"), ("schedule", "settings"), ("provenance", "versions")):
         data[part][key] = dict(sorted(data[part][key].items()))

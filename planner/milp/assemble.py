@@ -11,6 +11,7 @@ import numpy as np
 from planner.cost import IntArray
 from planner.milp.problem import COMPUTE, KINDS, Problem
 from planner.milp.search import Answer
+from planner.milp.shards import Choice, stage_of
 from planner.milp.space import Space
 from planner.model import Crossing, crossings, stage_of_layers
 from planner.places import places
@@ -34,7 +35,7 @@ from planner.simulate import compile, duration_vector, period
 
 def plan_of(space: Space, posed: Problem, answer: Answer, certificate: Certificate) -> Plan:
     shape, profile = posed.shape, space.profile
-    axes = Axes(data=shape.data, pipeline=shape.workers, order=shape.axes)
+    axes = Axes(data=shape.data, pipeline=shape.workers, spatial=shape.spatial, order=shape.axes)
     times, messages = stage_times(posed, answer.cut), hops(posed, answer.cut)
     fitted = space.cluster.fitted
     left = 0.0 if fitted is None else min(fitted.step_spread, 1.0)
@@ -64,9 +65,10 @@ def plan_of(space: Space, posed: Problem, answer: Answer, certificate: Certifica
         certificate=certificate,
         provenance=Provenance(
             profile=f"{profile.device} ({profile.source})",
-            cluster=space.cluster.name + (f"; corrected by {fitted.summary}" if fitted else ""),
+            cluster=space.cluster.name,
             versions=dict(sorted(profile.versions.items())),
         ),
+        fitted=fitted,
     )
 
 
@@ -90,10 +92,15 @@ def schedule_choice(posed: Problem) -> ScheduleChoice:
 
 def _stages(posed: Problem, cut: IntArray) -> tuple[StagePlan, ...]:
     names = [layer.name for layer in posed.tables.graph.layers]
-    return tuple(
-        StagePlan(layers=tuple(names[i:j]), recompute=posed.shape.recompute, spatial=())
-        for i, j in pairwise(cut.tolist())
-    )
+    choice, found = Choice(posed.shape.grid, posed.shape.whole_from), []
+    for i, j in pairwise(cut.tolist()):
+        grid, gather = stage_of(choice, (i, j), names)
+        found.append(
+            StagePlan(
+                layers=tuple(names[i:j]), recompute=posed.shape.recompute, spatial=grid, gather_before=gather
+            )
+        )
+    return tuple(found)
 
 
 def stage_times(posed: Problem, cut: IntArray) -> tuple[StageTimes, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from planner import plan_yaml
 from planner.fitted import Correction, Fitted, corrected
 from planner.milp.solve import solve
 from tests.planner.milp import oracle
@@ -39,4 +40,5 @@ def test_a_corrected_prediction_has_at_least_the_error_bar_of_the_runs_and_names
     plan = solve(profile(chain(6, 1)), cluster(3).model_copy(update={"fitted": EVERY}), batch=4)
     step = plan.prediction.step_ns
     assert plan.prediction.low_ns <= 0.8 * step and plan.prediction.high_ns >= 1.2 * step
-    assert "corrected by 1 run (a run)" in plan.provenance.cluster
+    assert plan.fitted == EVERY
+    assert plan_yaml.parse(plan_yaml.dump(plan)) == plan
