@@ -42,6 +42,11 @@ def launch(
     ] = False,
     steps: Annotated[int, typer.Option(help="training steps")] = 10,
     seed: Annotated[int, typer.Option(help="of weights, samples and dropout")] = 0,
+    weights: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="safetensors to begin with, or a folder of them; else build()'s own"),
+    ] = None,
+    clip_norm: Annotated[float | None, typer.Option(help="limit of the gradients' global norm")] = None,
     save_every: Annotated[int, typer.Option(help="steps between checkpoints; 0: one at the end")] = 0,
     failures: Annotated[
         float | None,
@@ -93,6 +98,7 @@ def launch(
     if device not in ("cpu", "cuda"):
         raise BadInput(f"there is no device '{device}'", where="--device", allowed="cpu, cuda")
     settings: dict[str, Any] = {"seed": seed, "save_every": save_every, "device": device}
+    settings |= {"weights": str(weights.resolve()) if weights else "", "clip_norm": clip_norm}
     if script:
         if backend == "inline" or not Path(script[0]).is_file():
             raise BadInput(
@@ -177,4 +183,4 @@ def _ended(result: Result, out: console.Output) -> None:
         )
     else:
         out.result(data | {"cause": result.cause}, lambda: f"{result.state}: {result.cause}")
-        raise typer.Exit(1)
+        raise typer.Exit(result.status)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from planner.errors import BadInput
 from runtime.paths import Paths
-from runtime.supervise import write_whole
+from runtime.words import say
 
 Content = Literal["layers", "sleep"]
 
@@ -18,6 +18,7 @@ class Job:
     steps: int  # of the whole run; a resumed one does those that are missing
     seed: int = 0
     content: Content = "layers"  # sleep: stages sleep for their planned times
+    weights: str = ""  # safetensors to begin with; build()'s own when empty
     clip_norm: float | None = None
     save_every: int = 0  # steps; 0 saves at the end only
     keep: int = 2  # complete checkpoints
@@ -31,7 +32,7 @@ class Job:
     generation: int = 0  # counts restarts, so that the rendezvous of one is never met by another
 
     def write(self, paths: Paths) -> None:
-        write_whole(paths.job, json.dumps(asdict(self), indent=1))
+        say(paths, paths.job, json.dumps(asdict(self), indent=1))
 
 
 def read(paths: Paths) -> Job:

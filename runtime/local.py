@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,7 +30,7 @@ from planner.schedule.families import generate
 from planner.timeline import Timeline
 from planner.workload import Workload
 from runtime import checkpoint as checkpoints
-from runtime import soundness, trace
+from runtime import pretrained, soundness, trace
 from runtime.assemble import check_supported
 from runtime.checkpoint import Checkpoint, Facts
 from runtime.groups import alone
@@ -36,6 +39,7 @@ from runtime.metrics import losses_of
 from runtime.paths import Paths
 from runtime.supervise import Outcome
 from runtime.train import Model, NoPulse, Training, aliases
+from runtime.words import keep_room
 
 START_DEADLINE_S = 60.0
 COMPILE_DEADLINE_S = 600.0  # the first forward of a stage compiles it
@@ -54,6 +58,7 @@ class Result:
     folder: Path
     cause: str = ""
     rank: int | None = None  # the first that was not well
+    status: int = 0  # of a launch that waits
 
     def check(self) -> Result:
         if self.state != "done":
@@ -138,6 +143,9 @@ def job_of(plan: Plan, steps: int, settings: dict[str, object]) -> Job:
         raise BadInput(f"no setting '{unknown[0]}'", where="launch", allowed=", ".join(sorted(known)))
     if steps < 1:
         raise BadInput(f"steps is {steps}", where="launch", allowed="1 or more")
+    clip_norm = settings.get("clip_norm")
+    if isinstance(clip_norm, float) and not 0 < clip_norm < float("inf"):
+        raise BadInput(f"clip_norm is {clip_norm}", where="launch", allowed="more than 0")
     first = COMPILE_DEADLINE_S if plan.execution == "compiled" else START_DEADLINE_S
     deadline = max(first, STEPS_A_DEADLINE * plan.prediction.step_ns * 1e-9)
     return replace(Job(steps=steps, deadline_s=deadline), **settings)  # type: ignore[arg-type]
@@ -146,21 +154,37 @@ def job_of(plan: Plan, steps: int, settings: dict[str, object]) -> Job:
 def prepare(model: Model, folder: Path, job: Job) -> tuple[Paths, Job]:
     """The run folder with all that ranks read; on return nothing more can be wrong with the plan."""
     check_supported(model.plan, model.captured)
-    paths = Paths(folder.resolve()).make()
-    checkpoints.remove_partial(paths.checkpoints)
-    if checkpoints.complete(paths.checkpoints):
-        soundness.last_sound(paths.checkpoints, lambda what: print(what, file=sys.stderr))
-    begin = checkpoints.latest(paths.checkpoints)
-    if begin is None:
-        write_start(paths, model, job)
-    else:
-        _check_resumed(begin, model.captured, job)
-    return prepare_folder(model.plan, folder, job)
+    with _new_or_as_it_was(folder.resolve()) as paths:
+        checkpoints.remove_partial(paths.checkpoints)
+        if checkpoints.complete(paths.checkpoints):
+            soundness.last_sound(paths.checkpoints, lambda what: print(what, file=sys.stderr))
+        begin = checkpoints.latest(paths.checkpoints)
+        if begin is None:
+            write_start(paths, model, job)
+        else:
+            _check_resumed(begin, model.captured, job)
+        return prepare_folder(model.plan, folder, job)
+
+
+@contextmanager
+def _new_or_as_it_was(folder: Path) -> Iterator[Paths]:
+    """A folder that is made for a run which then cannot begin is taken away again."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield Paths(folder).make()
+    except BaseException:
+        if new:
+            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # of folders above it those that nobody else has used meanwhile
+            for path in new[1:]:
+                path.rmdir()
+        raise
 
 
 def prepare_folder(plan: Plan, folder: Path, job: Job) -> tuple[Paths, Job]:
     paths = Paths(folder.resolve()).make()
     paths.plan.write_text(plan_yaml.dump(plan))
+    keep_room(paths, len(plan.places))
     job = replace(job, generation=_next_generation(paths))
     job.write(paths)
     for old in (paths.outcome, paths.cancelled, *paths.causes()):
@@ -169,10 +193,12 @@ def prepare_folder(plan: Plan, folder: Path, job: Job) -> tuple[Paths, Job]:
 
 
 def write_start(paths: Paths, model: Model, job: Job) -> Checkpoint:
-    """Checkpoint 0 from build(), under the run's seed."""
+    """Checkpoint 0 from build(), under the run's seed, and from the weights that the run is to begin with."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)
         tensors = model.captured.initial(model.workload.build())
+    if job.weights:
+        tensors |= pretrained.read(Path(job.weights), model.captured)
     facts = Facts(step=0, sample=0, seed=job.seed, fingerprint=model.captured.graph.fingerprint)
     return checkpoints.write_initial(paths.checkpoints, tensors, facts, aliases(model.captured))
 
@@ -235,4 +261,5 @@ def result_of(paths: Paths, ranks: int, outcome: Outcome) -> Result:
         folder=paths.root,
         cause=outcome.cause,
         rank=outcome.rank,
+        status=outcome.status,
     )

@@ -42,6 +42,11 @@ class Paths:
         return self.root / "outcome.json"
 
     @property
+    def reserve(self) -> Path:
+        """Room on the disk, for words when it is full."""
+        return self.root / "reserve"
+
+    @property
     def trace(self) -> Path:
         """The Timeline of all ranks."""
         return self.root / "trace.npz"
