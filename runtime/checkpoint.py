@@ -191,8 +191,13 @@ def write_part(folder: Path, part: Part) -> None:
     flat = {MODEL + name: tensor for name, tensor in part.tensors.items()}
     flat |= {f"{STATE}{name}/{key}": x for name, row in part.state.items() for key, x in row.items()}
     file = f"part-{part.rank:05d}.safetensors"
-    save_file(flat, folder / (file + ".new"))
-    (folder / (file + ".new")).rename(folder / file)
+    new = folder / (file + ".new")
+    try:
+        save_file(flat, new)
+    except BaseException:
+        new.unlink(missing_ok=True)  # where the disk is full, others need the room to say so
+        raise
+    new.rename(folder / file)
     sums = {file: settle(folder / file)}
     fragment = {"files": dict.fromkeys(flat, file), "settings": part.settings, "sums": sums}
     path = folder / f"part-{part.rank:05d}.json"

@@ -179,7 +179,7 @@ def _ended(result: Result, out: console.Output) -> None:
         table = console.columns(rows, ("step", "loss"))
         out.result(
             data | report_run.as_dict(found),
-            lambda: f"{table}\n\n{report_run.text(found)}\n\n{result.folder}",
+            lambda: f"{table}\n\n{report_run.text(found, report_run.drift(result.folder, found))}\n\n{result.folder}",
         )
     else:
         out.result(data | {"cause": result.cause}, lambda: f"{result.state}: {result.cause}")

@@ -41,7 +41,7 @@ def main(folder: str, parent: str) -> int:
             break
         checkpoints.remove_partial(paths.checkpoints)
     result_of(paths, len(plan.places), outcome)  # here, since nobody may wait for a run that is detached
-    return 0 if outcome.state == "done" else 1
+    return outcome.status
 
 
 def rank_main(paths: Paths, job: Job, plan: Plan, model: Model | None) -> Callable[[int], None]:

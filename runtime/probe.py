@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 
 from planner.cluster import Cluster, Link, Links, NodeGroup, Rates
 from runtime.groups import World
-from runtime.supervise import write_whole
+from runtime.words import write_whole
 
 SMALL_BYTES, LARGE_BYTES = 64, 16 * 2**20
 MATMUL = 1024

@@ -19,14 +19,17 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from runtime.paths import Paths
+from runtime.words import say, write_whole
 
 BEAT = struct.Struct("<qq")  # how many calls were begun; whether the last one waits for another rank
 POLL_S = 0.05
 START_S = 600.0  # until the first beat: capturing and loading
 GRACE_S = 1.0  # after the first failure, for causes that are still being written
 PR_SET_PDEATHSIG = 1
+STOPPED = 85  # exit status of a rank that was told to stop and left a checkpoint
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,18 @@ class Outcome:
     rank: int | None = None  # where it began
     cause: str = ""
     exits: tuple[int, ...] = ()  # exit status of every rank; the negative of the signal that killed it
+
+    @property
+    def status(self) -> int:
+        """Of a launch that waits: that of the rank that is to blame; 1 where it has none of its own."""
+        if self.state == "done":
+            return 0
+        if self.state == "stopped":
+            return STOPPED
+        if self.state == "hung" or self.rank is None or not self.exits:
+            return 1
+        status = self.exits[self.rank]
+        return 128 - status if status < 0 else status or 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,16 +125,19 @@ class Watch:
         return bad
 
     def _failed(self, first: int) -> Outcome:
-        """Several ranks fail within moments of each other: an error of one's own comes before being killed, and
-        both before the errors that another rank's end brings about."""
+        """Several ranks fail within moments of each other: an error of one's own comes before being killed, that
+        before a status without a word, and all of them before the errors that another rank's end brings about."""
         self._settle()
-        killed = [n for n, rank in self._ranks.items() if rank.status is not None and rank.status < 0]
+        ended = {n: rank.status for n, rank in self._ranks.items() if rank.status}
         self._end_all()
         causes = [cause for n in self._ranks if (cause := read_cause(self._paths.cause(n))) is not None]
         causes.sort(key=lambda cause: (cause.secondary, cause.time_ns))
-        if causes and not (causes[0].secondary and killed):
+        told = {cause.rank for cause in causes}
+        killed = [n for n, status in ended.items() if status < 0]
+        mute = killed or [n for n in ended if n not in told]
+        if causes and not (causes[0].secondary and mute):
             return Outcome("failed", causes[0].rank, causes[0].what, self._exits())
-        blamed = killed[0] if killed else first
+        blamed = mute[0] if mute else first
         status = self._ranks[blamed].status
         assert status is not None
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
@@ -177,13 +195,7 @@ def write_cause(paths: Paths, rank: int, error: BaseException) -> None:
         what=f"rank {rank}: {type(error).__name__}: {error}",
         where=traceback.format_exception(error),
     )
-    write_whole(paths.cause(rank), json.dumps(asdict(cause)))
-
-
-def write_whole(path: Path, text: str) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(text)
-    part.rename(path)
+    say(paths, paths.cause(rank), json.dumps(asdict(cause)))
 
 
 def die_with_parent(parent: int) -> None:
@@ -205,24 +217,42 @@ def fork_ranks(paths: Paths, ranks: int, main: Callable[[int], None]) -> dict[in
     return pids
 
 
-def _be_a_rank(paths: Paths, rank: int, parent: int, main: Callable[[int], None]) -> None:
-    """Never returns: whatever happens ends in an exit status, at once."""
+def _be_a_rank(paths: Paths, rank: int, parent: int, main: Callable[[int], None]) -> NoReturn:
+    def run() -> int:
+        os.setpgid(0, 0)
+        main(rank)
+        return 0
+
+    be_a_rank(paths, rank, parent, run)
+
+
+def be_a_rank(paths: Paths, rank: int, parent: int, main: Callable[[], int]) -> NoReturn:
+    """Whatever happens in this process ends in an exit status, at once, and on a full disk too."""
     status = 1
     try:
         die_with_parent(parent)
-        os.setpgid(0, 0)
-        log = os.open(paths.log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log = os.open(paths.log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        main(rank)
-        status = 0
+        status = main()
+    except SystemExit as end:
+        status = _status_of(end)
+        if status:
+            write_cause(paths, rank, end)
     except BaseException as error:
         write_cause(paths, rank, error)
         traceback.print_exception(error)
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(status)
+
+
+def _status_of(end: SystemExit) -> int:
+    """As the system has it, except that what is no 0 does not become one."""
+    code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    return code & 0xFF or int(code != 0)
 
 
 def _is_secondary(error: BaseException) -> bool:
@@ -235,5 +265,5 @@ def supervise(paths: Paths, ranks: int, deadline_s: float, main: Callable[[int],
     """Runs `main(rank)` in a process a rank until all are done or one is not well."""
     pids = fork_ranks(paths, ranks, main)
     outcome = Watch(paths, pids, deadline_s).until_the_end()
-    write_whole(paths.outcome, json.dumps(asdict(outcome)))
+    say(paths, paths.outcome, json.dumps(asdict(outcome)))
     return outcome

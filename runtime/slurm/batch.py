@@ -27,8 +27,8 @@ from runtime import job as jobs
 from runtime import soundness
 from runtime.paths import Paths
 from runtime.slurm import clients, elastic, layout, record
-from runtime.slurm.record import STOPPED
-from runtime.supervise import Outcome, write_whole
+from runtime.supervise import STOPPED, Outcome
+from runtime.words import add, keep_room, say
 
 POLL_S = 0.05
 REQUEUED_S = 120.0  # SLURM ends a job that it has queued again
@@ -60,8 +60,7 @@ def attempts(paths: Paths) -> list[Attempt]:
 
 
 def note(paths: Paths, attempt: Attempt) -> None:
-    with paths.attempts.open("a") as file:
-        file.write(json.dumps(asdict(attempt)) + "\n")
+    add(paths, paths.attempts, json.dumps(asdict(attempt)))
 
 
 @dataclass
@@ -135,6 +134,7 @@ class Supervisor:
         for old in (*self.paths.causes(), self.paths.outcome):
             old.unlink(missing_ok=True)
         soundness.last_sound(self.paths.checkpoints, partial(print, flush=True))
+        keep_room(self.paths, len(self.hosts))
         attempt = Attempt(
             generation=generation,
             job=self.environment["SLURM_JOB_ID"],
@@ -177,21 +177,11 @@ class Supervisor:
 
     def _end(self, outcome: Outcome) -> int:
         if outcome.state == "done" or signal.SIGTERM not in self.told or self.paths.cancelled.exists():
-            write_whole(self.paths.outcome, json.dumps(asdict(outcome)))
+            say(self.paths, self.paths.outcome, json.dumps(asdict(outcome)))
         # Else SLURM ends the job, and knows why, and whether it begins anew.
         if outcome.state != "done":
             print(f"{outcome.state}: {outcome.cause}", flush=True)
-        return exit_status(outcome)
-
-
-def exit_status(outcome: Outcome) -> int:
-    """The status of the rank that is to blame; 1 where it has none of its own."""
-    if outcome.state == "done":
-        return 0
-    if outcome.state == "stopped":
-        return STOPPED
-    status = outcome.exits[outcome.rank] if outcome.rank is not None and outcome.exits else 1
-    return 128 - status if status < 0 else status or 1
+        return outcome.status
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -218,10 +208,10 @@ def main(arguments: Sequence[str]) -> int:
         )
         supervisor.listen()
         return supervisor.run()
-    except ShardwrightError as error:
+    except (ShardwrightError, OSError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        write_whole(paths.outcome, json.dumps(asdict(Outcome("failed", cause=str(error)))))
-        return error.status
+        say(paths, paths.outcome, json.dumps(asdict(Outcome("failed", cause=str(error)))))
+        return error.status if isinstance(error, ShardwrightError) else 1
 
 
 if __name__ == "__main__":

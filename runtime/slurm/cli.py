@@ -155,8 +155,8 @@ def _wait(started: SlurmRun, out: console.Output) -> None:
     table = console.columns([(row["step"], f"{row['loss']:.6g}") for row in rows], ("step", "loss"))
     ending = outcome.state + (f": {outcome.cause}" if outcome.cause else "")
     out.result(data, lambda: f"{table}\n\n{ending}\n{started.paths.root}")
-    if status := started.exit_status(outcome):
-        raise typer.Exit(status)
+    if outcome.status:
+        raise typer.Exit(outcome.status)
 
 
 def refuse_without(option: str, given: Mapping[str, object]) -> None:

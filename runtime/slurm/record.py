@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from runtime.paths import Paths
-from runtime.supervise import Outcome, read_cause, write_whole
-
-STOPPED = 85  # exit status of a rank that was told to stop and left a checkpoint
+from runtime.supervise import Outcome, read_cause
+from runtime.words import say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +25,7 @@ class Record:
     still_s: float = 0.0  # without progress, when it ended
 
     def write(self, paths: Paths) -> None:
-        write_whole(paths.task(self.rank), json.dumps(asdict(self)))
+        say(paths, paths.task(self.rank), json.dumps(asdict(self)))
 
 
 def read(paths: Paths, rank: int, generation: int) -> Record | None:

@@ -15,7 +15,7 @@ from planner.workload import Workload
 from runtime import status
 from runtime.metrics import steps_of
 from runtime.paths import Paths
-from runtime.slurm import batch, clients, limits, submit
+from runtime.slurm import clients, limits, submit
 from runtime.slurm.elastic import Elastic
 from runtime.slurm.options import Options
 from runtime.slurm.script import Request, text
@@ -75,9 +75,6 @@ class SlurmRun:
                 if state.state not in ("queued", "running"):
                     return status.outcome_of(self.paths) or Outcome(state.state, cause=state.reason)
             time.sleep(LOOK_S)
-
-    def exit_status(self, outcome: Outcome) -> int:
-        return batch.exit_status(outcome)
 
     def as_dict(self) -> dict[str, object]:
         return asdict(status.of(self.paths.root))

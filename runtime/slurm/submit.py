@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from planner import verify
-from planner.errors import BadInput, Infeasible
+from planner.errors import BadInput, Infeasible, ShardwrightError
 from planner.model import ModelGraph
 from planner.plan import Plan
 from planner.workload import Workload
@@ -28,7 +28,8 @@ from runtime.slurm import clients, layout, limits, state
 from runtime.slurm import script as scripts
 from runtime.slurm.elastic import Elastic
 from runtime.slurm.options import Options
-from runtime.supervise import write_whole
+from runtime.supervise import Outcome
+from runtime.words import say, write_whole
 
 STATES = 3  # parameters, and two tensors of optimizer state beside each
 LOCAL_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")
@@ -106,7 +107,11 @@ def submit(paths: Paths, environment: Mapping[str, str] = os.environ) -> Queued:
     if "SLURM_JOB_ID" in environment and environment.get("SLURM_PROCID") is None:
         queued = _start_inside(paths, environment)
     else:
-        queued = Queued(job=int(clients.submit(paths.script)), submitted_s=time.time())
+        try:
+            queued = Queued(job=int(clients.submit(paths.script)), submitted_s=time.time())
+        except ShardwrightError as error:  # the folder says why there is no job
+            say(paths, paths.outcome, json.dumps(asdict(Outcome("failed", cause=str(error)))))
+            raise
     queued.write(paths)
     return queued
 

@@ -12,8 +12,8 @@ import os
 import signal
 import sys
 import time
-import traceback
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from planner import plan_yaml
@@ -24,8 +24,8 @@ from runtime.job import Job
 from runtime.paths import Paths
 from runtime.slurm import granted
 from runtime.slurm.granted import Granted
-from runtime.slurm.record import STOPPED, Record
-from runtime.supervise import BEAT, START_S, Heart, die_with_parent, write_cause
+from runtime.slurm.record import Record
+from runtime.supervise import BEAT, START_S, STOPPED, Heart, be_a_rank
 
 POLL_S = 0.05
 PATIENCE_S = 5.0
@@ -46,7 +46,8 @@ def main(folder: str) -> int:
     keeper = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _be_the_rank(paths, job, plan, here, heart, keeper)
+        beats = Heart(Path(f"/proc/self/fd/{heart}"), 0, 1)
+        be_a_rank(paths, here.rank, keeper, partial(_train, paths, job, plan, here.rank, beats))
     return Keeper(paths, job, here, heart, pid).keep()
 
 
@@ -109,6 +110,8 @@ class Keeper:
 
     def _ended(self, status: int) -> int:
         state = {0: "done", STOPPED: "stopped"}.get(status, "failed")
+        if self._paths.cause(self._record.rank).exists():  # a status of the user's own may be the same
+            state = "failed"
         return self._leave(state, status)
 
     def _leave(self, state: str, status: int) -> int:
@@ -116,33 +119,11 @@ class Keeper:
         end = replace(
             self._record, state=state, status=status, waiting=self._beat.waiting, still_s=round(still, 1)
         )
-        end.write(self._paths)
         if state in ("failed", "hung"):
             self._paths.failed(self._job.generation).touch()
+        end.write(self._paths)
         # To srun a stop is no bad exit, at which it would end the others.
         return 0 if state == "stopped" else 128 - status if status < 0 else status
-
-
-def _be_the_rank(paths: Paths, job: Job, plan: Plan, here: Granted, heart: int, keeper: int) -> None:
-    """Never returns: whatever happens ends in an exit status, at once."""
-    status = 1
-    try:
-        die_with_parent(keeper)
-        log = os.open(paths.log(here.rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        status = _train(paths, job, plan, here.rank, Heart(Path(f"/proc/self/fd/{heart}"), 0, 1))
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if status:
-            write_cause(paths, here.rank, end)
-    except BaseException as error:
-        write_cause(paths, here.rank, error)
-        traceback.print_exception(error)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
 
 
 def _train(paths: Paths, job: Job, plan: Plan, rank: int, heart: Heart) -> int:

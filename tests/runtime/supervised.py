@@ -43,6 +43,8 @@ def _misbehave(how: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "exit":
         os._exit(7)
+    if how == "leave":
+        raise SystemExit(5)
     if how == "hang":
         time.sleep(1000)
     if how == "stop":
@@ -60,4 +62,4 @@ def _follow(heart: Heart, how: str, rank: int) -> None:
 if __name__ == "__main__":
     where = Paths(Path(sys.argv[1])).make()
     done = supervise(where, RANKS, DEADLINE_S, lambda rank: rank_main(where, sys.argv[2], rank))
-    sys.exit(0 if done.state == "done" else 1)
+    sys.exit(done.status)

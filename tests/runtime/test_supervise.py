@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+import shardwright
+from planner import plan_yaml
+from planner.errors import BadInput, BadPlan
 from planner.schedule.action import Kind
 from planner.timeline import decode
 from runtime.local import RunFailed, launch, launch_inline
 from runtime.paths import Paths
-from runtime.supervise import Outcome, read_cause
+from runtime.supervise import Outcome, be_a_rank, read_cause
 from tests.runtime.test_equality import HERE, plan_of
 
 ROOT = Path(__file__).parents[2]
@@ -52,20 +55,21 @@ def alive(paths: Paths) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("how", "state", "cause"),
+    ("how", "state", "cause", "status"),
     [
-        ("raise", "failed", "rank 2: ValueError: the second layer is odd"),
-        ("kill", "failed", "rank 2 was killed by SIGKILL"),
-        ("exit", "failed", "rank 2 exited with 7"),
-        ("hang", "hung", "rank 2 made no progress for 0.8 s and is in a call of its own"),
-        ("stop", "hung", "rank 2 made no progress for 0.8 s and is in a call of its own"),
+        ("raise", "failed", "rank 2: ValueError: the second layer is odd", 1),
+        ("kill", "failed", "rank 2 was killed by SIGKILL", 128 + 9),
+        ("exit", "failed", "rank 2 exited with 7", 7),
+        ("leave", "failed", "rank 2: SystemExit: 5", 5),
+        ("hang", "hung", "rank 2 made no progress for 0.8 s and is in a call of its own", 1),
+        ("stop", "hung", "rank 2 made no progress for 0.8 s and is in a call of its own", 1),
     ],
 )
 def test_the_first_cause_is_named_and_nobody_is_left(
-    how: str, state: str, cause: str, tmp_path: Path
+    how: str, state: str, cause: str, status: int, tmp_path: Path
 ) -> None:
     outcome = supervised(tmp_path, how)
-    assert (outcome.state, outcome.rank, outcome.cause) == (state, 2, cause)
+    assert (outcome.state, outcome.rank, outcome.cause, outcome.status) == (state, 2, cause, status)
     assert alive(Paths(tmp_path)) == []
 
 
@@ -85,6 +89,32 @@ def test_ranks_die_with_their_supervisor(tmp_path: Path) -> None:
     while alive(paths) and time.monotonic() < end:
         time.sleep(0.02)
     assert alive(paths) == []
+
+
+@pytest.mark.parametrize(("code", "status"), [(5, 5), (0, 0), (None, 0), (256, 1), (-1, 255), ("odd", 1)])
+def test_a_rank_ends_with_the_status_that_it_says(
+    code: int | str | None, status: int, tmp_path: Path
+) -> None:
+    paths, parent = Paths(tmp_path).make(), os.getpid()
+
+    def leave() -> int:
+        raise SystemExit(code)
+
+    pid = os.fork()
+    if pid == 0:
+        be_a_rank(paths, 0, parent, leave)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == status
+    assert paths.cause(0).exists() == bool(status)
+
+
+def test_launch_local_ends_with_the_status_of_the_rank(tmp_path: Path) -> None:
+    (tmp_path / "leaving.py").write_text(FRAGILE.replace("_exit(3)", "_exit(5)"))
+    (tmp_path / "leaving.fell").touch()  # not while it is captured here
+    plan = plan_of(str(tmp_path / "leaving.py"), {}, workers=2, micros=2, micro=1)
+    (tmp_path / "plan.yaml").write_text(plan_yaml.dump(plan))
+    (tmp_path / "leaving.fell").unlink()
+    words = ["launch", f"{tmp_path}/plan.yaml", "--local", "--wait", "--steps=99", f"--run={tmp_path}/run"]
+    assert shardwright.run(words) == 5
 
 
 def test_a_cause_keeps_the_traceback(tmp_path: Path) -> None:
@@ -159,3 +189,21 @@ def test_a_run_that_fails_goes_on_from_its_last_checkpoint_by_itself(tmp_path: P
     assert path.with_suffix(".fell").exists()
     assert sorted(result.losses) == [1, 2, 3, 4, 5, 6]
     assert result.losses == whole.losses
+
+
+def test_a_launch_that_cannot_begin_leaves_no_folder_behind(tmp_path: Path) -> None:
+    plan = plan_of(HERE + "mlp.py", {}, workers=2, micros=2)
+    other = plan.model_copy(update={"model": plan.model.model_copy(update={"fingerprint": "0" * 16})})
+    with pytest.raises(BadPlan, match="another model"):
+        launch(other, tmp_path / "runs" / "a", steps=1)
+    with pytest.raises(ValueError, match="no number"):
+        launch(plan, tmp_path / "runs" / "a", steps=1, seed="no number")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_resumed_run_is_kept_when_it_cannot_go_on(tmp_path: Path) -> None:
+    plan = plan_of(HERE + "mlp.py", {}, workers=2, micros=2)
+    launch_inline(plan, tmp_path / "a", steps=1)
+    with pytest.raises(BadInput, match="seed 7"):
+        launch(plan, tmp_path / "a", steps=2, seed=7)
+    assert (tmp_path / "a" / "checkpoints" / "step-00000001").is_dir()

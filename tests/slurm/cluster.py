@@ -29,7 +29,7 @@ APT = "apt-get install --no-install-recommends slurmctld slurmd slurm-client mun
 NEEDED = ("slurmctld", "slurmd", "sbatch", "munged", "mungekey", "ip", "unshare", "nsenter", "setpriv")
 SEARCH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 SUBNET = "10.99.0"  # inside the namespaces only
-UP_S = 60.0
+UP_S = 120.0
 
 CLIENTS = ("sbatch", "srun", "salloc", "squeue", "sinfo", "scancel", "scontrol", "sacct")
 
@@ -254,6 +254,22 @@ class Cluster:
             return sum(s in ("idle", "mixed", "allocated", "completing") for s in states) == self.nodes
 
         self._until(ready, "every node")
+
+    def clear(self) -> None:
+        """No job is left, and every node is there and idle."""
+        if "slurmctld" not in self._running:
+            self.start_controller()
+        for number, name in enumerate(self.names, 1):
+            if name not in self._running:
+                self.start_node(number)
+
+        def idle() -> bool:
+            left = self.run("squeue", "-h", "-o", "%i").split()
+            if left:
+                self.run("scancel", *left)
+            return not left and set(self.run("sinfo", "-h", "-o", "%T").split()) == {"idle"}
+
+        self._until(idle, "every node, idle")
 
     def _until(self, ready: Callable[[], object], what: str) -> None:
         end = time.monotonic() + UP_S

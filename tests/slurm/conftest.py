@@ -30,7 +30,7 @@ def state() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def small_disk(state: Path) -> Iterator[Path]:
+def _disk(state: Path) -> Iterator[Path]:
     """Of two megabytes; made before the nodes, so that all see it."""
     folder = state / "disk"
     folder.mkdir()
@@ -39,8 +39,15 @@ def small_disk(state: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+@pytest.fixture
+def small_disk(_disk: Path) -> Iterator[Path]:
+    yield _disk
+    for left in _disk.iterdir():
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
 @pytest.fixture(scope="session")
-def cluster(state: Path, small_disk: Path) -> Iterator[Cluster]:
+def up(state: Path, _disk: Path) -> Iterator[Cluster]:
     """Twelve nodes; this process and what it starts are their clients while it is up."""
     with Cluster(state, nodes=12) as made, pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(("SLURM", "SBATCH_", "SRUN_"))]:
@@ -48,6 +55,13 @@ def cluster(state: Path, small_disk: Path) -> Iterator[Cluster]:
         for name, value in made.variables.items():
             patch.setenv(name, value)
         yield made
+
+
+@pytest.fixture
+def cluster(small_disk: Path, up: Cluster) -> Iterator[Cluster]:
+    """Every test begins with all nodes up and nothing queued, whatever became of the one before."""
+    yield up
+    up.clear()
 
 
 @pytest.fixture(scope="session")

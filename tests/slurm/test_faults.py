@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -14,8 +15,8 @@ import pytest
 from planner.plan import Plan
 from runtime import soundness, status
 from runtime.slurm import batch, state
-from runtime.slurm.record import STOPPED
 from runtime.slurm.run import SlurmRun
+from runtime.supervise import STOPPED
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import PATIENCE_S, launch, paced_plan, task, until, until_step
 from tests.slurm.warm import Warm
@@ -24,7 +25,7 @@ STEPS = 8
 
 
 @pytest.fixture(scope="module")
-def undisturbed(cluster: Cluster, warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+def undisturbed(up: Cluster, warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     run = launch(
         warm, paced_plan(), tmp_path_factory.mktemp("undisturbed") / "run", steps=STEPS, save_every=2
     )
@@ -128,7 +129,7 @@ def test_a_job_is_queued_again_as_often_as_was_said(cluster: Cluster, warm: Warm
     cluster.run("scancel", "--batch", "--signal=USR1", str(run.job))
     outcome = run.outcome(PATIENCE_S)
     assert outcome.state == "stopped"
-    assert run.exit_status(outcome) == STOPPED
+    assert outcome.status == STOPPED
 
 
 def test_jobs_of_an_array_go_on_from_each_other(
@@ -210,17 +211,29 @@ def test_a_spoiled_checkpoint_is_named_and_the_one_before_is_used(
     assert f"checkpoint {newest.name} is spoiled" in run.logs()
 
 
+def fill(disk: Path, left_bytes: int) -> Path:
+    """To the last byte, whatever is being written there meanwhile; then so many are given back."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        with suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        file.truncate(max(file.tell() - left_bytes, 0))
+    return filler
+
+
+@pytest.mark.parametrize("left_bytes", [0, 64 * 1024])  # room for nothing, or for a part of the weights
 def test_a_full_disk_is_named_and_after_making_room_the_run_goes_on(
-    cluster: Cluster, warm: Warm, undisturbed: dict[int, float], small_disk: Path
+    left_bytes: int, cluster: Cluster, warm: Warm, undisturbed: dict[int, float], small_disk: Path
 ) -> None:
-    run = start(warm, small_disk, paced_plan(pace_s=0.1))
+    run = start(warm, small_disk, paced_plan(pace_s=0.05))
     until_step(run, 2)
-    filler = small_disk / "filler"
-    room = os.statvfs(small_disk)
-    filler.write_bytes(bytes(room.f_bavail * room.f_frsize - 64 * 1024))  # for words, not for weights
+    filler = fill(small_disk, left_bytes)
     outcome = run.outcome(PATIENCE_S)
     assert outcome.state == "failed"
     assert "No space left on device" in outcome.cause
+    assert story(run) == [("failed", outcome.cause)]
     until(lambda: state.of(run.job).state == "failed", "SLURM knows", 20)
     filler.unlink()
-    assert start(warm, small_disk, paced_plan(pace_s=0.1)).wait(PATIENCE_S).check().losses == undisturbed
+    again = start(warm, small_disk, paced_plan(pace_s=0.05))
+    assert again.wait(PATIENCE_S).check().losses == undisturbed

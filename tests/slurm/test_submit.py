@@ -86,7 +86,8 @@ def test_a_plan_that_is_wrong_is_not_queued(cluster: Cluster, warm: Warm, tmp_pa
     wrong = plan.model_copy(update={"prediction": plan.prediction.model_copy(update={"step_ns": 1})})
     with pytest.raises(BadPlan, match="step_ns is 1"):
         launch(warm, wrong, tmp_path / "run")
-    assert cluster.run("squeue", "-h") == ""
+    assert not (tmp_path / "run").exists()
+    assert cluster.run("squeue", "-h", "-t", "all", "-o", "%Z").count(str(tmp_path)) == 0
 
 
 def test_checkpoints_that_will_not_fit_on_disk_are_missed(
@@ -97,7 +98,7 @@ def test_checkpoints_that_will_not_fit_on_disk_are_missed(
 
 
 @pytest.fixture(scope="module")
-def echoed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
+def echoed(up: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
     """By name: the job's name as SLURM has it, and the folder its script ran in."""
     found, folders = {}, {}
     for name in NAMES:
@@ -111,7 +112,7 @@ def echoed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     for name, (folder, job) in folders.items():
         log = folder / "logs" / f"slurm-{job}.out"
         until(lambda log=log: log.exists() and log.read_text(), f"the log of {name}", 20)  # type: ignore[misc]
-        title = cluster.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%j")
+        title = up.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%j")
         found[name] = (title, log.read_text().rstrip("\n").removeprefix(str(folder.parent) + "/"))
     return found
 

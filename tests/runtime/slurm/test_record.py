@@ -9,9 +9,8 @@ import pytest
 
 from runtime.paths import Paths
 from runtime.slurm import record
-from runtime.slurm.batch import exit_status
-from runtime.slurm.record import STOPPED, Record
-from runtime.supervise import Outcome
+from runtime.slurm.record import Record
+from runtime.supervise import STOPPED, Outcome
 
 HOSTS = ["n1", "n1", "n2", "n2"]
 
@@ -55,7 +54,7 @@ def test_ranks_that_stopped_with_a_checkpoint_have_not_failed(paths: Paths) -> N
         left(paths, rank, "stopped", STOPPED)
     found = outcome(paths, 0)
     assert found.state == "stopped"
-    assert exit_status(found) == STOPPED
+    assert found.status == STOPPED
 
 
 def test_an_error_of_ones_own_comes_before_those_that_follow_from_it(paths: Paths) -> None:
@@ -67,7 +66,7 @@ def test_an_error_of_ones_own_comes_before_those_that_follow_from_it(paths: Path
     left(paths, 3, "ended", 1)
     found = outcome(paths)
     assert (found.state, found.rank, found.cause) == ("failed", 2, "rank 2: ValueError: odd (on n2)")
-    assert exit_status(found) == 7
+    assert found.status == 7
 
 
 def test_a_killed_rank_comes_before_the_errors_of_those_that_lost_it(paths: Paths) -> None:
@@ -78,7 +77,7 @@ def test_a_killed_rank_comes_before_the_errors_of_those_that_lost_it(paths: Path
     left(paths, 3, "failed", -9)
     found = outcome(paths)
     assert found.cause == "rank 3 on n2 was killed by SIGKILL"
-    assert exit_status(found) == 137
+    assert found.status == 137
 
 
 def test_of_ranks_that_stand_still_the_one_that_waits_for_nobody_is_named(paths: Paths) -> None:
