@@ -130,6 +130,16 @@ def coordinates(rank: int, grid: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
+def neighbours(grid: Sequence[int]) -> list[tuple[int, int]]:
+    """Pairs of ranks that lie side by side along an axis."""
+    every = range(prod(grid))
+    return [(a, b) for a in every for b in every if a < b and _apart(a, b, grid) == 1]
+
+
+def _apart(a: int, b: int, grid: Sequence[int]) -> int:
+    return sum(abs(x - y) for x, y in zip(coordinates(a, grid), coordinates(b, grid), strict=True))
+
+
 def rank_at(position: Sequence[int], grid: Sequence[int]) -> int:
     rank = 0
     for place, parts in zip(position, grid, strict=True):

@@ -44,6 +44,7 @@ class Traffic:
     gather_bytes: int = 0  # sent by the busiest rank, forward only
     reductions: int = 0
     reduced_bytes: int = 0  # all-reduced forward
+    back_reductions: int = 0
     reduced_backward_bytes: int = 0
 
     def __add__(self, other: Traffic) -> Traffic:
@@ -171,8 +172,13 @@ def _costs(
         yield Traffic(
             reductions=1,
             reduced_bytes=step.reduced * element_bytes,
+            back_reductions=bool(step.reduced_backward),
             reduced_backward_bytes=step.reduced_backward * element_bytes,
         )
+    for name in placed.operation.reads():
+        layout = placed.inputs.get(name)
+        if name in made and layout is not None and layout.whole and step.axes:  # its gradient is summed
+            yield Traffic(back_reductions=1, reduced_backward_bytes=prod(layout.shape) * element_bytes)
 
 
 def _hidden(placed: Placed, layout: Layout, fetches: Sequence[Fetch], grid: Sequence[int]) -> int:

@@ -74,11 +74,14 @@ def analyse(
     grid: Sequence[int],
     delivered: Mapping[str, Layout] | None = None,
     gather_before: Collection[str] = (),
+    *,
+    entering: bool = True,
 ) -> Analysed:
-    """`delivered`: layouts of the Values that come cut; the others come whole, and are cut on entry."""
-    layout, shapes = module._layout, value_shapes(module)
-    inputs = {name: whole(shape) for name, shape in shapes.items()} | dict(delivered or {})
-    wanted = _wanted(module, inputs, grid if not gather_before else ())
+    """`delivered`: how Values come; the others come whole, and if `entering` are cut."""
+    layout, shapes, known = module._layout, value_shapes(module), delivered or {}
+    inputs = {name: known.get(name, whole(shape)) for name, shape in shapes.items()}
+    wanted = _wanted(module, inputs, grid) if entering else dict(inputs)
+    wanted |= {name: known[name] for name in known if name in wanted}
     given = {node.name: wanted[layout.name(node)] for node in module._slice.reads}
     given |= {node.name: _whole(layout.probes[0].tensor(node)) for node in module._slice.states}
     segment = propagate(operations_of(module), given, gather_before)

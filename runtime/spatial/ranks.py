@@ -42,7 +42,12 @@ def sharing(plan: Plan, every: Sequence[StageModule], places: Places, world: Wor
         return None
     if plan.execution == "compiled":
         raise BadPlan("stages on shards are not compiled: use execution: eager")
-    analysed = analyse_stages(every, [stage.spatial for stage in plan.stages], plan.axes.spatial)
+    analysed = analyse_stages(
+        every,
+        [stage.spatial for stage in plan.stages],
+        plan.axes.spatial,
+        [stage.gather_before for stage in plan.stages],
+    )
     here = places.by_rank[world.rank]
     mine: dist.ProcessGroup | None = None
     for data, pipeline in sorted({(p.data, p.pipeline) for p in plan.places}):

@@ -12,19 +12,21 @@ from runtime.spatial.shard import Analysed, analyse, value_shapes
 Grid = tuple[int, ...]
 
 
-def analyse_stages(modules: Sequence[StageModule], grids: Sequence[Grid], ranks: int) -> list[Analysed]:
+def analyse_stages(
+    modules: Sequence[StageModule], grids: Sequence[Grid], ranks: int, gathers: Sequence[str] = ()
+) -> list[Analysed]:
     """One a stage, in order. A stage without a grid gathers what comes cut, and every rank computes all of it.
 
-    Values pass between ranks of the same place in their groups, as they lie: all stages have groups of `ranks`.
+    Values pass between ranks of the same place in their groups, as they lie: all stages have groups of `ranks`. What
+    a stage with a grid has made whole stays whole. `gathers` names the layer before which a stage gathers, or none.
     """
     delivered: dict[str, Layout] = {}
     grid_of: dict[str, Grid] = {}
     found = []
     for index, (module, grid) in enumerate(zip(modules, grids, strict=True)):
         where = f"stage {index}"
-        cut = {
-            name: delivered[name] for name in module.inputs if name in delivered and not delivered[name].whole
-        }
+        known = {name: delivered[name] for name in module.inputs if name in delivered}
+        cut = {name for name, layout in known.items() if not layout.whole}
         used = grid or _only([grid_of[name] for name in cut]) or (ranks,)
         for name in cut:
             if grid_of[name] != used:
@@ -33,9 +35,13 @@ def analyse_stages(modules: Sequence[StageModule], grids: Sequence[Grid], ranks:
                 )
         if grid:
             _check(module, grid, where)
-        analysed = analyse(module, used, cut, gather_before=() if grid else module.layers)
+        gather = gathers[index] if gathers else ""
+        if gather and gather not in module.layers:
+            raise BadPlan(f"{where}: gathers before '{gather}', which is not in it")
+        before = ([gather] if gather else []) if grid else module.layers
+        analysed = analyse(module, used, known, gather_before=before, entering=bool(grid))
         found.append(analysed)
-        delivered |= analysed.outputs
+        delivered |= {name: x for name, x in analysed.outputs.items() if grid or not x.whole}
         grid_of |= dict.fromkeys(analysed.outputs, used)
     return found
 
