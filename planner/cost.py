@@ -92,6 +92,7 @@ class Tables:
     gradients: IntArray  # [i, j]
     tied: IntArray  # [i, j] gradients of parameters that other stages use as well
     elements: IntArray  # [i, j] trainable elements
+    whole_elements: IntArray  # [i, j] the most of them that no sharing among holders divides
     workspace: IntArray  # [i, j] the highest of any layer
     edges: Edges
     state_bytes_per_element: float
@@ -170,6 +171,7 @@ def tables(
         gradients=gradients,
         tied=tied,
         elements=elements,
+        whole_elements=_whole_elements(graph),
         workspace=_running_maximum(workspace),
         edges=_edges(graph, size_of),
         state_bytes_per_element=profile.optimizer.state_bytes_per_parameter,
@@ -253,6 +255,19 @@ def _parameters(graph: ModelGraph) -> tuple[IntArray, IntArray, IntArray, IntArr
     for buffer in graph.buffers:
         held.add_once(sorted(graph.index[name] for name in set(buffer.users)), buffer.bytes)
     return held.table, gradients.table, tied.table, elements.table
+
+
+def _whole_elements(graph: ModelGraph) -> IntArray:
+    """Sharing gives each holder whole parameters: the largest one, and what other stages hold as well."""
+    count = len(graph.layers)
+    largest, tied = np.zeros(count, np.int64), _Rectangles(count)
+    for parameter in graph.parameters:
+        if parameter.trainable:
+            users, size = sorted(graph.index[name] for name in set(parameter.users)), prod(parameter.shape)
+            largest[users] = np.maximum(largest[users], size)
+            tied.add_once(users, size)
+            tied.add((0, users[0] + 1), (users[-1] + 1, count + 1), -size)
+    return tied.table + _running_maximum(largest)
 
 
 def _running_maximum(amounts: IntArray) -> IntArray:

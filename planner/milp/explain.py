@@ -34,8 +34,9 @@ def scope(space: Space, considered: int, bounded: int, left: int) -> str:
     where = "" if space.boundaries.all() else ", each stage feeding the next"
     return (
         f"{considered} shapes ({bounded} ruled out by bounds, {left} only bounded): {families}, orders frozen as generated; cuts of the "
-        f"layers in the order of the model{where}; whole nodes, up to 64 pipeline workers unless fixed; recomputation and "
-        f"sharded optimizer state, of all stages alike, where memory excludes a cut; replicas as slow as the slowest"
+        f"layers in the order of the model{where}; whole nodes, up to 64 pipeline workers unless fixed; recomputation "
+        f"where memory excludes a cut and sharded optimizer state where that or time asks for it, of all stages alike; "
+        f"replicas as slow as the slowest"
     )
 
 
@@ -96,15 +97,21 @@ def _why(posed: Problem, answer: Answer) -> str:
 
 def trivial(space: Space) -> list[tuple[str, list[Shape]]]:
     """What one would do without a planner: shapes by name, to be cut into stages of equally many layers."""
-    free = Pins(schedules=("1f1b",), recompute=False, shard=False, update=space.pins.update)
+    free = Pins(schedules=("1f1b",), spatial=1, recompute=False, shard=False, update=space.pins.update)
     wide = _shapes(space, replace(free, pipeline=1))
     most = max((shape.data for shape in wide), default=1)
     deep = [x for x in _shapes(space, free) if 1 < x.workers <= _DEEPEST_TRIVIAL]
     used = max((x.devices for x in deep), default=0)
+    cut = [shape for shape in _shapes(space, replace(free, spatial=None, pipeline=1, data=1)) if shape.grid]
+    near = max((shape.spatial for shape in cut), default=1)
+    spatial = (
+        [("samples over most devices", [shape for shape in cut if shape.spatial == near])] if cut else []
+    )
     return [
         ("pure data parallel", [shape for shape in wide if shape.data == most]),
         ("equal-depth 1f1b", [x for x in deep if x.devices == used]),
         ("one device", _shapes(space, replace(free, pipeline=1, data=1))),
+        *spatial,
     ]
 
 
@@ -121,7 +128,14 @@ def equal_cut(posed: Problem) -> IntArray:
 
 def _shapes(space: Space, pinned: Pins) -> list[Shape]:
     return list(
-        shapes(space.cluster, layers=space.layers, batch=space.batch, micros=space.micros(), pinned=pinned)
+        shapes(
+            space.cluster,
+            layers=space.layers,
+            batch=space.batch,
+            micros=space.micros(),
+            pinned=pinned,
+            splits=lambda micro: [s for s in space.splits(micro) if pinned.spatial is None or not s.grid],
+        )
     )
 
 

@@ -85,7 +85,7 @@ class Problem:
 
     @property
     def holders(self) -> int:
-        return self.shape.data * self.schedule.pipes
+        return self.shape.holders
 
     @cached_property
     def hosted(self) -> IntArray:
@@ -118,10 +118,17 @@ class Problem:
         )
 
     def state_bytes(self, low: IntArray, high: IntArray) -> IntArray:
-        share = self.holders if self.shape.shard else 1
-        rate = self.tables.state_bytes_per_element / share
-        size: IntArray = np.ceil(self.tables.elements[low, high] * rate - NOISE).astype(np.int64)
+        rate = self.tables.state_bytes_per_element
+        size: IntArray = np.ceil(self._updated(low, high) * rate - NOISE).astype(np.int64)
         return size
+
+    def _updated(self, low: IntArray, high: IntArray) -> IntArray:
+        """Elements that the busiest holder of a stage updates: shared state is dealt out by whole parameters."""
+        every = self.tables.elements[low, high]
+        if not self.shape.shard:
+            return every
+        shared: IntArray = -(-every // self.holders) + self.tables.whole_elements[low, high]
+        return np.minimum(every, shared)
 
     def moving_bytes(self, low: IntArray, high: IntArray) -> IntArray:
         """[..., part]: of one micro-batch in a stage, the parts of `StageBytes`."""
@@ -152,29 +159,30 @@ class Problem:
         return own + self.tie.ns(self.tables.tied[low, high])
 
     def step_ns(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
-        share = self.holders if self.shape.shard else 1
-        rate = self.tables.step_ns_per_element * self.slowness[stage] / share
-        ns: IntArray = np.ceil(self.tables.elements[low, high] * rate - NOISE).astype(np.int64)
-        return ns + self.update_ns
+        """What is shared is handed round once updated, which takes half of what the sum of its gradients takes."""
+        rate = self.tables.step_ns_per_element * self.slowness[stage]
+        ns: IntArray = np.ceil(self._updated(low, high) * rate - NOISE).astype(np.int64)
+        handed = (self.sync_ns(stage, low, high) + 1) // 2 if self.shape.shard else 0
+        return ns + handed + self.update_ns
 
     def sync_grid(self, stage: int) -> IntArray:
         """`sync_ns` of every interval."""
-        key = ("sync", self.tables.setting.micro, self.sums[stage], self.tie)
+        key = ("sync", self.tables.key, self.sums[stage], self.tie)
         return self._grid(key, lambda i, j: self.sync_ns(stage, i, j))
 
     def step_grid(self, stage: int) -> IntArray:
-        share = self.holders if self.shape.shard else 1
-        key = ("step", self.tables.setting.micro, share, self.slowness[stage])
+        shared = (self.holders, self.sums[stage], self.tie) if self.shape.shard else ()
+        key = ("step", self.tables.key, self.slowness[stage], shared)
         return self._grid(key, lambda i, j: self.step_ns(stage, i, j))
 
     @cached_property
     def fixed_grid(self) -> IntArray:
         share = self.holders if self.shape.shard else 1
-        return self._grid(("fixed", self.tables.setting.micro, share), self.fixed_bytes)
+        return self._grid(("fixed", self.tables.key, share), self.fixed_bytes)
 
     @cached_property
     def moving_grid(self) -> IntArray:
-        return self._grid(("moving", self.tables.setting.micro), self.moving_bytes)
+        return self._grid(("moving", self.tables.key), self.moving_bytes)
 
     def _grid(self, key: tuple[object, ...], price: Callable[[IntArray, IntArray], IntArray]) -> IntArray:
         if key not in self.grids:

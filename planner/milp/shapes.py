@@ -5,12 +5,13 @@ A shape uses whole nodes, or part of a single one: idle devices never share a no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from typing import Literal
 
-from planner.cluster import Cluster
+from planner.cluster import Cluster, total_devices
 from planner.errors import BadInput
 from planner.schedule.families import FAMILIES
 
@@ -20,6 +21,7 @@ Update = Literal["rolling", "barrier"]
 OUTER_DATA: tuple[AxisName, ...] = ("data", "pipeline", "spatial")
 OUTER_PIPELINE: tuple[AxisName, ...] = ("pipeline", "data", "spatial")
 SEARCHED = tuple(name for name in FAMILIES if name != "listed")  # `listed` is settings, no order of its own
+NO_LIMIT = 1 << 60
 DEEPEST = 64  # pipeline workers, unless one is asked for by name
 MOST_ACTIONS = (
     1 << 17
@@ -28,6 +30,7 @@ PINS = (
     "data",
     "pipeline",
     "spatial",
+    "gather",
     "micro",
     "schedule",
     "pairs",
@@ -36,6 +39,7 @@ PINS = (
     "shard",
     "update",
     "stages",
+    "devices",
 )
 
 
@@ -52,6 +56,12 @@ class Shape:
     shard: bool
     axes: tuple[AxisName, ...]
     update: Update = "barrier"
+    grid: tuple[int, ...] = ()  # parts of each sample along its spatial dims; () is whole samples
+    whole_from: int = 0  # the layer before which shards are gathered; 0 is where their rules end
+
+    @property
+    def spatial(self) -> int:
+        return prod(self.grid)
 
     @property
     def stages(self) -> int:
@@ -63,15 +73,22 @@ class Shape:
 
     @property
     def devices(self) -> int:
-        return self.data * self.workers
+        return self.data * self.workers * self.spatial
+
+    @property
+    def holders(self) -> int:
+        """Of a stage's parameters, over all pipes."""
+        return self.data * self.spatial * self.pipes
 
     def __str__(self) -> str:
         extra = [f"pairs {self.pairs}"] if FAMILIES[self.family].paired else []
         extra += [f"chunks {self.chunks}"] if self.chunks > 1 else []
         extra += ["recompute"] if self.recompute else []
         extra += ["sharded optimizer"] if self.shard else []
+        space = f" x spatial {'x'.join(map(str, self.grid))}" if self.grid else ""
+        extra += [f"whole from layer {self.whole_from} on"] if self.whole_from else []
         inner = f", {self.axes[-2]} innermost" if self.data > 1 and self.workers > 1 else ""
-        base = f"{self.family} data {self.data} x pipeline {self.workers}, micro-batch {self.micro} x {self.micros}"
+        base = f"{self.family} data {self.data} x pipeline {self.workers}{space}, micro-batch {self.micro} x {self.micros}"
         return ", ".join([base, *extra]) + inner
 
 
@@ -81,6 +98,9 @@ class Pins:
 
     data: int | None = None
     pipeline: int | None = None
+    spatial: int | None = None  # ranks that share a sample
+    grid: tuple[int, ...] | None = None
+    gather: str | None = None  # the layer before which shards are gathered; "" is where their rules end
     micro: int | None = None
     schedules: tuple[str, ...] = ()
     pairs: int | None = None
@@ -89,6 +109,7 @@ class Pins:
     shard: bool | None = None
     update: Update = "barrier"
     stages: tuple[tuple[str, ...], ...] | None = None  # layers of each stage
+    devices: int | None = None  # at most
 
 
 def pins(fix: Mapping[str, object], schedules: Sequence[str] | None) -> Pins:
@@ -96,8 +117,6 @@ def pins(fix: Mapping[str, object], schedules: Sequence[str] | None) -> Pins:
     for key in fix:
         if key not in PINS:
             raise BadInput(f"nothing to fix is called '{key}'", where="fix", allowed=", ".join(PINS))
-    if (spatial := _whole(fix, "spatial")) not in (None, 1):
-        raise BadInput(f"spatial is {spatial}, but no split was profiled", where="fix", allowed="1")
     chosen = (str(fix["schedule"]),) if "schedule" in fix else tuple(schedules or ())
     for name in chosen:
         if name not in FAMILIES:
@@ -105,6 +124,9 @@ def pins(fix: Mapping[str, object], schedules: Sequence[str] | None) -> Pins:
     return Pins(
         data=_whole(fix, "data"),
         pipeline=_whole(fix, "pipeline"),
+        spatial=None if (grid := _grid(fix)) is None else prod(grid),
+        grid=grid if grid is not None and len(grid) > 1 else None,
+        gather=None if (gather := fix.get("gather")) is None else "" if gather == "end" else str(gather),
         micro=_whole(fix, "micro"),
         schedules=chosen,
         pairs=_whole(fix, "pairs"),
@@ -113,6 +135,7 @@ def pins(fix: Mapping[str, object], schedules: Sequence[str] | None) -> Pins:
         shard=_flag(fix, "shard"),
         update=_update(fix),
         stages=_stages(fix),
+        devices=_whole(fix, "devices"),
     )
 
 
@@ -124,6 +147,20 @@ def _whole(fix: Mapping[str, object], key: str) -> int | None:
     if isinstance(value, bool) or not text.isdecimal() or int(text) < 1:
         raise BadInput(f"{key} is {value!r}", where="fix", allowed="a whole number, 1 or more")
     return int(text)
+
+
+def _grid(fix: Mapping[str, object]) -> tuple[int, ...] | None:
+    """One number is a degree, whatever its grid."""
+    value = fix.get("spatial")
+    if value is None:
+        return None
+    text = "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    parts = text.split("x")
+    if isinstance(value, bool) or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise BadInput(
+            f"spatial is {value!r}", where="fix", allowed="a degree such as 2, or a grid such as 2x2"
+        )
+    return tuple(map(int, parts))
 
 
 def _flag(fix: Mapping[str, object], key: str) -> bool | None:
@@ -163,32 +200,54 @@ def _stages(fix: Mapping[str, object]) -> tuple[tuple[str, ...], ...] | None:
     return tuple(tuple(str(name) for name in stage) for stage in value)
 
 
+Split = tuple[tuple[int, ...], int]  # grid, and the layer from which on samples are whole
+WHOLE: Split = ((), 0)
+
+
 def shapes(
-    cluster: Cluster, *, layers: int, batch: int, micros: Sequence[int], pinned: Pins
+    cluster: Cluster,
+    *,
+    layers: int,
+    batch: int,
+    micros: Sequence[int],
+    pinned: Pins,
+    splits: Callable[[int], Sequence[Split]] = lambda micro: (WHOLE,),
 ) -> Iterator[Shape]:
-    """Every shape that the pins allow and the devices can hold, whatever its memory."""
-    total = sum(group.count * group.devices_per_node for group in cluster.nodes)
+    """Every shape that the pins allow and the devices can hold, whatever its memory; `splits` are those in space that
+    a micro-batch may have."""
+    total = min(total_devices(cluster), pinned.devices or NO_LIMIT)
     for micro in micros:
         if pinned.micro not in (None, micro) or batch % micro:
             continue
         for data in _divisors(batch // micro):
-            if pinned.data in (None, data) and data <= total:
-                yield from _with_data(cluster, layers, total, data, micro, batch // micro // data, pinned)
+            for split in splits(micro) if pinned.data in (None, data) and data <= total else ():
+                yield from _with_data(
+                    cluster, layers, total, data, micro, batch // micro // data, pinned, split
+                )
 
 
 def _with_data(
-    cluster: Cluster, layers: int, total: int, data: int, micro: int, micros: int, pinned: Pins
+    cluster: Cluster,
+    layers: int,
+    total: int,
+    data: int,
+    micro: int,
+    micros: int,
+    pinned: Pins,
+    split: Split,
 ) -> Iterator[Shape]:
-    deepest = min(layers, total // data, DEEPEST)
+    grid, whole_from = split
+    replicas = data * prod(grid)
+    deepest = min(layers, total // replicas, DEEPEST)
     depths = range(1, deepest + 1) if pinned.pipeline is None else [pinned.pipeline]
     names = pinned.schedules or SEARCHED
     for workers in depths:
-        if workers * data > total or not _whole_nodes(cluster, workers * data):
+        if workers * replicas > total or not _whole_nodes(cluster, workers * replicas):
             continue
         for axes in _axis_orders(cluster, data, workers):
             for family, pairs, chunks in _variants(names, workers, micros, layers, pinned):
                 for recompute, shard in product(_free(pinned.recompute), _free(pinned.shard)):
-                    if shard and data * (2 * pairs if FAMILIES[family].paired else 1) == 1:
+                    if shard and replicas * (2 * pairs if FAMILIES[family].paired else 1) == 1:
                         continue
                     yield Shape(
                         family=family,
@@ -202,6 +261,8 @@ def _with_data(
                         shard=shard,
                         axes=axes,
                         update=pinned.update,
+                        grid=grid,
+                        whole_from=whole_from,
                     )
 
 

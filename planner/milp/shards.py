@@ -192,7 +192,8 @@ def asked(found: Sequence[Choice], graph: ModelGraph, pinned: Pins) -> tuple[Cho
         raise BadInput(
             f"spatial is {shown(pinned.grid or (pinned.spatial,))}{gathered}, but no such split can be had of this profile",
             where="fix",
-            allowed=", ".join(["1", *map(shown, known)]) + "; others once `profile --spatial` has priced them",
+            allowed=", ".join(["1", *map(shown, known)])
+            + "; others once `profile --spatial` has priced them",
         )
     return chosen
 

@@ -13,10 +13,11 @@ from planner.cost import NS, BoolArray, IntArray, Tables, price
 from planner.errors import BadInput
 from planner.fitted import Fitted, corrected, launch_ns
 from planner.milp.bounds import windows
-from planner.milp.mesh import Machines, Mesh, Sum, mesh
+from planner.milp.mesh import Group, Machines, Mesh, Sum, mesh
 from planner.milp.order import Meter, Order
 from planner.milp.problem import COMPUTE, Problem
 from planner.milp.shapes import Pins, Shape
+from planner.milp.shards import Choice, Prices, asked, choices, sharded
 from planner.profile import CostKey, Profile
 from planner.schedule.action import Kind, Schedule
 from planner.schedule.assemble import with_recompute
@@ -36,7 +37,9 @@ class Space:
     execution: str
     pins: Pins
     meter: Meter = field(default_factory=Meter)
-    _tables: dict[int, Tables] = field(default_factory=dict)
+    _tables: dict[tuple[object, ...], Tables] = field(default_factory=dict)
+    _splits: dict[int, tuple[Choice, ...]] = field(default_factory=dict)
+    _groups: dict[tuple[object, ...], Group] = field(default_factory=dict)
     _orders: dict[tuple[object, ...], Order | None] = field(default_factory=dict)
     _meshes: dict[tuple[object, ...], Mesh] = field(default_factory=dict)
     _sums: dict[tuple[object, ...], tuple[Sum, ...]] = field(default_factory=dict)
@@ -50,11 +53,49 @@ class Space:
     def layers(self) -> int:
         return len(self.profile.graph.layers)
 
-    def tables(self, micro: int) -> Tables:
-        if micro not in self._tables:
-            setting = CostKey("", micro, (), self.precision, self.execution)
-            self._tables[micro] = price(corrected(self.profile, self.cluster.fitted), setting)
-        return self._tables[micro]
+    @cached_property
+    def costs(self) -> Profile:
+        return corrected(self.profile, self.cluster.fitted)
+
+    @cached_property
+    def prices(self) -> Prices:
+        return Prices(self.profile.graph)
+
+    def tables(self, shape: Shape) -> Tables:
+        if not shape.grid:
+            return self.whole(shape.micro)
+        where = (shape.grid, shape.devices)
+        if where not in self._groups:
+            self._groups[where] = self.machines.spatial_group(shape)
+        group, overlap = self._groups[where], not FAMILIES[shape.family].splits
+        choice = Choice(shape.grid, shape.whole_from)
+        key = (shape.micro, choice, group, overlap)
+        if key not in self._tables:
+            setting, found = self._setting(shape.micro), self.prices(choice)
+            self._tables[key] = sharded(self.costs, setting, choice, found, group, overlap=overlap)
+        return self._tables[key]
+
+    def whole(self, micro: int) -> Tables:
+        """Of whole samples."""
+        if (micro,) not in self._tables:
+            self._tables[micro,] = price(self.costs, self._setting(micro))
+        return self._tables[micro,]
+
+    def _setting(self, micro: int) -> CostKey:
+        return CostKey("", micro, (), self.precision, self.execution)
+
+    def splits(self, micro: int) -> tuple[Choice, ...]:
+        """How samples may be cut in space, whole ones first; as far as the pins allow."""
+        if micro not in self._splits:
+            pinned = self.pins
+            plain = pinned.spatial in (None, 1)
+            cut = (
+                asked(choices(self.profile, self._setting(micro), self.prices), self.profile.graph, pinned)
+                if self.execution == "eager" and pinned.spatial != 1
+                else ()
+            )
+            self._splits[micro] = (*((Choice(),) if plain else ()), *cut)
+        return self._splits[micro]
 
     def micros(self) -> list[int]:
         """Micro-batches that every layer was profiled at."""
@@ -80,7 +121,7 @@ class Space:
         order = self.order(shape)
         if order is None or order.schedule.stages >= np.count_nonzero(self.boundaries):
             return None
-        where = (shape.data, shape.workers, shape.axes)
+        where = (shape.data, shape.workers, shape.axes, shape.grid)
         if where not in self._meshes:
             self._meshes[where] = mesh(self.machines, shape, self.profile.device)
         machine = self._meshes[where]
@@ -93,7 +134,7 @@ class Space:
             return self._sums[key]
 
         posed = _problem(
-            shape, self.tables(shape.micro), order, machine, priced, self._grids, self.meter, self.boundaries
+            shape, self.tables(shape), order, machine, priced, self._grids, self.meter, self.boundaries
         )
         return _launched(posed, self.cluster.fitted)
 
@@ -101,13 +142,13 @@ class Space:
     def boundaries(self) -> BoolArray:
         """Where a model may be cut: in larger models only where a layer hangs on the one before it, so that every
         stage feeds the next."""
-        direct = self.tables(self.micros()[0]).direct
+        direct = self.whole(self.micros()[0]).direct
         every: BoolArray = np.ones(self.layers + 1, np.bool_)
         return every if self.layers <= _ANYWHERE or self.pins.stages is not None else direct
 
     @cached_property
     def chained(self) -> bool:
-        return bool(self.tables(self.micros()[0]).direct[self.boundaries].all())
+        return bool(self.whole(self.micros()[0]).direct[self.boundaries].all())
 
     def cluster_link_ns(self, size: int) -> float:
         """One message over the longest distance."""
@@ -116,14 +157,14 @@ class Space:
         return 0.0 if wire is None else (wire.latency_s + size / wire.bandwidth_bytes_per_s) * NS
 
     def typical_sum(self, shape: Shape) -> Sum:
-        key = (shape.data, shape.workers, shape.axes, "typical")
+        key = (shape.data, shape.workers, shape.axes, shape.grid, "typical")
         if key not in self._sums:
             self._sums[key] = (self.machines.typical_sum(shape),)
         return self._sums[key][0]
 
     def column_sums(self, shape: Shape) -> tuple[Sum, ...]:
         """Over the replicas of each worker."""
-        key = (shape.data, shape.workers, shape.axes, "columns")
+        key = (shape.data, shape.workers, shape.axes, shape.grid, "columns")
         if key not in self._sums:
             grid = self.machines.grid(shape)
             self._sums[key] = tuple(
@@ -227,9 +268,9 @@ def summed_ns(space: Space, shape: Shape) -> float:
     A worker with one stage sums its gradients after all of its work; the mean over the workers is below the worst,
     and sums of parts take no less than the sum of the whole. With several stages the sums of a worker queue up.
     """
-    tables, workers = space.tables(shape.micro), shape.workers
+    tables, workers = space.tables(shape), shape.workers
     load = order_free_ns(space, shape)
-    if shape.data == 1 and shape.pipes == 1:
+    if shape.holders == 1:
         return load
     whole = tables.gradients[0, -1:]
     sums = min(float(each.ns(whole)[0]) for each in space.column_sums(shape))
@@ -241,7 +282,7 @@ def summed_ns(space: Space, shape: Shape) -> float:
 
 def short_bytes(space: Space, shape: Shape) -> int:
     """By how much the state of the model, spread evenly, exceeds the largest device: no cut can do with less."""
-    tables, share = space.tables(shape.micro), shape.data * shape.pipes if shape.shard else 1
+    tables, share = space.whole(shape.micro), shape.holders if shape.shard else 1
     state = tables.elements[0, -1] * tables.state_bytes_per_element / share
     whole = float(tables.parameters[0, -1] + tables.gradients[0, -1] + state)
     most = max(group.limit_bytes for group in space.cluster.nodes)
@@ -258,11 +299,11 @@ def _work_ns(tables: Tables, shape: Shape) -> IntArray:
 
 def guess_ns(space: Space, shape: Shape) -> float:
     """About what a shape may take: where to look first."""
-    tables = space.tables(shape.micro)
+    tables = space.tables(shape)
     bytes_a_worker = tables.gradients[0, -1] * shape.pipes // shape.workers
-    share = shape.data * shape.pipes if shape.shard else 1
+    share = shape.holders if shape.shard else 1
     step = tables.elements[0, -1] / shape.workers * tables.step_ns_per_element / share
-    sums = space.typical_sum(shape).ns(np.array([bytes_a_worker]))[0] if shape.data > 1 else 0
+    sums = space.typical_sum(shape).ns(np.array([bytes_a_worker]))[0] if shape.data * shape.spatial > 1 else 0
     hops = 2 * (shape.stages - 1) * (space.cluster_link_ns(tables.typical_crossing_bytes))
     return order_free_ns(space, shape) + float(sums) + float(step) + hops
 
@@ -275,7 +316,7 @@ def order_free_ns(space: Space, shape: Shape) -> float:
     With every head at least `a` times the work before it that is `T >= a * total / (1 - (1 - a / N)^D)`. Where layers
     do not hang together in a chain, only the load counts.
     """
-    tables, chained = space.tables(shape.micro), space.chained
+    tables, chained = space.tables(shape), space.chained
     splits = FAMILIES[shape.family].splits
     forward, layers = np.diff(tables.time_ns[Kind.F]), _work_ns(tables, shape)
     backward = layers - forward * (2 if shape.recompute else 1)

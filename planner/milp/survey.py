@@ -69,6 +69,9 @@ class Search:
     bounded: int = 0  # shapes that their bound alone ruled out
     left: list[int] = field(default_factory=list)  # bounds of shapes that were not looked into
     program: formulation.Outcome | None = None
+    pays: dict[tuple[object, ...], bool] = field(
+        default_factory=dict
+    )  # shared updates, by what they depend on
 
     @property
     def limit(self) -> int:
@@ -193,6 +196,23 @@ class Search:
             self.close(tried)
         return tried is not None and tried.tight
 
+    def faster(self, shape: Shape) -> Iterator[Shape]:
+        """Sharing the update saves time where updates take longer than handing the parameters round."""
+        plain = self.tried.get(shape)
+        if plain is None or shape.shard or self.space.pins.shard is False or plain.problem.holders == 1:
+            return
+        shared = self.look(replace(shape, shard=True))
+        if shared is not None and self._pays(plain.problem, shared.problem):
+            yield shared.shape
+
+    def _pays(self, plain: Problem, shared: Problem) -> bool:
+        kinds = {(plain.sums[p], plain.slowness[p]): p for p in range(plain.stages)}
+        key = (plain.shape.micro, plain.holders, plain.tie, frozenset(kinds))
+        if key not in self.pays:
+            pairs = ((shared.step_grid(p), plain.step_grid(p)) for p in kinds.values())
+            self.pays[key] = any(bool((a < b).any()) for a, b in pairs)
+        return self.pays[key]
+
     def certificate(self) -> Certificate:
         assert self.best is not None
         best = self.best
@@ -218,10 +238,11 @@ def search(space: Space, effort: Effort) -> Search:
     queue, queued = list(given), set(given)
     _take_trivial(found, queued)
     for shape in queue:  # grows by the thriftier variants of shapes that memory narrows
-        if found.examine(shape):
-            more = [variant for variant in thriftier(space.pins, shape) if variant not in queued]
-            queue.extend(more)
-            queued.update(more)
+        tight = found.examine(shape)
+        more = thriftier(space.pins, shape) if tight else found.faster(shape)
+        for variant in (each for each in more if each not in queued):
+            queue.append(variant)
+            queued.add(variant)
     found.queue = queue
     found.considered = len(queue)
     found.state()
@@ -232,7 +253,14 @@ def ranked(space: Space) -> list[Shape]:
     """Shapes, the most promising first. Recomputing and sharding ones follow where memory asks for them."""
     pinned = space.pins
     plain = replace(pinned, recompute=bool(pinned.recompute), shard=bool(pinned.shard))
-    every = shapes(space.cluster, layers=space.layers, batch=space.batch, micros=space.micros(), pinned=plain)
+    every = shapes(
+        space.cluster,
+        layers=space.layers,
+        batch=space.batch,
+        micros=space.micros(),
+        pinned=plain,
+        splits=space.splits,
+    )
     return sorted(every, key=lambda shape: (guess_ns(space, shape), shape))
 
 
@@ -274,5 +302,5 @@ def thriftier(pinned: Pins, shape: Shape) -> Iterator[Shape]:
     shard = (True,) if shape.shard else (False,) if pinned.shard is False else (False, True)
     for again, sharded in product(recompute, shard):
         changed = (again, sharded) != (shape.recompute, shape.shard)
-        if changed and (not sharded or shape.data * shape.pipes > 1):
+        if changed and (not sharded or shape.holders > 1):
             yield replace(shape, recompute=again, shard=sharded)
