@@ -20,7 +20,9 @@ from planner.plan import Plan
 if TYPE_CHECKING:
     import typer
 
+    from planner.calibrate import Observation
     from planner.capture import Captured
+    from planner.fitted import Fitted
     from planner.measure_passes import BackwardSplit, SpatialSplit
     from planner.profile import Profile
     from planner.timeline import Timeline
@@ -36,6 +38,7 @@ __all__ = [
     "Plan",
     "Run",
     "ShardwrightError",
+    "calibrate",
     "capture",
     "launch",
     "load_plan",
@@ -105,6 +108,13 @@ def plan(
     return solve.solve(costs, machines, batch=batch, schedules=schedules, fix=dict(fix or {}))
 
 
+def calibrate(*runs: str | Path) -> Fitted:
+    """Corrections fitted to finished runs: a cluster that is given them is planned for as those runs went."""
+    from planner.calibrate import fit
+
+    return fit([_observe(Path(folder)) for folder in runs])
+
+
 def simulate(chosen: Plan) -> Timeline:
     """One step of a plan, as it will run."""
     from planner.simulate import simulate_plan
@@ -166,11 +176,17 @@ def _spatial_split() -> SpatialSplit:
     return Alone()
 
 
+def _observe(folder: Path) -> Observation:
+    from runtime.observe import observation
+
+    return observation(folder)
+
+
 def _show_run(folder: Path) -> tuple[dict[str, object], str]:
     from runtime import report_run
 
     found = report_run.comparison(folder)
-    return report_run.as_dict(found), report_run.text(found)
+    return report_run.as_dict(found), report_run.text(found, report_run.drift(folder, found))
 
 
 INTERRUPTED = 130  # as a shell reports it
@@ -219,6 +235,7 @@ def _app() -> typer.Typer:
     import typer
 
     from planner import cli as deciding
+    from planner import cli_calibrate
     from runtime import cli as running
 
     app = typer.Typer(
@@ -228,8 +245,9 @@ def _app() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    tools = deciding.Tools(backward_split=_backward_split, spatial_split=_spatial_split, show_run=_show_run)
+    tools = deciding.Tools(backward_split=_backward_split, spatial_split=_spatial_split, observe=_observe, show_run=_show_run)
     deciding.register(app, tools)
+    cli_calibrate.register(app, _observe)
     running.register(app)
     app.command("demo", epilog="Example: shardwright demo")(_demo_command())
     return app

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner import console
+from planner import cli_calibrate, console
 from planner.errors import BadInput, BadPlan
 
 if TYPE_CHECKING:
+    from planner.calibrate import Observation
     from planner.measure_passes import BackwardSplit, SpatialSplit
     from planner.profile import Profile
 
@@ -24,6 +25,7 @@ class Tools:
     backward_split: Callable[[], BackwardSplit]
     spatial_split: Callable[[], SpatialSplit]
     show_run: Callable[[Path], tuple[dict[str, object], str]]
+    observe: Callable[[Path], Observation]
 
 
 Set = Annotated[
@@ -127,6 +129,12 @@ def _plan_command(tools: Tools) -> Callable[..., None]:
             str | None, typer.Option(help="families to choose from, such as 1f1b,chimera")
         ] = None,
         fix: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="pin a decision")] = None,
+        calibration: Annotated[
+            Path | None, typer.Option(help="corrections from `shardwright calibrate`")
+        ] = None,
+        replan_from: Annotated[
+            Path | None, typer.Option(metavar="RUN", help="correct costs by what this run took")
+        ] = None,
         explain: Annotated[bool, typer.Option("--explain", help="why this plan and no other")] = False,
         set_: Set = None,
         output: Out = None,
@@ -141,7 +149,9 @@ def _plan_command(tools: Tools) -> Callable[..., None]:
         from planner.workload import parse_settings
 
         out = console.Output(as_json=as_json)
-        machines = clusters.load(cluster)
+        machines = cli_calibrate.with_corrections(
+            clusters.load(cluster), calibration, replan_from, tools.observe
+        )
         fixed = parse_settings(fix or [], "--fix")
         families = schedule.split(",") if schedule is not None else None
         pins(fixed, families)  # what means nothing is said before anything is measured

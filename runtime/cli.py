@@ -175,11 +175,12 @@ def _ended(result: Result, out: console.Output) -> None:
     data = {"run": str(result.folder), "state": result.state, "steps": losses}
     if result.state == "done":
         found = report_run.comparison(result.folder)
+        drift = report_run.drift(result.folder, found)
         rows = [(step, f"{loss:.6g}") for step, loss in result.losses.items()]
         table = console.columns(rows, ("step", "loss"))
         out.result(
             data | report_run.as_dict(found),
-            lambda: f"{table}\n\n{report_run.text(found, report_run.drift(result.folder, found))}\n\n{result.folder}",
+            lambda: f"{table}\n\n{report_run.text(found, drift)}\n\n{result.folder}",
         )
     else:
         out.result(data | {"cause": result.cause}, lambda: f"{result.state}: {result.cause}")

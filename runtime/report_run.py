@@ -9,6 +9,7 @@ from planner.console import columns, duration
 from planner.errors import BadInput
 from planner.simulate import simulate_plan
 from planner.timeline import Comparison, Timeline, compare
+from runtime.drift import outside
 from runtime.paths import Paths
 
 WARM_UP_STEPS = 2  # connections are opened and memory is first touched in them
@@ -26,7 +27,12 @@ def comparison(folder: Path) -> Comparison:
     return compare(simulate_plan(plan_yaml.load(paths.plan)), measured, skip_steps=skip)
 
 
-def text(found: Comparison) -> str:
+def drift(folder: Path, found: Comparison) -> str:
+    """What to say of a run whose steps left the error bars of its plan; nothing where they did not."""
+    return outside(plan_yaml.load(Paths(folder).plan), found.measured_step_ns)
+
+
+def text(found: Comparison, drift: str = "") -> str:
     ratio = found.measured_step_ns / found.predicted_step_ns if found.predicted_step_ns else 0.0
     rows = [
         (
@@ -41,7 +47,7 @@ def text(found: Comparison) -> str:
     table = columns(rows, ("stage and action", "predicted", "measured", "ratio"))
     return (
         f"step: predicted {duration(found.predicted_step_ns)}, measured {duration(found.measured_step_ns)}, "
-        f"ratio {ratio:.2f}; a rank stood idle for {duration(found.measured_wait_ns)} of it\n\n{table}"
+        f"ratio {ratio:.2f}; a rank stood idle for {duration(found.measured_wait_ns)} of it\n{drift}\n{table}"
     )
 
 

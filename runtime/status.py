@@ -14,13 +14,13 @@ from planner import plan_yaml
 from planner.console import duration
 from planner.errors import BadInput
 from runtime import job as jobs
+from runtime.drift import JUDGED, WARM_UP, outside
 from runtime.metrics import Step, steps_of
 from runtime.paths import Paths
 from runtime.slurm import batch, submit
 from runtime.slurm import state as slurm_state
 from runtime.supervise import Outcome
 
-WARM_UP = 2  # steps that are slower than those to come
 RECENT = 20  # steps that speed is judged by
 
 
@@ -38,6 +38,7 @@ class Status:
     measured_step_s: float | None
     predicted_step_s: float
     left_s: float | None
+    drift: str  # where steps leave the error bars of the prediction
     history: list[str]  # tries before, and how each ended
 
 
@@ -62,6 +63,7 @@ def of(folder: Path) -> Status:
         measured_step_s=step_s,
         predicted_step_s=plan.prediction.step_ns * 1e-9,
         left_s=(job.steps - done) * step_s if step_s and state == "running" else None,
+        drift=outside(plan, step_s * 1e9) if step_s and len(steps) >= WARM_UP + JUDGED else "",
         history=_history(paths),
     )
 
@@ -159,6 +161,7 @@ def text(status: Status) -> str:
             f"{status.samples_per_s:.4g} samples a second"
             + (f", {duration(status.left_s * 1e9)} left" if status.left_s is not None else "")
         )
+    lines += [status.drift] if status.drift else []
     return "\n".join([*lines, *(f"  {row}" for row in status.history)])
 
 

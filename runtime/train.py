@@ -20,6 +20,7 @@ from runtime import groups
 from runtime.assemble import Options, assemble
 from runtime.checkpoint import Checkpoint, Facts, Writer
 from runtime.data import Batches
+from runtime.drift import Watch
 from runtime.execute import Pulse
 from runtime.groups import World
 from runtime.job import Job
@@ -141,12 +142,15 @@ class Training:
     def run(self, stop: Stop = NEVER) -> bool:
         """The steps of the job, with metrics and trace in the run folder; whether it came to their end. A stopped one
         leaves a checkpoint of where it stands."""
-        data = self.batches()
+        data, drift = self.batches(), Watch(self.plan)
         while self.done < self.job.steps and not stop.before(self.done + 1):
             start = time.monotonic()
             measure = self.job.memory_step == self.done + 1
             losses = (self.measured_step if measure else self.step)(next(data))
-            self.record(losses, time.monotonic() - start)
+            took_s = time.monotonic() - start
+            self.record(losses, took_s)
+            if self.world.rank == 0 and (said := drift.step(took_s)):
+                print(f"step {self.done}: {said}", flush=True)
             if self.done == self.job.steps or (self.job.save_every and self.done % self.job.save_every == 0):
                 self.save()
         finished = self.done >= self.job.steps

@@ -1,0 +1,80 @@
+"""`shardwright calibrate`: corrections from runs, in a file of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planner import console
+
+if TYPE_CHECKING:
+    from planner.calibrate import Observation
+    from planner.cluster import Cluster
+    from planner.fitted import Fitted
+
+Observe = Callable[[Path], "Observation"]
+
+
+def register(app: typer.Typer, observe: Observe) -> None:
+    app.command("calibrate", epilog="Example: shardwright calibrate runs/gpt2-plan-20260101-120000")(
+        _command(observe)
+    )
+
+
+def _command(observe: Observe) -> Callable[..., None]:
+    def calibrate(
+        runs: Annotated[list[Path], typer.Argument(help="folders of finished runs", metavar="RUN...")],
+        output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="where to write")] = Path(
+            "calibration.yaml"
+        ),
+        force: Annotated[bool, typer.Option("--force", help="overwrite what is there")] = False,
+        as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
+    ) -> None:
+        """Fit what the costs get wrong to the traces of runs, with the error that is left."""
+        from planner import calibrate, fitted
+
+        console.refuse_overwrite(output, force)
+        found = calibrate.fit([observe(folder) for folder in runs])
+        console.write_whole(output, fitted.dump(found))
+        data = {"calibration": str(output), **found.model_dump(mode="json", exclude_none=True)}
+        console.Output(as_json=as_json).result(data, lambda: f"{text(found)}\n\nwritten to {output}")
+
+    return calibrate
+
+
+def text(found: Fitted) -> str:
+    from planner.fitted import PARTS
+
+    names = (*dict.fromkeys(PARTS.values()), "hop", "sum")
+    rows = [
+        (
+            name,
+            console.duration(row.start_s * 1e9),
+            f"{row.factor:.4g}",
+            f"{row.spread:.1%}",
+            str(row.samples),
+        )
+        for name in names
+        if (row := getattr(found, name)) is not None
+    ]
+    table = console.columns(rows, ("time", "starts at", "factor", "spread", "from"))
+    return f"steps are then off by about {found.step_spread:.1%}; by {found.summary}\n\n{table}"
+
+
+def with_corrections(
+    machines: Cluster, calibration: Path | None, run: Path | None, observe: Observe
+) -> Cluster:
+    """The machines with what runs have shown of them: those of a file, or one run alone."""
+    from planner import calibrate, fitted
+    from planner.errors import BadInput
+
+    if calibration is not None and run is not None:
+        raise BadInput("--calibration and --replan-from exclude each other")
+    if calibration is not None:
+        return machines.model_copy(update={"fitted": fitted.load(calibration)})
+    if run is not None:
+        return machines.model_copy(update={"fitted": calibrate.fit([observe(run)])})
+    return machines
