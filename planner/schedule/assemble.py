@@ -64,15 +64,20 @@ def assemble(
     )
 
 
-def with_updates(place: Place, orders: Sequence[Sequence[Action]]) -> tuple[tuple[Action, ...], ...]:
+def with_updates(
+    place: Place, orders: Sequence[Sequence[Action]], sums: Sequence[int] = ()
+) -> tuple[tuple[Action, ...], ...]:
     """SYNC right after the last gradient of each (pipe, stage), STEP at the end.
 
     Where pipes hold replicas the sums are collectives: all workers launch them in one global order of stages, the
-    stage that is complete first everywhere first, so that holders that share several stages agree.
+    stage that is complete first everywhere first, so that holders that share several stages agree. `sums` is such an
+    order given: a sum then also waits for the launch of those before it.
     """
     held = _held(place, len(orders))
     ready = [_ready(order, nodes) for order, nodes in zip(orders, held, strict=True)]
-    if len(place) > 1:
+    if sums:
+        ready = [_in_turn(nodes, {stage: i for i, stage in enumerate(sums)}) for nodes in ready]
+    elif len(place) > 1:
         left: dict[int, int] = {}
         for order, nodes in zip(orders, ready, strict=True):
             for (_, stage), at in nodes.items():

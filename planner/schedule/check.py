@@ -60,7 +60,8 @@ def violations(
     launch several: each stage alone by default, more than one where parameters are tied. `barrier`: no update before
     every gradient is in.
     """
-    for rules in ((_shape,), (_placement,), (_completeness, _order_on_the_worker, _sums_and_updates)):
+    updates = _updates_after_all if barrier else _updates
+    for rules in ((_shape,), (_placement,), (_completeness, _order_on_the_worker, _sums, updates)):
         found = [violation for rule in rules for violation in rule(schedule)]
         if found:
             return found
@@ -154,11 +155,9 @@ def _order_on_the_worker(schedule: Schedule) -> Iterator[Violation]:
         last[action[1:]] = action
 
 
-def _sums_and_updates(schedule: Schedule) -> Iterator[Violation]:
-    """One SYNC of each (pipe, stage) after its last gradient, one STEP after that."""
-    at: dict[tuple[int, int], dict[Kind, Spot]] = {}
-    for spot, action in _everywhere(schedule):
-        at.setdefault((action.pipe, action.stage), {})[action.kind] = spot
+def _sums(schedule: Schedule) -> Iterator[Violation]:
+    """One SYNC and one STEP of each (pipe, stage), SYNC after its last gradient."""
+    at = _spots(schedule)
     for pipe, stages in enumerate(schedule.place):
         for stage, worker in enumerate(stages):
             own = at.get((pipe, stage), {})
@@ -167,13 +166,40 @@ def _sums_and_updates(schedule: Schedule) -> Iterator[Violation]:
                 if kind not in own:
                     last = Spot(worker, len(schedule.orders[worker]) - 1)
                     yield Violation(f"worker {worker} never does {action}", {last: f"{action} is missing"})
-            if Kind.SYNC not in own or Kind.STEP not in own:
-                continue
             for kind in _DONE:
-                if kind in own and own[kind].position > own[Kind.SYNC].position:
+                if kind in own and Kind.SYNC in own and own[kind].position > own[Kind.SYNC].position:
                     yield Violation(f"{sync} comes before the last {kind}", {own[Kind.SYNC]: "too early"})
-            if own[Kind.STEP].position < own[Kind.SYNC].position:
-                yield Violation(f"{step} comes before {sync}", {own[Kind.STEP]: "too early"})
+
+
+def _spots(schedule: Schedule) -> dict[tuple[int, int], dict[Kind, Spot]]:
+    """Of each (pipe, stage) the last action of each kind."""
+    at: dict[tuple[int, int], dict[Kind, Spot]] = {}
+    for spot, action in _everywhere(schedule):
+        at.setdefault((action.pipe, action.stage), {})[action.kind] = spot
+    return at
+
+
+def _updates(schedule: Schedule) -> Iterator[Violation]:
+    """STEP after SYNC, or before the stage's first forward: with the gradients of the step before."""
+    first: dict[tuple[int, int], int] = {}
+    for spot, action in _everywhere(schedule):
+        if action.kind is Kind.F:
+            first.setdefault((action.pipe, action.stage), spot.position)
+    for (pipe, stage), own in _spots(schedule).items():
+        if not own.keys() >= set(_ONCE):
+            continue
+        if first.get((pipe, stage), -1) < own[Kind.STEP].position < own[Kind.SYNC].position:
+            sync, step = (Action(kind, stage, 0, pipe) for kind in _ONCE)
+            yield Violation(f"{step} comes before {sync}", {own[Kind.STEP]: "too early"})
+
+
+def _updates_after_all(schedule: Schedule) -> Iterator[Violation]:
+    """With a barrier no STEP comes before the SYNC of its own step."""
+    for (pipe, stage), own in _spots(schedule).items():
+        if own.keys() >= set(_ONCE) and own[Kind.STEP].position < own[Kind.SYNC].position:
+            sync, step = (Action(kind, stage, 0, pipe) for kind in _ONCE)
+            mark = "an update when the next step needs it is for update: rolling"
+            yield Violation(f"{step} comes before {sync}", {own[Kind.STEP]: mark})
 
 
 Launch = tuple[Spot, frozenset[int]]

@@ -15,6 +15,7 @@ from planner.schedule.gpipe import gpipe
 from planner.schedule.interleaved import interleaved, interleaved_zb
 from planner.schedule.listed import listed_family
 from planner.schedule.one_f_one_b import one_f_one_b
+from planner.schedule.overlap import OPTIONS, overlap_of, overlapped
 from planner.schedule.v_shaped import v_half, v_min, zb_v
 from planner.schedule.wave import wave
 from planner.schedule.zero_bubble import zb_h1, zb_h2
@@ -126,26 +127,31 @@ def generate(
     chunks: int | None = None,
     **settings: Setting,
 ) -> Schedule:
-    """The schedule of a family: `chunks` stages a worker (the family's own number by default), `pairs` for Chimera."""
+    """The schedule of a family: `chunks` stages a worker (the family's own number by default), `pairs` for Chimera.
+
+    Settings are the family's own, and those of `planner.schedule.overlap` for any.
+    """
     spec = FAMILIES.get(family)
     if spec is None:
         raise BadInput(f"no family '{family}'", allowed=", ".join(FAMILIES))
     _at_least_one(family, workers=workers, micros=micros, pairs=pairs, chunks=1 if chunks is None else chunks)
     if pairs > 1 and not spec.paired:
         raise BadInput(f"{pairs} pairs", where=family, allowed="1; only Chimera has pairs of pipelines")
+    for name in settings:
+        if name not in spec.settings and name not in OPTIONS:
+            raise BadInput(
+                f"no setting '{name}'", where=family, allowed=", ".join([*spec.settings, *OPTIONS])
+            )
+    overlap = overlap_of(settings, family)
     request = Request(
         family=family,
         workers=workers,
         micros=micros,
         pairs=pairs,
         chunks=_chunks(family, spec, chunks),
-        settings=settings,
+        settings={name: value for name, value in settings.items() if name not in OPTIONS},
     )
-    for name in settings:
-        if name not in spec.settings:
-            allowed = ", ".join(spec.settings) or "no settings"
-            raise BadInput(f"no setting '{name}'", where=family, allowed=allowed)
-    return spec.make(request)
+    return overlapped(spec.make(request), overlap)
 
 
 def _at_least_one(family: str, **counts: int) -> None:

@@ -120,7 +120,7 @@ class _Builder:
         key = stage, micro, pipe
         if kind is Kind.W:
             self._depend(node, self.grad.get(key))
-        elif kind is not Kind.F:
+        elif kind in (Kind.B, Kind.I, Kind.R):
             self._depend(node, self.forward.get(key))
             if kind is not Kind.R:
                 self._depend(node, self.again.get(key))
@@ -177,13 +177,22 @@ class _Builder:
     def steps(self, barrier: bool) -> None:
         steps = [item for item in self.items if item.action.kind is Kind.STEP]
         last = {item.worker: item.node for item in self.items if item.action.kind is not Kind.STEP}
+        launched = {item.action[1:]: item.position for item in self.items if item.action.kind is Kind.SYNC}
         for item in steps:
-            if item.action.stage in self.syncs:
-                self.preds[item.node].append(self.syncs[item.action.stage])
+            if (stage := item.action.stage) in self.syncs:
+                late = item.position < launched.get(item.action[1:], -1)
+                self.preds[item.node].append(self._sum_before(stage) if late else self.syncs[stage])
         if barrier and steps:
             everything = self._add(self.zero, [*last.values(), *self.syncs.values()])
             for item in steps:
                 self.preds[item.node].append(everything)
+
+    def _sum_before(self, stage: int) -> int:
+        """The end of the stage's sum in the step before: a queue that holds nothing else."""
+        queue = ("sum", stage)
+        if queue not in self.source:
+            self.source[queue], self.tail[queue] = self._add(self.zero, []), self.syncs[stage]
+        return self.source[queue]
 
     def pair_up(self) -> None:
         """Joins of no duration, as a tree, where a node waits for more than two others."""

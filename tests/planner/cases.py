@@ -12,6 +12,7 @@ from planner.plan import Hop, StageTimes
 from planner.schedule.action import Schedule
 from planner.schedule.families import FAMILIES, generate
 from planner.schedule.graph import IntArray
+from planner.schedule.overlap import Overlap, Updates, overlapped
 from planner.simulate import Compiled, compile, duration_vector
 
 
@@ -65,6 +66,14 @@ def nearest(family: str, workers: int, micros: int, random: Random) -> Schedule:
     raise AssertionError(f"no {family} of about {workers} workers and {micros} micro-batches")
 
 
+def random_overlap(schedule: Schedule, draw: Random, *, updates: Updates = "at_end") -> Overlap:
+    parts = draw.choice((1, 1, 2, 3))
+    every = list(range(schedule.stages * parts))
+    draw.shuffle(every)
+    sums = tuple(every) if draw.random() < 0.5 else ()
+    return Overlap(parts=parts, late=draw.randint(0, 3), sums=sums, updates=updates)
+
+
 @st.composite
 def cases(draw: st.DrawFn, *, most_workers: int = 6, most_micros: int = 9, lowest: int = 0) -> Case:
     workers = draw(st.integers(2, most_workers))
@@ -72,6 +81,8 @@ def cases(draw: st.DrawFn, *, most_workers: int = 6, most_micros: int = 9, lowes
     random = Random(draw(st.integers(0, 10**6)))
     family = random.choice(sorted(FAMILIES))  # drawn by hypothesis, some families would hardly ever come
     schedule = nearest(family, workers, micros, random)
+    if random.random() < 0.3:
+        schedule = overlapped(schedule, random_overlap(schedule, random))
     stages = schedule.stages
     return Case(
         schedule=schedule,

@@ -82,7 +82,8 @@ class EventQueue:
         if self.barrier and step and any(key[0] == step - 1 for key in self._unfinished()):
             return False
         if a.kind is Kind.STEP:
-            sums = not self._has_sum(a.stage) or (step, a.stage) in self.summed
+            of = step - self._before_its_sum(a)
+            sums = of < 0 or not self._has_sum(a.stage) or (of, a.stage) in self.summed
             return sums and (not self.barrier or not self._gradients_left(step))
         direction = SENDS.get(a.kind)
         return all(
@@ -97,6 +98,12 @@ class EventQueue:
 
     def _has_sum(self, stage: int) -> bool:
         return any(a.kind is Kind.SYNC and a.stage == stage for order in self.schedule.orders for a in order)
+
+    def _before_its_sum(self, a: Action) -> bool:
+        """An update before the sum of its own step is of the step before."""
+        order = next(order for order in self.schedule.orders if a in order)
+        sync = a._replace(kind=Kind.SYNC)
+        return sync in order and order.index(a) < order.index(sync)
 
     def _gradients_left(self, step: int) -> bool:
         left = any(k == step and a.kind is not Kind.STEP for k, a in self._unfinished())

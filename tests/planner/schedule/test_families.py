@@ -106,7 +106,7 @@ def test_chimera_refuses_pairs_that_do_not_divide_half_the_workers(family: str) 
         ("1f1b", {"warmup": "long"}, "warmup is 'long'.*whole number"),
         ("1f1b", {"warmup": True}, "warmup is True.*whole number"),
         ("1f1b", {"cap": 4}, "no setting 'cap'.*warmup"),
-        ("gpipe", {"cap": 4}, "no setting 'cap'.*no settings"),
+        ("gpipe", {"cap": 4}, "no setting 'cap'.*parts, late, sums"),
         ("chimera", {"concat": "twice"}, "concat is 'twice'.*direct, doubling, halving"),
         ("chimera", {"chunks": 2}, "2 stages a worker"),
         ("zb-v", {"cap": 1}, "cap is 1"),
