@@ -168,6 +168,12 @@ def _distances(cluster: Cluster) -> set[str]:
     }
 
 
+def with_nodes(cluster: Cluster, nodes: tuple[NodeGroup, ...]) -> Cluster:
+    """The same links, other machines; ValueError where these need a link that is not told."""
+    fields = {name: getattr(cluster, name) for name in Cluster.model_fields}
+    return Cluster.model_validate({**fields, "nodes": nodes})
+
+
 def load(path: Path | str) -> Cluster:
     return form.load(Cluster, Path(path), version=CLUSTER_VERSION)
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from planner.cluster import Cluster
+from planner.cluster import Cluster, with_nodes
 from planner.cost import IntArray
 from planner.milp.bounds import every_cut, shortage, windows
 from planner.milp.problem import Problem
@@ -164,13 +164,13 @@ def _asked(space: Space, *, pins: Pins | None = None, cluster: Cluster | None = 
 
 def _roomier(cluster: Cluster, more: int) -> Cluster:
     groups = tuple(g.model_copy(update={"memory_bytes": g.capacity_bytes + more}) for g in cluster.nodes)
-    return Cluster(name=cluster.name, nodes=groups, links=cluster.links, fitted=cluster.fitted)
+    return with_nodes(cluster, groups)
 
 
 def _larger(cluster: Cluster, times: int) -> Cluster | None:
     """None where the file does not say what links more nodes would have."""
     groups = tuple(g.model_copy(update={"count": g.count * times}) for g in cluster.nodes)
     try:
-        return Cluster(name=cluster.name, nodes=groups, links=cluster.links, fitted=cluster.fitted)
+        return with_nodes(cluster, groups)
     except ValueError:
         return None

@@ -15,13 +15,7 @@ from planner.milp.survey import Effort, Search, ranked, search, thriftier
 from planner.plan import Plan
 from planner.profile import Profile
 
-_FIRST = 6  # shapes that are answered before any is proved
-_KICKS = 6
-_WORK_NS = 60e9  # of `Meter`; shapes that are left then keep the bound of their load
-_PROGRAM_NODES = 2000  # of the mixed-integer program
-_MOST_ARCS = 3000  # beyond, the program is left unwritten and the tree's proof stands alone
 _CHANGED = 20  # shapes looked at for each change that might make an infeasible question feasible
-_NODES = 3000  # boxes of one shape, divided by its depth
 
 
 def solve(
@@ -36,9 +30,41 @@ def solve(
     effort: Effort | None = None,
 ) -> Plan:
     """The fastest plan that fits, with its certificate; Infeasible says what is missing, and what would fit."""
+    space = space_of(
+        profile,
+        cluster,
+        batch=batch,
+        fix=fix,
+        schedules=schedules,
+        precision=precision,
+        execution=execution,
+    )
+    found = search(space, effort or Effort())
+    plan = _plan(space, found)
+    if plan is None:
+        raise Infeasible(infeasible.report(space, found.queue, found.look, _fits))
+    return plan
+
+
+def fastest(space: Space, effort: Effort | None = None) -> Plan | None:
+    """As `solve`, without the reasons: None where nothing fits."""
+    return None if not ranked(space) else _plan(space, search(space, effort or Effort()))
+
+
+def space_of(
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    batch: int,
+    fix: Mapping[str, object] | None = None,
+    schedules: Sequence[str] | None = None,
+    precision: str | None = None,
+    execution: str | None = None,
+) -> Space:
+    """The question, held against what was profiled."""
     if batch < 1:
         raise BadInput(f"batch is {batch}", allowed="1 or more")
-    space = Space(
+    return Space(
         profile=profile,
         cluster=cluster,
         batch=batch,
@@ -46,9 +72,11 @@ def solve(
         execution=_choice(profile, "execution", execution, "eager"),
         pins=pins(fix or {}, schedules),
     )
-    found = search(space, effort or Effort())
+
+
+def _plan(space: Space, found: Search) -> Plan | None:
     if found.best is None or found.best.answer is None:
-        raise Infeasible(infeasible.report(space, found.queue, found.look, _fits))
+        return None
     return plan_of(space, found.best.problem, found.best.answer, found.certificate())
 
 

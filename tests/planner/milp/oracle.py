@@ -127,7 +127,6 @@ def _times(
     costs = [profile.cost(name, key) for name in layers]
     used = {name for layer in layers for name in profile.graph.layer[layer].parameters}
     trained = [profile.graph.parameter[name] for name in used if profile.graph.parameter[name].trainable]
-    elements = sum(prod(p.shape) for p in trained)
     gradient = sum(p.bytes for p in trained)
     slots = [Slot(node, 0) for node in range(holders)]
     rate = profile.optimizer.seconds_per_parameter.median
@@ -139,8 +138,19 @@ def _times(
         weight_grad_ns=sum(round(c.weight_grad.median * NS) for c in costs),
         recompute_ns=sum(round(c.forward.median * NS) for c in costs),
         sync_ns=ceil(sync - 1e-6),
-        step_ns=ceil(elements * rate * NS / share - 1e-6),
+        step_ns=_step_ns([prod(p.shape) for p in trained], rate, share, ceil(sync - 1e-6)),
     )
+
+
+def _step_ns(sizes: Sequence[int], rate: float, share: int, sync_ns: int) -> int:
+    handed = 0 if share == 1 else (sync_ns + 1) // 2
+    return ceil(_most_elements(sizes, share) * rate * NS - 1e-6) + handed
+
+
+def _most_elements(sizes: Sequence[int], share: int) -> int:
+    """Of one holder, where parameters are dealt out whole."""
+    every = sum(sizes)
+    return every if share == 1 else min(every, ceil(every / share) + max(sizes, default=0))
 
 
 def _launched(times: StageTimes, launch_ns: int) -> StageTimes:
@@ -198,9 +208,9 @@ def _fits(
         used = {name for layer in layers for name in graph.layer[layer].parameters}
         weights = [graph.parameter[name] for name in used]
         trained = [p for p in weights if p.trainable]
-        elements = sum(prod(p.shape) for p in trained)
+        elements = _most_elements([prod(p.shape) for p in trained], share)
         total = sum(p.bytes for p in weights) + sum(p.bytes for p in trained) + 2 * (entered + leaving)
-        state.append(total + ceil(elements * profile.optimizer.state_bytes_per_parameter / share - 1e-6))
+        state.append(total + ceil(elements * profile.optimizer.state_bytes_per_parameter - 1e-6))
         moving.append(
             StageBytes(
                 saved=stage_memory(profile, layers, key),

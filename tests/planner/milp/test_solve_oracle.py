@@ -31,17 +31,18 @@ class Case:
 
 
 def case(seed: int) -> Case:
-    """Chains, graphs with skips and with branches; tight and ample memory; fast and slow links; barrier and rolling updates.
-
-    The update costs nothing, so that sharding it never pays for itself and is a question of memory alone.
-    """
+    """Chains, graphs with skips and with branches; tight and ample memory; fast and slow links; barrier and rolling
+    updates, some so slow that sharing them pays."""
     rng = random.Random(seed)
     layers = rng.randint(3, 7)
     equal, skips, loose = rng.random() < 0.2, rng.choice([0, 0, 1, 2, 3]), rng.random() < 0.3
     blocks = chain(layers, seed, equal=equal, skips=skips, loose=loose)
     costs = profile(blocks, micros=rng.choice([(1,), (1, 2)]), scale=rng.choice([1, 10]))
+    update_s = rng.choice([0.0, 1e-12, 1e-9, 3e-9])
     return Case(
-        profile=replace(costs, optimizer=replace(costs.optimizer, seconds_per_parameter=Seconds(median=0.0))),
+        profile=replace(
+            costs, optimizer=replace(costs.optimizer, seconds_per_parameter=Seconds(median=update_s))
+        ),
         cluster=cluster(
             rng.randint(1, 4),
             latency_s=rng.choice([1e-9, 5e-7]),
