@@ -7,7 +7,7 @@ from math import ceil, prod
 
 from planner.model import ModelGraph
 from planner.plan import Plan, StagePlan
-from planner.profile import CostKey, Profile, stage_memory
+from planner.profile import CostKey, LayerCost, Profile, stage_memory
 from planner.schedule.action import Action, Kind, Schedule
 from planner.simulate import schedule_of
 from planner.violation import Violation
@@ -18,15 +18,33 @@ def violations(plan: Plan, profile: Profile) -> list[Violation]:
     return list(_profiled(plan, profile)) or [*_times(plan, profile), *_memory(plan, profile)]
 
 
-def _key(plan: Plan, stage: StagePlan) -> CostKey:
-    return CostKey("", plan.batch.micro, stage.spatial, plan.precision, plan.execution)
+def _key(plan: Plan) -> CostKey:
+    """Of whole samples."""
+    return CostKey("", plan.batch.micro, (), plan.precision, plan.execution)
+
+
+def _rows(plan: Plan, profile: Profile, stage: StagePlan, name: str) -> list[LayerCost]:
+    """What a layer may cost: on whole samples, and on shards where it can be cut at all."""
+    whole = _key(plan)._replace(signature=profile.graph.layer[name].signature)
+    found = [profile.costs[whole]]
+    if stage.spatial and (row := profile.costs.get(whole._replace(split=stage.spatial))) is not None:
+        found.append(row)
+    return found
 
 
 def _profiled(plan: Plan, profile: Profile) -> Iterator[Violation]:
     """Micro-batch, grid, precision and execution were profiled for every layer; nothing is interpolated."""
-    known = "; ".join(f"micro {k.micro}, {k.split}, {k.precision}, {k.execution}" for k in profile.settings)
+    known = "; ".join(
+        f"micro {k.micro}, {k.split}, {k.precision}, {k.execution}"
+        for k in (*profile.settings, *profile.shards)
+    )
+    key = _key(plan)
     for index, stage in enumerate(plan.stages):
-        key = _key(plan, stage)
+        if stage.spatial and key._replace(split=stage.spatial) not in profile.shards:
+            message = (
+                f"no layer was profiled on shards {list(stage.spatial)} at these settings; there is {known}"
+            )
+            yield Violation(rule="profile", where=f"stage {index}", message=message)
         for name in stage.layers:
             row = key._replace(signature=profile.graph.layer[name].signature)
             if row not in profile.costs:
@@ -44,14 +62,16 @@ def _times(plan: Plan, profile: Profile) -> Iterator[Violation]:
     """
     used = {(a.stage, a.kind) for order in schedule_of(plan).orders for a in order}
     for index, (stage, times) in enumerate(zip(plan.stages, plan.times, strict=True)):
-        costs = [profile.cost(name, _key(plan, stage)) for name in stage.layers]
+        costs = [_rows(plan, profile, stage, name) for name in stage.layers]
+        forward_s = sum(min(c.forward.median for c in each) for each in costs)
+        backward_s = sum(min(c.backward.median for c in each) for each in costs)
         rows = [
-            (Kind.F, "forward_ns", times.forward_ns, sum(c.forward.median for c in costs)),
-            (Kind.B, "backward_ns", times.backward_ns, sum(c.backward.median for c in costs)),
-            (Kind.R, "recompute_ns", times.recompute_ns, sum(c.forward.median for c in costs)),
+            (Kind.F, "forward_ns", times.forward_ns, forward_s),
+            (Kind.B, "backward_ns", times.backward_ns, backward_s),
+            (Kind.R, "recompute_ns", times.recompute_ns, forward_s),
         ]
         if index > 0:
-            halves = sum(c.input_grad.median + c.weight_grad.median for c in costs)
+            halves = sum(min(c.input_grad.median + c.weight_grad.median for c in each) for each in costs)
             planned = times.input_grad_ns + times.weight_grad_ns
             rows.append((Kind.W, "input_grad_ns + weight_grad_ns", planned, halves))
         for kind, key, planned, seconds in rows:
@@ -120,19 +140,15 @@ def _release(alive: dict[tuple[int, int, int], int], action: Action, need: _Need
 
 
 class _Needs:
-    """Bytes of one stage for one micro-batch; of a shard at least its share of every Value."""
+    """Bytes of one stage for one micro-batch; of the largest shard at least its share of what whole samples take."""
 
     def __init__(self, plan: Plan, profile: Profile, stage: StagePlan) -> None:
-        key, graph = _key(plan, stage), profile.graph
-        costs = [profile.cost(name, key) for name in stage.layers]
+        key, graph = _key(plan), profile.graph
+        rows = [_rows(plan, profile, stage, name) for name in stage.layers]
         made = {value for name in stage.layers for value in graph.layer[name].outputs}
         read = {value for name in stage.layers for value in graph.layer[name].inputs}
         shards = prod(stage.spatial)
-        own = sum(cost.own_saved_bytes for cost in costs)
-        values = stage_memory(profile, stage.layers, key) - own
-        whole = key._replace(split=())
-        entering = sum(profile.value_bytes(name, whole) for name in read - made)
-        self.saved = own + values // shards
-        self.inputs = entering // shards
-        self.held = min(self.saved, sum(cost.held_bytes for cost in costs))
-        self.workspace = max((cost.workspace_bytes for cost in costs), default=0)
+        self.saved = stage_memory(profile, stage.layers, key) // shards
+        self.inputs = sum(profile.value_bytes(name, key) for name in read - made) // shards
+        self.held = min(self.saved, sum(each[0].held_bytes for each in rows) // shards)
+        self.workspace = max((min(c.workspace_bytes for c in each) for each in rows), default=0)
