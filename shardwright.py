@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from planner.fitted import Fitted
     from planner.measure_passes import BackwardSplit, SpatialSplit
     from planner.profile import Profile
+    from planner.run_record import RunRecord
     from planner.timeline import Timeline
     from planner.workload import Workload
     from runtime.local import LocalRun
@@ -176,6 +177,12 @@ def _spatial_split() -> SpatialSplit:
     return Alone()
 
 
+def _record(folder: Path) -> RunRecord:
+    from runtime import record
+
+    return record.record(folder)
+
+
 def _observe(folder: Path) -> Observation:
     from runtime.observe import observation
 
@@ -245,7 +252,13 @@ def _app() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    tools = deciding.Tools(backward_split=_backward_split, spatial_split=_spatial_split, observe=_observe, show_run=_show_run)
+    tools = deciding.Tools(
+        backward_split=_backward_split,
+        spatial_split=_spatial_split,
+        observe=_observe,
+        show_run=_show_run,
+        record=_record,
+    )
     deciding.register(app, tools)
     cli_calibrate.register(app, _observe)
     running.register(app)

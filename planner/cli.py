@@ -11,11 +11,13 @@ import typer
 
 from planner import cli_calibrate, console
 from planner.errors import BadInput, BadPlan
+from planner.report import command as reporting
 
 if TYPE_CHECKING:
     from planner.calibrate import Observation
     from planner.measure_passes import BackwardSplit, SpatialSplit
     from planner.profile import Profile
+    from planner.run_record import RunRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,7 @@ class Tools:
     spatial_split: Callable[[], SpatialSplit]
     show_run: Callable[[Path], tuple[dict[str, object], str]]
     observe: Callable[[Path], Observation]
+    record: Callable[[Path], RunRecord]
 
 
 Set = Annotated[
@@ -47,6 +50,7 @@ def register(app: typer.Typer, tools: Tools) -> None:
     app.command("verify", epilog="Example: shardwright verify plan.yaml --profile gpt2.yaml")(verify)
     app.command("show", epilog="Example: shardwright show plan.yaml")(_show_command(tools))
     app.command("simulate", epilog="Example: shardwright simulate plan.yaml --svg timeline.svg")(simulate)
+    reporting.register(app, tools.record)
 
 
 def _profile_command(tools: Tools) -> Callable[..., None]:

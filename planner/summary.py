@@ -32,7 +32,7 @@ def decision(plan: Plan) -> str:
     return (
         f"{plan.model.workload}{_arguments(plan.model.arguments)}: {how}; {family}, {batch.samples} samples a step as "
         f"{batch.micros} micro-batch{'es' if batch.micros > 1 else ''} of {batch.micro} a group{extra}. Predicted step {duration(step.step_ns)} "
-        f"({_bar(step)}), {_rate(plan)}."
+        f"({_bar(step)}), {rate(plan.batch.samples / (step.step_ns / 1e9))} samples/s."
     )
 
 
@@ -46,8 +46,9 @@ def _bar(step: Prediction) -> str:
     return f"{duration(step.low_ns)} to {duration(step.high_ns)}"
 
 
-def _rate(plan: Plan) -> str:
-    return f"{plan.batch.samples / (plan.prediction.step_ns / 1e9):.4g} samples/s"
+def rate(per_s: float) -> str:
+    """Four digits at least, and no power of ten."""
+    return f"{per_s:,.0f}" if per_s >= 1000 else f"{per_s:.4g}"
 
 
 def _stages(plan: Plan) -> str:
@@ -84,14 +85,14 @@ def _certificate(plan: Plan) -> str:
     ]
     if proof.rivals:
         rows = [
-            (r.name, duration(r.step_ns) if r.step_ns is not None else "does not fit", _why(plan, r))
+            (r.name, duration(r.step_ns) if r.step_ns is not None else "does not fit", why_lost(plan, r))
             for r in proof.rivals
         ]
         lines += ["", columns(rows, ("priced beside it", "step", "why it lost"))]
     return "\n".join(lines)
 
 
-def _why(plan: Plan, rival: Rival) -> str:
+def why_lost(plan: Plan, rival: Rival) -> str:
     """Bytes as people read them; what is no slower has not lost, and is told as what it is."""
     why = re.sub(r"\b(\d{4,}) bytes\b", lambda size: memory(int(size[1])), rival.why)
     if rival.step_ns is not None and rival.step_ns < plan.prediction.step_ns:

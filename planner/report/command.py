@@ -1,0 +1,75 @@
+"""The command `report`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planner import console
+from planner.errors import BadInput
+
+if TYPE_CHECKING:
+    from planner.frontier import Frontier
+    from planner.plan import Plan
+    from planner.profile import Profile
+    from planner.run_record import RunRecord
+
+
+def register(app: typer.Typer, record: Callable[[Path], RunRecord]) -> None:
+    """`record` reads a run folder, which is the runtime's business."""
+
+    def report(
+        plan: Annotated[Path, typer.Argument(help="a plan.yaml", metavar="PLAN")],
+        run: Annotated[
+            Path | None, typer.Argument(help="its run folder: measured beside predicted", metavar="[RUN]")
+        ] = None,
+        profile: Annotated[Path | None, typer.Option(help="memory over time, and every layer's cost")] = None,
+        cluster: Annotated[Path | None, typer.Option(help="the machines, for --frontier")] = None,
+        frontier: Annotated[
+            bool, typer.Option("--frontier", help="solve for less memory and fewer devices too")
+        ] = False,
+        output: Annotated[
+            Path | None, typer.Option("--output", "-o", metavar="FILE", help="where to write")
+        ] = None,
+        force: Annotated[bool, typer.Option("--force", help="overwrite what is there")] = False,
+        as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
+    ) -> None:
+        """Write a plan, its proof and its run as one page for a browser."""
+        from planner import plan_yaml, profile_yaml
+        from planner.report.contents import Contents
+        from planner.report.page import render
+
+        out = console.Output(as_json=as_json)
+        path = output or Path(f"{plan.stem}-report.html")
+        console.refuse_overwrite(path, force)
+        chosen = plan_yaml.load(plan)
+        costs = profile_yaml.load(profile) if profile is not None else None
+        found = Contents(
+            plan=chosen,
+            run=record(run) if run is not None else None,
+            profile=costs,
+            frontier=_frontier(chosen, costs, cluster, out) if frontier else None,
+        )
+        console.write_whole(path, render(found))
+        data = {"report": str(path), "plan": str(plan), "run": str(run) if run is not None else None}
+        out.result(data, lambda: f"written to {path}: open it in a browser")
+
+    app.command(
+        "report",
+        epilog="Example: shardwright report plan.yaml runs/latest --profile profile.yaml -o report.html",
+    )(report)
+
+
+def _frontier(plan: Plan, costs: Profile | None, cluster: Path | None, out: console.Output) -> Frontier:
+    from planner import cluster as clusters
+    from planner.frontier import Asked
+    from planner.frontier import frontier as trace
+
+    if costs is None or cluster is None:
+        raise BadInput("--frontier solves again", allowed="together with --profile and --cluster")
+    out.note("solving for less memory and fewer devices ...")
+    asked = Asked(precision=plan.precision, execution=plan.execution)
+    return trace(costs, clusters.load(cluster), plan.batch.samples, asked)

@@ -1,0 +1,147 @@
+"""What a report is made of, reckoned once: the plan with its step, and beside it the run, the profile, the front."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.cost import Tables, price
+from planner.errors import BadInput
+from planner.memory import StageBytes, peaks
+from planner.model import ModelGraph
+from planner.plan import Plan
+from planner.profile import CostKey, Profile
+from planner.report.events import Track, per_row, track
+from planner.run_record import RunRecord
+from planner.schedule.action import Kind
+from planner.simulate import period_of_plan, schedule_of, simulate_plan
+from planner.timeline import SEND, Timeline
+
+if TYPE_CHECKING:
+    from planner.frontier import Frontier
+
+BUSY = frozenset(kind.value for kind in Kind) - {Kind.SYNC.value}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    plan: Plan
+    run: RunRecord | None = None
+    profile: Profile | None = None
+    frontier: Frontier | None = None
+
+    def __post_init__(self) -> None:
+        if self.profile is not None:
+            check_same_model(self.plan, self.profile)
+        if self.run is not None and self.run.plan.schedule != self.plan.schedule:
+            raise BadInput("ran by another plan", where=self.run.folder, allowed="a run of the plan given")
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        return simulate_plan(self.plan)
+
+    @cached_property
+    def predicted(self) -> Track:
+        return track(self.timeline, range(self.plan.axes.pipeline))
+
+    @cached_property
+    def measured(self) -> Track | None:
+        if self.run is None:
+            return None
+        return track(self.run.measured.of_step(self.run.typical_step), self.run.slowest_group)
+
+    @cached_property
+    def step_ns(self) -> int:
+        """From one step to the next, as the plan's own orders and durations have it."""
+        rolling = self.plan.schedule.update == "rolling"
+        return period_of_plan(self.plan) if rolling else self.timeline.makespan_ns
+
+    @cached_property
+    def busy_ns(self) -> list[int]:
+        return per_row(self.predicted, BUSY.__contains__)
+
+    @property
+    def idle_share(self) -> float:
+        return max(0.0, 1 - sum(self.busy_ns) / max(1, self.step_ns * self.plan.axes.pipeline))
+
+    @cached_property
+    def messages(self) -> int:
+        return self.predicted.counts.get(SEND, 0)
+
+    @cached_property
+    def fullest(self) -> int:
+        """The worker whose memory is nearest to its limit."""
+        shares = [
+            memory.total / memory.limit if memory.limit else 0.0 for memory in self.plan.prediction.memory
+        ]
+        return int(np.argmax(shares)) if shares else 0
+
+    @cached_property
+    def tables(self) -> Tables | None:
+        return None if self.profile is None else price(self.profile, setting(self.plan))
+
+    @cached_property
+    def memory_lines(self) -> tuple[Timeline, list[int]] | None:
+        """Bytes over time with the profile's sizes, and every worker's limit; None where a size is not known.
+
+        What is held throughout is what the plan says of a worker's peak, less what moves at its worst moment.
+        """
+        if self.tables is None or any(stage.spatial for stage in self.plan.stages):
+            return None
+        moving = stage_bytes(self.plan, self.tables)
+        schedule = schedule_of(self.plan)
+        worst = [peak.bytes for peak in peaks(schedule, moving)]
+        memory = self.plan.prediction.memory
+        fixed = [said.total - said.margin - most for said, most in zip(memory, worst, strict=True)]
+        if min(fixed, default=0) < 0:
+            return None
+        timeline = simulate_plan_with_memory(self.plan, moving, fixed)
+        return timeline, [said.limit - said.margin for said in memory]
+
+    @cached_property
+    def layer_ns(self) -> Mapping[str, int] | None:
+        """Forward and backward of each layer."""
+        if self.tables is None:
+            return None
+        sums = self.tables.time_ns[Kind.F] + self.tables.time_ns[Kind.B]
+        names = [layer.name for layer in self.tables.graph.layers]
+        return dict(zip(names, np.diff(sums).tolist(), strict=True))
+
+    @property
+    def graph(self) -> ModelGraph | None:
+        return None if self.profile is None else self.profile.graph
+
+
+def check_same_model(plan: Plan, profile: Profile) -> None:
+    if plan.model.fingerprint != profile.graph.fingerprint:
+        raise BadInput("is a profile of another model than the plan's", where=profile.workload)
+
+
+def setting(plan: Plan) -> CostKey:
+    return CostKey("", plan.batch.micro, (), plan.precision, plan.execution)
+
+
+def stage_bytes(plan: Plan, tables: Tables) -> list[StageBytes]:
+    """What one micro-batch takes on each stage."""
+    edges = [0, *accumulate(len(stage.layers) for stage in plan.stages)]
+    return [
+        StageBytes(
+            saved=int(tables.saved[low, high]),
+            held=int(tables.held[high] - tables.held[low]),
+            kept=int(tables.entered[low, high]),
+            workspace=int(tables.workspace[low, high]),
+        )
+        for low, high in pairwise(edges)
+    ]
+
+
+def simulate_plan_with_memory(plan: Plan, moving: Sequence[StageBytes], fixed: Sequence[int]) -> Timeline:
+    from planner.simulate import compile, duration_vector, simulate
+
+    compiled = compile(schedule_of(plan), plan.hops, update=plan.schedule.update)
+    return simulate(compiled, duration_vector(plan.times, plan.hops), moving, static_bytes=fixed)

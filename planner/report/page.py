@@ -1,0 +1,80 @@
+"""The report: one HTML file that needs no network and no other file."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.resources import files
+
+from planner.report import sections, sections_plan
+from planner.report.contents import Contents
+from planner.report.events import lines, packed
+from planner.report.marks import text
+
+_SCRIPTS = ("data.js", "gantt.js", "controls.js", "page.js")
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
+
+
+def render(found: Contents) -> str:
+    title = f"{found.plan.model.workload}: a plan by shardwright"
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<link rel="icon" href="data:,">
+<title>{text(title)}</title>
+<style>{_asset("page.css")}</style>
+</head>
+<body>
+<header>{sections.head(found)}</header>
+<main>{_body(found)}</main>
+<footer>Made by shardwright; this file is whole in itself and asks nothing of the network.</footer>
+<script type="application/json" id="data">{_json(_data(found))}</script>
+<script>{_script()}</script>
+</body>
+</html>
+"""
+
+
+def _body(found: Contents) -> str:
+    parts = [sections.timeline(found)]
+    parts += [sections.measured(found.run)] if found.run is not None else []
+    parts += [sections.memory_section(found), sections_plan.rivals(found), sections_plan.frontier(found)]
+    parts += [sections_plan.model(found), sections_plan.certificate(found), sections_plan.next_steps(found)]
+    return "".join([*parts, sections_plan.provenance(found)])
+
+
+def _data(found: Contents) -> dict[str, object]:
+    tracks = [{"name": "predicted", **packed(found.predicted)}]
+    if found.measured is not None:
+        tracks.append({"name": "measured", **packed(found.measured)})
+    data: dict[str, object] = {
+        "tracks": tracks,
+        "workers": [str(worker) for worker in range(found.plan.axes.pipeline)],
+        "pipes": len(found.plan.schedule.place),
+        "trace": f"{_file_name(found.plan.model.workload)}-trace.json",
+    }
+    if found.memory_lines is not None:
+        timeline, limits = found.memory_lines
+        data |= {"memory": lines(timeline, range(found.plan.axes.pipeline), 0), "limits": limits}
+    return data
+
+
+def _file_name(workload: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", workload).strip("-") or "plan"
+
+
+def _json(data: object) -> str:
+    """Safe inside a script element: nothing in it can end the element or begin a comment."""
+    shown = json.dumps(data, separators=(",", ":"))
+    return shown.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _script() -> str:
+    return "(() => {\n" + "\n".join(_asset(name) for name in _SCRIPTS) + "\n})();"
+
+
+def _asset(name: str) -> str:
+    return files("planner.report").joinpath(name).read_text(encoding="utf-8")

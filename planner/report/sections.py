@@ -1,0 +1,222 @@
+"""Sections on what happens: the decision at a glance, the step over time, the run, the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from planner.console import duration, memory
+from planner.plan import Plan, world_size
+from planner.report.contents import Contents
+from planner.report.figures import MEMORY_PARTS, memory_bar, sparkline
+from planner.report.marks import (
+    MOST_LISTED,
+    details,
+    mesh,
+    percent,
+    plural,
+    section,
+    table,
+    text,
+)
+from planner.run_record import RunRecord
+from planner.summary import decision, rate
+from planner.timeline import COLLECTIVE, SEND
+
+
+def head(found: Contents) -> str:
+    return f'<h1>{text(found.plan.model.workload)}</h1><p class="lead">{text(decision(found.plan))}</p>{_tiles(found)}'
+
+
+def _tiles(found: Contents) -> str:
+    plan, proof = found.plan, found.plan.certificate
+    tiles = [
+        ("Predicted step", duration(plan.prediction.step_ns), _bar(plan)),
+        ("Throughput", rate(plan.batch.samples / (plan.prediction.step_ns / 1e9)), "samples/s"),
+        ("Devices", f"{world_size(plan.axes):,}", mesh(plan)),
+        ("Idle", f"{found.idle_share:.1%}", "of the workers' time, bubbles and waits"),
+    ]
+    if plan.prediction.memory:
+        fullest = plan.prediction.memory[found.fullest]
+        share = fullest.total / max(1, fullest.limit)
+        tiles.append(
+            ("Fullest device", percent(share), f"{memory(fullest.total)} of {memory(fullest.limit)}")
+        )
+    tiles.append(
+        ("Gap", f"{proof.gap:.2%}", "to the bound of the search")
+        if proof
+        else ("Gap", "none", "no certificate")
+    )
+    if found.run is not None:
+        ratio = found.run.comparison
+        tiles.append(
+            ("Measured step", duration(ratio.measured_step_ns), f"{ratio.ratio:.2f} times the prediction")
+        )
+    cells = "".join(
+        f"<div><dt>{text(a)}</dt><dd>{text(b)}<small>{text(c)}</small></dd></div>" for a, b, c in tiles
+    )
+    return f'<dl class="tiles">{cells}</dl>'
+
+
+def _bar(plan: Plan) -> str:
+    step = plan.prediction
+    if step.low_ns == step.high_ns:
+        return "no error bar: its costs carry no spread"
+    return f"{duration(step.low_ns)} to {duration(step.high_ns)}"
+
+
+def timeline(found: Contents) -> str:
+    both = found.measured is not None
+    lead = "One step, a row a worker" + (
+        ": predicted above, measured below. Measured is the step of median length, of the replica that ended last."
+        if both
+        else ", as predicted."
+    )
+    buttons = "".join(
+        f'<button type="button" data-act="{act}" aria-label="{label}">{sign}</button>'
+        for act, label, sign in (
+            ("in", "Zoom in", "+"), ("out", "Zoom out", "−"), ("left", "Earlier", "←"), ("right", "Later", "→"),
+        )
+    )  # fmt: skip
+    told = f"Timeline of {plural(found.plan.axes.pipeline, 'worker')} over {duration(found.predicted.span_ns)}; the table below has the same in numbers"
+    return section(
+        "time",
+        "The step over time",
+        f'<p class="soft">{lead}</p>',
+        f'<div class="bar">{buttons}<button type="button" data-act="all">Whole step</button>'
+        '<button type="button" data-act="trace">Download trace (Perfetto)</button></div>',
+        '<figure id="timeline"><div class="stage">'
+        f'<canvas tabindex="0" role="application" aria-roledescription="timeline" aria-label="{text(told)}" aria-describedby="keys"></canvas>'
+        '</div><div class="tip" hidden></div><p class="said" role="status"></p></figure>',
+        _legend(found),
+        '<p class="hint" id="keys">Drag to move, Ctrl or Shift and wheel to zoom, double-click to zoom in. With the chart focused: '
+        "arrows go from event to event and from worker to worker, Shift and an arrow moves, + and − zoom, 0 shows all.</p>",
+        "<noscript><p>The chart needs JavaScript, which is in this file; the table has its figures.</p></noscript>",
+        details("The same as a table", _workers(found)),
+    )
+
+
+def _legend(found: Contents) -> str:
+    kinds = found.predicted.counts
+    items = [
+        (f"--pipe{hue}-{shade}", word + named)
+        for hue, named in _hues(found.plan)
+        for word, shade in _shades(kinds)
+    ]
+    items += [("--pipe0-light", "recompute, with a dark foot")] if "R" in kinds else []
+    items.append(("--update", "update"))
+    items += [("--wire", "message, below the bar")] if SEND in kinds else []
+    items += [("--sum", "gradient sum, below the bar")] if COLLECTIVE in kinds else []
+    items.append(("--idle", "idle (bubble)"))
+    return (
+        '<ul class="key">'
+        + "".join(f'<li><i style="background:var({c})"></i>{text(w)}</li>' for c, w in items)
+        + "</ul>"
+    )
+
+
+def _hues(plan: Plan) -> list[tuple[int, str]]:
+    """One colour a pipe, or, where there is one pipe, for each turn that it takes through the workers."""
+    pipes, turns = len(plan.schedule.place), -(-len(plan.stages) // plan.axes.pipeline)
+    word, count = ("pipe", pipes) if pipes > 1 else ("turn", turns)
+    return [(hue, f" ({word} {hue})" if count > 1 else "") for hue in range(min(4, count))]
+
+
+def _shades(kinds: Mapping[str, int]) -> list[tuple[str, str]]:
+    backward = [("backward", "strong")] if "B" in kinds else []
+    halves = [("input half", "strong"), ("weight half", "middle")] if "I" in kinds else []
+    return [("forward", "light"), *backward, *halves]
+
+
+def _workers(found: Contents) -> str:
+    rows = []
+    edges = found.predicted.rows
+    for worker, (busy, events) in enumerate(zip(found.busy_ns, edges, strict=True)):
+        stages = sorted({s for row in found.plan.schedule.place for s, w in enumerate(row) if w == worker})
+        idle = max(0.0, 1 - busy / max(1, found.step_ns))
+        rows.append((str(worker), ", ".join(map(str, stages)), duration(busy), f"{idle:.1%}", f"{events:,}"))
+    return table(
+        ("worker", "stages", "busy", "idle", "events"),
+        rows,
+        numbers=(2, 3, 4),
+        caption="Workers of one step",
+    )
+
+
+def measured(run: RunRecord) -> str:
+    compared = run.comparison
+    rows = [
+        (f"{e.stage}{e.name}", duration(e.predicted_ns), duration(e.measured_ns), f"{e.ratio:.2f}")
+        for e in sorted(compared.events, key=lambda e: (e.stage, e.name))
+        if e.predicted_ns
+    ]
+    said = (
+        f"Over {plural(len(run.steps), 'step')} after the warm-up: {duration(compared.measured_step_ns)} a step measured, "
+        f"{duration(compared.predicted_step_ns)} predicted, ratio {compared.ratio:.2f}; a rank stood idle for "
+        f"{duration(compared.measured_wait_ns)} of it. The run is {run.state}."
+    )
+    listed = table(
+        ("stage and action", "predicted", "measured", "ratio"),
+        rows,
+        numbers=(1, 2, 3),
+        caption="Predicted and measured",
+    )
+    steps = [run.measured.of_step(step).makespan_ns for step in run.steps]
+    parts = [f"<p>{text(said)}</p>"]
+    if len(steps) > 1:
+        told = f"Step times from {duration(min(steps))} to {duration(max(steps))}"
+        parts.append(f"<h3>Step times</h3>{sparkline(steps, told)}<p class=soft>{text(told)}.</p>")
+    if len(run.losses) > 1:
+        losses = [run.losses[step] for step in sorted(run.losses)]
+        told = f"Loss {losses[0]:.4f} at first, {losses[-1]:.4f} at last"
+        parts.append(f"<h3>Loss</h3>{sparkline(losses, told)}<p class=soft>{text(told)}.</p>")
+    parts.append(listed if len(rows) <= MOST_LISTED else details(f"All {len(rows)} kinds of event", listed))
+    return section("run", "Predicted and measured", *parts)
+
+
+def memory_section(found: Contents) -> str:
+    said = found.plan.prediction.memory
+    rows = [
+        (
+            str(worker),
+            memory_bar(each),
+            memory(each.total),
+            memory(each.limit),
+            percent(each.total / max(1, each.limit)),
+        )
+        for worker, each in enumerate(said)
+    ]
+    key = "".join(f'<li><i style="background:var({shade})"></i>{name}</li>' for name, shade in MEMORY_PARTS)
+    listed = table(
+        ("worker", "what holds it at the peak", "peak", "limit", ""),
+        rows,
+        numbers=(2, 3, 4),
+        caption="Memory of each worker",
+    )
+    fullest = ""
+    if said:
+        each = said[found.fullest]
+        fullest = f"<p>Fullest is worker {found.fullest}: {memory(each.total)} of {memory(each.limit)}.</p>{memory_bar(each)}"
+    return section(
+        "memory",
+        "Memory against the limit",
+        fullest,
+        f'<ul class="key">{key}</ul>',
+        listed if len(rows) <= MOST_LISTED else details(f"All {len(rows)} workers", listed),
+        _memory_over_time(found),
+    )
+
+
+def _memory_over_time(found: Contents) -> str:
+    if found.memory_lines is None:
+        why = (
+            "the profile's sizes do not lead to this plan's"
+            if found.profile is not None
+            else "that needs the sizes in the profile: give it with --profile"
+        )
+        return f'<p class="soft">Over time: not drawn, {why}.</p>'
+    return (
+        "<h3>Over time</h3><p class=soft>What a worker holds while the step above runs, the margin aside; the same stretch of time.</p>"
+        '<figure id="memory-chart"><div class="bar"><label>Show <select></select></label></div>'
+        '<div class="stage"><canvas role="img" aria-label="Bytes in use over time against the limit"></canvas></div>'
+        '<p class="said" role="status"></p></figure>'
+    )
