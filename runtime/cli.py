@@ -12,7 +12,7 @@ import typer
 
 from planner import console
 from planner.errors import BadInput
-from runtime import cli_runs
+from runtime import cli_rehearse, cli_runs
 from runtime.slurm import cli as slurm
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ Backend = Literal["inline", "local", "slurm"]
 
 def register(app: typer.Typer) -> None:
     app.command("launch", epilog="Example: shardwright launch plan.yaml --local --steps 20 --wait")(launch)
+    cli_rehearse.register(app)
     cli_runs.register(app)
 
 

@@ -44,7 +44,7 @@ class Pulse(Protocol):
     def beat(self, waiting: bool) -> None: ...
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
     run: Callable[[], None]
     code: int  # of the action in the trace; -1 for what only waits, -2 for what does neither
 
@@ -72,14 +72,14 @@ class Interpreter:
         self._updates, self._feed, self._pulse, self._tracer = updates, feed, pulse, tracer
         self._mail: dict[Message, dict[str, Tensor]] = {}
         releases = releases_after(program, worker)
-        self._calls: list[_Call] = []
+        self.calls: list[Call] = []
         for position, instruction in enumerate(program.ranks[worker]):
             action = instruction.action
             if action is not None and action.kind is Kind.STEP:
-                self._calls.append(_Call(partial(updates.wait, action.pipe, action.stage), WAITS))
-            self._calls.append(self._compile(instruction))
+                self.calls.append(Call(partial(updates.wait, action.pipe, action.stage), WAITS))
+            self.calls.append(self._compile(instruction))
             for message in releases.get(position, ()):
-                self._calls.append(_Call(partial(carrier.release, message), SILENT))
+                self.calls.append(Call(partial(carrier.release, message), SILENT))
 
     def variant(self, program: Program, stages: Mapping[Node, Stage]) -> Interpreter:
         """Another program over the same messages; its actions are not traced."""
@@ -98,7 +98,7 @@ class Interpreter:
     def run(self, step: int) -> None:
         add, beat = self._tracer.add, self._pulse.beat
         waited = 0
-        for call, code in self._calls:
+        for call, code in self.calls:
             if code == SILENT:
                 call()
                 continue
@@ -113,14 +113,14 @@ class Interpreter:
                 waited = 0
         assert not self._mail, f"messages nobody took: {sorted(map(str, self._mail))}"
 
-    def _compile(self, instruction: Instruction) -> _Call:
+    def _compile(self, instruction: Instruction) -> Call:
         if instruction.action is not None:
-            return _Call(self._action(instruction.action), encode(instruction.action))
+            return Call(self._action(instruction.action), encode(instruction.action))
         message = instruction.message
         assert message is not None
         if instruction.op == "wait":
-            return _Call(partial(self._wait, message), WAITS)
-        return _Call(partial(self._carrier.post if instruction.op == "post" else self._send, message), SILENT)
+            return Call(partial(self._wait, message), WAITS)
+        return Call(partial(self._carrier.post if instruction.op == "post" else self._send, message), SILENT)
 
     def _wait(self, message: Message) -> None:
         self._mail[message] = self._carrier.wait(message)

@@ -6,8 +6,10 @@ step only; a GPU's allocator counts by itself.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -79,3 +81,12 @@ def static_bytes(tensors: Iterable[Tensor]) -> int:
     """Each storage once, however many views of it there are."""
     storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())
+
+
+def free_bytes() -> int:
+    """Of this host, for processes still to come; what caches hold can be had."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

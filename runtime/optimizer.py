@@ -37,15 +37,21 @@ class Share:
     ]  # rank, start, end in the flat buffer; empty where all update all
 
 
+def owners(ranks: Sequence[int], sizes: Mapping[str, int]) -> dict[str, int]:
+    """By the middle of each parameter in the flat buffer; `sizes` in elements, in its order."""
+    total, start, found = sum(sizes.values()), 0, {}
+    for name, size in sizes.items():
+        found[name] = ranks[min(len(ranks) - 1, (2 * start + size) // 2 * len(ranks) // total)]
+        start += size
+    return found
+
+
 def share_of(flat: Flat, rank: int, sharded: bool) -> Share:
     """Neighbouring parameters to each holder, about the same number of elements each."""
     ranks, names = flat.bucket.ranks, flat.bucket.names
     if not sharded or len(ranks) == 1:
         return Share(names, ())
-    total = flat.values.numel()
-    owner = {
-        name: ranks[min(len(ranks) - 1, sum(flat.ranges[name]) // 2 * len(ranks) // total)] for name in names
-    }
+    owner = owners(ranks, {name: flat.parameters[name].numel() for name in names})
     ranges = []
     for each in ranks:
         own = [flat.ranges[name] for name in names if owner[name] == each]

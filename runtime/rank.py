@@ -57,8 +57,13 @@ class Rank:
     feed: Feed
     scaler: Scaler | None = None
 
-    def step(self, step: int, values: Mapping[int, Tensors]) -> dict[int, dict[str, float]]:
-        """One step; the losses of the micro-batches whose loss is here, numbered over all replicas."""
+    def step(
+        self, step: int, values: Mapping[int, Tensors], run: Callable[[int], None] | None = None
+    ) -> dict[int, dict[str, float]]:
+        """One step; the losses of the micro-batches whose loss is here, numbered over all replicas.
+
+        `run` goes over the interpreter's calls in another way than it does.
+        """
         self.keys.step, self.feed.values = step, values
         self.tracer.trim()
         for stage in self.stages.values():
@@ -66,7 +71,7 @@ class Rank:
         for statistics in self.statistics:
             statistics.begin()
         self.updater.begin()
-        self.interpreter.run(step)
+        (run or self.interpreter.run)(step)
         self.transport.finish()
         for statistics in self.statistics:
             statistics.finish()

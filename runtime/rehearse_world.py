@@ -6,6 +6,7 @@ is one that answers at once. Sums leave a tensor as it is, as if everybody else 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -103,8 +104,10 @@ def world_of(rank: int, size: int, device: torch.device) -> Iterator[Alone]:
         )
     if not hasattr(dist.Backend, NAME.upper()):
         dist.Backend.register_backend(NAME, _silence, devices=["cpu", "cuda"])
+    hook = sys.excepthook  # torch puts one of its own there, and leaves it
     dist.init_process_group(NAME, rank=rank, world_size=size, store=_Everybody(size))
     try:
         yield Alone(rank, size, device, dist.group.WORLD)
     finally:
         dist.destroy_process_group()
+        sys.excepthook = hook
