@@ -16,11 +16,13 @@ import math
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from planner.beside import importing_beside
 from planner.errors import BadInput, ShardwrightError
 
 if TYPE_CHECKING:
@@ -185,7 +187,8 @@ def _import(name: str) -> tuple[ModuleType, str]:
     if bad:
         raise BadInput(f"'{name}' is no workload", allowed=_allowed())
     try:
-        module = importlib.import_module(name)
+        with importing_beside(Path.cwd()):
+            module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
             raise BadInput(f"cannot be imported: {error}", where=where_raised(error, name)) from error
@@ -205,7 +208,8 @@ def _import_file(path: Path, name: str) -> tuple[ModuleType, str]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[key] = module  # dataclasses and pickling look their module up there
     try:
-        spec.loader.exec_module(module)
+        with nullcontext() if path.parent == MODELS else importing_beside(path.resolve().parent):
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[key]
         raise _failed_import(error, str(path)) from error

@@ -63,6 +63,29 @@ def test_a_package_module_is_imported_by_its_name(write, tmp_path: Path, monkeyp
     assert load("parcel.work").batch(2)[0].shape == (2, 4)
 
 
+def test_what_lies_beside_a_file_is_imported_as_for_a_script_and_ours_stays_ours(
+    write, tmp_path: Path
+) -> None:
+    """A folder `models` of the user's is theirs to their file, at once and in a function; ours is back for us."""
+    import runtime
+    from planner import profile
+
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "net.py").write_text("WIDTH = 5")
+    (tmp_path / "runtime.py").write_text("SCALE = 3.0")
+    (tmp_path / "beside_late.py").write_text("NAME = 'late'")
+    text = "from models.net import WIDTH\nimport runtime\n" + GOOD.replace(
+        "width: int = 4", "width: int = WIDTH"
+    )
+    text = text.replace("scale: float = 1.0", "scale: float = runtime.SCALE")
+    text = text.replace("    made.facts", "    from beside_late import NAME as name\n    made.facts")
+    workload = load(write(text))
+    assert workload.build().facts == (5, "late", 3.0, True, None)
+    assert sys.modules["runtime"] is runtime
+    assert sys.modules["planner.profile"] is profile
+    assert load("mlp").where.endswith("models/mlp.py")
+
+
 def test_two_files_of_one_name_are_two_workloads(write, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     one = load(write(GOOD))
