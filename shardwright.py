@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from planner.cluster import Cluster
 from planner.errors import BadInput, BadPlan, Infeasible, ShardwrightError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from planner.run_record import RunRecord
     from planner.timeline import Timeline
     from planner.workload import Workload
-    from runtime.local import LocalRun
+    from runtime.handle import Handle
     from runtime.run import Run
 
 __all__ = [
@@ -130,11 +130,24 @@ def verify(chosen: Plan, *, costs: Profile | None = None, cluster: Cluster | Non
     return [str(found) for found in violations(chosen, profile=costs, cluster=cluster)]
 
 
-def launch(chosen: Plan, folder: str | Path, *, steps: int, seed: int = 0) -> LocalRun:
-    """Trains by a plan in processes of this machine; returns at once, `.wait()` gives losses and the Timeline."""
-    from runtime import local
+def launch(
+    chosen: Plan,
+    folder: str | Path | None = None,
+    *,
+    steps: int = 10,
+    seed: int = 0,
+    on: Literal["local", "slurm"] | None = None,
+    options: Mapping[str, object] | None = None,
+    **settings: object,
+) -> Handle:
+    """Trains by a plan: as a job where there is a SLURM, in processes of this machine otherwise, or where `on` says.
 
-    return local.launch(chosen, folder, steps=steps, seed=seed)
+    Returns at once: `state`, `metrics()`, `logs(rank)`, `cancel()`, and `wait()` for losses and the Timeline. A local
+    run ends with this process. `options` are those of a site file for SLURM, such as `{"partition": "gpu"}`.
+    """
+    from runtime import handle
+
+    return handle.launch(chosen, folder, steps=steps, seed=seed, on=on, options=options, **settings)
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -231,7 +244,7 @@ def _demo(say: Callable[[str], None]) -> Iterator[dict[str, object]]:
         say(summary.of_plan(chosen))
         folder = Path(tempfile.mkdtemp(prefix="shardwright-demo-"))
         say(f"\n{name}: ten steps by that plan, in {len(chosen.places)} processes")
-        done = launch(chosen, folder, steps=10).wait().check()
+        done = launch(chosen, folder, steps=10, on="local").wait().check()
         found = report_run.comparison(folder)
         say(f"loss {done.losses[1]:.4f} at first, {done.losses[10]:.4f} at last\n{report_run.text(found)}")
         say(f"plan, trace and checkpoints: {folder}")

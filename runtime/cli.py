@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import time as clock
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,6 +10,7 @@ import typer
 from planner import console
 from planner.errors import BadInput
 from runtime import cli_rehearse, cli_runs
+from runtime.paths import unused
 from runtime.slurm import cli as slurm
 
 if TYPE_CHECKING:
@@ -45,7 +43,9 @@ def launch(
     seed: Annotated[int, typer.Option(help="of weights, samples and dropout")] = 0,
     weights: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="safetensors to begin with, or a folder of them; else build()'s own"),
+        typer.Option(
+            metavar="FILE", help="safetensors to begin with, or a folder of them; else build()'s own"
+        ),
     ] = None,
     clip_norm: Annotated[float | None, typer.Option(help="limit of the gradients' global norm")] = None,
     save_every: Annotated[int, typer.Option(help="steps between checkpoints; 0: one at the end")] = 0,
@@ -93,7 +93,7 @@ def launch(
     backend = _backend(inline=inline, local=local, on_slurm=on_slurm, asks=asks)
     out = console.Output(as_json=as_json)
     chosen = plan_yaml.load(plan)
-    folder = run or Path("runs") / f"{plan.stem}-{clock.strftime('%Y%m%d-%H%M%S')}"
+    folder = run or unused(plan.stem)
     if failures is not None:
         save_every = _save_every(chosen, folder, failures, save_every, out)
     if device not in ("cpu", "cuda"):
@@ -157,16 +157,11 @@ def _backend(*, inline: bool, local: bool, on_slurm: bool, asks: bool) -> Backen
         raise BadInput(f"--{said[0]} and --{said[1]} exclude each other")
     if said:
         return said[0]
-    return "slurm" if asks or "SLURM_JOB_ID" in os.environ or _has_slurm() else "local"
+    if asks:
+        return "slurm"
+    from runtime.handle import has_slurm
 
-
-def _has_slurm() -> bool:
-    """Programs of SLURM may be installed where there is no cluster of it."""
-    if shutil.which("sbatch") is None:
-        return False
-    from runtime.slurm import clients
-
-    return clients.call("sinfo", "-h", "-o", "%P").code == 0
+    return "slurm" if has_slurm() else "local"
 
 
 def _ended(result: Result, out: console.Output) -> None:

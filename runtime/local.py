@@ -12,12 +12,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -30,16 +29,17 @@ from planner.schedule.families import generate
 from planner.timeline import Timeline
 from planner.workload import Workload
 from runtime import checkpoint as checkpoints
-from runtime import pretrained, soundness, trace
+from runtime import holder, pretrained, soundness, status, trace
 from runtime.assemble import check_supported
 from runtime.checkpoint import Checkpoint, Facts
 from runtime.groups import alone
+from runtime.handle import Handle
 from runtime.job import Job
 from runtime.metrics import losses_of
 from runtime.paths import Paths
 from runtime.supervise import Outcome
 from runtime.train import Model, NoPulse, Training, aliases
-from runtime.words import keep_room
+from runtime.words import keep_room, say
 
 START_DEADLINE_S = 60.0
 COMPILE_DEADLINE_S = 600.0  # the first forward of a stage compiles it
@@ -66,25 +66,28 @@ class Result:
         return self
 
 
-@dataclass(frozen=True)
-class LocalRun:
+@dataclass(frozen=True, repr=False)
+class LocalRun(Handle):
     """A run in processes of its own."""
 
-    paths: Paths
     process: subprocess.Popen[bytes]
-    ranks: int
 
-    def wait(self, timeout_s: float | None = None) -> Result:
-        self.process.wait(timeout_s)
+    def outcome(
+        self, timeout_s: float | None = None, tell: Callable[[status.Status], None] | None = None
+    ) -> Outcome:
         try:
-            outcome = Outcome(**json.loads(self.paths.outcome.read_text()))
-        except OSError:
-            outcome = Outcome("failed", cause=f"the supervisor ended with status {self.process.returncode}")
-        return result_of(self.paths, self.ranks, outcome)
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"{self.folder} has not ended after {timeout_s:g} s") from None
+        if self.paths.cancelled.exists():
+            return Outcome("cancelled")
+        if (found := status.outcome_of(self.paths)) is not None:
+            return found
+        return Outcome("failed", cause=f"the supervisor ended with status {self.process.returncode}")
 
     def cancel(self) -> None:
         if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            super().cancel()
             self.process.wait()
 
 
@@ -116,7 +119,8 @@ def start(paths: Paths, ranks: int, detach: bool = False) -> LocalRun:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
-    return LocalRun(paths, process, ranks)
+    holder.note(paths, process.pid)
+    return LocalRun(paths, ranks, process)
 
 
 def launch_inline(
@@ -130,10 +134,19 @@ def launch_inline(
     before = torch.get_num_threads()
     torch.set_num_threads(job.threads)
     try:
+        holder.note(paths, os.getpid())
         Training(model, begin, alone(torch.device(job.device)), job, paths, NoPulse()).run()
+    except BaseException as error:
+        _tell(paths, Outcome("failed", 0, f"{type(error).__name__}: {error}"))
+        raise
     finally:
         torch.set_num_threads(before)
-    return result_of(paths, 1, Outcome("done"))
+    _tell(paths, done := Outcome("done"))
+    return result_of(paths, 1, done)
+
+
+def _tell(paths: Paths, outcome: Outcome) -> None:
+    say(paths, paths.outcome, json.dumps(asdict(outcome)))
 
 
 def job_of(plan: Plan, steps: int, settings: dict[str, object]) -> Job:
@@ -154,6 +167,7 @@ def job_of(plan: Plan, steps: int, settings: dict[str, object]) -> Job:
 def prepare(model: Model, folder: Path, job: Job) -> tuple[Paths, Job]:
     """The run folder with all that ranks read; on return nothing more can be wrong with the plan."""
     check_supported(model.plan, model.captured)
+    _refuse_running(Paths(folder.resolve()))
     with _new_or_as_it_was(folder.resolve()) as paths:
         checkpoints.remove_partial(paths.checkpoints)
         if checkpoints.complete(paths.checkpoints):
@@ -184,12 +198,22 @@ def _new_or_as_it_was(folder: Path) -> Iterator[Paths]:
 def prepare_folder(plan: Plan, folder: Path, job: Job) -> tuple[Paths, Job]:
     paths = Paths(folder.resolve()).make()
     paths.plan.write_text(plan_yaml.dump(plan))
+    _refuse_running(paths)
     keep_room(paths, len(plan.places))
     job = replace(job, generation=_next_generation(paths))
     job.write(paths)
-    for old in (paths.outcome, paths.cancelled, *paths.causes()):
+    for old in (paths.outcome, paths.cancelled, paths.holder, *paths.causes()):
         old.unlink(missing_ok=True)
     return paths, job
+
+
+def _refuse_running(paths: Paths) -> None:
+    """Two runs in one folder would write over each other."""
+    held = holder.find(paths)
+    if held is not None and held.alive and held.pid != os.getpid():
+        raise BadInput(
+            "a run in this folder is running", where=str(paths.root), allowed="cancel it, or another folder"
+        )
 
 
 def write_start(paths: Paths, model: Model, job: Job) -> Checkpoint:
@@ -232,12 +256,13 @@ def one_process(plan: Plan) -> Plan:
     total = StageTimes(
         **{name: sum(getattr(t, name) for t in plan.times) for name in StageTimes.model_fields}
     )
+    layers = tuple(name for stage in plan.stages for name in stage.layers)
     return plan.model_copy(
         update={
             "axes": Axes(order=plan.axes.order),
             "batch": Batch(samples=plan.batch.samples, micro=plan.batch.micro, micros=micros),
             "schedule": choice,
-            "stages": (StagePlan(layers=tuple(name for s in plan.stages for name in s.layers), spatial=()),),
+            "stages": (StagePlan(layers=layers, spatial=(), gather_before=""),),
             "places": (Place(rank=0, node=0, slot=0, data=0, pipeline=0, spatial=0),),
             "times": (total,),
             "hops": (),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
+
+RUNS = "runs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,11 @@ class Paths:
     def pids(self) -> Path:
         """Process of every rank of a local run."""
         return self.root / "pids.json"
+
+    @property
+    def holder(self) -> Path:
+        """The process that holds a local run."""
+        return self.root / "holder.json"
 
     @property
     def outcome(self) -> Path:
@@ -142,3 +150,10 @@ class Paths:
             (self.root / folder).mkdir(parents=True, exist_ok=True)
         self.root.chmod(0o700)  # ranks meet at files in it
         return self
+
+
+def unused(name: str) -> Path:
+    """A folder for a new run, that no other run has."""
+    stem = Path(RUNS) / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    others = (stem.with_name(f"{stem.name}-{number}") for number in range(2, 10**6))
+    return stem if not stem.exists() else next(path for path in others if not path.exists())

@@ -182,7 +182,7 @@ def cluster_of(found: Found, name: str, nodes: int, known: Sequence[str]) -> Clu
         ),
     )
     links = Links(node=_link(found, True), rack=_link(found, False), cluster=None)
-    return Cluster(name=name, nodes=(group,), links=links)
+    return Cluster(name=name, nodes=(group,), links=links, fitted=None)
 
 
 def _link(found: Found, within_node: bool) -> Link | None:

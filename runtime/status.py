@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from planner import plan_yaml
 from planner.console import duration
 from planner.errors import BadInput
+from runtime import holder
 from runtime import job as jobs
 from runtime.drift import JUDGED, WARM_UP, outside
 from runtime.metrics import Step, steps_of
@@ -87,9 +87,10 @@ def _state(paths: Paths, queued: submit.Queued | None) -> tuple[str, str]:
         cancelled = found.state != "done" and paths.cancelled.exists()
         return ("cancelled", "") if cancelled else (found.state, found.cause)
     if queued is None or queued.inside:
-        pid = queued.inside if queued else supervisor_of(paths)
-        alive = pid is not None and _runs(pid, paths)
-        if alive:
+        held = holder.find(paths)
+        if held is not None and not held.here:
+            return "unknown", f"it was started on {held.host}: ask there"
+        if held is not None and held.alive:
             return "running", ""
         cancelled = paths.cancelled.exists()
         return ("cancelled", "") if cancelled else ("ended", "its supervisor is gone, and left no word")
@@ -113,39 +114,12 @@ def _speed(steps: dict[int, Step]) -> float | None:
     return recent[len(recent) // 2] if recent else None
 
 
-def supervisor_of(paths: Paths) -> int | None:
-    """Of a local run, by one of its ranks, which share its process group."""
-    try:
-        pids = json.loads(paths.pids.read_text())
-    except (OSError, ValueError):
-        return None
-    for pid in pids.values():
-        try:
-            return os.getpgid(pid)
-        except ProcessLookupError:
-            continue
-    return None
-
-
-def _runs(pid: int, paths: Paths) -> bool:
-    """Whether that process is the supervisor of this run, and no later one with its number."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return any(str(paths.root).encode() in word for word in words)
-
-
 def cancel(folder: Path) -> None:
     paths = open_run(folder)
     if submit.Queued.read(paths) is not None:
         submit.cancel(paths)
         return
-    pid = supervisor_of(paths)
-    if pid is None or not _runs(pid, paths):
-        raise BadInput("does not run", where=str(folder))
-    paths.cancelled.touch()
-    os.killpg(pid, signal.SIGKILL)
+    holder.cancel(paths, signal.SIGKILL)
 
 
 def text(status: Status) -> str:

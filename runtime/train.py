@@ -32,6 +32,7 @@ from runtime.sleep_stage import sleeping
 from runtime.stage import Tensors
 from runtime.stop import NEVER, Stop
 from runtime.supervise import Heart
+from runtime.words import append
 
 Batch = Mapping[int, Tensors]  # micro-batch of this replica -> Values of the batch
 
@@ -136,8 +137,7 @@ class Training:
             "seconds": seconds,
             "losses": losses,
         }
-        with self.paths.rank_metrics(self.world.rank).open("a") as metrics:
-            metrics.write(json.dumps(row) + "\n")
+        append(self.paths.rank_metrics(self.world.rank), json.dumps(row))
 
     def run(self, stop: Stop = NEVER) -> bool:
         """The steps of the job, with metrics and trace in the run folder; whether it came to their end. A stopped one

@@ -65,6 +65,11 @@ def submit(script: Path, *, test: bool = False) -> str:
     return (said.error if test else said.output.partition(";")[0]).strip()
 
 
+def answers() -> bool:
+    """Whether there is a cluster."""
+    return shutil.which("sbatch") is not None and call("sinfo", "-h", "-o", "%P").code == 0
+
+
 def hostnames(nodelist: str) -> list[str]:
     """In the order in which SLURM numbers the nodes of a job."""
     return ask("scontrol", "show", "hostnames", nodelist).split()

@@ -6,14 +6,13 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from planner.plan import Plan
 from planner.workload import Workload
 from runtime import status
-from runtime.metrics import steps_of
+from runtime.handle import Handle
 from runtime.paths import Paths
 from runtime.slurm import clients, limits, submit
 from runtime.slurm.elastic import Elastic
@@ -21,40 +20,14 @@ from runtime.slurm.options import Options
 from runtime.slurm.script import Request, text
 from runtime.supervise import Outcome
 
-if TYPE_CHECKING:
-    from runtime.local import Result
-
 LOOK_S = 0.2  # at files of the run folder
 ASK_S = (5.0, 30.0)  # how often SLURM is asked: at first, and when a run is old
 OLD_S = 120.0
 
 
-@dataclass(frozen=True)
-class SlurmRun:
-    paths: Paths
+@dataclass(frozen=True, repr=False)
+class SlurmRun(Handle):
     job: int
-    ranks: int
-
-    @property
-    def state(self) -> str:
-        return status.of(self.paths.root).state
-
-    def logs(self, rank: int | None = None) -> str:
-        return "\n".join(line for _, line in status.lines_of(self.paths.root, rank, follow=False))
-
-    def metrics(self) -> list[dict[str, float]]:
-        """One row a step."""
-        found = steps_of(self.paths)
-        return [{"step": step, "loss": row.loss, "seconds": row.seconds} for step, row in found.items()]
-
-    def cancel(self) -> None:
-        submit.cancel(self.paths)
-
-    def wait(self, timeout_s: float | None = None) -> Result:
-        """Until the run has ended, through all its restarts."""
-        from runtime.local import result_of
-
-        return result_of(self.paths, self.ranks, self.outcome(timeout_s))
 
     def outcome(
         self, timeout_s: float | None = None, tell: Callable[[status.Status], None] | None = None
@@ -75,9 +48,6 @@ class SlurmRun:
                 if state.state not in ("queued", "running"):
                     return status.outcome_of(self.paths) or Outcome(state.state, cause=state.reason)
             time.sleep(LOOK_S)
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(status.of(self.paths.root))
 
 
 def launch(
@@ -102,7 +72,7 @@ def launch(
 
 def queue(paths: Paths, ranks: int) -> SlurmRun:
     queued = submit.submit(paths)
-    return SlurmRun(paths, queued.job, ranks)
+    return SlurmRun(paths, ranks, queued.job)
 
 
 def test_only(request: Request, options: Options) -> str:

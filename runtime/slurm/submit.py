@@ -22,6 +22,7 @@ from planner.errors import BadInput, Infeasible, ShardwrightError
 from planner.model import ModelGraph
 from planner.plan import Plan
 from planner.workload import Workload
+from runtime import holder
 from runtime.job import Job
 from runtime.paths import Paths
 from runtime.slurm import clients, layout, limits, state
@@ -113,6 +114,8 @@ def submit(paths: Paths, environment: Mapping[str, str] = os.environ) -> Queued:
             say(paths, paths.outcome, json.dumps(asdict(Outcome("failed", cause=str(error)))))
             raise
     queued.write(paths)
+    if queued.inside:
+        holder.note(paths, queued.inside)
     return queued
 
 
@@ -135,18 +138,11 @@ def cancel(paths: Paths) -> None:
     queued = Queued.read(paths)
     if queued is None:
         raise BadInput("was never queued", where=str(paths.root))
-    paths.cancelled.touch()
     if queued.inside:
-        _signal(queued.inside, signal.SIGTERM)
+        holder.cancel(paths, signal.SIGTERM)
     else:
+        paths.cancelled.touch()
         clients.ask("scancel", str(queued.job))
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    try:
-        os.killpg(pid, number)
-    except ProcessLookupError:
-        return
 
 
 def prepared(

@@ -1,43 +1,20 @@
-"""A local run looked at from its folder: while it runs, when it is cancelled, and when nothing is left of it."""
+"""A local run looked at from its folder when nothing is left of it; one that runs, in test_handle."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
+import os
+import socket
 from pathlib import Path
 
 import pytest
 
-from planner import plan_yaml
 from planner.errors import BadInput
-from runtime import local, status
+from runtime import status
 from runtime.job import Job
 from runtime.paths import Paths
 
 PLAN = Path("plans/mlp-chimera.yaml")
-
-
-def until(what: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
-def test_a_run_is_seen_running_and_cancelled_from_its_folder_alone(tmp_path: Path) -> None:
-    plan = plan_yaml.load(PLAN)
-    run = local.launch(plan, tmp_path / "run", steps=10**6)
-    until(lambda: status.of(tmp_path / "run").step >= 5)
-    found = status.of(tmp_path / "run")
-    assert (found.state, found.backend, found.job) == ("running", "local", None)
-    assert found.loss and found.loss > 0 and found.left_s and found.left_s > 0
-    assert f"step {found.step} of 1000000, loss" in status.text(found)
-    status.cancel(tmp_path / "run")
-    run.process.wait(20)
-    assert status.of(tmp_path / "run").state == "cancelled"
-    with pytest.raises(BadInput, match="does not run"):
-        status.cancel(tmp_path / "run")
 
 
 @pytest.fixture
@@ -49,8 +26,20 @@ def paths(tmp_path: Path) -> Paths:
 
 
 def test_a_run_whose_supervisor_left_no_word_has_ended(paths: Paths) -> None:
-    paths.pids.write_text(json.dumps({"0": 2**22 + 1}))
     assert status.of(paths.root).state == "ended"
+    words = {"host": socket.gethostname(), "pid": os.getpid(), "started": "another process, with that number"}
+    paths.holder.write_text(json.dumps(words))
+    assert status.of(paths.root).state == "ended"
+    with pytest.raises(BadInput, match="does not run"):
+        status.cancel(paths.root)
+
+
+def test_a_run_of_another_host_is_not_said_to_have_ended(paths: Paths) -> None:
+    paths.holder.write_text(json.dumps({"host": "elsewhere", "pid": os.getpid(), "started": ""}))
+    found = status.of(paths.root)
+    assert (found.state, found.reason) == ("unknown", "it was started on elsewhere: ask there")
+    with pytest.raises(BadInput, match="was started on elsewhere"):
+        status.cancel(paths.root)
 
 
 def test_a_failed_run_tells_its_cause(paths: Paths) -> None:
