@@ -237,9 +237,11 @@ class Gantt {
     }
     this.tip.replaceChildren(Object.assign(document.createElement("b"), { textContent: head }), ...rest.map((text) => Object.assign(document.createElement("span"), { textContent: text })));
     this.tip.hidden = false;
-    const room = this.canvas.getBoundingClientRect();
-    this.tip.style.left = `${Math.max(0, Math.min(pointer.x + 14, room.width - this.tip.offsetWidth - 2))}px`;
-    this.tip.style.top = `${pointer.y + 18}px`;
+    this.tip.style.left = "0"; // its own width, not what is left of the line
+    const { offsetLeft, offsetTop, offsetWidth } = this.canvas;
+    const most = offsetWidth - this.tip.offsetWidth;
+    this.tip.style.left = `${offsetLeft + Math.max(0, Math.min(pointer.x + 14, most))}px`;
+    this.tip.style.top = `${offsetTop + pointer.y + 18}px`;
   }
 
   setWorker(row) {
