@@ -55,27 +55,22 @@ def rivals(found: Contents) -> str:
     if proof is None or not proof.rivals:
         return ""
     most = max([own, *(r.step_ns for r in proof.rivals if r.step_ns is not None)])
-    rows = [("this plan", f"{duration(own)}{meter(own / most)}", "1.00", "")]
+    rows = [("this plan", f"{duration(own)}{meter(own / most)}", "1.00")]
     rows += [_rival(found.plan, rival, most) for rival in proof.rivals]
     return section(
         "rivals",
         "The runners-up, and why they lose",
         "<p class=soft>Priced by the same model: what one would do without a planner, and the best of other schedules.</p>",
-        table(("plan", "step", "×", "why"), rows, numbers=(2,), caption="Runners-up", ours=0),
+        table(("plan, and why it loses", "step", "×"), rows, numbers=(2,), caption="Runners-up", ours=0),
     )
 
 
-def _rival(plan: Plan, rival: Rival, most: int) -> tuple[str, str, str, str]:
-    why = text(why_lost(plan, rival))
+def _rival(plan: Plan, rival: Rival, most: int) -> tuple[str, str, str]:
+    named = f"{text(rival.name)}<small>{text(why_lost(plan, rival))}</small>"
     if rival.step_ns is None:
-        return text(rival.name), "does not fit", "", why
-    own = plan.prediction.step_ns
-    return (
-        text(rival.name),
-        f"{duration(rival.step_ns)}{meter(rival.step_ns / most, other=True)}",
-        f"{rival.step_ns / max(1, own):.2f}",
-        why,
-    )
+        return named, "does not fit", ""
+    bar = meter(rival.step_ns / most, other=True)
+    return named, f"{duration(rival.step_ns)}{bar}", f"{rival.step_ns / max(1, plan.prediction.step_ns):.2f}"
 
 
 def model(found: Contents) -> str:
