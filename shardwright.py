@@ -101,12 +101,22 @@ def plan(
     batch: int,
     schedules: Sequence[str] | None = None,
     fix: Mapping[str, object] | None = None,
+    precision: str | None = None,
+    execution: str | None = None,
 ) -> Plan:
     """The fastest plan that fits, with its certificate."""
     from planner.milp import solve
 
     machines = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
-    return solve.solve(costs, machines, batch=batch, schedules=schedules, fix=dict(fix or {}))
+    return solve.solve(
+        costs,
+        machines,
+        batch=batch,
+        schedules=schedules,
+        fix=dict(fix or {}),
+        precision=precision,
+        execution=execution,
+    )
 
 
 def calibrate(*runs: str | Path) -> Fitted:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner import cli_calibrate, console
+from planner import cli_plan, console
 from planner.errors import BadInput, BadPlan
 from planner.report import command as reporting
 
@@ -43,10 +43,7 @@ def register(app: typer.Typer, tools: Tools) -> None:
     app.command(
         "profile", epilog="Example: shardwright profile gpt2 --device cpu --micro 1,2,4 -o gpt2.yaml"
     )(_profile_command(tools))
-    app.command(
-        "plan",
-        epilog="Example: shardwright plan gpt2 --cluster plans/clusters/one-node.yaml --batch 64 -o gpt2-plan.yaml",
-    )(_plan_command(tools))
+    cli_plan.register(app, _measure_with(tools), tools.observe)
     app.command("verify", epilog="Example: shardwright verify plan.yaml --profile gpt2.yaml")(verify)
     app.command("show", epilog="Example: shardwright show plan.yaml")(_show_command(tools))
     app.command("simulate", epilog="Example: shardwright simulate plan.yaml --svg timeline.svg")(simulate)
@@ -121,72 +118,13 @@ def measured(
     )
 
 
-def _plan_command(tools: Tools) -> Callable[..., None]:
-    def plan(
-        workload: Annotated[str | None, typer.Argument(help="may be left out with --profile")] = None,
-        cluster: Annotated[Path, typer.Option(help="the machines: a cluster.yaml")] = ...,  # type: ignore[assignment]
-        batch: Annotated[int, typer.Option(min=1, help="global batch, in samples")] = ...,  # type: ignore[assignment]
-        profile: Annotated[
-            Path | None, typer.Option(help="from `shardwright profile`; made here when left out")
-        ] = None,
-        schedule: Annotated[
-            str | None, typer.Option(help="families to choose from, such as 1f1b,chimera")
-        ] = None,
-        fix: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="pin a decision")] = None,
-        calibration: Annotated[
-            Path | None, typer.Option(help="corrections from `shardwright calibrate`")
-        ] = None,
-        replan_from: Annotated[
-            Path | None, typer.Option(metavar="RUN", help="correct costs by what this run took")
-        ] = None,
-        explain: Annotated[bool, typer.Option("--explain", help="why this plan and no other")] = False,
-        set_: Set = None,
-        output: Out = None,
-        force: Force = False,
-        as_json: Json = False,
-    ) -> None:
-        """Find the fastest plan that fits, with a proof."""
-        from planner import cluster as clusters
-        from planner import plan_yaml, profile_yaml, summary
-        from planner.milp import solve
-        from planner.milp.shapes import pins
-        from planner.workload import parse_settings
+def _measure_with(tools: Tools) -> cli_plan.Measure:
+    def measure(
+        workload: str, settings: dict[str, str], *, device: str, micros: tuple[int, ...], precision: str
+    ) -> Profile:
+        return measured(workload, settings, device=device, micros=micros, precision=precision, tools=tools)
 
-        out = console.Output(as_json=as_json)
-        machines = cli_calibrate.with_corrections(
-            clusters.load(cluster), calibration, replan_from, tools.observe
-        )
-        fixed = parse_settings(fix or [], "--fix")
-        families = schedule.split(",") if schedule is not None else None
-        pins(fixed, families)  # what means nothing is said before anything is measured
-        if profile is not None:
-            costs = profile_yaml.load(profile)
-            if workload is not None and workload != costs.workload:
-                raise BadInput(f"is a profile of '{costs.workload}', not of '{workload}'", where=str(profile))
-        elif workload is None:
-            raise BadInput("neither a workload nor --profile is given", allowed="one of them")
-        else:
-            device = machines.nodes[0].device
-            costs = measured(
-                workload,
-                parse_settings(set_ or []),
-                device="cpu" if device == "cpu" else f"roofline:{device}",
-                micros=tuple(2**i for i in range(4) if 2**i <= batch),
-                precision="fp32",
-                tools=tools,
-            )
-        path = output or Path(f"{Path(costs.workload).stem}-plan.yaml")
-        console.refuse_overwrite(path, force)
-        found = solve.solve(costs, machines, batch=batch, fix=fixed, schedules=families)
-        console.write_whole(path, plan_yaml.dump(found))
-        data = {
-            "plan": str(path),
-            **found.model_dump(mode="json", include={"axes", "prediction", "certificate"}),
-        }
-        text = summary.of_plan(found) if explain else summary.decision(found)
-        out.result(data, lambda: f"{text}\n\nwritten to {path}")
-
-    return plan
+    return measure
 
 
 PlanFile = Annotated[Path, typer.Argument(help="a plan.yaml", metavar="PLAN")]

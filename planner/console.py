@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +70,37 @@ def refuse_overwrite(path: Path, force: bool) -> None:
         raise BadInput("is a folder", where=str(path), allowed="the name of a file")
     if not os.access(path.parent, os.W_OK):
         raise BadInput("cannot write into this folder", where=str(path.parent), allowed="one to write into")
+
+
+def refuse_folder(path: Path, force: bool) -> None:
+    """A new folder, an empty one, or with `force` one whose files of the same names may go."""
+    if path.is_dir() and (force or not any(path.iterdir())):
+        return
+    if path.is_dir():
+        raise BadInput(
+            "exists already, and is not empty", where=str(path), allowed="another name, or --force"
+        )
+    refuse_overwrite(path, force=False)
+
+
+def write_folder(path: Path, texts: Mapping[str, str]) -> None:
+    """All files of these names, or none."""
+    try:
+        _write_folder(path, texts)
+    except OSError as error:
+        raise BadInput(f"cannot be written: {error.strerror}", where=str(path)) from None
+
+
+def _write_folder(path: Path, texts: Mapping[str, str]) -> None:
+    made = Path(tempfile.mkdtemp(dir=path.parent, prefix=".shardwright-"))
+    try:
+        for name, text in texts.items():
+            (made / name).write_text(text, encoding="utf-8")
+        path.mkdir(exist_ok=True)
+        for name in texts:
+            (made / name).replace(path / name)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -1,0 +1,260 @@
+"""`shardwright plan`: the fastest plan, a front of plans, or the same training over several devices or batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+import typer
+
+from planner import cli_calibrate, console
+from planner.errors import BadInput
+
+if TYPE_CHECKING:
+    from planner.cluster import Cluster
+    from planner.frontier import Asked
+    from planner.plan import Plan
+    from planner.profile import Profile
+
+EXAMPLE = (
+    "Example: shardwright plan gpt2 --cluster plans/clusters/one-node.yaml --batch 64 -o gpt2-plan.yaml. "
+    "With --frontier, --devices 8,16,32 or --batch auto the output is a folder of plans, and a table."
+)
+
+
+class Measure(Protocol):
+    def __call__(
+        self, workload: str, settings: dict[str, str], *, device: str, micros: tuple[int, ...], precision: str
+    ) -> Profile: ...
+
+
+def register(app: typer.Typer, measure: Measure, observe: cli_calibrate.Observe) -> None:
+    app.command("plan", epilog=EXAMPLE)(_command(measure, observe))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Goal:
+    """What of a question is asked several times over."""
+
+    batches: tuple[int, ...]  # empty: as many as gain something
+    devices: tuple[int, ...]  # empty: all there are
+    frontier: bool
+
+    @property
+    def single(self) -> bool:
+        return not self.frontier and len(self.batches) == 1 and len(self.devices) < 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where the answer goes, and how it is told."""
+
+    output: Path | None
+    force: bool
+    explain: bool
+    out: console.Output
+
+    def file(self, costs: Profile) -> Path:
+        path = self.output or Path(f"{Path(costs.workload).stem}-plan.yaml")
+        console.refuse_overwrite(path, self.force)
+        return path
+
+    def folder(self, costs: Profile, what: str) -> Path:
+        path = self.output or Path(f"{Path(costs.workload).stem}-{what}")
+        console.refuse_folder(path, self.force)
+        return path
+
+
+def _command(measure: Measure, observe: cli_calibrate.Observe) -> Callable[..., None]:
+    def plan(
+        workload: Annotated[str | None, typer.Argument(help="may be left out with --profile")] = None,
+        cluster: Annotated[Path, typer.Option(help="the machines: a cluster.yaml")] = ...,  # type: ignore[assignment]
+        batch: Annotated[
+            str, typer.Option(metavar="N|N,N|auto", help="global batch, in samples; auto tries several")
+        ] = ...,  # type: ignore[assignment]
+        profile: Annotated[
+            Path | None, typer.Option(help="from `shardwright profile`; made here when left out")
+        ] = None,
+        schedule: Annotated[
+            str | None, typer.Option(help="families to choose from, such as 1f1b,chimera")
+        ] = None,
+        fix: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="pin a decision")] = None,
+        devices: Annotated[
+            str | None, typer.Option(metavar="N|N,N", help="at most so many devices; several are compared")
+        ] = None,
+        precision: Annotated[str | None, typer.Option(help="one of those profiled")] = None,
+        execution: Annotated[str | None, typer.Option(help="eager or compiled, as profiled")] = None,
+        calibration: Annotated[
+            Path | None, typer.Option(help="corrections from `shardwright calibrate`")
+        ] = None,
+        replan_from: Annotated[
+            Path | None, typer.Option(metavar="RUN", help="correct costs by what this run took")
+        ] = None,
+        frontier: Annotated[
+            bool, typer.Option("--frontier", help="every plan that is best in time and memory or devices")
+        ] = False,
+        explain: Annotated[bool, typer.Option("--explain", help="why this plan and no other")] = False,
+        set_: Annotated[
+            list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="argument of the workload")
+        ] = None,
+        output: Annotated[
+            Path | None, typer.Option("--output", "-o", metavar="FILE|FOLDER", help="where to write")
+        ] = None,
+        force: Annotated[bool, typer.Option("--force", help="overwrite what is there")] = False,
+        as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
+    ) -> None:
+        """Find the fastest plan that fits, with a proof."""
+        from planner import cluster as clusters
+        from planner.frontier import Asked
+        from planner.milp.shapes import pins
+        from planner.workload import parse_settings
+
+        goal = _goal(batch, devices, frontier)
+        machines = cli_calibrate.with_corrections(clusters.load(cluster), calibration, replan_from, observe)
+        fixed = _fixed(parse_settings(fix or [], "--fix"), goal)
+        families = schedule.split(",") if schedule is not None else None
+        pins(fixed, families)  # what means nothing is said before anything is measured
+        costs = (
+            _measured(measure, workload, parse_settings(set_ or []), machines, goal, precision or "fp32")
+            if profile is None
+            else _loaded(profile, workload)
+        )
+        asked = Asked(fix=fixed, schedules=families, precision=precision, execution=execution)
+        where = _Place(output=output, force=force, explain=explain, out=console.Output(as_json=as_json))
+        answer = _one if goal.single else _front if goal.frontier else _sweep
+        answer(costs, machines, goal, asked, where)
+
+    return plan
+
+
+def _goal(batch: str, devices: str | None, frontier: bool) -> _Goal:
+    batches = () if batch == "auto" else console.whole_numbers(batch, "--batch")
+    counts = console.whole_numbers(devices, "--devices") if devices is not None else ()
+    if (len(batches) != 1) + (len(counts) > 1) + frontier > 1:
+        raise BadInput(
+            "several batches, several counts of devices and --frontier exclude each other",
+            allowed="one of them at a time",
+        )
+    return _Goal(batches=batches, devices=counts, frontier=frontier)
+
+
+def _fixed(given: Mapping[str, str], goal: _Goal) -> dict[str, object]:
+    if not goal.devices:
+        return dict(given)
+    if "devices" in given:
+        raise BadInput("devices is fixed, and --devices is given", where="--devices", allowed="one of them")
+    return {**given, "devices": max(goal.devices)}
+
+
+def _loaded(path: Path, workload: str | None) -> Profile:
+    from planner import profile_yaml
+
+    costs = profile_yaml.load(path)
+    if workload is not None and workload != costs.workload:
+        raise BadInput(f"is a profile of '{costs.workload}', not of '{workload}'", where=str(path))
+    return costs
+
+
+def _measured(
+    measure: Measure,
+    workload: str | None,
+    settings: dict[str, str],
+    machines: Cluster,
+    goal: _Goal,
+    precision: str,
+) -> Profile:
+    if workload is None:
+        raise BadInput("neither a workload nor --profile is given", allowed="one of them")
+    device = machines.nodes[0].device
+    most = max(goal.batches, default=8)
+    return measure(
+        workload,
+        settings,
+        device="cpu" if device == "cpu" else f"roofline:{device}",
+        micros=tuple(2**i for i in range(4) if 2**i <= most),
+        precision=precision,
+    )
+
+
+def _one(costs: Profile, machines: Cluster, goal: _Goal, asked: Asked, where: _Place) -> None:
+    from planner import plan_yaml, summary
+    from planner.milp import solve
+
+    path = where.file(costs)
+    found = solve.solve(
+        costs,
+        machines,
+        batch=goal.batches[0],
+        fix=asked.fix,
+        schedules=asked.schedules,
+        precision=asked.precision,
+        execution=asked.execution,
+    )
+    console.write_whole(path, plan_yaml.dump(found))
+    data = {"plan": str(path), **found.model_dump(mode="json", include={"axes", "prediction", "certificate"})}
+    text = summary.of_plan(found) if where.explain else summary.decision(found)
+    where.out.result(data, lambda: f"{text}\n\nwritten to {path}")
+
+
+def _front(costs: Profile, machines: Cluster, goal: _Goal, asked: Asked, where: _Place) -> None:
+    from planner import frontier_text
+    from planner.frontier import frontier
+
+    folder = where.folder(costs, "frontier")
+    front = frontier(costs, machines, goal.batches[0], asked)
+    if not front.rows:
+        _say_why(costs, machines, goal, asked)
+    named = frontier_text.named(front)
+    files = {name: folder / f"{name}.yaml" for name in named}
+    _write(folder, {files[name]: row.plan for name, row in named.items()}, where)
+    where.out.result(
+        frontier_text.frontier_data(front, files),
+        lambda: f"{frontier_text.of_frontier(front, files)}\n\nwritten to {folder}",
+    )
+
+
+def _sweep(costs: Profile, machines: Cluster, goal: _Goal, asked: Asked, where: _Place) -> None:
+    from planner import frontier_text
+    from planner.scaling import over_batches, over_devices
+
+    by_devices = len(goal.devices) > 1
+    what = "devices" if by_devices else "batch"
+    folder = where.folder(costs, what)
+    sweep = (
+        over_devices(costs, machines, goal.batches[0], goal.devices, asked)
+        if by_devices
+        else over_batches(costs, machines, goal.batches or None, asked)
+    )
+    found = {row.asked: row.plan for row in sweep.rows if row.plan is not None}
+    if not found:
+        _say_why(costs, machines, goal, asked)
+    files = {count: folder / f"{what}-{count}.yaml" for count in found}
+    _write(folder, {files[count]: plan for count, plan in found.items()}, where)
+    where.out.result(
+        frontier_text.sweep_data(sweep, files),
+        lambda: f"{frontier_text.of_sweep(sweep)}\n\nwritten to {folder}",
+    )
+
+
+def _say_why(costs: Profile, machines: Cluster, goal: _Goal, asked: Asked) -> None:
+    """Raises: nothing fits, and what would."""
+    from planner.milp import solve
+
+    solve.solve(
+        costs,
+        machines,
+        batch=max(goal.batches, default=1),
+        fix=asked.fix,
+        schedules=asked.schedules,
+        precision=asked.precision,
+        execution=asked.execution,
+    )
+
+
+def _write(folder: Path, plans: Mapping[Path, Plan], where: _Place) -> None:
+    from planner import plan_yaml
+
+    texts = {path.name: plan_yaml.dump(plan) for path, plan in plans.items()}
+    console.write_folder(folder, texts)

@@ -1,0 +1,126 @@
+"""`shardwright plan` where it answers with more than one plan, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import shardwright as sw
+from planner import cluster as clusters
+from planner import plan_yaml, profile_yaml
+from planner.console import write_whole
+from planner.devices import find
+from planner.roofline import from_graph
+from planner.verify import violations
+from tests.planner import plan_examples as examples
+from tests.planner.milp.instances import cluster, with_bf16
+
+MACHINES = cluster(4)
+COSTS = with_bf16(from_graph(examples.graph(), find("cpu"), workload="m.py", arguments={}, micros=(1, 2)))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    profile_yaml.save(COSTS, tmp_path / "profile.yaml")
+    write_whole(tmp_path / "cluster.yaml", clusters.dump(MACHINES))
+    return [
+        "plan",
+        "--profile",
+        str(tmp_path / "profile.yaml"),
+        "--cluster",
+        str(tmp_path / "cluster.yaml"),
+        "--schedule",
+        "1f1b",
+    ]
+
+
+def test_a_front_is_a_folder_of_plans_and_a_table(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "front"
+    assert sw.run([*files, "--batch", "4", "--frontier", "-o", str(folder), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert sorted(Path(row["plan"]) for row in data["rows"]) == sorted(folder.iterdir())
+    for row in data["rows"]:
+        plan = plan_yaml.load(row["plan"])
+        assert violations(plan, profile=COSTS, cluster=MACHINES) == []
+        assert plan.prediction.step_ns == row["step_ns"]
+    assert sw.run([*files, "--batch", "4", "--frontier", "-o", str(folder)]) == 2
+    assert "not empty" in capsys.readouterr().err
+    assert sw.run([*files, "--batch", "4", "--frontier", "-o", str(folder), "--force"]) == 0
+    table = capsys.readouterr().out
+    assert "fullest device" in table
+    assert "01.yaml" in table
+
+
+def test_several_counts_of_devices_are_compared(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "devices"
+    assert sw.run([*files, "--batch", "4", "--devices", "1,2,4", "-o", str(folder)]) == 0
+    table = capsys.readouterr().out
+    assert "Knee:" in table
+    assert "Overhead:" in table
+    assert sorted(path.name for path in folder.iterdir()) == [f"devices-{n}.yaml" for n in (1, 2, 4)]
+    assert len(plan_yaml.load(folder / "devices-2.yaml").places) <= 2
+
+
+def test_one_count_of_devices_is_a_limit(files: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    assert sw.run([*files, "--batch", "4", "--devices", "2", "-o", str(path)]) == 0
+    assert len(plan_yaml.load(path).places) == 2
+
+
+def test_batches_are_tried_by_themselves(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "batches"
+    assert sw.run([*files, "--batch", "auto", "-o", str(folder), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["knee"] in [row["batch"] for row in data["rows"]]
+    assert len(list(folder.iterdir())) == len(data["rows"]) > 2
+
+
+def test_a_plan_is_made_in_the_precision_asked_for(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "p.yaml"
+    assert sw.run([*files, "--batch", "4", "--precision", "bf16", "-o", str(path)]) == 0
+    assert plan_yaml.load(path).precision == "bf16"
+    assert sw.plan(COSTS, MACHINES, batch=4, precision="bf16", schedules=["1f1b"]).precision == "bf16"
+    refused = [*files, "--batch", "4", "--execution", "compiled", "-o", str(tmp_path / "q.yaml")]
+    assert sw.run(refused) == 2
+    assert "execution 'compiled' was not profiled (allowed: eager)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--batch", "auto", "--frontier"], "exclude each other"),
+        (["--batch", "4,8", "--devices", "1,2"], "exclude each other"),
+        (["--batch", "many"], "--batch: 'many' is no list of whole numbers"),
+        (["--batch", "0"], "--batch: 0 is too small"),
+        (["--batch", "4", "--devices", "0"], "--devices: 0 is too small"),
+        (["--batch", "4", "--devices", "2", "--fix", "devices=2"], "devices is fixed"),
+    ],
+)
+def test_what_cannot_be_asked_is_said_in_one_line(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], says: str
+) -> None:
+    assert sw.run([*files, *options, "-o", str(tmp_path / "out")]) == 2
+    message = capsys.readouterr().err
+    assert says in message
+    assert "Traceback" not in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_front_of_nothing_says_why_nothing_fits(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_whole(tmp_path / "cluster.yaml", clusters.dump(cluster(2, memory=100)))
+    for options in (["--frontier"], ["--devices", "1,2"]):
+        assert sw.run([*files, "--batch", "4", *options, "-o", str(tmp_path / "out")]) == 3
+        assert "bytes short" in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
