@@ -12,6 +12,7 @@ from planner.cost import IntArray
 from planner.milp.problem import KINDS, Problem
 from planner.milp.search import NEVER, Answer, judge
 from planner.milp.shapes import Pins, Shape, shapes
+from planner.milp.shards import shown
 from planner.milp.space import Space
 from planner.plan import Rival
 from planner.schedule.action import Kind
@@ -32,11 +33,17 @@ class Looked(Protocol):
 def scope(space: Space, considered: int, bounded: int, left: int) -> str:
     families = ", ".join(space.pins.schedules) or "all families with an order of their own"
     where = "" if space.boundaries.all() else ", each stage feeding the next"
+    grids = sorted({choice.grid for micro in space.micros() for choice in space.splits(micro) if choice.grid})
+    cut = (
+        f"; samples whole or, up to a gather, cut alike in all layers: {', '.join(map(shown, grids))}"
+        if grids
+        else ""
+    )
     return (
         f"{considered} shapes ({bounded} ruled out by bounds, {left} only bounded): {families}, orders frozen as generated; cuts of the "
         f"layers in the order of the model{where}; whole nodes, up to 64 pipeline workers unless fixed; recomputation "
         f"where memory excludes a cut and sharded optimizer state where that or time asks for it, of all stages alike; "
-        f"replicas as slow as the slowest"
+        f"replicas as slow as the slowest{cut}"
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from planner.cluster import Cluster, with_nodes
 from planner.cost import IntArray
 from planner.milp.bounds import every_cut, shortage, windows
+from planner.milp.infeasible_space import degrees
 from planner.milp.problem import Problem
 from planner.milp.shapes import Pins, Shape
 from planner.milp.space import Space, short_bytes
@@ -48,8 +49,9 @@ def report(space: Space, shapes: Iterable[Shape], look: Callable[[Shape], Looked
     """`fits` solves a changed question and names the plan that it finds."""
     nearest = _nearest(space, shapes, look)
     lines = ["nothing fits" if nearest is None else nearest.says]
+    lines += degrees(space, lambda changed: fits(changed, None))
     lines += [f"{change} would fit: {plan}" for change, plan in _changes(space, nearest, fits)][:2]
-    if len(lines) == 1:
+    if not any("would fit" in line for line in lines):
         lines.append("no single change of pins, nodes or memory that was tried makes it fit")
     return "\n".join(lines)
 
@@ -145,6 +147,7 @@ def _freed(pinned: Pins) -> Iterator[tuple[str, Pins]]:
             ("chunks", replace(pinned, chunks=None)),
             ("pipeline", replace(pinned, pipeline=None)),
             ("data", replace(pinned, data=None)),
+            ("spatial", replace(pinned, spatial=None, grid=None, gather=None)),
             ("stages", replace(pinned, stages=None)),
         )
         if freed != pinned
