@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
 
-from planner.cluster import Cluster, with_nodes
+from planner.cluster import Cluster, total_devices, with_nodes
 from planner.cost import IntArray
 from planner.milp.bounds import every_cut, shortage, windows
 from planner.milp.infeasible_space import degrees
+from planner.milp.pinned import each_freed, told
 from planner.milp.problem import Problem
 from planner.milp.shapes import Pins, Shape
 from planner.milp.space import Space, short_bytes
@@ -36,13 +38,28 @@ class Looked(Protocol):
     problem: Problem
 
 
-def no_shape(space: Space) -> str:
-    devices = sum(group.count * group.devices_per_node for group in space.cluster.nodes)
+def no_shape(space: Space, possible: Callable[[Space], bool]) -> str:
+    """Which of the pins excludes everything; `possible` tells whether a question has any shape."""
+    pinned = told(space.pins)
+    alone = [key for key, pins in each_freed(space.pins) if possible(_asked(space, pins=pins))]
+    free = Pins(update=space.pins.update)
+    if not pinned or not possible(_asked(space, pins=free)):
+        return _indivisible(space)
+    if alone:
+        keys = " and ".join(f"{key}={pinned[key]}" for key in alone)
+        leave = "exclude every one, and either let go leaves some" if len(alone) > 1 else "excludes every one"
+        return f"no plan of {space.batch} samples: {keys} {leave}; {_indivisible(space, brief=True)}"
+    keys = ", ".join(f"{key}={value}" for key, value in pinned.items())
+    return f"no plan of {space.batch} samples: {keys} exclude each other; {_indivisible(space, brief=True)}"
+
+
+def _indivisible(space: Space, *, brief: bool = False) -> str:
     known = ", ".join(map(str, space.micros()))
-    return (
-        f"no plan of {space.batch} samples: no data x pipeline that was allowed divides them on {devices} devices "
-        f"with the micro-batches profiled ({known}) and {space.layers} layers"
-    )
+    devices = total_devices(space.cluster)
+    there = f"{devices} devices, the micro-batches profiled ({known}) and {space.layers} layers"
+    if brief:
+        return f"there are {there}"
+    return f"no plan of {space.batch} samples: no data x pipeline divides them with {there}"
 
 
 def report(space: Space, shapes: Iterable[Shape], look: Callable[[Shape], Looked | None], fits: Fits) -> str:
@@ -50,7 +67,7 @@ def report(space: Space, shapes: Iterable[Shape], look: Callable[[Shape], Looked
     nearest = _nearest(space, shapes, look)
     lines = ["nothing fits" if nearest is None else nearest.says]
     lines += degrees(space, lambda changed: fits(changed, None))
-    lines += [f"{change} would fit: {plan}" for change, plan in _changes(space, nearest, fits)][:2]
+    lines += [f"{change} would fit: {plan}" for change, plan in islice(_changes(space, nearest, fits), 2)]
     if not any("would fit" in line for line in lines):
         lines.append("no single change of pins, nodes or memory that was tried makes it fit")
     return "\n".join(lines)
@@ -122,10 +139,8 @@ def _changes(space: Space, nearest: Nearest | None, fits: Fits) -> Iterator[tupl
 
 def _questions(space: Space, nearest: Nearest | None) -> Iterator[tuple[str, Space]]:
     pinned = space.pins
-    for key, freed in _freed(pinned):
-        yield f"leaving {key} free", _asked(space, pins=freed)
-    if pinned.schedules:
-        yield "any schedule", _asked(space, pins=replace(pinned, schedules=()))
+    for key, pins in each_freed(pinned):
+        yield f"leaving {key} free", _asked(space, pins=pins)
     if nearest is not None and nearest.short_bytes > 0:
         short = nearest.short_bytes
         yield f"{short} bytes more on each device", _asked(space, cluster=_roomier(space.cluster, short))
@@ -133,25 +148,6 @@ def _questions(space: Space, nearest: Nearest | None) -> Iterator[tuple[str, Spa
     while times <= _MOST_NODES and (larger := _larger(space.cluster, times)) is not None:
         yield f"{times} times the nodes", _asked(space, cluster=larger)
         times *= 2
-
-
-def _freed(pinned: Pins) -> Iterator[tuple[str, Pins]]:
-    """Each pin that may be in the way, and the pins without it."""
-    yield from (
-        (key, freed)
-        for key, freed in (
-            ("micro", replace(pinned, micro=None)),
-            ("recompute", replace(pinned, recompute=None)),
-            ("shard", replace(pinned, shard=None)),
-            ("pairs", replace(pinned, pairs=None)),
-            ("chunks", replace(pinned, chunks=None)),
-            ("pipeline", replace(pinned, pipeline=None)),
-            ("data", replace(pinned, data=None)),
-            ("spatial", replace(pinned, spatial=None, grid=None, gather=None)),
-            ("stages", replace(pinned, stages=None)),
-        )
-        if freed != pinned
-    )
 
 
 def _asked(space: Space, *, pins: Pins | None = None, cluster: Cluster | None = None) -> Space:

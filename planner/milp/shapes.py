@@ -38,6 +38,7 @@ PINS = (
     "recompute",
     "shard",
     "update",
+    "cuts",
     "stages",
     "devices",
 )
@@ -110,6 +111,7 @@ class Pins:
     update: Update = "barrier"
     stages: tuple[tuple[str, ...], ...] | None = None  # layers of each stage
     devices: int | None = None  # at most
+    cuts: tuple[str, ...] | None = None  # layers that open a stage, until the model is known
 
 
 def pins(fix: Mapping[str, object], schedules: Sequence[str] | None) -> Pins:
@@ -136,6 +138,7 @@ def pins(fix: Mapping[str, object], schedules: Sequence[str] | None) -> Pins:
         update=_update(fix),
         stages=_stages(fix),
         devices=_whole(fix, "devices"),
+        cuts=_cuts(fix),
     )
 
 
@@ -200,6 +203,17 @@ def _stages(fix: Mapping[str, object]) -> tuple[tuple[str, ...], ...] | None:
     return tuple(tuple(str(name) for name in stage) for stage in value)
 
 
+def _cuts(fix: Mapping[str, object]) -> tuple[str, ...] | None:
+    """Names or numbers of layers, one after the other; none at all is one stage."""
+    value = fix.get("cuts")
+    if value is None:
+        return None
+    words = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, list | tuple):
+        raise BadInput(f"cuts is {value!r}", where="fix", allowed="layers that open a stage, such as h.4,h.8")
+    return tuple(str(word).strip() for word in words if str(word).strip())
+
+
 Split = tuple[tuple[int, ...], int]  # grid, and the layer from which on samples are whole
 WHOLE: Split = ((), 0)
 
@@ -246,6 +260,8 @@ def _with_data(
             continue
         for axes in _axis_orders(cluster, data, workers):
             for family, pairs, chunks in _variants(names, workers, micros, layers, pinned):
+                if pinned.stages is not None and workers * chunks != len(pinned.stages):
+                    continue
                 for recompute, shard in product(_free(pinned.recompute), _free(pinned.shard)):
                     if shard and replicas * (2 * pairs if FAMILIES[family].paired else 1) == 1:
                         continue

@@ -8,6 +8,7 @@ from planner.cluster import Cluster
 from planner.errors import BadInput, Infeasible
 from planner.milp import infeasible
 from planner.milp.assemble import plan_of
+from planner.milp.pinned import with_stages
 from planner.milp.search import NEVER, judge
 from planner.milp.shapes import Shape, pins
 from planner.milp.space import Space
@@ -70,7 +71,7 @@ def space_of(
         batch=batch,
         precision=_choice(profile, "precision", precision, "fp32"),
         execution=_choice(profile, "execution", execution, "eager"),
-        pins=pins(fix or {}, schedules),
+        pins=with_stages(pins(fix or {}, schedules), profile.graph),
     )
 
 

@@ -233,7 +233,7 @@ def search(space: Space, effort: Effort) -> Search:
     found = Search(space=space, effort=effort)
     given = ranked(space)
     if not given:
-        raise Infeasible(infeasible.no_shape(space))
+        raise Infeasible(infeasible.no_shape(space, lambda asked: bool(ranked(asked))))
     _first_answers(found, given)
     queue, queued = list(given), set(given)
     _take_trivial(found, queued)

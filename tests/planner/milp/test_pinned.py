@@ -1,0 +1,107 @@
+"""Decisions that the user fixes: one by one, all of them, and those that exclude each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.errors import BadInput, Infeasible
+from planner.milp.solve import solve
+from planner.verify import violations
+from tests.planner.milp.instances import chain, cluster, profile
+
+COSTS = profile(chain(6, 3), micros=(1, 2))
+MACHINES = cluster(4)
+
+
+@pytest.mark.parametrize(
+    ("fix", "says"),
+    [
+        ({"micro": 3}, r"micro=3 excludes every one; there are 4 devices.*\(1, 2\)"),
+        ({"data": 3}, "data=3 excludes every one"),
+        ({"data": 3, "micro": 2}, "data=3 excludes every one"),
+        ({"pipeline": 7}, "pipeline=7 excludes every one.*6 layers"),
+        (
+            {"schedule": "chimera", "pipeline": 3},
+            "schedule=chimera and pipeline=3 exclude every one, and either",
+        ),
+        ({"schedule": "zb-v", "chunks": 1}, "schedule=zb-v and chunks=1 exclude"),
+        ({"devices": 1, "pipeline": 2}, "pipeline=2 and devices=1 exclude"),
+        ({"cuts": "2", "pipeline": 3}, "pipeline=3 and stages=2 given exclude"),
+        ({"micro": 3, "data": 3}, "micro=3, data=3 exclude each other"),
+        ({"shard": True, "data": 1, "pipeline": 1}, "shard=true and pipeline=1 and data=1 exclude"),
+    ],
+)
+def test_what_excludes_every_plan_is_named(fix: dict[str, object], says: str) -> None:
+    with pytest.raises(Infeasible, match=says):
+        solve(COSTS, MACHINES, batch=8, fix=fix)
+
+
+@pytest.mark.parametrize("cuts", ["l2,l4", "2,4", "l2, 4", ["l2", "l4"]])
+def test_a_cut_may_be_given_by_the_layers_that_open_a_stage(cuts: object) -> None:
+    plan = solve(COSTS, MACHINES, batch=8, fix={"cuts": cuts, "data": 1}, schedules=["1f1b"])
+    assert [stage.layers for stage in plan.stages] == [("l0", "l1"), ("l2", "l3"), ("l4", "l5")]
+
+
+def test_no_cut_at_all_is_one_stage() -> None:
+    assert len(solve(COSTS, MACHINES, batch=8, fix={"cuts": ""}).stages) == 1
+
+
+@pytest.mark.parametrize(
+    ("cuts", "says"),
+    [
+        ("l9", "no layer is called 'l9'"),
+        ("4,2", "leave a stage empty or go back.*layers 1 to 5"),
+        ("0,3", "leave a stage empty"),
+        ("9", "leave a stage empty"),
+        ("2,2", "leave a stage empty"),
+        (3, "cuts is 3"),
+    ],
+)
+def test_a_cut_that_cannot_be_is_refused(cuts: object, says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        solve(COSTS, MACHINES, batch=8, fix={"cuts": cuts})
+
+
+def test_cuts_and_stages_are_not_fixed_both() -> None:
+    with pytest.raises(BadInput, match="both cuts and stages"):
+        solve(COSTS, MACHINES, batch=8, fix={"cuts": "l3", "stages": [["l0"]]})
+
+
+@pytest.mark.parametrize(
+    ("family", "workers", "pairs", "chunks", "update", "recompute", "shard"),
+    [
+        ("1f1b", 2, 1, 1, "barrier", False, False),
+        ("zb-h2", 2, 1, 1, "rolling", False, False),
+        ("gpipe", 4, 1, 1, "barrier", True, False),
+        ("interleaved", 2, 1, 2, "barrier", False, True),
+        ("chimera", 4, 2, 1, "barrier", True, True),
+        ("zb-v", 2, 1, 2, "barrier", False, False),
+    ],
+)
+def test_all_fixed_the_solver_prices_that_plan_and_no_other(
+    family: str, workers: int, pairs: int, chunks: int, update: str, recompute: bool, shard: bool
+) -> None:
+    depth = workers * chunks
+    cuts = [f"l{k}" for k in range(6 - depth + 1, 6)]
+    fix: dict[str, object] = {
+        "data": 4 // workers,
+        "pipeline": workers,
+        "spatial": 1,
+        "micro": 1,
+        "schedule": family,
+        "pairs": pairs,
+        "chunks": chunks,
+        "update": update,
+        "recompute": recompute,
+        "shard": shard,
+        "cuts": cuts,
+    }
+    plan = solve(COSTS, MACHINES, batch=8, fix=fix)
+    assert violations(plan, profile=COSTS, cluster=MACHINES) == []
+    assert (plan.axes.data, plan.axes.pipeline, plan.axes.spatial) == (4 // workers, workers, 1)
+    assert (plan.batch.micro, plan.schedule.family, plan.schedule.update) == (1, family, update)
+    assert (plan.schedule.pairs, plan.schedule.chunks, plan.shard_optimizer) == (pairs, chunks, shard)
+    assert {stage.recompute for stage in plan.stages} == {recompute}
+    assert [stage.layers[0] for stage in plan.stages] == ["l0", *cuts]
+    assert plan.certificate is not None
+    assert plan.certificate.gap == 0
