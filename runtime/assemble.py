@@ -16,7 +16,7 @@ from planner.plan import Plan
 from planner.schedule.action import Action, Kind, Schedule
 from planner.simulate import schedule_of
 from planner.timeline import COLLECTIVE, Event, encode
-from runtime import rewrite, synchronised
+from runtime import at_use, rewrite, synchronised
 from runtime.diagnose import first_bad_layer
 from runtime.execute import Interpreter, Pulse
 from runtime.groups import World
@@ -29,7 +29,7 @@ from runtime.routes import check_hops, routes_of, stages_of_layers
 from runtime.scaler import LossScale, Scaler
 from runtime.spatial.ranks import sharing
 from runtime.statistics import RunningStatistics, decays, observed, observers
-from runtime.sync import Bucket, Flat, GradientSync, buckets_of, groups_of
+from runtime.sync import Bucket, Flat, GradientSync, OnSum, buckets_of, groups_of
 from runtime.torch_stage import COUNT, Split, TorchStage
 from runtime.trace import Tracer
 from runtime.trained import trained
@@ -69,6 +69,7 @@ class Assembly:
         self.plan, self.captured, self.world, self.options = plan, captured, world, options
         self.graph = captured.graph
         check_supported(plan, captured)
+        at_use.check(plan, captured.graph, options.clip_norm)
         self.stage_of = stages_of_layers(plan, self.graph)
         self.schedule = schedule_of(plan)
         self.mesh = Mesh.of(plan)
@@ -236,7 +237,7 @@ def assemble(
         raise BadPlan("the ranks have derived different programs: versions or files differ between nodes")
     modules = parts.modules(load)
     flats = parts.flats()
-    groups = groups_of(parts.buckets, world.rank, world.new_group)
+    groups = groups_of(parts.buckets, parts.mesh, world.rank, world.new_group)
     statistics = parts.statistics(modules)
     stages = parts.stages(modules, statistics)
     tracer = Tracer(world.rank)
@@ -275,9 +276,11 @@ def assemble(
     )
 
 
-def _traced_sums(tracer: Tracer, keys: Keys) -> Callable[[Bucket, int, int], None]:
-    def on_sum(bucket: Bucket, start_ns: int, end_ns: int) -> None:
-        tracer.add(keys.step, encode(Event(COLLECTIVE, bucket.stages[0])), start_ns, end_ns)
+def _traced_sums(tracer: Tracer, keys: Keys) -> OnSum:
+    """A sum belongs to the step that launched it, however late it ends."""
+
+    def on_sum(bucket: Bucket) -> Callable[[int, int], None]:
+        return partial(tracer.add, keys.step, encode(Event(COLLECTIVE, bucket.stages[0])))
 
     return on_sum
 

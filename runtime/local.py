@@ -28,8 +28,8 @@ from planner.plan import Axes, Batch, Place, Plan, ScheduleChoice, StagePlan, St
 from planner.schedule.families import generate
 from planner.timeline import Timeline
 from planner.workload import Workload
+from runtime import at_use, holder, pretrained, soundness, status, trace
 from runtime import checkpoint as checkpoints
-from runtime import holder, pretrained, soundness, status, trace
 from runtime.assemble import check_supported
 from runtime.checkpoint import Checkpoint, Facts
 from runtime.groups import alone
@@ -167,6 +167,7 @@ def job_of(plan: Plan, steps: int, settings: dict[str, object]) -> Job:
 def prepare(model: Model, folder: Path, job: Job) -> tuple[Paths, Job]:
     """The run folder with all that ranks read; on return nothing more can be wrong with the plan."""
     check_supported(model.plan, model.captured)
+    at_use.check(model.plan, model.captured.graph, job.clip_norm)
     _refuse_running(Paths(folder.resolve()))
     with _new_or_as_it_was(folder.resolve()) as paths:
         checkpoints.remove_partial(paths.checkpoints)

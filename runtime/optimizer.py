@@ -85,8 +85,8 @@ class Updater:
             named = [(name, flat.parameters[name]) for name in self.shares[flat.bucket].names]
             if named:
                 self.optimizers[flat.bucket] = make(named)  # type: ignore[arg-type]
-        made = [schedule(optimizer) for optimizer in self.optimizers.values()] if schedule else []
-        self._schedules = [each for each in made if each is not None]
+        made = {bucket: schedule(each) for bucket, each in self.optimizers.items()} if schedule else {}
+        self._schedules = {bucket: each for bucket, each in made.items() if each is not None}
         self._prepared = self._skipped = False
         self.norm: float | None = None  # of the last step, where it was needed
 
@@ -94,40 +94,46 @@ class Updater:
         self._sync.begin()
         self._prepared = self._skipped = False
 
-    def finish(self) -> None:
-        """After a step's last update; a step that was left out counts for learning rates too."""
-        self._advance(1, quietly=self._skipped)
-
     def catch_up(self, steps: int) -> None:
         """Learning rates as they stand after so many steps."""
-        self._advance(steps, quietly=True)
+        for bucket in self._schedules:
+            self._advance(bucket, steps, quietly=True)
 
-    def _advance(self, steps: int, quietly: bool) -> None:
+    def _advance(self, bucket: Bucket, steps: int, quietly: bool) -> None:
         with warnings.catch_warnings() if quietly else nullcontext():
             if quietly:  # torch warns of a schedule that moves where its optimizer has not
                 warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
-            for schedule in self._schedules:
-                for _ in range(steps):
-                    schedule.step()
+            for _ in range(steps if bucket in self._schedules else 0):
+                self._schedules[bucket].step()
 
     def launch(self, pipe: int, stage: int) -> None:
         self._sync.launch((pipe, stage))
 
     def wait(self, pipe: int, stage: int) -> None:
         if self._prepared or not (self._clip_norm or self._count or self._scaler):
-            self._sync.wait((pipe, stage))
+            self._sync.wait(self._sync.due((pipe, stage)))
         else:
             self._prepare()
 
     def step(self, pipe: int, stage: int) -> None:
-        for flat in self._sync.complete((pipe, stage)):
-            optimizer = self.optimizers.get(flat.bucket)
-            if self._skipped:
-                continue
-            if optimizer is not None:
-                optimizer.step()
-            for owner, start, end in self.shares[flat.bucket].ranges:
-                dist.broadcast(flat.values[start:end], owner, group=self._groups[flat.bucket])
+        for flat in self._sync.due((pipe, stage)):
+            self._update(flat)
+
+    def settle(self) -> None:
+        """Updates that the next step would have made where it needs them: what is looked at now is up to date."""
+        for flat in self._sync.left():
+            self._update(flat)
+
+    def _update(self, flat: Flat) -> None:
+        """A step that is left out counts for learning rates too."""
+        self._sync.wait([flat])
+        optimizer = self.optimizers.get(flat.bucket)
+        if optimizer is not None and not self._skipped:
+            optimizer.step()
+        for owner, start, end in self.shares[flat.bucket].ranges if not self._skipped else ():
+            dist.broadcast(flat.values[start:end], owner, group=self._groups[flat.bucket])
+        self._advance(flat.bucket, 1, quietly=self._skipped)
+        self._sync.updated(flat)
 
     def _prepare(self) -> None:
         """What needs to know of the whole step: the number of what the loss is a mean of, and the norm.
@@ -135,7 +141,7 @@ class Updater:
         The norm is that of `clip_grad_norm_` over the whole model: a parameter counts once, on the first of its
         holders.
         """
-        self._sync.wait_for_all()
+        self._sync.wait(self._sync.flats)
         self._prepared = True
         square, count = self._totals()
         divisor = self._scaler.scale if self._scaler is not None else 1.0

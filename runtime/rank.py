@@ -75,7 +75,6 @@ class Rank:
         self.transport.finish()
         for statistics in self.statistics:
             statistics.finish()
-        self.updater.finish()
         return self.losses()
 
     def wanted(self) -> Wanted:
@@ -107,6 +106,7 @@ class Rank:
 
     def evaluate(self, values: Mapping[int, Tensors]) -> dict[int, dict[str, float]]:
         """Losses of one batch in evaluation mode; nothing is changed."""
+        self.updater.settle()
         self.feed.values = values
         stages, interpreter = self._evaluation
         interpreter.run(0)
@@ -142,6 +142,7 @@ class Rank:
 
     def part(self) -> Part:
         """What this rank writes of a checkpoint: tensors that it is the first holder of, and the state it updates."""
+        self.updater.settle()
         saved = state_of(self.updater.optimizers, self.flats)
         for flat in self.flats:
             if not self.updater.shares[flat.bucket].ranges and flat.bucket.ranks[0] != self.world.rank:
@@ -166,7 +167,9 @@ class Feed:
     reads: Mapping[int, Sequence[str]]  # stage -> Values of the batch
     device: torch.device
     values: Mapping[int, Tensors] = field(default_factory=dict)
-    copies: bool = False  # also where the batch is on the device already: so that memory is counted as elsewhere
+    copies: bool = (
+        False  # also where the batch is on the device already: so that memory is counted as elsewhere
+    )
 
     def __call__(self, stage: int, micro: int) -> Tensors:
         names, device, copy = self.reads[stage], self.device, self.copies

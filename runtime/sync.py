@@ -2,7 +2,7 @@
 
 A tied weight on two stages, the two ends of a Chimera pair and data-parallel replicas are the same thing here: a
 set of ranks. Parameters with the same users' stages share that set, so they share a bucket: one flat buffer whose
-views are the parameters' `.grad`, one communicator, one sum a step, launched when the last contribution is in.
+views are the parameters' `.grad`, one sum a step, launched when the last contribution is in.
 """
 
 from __future__ import annotations
@@ -69,18 +69,24 @@ class Flat:
 
 
 @dataclass(slots=True)
-class _Pending:
-    """What is left to happen for a bucket in this step."""
+class _State:
+    """Where a bucket stands between two updates."""
 
-    launches: set[Node]
-    steps: set[Node]
+    launches: set[Node]  # stages here whose gradients are not complete
     work: dist.Work | None = None
+    due: bool = False  # launched and not updated
+    carried: bool = False  # due since the step before
+
+
+OnSum = Callable[[Bucket], Callable[[int, int], None]]
 
 
 class GradientSync:
     """Follows SYNC and STEP actions; tells when a bucket is summed and may be updated.
 
-    A bucket is launched when all of its stages on this rank have said SYNC, and stepped when all have said STEP.
+    A bucket is launched when all of its stages on this rank have said SYNC, and due from then on: the next STEP of
+    one of them updates it. That may be a STEP of the next step, before the first forward that needs the bucket; the
+    gradients of that step start at zero then, else when it begins.
     """
 
     def __init__(
@@ -88,83 +94,98 @@ class GradientSync:
         flats: Sequence[Flat],
         groups: Mapping[Bucket, dist.ProcessGroup],
         uncounted: Collection[str] = (),
-        on_sum: Callable[[Bucket, int, int], None] | None = None,
+        on_sum: OnSum | None = None,
     ) -> None:
         """Gradients of `uncounted` parameters are added by another rank that computed the same; `on_sum` is told
-        when a sum was launched and when it was complete, from a thread of its own."""
+        when a sum is launched, and what it returns when it was launched and complete, from a thread of its own."""
         self.flats, self._groups, self._uncounted = tuple(flats), groups, frozenset(uncounted)
         self._on_sum = on_sum
         self._by_node: dict[Node, list[Flat]] = {}
         for flat in flats:
             for node in flat.nodes:
                 self._by_node.setdefault(node, []).append(flat)
-        self._pending: dict[Bucket, _Pending] = {}
+        self._state = {flat.bucket: _State(set(flat.nodes)) for flat in flats}
 
     def begin(self) -> None:
-        """Gradients of a new step start at zero; they are never let go, since they are views."""
         for flat in self.flats:
-            flat.grads.zero_()
-            self._pending[flat.bucket] = _Pending(set(flat.nodes), set(flat.nodes))
+            state = self._state[flat.bucket]
+            if state.due:
+                state.carried = True
+            else:
+                self._renew(flat)
+
+    def _renew(self, flat: Flat) -> None:
+        """Gradients start at zero; they are never let go, since they are views."""
+        flat.grads.zero_()
+        self._state[flat.bucket] = _State(set(flat.nodes))
 
     def launch(self, node: Node) -> None:
         for flat in self._by_node.get(node, ()):
-            pending = self._pending[flat.bucket]
-            pending.launches.discard(node)
-            if not pending.launches and flat.bucket in self._groups:
+            state = self._state[flat.bucket]
+            state.launches.discard(node)
+            if state.launches:
+                continue
+            state.due = True
+            if flat.bucket in self._groups:
                 for name in self._uncounted & flat.ranges.keys():
                     start, end = flat.ranges[name]
                     flat.grads[start:end].zero_()
-                pending.work = self._sum(flat)
+                state.work = self._sum(flat)
 
     def _sum(self, flat: Flat) -> dist.Work:
         start = clock_ns()
+        told = self._on_sum(flat.bucket) if self._on_sum and flat.grads.device.type == "cpu" else None
         work = dist.all_reduce(flat.grads, group=self._groups[flat.bucket], async_op=True)
         assert isinstance(work, dist.Work)
-        told = self._on_sum
-        if told is not None and flat.grads.device.type == "cpu":
-            work.get_future().then(lambda _: told(flat.bucket, start, clock_ns()))
+        if told is not None:
+            work.get_future().then(lambda _: told(start, clock_ns()))
         return work
 
-    def wait(self, node: Node) -> None:
-        """For the sums without which the node's STEP cannot be."""
-        for flat in self._by_node.get(node, ()):
-            if self._pending[flat.bucket].steps == {node}:
-                self._wait(flat)
+    def due(self, node: Node) -> list[Flat]:
+        """What a STEP of the node updates."""
+        return [flat for flat in self._by_node.get(node, ()) if self._state[flat.bucket].due]
 
-    def wait_for_all(self) -> None:
-        for flat in self.flats:
-            self._wait(flat)
+    def left(self) -> list[Flat]:
+        """What is to be updated still."""
+        return [flat for flat in self.flats if self._state[flat.bucket].due]
 
-    def complete(self, node: Node) -> list[Flat]:
-        """Buckets whose last STEP on this rank this is, their sums awaited."""
-        ready = []
-        for flat in self._by_node.get(node, ()):
-            pending = self._pending[flat.bucket]
-            pending.steps.discard(node)
-            if not pending.steps:
-                self._wait(flat)
-                ready.append(flat)
-        return ready
+    def wait(self, flats: Iterable[Flat]) -> None:
+        for flat in flats:
+            state = self._state[flat.bucket]
+            assert not state.launches, (
+                f"{flat.bucket.names[0]}: an update before the sum of stage {state.launches}"
+            )
+            if state.work is not None:
+                state.work.wait()
+                state.work = None
 
-    def _wait(self, flat: Flat) -> None:
-        pending = self._pending[flat.bucket]
-        assert not pending.launches, (
-            f"{flat.bucket.names[0]}: an update before the sum of stage {pending.launches}"
-        )
-        if pending.work is not None:
-            pending.work.wait()
-            pending.work = None
+    def updated(self, flat: Flat) -> None:
+        state = self._state[flat.bucket]
+        state.due = False
+        if state.carried:
+            self._renew(flat)
 
 
 def groups_of(
-    buckets: Sequence[Bucket], rank: int, new_group: Callable[[Sequence[int]], dist.ProcessGroup | None]
+    buckets: Sequence[Bucket],
+    mesh: Mesh,
+    rank: int,
+    new_group: Callable[[Sequence[int]], dist.ProcessGroup | None],
 ) -> dict[Bucket, dist.ProcessGroup]:
-    """Every rank makes every communicator, in one order, also those that it is no part of."""
+    """Every rank makes every communicator, in one order, also those that it is no part of.
+
+    Replicas of one pipeline worker launch the same sums in the same order, so one communicator serves all of them.
+    """
     mine: dict[Bucket, dist.ProcessGroup] = {}
+    replicas: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
     for bucket in buckets:
-        if len(bucket.ranks) > 1:
-            group = new_group(bucket.ranks)
-            if rank in bucket.ranks:
-                assert group is not None
-                mine[bucket] = group
+        if len(bucket.ranks) < 2:
+            continue
+        alike = len({mesh.by_rank[each].pipeline for each in bucket.ranks}) == 1
+        group = replicas[bucket.ranks] if bucket.ranks in replicas else new_group(bucket.ranks)
+        if alike:
+            replicas[bucket.ranks] = group
+        if rank in bucket.ranks:
+            assert group is not None
+            mine[bucket] = group
     return mine

@@ -154,3 +154,15 @@ def _at_use(order: Sequence[Action]) -> tuple[Action, ...]:
             done.append(waiting.pop(node))
         done.append(action)
     return tuple(done)
+
+
+def updates_at_use(schedule: Schedule) -> bool:
+    """Whether a STEP applies the gradients of the step before."""
+    for order in schedule.orders:
+        steps = {(a.pipe, a.stage) for a in order if a.kind is Kind.STEP}
+        for action in order:
+            if action.kind is Kind.SYNC:
+                steps.discard((action.pipe, action.stage))
+            elif action.kind is Kind.STEP and (action.pipe, action.stage) in steps:
+                return True
+    return False

@@ -25,6 +25,7 @@ from planner.plan import (
 from planner.schedule.action import Kind, Schedule
 from planner.schedule.assemble import with_recompute
 from planner.schedule.families import generate
+from planner.schedule.overlap import Overlap, overlapped
 from runtime.routes import routes_of
 
 MS = 1_000_000
@@ -61,8 +62,10 @@ def plan_for(
     times: StageTimes = TIMES,
     hop_ns: int = 0,
     update: str = "barrier",
+    overlap: Overlap | None = None,
 ) -> Plan:
-    schedule = with_recompute(generate(family, workers=workers, micros=micros, pairs=pairs), recompute)
+    plain = generate(family, workers=workers, micros=micros, pairs=pairs)
+    schedule = with_recompute(overlapped(plain, overlap or Overlap()), recompute)
     edges = even_cuts(len(graph.layers), schedule.stages) if cuts is None else list(cuts)
     stage_of = stage_of_layers(len(graph.layers), edges)
     names = [layer.name for layer in graph.layers]

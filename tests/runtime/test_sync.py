@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from planner.schedule.overlap import Overlap
 from runtime.optimizer import share_of
 from runtime.places import Mesh
-from runtime.sync import Bucket, Flat, GradientSync, buckets_of
+from runtime.sync import Bucket, Flat, GradientSync, buckets_of, groups_of
 from tests.runtime.jobs import captured_of
 from tests.runtime.plans import plan_for
 from tests.runtime.test_equality import HERE
@@ -64,10 +68,45 @@ def test_a_bucket_waits_for_the_last_of_its_stages_on_the_rank() -> None:
     sync.begin()
     sync.launch((0, 0))
     with pytest.raises(AssertionError, match="an update before the sum"):
-        sync.wait_for_all()
+        sync.wait([made])
+    assert sync.due((0, 0)) == []
     sync.launch((0, 1))
-    assert sync.complete((0, 0)) == []
-    assert sync.complete((0, 1)) == [made]
+    assert sync.due((0, 0)) == sync.due((0, 1)) == sync.left() == [made]
+    sync.updated(made)
+    assert sync.due((0, 1)) == sync.left() == []
+
+
+def test_gradients_of_a_step_that_were_not_applied_are_kept_until_they_are() -> None:
+    made = flat([(0, 0)])
+    sync = GradientSync([made], {})
+    sync.begin()
+    assert sync.due((0, 0)) == []
+    made.grads.fill_(3)
+    sync.launch((0, 0))
+    sync.begin()
+    assert sync.due((0, 0)) == [made] and bool((made.grads == 3).all())
+    sync.updated(made)
+    assert sync.due((0, 0)) == [] and not made.grads.any()
+    sync.launch((0, 0))
+    assert sync.due((0, 0)) == [made]
+
+
+def test_replicas_of_one_worker_share_a_communicator_and_others_have_their_own() -> None:
+    mesh, buckets = mesh_and_buckets(workers=2, micros=2, data=2, overlap=Overlap(parts=2))
+    made: list[tuple[int, ...]] = []
+
+    def new_group(ranks: Sequence[int]) -> dist.ProcessGroup | None:
+        made.append(tuple(ranks))
+        return Named(len(made)) if 0 in ranks else None  # type: ignore[return-value]
+
+    groups = groups_of(buckets, mesh, 0, new_group)
+    assert sorted(made) == [(0, 1, 2, 3), (0, 2), (1, 3)]
+    own = {groups[b] for b in buckets if b.ranks == (0, 2)}
+    assert len([b for b in buckets if b.ranks == (0, 2)]) > 1 and len(own) == 1
+
+
+class Named(int):
+    """Stands for a communicator."""
 
 
 def test_a_step_begins_with_gradients_of_zero_in_the_same_memory() -> None:

@@ -1,0 +1,104 @@
+"""Out-of-order backprop trains as the plain order does: twenty steps to the bit, or a refusal with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from planner.errors import BadInput, BadPlan
+from planner.schedule.families import FAMILIES
+from planner.schedule.overlap import Overlap
+from runtime.local import job_of, prepare
+from runtime.train import Model
+from tests.pool import Pool
+from tests.runtime.jobs import captured_of
+from tests.runtime.overlaps import Combination, difference, drawn, train
+from tests.runtime.test_equality import HERE, plan_of
+from tests.runtime.workloads.optimised import KINDS
+
+SAMPLES = list(zip(sorted(KINDS), Random(3).sample(sorted(FAMILIES), len(KINDS)), strict=True))
+AT_USE = Overlap(parts=3, late=2, updates="at_use")
+
+
+@pytest.mark.parametrize(("optimizer", "family"), SAMPLES)
+def test_twenty_steps_are_those_of_the_plain_order(
+    optimizer: str, family: str, pool: Pool, tmp_path: Path
+) -> None:
+    combination = drawn(0, optimizer, family)
+    found = difference(pool, combination, tmp_path)
+    limit = 0.0 if combination.exact else 1e-5 if combination.precision == "fp32" else 1e-2
+    assert found <= limit, combination
+
+
+def test_data_parallel_replicas_in_parts_train_to_the_bit(pool: Pool, tmp_path: Path) -> None:
+    overlap = Overlap(parts=8, late=3, sums=(7, 5, 2, 0, 1, 3, 4, 6), updates="at_use")
+    combination = Combination(
+        optimizer="adamw",
+        family="1f1b",
+        precision="fp32",
+        workers=1,
+        data=2,
+        micros=2,
+        overlap=overlap,
+        recompute=False,
+    )
+    assert difference(pool, combination, tmp_path) == 0.0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_tied_weight_is_updated_where_its_first_stage_is_used(
+    workers: int, pool: Pool, tmp_path: Path
+) -> None:
+    """Its other stage on the same worker comes later in the step, its gradient from both."""
+    shape = {"workers": workers, "micros": 2, "update": "rolling"}
+    arguments = {"double": "True"}
+    plain = plan_of(HERE + "branches.py", arguments, overlap=replace(AT_USE, updates="at_end"), **shape)
+    losses, after = train(pool, plain, tmp_path / "plain")
+    others, weights = train(
+        pool, plan_of(HERE + "branches.py", arguments, overlap=AT_USE, **shape), tmp_path / "at use"
+    )
+    assert losses == others
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in after.items())
+
+
+@pytest.mark.parametrize(
+    ("shape", "arguments", "settings", "reason"),
+    [
+        ({"update": "barrier"}, {}, {}, "update: barrier"),
+        ({}, {}, {"clip_norm": 1.0}, "clipping: the global norm"),
+        ({"precision": "fp16"}, {}, {}, "fp16: its scaler"),
+        ({}, {"counted": "true"}, {}, "a loss of \\(sum, count\\)"),
+        ({"shard": True, "data": 2}, {}, {}, "a sharded optimizer"),
+    ],
+)
+def test_what_needs_every_gradient_is_refused_with_the_reason(
+    shape: Mapping[str, object],
+    arguments: dict[str, str],
+    settings: dict[str, object],
+    reason: str,
+    tmp_path: Path,
+) -> None:
+    plan = plan_of(
+        HERE + "branches.py",
+        {"double": "False", **arguments},
+        **{"update": "rolling", "overlap": AT_USE, "workers": 1, **shape},
+    )
+    model = Model(plan, *captured_of(plan.model.workload, plan.model.arguments, plan.batch.micro))
+    with pytest.raises(BadPlan, match=f"updates at use cannot be had with {reason}"):
+        prepare(model, tmp_path, job_of(plan, 2, settings))
+
+
+def test_a_second_stream_on_one_device_is_refused_not_pretended(tmp_path: Path) -> None:
+    plan = plan_of(HERE + "branches.py", {"double": "False"}, workers=1)
+    choice = plan.schedule.model_copy(update={"settings": {"streams": 2}})
+    model = Model(
+        plan.model_copy(update={"schedule": choice}),
+        *captured_of(plan.model.workload, plan.model.arguments, 2),
+    )
+    with pytest.raises(BadInput, match=r"streams is 2.*not built"):
+        prepare(model, tmp_path, job_of(plan, 2, {}))
