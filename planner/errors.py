@@ -28,8 +28,12 @@ class BadInput(ShardwrightError):
 
 
 class Infeasible(ShardwrightError):
+    """Nothing in the space fits; the message says what lacks how much where, and what would fit."""
+
     status = 3
 
 
 class BadPlan(ShardwrightError):
+    """A plan that violates something, or that is for another model."""
+
     status = 4
