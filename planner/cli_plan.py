@@ -179,23 +179,25 @@ def _measured(
 
 
 def _one(costs: Profile, machines: Cluster, goal: _Goal, asked: Asked, where: _Place) -> None:
-    from planner import plan_yaml, summary
-    from planner.milp import solve
+    from planner import explanation, plan_yaml, summary
 
-    path = where.file(costs)
-    found = solve.solve(
-        costs,
-        machines,
-        batch=goal.batches[0],
-        fix=asked.fix,
-        schedules=asked.schedules,
-        precision=asked.precision,
-        execution=asked.execution,
-    )
+    path, batch = where.file(costs), goal.batches[0]
+    why = explanation.explained(costs, machines, batch, asked) if where.explain else None
+    found = why.plan if why is not None else _solved(costs, machines, batch, asked)
     console.write_whole(path, plan_yaml.dump(found))
     data = {"plan": str(path), **found.model_dump(mode="json", include={"axes", "prediction", "certificate"})}
-    text = summary.of_plan(found) if where.explain else summary.decision(found)
+    text = summary.decision(found)
+    if why is not None:
+        data["explanation"] = explanation.as_dict(why)
+        text = f"{summary.of_plan(found)}\n\n{explanation.text(why)}"
     where.out.result(data, lambda: f"{text}\n\nwritten to {path}")
+
+
+def _solved(costs: Profile, machines: Cluster, batch: int, asked: Asked) -> Plan:
+    """Or why nothing fits, and what would."""
+    from planner.milp import solve
+
+    return solve.answered(asked.space(costs, machines, batch), asked.effort)[0]
 
 
 def _front(costs: Profile, machines: Cluster, goal: _Goal, asked: Asked, where: _Place) -> None:
@@ -205,7 +207,7 @@ def _front(costs: Profile, machines: Cluster, goal: _Goal, asked: Asked, where: 
     folder = where.folder(costs, "frontier")
     front = frontier(costs, machines, goal.batches[0], asked)
     if not front.rows:
-        _say_why(costs, machines, goal, asked)
+        _solved(costs, machines, goal.batches[0], asked)
     named = frontier_text.named(front)
     files = {name: folder / f"{name}.yaml" for name in named}
     _write(folder, {files[name]: row.plan for name, row in named.items()}, where)
@@ -229,27 +231,12 @@ def _sweep(costs: Profile, machines: Cluster, goal: _Goal, asked: Asked, where: 
     )
     found = {row.asked: row.plan for row in sweep.rows if row.plan is not None}
     if not found:
-        _say_why(costs, machines, goal, asked)
+        _solved(costs, machines, max(goal.batches, default=1), asked)
     files = {count: folder / f"{what}-{count}.yaml" for count in found}
     _write(folder, {files[count]: plan for count, plan in found.items()}, where)
     where.out.result(
         frontier_text.sweep_data(sweep, files),
         lambda: f"{frontier_text.of_sweep(sweep)}\n\nwritten to {folder}",
-    )
-
-
-def _say_why(costs: Profile, machines: Cluster, goal: _Goal, asked: Asked) -> None:
-    """Raises: nothing fits, and what would."""
-    from planner.milp import solve
-
-    solve.solve(
-        costs,
-        machines,
-        batch=max(goal.batches, default=1),
-        fix=asked.fix,
-        schedules=asked.schedules,
-        precision=asked.precision,
-        execution=asked.execution,
     )
 
 

@@ -95,6 +95,18 @@ def test_a_plan_is_made_in_the_precision_asked_for(
     assert "execution 'compiled' was not profiled (allowed: eager)" in capsys.readouterr().err
 
 
+def test_a_plan_explains_itself(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "p.yaml")
+    assert sw.run([*files, "--batch", "4", "--explain", "-o", path]) == 0
+    told = capsys.readouterr().out
+    assert "Proof: objective" in told
+    assert "Of its step: computing" in told
+    assert "1 GiB more on each device" in told
+    assert sw.run([*files, "--batch", "4", "--explain", "--force", "-o", path, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["explanation"]["chosen"]["step_ns"] == data["prediction"]["step_ns"]
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -15,7 +15,7 @@ from planner.milp.shapes import Pins, Shape, shapes
 from planner.milp.shards import shown
 from planner.milp.space import Space
 from planner.plan import Rival
-from planner.schedule.action import Kind
+from planner.schedule.action import Action, Kind
 
 _RUNNERS = 4
 _DEEPEST_TRIVIAL = 16
@@ -82,22 +82,34 @@ def rivals(space: Space, best: Problem, answer: Answer, looked: Sequence[Looked]
         yield Rival(name=str(found.shape), step_ns=found.answer.ns, why=_why(found.problem, found.answer))
 
 
-def _why(posed: Problem, answer: Answer) -> str:
-    """Shares of the step, along its critical path and against its busiest worker."""
+def parts_ns(posed: Problem, answer: Answer) -> dict[str, float]:
+    """What a step is made of: the work of the busiest worker, sums and messages of the critical path, and the rest."""
     row, ns = posed.critical(answer.cut)
     spans = posed.durations(answer.cut)
     table = row.kinds * spans.kinds[0] / row.steps
-    hops = float(row.hops.ravel()[spans.cells] @ spans.hop_ns[0]) / row.steps
-    busy = max(
-        sum(int(spans.kinds[0, KINDS.index(a.kind), a.stage]) for a in order if a.kind is not Kind.SYNC)
-        for order in posed.schedule.orders
+    busiest = max(
+        (_work(order, spans.kinds[0]) for order in posed.schedule.orders), key=lambda w: sum(w.values())
     )
-    parts = {
-        "bubble": max(0.0, ns - busy - float(table[SYNC].sum()) - hops),
-        "sums": float(table[SYNC].sum()),
-        "messages": hops,
-    }
-    shares = ", ".join(f"{name} {value / max(ns, 1):.1%}" for name, value in parts.items())
+    hops = float(row.hops.ravel()[spans.cells] @ spans.hop_ns[0]) / row.steps
+    waits = {"sums": float(table[SYNC].sum()), "messages": hops}
+    bubble = ns - sum(busiest.values()) - sum(waits.values())
+    return {**busiest, "bubble": max(0.0, bubble), **waits}
+
+
+def _work(order: Sequence[Action], took: IntArray) -> dict[str, int]:
+    found = {"computing": 0, "recomputing": 0, "updating": 0}
+    names = {Kind.R: "recomputing", Kind.STEP: "updating"}
+    for action in order:
+        if action.kind is not Kind.SYNC:
+            found[names.get(action.kind, "computing")] += int(took[KINDS.index(action.kind), action.stage])
+    return found
+
+
+def _why(posed: Problem, answer: Answer) -> str:
+    """Shares of the step."""
+    parts = parts_ns(posed, answer)
+    told = ["bubble", "sums", "messages", *(["recomputing"] if parts["recomputing"] else [])]
+    shares = ", ".join(f"{name} {parts[name] / max(answer.ns, 1):.1%}" for name in told)
     memory = int((posed.memory(answer.cut[None, :])[0]).max())
     return f"{shares} of its step; fullest worker {memory} bytes"
 

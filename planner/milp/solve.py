@@ -40,11 +40,16 @@ def solve(
         precision=precision,
         execution=execution,
     )
+    return answered(space, effort)[0]
+
+
+def answered(space: Space, effort: Effort | None = None) -> tuple[Plan, Search]:
+    """The plan, and the search that found it; Infeasible as `solve`."""
     found = search(space, effort or Effort())
     plan = _plan(space, found)
     if plan is None:
         raise Infeasible(infeasible.report(space, found.queue, found.look, _fits))
-    return plan
+    return plan, found
 
 
 def fastest(space: Space, effort: Effort | None = None) -> Plan | None:
