@@ -16,6 +16,7 @@ from torch import Tensor
 from planner.schedule.action import Action, Kind
 from planner.schedule.program import Instruction, Message, Program
 from planner.timeline import encode
+from runtime.releases import releases_after
 from runtime.routes import Direction, Names, Routes
 from runtime.stage import Stage, Tensors
 from runtime.trace import Tracer, clock_ns
@@ -184,25 +185,3 @@ class Interpreter:
         passed = half(micro, grads)
         for message, names in leaving:
             self._mail[message] = {name: passed[name] for name in names}
-
-
-def releases_after(program: Program, worker: int) -> dict[int, list[Message]]:
-    """Sent messages that have surely arrived once the instruction at a position is done.
-
-    A peer that sends us something after it waited for our message tells us, by that, that ours arrived.
-    """
-    own = program.ranks[worker]
-    waited = {i.message: at for at, i in enumerate(own) if i.op == "wait"}
-    sent = {i.message for i in own if i.op == "send"}
-    found: dict[int, list[Message]] = {}
-    for peer, instructions in enumerate(program.ranks):
-        arrived: list[Message] = []
-        for instruction in instructions if peer != worker else ():
-            message = instruction.message
-            if instruction.op == "wait" and message in sent:
-                assert message is not None
-                arrived.append(message)
-            elif instruction.op == "send" and message in waited:
-                found.setdefault(waited[message], []).extend(arrived)
-                arrived = []
-    return found

@@ -146,13 +146,20 @@ class TorchStage:
         if self._keys.device.type != "cpu" or isinstance(next(iter(made.values()), None), FakeTensor):
             return
         for name, tensor in made.items():
-            bad = not bool(tensor.isfinite().all()) if name == LOSS else bool(tensor.isnan().any())
+            bad = not bool(tensor.isfinite().all()) if name == LOSS else _has_nan(tensor)
             if bad and not self._made_up:
                 layer = self._diagnose(inputs) if self._diagnose else self.module.layers[-1]
                 raise NotFinite(
                     f"step {self._keys.step}: stage {self.module.index}, layer '{layer}' made NaN or infinity "
                     f"of micro-batch {self._keys.micro}, seen in '{name}'{_samples(tensor)}"
                 )
+
+
+def _has_nan(tensor: Tensor) -> bool:
+    """Without a tensor of the same size: the largest of numbers with a NaN among them is NaN."""
+    if tensor.is_floating_point() and tensor.numel():
+        return bool(tensor.amax().isnan())
+    return tensor.is_complex() and bool(tensor.isnan().any())
 
 
 def _samples(tensor: Tensor) -> str:

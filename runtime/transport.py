@@ -162,8 +162,8 @@ class Transport:
             works.append((self._isend(packed, channel.peer, channel.tag), packed))
 
     def release(self, message: Message) -> None:
-        """Lets go of a message that is known to have arrived."""
-        _finish(work for work, _ in self._sent.pop(message))
+        """Lets go of a message that is known to have arrived; perhaps of the step before, in the first there is none."""
+        _finish(work for work, _ in self._sent.pop(message, ()))
 
     def know(self, layouts: Mapping[Edge, Sequence[Layout]]) -> None:
         """What hops carry, from elsewhere than their messages: nothing is told, and receives have their buffers."""
