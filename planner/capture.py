@@ -42,10 +42,16 @@ Loss = Callable[..., object]
 UNSYMBOLIC = (CannotTrace, NotAffine)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Captured:
     graph: ModelGraph
     layout: Layout
+
+    def __repr__(self) -> str:
+        return repr(self.graph)
+
+    def _repr_html_(self) -> str:
+        return self.graph._repr_html_()
 
     def batch_values(self, inputs: object, targets: object) -> dict[str, Tensor]:
         """The tensors of a batch by the names of their Values."""

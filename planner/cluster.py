@@ -153,6 +153,27 @@ class Cluster(Part):
     def load(cls, path: Path | str) -> Cluster:
         return load(path)
 
+    def __repr__(self) -> str:
+        from planner import summary
+
+        return summary.of_cluster(self)
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        from planner.notebook import shows
+
+        return shows.cluster_html(self)
+
+    def to_rows(self) -> list[dict[str, object]]:
+        """A group of nodes a row."""
+        from planner.notebook import shows
+
+        return shows.cluster_rows(self)
+
+    def to_dict(self) -> dict[str, object]:
+        return self.model_dump(mode="json")
+
 
 def _distances(cluster: Cluster) -> set[str]:
     """The distances at which two devices of the cluster may lie, but for the same device."""

@@ -18,6 +18,9 @@ from planner.errors import BadInput
 
 if TYPE_CHECKING:
     import networkx as nx
+    from matplotlib.figure import Figure
+
+    from planner.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +84,7 @@ class Layer:
         return self.fixed_flops + micro * self.sample_flops
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ModelGraph:
     layers: tuple[Layer, ...]
     values: tuple[Value, ...]
@@ -125,6 +128,29 @@ class ModelGraph:
         }
         text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+    def __repr__(self) -> str:
+        from planner.notebook import shows
+
+        return shows.graph_text(self)
+
+    def _repr_html_(self) -> str:
+        from planner.notebook import shows
+
+        return shows.graph_html(self)
+
+    def plot(self, plan: Plan | None = None) -> Figure:
+        """Operations of every layer, with a plan's cuts where one is given."""
+        from planner.notebook import figures, pictures
+
+        cuts = pictures.cuts_of(plan) if plan is not None else ()
+        return figures.of_graph(self, cuts, [layer.flops(1) / 1e9 for layer in self.layers], "GFLOP a sample")
+
+    def to_rows(self) -> list[dict[str, object]]:
+        """A layer a row, for one sample."""
+        from planner.notebook import shows
+
+        return shows.graph_rows(self)
 
     def digraph(self) -> nx.MultiDiGraph[str]:
         """Layers as nodes, one edge a (Value, consumer)."""

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from planner.errors import BadInput
 from planner.model import Layer, ModelGraph
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PERSISTENT = -1  # in `LayerCost.aliases`: the output is a view of a parameter or buffer
 
@@ -60,7 +63,7 @@ class OptimizerCost:
     seconds_per_parameter: Seconds  # per element updated
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Profile:
     workload: str
     arguments: Mapping[str, object]  # what --set gave
@@ -95,6 +98,38 @@ class Profile:
     def shards(self) -> tuple[CostKey, ...]:
         """Every setting of which there are shards, with an empty signature; not of every layer."""
         return tuple(sorted({key._replace(signature="") for key in self.costs if key.split}))
+
+    def __repr__(self) -> str:
+        from planner import summary
+
+        return summary.of_profile(self)
+
+    def _repr_html_(self) -> str:
+        from planner.notebook import shows
+
+        return shows.profile_html(self)
+
+    def plot(self) -> Figure:
+        from planner.notebook import figures, shows
+
+        times = shows.layer_ns(self)
+        return figures.of_graph(self.graph, (), [ns / 1e6 for ns in times.values()], "ms forward and backward")
+
+    def to_rows(self) -> list[dict[str, object]]:
+        """A layer at a setting a row."""
+        from planner.notebook import shows
+
+        return shows.profile_rows(self)
+
+    def to_dict(self) -> dict[str, object]:
+        rows = [key._asdict() | asdict(cost) for key, cost in self.costs.items()]
+        facts = ("workload", "arguments", "device", "source", "versions")
+        return {
+            **{name: getattr(self, name) for name in facts},
+            "optimizer": asdict(self.optimizer),
+            "graph": self.graph.to_dict(),
+            "costs": rows,
+        }
 
 
 def roots(profile: Profile, layers: Iterable[str], key: CostKey) -> dict[str, str | None]:

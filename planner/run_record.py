@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from planner.errors import BadInput
 from planner.plan import Plan, coordinates, ranks_of_worker
 from planner.simulate import simulate_plan
 from planner.timeline import Comparison, Timeline, compare
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 WARM_UP_STEPS = 2  # connections are opened and memory is first touched in them
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunRecord:
     folder: str
     state: str
@@ -50,3 +54,34 @@ class RunRecord:
         position = ranks_of_worker(self.plan.axes, at.pipeline).index(last)
         workers = range(self.plan.axes.pipeline)
         return tuple(ranks_of_worker(self.plan.axes, worker)[position] for worker in workers)
+
+    def __repr__(self) -> str:
+        from planner.notebook import shows
+
+        return shows.run_text(self)
+
+    def _repr_html_(self) -> str:
+        from planner.notebook import shows
+
+        return shows.run_html(self)
+
+    def plot(self) -> Figure:
+        """Predicted against measured."""
+        from planner.notebook import figures
+
+        return figures.of_run(self)
+
+    def to_rows(self) -> list[dict[str, object]]:
+        """A step a row, the warm-up too."""
+        return [
+            {"step": step, "loss": self.losses.get(step), "step_ns": self.measured.of_step(step).makespan_ns}
+            for step in sorted(set(self.measured.step.tolist()))
+        ]
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "folder": self.folder,
+            "state": self.state,
+            "steps": self.to_rows(),
+            **self.comparison.to_dict(),
+        }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from planner.errors import BadInput
 from planner.schedule.action import Action, Kind
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 IntArray = NDArray[np.int64]
 
@@ -58,7 +61,7 @@ def _empty() -> IntArray:
     return np.empty(0, np.int64)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Timeline:
     """Columns of equal length, one row an event; `wait_ns` is how long the rank stood idle right before it.
 
@@ -120,6 +123,21 @@ class Timeline:
             {"step": s, "rank": r, "event": str(decode(c)), "start_ns": a, "end_ns": b, "wait_ns": w}
             for s, r, c, a, b, w in rows
         ]
+
+    def __repr__(self) -> str:
+        from planner.notebook import shows
+
+        return shows.timeline_text(self)
+
+    def _repr_html_(self) -> str:
+        from planner.notebook import shows
+
+        return shows.timeline_html(self)
+
+    def plot(self) -> Figure:
+        from planner.notebook import figures
+
+        return figures.of_timeline(self)
 
     def to_dict(self) -> dict[str, list[int]]:
         return {f.name: getattr(self, f.name).tolist() for f in fields(self)}
@@ -187,7 +205,7 @@ class Difference(NamedTuple):
         return self.measured_ns / self.predicted_ns if self.predicted_ns else float("inf")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Comparison:
     events: tuple[Difference, ...]  # those that both sides have
     missing: tuple[str, ...]  # predicted, not measured: name and stage
@@ -199,6 +217,24 @@ class Comparison:
     @property
     def ratio(self) -> float:
         return self.measured_step_ns / self.predicted_step_ns if self.predicted_step_ns else float("inf")
+
+    def __repr__(self) -> str:
+        from planner.notebook import shows
+
+        return shows.comparison_text(self)
+
+    def _repr_html_(self) -> str:
+        from planner.notebook import shows
+
+        return shows.comparison_html(self)
+
+    def to_rows(self) -> list[dict[str, object]]:
+        from planner.notebook import shows
+
+        return shows.comparison_rows(self)
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self) | {"events": [event._asdict() for event in self.events]}
 
 
 def compare(predicted: Timeline, measured: Timeline, *, skip_steps: int = 0) -> Comparison:

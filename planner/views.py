@@ -21,7 +21,7 @@ from planner.console import duration, memory
 from planner.schedule.action import Kind
 from planner.timeline import COLLECTIVE, SEND, Timeline, decode
 
-_COMPUTE = {Kind.F: "-", Kind.B: "=", Kind.I: "~", Kind.W: "+", Kind.R: "^", Kind.STEP: "#"}
+COMPUTE = {Kind.F: "-", Kind.B: "=", Kind.I: "~", Kind.W: "+", Kind.R: "^", Kind.STEP: "#"}
 _MEANING = "- forward  = backward  ~ input half  + weight half  ^ recompute  # update"
 _LIGHT = ("#9ec5f4", "#f7c08a", "#a5d8a0", "#d3b3ec")  # forward, a pipe
 _MIDDLE = ("#6699d6", "#e6944d", "#6fb06a", "#ab7cd0")  # weight half of the backward
@@ -30,7 +30,7 @@ _GREY = "#8a8a8a"
 _MOST_RANKS = 48  # rows drawn in a terminal; the middle ones are left out
 
 
-class _Box(NamedTuple):
+class Box(NamedTuple):
     rank: int
     kind: str
     label: str
@@ -41,32 +41,32 @@ class _Box(NamedTuple):
     step: int
 
 
-def _boxes(timeline: Timeline) -> Iterator[_Box]:
+def boxes_of(timeline: Timeline) -> Iterator[Box]:
     zero = int(timeline.start_ns.min()) if len(timeline) else 0
     columns = (timeline.rank, timeline.code, timeline.start_ns, timeline.end_ns, timeline.step)
     for rank, code, start, end, step in zip(*(column.tolist() for column in columns), strict=True):
         event = decode(code)
         label = str(event.micro) if event.name not in (Kind.STEP, COLLECTIVE) else ""
-        yield _Box(rank, event.name, label, str(event), event.pipe, start - zero, end - zero, step)
+        yield Box(rank, event.name, label, str(event), event.pipe, start - zero, end - zero, step)
 
 
-def _shade(box: _Box) -> str:
-    if box.kind not in _COMPUTE or box.kind == Kind.STEP:
+def shade(box: Box) -> str:
+    if box.kind not in COMPUTE or box.kind == Kind.STEP:
         return _GREY
     shades = _LIGHT if box.kind in (Kind.F, Kind.R) else _MIDDLE if box.kind == Kind.W else _STRONG
     return shades[box.pipe % len(shades)]
 
 
-def _ink(box: _Box) -> str:
+def ink(box: Box) -> str:
     return "white" if box.kind in (Kind.B, Kind.I) else "black"
 
 
 def terminal(timeline: Timeline, *, width: int | None = None, colour: bool | None = None) -> str:
     """One line a rank, time to the right. Colour by default where rich would use it (NO_COLOR, no terminal: none);
     the characters tell the kinds apart without it."""
-    rows: dict[int, list[_Box]] = {}
-    for box in _boxes(timeline):
-        if box.kind in _COMPUTE:
+    rows: dict[int, list[Box]] = {}
+    for box in boxes_of(timeline):
+        if box.kind in COMPUTE:
             rows.setdefault(box.rank, []).append(box)
     probe = Console()
     total = width or probe.width
@@ -105,14 +105,14 @@ def _shown(ranks: list[int]) -> list[int | None]:
     return [*ranks[:half], None, *ranks[-half:]]
 
 
-def _caption(timeline: Timeline, rows: dict[int, list[_Box]], width: int) -> str:
+def _caption(timeline: Timeline, rows: dict[int, list[Box]], width: int) -> str:
     busy = sum(box.end - box.start for boxes in rows.values() for box in boxes)
     idle = 1 - busy / max(1, timeline.makespan_ns * len(rows))
     words = [duration(timeline.makespan_ns), f"{idle:.1%} idle"]
     if peaks := timeline.peak_bytes:
         rank = max(peaks, key=lambda r: peaks[r])
         words.append(f"peak {memory(peaks[rank])} r{rank}")
-    drawn = {_COMPUTE[Kind(b.kind)] for boxes in rows.values() for b in boxes if b.end > b.start}
+    drawn = {COMPUTE[Kind(b.kind)] for boxes in rows.values() for b in boxes if b.end > b.start}
     words += [part for part in _MEANING.split("  ") if part[0] in drawn]
     lines, line = [], ""
     for word in words:
@@ -126,7 +126,7 @@ def _caption(timeline: Timeline, rows: dict[int, list[_Box]], width: int) -> str
 class _Scale:
     """From time to columns: a whole number of columns a unit where the units fit, else proportional."""
 
-    def __init__(self, rows: dict[int, list[_Box]], room: int, *, plain: bool) -> None:
+    def __init__(self, rows: dict[int, list[Box]], room: int, *, plain: bool) -> None:
         self.plain = plain  # without colour, so that a box always shows its kind's character
         times = [t for boxes in rows.values() for box in boxes for t in (box.start, box.end)]
         self.span = max(1, *times)
@@ -137,15 +137,15 @@ class _Scale:
     def at(self, ns: int) -> int:
         return ns * self.columns // self.span
 
-    def row(self, boxes: list[_Box]) -> Text:
+    def row(self, boxes: list[Box]) -> Text:
         cells = [(" ", "")] * self.columns
         for box in boxes:
             low, high = self.at(box.start), self.at(box.end)
-            fill = _COMPUTE[Kind(box.kind)]
+            fill = COMPUTE[Kind(box.kind)]
             label = box.label and box.label + "'" * box.pipe
             if len(label) >= high - low:  # the kind matters more than the pipe, which the number tells, too
                 label = box.label if len(box.label) <= high - low - self.plain else ""
-            style = f"{_ink(box)} on {_shade(box)}"
+            style = f"{ink(box)} on {shade(box)}"
             for i, char in enumerate(label.ljust(high - low, fill)):
                 cells[low + i] = (char, style)
         row = Text()
@@ -156,7 +156,7 @@ class _Scale:
 
 def svg(timeline: Timeline, *, width: int = 1200) -> str:
     """Ranks as rows, sums as thin bars below them; every box tells its name, start and length when pointed at."""
-    boxes = list(_boxes(timeline))
+    boxes = list(boxes_of(timeline))
     ranks = sorted({box.rank for box in boxes})
     height, left, top = 26, 60, 28
     row_of = {rank: i for i, rank in enumerate(ranks)}
@@ -169,7 +169,7 @@ def svg(timeline: Timeline, *, width: int = 1200) -> str:
     ]
     for rank, row in row_of.items():
         parts.append(f'<text x="4" y="{top + row * height + 15}">rank {rank}</text>')
-    for box in sorted(boxes, key=lambda b: b.kind in _COMPUTE):
+    for box in sorted(boxes, key=lambda b: b.kind in COMPUTE):
         parts += _svg_box(box, left + box.start * per_ns, top + row_of[box.rank] * height, per_ns)
     for tick in range(11):
         x = left + tick * span / 10 * per_ns
@@ -181,19 +181,19 @@ def svg(timeline: Timeline, *, width: int = 1200) -> str:
     return "\n".join(parts)
 
 
-def _svg_box(box: _Box, x: float, y: float, per_ns: float) -> Iterator[str]:
+def _svg_box(box: Box, x: float, y: float, per_ns: float) -> Iterator[str]:
     wide = (box.end - box.start) * per_ns
     if box.kind == SEND or wide <= 0:
         return
     low, high = (20, 3) if box.kind == COLLECTIVE else (0, 19)
     told = escape(f"{box.name}: {duration(box.end - box.start)} from {duration(box.start)}")
     yield (
-        f'<rect x="{x:.2f}" y="{y + low}" width="{wide:.2f}" height="{high}" fill="{_shade(box)}" '
+        f'<rect x="{x:.2f}" y="{y + low}" width="{wide:.2f}" height="{high}" fill="{shade(box)}" '
         f'stroke="white" stroke-width="0.5"><title>{told}</title></rect>'
     )
-    if box.label and box.kind in _COMPUTE and wide > 7 * len(box.label):
+    if box.label and box.kind in COMPUTE and wide > 7 * len(box.label):
         yield (
-            f'<text x="{x + wide / 2:.2f}" y="{y + 14}" text-anchor="middle" fill="{_ink(box)}">{box.label}</text>'
+            f'<text x="{x + wide / 2:.2f}" y="{y + 14}" text-anchor="middle" fill="{ink(box)}">{box.label}</text>'
         )
 
 
@@ -204,7 +204,7 @@ _COMPUTE_LANE, _SUM_LANE, _MESSAGE_LANE = (
 )  # messages of several channels travel at a time: as many lanes
 
 
-def _in_lanes(boxes: Iterator[_Box]) -> Iterator[tuple[_Box, int]]:
+def _in_lanes(boxes: Iterator[Box]) -> Iterator[tuple[Box, int]]:
     """Boxes of one lane never overlap, which the format requires."""
     busy: dict[int, list[int]] = {}  # of each rank, until when each of its message lanes is taken
     for box in sorted(boxes, key=lambda box: box.start):
@@ -224,7 +224,7 @@ def perfetto(timeline: Timeline) -> str:
     for rank in ranks:
         events.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}})
     lanes = {(rank, lane): name for rank in ranks for lane, name in enumerate(("compute", "gradient sums"))}
-    for box, lane in _in_lanes(_boxes(timeline)):
+    for box, lane in _in_lanes(boxes_of(timeline)):
         lanes.setdefault((box.rank, lane), "messages")
         events.append(
             {

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Literal
 from planner import console
 from planner.errors import BadInput
 from planner.plan import Plan
+from planner.run_record import RunRecord
+from runtime import record as records
 from runtime import status
 from runtime.metrics import steps_of
 from runtime.paths import Paths, unused
@@ -25,6 +27,8 @@ from runtime.slurm import clients
 from runtime.supervise import Outcome
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from runtime.local import Result
 
 Backend = Literal["local", "slurm"]
@@ -81,6 +85,14 @@ class Handle:
         from runtime.local import result_of
 
         return result_of(self.paths, self.ranks, self.outcome(timeout_s))
+
+    def record(self) -> RunRecord:
+        """What it has left so far, beside its plan; the ranks' traces are there once it has ended."""
+        return records.record(self.folder)
+
+    def plot(self) -> Figure:
+        """Predicted against measured, once it has ended."""
+        return self.record().plot()
 
     def __repr__(self) -> str:
         return status.text(status.of(self.folder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -48,7 +49,7 @@ class Peak:
     kept_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Rehearsal:
     device: str
     ranks: tuple[int, ...]  # that were run; every other one does what one of these does
@@ -69,6 +70,19 @@ class Rehearsal:
         return tuple(
             each for each in self.peaks if each.rehearsed_bytes > each.predicted_bytes + each.margin_bytes
         )
+
+    def __repr__(self) -> str:
+        return text(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(text(self))}</pre>"
+
+    def to_rows(self) -> list[dict[str, object]]:
+        """A kind of action of a stage a row."""
+        return [asdict(each) for each in self.durations]
+
+    def to_dict(self) -> dict[str, object]:
+        return as_dict(self)
 
 
 def compared(plan: Plan, device: str, runs: Sequence[Rehearsed]) -> Rehearsal:
