@@ -16,7 +16,7 @@ from benchmarks.adapters import public, sailor
 from benchmarks.adapters.sailor import Measured
 from benchmarks.harness import Cell, Result, Table, main
 from planner.milp.solve import solve
-from planner.plan import Hop, Plan, StageTimes
+from planner.plan import Plan
 from planner.profile import Profile
 from planner.simulate import period_of_plan
 
@@ -37,34 +37,6 @@ def plan_of(costs: Profile, folder: Path, row: Measured) -> Plan:
     return solve(costs, sailor.cluster(folder, row.data * len(row.stages)), batch=row.batch, fix=fix)
 
 
-def in_turn(plan: Plan) -> Plan:
-    """Messages as part of the work of those who send and receive them."""
-
-    def wire_ns(stage: int, direction: str) -> int:
-        return sum(
-            hop.ns for hop in plan.hops if hop.direction == direction and stage in (hop.sender, hop.receiver)
-        )
-
-    def longer(stage: int, times: StageTimes) -> StageTimes:
-        forward, backward = (wire_ns(stage, way) for way in ("act", "grad"))
-        return times.model_copy(
-            update={
-                "forward_ns": times.forward_ns + forward,
-                "backward_ns": times.backward_ns + backward,
-            }
-        )
-
-    def free(hop: Hop) -> Hop:
-        return hop.model_copy(update={"ns": 0})
-
-    return plan.model_copy(
-        update={
-            "times": tuple(longer(stage, times) for stage, times in enumerate(plan.times)),
-            "hops": tuple(map(free, plan.hops)),
-        }
-    )
-
-
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Least squares of the second over the first."""
     slope, start = statistics.linear_regression(*zip(*points, strict=True))
@@ -77,7 +49,7 @@ def table(folder: Path) -> Table:
     bytes_ = [max(worker.total for worker in plan.prediction.memory) for plan in made]
     rows: list[tuple[Cell, ...]] = []
     for row, plan, predicted_bytes in zip(plans, made, bytes_, strict=True):
-        step_s = period_of_plan(in_turn(plan)) * 1e-9
+        step_s = period_of_plan(public.in_turn(plan)) * 1e-9
         groups = row.data * len(row.stages)
         others = [
             (float(size), float(other.peak_bytes))

@@ -7,8 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from planner.model import Layer, ModelGraph, Parameter, Value
+from planner.plan import Hop, Plan, StageTimes
 from planner.profile import CostKey, LayerCost, OptimizerCost, Profile, Seconds
+
+FloatArray = NDArray[np.float64]
 
 
 def folder(name: str) -> Path | None:
@@ -30,6 +36,7 @@ class Row:
     out_bytes: int
     saved_bytes: int
     seconds: Mapping[int, tuple[float, float]]  # micro-batch -> forward and backward
+    shares: int | None = None  # the layer whose weights it uses
 
 
 def profile(
@@ -53,7 +60,7 @@ def profile(
             signature=f"s{i}",
             inputs=("batch" if i == 0 else f"v{i - 1}",),
             outputs=("loss" if i == count - 1 else f"v{i}",),
-            parameters=(f"w{i}",) if row.weight_bytes else (),
+            parameters=_weights(i, row),
             buffers=(),
             operations=(),
             fixed_flops=0,
@@ -64,7 +71,7 @@ def profile(
     parameters = [
         Parameter(
             name=f"w{i}",
-            users=(str(i),),
+            users=(str(i), *(str(j) for j, other in enumerate(rows) if other.shares == i)),
             shape=(row.weight_bytes // bytes_per_element,),
             dtype="float32" if bytes_per_element == 4 else "float16",
             bytes=row.weight_bytes,
@@ -102,6 +109,12 @@ def profile(
     )
 
 
+def _weights(number: int, row: Row) -> tuple[str, ...]:
+    if row.shares is not None:
+        return (f"w{row.shares}",)
+    return (f"w{number}",) if row.weight_bytes else ()
+
+
 def _cost(row: Row, micro: int) -> LayerCost:
     """Collections time a backward whole; nothing here asks for its halves."""
     forward, backward = row.seconds[micro]
@@ -129,4 +142,32 @@ def _value(name: str, role: str, producer: str, user: int | None, size: int, gra
         fixed_bytes=0,
         sample_bytes=size,
         needs_grad=grad,
+    )
+
+
+def in_turn(plan: Plan) -> Plan:
+    """Messages as part of the work of those who send and receive them."""
+
+    def wire_ns(stage: int, direction: str) -> int:
+        return sum(
+            hop.ns for hop in plan.hops if hop.direction == direction and stage in (hop.sender, hop.receiver)
+        )
+
+    def longer(stage: int, times: StageTimes) -> StageTimes:
+        forward, backward = (wire_ns(stage, way) for way in ("act", "grad"))
+        return times.model_copy(
+            update={
+                "forward_ns": times.forward_ns + forward,
+                "backward_ns": times.backward_ns + backward,
+            }
+        )
+
+    def free(hop: Hop) -> Hop:
+        return hop.model_copy(update={"ns": 0})
+
+    return plan.model_copy(
+        update={
+            "times": tuple(longer(stage, times) for stage, times in enumerate(plan.times)),
+            "hops": tuple(map(free, plan.hops)),
+        }
     )
