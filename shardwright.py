@@ -7,15 +7,35 @@ planning from a profile file needs no torch.
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from planner.cluster import Cluster
-from planner.errors import BadInput, BadPlan, Infeasible, ShardwrightError
-from planner.plan import Plan
+
+def _claim(name: str) -> None:
+    """Ours is the package of this name that lies beside this file, whatever else lies where Python was started."""
+    own = Path(__file__).resolve().parent / name / "__init__.py"
+    found = sys.modules.get(name)
+    if found is None:
+        spec = importlib.util.spec_from_file_location(name, own, submodule_search_locations=[str(own.parent)])
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = found = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(found)
+    elif Path(found.__file__ or "").resolve() != own:
+        raise ImportError(
+            f"another '{name}' is in use, {found.__file__}: import shardwright before it, or rename it"
+        )
+
+
+_claim("planner")
+_claim("runtime")
+
+from planner.cluster import Cluster  # noqa: E402
+from planner.errors import BadInput, BadPlan, Infeasible, ShardwrightError  # noqa: E402
+from planner.plan import Plan  # noqa: E402
 
 if TYPE_CHECKING:
     import typer
@@ -212,6 +232,21 @@ def _observe(folder: Path) -> Observation:
     return observation(folder)
 
 
+def _profile_by_slurm(
+    words: Sequence[str],
+    output: Path,
+    *,
+    cuda: bool,
+    force: bool,
+    sbatch: Sequence[str],
+    note: Callable[[str], None],
+) -> list[Path]:
+    from runtime.slurm import cli, measure
+
+    options = cli.chosen(None, sbatch=list(sbatch), time=None)
+    return measure.run(words, output, options, cuda=cuda, force=force, note=note)
+
+
 def _show_run(folder: Path) -> tuple[dict[str, object], str]:
     from runtime import report_run
 
@@ -281,6 +316,7 @@ def _app() -> typer.Typer:
         observe=_observe,
         show_run=_show_run,
         record=_record,
+        profile_by_slurm=_profile_by_slurm,
     )
     deciding.register(app, tools)
     cli_calibrate.register(app, _observe)
