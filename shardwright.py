@@ -44,12 +44,18 @@ if TYPE_CHECKING:
     from planner.capture import Captured
     from planner.fitted import Fitted
     from planner.measure_passes import BackwardSplit, SpatialSplit
+    from planner.notebook.front import Front
+    from planner.notebook.question import Question
+    from planner.notebook.solved import Solved
+    from planner.notebook.versus import Versus
     from planner.profile import Profile
     from planner.run_record import RunRecord
     from planner.timeline import Timeline
     from planner.workload import Workload
     from runtime.handle import Handle
+    from runtime.rehearse_report import Rehearsal
     from runtime.run import Run
+    from runtime.runs import Runs
 
 __all__ = [
     "BadInput",
@@ -61,11 +67,17 @@ __all__ = [
     "ShardwrightError",
     "calibrate",
     "capture",
+    "compare",
+    "frontier",
     "launch",
     "load_plan",
     "load_profile",
     "plan",
     "profile",
+    "record",
+    "rehearse",
+    "report",
+    "runs",
     "save",
     "simulate",
     "verify",
@@ -123,20 +135,57 @@ def plan(
     fix: Mapping[str, object] | None = None,
     precision: str | None = None,
     execution: str | None = None,
-) -> Plan:
-    """The fastest plan that fits, with its certificate."""
-    from planner.milp import solve
+) -> Solved:
+    """The fastest plan that fits, with its certificate; ask it `what_if(...)` and for its `frontier()`."""
+    from planner.notebook.solved import Solved
 
-    machines = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
-    return solve.solve(
-        costs,
-        machines,
+    asked = _question(costs, cluster, batch, schedules, fix, precision, execution)
+    return Solved.of(asked.solve(), asked)
+
+
+def frontier(
+    costs: Profile,
+    cluster: Cluster | str | Path,
+    *,
+    batch: int,
+    schedules: Sequence[str] | None = None,
+    fix: Mapping[str, object] | None = None,
+    precision: str | None = None,
+    execution: str | None = None,
+) -> Front:
+    """The best trades of time against memory and against devices, each with its own certificate."""
+    from planner.notebook.front import front
+
+    return front(_question(costs, cluster, batch, schedules, fix, precision, execution))
+
+
+def _question(
+    costs: Profile,
+    cluster: Cluster | str | Path,
+    batch: int,
+    schedules: Sequence[str] | None = None,
+    fix: Mapping[str, object] | None = None,
+    precision: str | None = None,
+    execution: str | None = None,
+) -> Question:
+    from planner.notebook.question import Question
+
+    return Question(
+        costs=costs,
+        cluster=cluster if isinstance(cluster, Cluster) else Cluster.load(cluster),
         batch=batch,
-        schedules=schedules,
+        schedules=tuple(schedules) if schedules is not None else None,
         fix=dict(fix or {}),
         precision=precision,
         execution=execution,
     )
+
+
+def compare(*plans: Plan) -> Versus:
+    """Plans side by side, the first as what the others are held against."""
+    from planner.notebook.versus import compare as compared
+
+    return compared(*plans)
 
 
 def calibrate(*runs: str | Path) -> Fitted:
@@ -180,10 +229,53 @@ def launch(
     return handle.launch(chosen, folder, steps=steps, seed=seed, on=on, options=options, **settings)
 
 
-def load_plan(path: str | Path) -> Plan:
-    from planner import plan_yaml
+def rehearse(chosen: Plan, *, device: str = "cpu", steps: int = 3, threads: int = 1) -> Rehearsal:
+    """Each distinct rank of a plan alone on one device: real kernels and memory, before anything is queued."""
+    from runtime import rehearse as rehearsing
 
-    return plan_yaml.load(path)
+    return rehearsing.rehearse(chosen, device=device, steps=steps, threads=threads)
+
+
+def runs(folder: str | Path = "runs") -> Runs:
+    """The runs of a folder; `[0]` is the newest, with its plan, what was measured, and `.plot()`."""
+    from runtime import runs as listing
+
+    return listing.runs(Path(folder))
+
+
+def record(folder: str | Path) -> RunRecord:
+    """What a run has left behind, predicted beside measured."""
+    return _record(Path(folder))
+
+
+def report(
+    chosen: Plan, path: str | Path, *, run: RunRecord | str | Path | None = None, costs: Profile | None = None
+) -> Path:
+    """Writes the page for a browser; what is there is overwritten."""
+    from planner.notebook.solved import Solved
+
+    ran = _record(Path(run)) if isinstance(run, str | Path) else run
+    return Solved.of(chosen, chosen.asked if isinstance(chosen, Solved) else None).report(
+        path, run=ran, costs=costs
+    )
+
+
+def load_plan(
+    path: str | Path, *, costs: Profile | None = None, cluster: Cluster | str | Path | None = None
+) -> Solved:
+    """A plan from its file; with the costs and the machines it can be asked `what_if`."""
+    from planner import plan_yaml
+    from planner.notebook.solved import Solved
+    from planner.report.contents import check_same_model
+
+    found = plan_yaml.load(path)
+    if costs is None or cluster is None:
+        return Solved.of(found)
+    check_same_model(found, costs)
+    asked = _question(
+        costs, cluster, found.batch.samples, precision=found.precision, execution=found.execution
+    )
+    return Solved.of(found, asked)
 
 
 def load_profile(path: str | Path) -> Profile:

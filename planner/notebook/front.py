@@ -82,7 +82,9 @@ class Front:
 
 
 def front(asked: Question) -> Front:
-    wanted = Asked(fix=asked.fix, schedules=asked.schedules)
+    wanted = Asked(
+        fix=asked.fix, schedules=asked.schedules, precision=asked.precision, execution=asked.execution
+    )
     return Front(frontier(asked.costs, asked.cluster, asked.batch, wanted), asked)
 
 

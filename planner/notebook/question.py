@@ -18,12 +18,20 @@ class Question:
     batch: int
     schedules: tuple[str, ...] | None = None
     fix: Mapping[str, object] = field(default_factory=dict)
+    precision: str | None = None
+    execution: str | None = None
 
     def solve(self) -> Plan:
         from planner.milp import solve
 
         return solve.solve(
-            self.costs, self.cluster, batch=self.batch, schedules=self.schedules, fix=dict(self.fix)
+            self.costs,
+            self.cluster,
+            batch=self.batch,
+            schedules=self.schedules,
+            fix=dict(self.fix),
+            precision=self.precision,
+            execution=self.execution,
         )
 
     def changed(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from planner.notebook.front import Front
+    from planner.profile import Profile
     from planner.run_record import RunRecord
 
 
@@ -38,6 +39,10 @@ class Solved(Plan):
         found = cls.model_construct(_fields_set=set(plan.model_fields_set), **fields)
         found._asked, found._before = asked, before
         return found
+
+    @property
+    def asked(self) -> Question | None:
+        return self._asked
 
     @property
     def question(self) -> Question:
@@ -89,13 +94,13 @@ class Solved(Plan):
         )
         return [str(each) for each in found]
 
-    def report(self, path: str | Path, run: RunRecord | None = None) -> Path:
+    def report(self, path: str | Path, *, run: RunRecord | None = None, costs: Profile | None = None) -> Path:
         """Writes the report for a browser; what is there is overwritten."""
         from planner import console
         from planner.report.contents import Contents
         from planner.report.page import render
 
-        costs = self._asked.costs if self._asked is not None else None
+        costs = costs or (self._asked.costs if self._asked is not None else None)
         console.write_whole(Path(path), render(Contents(plan=self, run=run, profile=costs)))
         return Path(path)
 
