@@ -64,6 +64,7 @@ def told(pinned: Pins) -> dict[str, str]:
         "data": pinned.data,
         "stages": stages,
         "devices": pinned.devices,
+        "out_of_order": pinned.out_of_order,
     }
     return {key: str(value).lower() for key, value in found.items() if value is not None}
 

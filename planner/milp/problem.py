@@ -61,6 +61,7 @@ class Problem:
     grids: dict[tuple[object, ...], IntArray]  # tables over all intervals, shared between problems
     meter: Meter
     allowed: BoolArray  # the boundaries that a cut may have
+    fixed: IntArray | None = None  # the cut, where the shape includes it
 
     @cached_property
     def chained(self) -> bool:

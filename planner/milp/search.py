@@ -110,7 +110,12 @@ def balanced(problem: Problem, box: Box) -> IntArray:
 
 def even(problem: Problem) -> IntArray:
     """A cut of about equal work, whatever its memory."""
-    line, depth = work_ns(problem), problem.stages
+    return near(problem, work_ns(problem))
+
+
+def near(problem: Problem, line: IntArray | FloatArray) -> IntArray:
+    """A cut whose stages have about equal shares of what grows along the layers as `line`."""
+    depth = problem.stages
     places = np.flatnonzero(problem.allowed)
     goal = np.searchsorted(line[places], np.linspace(0.0, float(line[-1]), depth + 1))
     last = len(places) - 1

@@ -41,6 +41,7 @@ PINS = (
     "cuts",
     "stages",
     "devices",
+    "out_of_order",
 )
 
 
@@ -112,6 +113,7 @@ class Pins:
     stages: tuple[tuple[str, ...], ...] | None = None  # layers of each stage
     devices: int | None = None  # at most
     cuts: tuple[str, ...] | None = None  # layers that open a stage, until the model is known
+    out_of_order: bool | None = None  # parts of replicas whose sums overlap; searched unless it is False
 
 
 def pins(fix: Mapping[str, object], schedules: Sequence[str] | None) -> Pins:
@@ -139,6 +141,7 @@ def pins(fix: Mapping[str, object], schedules: Sequence[str] | None) -> Pins:
         stages=_stages(fix),
         devices=_whole(fix, "devices"),
         cuts=_cuts(fix),
+        out_of_order=_flag(fix, "out_of_order"),
     )
 
 
@@ -262,6 +265,8 @@ def _with_data(
             for family, pairs, chunks in _variants(names, workers, micros, layers, pinned):
                 if pinned.stages is not None and workers * chunks != len(pinned.stages):
                     continue
+                if family == "overlap" and not _overlaps(workers, data, grid, pinned):
+                    continue
                 for recompute, shard in product(_free(pinned.recompute), _free(pinned.shard)):
                     if shard and replicas * (2 * pairs if FAMILIES[family].paired else 1) == 1:
                         continue
@@ -280,6 +285,15 @@ def _with_data(
                         grid=grid,
                         whole_from=whole_from,
                     )
+
+
+def _overlaps(workers: int, data: int, grid: tuple[int, ...], pinned: Pins) -> bool:
+    """Parts hide the sums of replicas; in a pipeline there is little to hide, unless one asks for it."""
+    if pinned.schedules:
+        return not grid
+    return (
+        workers == 1 and data > 1 and not grid and pinned.out_of_order is not False and pinned.stages is None
+    )
 
 
 def _free(value: bool | None) -> tuple[bool, ...]:
@@ -318,7 +332,7 @@ def _variants(
     """(family, pairs, chunks). One worker needs no schedule: 1f1b stands for all that are not asked for by name."""
     for name in names:
         family = FAMILIES[name]
-        if workers == 1 and not pinned.schedules and name != "1f1b":
+        if workers == 1 and not pinned.schedules and name not in ("1f1b", "overlap"):
             continue
         if workers == 1 and family.paired:
             continue

@@ -15,6 +15,7 @@ from planner.fitted import Fitted, corrected, launch_ns
 from planner.milp.bounds import windows
 from planner.milp.mesh import Group, Machines, Mesh, Sum, mesh
 from planner.milp.order import Meter, Order
+from planner.milp.out_of_order import FAMILY, arranged
 from planner.milp.problem import COMPUTE, Problem
 from planner.milp.shapes import Pins, Shape
 from planner.milp.shards import Choice, Prices, asked, choices, sharded
@@ -136,7 +137,15 @@ class Space:
         posed = _problem(
             shape, self.tables(shape), order, machine, priced, self._grids, self.meter, self.boundaries
         )
-        return _launched(posed, self.cluster.fitted)
+        posed = _launched(posed, self.cluster.fitted)
+        if shape.family != FAMILY or self.pins.stages is not None:
+            return posed
+        return arranged(posed, shape.update == "rolling" and self._at_use(shape))
+
+    def _at_use(self, shape: Shape) -> bool:
+        """Whether nothing has to see every gradient before the first update; see `runtime.at_use`."""
+        counted = self.profile.graph.loss_kind == "sum_count"
+        return shape.pipes == 1 and not (shape.shard or counted or self.precision == "fp16")
 
     @cached_property
     def boundaries(self) -> BoolArray:
@@ -176,7 +185,7 @@ class Space:
         """Of every boundary; the user's own cut where one is pinned, None where it has other stages."""
         low, high = windows(posed)
         if self.pins.stages is None:
-            return low, high
+            return (low, high) if posed.fixed is None else (posed.fixed, posed.fixed.copy())
         own = pinned_cut(self.profile, self.pins.stages)
         return (own, own.copy()) if len(own) == len(low) else None
 
@@ -294,6 +303,9 @@ def _work_ns(tables: Tables, shape: Shape) -> IntArray:
     splits = FAMILIES[shape.family].splits
     kinds = [Kind.F, *((Kind.I, Kind.W) if splits else (Kind.B,)), *([Kind.R] if shape.recompute else [])]
     total: IntArray = np.diff(np.add.reduce([tables.time_ns[kind] for kind in kinds]))
+    if FAMILIES[shape.family].mixes:
+        halves = tables.time_ns[Kind.I] + tables.time_ns[Kind.W] - tables.time_ns[Kind.B]
+        total = total + np.minimum(np.diff(halves), 0)
     return total
 
 
@@ -304,7 +316,9 @@ def guess_ns(space: Space, shape: Shape) -> float:
     share = shape.holders if shape.shard else 1
     step = tables.elements[0, -1] / shape.workers * tables.step_ns_per_element / share
     sums = space.typical_sum(shape).ns(np.array([bytes_a_worker]))[0] if shape.data * shape.spatial > 1 else 0
-    hops = 2 * (shape.stages - 1) * (space.cluster_link_ns(tables.typical_crossing_bytes))
+    hops = (
+        2 * (shape.stages - 1) * (shape.workers > 1) * (space.cluster_link_ns(tables.typical_crossing_bytes))
+    )
     return order_free_ns(space, shape) + float(sums) + float(step) + hops
 
 

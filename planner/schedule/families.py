@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from planner.errors import BadInput
 from planner.schedule.action import Schedule
@@ -15,7 +15,7 @@ from planner.schedule.gpipe import gpipe
 from planner.schedule.interleaved import interleaved, interleaved_zb
 from planner.schedule.listed import listed_family
 from planner.schedule.one_f_one_b import one_f_one_b
-from planner.schedule.overlap import OPTIONS, overlap_of, overlapped
+from planner.schedule.overlap import OPTIONS, Overlap, overlap_of, overlapped
 from planner.schedule.v_shaped import v_half, v_min, zb_v
 from planner.schedule.wave import wave
 from planner.schedule.zero_bubble import zb_h1, zb_h2
@@ -29,6 +29,7 @@ class Family:
     make: Callable[[Request], Schedule]
     about: str
     splits: bool = False  # I and W instead of B
+    mixes: bool = False  # some stages may do I and W, others B
     paired: bool = False  # takes `pairs`; every stage has 2 * pairs holders
     chunks: tuple[int, ...] | int = (
         1,
@@ -40,10 +41,23 @@ class Family:
         return self.chunks if isinstance(self.chunks, int) else self.chunks[0]
 
 
+def _overlap(request: Request) -> Schedule:
+    whole = one_f_one_b(replace(request, chunks=1))
+    made = overlapped(whole, Overlap(parts=request.chunks))
+    return replace(made, settings={**whole.settings, "chunks": request.chunks})
+
+
 FAMILIES: Mapping[str, Family] = {
     "gpipe": Family(make=gpipe, about="all forwards, then all backwards"),
     "1f1b": Family(
         make=one_f_one_b, about="a backward and a forward in turn after a warm-up", settings=WARMUP
+    ),
+    "overlap": Family(
+        make=_overlap,
+        about="1F1B in parts: gradients are summed while the backward goes on; for data-parallel replicas",
+        mixes=True,
+        chunks=(2, 4, 8, 16, 32),
+        settings=WARMUP,
     ),
     "interleaved": Family(make=interleaved, about="1F1B with several stages a worker, dealt round", chunks=2),
     "interleaved-zb": Family(

@@ -18,7 +18,7 @@ from planner.schedule.graph import IntArray
 from planner.schedule.overlap import Overlap, Updates, first_uses, overlapped
 from planner.sweep import Compiled, Update, compile, duration_vector, node_ends
 
-_EFFORT = 100_000  # actions simulated while repairing: a second or so
+_EFFORT = 30_000  # actions simulated while repairing: a third of a second or so
 _STRIDES = 3  # steps after which the order of events hardly changes any more
 
 

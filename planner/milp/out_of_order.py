@@ -1,0 +1,73 @@
+"""The parts in which data-parallel replicas sum their gradients: where they are cut, and in which order things go.
+
+A shape of the family `overlap` includes both, so that what is proved of it holds for them. The cut is the better of
+parts of equal work and parts of equal bytes, improved by descent where the order does not depend on it; k and the
+order of the sums are searched for its costs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from planner.cost import IntArray
+from planner.milp.order import Order
+from planner.milp.problem import KINDS, Problem
+from planner.milp.search import NEVER, descend, even, judge, near
+from planner.plan import StageTimes
+from planner.schedule.action import Kind
+from planner.schedule.assemble import with_recompute
+from planner.schedule.families import generate
+from planner.schedule.overlap import overlapped
+from planner.schedule.overlap_search import best_overlap
+
+FAMILY = "overlap"
+
+
+def arranged(posed: Problem, at_use: bool) -> Problem:
+    """The problem with its cut fixed and, where updates may come when a part is used, the best order for it."""
+    starts = [even(posed), near(posed, posed.tables.gradients[0])]
+    ready = [_ordered(posed, cut) if at_use else posed for cut in starts]
+    ns = [int(judge(each, cut[None, :])[0]) for each, cut in zip(ready, starts, strict=True)]
+    best = ns.index(min(ns))
+    cut = starts[best]
+    if not at_use and ns[best] < NEVER:
+        found = descend(posed, *_anywhere(posed), cut)
+        cut = cut if found is None else found.cut
+    return replace(ready[best], fixed=cut)
+
+
+def _anywhere(posed: Problem) -> tuple[IntArray, IntArray]:
+    places = np.flatnonzero(posed.allowed)
+    return places[: posed.stages + 1], places[len(places) - posed.stages - 1 :]
+
+
+def _ordered(posed: Problem, cut: IntArray) -> Problem:
+    shape = posed.shape
+    whole = generate("1f1b", workers=shape.workers, micros=shape.micros)
+    best = best_overlap(whole, _times(posed, cut), (), parts=shape.chunks, update=shape.update)
+    posed.meter.compiled(2 * (shape.stages + 1) * posed.order.actions)
+    cut_up = generate(FAMILY, workers=shape.workers, micros=shape.micros, chunks=shape.chunks)
+    schedule = overlapped(cut_up, replace(best.overlap, parts=1))
+    if shape.recompute:
+        schedule = with_recompute(schedule, range(schedule.stages))
+    return replace(posed, order=Order(schedule))
+
+
+def _times(posed: Problem, cut: IntArray) -> list[StageTimes]:
+    """Recomputing counts with the backward: orders are searched without it."""
+    table = posed.durations(cut).kinds[0]
+    row = {kind: table[KINDS.index(kind)].tolist() for kind in KINDS}
+    again = row[Kind.R] if posed.shape.recompute else [0] * posed.stages
+    return [
+        StageTimes(
+            forward_ns=row[Kind.F][p],
+            backward_ns=row[Kind.B][p] + again[p],
+            input_grad_ns=row[Kind.I][p] + again[p],
+            weight_grad_ns=row[Kind.W][p],
+            sync_ns=row[Kind.SYNC][p],
+            step_ns=row[Kind.STEP][p],
+        )
+        for p in range(posed.stages)
+    ]
