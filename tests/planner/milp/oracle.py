@@ -42,15 +42,25 @@ def best(
     *,
     update: str = "barrier",
     launch_ns: int = 0,
+    ranks: int = 1,
 ) -> Best | None:
-    """`launch_ns` is what every action takes besides its layers."""
+    """`launch_ns` is what every action takes besides its layers; `ranks` share each sample, at the costs given."""
     found, judged = None, 0
-    for micro, data, family, schedule, recompute, shard in _shapes(profile, cluster, batch, families):
+    for micro, data, family, schedule, recompute, shard in _shapes(profile, cluster, batch, families, ranks):
         layers = len(profile.graph.layers)
         for boundaries in combinations(range(1, layers), schedule.stages - 1):
             judged += 1
             ns = _judge(
-                profile, cluster, micro, data, schedule, boundaries, recompute, shard, update, launch_ns
+                profile,
+                cluster,
+                micro,
+                data * ranks,
+                schedule,
+                boundaries,
+                recompute,
+                shard,
+                update,
+                launch_ns,
             )
             if ns is not None and (found is None or ns < found[0]):
                 found = (ns, family, data, boundaries)
@@ -58,9 +68,9 @@ def best(
 
 
 def _shapes(
-    profile: Profile, cluster: Cluster, batch: int, families: Sequence[str]
+    profile: Profile, cluster: Cluster, batch: int, families: Sequence[str], ranks: int
 ) -> Iterator[tuple[int, int, str, Schedule, bool, bool]]:
-    devices = len(cluster.groups)
+    devices = len(cluster.groups) // ranks
     for micro in sorted({key.micro for key in profile.costs}):
         for data, workers, family in product(range(1, devices + 1), range(1, devices + 1), families):
             if batch % (micro * data) or data * workers > devices:
@@ -89,7 +99,7 @@ def _judge(
     profile: Profile,
     cluster: Cluster,
     micro: int,
-    data: int,
+    replicas: int,
     schedule: Schedule,
     boundaries: Sequence[int],
     recompute: bool,
@@ -101,7 +111,7 @@ def _judge(
     names = [layer.name for layer in profile.graph.layers]
     edges = [0, *boundaries, len(names)]
     stages = [names[i:j] for i, j in pairwise(edges)]
-    holders = data * len(schedule.place)
+    holders = replicas * len(schedule.place)
     if not _fits(profile, cluster, key, stages, schedule, holders if shard else 1):
         return None
     times = [
@@ -110,7 +120,7 @@ def _judge(
             cluster,
             key,
             stage,
-            data * len({row[s] for row in schedule.place}),
+            replicas * len({row[s] for row in schedule.place}),
             holders if shard else 1,
         )
         for s, stage in enumerate(stages)

@@ -1,0 +1,104 @@
+"""With space as an axis, too, the plan's time equals the best of an exhaustive search."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+
+from planner.cluster import Cluster
+from planner.errors import Infeasible
+from planner.milp.solve import solve
+from planner.plan import Plan
+from planner.profile import Profile
+from planner.schedule.families import FAMILIES
+from planner.verify import violations
+from tests.planner.milp import oracle
+from tests.planner.milp.images import Grid, Images, effective, images, profile
+from tests.planner.milp.instances import cluster
+
+SEEDS = 30
+
+
+@dataclass(frozen=True)
+class Case:
+    model: Images
+    profile: Profile
+    grids: tuple[Grid, ...]
+    cluster: Cluster
+    batch: int
+    families: tuple[str, ...]
+
+
+def case(seed: int) -> Case:
+    rng = random.Random(seed)
+    model = images(seed)
+    grids = tuple(rng.sample([(2,), (4,), (2, 2)], rng.randint(1, 3)))
+    return Case(
+        model=model,
+        profile=profile(model, grids, seed, micros=rng.choice([(1,), (1, 2)])),
+        grids=grids,
+        cluster=cluster(
+            rng.choice([1, 2, 4, 4, 4]),
+            latency_s=rng.choice([1e-9, 1e-7, 2e-6]),
+            memory=rng.choice([1 << 40, 40_000, 20_000, 12_000]),
+            bandwidth=rng.choice([1e9, 1e11]),
+        ),
+        batch=rng.choice([1, 2, 4]),
+        families=tuple(rng.sample(["1f1b", "gpipe", "chimera", "zb-h1", "interleaved"], 2)),
+    )
+
+
+def best(given: Case) -> int | None:
+    """Over whole samples, every grid and every gather."""
+    found = [oracle.best(given.profile, given.cluster, given.batch, given.families)]
+    for grid in given.grids:
+        ranks = 4 if sum(grid) == 4 else 2
+        if ranks > len(given.cluster.groups):
+            continue
+        for whole_from in (0, *range(1, given.model.count)):
+            for family in given.families:
+                costs = effective(
+                    given.profile,
+                    given.model,
+                    given.cluster,
+                    grid,
+                    whole_from,
+                    overlap=not FAMILIES[family].splits,
+                )
+                found.append(oracle.best(costs, given.cluster, given.batch, (family,), ranks=ranks))
+    return min((each.ns for each in found if each is not None), default=None)
+
+
+@cache
+def plan_of(seed: int) -> Plan | None:
+    return solved(case(seed))
+
+
+def solved(given: Case, **fix: object) -> Plan | None:
+    try:
+        return solve(given.profile, given.cluster, batch=given.batch, schedules=given.families, fix=fix)
+    except Infeasible:
+        return None
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_no_cut_of_layers_or_samples_is_faster_than_the_plan(seed: int) -> None:
+    given = case(seed)
+    plan, right = plan_of(seed), best(given)
+    assert (None if plan is None else plan.prediction.step_ns) == right
+    if plan is not None:
+        assert plan.certificate is not None
+        assert plan.certificate.bound_ns == right
+        assert violations(plan, profile=given.profile, cluster=given.cluster) == []
+
+
+def test_the_cases_cover_every_grid_gathers_and_what_fits_on_no_device_alone() -> None:
+    plans = [plan_of(seed) for seed in range(SEEDS)]
+    stages = [stage for plan in plans if plan is not None for stage in plan.stages]
+    assert {(), (2,), (4,), (2, 2)} <= {stage.spatial for stage in stages}
+    assert any(stage.gather_before for stage in stages)
+    assert any(plan is not None and len(plan.stages) > 1 and plan.axes.spatial > 1 for plan in plans)
+    assert any(solved(case(seed), spatial=1) is None and plan is not None for seed, plan in enumerate(plans))
