@@ -68,7 +68,7 @@ def terminal(timeline: Timeline, *, width: int | None = None, colour: bool | Non
     for box in boxes_of(timeline):
         if box.kind in COMPUTE:
             rows.setdefault(box.rank, []).append(box)
-    probe = Console()
+    probe = Console(force_jupyter=False)  # which would display each line as a cell's output
     total = width or probe.width
     colour = probe.is_terminal and not probe.no_color if colour is None else colour
     out = Console(
@@ -76,6 +76,7 @@ def terminal(timeline: Timeline, *, width: int | None = None, colour: bool | Non
         width=max(total, 20),
         color_system="truecolor" if colour else None,
         force_terminal=colour,
+        force_jupyter=False,
     )
     if not rows:
         return "nothing happens\n"
