@@ -71,7 +71,7 @@ def with_memory(cluster: Cluster, gib: float) -> Cluster:
             f"{gib:g} GiB leaves no memory beside the margin", where="memory_gib", allowed="more than it"
         )
     groups = tuple(group.model_copy(update={"memory_bytes": size}) for group in cluster.nodes)
-    return cluster.model_copy(update={"nodes": groups})
+    return _with(cluster, nodes=groups)
 
 
 def with_nodes(cluster: Cluster, count: int) -> Cluster:
@@ -82,9 +82,7 @@ def with_nodes(cluster: Cluster, count: int) -> Cluster:
         )
     if count < 1:
         raise BadInput(f"{count} nodes", where="nodes", allowed="1 or more")
-    data = cluster.model_dump(mode="python")
-    data["nodes"] = [data["nodes"][0] | {"count": count}]
-    return Cluster.model_validate(data)
+    return _with(cluster, nodes=(cluster.nodes[0].model_copy(update={"count": count}),))
 
 
 def with_network(cluster: Cluster, factor: float) -> Cluster:
@@ -96,4 +94,10 @@ def with_network(cluster: Cluster, factor: float) -> Cluster:
         for name, link in cluster.links
         if link is not None
     }
-    return cluster.model_copy(update={"links": Links(**links)})
+    return _with(cluster, links=Links(**links))
+
+
+def _with(cluster: Cluster, **changes: object) -> Cluster:
+    """Made anew and checked again: a copy would carry along what was reckoned from the old fields."""
+    fields = {name: getattr(cluster, name) for name in Cluster.model_fields}
+    return Cluster.model_validate(fields | changes)

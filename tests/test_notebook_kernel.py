@@ -1,0 +1,53 @@
+"""A small notebook in a real kernel: each value displays itself, as a user of Jupyter sees it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[1]
+CELLS = {  # what a cell returns, and what it must be displayed as
+    "import warnings; warnings.simplefilter('ignore')\nimport shardwright as sw": (),
+    "graph = sw.capture('mlp', layers=3).graph\ngraph": ("text/html", "<svg"),
+    "graph.plot()": ("image/png", ""),
+    "costs = sw.profile('mlp', device='roofline:cpu', micros=(1, 2), layers=3)\ncosts": ("text/html", "<svg"),
+    "cluster = sw.Cluster.load('plans/clusters/laptop.yaml')\ncluster": ("text/html", "devices"),
+    "plan = sw.plan(costs, cluster, batch=8, fix={'pipeline': 2})\nplan": ("text/html", "gap 0.00%"),
+    "other = plan.what_if(memory_gib=2, schedule='1f1b')\nother": ("text/html", "instead of"),
+    "sw.compare(plan, other)": ("text/html", "micro-batches"),
+    "plan.frontier()": ("text/html", "nothing equals"),
+    "plan.timeline()": ("text/html", "idle"),
+    "plan.timeline().plot()": ("image/png", ""),
+    "graph.plot(plan)": ("image/png", ""),
+    "sw.verify(plan, costs=costs, cluster=cluster)": ("text/plain", "[]"),
+    "sw.rehearse(plan, steps=1)": ("text/html", "rehearsed"),
+    "run = sw.launch(plan, FOLDER, steps=4, on='local')\nrun.wait().check()\nrun": ("text/html", "done"),
+    "run.plot()": ("image/png", ""),
+    "run.metrics()": ("text/html", "loss"),
+    "sw.runs(FOLDER)": ("text/html", "done"),
+    "sw.record(FOLDER)": ("text/html", "measured"),
+    "sw.report(plan, PAGE, run=FOLDER, costs=costs)": ("text/plain", "page.html"),
+}
+
+
+def test_each_value_displays_itself(tmp_path: Path) -> None:
+    names = {"FOLDER": repr(str(tmp_path / "run")), "PAGE": repr(str(tmp_path / "page.html"))}
+    cells = []
+    for source in CELLS:
+        for name, value in names.items():
+            source = source.replace(name, value)
+        cells.append(nbformat.v4.new_code_cell(source))
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(ROOT)}}).execute()
+    for cell, wanted in zip(notebook.cells, CELLS.values(), strict=True):
+        shown = [output.data for output in cell.outputs if output.output_type == "execute_result"]
+        assert len(shown) == (1 if wanted else 0), (cell.source, cell.outputs)
+        for data in shown:
+            kind, words = wanted
+            assert kind in data and words in data[kind], (cell.source, data)
+            assert "text/plain" in data
+        others = [output for output in cell.outputs if output.output_type == "display_data"]
+        assert others == [], "shown once, as the result"
+    assert (tmp_path / "page.html").stat().st_size > 10_000
