@@ -94,12 +94,18 @@ def overlapped(schedule: Schedule, overlap: Overlap) -> Schedule:
         raise BadInput(
             f"sums names {len(overlap.sums)} stages", where="sums", allowed=f"each of the {stages} once"
         )
-    orders = with_updates(place, [_late(order, overlap.late) for order in computed], overlap.sums)
-    if overlap.updates == "at_use":
-        orders = tuple(map(_at_use, orders))
+    orders = updated(place, [_late(order, overlap.late) for order in computed], overlap)
     chunks = int(schedule.settings.get("chunks", 1)) * overlap.parts
     settings = {**schedule.settings, "chunks": chunks, **overlap.settings()}
     return replace(schedule, place=place, orders=orders, settings=settings)
+
+
+def updated(
+    place: Place, orders: Sequence[Sequence[Action]], overlap: Overlap
+) -> tuple[tuple[Action, ...], ...]:
+    """These compute orders with sums and updates where they are asked for."""
+    whole = with_updates(place, orders, overlap.sums)
+    return tuple(map(_at_use, whole)) if overlap.updates == "at_use" else whole
 
 
 def refined(schedule: Schedule, parts: int) -> tuple[Place, list[list[Action]]]:

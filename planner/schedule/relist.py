@@ -10,11 +10,12 @@ from dataclasses import replace
 
 from planner.errors import BadInput
 from planner.schedule.action import Action, Kind, Schedule
-from planner.schedule.assemble import with_recompute, with_updates
+from planner.schedule.assemble import with_recompute
 from planner.schedule.costs import Costs, Limits, PerNode
 from planner.schedule.in_flight import LEAVES, TURNS, fits, limits_of, most
 from planner.schedule.list_job import Job, Policy
 from planner.schedule.list_scheduler import Listing, check_job, listed
+from planner.schedule.overlap import overlap_of, updated
 from planner.schedule.polish import polished
 from planner.schedule.replay import span, span_of
 
@@ -64,7 +65,8 @@ def relistings(schedule: Schedule, costs: Costs, limits: Limits | None = None) -
 
 def _schedule(schedule: Schedule, orders: Sequence[Sequence[Action]]) -> Schedule:
     settings = {**schedule.settings, "relisted": True}
-    anew = replace(schedule, orders=with_updates(schedule.place, orders), settings=settings)
+    updates = updated(schedule.place, orders, overlap_of(schedule.settings))
+    anew = replace(schedule, orders=updates, settings=settings)
     return with_recompute(anew, _again(schedule))
 
 

@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given, settings
 
 from planner.errors import BadInput
+from planner.memory import StageBytes, peaks
 from planner.schedule.action import Action, Kind
 from planner.schedule.assemble import dealt, zigzag
 from planner.schedule.costs import Costs, Limits, nominal
 from planner.schedule.families import generate
 from planner.schedule.list_job import TIES, Job, Policy
 from planner.schedule.list_scheduler import best_listed, bound, listed
+from planner.schedule.replay import span as span_under
 from tests.planner.schedule.jobs import jobs, schedule_of
 from tests.planner.schedule.slots import ends, span, thirds
 
@@ -169,32 +171,54 @@ def test_a_patient_worker_waits_for_what_is_on_its_way_and_an_impatient_one_does
 
 
 @pytest.mark.parametrize(
-    ("layers", "workers", "micros", "conventional", "forwarded", "modulo"),
-    [(8, 4, 4, 42, 30, 27), (24, 8, 8, 135, 93, 79)],
+    ("layers", "workers", "micros", "hop", "conventional", "forwarded", "modulo"),
+    [
+        (8, 4, 4, 0, 42, 30, 27),
+        (24, 8, 8, 0, 135, 93, 79),
+        (24, 8, 8, 5, 142, 100, 94),
+        (24, 8, 16, 5, 214, 168.5, 154.5),
+        (48, 8, 8, 2, 272.8, 188.8, 163),
+    ],
 )
 def test_out_of_order_backprop_with_modulo_allocation_beats_the_conventional_order(
-    layers: int, workers: int, micros: int, conventional: int, forwarded: int, modulo: int
+    layers: int,
+    workers: int,
+    micros: int,
+    hop: int,
+    conventional: float,
+    forwarded: float,
+    modulo: float,
 ) -> None:
-    """F = I = W = 1 a layer: gradients forwarded in contiguous blocks of layers, then layers dealt round."""
+    """F = I = W = 1 a layer, a hop in tenths: gradients forwarded in blocks of layers, then layers dealt round."""
     each = layers // workers
-    row = (each,) * workers
-    block = Costs(forward=row, backward=(2 * each,) * workers, input_grad=row, weight_grad=row)
-    plain = generate("gpipe", workers=workers, micros=micros)
-    assert span(plain, lambda a: each * thirds(a)) == conventional
-    assert (
-        listed(Job(place=dealt(workers, 1), pipe_of=[0] * micros, costs=block, split=True)).span == forwarded
+    in_blocks, dealt_round = uniform(workers, 10 * each, hop), uniform(layers, 10, hop)
+    assert span_under(generate("gpipe", workers=workers, micros=micros), in_blocks) == round(
+        10 * conventional
     )
-    dealt_round = (
-        Job(
-            place=dealt(workers, each),
-            pipe_of=[0] * micros,
-            costs=nominal(layers),
-            split=True,
-            policy=Policy(tie=tie),
-        )
-        for tie in TIES
-    )
-    assert best_listed(dealt_round).span == modulo
+    assert shortest(workers, 1, micros, in_blocks) == round(10 * forwarded)
+    assert shortest(workers, each, micros, dealt_round) == round(10 * modulo)
+
+
+def uniform(stages: int, each: int, hop: int) -> Costs:
+    row, hops = (each,) * stages, nominal(stages, hop).hops
+    return Costs(forward=row, backward=(2 * each,) * stages, input_grad=row, weight_grad=row, hops=hops)
+
+
+def shortest(workers: int, chunks: int, micros: int, costs: Costs) -> int:
+    """Of listings for these costs and of the family's own for nominal ones."""
+    job = Job(place=dealt(workers, chunks), pipe_of=[0] * micros, costs=costs, split=True)
+    own = generate("listed", workers=workers, micros=micros, chunks=chunks)
+    return min(best_listed(replace(job, policy=Policy(tie=tie)) for tie in TIES).span, span_under(own, costs))
+
+
+def test_owed_weight_gradients_take_memory_and_a_limit_on_them_bounds_it() -> None:
+    """What is held from I to W is as large as what is saved: without a limit it piles up."""
+    held = [StageBytes(saved=10, held=10)] * 4
+    most = []
+    for pending in (16, 4, 1):
+        schedule = generate("listed", workers=4, micros=16, cap=16, pending=pending)
+        most.append(max(peak.bytes for peak in peaks(schedule, held)))
+    assert most[0] > most[1] > most[2]
 
 
 def test_a_given_sequence_is_kept_and_weight_gradients_fill_its_gaps() -> None:

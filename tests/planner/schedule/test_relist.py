@@ -12,6 +12,7 @@ from planner.schedule.assemble import with_recompute
 from planner.schedule.costs import Costs, Limits, costs_of, nominal
 from planner.schedule.families import FAMILIES, generate
 from planner.schedule.in_flight import fits, limits_of, weights
+from planner.schedule.overlap import updates_at_use
 from planner.schedule.relist import relist, relistings
 from planner.schedule.replay import span
 from planner.simulate import compile, duration_vector, makespan, neighbour_hops
@@ -151,3 +152,11 @@ def test_listing_from_a_plans_numbers_agrees_with_the_simulator() -> None:
     for time, candidate in relistings(schedule, costs):
         compiled = compile(candidate, hops, queueing="none")
         assert time == makespan(compiled, duration_vector(times, hops))
+
+
+def test_updates_at_use_and_the_order_of_sums_stay() -> None:
+    schedule = generate("zb-h1", workers=2, micros=4, parts=2, sums="2 0 3 1", updates="at_use")
+    for _, found in relistings(schedule, nominal(4, 3)):
+        assert updates_at_use(found)
+        syncs = [a.stage for order in found.orders for a in order if a.kind is Kind.SYNC]
+        assert syncs == [0, 1, 2, 3]
