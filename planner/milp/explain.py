@@ -30,7 +30,8 @@ class Looked(Protocol):
     answer: Answer | None
 
 
-def scope(space: Space, considered: int, bounded: int, left: int) -> str:
+def scope(space: Space, considered: int, bounded: int, left: int, listed: int) -> str:
+    orders = f", and {listed} listed anew for the costs of the best plans" if listed else ""
     families = ", ".join(space.pins.schedules) or "all families with an order of their own"
     where = "" if space.boundaries.all() else ", each stage feeding the next"
     grids = sorted({choice.grid for micro in space.micros() for choice in space.splits(micro) if choice.grid})
@@ -40,7 +41,7 @@ def scope(space: Space, considered: int, bounded: int, left: int) -> str:
         else ""
     )
     return (
-        f"{considered} shapes ({bounded} ruled out by bounds, {left} only bounded): {families}, orders frozen as generated; cuts of the "
+        f"{considered} shapes ({bounded} ruled out by bounds, {left} only bounded): {families}, orders frozen as generated{orders}; cuts of the "
         f"layers in the order of the model{where}; whole nodes, up to 64 pipeline workers unless fixed; recomputation "
         f"where memory excludes a cut and sharded optimizer state where that or time asks for it, of all stages alike; "
         f"replicas as slow as the slowest{cut}"

@@ -60,6 +60,7 @@ class Shape:
     update: Update = "barrier"
     grid: tuple[int, ...] = ()  # parts of each sample along its spatial dims; () is whole samples
     whole_from: int = 0  # the layer before which shards are gathered; 0 is where their rules end
+    listed: str = ""  # the name of an order listed anew; empty is the family's own
 
     @property
     def spatial(self) -> int:
@@ -89,6 +90,7 @@ class Shape:
         extra += ["sharded optimizer"] if self.shard else []
         space = f" x spatial {'x'.join(map(str, self.grid))}" if self.grid else ""
         extra += [f"whole from layer {self.whole_from} on"] if self.whole_from else []
+        extra += ["order listed anew"] if self.listed else []
         inner = f", {self.axes[-2]} innermost" if self.data > 1 and self.workers > 1 else ""
         base = f"{self.family} data {self.data} x pipeline {self.workers}{space}, micro-batch {self.micro} x {self.micros}"
         return ", ".join([base, *extra]) + inner

@@ -110,13 +110,18 @@ class Space:
 
     def order(self, shape: Shape) -> Order | None:
         """The order of a shape; None where its family cannot be had at these numbers."""
-        key = (shape.family, shape.workers, shape.micros, shape.pairs, shape.chunks, shape.recompute)
+        key = _order_key(shape)
         if key not in self._orders:
+            assert not shape.listed, "an order listed anew enters before its shape is looked at"
             found = _generate(shape)
             if found is not None and shape.recompute:
                 found = with_recompute(found, range(found.stages))
             self._orders[key] = None if found is None else Order(found)
         return self._orders[key]
+
+    def enter(self, shape: Shape, schedule: Schedule) -> None:
+        """An order listed anew, under the name that its shape has for it."""
+        self._orders.setdefault(_order_key(shape), Order(schedule))
 
     def problem(self, shape: Shape) -> Problem | None:
         order = self.order(shape)
@@ -241,6 +246,11 @@ def _prefixes(tables: Tables, slowness: Sequence[float]) -> IntArray:
             own = layers if factor == 1.0 else np.ceil(layers * factor).astype(np.int64)
             out[row, stage, 1:] = own.cumsum()
     return out
+
+
+def _order_key(shape: Shape) -> tuple[object, ...]:
+    numbers = (shape.workers, shape.micros, shape.pairs, shape.chunks)
+    return (shape.family, *numbers, shape.recompute, shape.listed)
 
 
 def _generate(shape: Shape) -> Schedule | None:

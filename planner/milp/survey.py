@@ -14,7 +14,7 @@ from itertools import product
 import numpy as np
 
 from planner.errors import Infeasible
-from planner.milp import explain, formulation, infeasible
+from planner.milp import explain, formulation, infeasible, relisting
 from planner.milp.bounds import every_cut, fitting, memory_weights, most_bytes, narrowed, reachable, whole
 from planner.milp.box import ROUNDING, Box, Weights
 from planner.milp.game import Pool
@@ -66,6 +66,7 @@ class Search:
     open: list[Tried] = field(default_factory=list)
     queue: list[Shape] = field(default_factory=list)
     considered: int = 0
+    listed: int = 0  # orders listed anew that entered
     bounded: int = 0  # shapes that their bound alone ruled out
     left: list[int] = field(default_factory=list)  # bounds of shapes that were not looked into
     program: formulation.Outcome | None = None
@@ -224,7 +225,7 @@ class Search:
             bound_ns=bound,
             free_bound_ns=explain.free_bound_ns(best.problem, best.answer.cut),
             gap=(objective - bound) / objective if objective else 0.0,
-            scope=explain.scope(self.space, self.considered, self.bounded, len(self.left)),
+            scope=explain.scope(self.space, self.considered, self.bounded, len(self.left), self.listed),
             rivals=tuple(explain.rivals(self.space, best.problem, best.answer, list(self.tried.values()))),
         )
 
@@ -244,7 +245,8 @@ def search(space: Space, effort: Effort) -> Search:
             queue.append(variant)
             queued.add(variant)
     found.queue = queue
-    found.considered = len(queue)
+    found.listed = relisting.grow(found)
+    found.considered = len(queue) + found.listed
     found.state()
     return found
 
