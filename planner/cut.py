@@ -20,8 +20,9 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.utils import _pytree as pytree
 
 from planner.capture import Captured
+from planner.capture_layers import FREE
 from planner.capture_slice import Layout, Slice
-from planner.capture_traced import SYNCHRONISED, Context
+from planner.capture_traced import LAYER, SYNCHRONISED, Context
 from planner.errors import BadInput
 
 
@@ -205,8 +206,9 @@ class _Writer:
             fx.map_arg(node.args, self._moved),
             fx.map_arg(node.kwargs, self._moved),
         )
-        if SYNCHRONISED in node.meta:
-            new.meta[SYNCHRONISED] = True
+        new.meta = {key: node.meta[key] for key in (SYNCHRONISED,) if key in node.meta}
+        if (layer := self.layout.grouping.layer_of.get(node, FREE)) != FREE:
+            new.meta[LAYER] = layer
         if self.device is not None:
             new.args = pytree.tree_map(self._placed, new.args)
             new.kwargs = pytree.tree_map(self._placed, new.kwargs)

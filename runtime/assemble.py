@@ -17,6 +17,7 @@ from planner.schedule.action import Action, Kind, Schedule
 from planner.simulate import schedule_of
 from planner.timeline import COLLECTIVE, Event, encode
 from runtime import at_use, rewrite, synchronised
+from runtime.compiled import compile_stage
 from runtime.diagnose import first_bad_layer
 from runtime.execute import Interpreter, Pulse
 from runtime.groups import World
@@ -155,7 +156,7 @@ class Assembly:
         for stage, store in stores.items():
             rewrite.store_weights(modules[stage], store)
         for module in modules.values() if self.plan.execution == "compiled" else ():
-            rewrite.compile_stage(module)
+            compile_stage(module, [self.graph.layer[name].signature for name in module.layers])
         made = {}
         for pipe, stage in self.held:
             made[pipe, stage] = TorchStage(

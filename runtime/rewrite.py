@@ -53,11 +53,6 @@ def graph_of(module: StageModule) -> fx.GraphModule:
     return run
 
 
-def compile_stage(module: StageModule) -> None:
-    """To be done last; each size of micro-batch would be compiled for itself."""
-    module._run = torch.compile(graph_of(module), dynamic=False)  # type: ignore[assignment]
-
-
 def states_of(module: StageModule) -> dict[fx.Node, str]:
     """Placeholders of parameters and buffers, by the user's names; they come after the inputs."""
     placeholders = [node for node in graph_of(module).graph.nodes if node.op == "placeholder"]
