@@ -33,9 +33,13 @@ class RunRecord:
         return tuple(every[min(WARM_UP_STEPS, max(0, len(every) - 1)) :])
 
     @cached_property
+    def predicted(self) -> Timeline:
+        return simulate_plan(self.plan)
+
+    @cached_property
     def comparison(self) -> Comparison:
         every = len(set(self.measured.step.tolist()))
-        return compare(simulate_plan(self.plan), self.measured, skip_steps=every - len(self.steps))
+        return compare(self.predicted, self.measured, skip_steps=every - len(self.steps))
 
     @cached_property
     def typical_step(self) -> int:

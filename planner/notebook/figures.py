@@ -64,9 +64,7 @@ def _lanes(axis: Axes, found: Timeline, title: str = "") -> None:
 
 def of_run(found: RunRecord) -> Figure:
     """Predicted above measured on one scale of time, and how long every step took."""
-    from planner.simulate import simulate_plan
-
-    predicted = simulate_plan(found.plan)
+    predicted = found.predicted
     step = found.measured.of_step(found.typical_step)
     figure, axes = new(3, tall=1.0 + 0.3 * min(found.plan.axes.pipeline, 32))
     _lanes(axes[0], predicted, f"predicted: {duration(predicted.makespan_ns)}")

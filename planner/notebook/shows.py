@@ -254,13 +254,11 @@ def _run_head(found: RunRecord) -> str:
 
 
 def run_html(found: RunRecord) -> str:
-    from planner.simulate import simulate_plan
-
     step = found.measured.of_step(found.typical_step)
     return block(
         paragraph(_run_head(found)),
         paragraph("predicted"),
-        pictures.timeline(simulate_plan(found.plan), "worker {}".format),
+        pictures.timeline(found.predicted, "worker {}".format),
         paragraph(f"measured, step {found.typical_step}"),
         pictures.timeline(step),
         comparison_html(found.comparison),

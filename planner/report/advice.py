@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from planner.console import duration, memory
 from planner.report.contents import Contents
+from planner.report.marks import percent
 from planner.timeline import Difference
 
 _GAP = 0.005  # below, another search is not worth its time
@@ -88,8 +89,8 @@ def _simpler(found: Contents) -> Iterator[tuple[str, str]]:
     proof, own = found.plan.certificate, found.plan.prediction.step_ns
     for rival in proof.rivals if proof else ():
         if rival.step_ns is not None and own < rival.step_ns <= own * (1 + _NEAR):
-            slower = rival.step_ns / own - 1
-            yield (f"Hardly slower ({slower:.1%}), and perhaps simpler to run: {rival.name}.", "")
+            slower = percent(rival.step_ns / own - 1)
+            yield (f"Hardly slower ({slower}), and perhaps simpler to run: {rival.name}.", "")
             return
 
 

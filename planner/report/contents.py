@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.cost import Tables, price
 from planner.errors import BadInput
 from planner.memory import StageBytes, peaks
 from planner.model import ModelGraph
 from planner.plan import Plan
-from planner.profile import CostKey, Profile
+from planner.profile import CostKey, Profile, stage_memory
 from planner.report.events import Track, per_row, track
 from planner.run_record import RunRecord
 from planner.schedule.action import Kind
@@ -38,11 +36,14 @@ class Contents:
     def __post_init__(self) -> None:
         if self.profile is not None:
             check_same_model(self.plan, self.profile)
+            _check_profiled(self.plan, self.profile)
         if self.run is not None and self.run.plan.schedule != self.plan.schedule:
             raise BadInput("ran by another plan", where=self.run.folder, allowed="a run of the plan given")
 
     @cached_property
     def timeline(self) -> Timeline:
+        if self.run is not None and self.run.plan == self.plan:
+            return self.run.predicted
         return simulate_plan(self.plan)
 
     @cached_property
@@ -82,18 +83,15 @@ class Contents:
         return int(np.argmax(shares)) if shares else 0
 
     @cached_property
-    def tables(self) -> Tables | None:
-        return None if self.profile is None else price(self.profile, setting(self.plan))
-
-    @cached_property
     def memory_lines(self) -> tuple[Timeline, list[int]] | None:
         """Bytes over time with the profile's sizes, and every worker's limit; None where a size is not known.
 
         What is held throughout is what the plan says of a worker's peak, less what moves at its worst moment.
         """
-        if self.tables is None or any(stage.spatial for stage in self.plan.stages):
+        if self.profile is None or any(stage.spatial for stage in self.plan.stages):
             return None
-        moving = stage_bytes(self.plan, self.tables)
+        key, costs = setting(self.plan), self.profile
+        moving = [stage_bytes(costs, stage.layers, key) for stage in self.plan.stages]
         schedule = schedule_of(self.plan)
         worst = [peak.bytes for peak in peaks(schedule, moving)]
         memory = self.plan.prediction.memory
@@ -106,11 +104,13 @@ class Contents:
     @cached_property
     def layer_ns(self) -> Mapping[str, int] | None:
         """Forward and backward of each layer."""
-        if self.tables is None:
+        if self.profile is None:
             return None
-        sums = self.tables.time_ns[Kind.F] + self.tables.time_ns[Kind.B]
-        names = [layer.name for layer in self.tables.graph.layers]
-        return dict(zip(names, np.diff(sums).tolist(), strict=True))
+        key = setting(self.plan)
+        costs = {layer.name: self.profile.cost(layer.name, key) for layer in self.profile.graph.layers}
+        return {
+            name: round(1e9 * (each.forward.median + each.backward.median)) for name, each in costs.items()
+        }
 
     @property
     def graph(self) -> ModelGraph | None:
@@ -122,22 +122,28 @@ def check_same_model(plan: Plan, profile: Profile) -> None:
         raise BadInput("is a profile of another model than the plan's", where=profile.workload)
 
 
+def _check_profiled(plan: Plan, profile: Profile) -> None:
+    if setting(plan) not in profile.settings:
+        known = "; ".join(f"micro {key.micro}, {key.precision}, {key.execution}" for key in profile.settings)
+        asked = f"micro {plan.batch.micro}, {plan.precision}, {plan.execution}"
+        raise BadInput(f"the plan's setting was not profiled: {asked}", where=profile.workload, allowed=known)
+
+
 def setting(plan: Plan) -> CostKey:
     return CostKey("", plan.batch.micro, (), plan.precision, plan.execution)
 
 
-def stage_bytes(plan: Plan, tables: Tables) -> list[StageBytes]:
-    """What one micro-batch takes on each stage."""
-    edges = [0, *accumulate(len(stage.layers) for stage in plan.stages)]
-    return [
-        StageBytes(
-            saved=int(tables.saved[low, high]),
-            held=int(tables.held[high] - tables.held[low]),
-            kept=int(tables.entered[low, high]),
-            workspace=int(tables.workspace[low, high]),
-        )
-        for low, high in pairwise(edges)
-    ]
+def stage_bytes(costs: Profile, layers: Sequence[str], key: CostKey) -> StageBytes:
+    """What one micro-batch takes on a stage."""
+    graph, rows = costs.graph, [costs.cost(name, key) for name in layers]
+    made = {value for name in layers for value in graph.layer[name].outputs}
+    read = {value for name in layers for value in graph.layer[name].inputs}
+    return StageBytes(
+        saved=stage_memory(costs, layers, key),
+        held=sum(row.held_bytes for row in rows),
+        kept=sum(costs.value_bytes(name, key) for name in read - made),
+        workspace=max(row.workspace_bytes for row in rows),
+    )
 
 
 def simulate_plan_with_memory(plan: Plan, moving: Sequence[StageBytes], fixed: Sequence[int]) -> Timeline:

@@ -81,6 +81,10 @@ function bytes(size) {
   return `${Math.round(size)} B`;
 }
 
+function share(part) {
+  return part > 0 && part < 0.001 ? "under 0.1 %" : `${(100 * part).toFixed(1)} %`;
+}
+
 /** Ticks at 1, 2 or 5 times a power of ten. */
 function ticks(from, to, most) {
   const rough = (to - from) / Math.max(1, most);

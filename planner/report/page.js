@@ -38,7 +38,7 @@ class MemoryChart {
     this.limit(box, own);
     const peak = this.peaks[own];
     this.pick.value = own;
-    this.said.textContent = `Worker ${this.labels[own]}: at most ${bytes(peak)} of ${bytes(this.limits[own])}, ${(100 * peak / this.limits[own]).toFixed(1)} %.`;
+    this.said.textContent = `Worker ${this.labels[own]}: at most ${bytes(peak)} of ${bytes(this.limits[own])}, ${share(peak / this.limits[own])}.`;
     Object.assign(this.canvas.dataset, { peak, limit: this.limits[own], worker: own });
   }
 

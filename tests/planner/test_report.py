@@ -164,6 +164,11 @@ def test_a_profile_of_another_model_is_refused() -> None:
         Contents(plan=CASES["1f1b"], profile=plan_examples.profile())
 
 
+def test_a_profile_without_the_plans_setting_is_refused() -> None:
+    with pytest.raises(BadInput, match="micro 2, fp32, eager.*micro 1"):
+        Contents(plan=plan_examples.plan(), profile=plan_examples.profile(micros=(1,)))
+
+
 def test_the_frontier_is_drawn_with_a_point_a_plan() -> None:
     rows = tuple(
         Row(plan=report_cases.plan(workers=w), best_in=("memory", "devices") if w > 2 else ("devices",))
