@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.harness import Result, Table, markdown
 
 HERE = Path(__file__).parent
-NOT_BENCHMARKS = {"__init__", "__main__", "harness", "pool"}
+NOT_BENCHMARKS = {"__init__", "__main__", "harness", "pool", "slow_link"}
 
 
 def scripts() -> list[str]:

@@ -88,7 +88,7 @@ class SleepUpdates:
         self._held = {stage: sum(s == stage for _, s in held) for _, stage in held}
         self._launched: dict[int, int] = {}
         self._ready_s: dict[int, float] = {}
-        self._works: dict[int, dist.Work] = {}
+        self._done: dict[int, torch.futures.Future[None]] = {}
         self._free_s = 0.0
 
     def launch(self, pipe: int, stage: int) -> None:
@@ -101,16 +101,15 @@ class SleepUpdates:
             return
         work = dist.all_reduce(torch.zeros(1), group=self._groups[stage], async_op=True)
         assert work is not None
-        work.get_future().then(lambda _: self._complete(stage))
-        self._works[stage] = work
+        self._done[stage] = work.get_future().then(lambda _: self._complete(stage))
 
     def _complete(self, stage: int) -> None:
         self._free_s = max(self._free_s, time.perf_counter()) + self._times[stage].sync_ns * NS
         self._ready_s[stage] = self._free_s
 
     def wait(self, pipe: int, stage: int) -> None:
-        if stage in self._works:
-            self._works.pop(stage).wait()
+        if stage in self._done:
+            self._done.pop(stage).wait()
         self._sleeper.sleep(self._ready_s.get(stage, 0.0) - time.perf_counter())
 
     def step(self, pipe: int, stage: int) -> None:
