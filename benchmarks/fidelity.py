@@ -104,9 +104,9 @@ def _sleeping(subject: Subject, quick: bool) -> Iterator[Case]:
         yield Case(subject=subject, fix=fix, ranks=ranks, content="sleep")
 
 
-def machines(ranks: int) -> Cluster:
+def machines(ranks: int, memory_bytes: int = 2 * 2**30) -> Cluster:
     """Processes of one machine, with a link that nobody measured: what it gets wrong is the corrections' business."""
-    group = NodeGroup(count=1, device="cpu", devices_per_node=ranks, memory_bytes=2 * 2**30)
+    group = NodeGroup(count=1, device="cpu", devices_per_node=ranks, memory_bytes=memory_bytes)
     return Cluster(
         name="here", nodes=(group,), links=Links(node=Link(latency_s=2e-4, bandwidth_bytes_per_s=2e9))
     )
