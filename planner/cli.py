@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
@@ -29,6 +29,22 @@ class Tools:
     show_run: Callable[[Path], tuple[dict[str, object], str]]
     observe: Callable[[Path], Observation]
     record: Callable[[Path], RunRecord]
+    profile_by_slurm: ProfileElsewhere
+
+
+class ProfileElsewhere(Protocol):
+    """Has `shardwright profile WORDS` run on a device of each kind; where the profiles are."""
+
+    def __call__(
+        self,
+        words: Sequence[str],
+        output: Path,
+        *,
+        cuda: bool,
+        force: bool,
+        sbatch: Sequence[str],
+        note: Callable[[str], None],
+    ) -> list[Path]: ...
 
 
 Set = Annotated[
@@ -59,6 +75,12 @@ def _profile_command(tools: Tools) -> Callable[..., None]:
         spatial: Annotated[
             str, typer.Option(help="parts of each sample, such as 2,4,2x2 (height x width); 1 is the whole")
         ] = "1",
+        on_slurm: Annotated[
+            bool, typer.Option("--slurm", help="in a job on one device of each kind; waits for it")
+        ] = False,
+        sbatch: Annotated[
+            list[str] | None, typer.Option("--sbatch", metavar="KEY=VALUE", help="with --slurm: of the job")
+        ] = None,
         set_: Set = None,
         output: Out = None,
         force: Force = False,
@@ -70,6 +92,13 @@ def _profile_command(tools: Tools) -> Callable[..., None]:
 
         out = console.Output(as_json=as_json)
         path = output or Path(f"{Path(workload).stem}-profile.yaml")
+        if on_slurm:
+            words = [f"--micro={micro}", f"--precision={precision}", f"--spatial={spatial}"]
+            words += [workload, f"--device={device}", *(f"--set={pair}" for pair in set_ or [])]
+            _profile_elsewhere(tools, words, path, device, sbatch or [], force, out)
+            return
+        if sbatch:
+            raise BadInput("--sbatch is an option of --slurm", where="profile")
         console.refuse_overwrite(path, force)
         found = measured(
             workload,
@@ -90,6 +119,35 @@ def _profile_command(tools: Tools) -> Callable[..., None]:
         out.result(data, lambda: f"{summary.of_profile(found)}\n\nwritten to {path}")
 
     return profile
+
+
+def _profile_elsewhere(
+    tools: Tools,
+    words: Sequence[str],
+    path: Path,
+    device: str,
+    sbatch: Sequence[str],
+    force: bool,
+    out: console.Output,
+) -> None:
+    from planner import profile_yaml, summary
+
+    if device not in ("cpu", "cuda"):
+        raise BadInput(f"'{device}' needs no node", where="--device", allowed="cpu or cuda with --slurm")
+    paths = tools.profile_by_slurm(
+        words, path, cuda=device == "cuda", force=force, sbatch=sbatch, note=out.note
+    )
+    found = [profile_yaml.load(each) for each in paths]
+    text = "\n\n".join(
+        f"{summary.of_profile(profile)}\n\nwritten to {each}"
+        for profile, each in zip(found, paths, strict=True)
+    )
+    data = {
+        "profiles": [str(each) for each in paths],
+        "fingerprint": found[0].graph.fingerprint,
+        "layers": len(found[0].graph.layers),
+    }
+    out.result(data, lambda: text)
 
 
 def measured(

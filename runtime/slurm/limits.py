@@ -71,19 +71,25 @@ def minutes(text: str) -> float:
 
 def check(nodes: Sequence[Nodes], layout: Layout, threads: int, cuda: bool, options: Options) -> None:
     """Against what the partition has in all, busy or not; one message where the job could never start."""
-    names = (
-        options.partition.split(",") if options.partition else [n.partition for n in nodes if n.default][:1]
-    )
-    all_names = sorted({node.partition for node in nodes})
-    for name in names:
-        if name not in all_names:
-            raise BadInput(f"there is no partition '{name}'", where="SLURM", allowed=", ".join(all_names))
+    names = check_partitions(nodes, options)
     wanted = _Wanted(
         len(layout.tasks), max(layout.tasks) * (options.cpus_per_task or threads), layout.devices * cuda
     )
     reasons = [_reason([n for n in nodes if n.partition == name], wanted, options) for name in names]
     if reasons and all(reasons):
         raise Infeasible("\n".join(reasons))
+
+
+def check_partitions(nodes: Sequence[Nodes], options: Options) -> list[str]:
+    """Those that a job would go to, all of which there are."""
+    names = (
+        options.partition.split(",") if options.partition else [n.partition for n in nodes if n.default][:1]
+    )
+    there = sorted({node.partition for node in nodes})
+    for name in names:
+        if name not in there:
+            raise BadInput(f"there is no partition '{name}'", where="SLURM", allowed=", ".join(there))
+    return names
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def text(request: Request, options: Options) -> str:
         ),
         quote.comment("the run goes on from its last complete checkpoint."),
         "set -e",
-        *_surroundings(options),
+        *surroundings(options),
         f"cd {quote.word(str(request.directory))}",
         "trap '' USR1  # until the supervisor listens to it",
         f"exec {quote.word(request.python)} -P -m {BATCH} {quote.word(folder)} \\",
@@ -67,21 +67,7 @@ def text(request: Request, options: Options) -> str:
 def _directives(request: Request, options: Options) -> Iterator[str]:
     layout = request.layout
     yield quote.directive("job-name", options.job_name or request.name)
-    for key in (
-        "partition",
-        "account",
-        "qos",
-        "reservation",
-        "constraint",
-        "nodelist",
-        "exclude",
-        "dependency",
-    ):
-        value = getattr(options, key)
-        if value is not None:
-            yield quote.directive(key, value)
-    if options.time is not None:
-        yield quote.directive("time", str(options.time))
+    yield from named(options)
     if request.nodes is not None:
         yield f"#SBATCH --nodes={request.nodes[0]}-{request.nodes[1]}"
         yield f"#SBATCH --ntasks-per-node={layout.devices}"
@@ -90,8 +76,6 @@ def _directives(request: Request, options: Options) -> Iterator[str]:
         yield f"#SBATCH --ntasks={layout.ranks}"
         yield f"#SBATCH --ntasks-per-node={max(layout.tasks)}"
     yield f"#SBATCH --cpus-per-task={options.cpus_per_task or request.threads}"
-    if options.mem is not None:
-        yield quote.directive("mem", options.mem)
     if request.cuda and options.gpu_flag == "gres":
         yield f"#SBATCH --gres=gpu:{layout.devices}"
     elif request.cuda:
@@ -105,7 +89,16 @@ def _directives(request: Request, options: Options) -> Iterator[str]:
         yield quote.directive(key, value)
 
 
-def _surroundings(options: Options) -> Iterator[str]:
+def named(options: Options) -> Iterator[str]:
+    """What has a name of its own among the options, and does not come from a plan."""
+    keys = "partition account qos reservation constraint nodelist exclude dependency time mem"
+    for key in keys.split():
+        value = getattr(options, key)
+        if value is not None:
+            yield quote.directive(key, str(value))
+
+
+def surroundings(options: Options) -> Iterator[str]:
     yield from options.prologue
     for module in options.modules:
         yield f"module load {quote.word(module)}"
@@ -127,15 +120,17 @@ def _step(request: Request, options: Options) -> Iterator[str]:
         words.append("--gpu-bind=none")  # ranks of a node must see each other's devices
     yield "  " + " ".join(words) + " \\"
     if container is not None:
-        yield "  " + " ".join(map(quote.word, _container(container, request))) + " \\"
+        words = container_words(container, request.folder, cuda=request.cuda)
+        yield "  " + " ".join(map(quote.word, words)) + " \\"
     yield f"  {quote.word(options.python or request.python)} -P -m {TASK} {quote.word(str(request.folder))}"
 
 
-def _container(container: Container, request: Request) -> list[str]:
-    mounts = [*container.mounts, f"{request.folder}:{request.folder}"]
+def container_words(container: Container, folder: Path, *, cuda: bool) -> list[str]:
+    """What stands before the interpreter that is to run inside."""
+    mounts = [*container.mounts, f"{folder}:{folder}"]
     if any("," in mount for mount in mounts):
         raise BadInput("a path with a comma cannot be mounted", where="container", allowed="other paths")
     if container.runtime == "pyxis":
         return [f"--container-image={container.image}", f"--container-mounts={','.join(mounts)}"]
     binds = [word for mount in mounts for word in ("--bind", mount)]
-    return ["apptainer", "exec", *(["--nv"] if request.cuda else []), *binds, container.image]
+    return ["apptainer", "exec", *(["--nv"] if cuda else []), *binds, container.image]

@@ -21,6 +21,7 @@ RUNNING = (
 )
 ENDED = {"COMPLETED": "done", "CANCELLED": "cancelled", "PREEMPTED": "preempted", "TIMEOUT": "out of time"}
 FORMAT = clients.SEPARATOR.join(("%T", "%r", "%N"))
+NEVER = "it will never start"
 # Reasons for which a job waits that no waiting will end.
 STUCK = (
     "PartitionTimeLimit",
@@ -42,6 +43,11 @@ class JobState:
     state: str  # queued | running | done | failed | cancelled | preempted | out of time | gone
     reason: str = ""
     nodes: str = ""
+
+    @property
+    def stuck(self) -> bool:
+        """No waiting will start it."""
+        return self.state == "queued" and self.reason.endswith(NEVER)
 
 
 def of(job: int) -> JobState:
@@ -83,7 +89,7 @@ def _accounting(job: int) -> JobState | None:
 def _state(word: str, reason: str, nodes: str) -> JobState:
     name = word.split()[0].rstrip("+")
     if name in QUEUED:
-        return JobState("queued", f"{reason}: it will never start" if reason in STUCK else reason, nodes)
+        return JobState("queued", f"{reason}: {NEVER}" if reason in STUCK else reason, nodes)
     if name in RUNNING:
         return JobState("running", "", nodes)
     return JobState(ENDED.get(name, "failed"), reason, nodes)

@@ -125,8 +125,10 @@ class Cluster:
         for number, name in enumerate(self.names, 1):
             hosts.append(f"{SUBNET}.{number + 10} {name}")
             devices = f" Gres=gpu:fake:{self.gpus}" if self.gpus else ""
+            feature = "new" if number % 4 == 0 else "old"
             rows.append(
-                f"NodeName={name} NodeHostname={name} NodeAddr={SUBNET}.{number + 10} CPUs={self.cpus}{devices}"
+                f"NodeName={name} NodeHostname={name} NodeAddr={SUBNET}.{number + 10} CPUs={self.cpus}{devices} "
+                f"Feature={feature}"
             )
         if self.gpus:
             for number in range(self.gpus):  # the scheduler wants character devices, and never opens them

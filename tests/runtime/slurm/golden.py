@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from runtime.slurm.layout import Layout
+from runtime.slurm.measure import Kind, Measurement
+from runtime.slurm.measure import text as measured
 from runtime.slurm.options import Container, Options
 from runtime.slurm.script import Request, text
 
 FOLDER = Path(__file__).parent / "golden"
+MEASURED = Path(__file__).parent / "golden-profile"
 
 
 def request(
@@ -80,10 +83,43 @@ CASES: dict[str, tuple[Request, Options]] = {
 }
 
 
+def measurement(kind: Kind) -> Measurement:
+    return Measurement(
+        kind=kind,
+        words=("--micro=1,2", "it's mine.py", "--device=cuda"),
+        folder=Path("/home/ada/a b/.profile-x"),
+        directory=Path("/home/ada/project"),
+        python="/opt/venv/bin/python",
+    )
+
+
+MEASURED_CASES: dict[str, tuple[Measurement, Options]] = {
+    "cpu": (
+        measurement(Kind("cpu-4-old", others="n[4-5]")),
+        Options(partition="main", exclude="n7", time=30),
+    ),
+    "gpu": (
+        measurement(Kind("a100", "gpu:a100:1")),
+        Options(
+            time=5,
+            modules=("cuda/12.4",),
+            container=Container(runtime="apptainer", image="/images/torch.sif"),
+            python="python3",
+            sbatch={"exclusive": ""},
+        ),
+    ),
+    "gres": (measurement(Kind("gpu", "gpu:1")), Options(gpu_flag="gres")),
+}
+
+
 def main() -> None:
-    FOLDER.mkdir(exist_ok=True)
-    for name, case in CASES.items():
-        (FOLDER / f"{name}.sbatch").write_text(text(*case))
+    for folder, cases in (
+        (FOLDER, {name: text(*case) for name, case in CASES.items()}),
+        (MEASURED, {name: measured(*case) for name, case in MEASURED_CASES.items()}),
+    ):
+        folder.mkdir(exist_ok=True)
+        for name, script in cases.items():
+            (folder / f"{name}.sbatch").write_text(script)
 
 
 if __name__ == "__main__":
