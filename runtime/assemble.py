@@ -244,7 +244,7 @@ def assemble(
     tracer = Tracer(world.rank)
     updater = parts.updater(flats, groups, stages, make_optimizer, lr_schedule, tracer)
     transport = parts.transport()
-    feed = Feed(_reads(parts, modules), world.device)
+    feed = _feed(parts, modules)
     interpreter = Interpreter(
         program,
         parts.place.pipeline,
@@ -298,6 +298,15 @@ class _Counter:
 
     def __call__(self) -> float:
         return sum(float(row[COUNT]) for stage in self.stages.values() for row in stage.losses.values())
+
+
+def _feed(parts: Assembly, modules: Mapping[int, StageModule]) -> Feed:
+    reads, device = _reads(parts, modules), parts.world.device
+    if parts.sharing is None:
+        return Feed(reads, device)
+    samples = [value.name for value in parts.graph.values if value.role == "input"]
+    region = parts.sharing.region(sorted(modules), samples)
+    return Feed(reads, device, parts=parts.sharing.parts(sorted(modules)), region=region)
 
 
 def _reads(parts: Assembly, modules: Mapping[int, StageModule]) -> dict[int, list[str]]:

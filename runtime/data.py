@@ -8,10 +8,14 @@ epoch whatever the plan, and where a run stands is one number.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache
+from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -23,6 +27,8 @@ from planner.workload import Workload
 
 Sample = object
 Pair = tuple[object, object]
+Rows = tuple[tuple[int, int, int], ...]  # dimension, first row, end
+Region = tuple[tuple[int, int], ...]  # first row and end along every spatial dimension of a sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +99,39 @@ class Wanted:
     micro: int  # samples of each
     step_samples: int  # of all replicas
     values: frozenset[str]  # of the batch
+    parts: Mapping[str, Rows] = field(default_factory=dict)  # of Values that this rank takes a part of
+    region: Region = ()  # of each sample, that this rank reads where it may
+
+
+class Drawn(Dataset[Sample]):
+    """Samples by (position in the stream, index), each drawn under a seed of its position: augmented alike by all who
+    share it, whatever the plan and wherever it is resumed. A dataset that says `regions = True` is asked for a part
+    of a sample: `dataset[index, region]`."""
+
+    def __init__(self, data: object, seed: int, region: Region) -> None:
+        self._data, self._seed = data, seed
+        asks = bool(region) and getattr(data, "regions", False) is True
+        self._region = tuple(slice(*rows) for rows in region) if asks else None
+
+    def __getitem__(self, drawn: tuple[int, int]) -> Sample:
+        position, index = drawn
+        with seeded(mix(self._seed, position)):
+            return self._data[index if self._region is None else (index, self._region)]  # type: ignore[index]
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """The generators of torch, numpy and Python start from this seed, and go on afterwards as if nothing had been."""
+    before, arrays = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
+        try:
+            yield
+        finally:
+            random.setstate(before)
+            np.random.set_state(arrays)
 
 
 class Batches:
@@ -113,12 +152,13 @@ class Batches:
         self._graph = graph
         self._wanted, self._values_of, self._pinned, self._workers = wanted, values_of, pinned, workers
         self._collate: Callable[[list[Sample]], Pair]
+        length: int | None
         if data is None:
             made = Synthetic(workload, seed)
-            self._data: object = made
-            self._collate, length = made.join, None
+            self._data, self._collate, length = Drawn(made, seed, ()), made.join, None
         else:
-            self._data, self._collate, length = data, workload.collate, len(data)  # type: ignore[arg-type]
+            self._data, self._collate = Drawn(data, seed, wanted.region), workload.collate
+            length = len(data)  # type: ignore[arg-type]
         if length == 0:
             raise BadInput("dataset() has no samples", where=workload.where)
         self.stream = Stream(seed=seed, length=length)
@@ -129,7 +169,7 @@ class Batches:
             while True:
                 yield {}
         loader: DataLoader[Sample] = DataLoader(
-            self._data,  # type: ignore[arg-type]
+            self._data,
             batch_sampler=_Sampler(self._indices(first_sample)),  # type: ignore[arg-type]
             collate_fn=self._collate,
             num_workers=self._workers,
@@ -145,25 +185,44 @@ class Batches:
         """On the host; a stage takes what it reads to its device when it reads it."""
         values = {n: t for n, t in self._values_of(inputs, targets).items() if n in self._wanted.values}
         if self._graph is not None:
-            check_shapes(values, self._graph, self._wanted.micro)
-        return values
+            check_shapes(values, self._graph, self._wanted.micro, self._wanted.parts)
+        return {name: part_of(tensor, self._wanted.parts.get(name, ())) for name, tensor in values.items()}
 
-    def _indices(self, sample: int) -> Iterator[list[int]]:
+    def _indices(self, sample: int) -> Iterator[list[tuple[int, int]]]:
         wanted = self._wanted
         while True:
             for number in wanted.micros:
                 start = sample + (wanted.first + number) * wanted.micro
-                yield [self.stream.index(at) for at in range(start, start + wanted.micro)]
+                yield [(at, self.stream.index(at)) for at in range(start, start + wanted.micro)]
             sample += wanted.step_samples
 
 
-def check_shapes(values: Mapping[str, Tensor], graph: ModelGraph, micro: int) -> None:
+def part_of(tensor: Tensor, rows: Rows) -> Tensor:
+    """A part of what was read whole; what was read as a part stays."""
+    if is_part(tensor, rows):
+        return tensor
+    for dim, first, end in rows:
+        tensor = tensor.narrow(dim, first, end - first)
+    return tensor.contiguous()
+
+
+def is_part(tensor: Tensor, rows: Rows) -> bool:
+    return all(dim < tensor.ndim and tensor.shape[dim] == end - first for dim, first, end in rows)
+
+
+def check_shapes(
+    values: Mapping[str, Tensor], graph: ModelGraph, micro: int, parts: Mapping[str, Rows] | None = None
+) -> None:
     """A graph was captured for one shape of sample; another would be an error deep inside, or silently wrong."""
     for name, tensor in values.items():
-        row = graph.value[name]
+        row, rows = graph.value[name], (parts or {}).get(name, ())
         kind = str(tensor.dtype).removeprefix("torch.")
-        differing = sum(a != b for a, b in zip(tensor.shape, row.shape, strict=False))
-        same = tensor.ndim == len(row.shape) and differing <= 1 and tensor.nbytes == row.bytes(micro)
+        shape = list(tensor.shape)
+        for dim, _, _ in rows if is_part(tensor, rows) else ():
+            shape[dim] = row.shape[dim]
+        differing = sum(a != b for a, b in zip(shape, row.shape, strict=False))
+        size = prod(shape) * tensor.element_size()
+        same = len(shape) == len(row.shape) and differing <= 1 and size == row.bytes(micro)
         if kind != row.dtype or not same:
             raise BadInput(
                 f"'{name}' of a micro-batch of {micro} is {kind}{list(tensor.shape)}",
@@ -173,8 +232,8 @@ def check_shapes(values: Mapping[str, Tensor], graph: ModelGraph, micro: int) ->
 
 
 class _Sampler:
-    def __init__(self, indices: Iterable[Sequence[int]]) -> None:
+    def __init__(self, indices: Iterable[Sequence[tuple[int, int]]]) -> None:
         self._indices = indices
 
-    def __iter__(self) -> Iterator[Sequence[int]]:
+    def __iter__(self) -> Iterator[Sequence[tuple[int, int]]]:
         return iter(self._indices)

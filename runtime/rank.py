@@ -14,7 +14,7 @@ from planner.model import Buffer, ModelGraph, Parameter
 from planner.plan import Plan
 from runtime import memory
 from runtime.checkpoint import Checkpoint, Part
-from runtime.data import Wanted
+from runtime.data import Region, Rows, Wanted
 from runtime.evaluate import EvaluationStage, losses_of
 from runtime.execute import Interpreter
 from runtime.groups import World
@@ -87,6 +87,8 @@ class Rank:
             micro=batch.micro,
             step_samples=batch.samples,
             values=frozenset(name for names in self.feed.reads.values() for name in names),
+            parts=self.feed.parts,
+            region=self.feed.region,
         )
 
     def with_peak(self, run: Callable[[], T]) -> tuple[T, int]:
@@ -166,6 +168,8 @@ class Feed:
 
     reads: Mapping[int, Sequence[str]]  # stage -> Values of the batch
     device: torch.device
+    parts: Mapping[str, Rows] = field(default_factory=dict)  # of what is shared in space
+    region: Region = ()
     values: Mapping[int, Tensors] = field(default_factory=dict)
     copies: bool = (
         False  # also where the batch is on the device already: so that memory is counted as elsewhere

@@ -103,6 +103,20 @@ def entry(shape: Sequence[int], grid: Sequence[int], first: int = 2) -> Layout:
     return Layout(tuple(shape), tuple(cuts))
 
 
+def along(shape: Sequence[int], leading: Layout) -> Layout:
+    """A target cut as its sample is, where its last dimensions are the sample's; else whole."""
+    spatial = len(leading.shape) - 2
+    first = len(shape) - spatial
+    if (
+        leading.whole
+        or first < 1
+        or tuple(shape[first:]) != leading.shape[2:]
+        or shape[0] != leading.shape[0]
+    ):
+        return whole(shape)
+    return Layout(tuple(shape), ((None,) * first) + leading.cuts[2:])
+
+
 def check_grid(shape: Sequence[int], grid: Sequence[int], where: str = "spatial") -> None:
     """A grid that asks for more ranks than the input has rows, or for more dimensions than it has."""
     spatial = tuple(shape[2:])

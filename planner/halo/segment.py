@@ -14,7 +14,7 @@ from typing import Final
 from planner.halo import reductions, resample, rule, windows
 from planner.halo.call import Argument, Call, NoRule, Step, TooFew
 from planner.halo.fetch import Fetch, gather
-from planner.halo.layout import Layout, entry, whole
+from planner.halo.layout import Layout, along, entry, whole
 from planner.halo.pointwise import IN_PLACE
 
 GETITEM: Final = "getitem"
@@ -85,7 +85,7 @@ def propagate(
 def cut_model(
     operations: Sequence[Operation], grid: Sequence[int], gather_before: Collection[str] = ()
 ) -> Segment:
-    """A whole model over a grid: samples cut evenly behind the channels, targets and parameters whole."""
+    """A whole model over a grid: samples cut evenly behind the channels, parameters whole."""
     given = {
         operation.name: entry(operation.outputs[0], grid)
         if operation.operation == INPUT
@@ -93,7 +93,34 @@ def cut_model(
         for operation in operations
         if operation.operation in (INPUT, TARGET, STATE)
     }
-    return propagate([x for x in operations if x.name not in given], given, gather_before)
+    targets = {x.name: x.outputs[0] for x in operations if x.operation == TARGET}
+    inner = [x for x in operations if x.name not in given]
+    return with_targets(inner, given, {} if gather_before else targets, gather_before)[0]
+
+
+def with_targets(
+    operations: Sequence[Operation],
+    given: Mapping[str, Layout],
+    targets: Mapping[str, tuple[int, ...]],
+    gather_before: Collection[str] = (),
+) -> tuple[Segment, Mapping[str, Layout]]:
+    """`propagate` with targets cut as the samples are, if all operations on them can be done so; else whole. And what
+    was given in the end."""
+    leading = [layout for layout in given.values() if not layout.whole]
+    cut = {
+        name: layout
+        for name, shape in targets.items()
+        if (layout := next((x for x in (along(shape, each) for each in leading) if not x.whole), None))
+    }
+    if cut:
+        try:
+            trial = propagate(operations, {**given, **cut}, gather_before)
+        except NoRule:
+            pass
+        else:
+            if not any(name in cut for placed in trial.placed for name in placed.gathers):
+                return trial, {**given, **cut}
+    return propagate(operations, given, gather_before), given
 
 
 def _check_write(operation: Operation, made: Mapping[str, Operation]) -> None:

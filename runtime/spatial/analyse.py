@@ -12,7 +12,7 @@ from planner.capture_operations import operation_of
 from planner.cut import StageModule
 from planner.halo import Layout, entry, whole
 from planner.halo.fetch import Fetch, take
-from planner.halo.segment import Operation, Placed, Ref, Segment, propagate
+from planner.halo.segment import Operation, Placed, Ref, Segment, with_targets
 from runtime.spatial.site import Use
 
 ATEN = torch.ops.aten
@@ -29,6 +29,7 @@ class Analysed:
     uses: Mapping[str, Mapping[str, Use]]  # operation -> argument
     takes: Mapping[str, tuple[Fetch, ...]]  # Values that are cut on entry
     parameters: frozenset[str]
+    batch: Mapping[str, Layout]  # what it reads of the batch, as it computes on it
 
     @property
     def uncounted(self) -> frozenset[str]:
@@ -84,14 +85,19 @@ def analyse(
     wanted |= {name: known[name] for name in known if name in wanted}
     given = {node.name: wanted[layout.name(node)] for node in module._slice.reads}
     given |= {node.name: _whole(layout.probes[0].tensor(node)) for node in module._slice.states}
-    segment = propagate(operations_of(module), given, gather_before)
+    targets = _targets(module, shapes) if entering and not gather_before else {}
+    segment, given_ = with_targets(operations_of(module), given, targets, gather_before)
+    wanted = {layout.name(node): given_[node.name] for node in module._slice.reads}
     outputs = {name: segment.layouts[node.name][0] for node, name in module._made.items()}
     states = {node.name: layout.traced.sources[node] for node in module._slice.states}
     parameters = {name: source.name for name, source in states.items() if source.kind == "parameter"}
     uses, partial = _uses(segment.placed, parameters)
     takes = {name: tuple(_takes(wanted[name])) for name in inputs if inputs[name] != wanted[name]}
     held = frozenset(parameters.values())
-    return Analysed(tuple(grid), segment, inputs, outputs, partial, uses, takes, held)
+    batch = {
+        layout.name(node): wanted[layout.name(node)] for node in module._slice.reads if _kind(module, node)
+    }
+    return Analysed(tuple(grid), segment, inputs, outputs, partial, uses, takes, held, batch)
 
 
 def _wanted(module: StageModule, inputs: Mapping[str, Layout], grid: Sequence[int]) -> dict[str, Layout]:
@@ -103,6 +109,17 @@ def _wanted(module: StageModule, inputs: Mapping[str, Layout], grid: Sequence[in
         if inputs[name].whole and (kind == "input" or (kind == "" and len(shape) > IMAGE)):
             wanted[name] = entry(shape, grid)
     return wanted
+
+
+def samples_of(module: StageModule) -> list[str]:
+    """Names of what the stage reads of a batch's inputs."""
+    return [module._layout.name(node) for node in module._slice.reads if _kind(module, node) == "input"]
+
+
+def _targets(module: StageModule, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Those read here, by node."""
+    names = {node: module._layout.name(node) for node in module._slice.reads}
+    return {node.name: shapes[name] for node, name in names.items() if _kind(module, node) == "target"}
 
 
 def _kind(module: StageModule, node: fx.Node) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
 
 from planner.cut import StageModule
 from planner.errors import BadPlan
+from planner.halo import coordinates
 from planner.plan import Plan
+from runtime.data import Region, Rows
 from runtime.groups import World
 from runtime.places import Mesh as Places
 from runtime.spatial.mesh import GroupWire, Mesh
@@ -31,6 +33,29 @@ class Sharing:
         for stage, module in sorted(modules.items()):
             mesh = Mesh(self.analysed[stage].grid, wire)
             shard(module, self.analysed[stage], mesh, overlap=stage not in owing)
+
+    def parts(self, stages: Sequence[int]) -> dict[str, Rows]:
+        """What these stages compute on of a batch, where all of them want the same part."""
+        found: dict[str, Rows] = {}
+        for analysed in (self.analysed[stage] for stage in stages):
+            for name, layout in analysed.batch.items():
+                region = layout.region(coordinates(self.place, analysed.grid))
+                rows = tuple((dim, *region[dim]) for dim in layout.cut_dims)
+                found[name] = rows if found.get(name, rows) == rows else ()
+        return {name: rows for name, rows in found.items() if rows}
+
+    def region(self, stages: Sequence[int], samples: Collection[str]) -> Region:
+        """The part in space of every sample that is enough here; nothing where there is none, as their shapes differ."""
+        cut = {r for each in self.analysed for r in self._regions(each, samples, whole=False)}
+        wholes = {r for stage in stages for r in self._regions(self.analysed[stage], samples, whole=True)}
+        found = wholes or cut
+        return found.pop() if len(cut) == len(found) == 1 else ()
+
+    def _regions(self, analysed: Analysed, samples: Collection[str], *, whole: bool) -> Iterator[Region]:
+        for name in samples:
+            layout = analysed.batch.get(name)
+            if layout is not None and layout.whole == whole:
+                yield layout.region(coordinates(self.place, analysed.grid))[2:]
 
     def uncounted(self, stages: Sequence[int]) -> frozenset[str]:
         return uncounted({stage: self.analysed[stage] for stage in stages}, self.place)

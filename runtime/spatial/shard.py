@@ -190,7 +190,7 @@ def called(what: Callable[..., object], *args: object, **kwargs: object) -> obje
 
 @dataclass(frozen=True)
 class Take:
-    """This rank's part of a tensor that comes whole."""
+    """This rank's part of a tensor that comes whole, or of what was read of the batch as the part it is."""
 
     fetches: tuple[Fetch, ...]
     mesh: Mesh
@@ -200,7 +200,8 @@ class Take:
             x = enter(x, self.mesh, frozenset(fetch.axis for fetch in self.fetches))
         for fetch in self.fetches:
             (run,) = fetch.runs[self.mesh.coordinates[fetch.axis]]
-            x = x.narrow(fetch.dim, run.start, run.length)
+            if x.shape[fetch.dim] != run.length:
+                x = x.narrow(fetch.dim, run.start, run.length)
         return x.contiguous(memory_format=memory_format(x))
 
 

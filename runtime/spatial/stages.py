@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from planner.cut import StageModule
 from planner.errors import BadPlan
 from planner.halo import Layout, check_grid
+from runtime.spatial.analyse import samples_of
 from runtime.spatial.shard import Analysed, analyse, value_shapes
 
 Grid = tuple[int, ...]
@@ -51,9 +52,9 @@ def _only(grids: Sequence[Grid]) -> Grid:
 
 
 def _check(module: StageModule, grid: Grid, where: str) -> None:
-    for name, shape in value_shapes(module).items():
-        if name.startswith("input"):
-            check_grid(shape, grid, f"{where}, '{name}'")
+    shapes = value_shapes(module)
+    for name in samples_of(module):
+        check_grid(shapes[name], grid, f"{where}, '{name}'")
 
 
 def _show(grid: Grid) -> str:
