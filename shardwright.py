@@ -75,6 +75,7 @@ __all__ = [
     "plan",
     "profile",
     "record",
+    "refine",
     "rehearse",
     "report",
     "runs",
@@ -246,6 +247,14 @@ def runs(folder: str | Path = "runs") -> Runs:
 def record(folder: str | Path) -> RunRecord:
     """What a run has left behind, predicted beside measured."""
     return _record(Path(folder))
+
+
+def refine(run: RunRecord | str | Path) -> Plan:
+    """The plan of a run with the times that were measured, and the best order of weight gradients and sums for them."""
+    from planner.refine import refined
+
+    ran = _record(Path(run)) if isinstance(run, str | Path) else run
+    return refined(ran.plan, ran.measured)
 
 
 def report(

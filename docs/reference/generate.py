@@ -16,6 +16,7 @@ from planner.errors import BadInput
 from planner.halo import RULES
 from planner.plan import StageTimes
 from planner.schedule.families import FAMILIES, Family, generate
+from planner.schedule.overlap import OPTIONS
 from planner.schemas import MODELS, text
 from planner.simulate import compile, duration_vector, neighbour_hops, simulate
 from planner.views import terminal
@@ -202,6 +203,10 @@ def schedules() -> str:
         "A list of actions is all that a schedule is: `0F3` is the forward of micro-batch 3 through stage 0, B its "
         "backward, I and W the halves of it, R a recomputation; a letter behind the number names a second pipe. "
         "`--schedule LIST` names the families to choose from, `--fix` pins one with its settings.\n",
+        "Any family also takes the settings of out-of-order backprop, which change the order of the same work "
+        "(`docs/out-of-order.md`):\n",
+        *(f"- `{name}`: {meaning}" for name, meaning in OPTIONS.items()),
+        "",
     ]
     for name, family in FAMILIES.items():
         parts += [
