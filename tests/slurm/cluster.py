@@ -16,14 +16,15 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
 from tests.slurm.conf import CONF, NODE
+from tests.slurm.folders import own
 
 APT = "apt-get install --no-install-recommends slurmctld slurmd slurm-client munge iproute2"
 NEEDED = ("slurmctld", "slurmd", "sbatch", "munged", "mungekey", "ip", "unshare", "nsenter", "setpriv")
@@ -145,6 +146,7 @@ class Cluster:
             root=self.root,
             nodes="\n".join(rows),
             first=self.names[0],
+            four=min(4, self.nodes),
             min_job_age=self.min_job_age_s,
         )
         (self.root / "slurm.conf").write_text(conf)
@@ -304,15 +306,13 @@ def main() -> int:
     if reason := missing():
         print(reason, file=sys.stderr)
         return 1
-    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
-    try:
-        with Cluster(folder, given.nodes, given.cpus, given.gpus) as cluster:
-            print(f"SLURM_CONF={folder}/slurm.conf {shlex.join(cluster.inside)} bash", flush=True)
-            cluster._running["hub"].wait()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        shutil.rmtree(folder)
+    with (
+        suppress(KeyboardInterrupt),
+        own() as folder,
+        Cluster(folder, given.nodes, given.cpus, given.gpus) as made,
+    ):
+        print(f"SLURM_CONF={folder}/slurm.conf {shlex.join(made.inside)} bash", flush=True)
+        made._running["hub"].wait()
     return 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,17 +15,16 @@ from runtime import train
 from tests.runtime.jobs import captured_of
 from tests.slurm import cluster as clusters
 from tests.slurm.cluster import Cluster
+from tests.slurm.folders import own
 from tests.slurm.warm import Warm
 
 
 @pytest.fixture(scope="session")
 def state() -> Iterator[Path]:
-    """Short enough for the sockets that the daemons make in it."""
     if reason := clusters.missing():
         pytest.skip(reason)
-    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
-    yield folder
-    shutil.rmtree(folder)
+    with own() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +34,6 @@ def _disk(state: Path) -> Iterator[Path]:
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], check=True)
     yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.fixture
