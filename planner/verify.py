@@ -13,13 +13,14 @@ from math import prod
 
 from planner import verify_costs, verify_machines, verify_model
 from planner.cluster import Cluster
-from planner.errors import BadPlan
+from planner.errors import BadInput, BadPlan
 from planner.model import ModelGraph
 from planner.plan import Plan
 from planner.profile import Profile
 from planner.schedule import check as schedule_check
 from planner.schedule.action import Kind
 from planner.schedule.grid import draw
+from planner.schedule.overlap import overlap_of
 from planner.simulate import period_of_plan, schedule_of
 from planner.violation import Violation
 
@@ -184,7 +185,12 @@ def _pipes(plan: Plan) -> Iterator[Violation]:
 
 def _schedule(plan: Plan) -> Iterator[Violation]:
     schedule = schedule_of(plan)
-    for found in schedule_check.violations(schedule, plan.hops):
+    try:
+        overlap_of(dict(plan.schedule.settings), "schedule.settings")
+    except BadInput as error:
+        yield Violation(rule="schedule", where="", message=str(error))
+    barrier = plan.schedule.update == "barrier"
+    for found in schedule_check.violations(schedule, plan.hops, barrier=barrier):
         picture = draw(schedule.orders, found.marks) if found.marks else ""
         yield Violation(rule="schedule", where="", message=str(found), picture=picture)
 
