@@ -11,6 +11,7 @@ from safetensors import safe_open
 
 from planner.errors import BadInput
 from planner.plan import Plan
+from planner.schedule.overlap import Overlap
 from runtime import checkpoint as checkpoints
 from runtime.checkpoint import Checkpoint, Facts, Part, Writer
 from runtime.local import job_of, launch_inline, prepare
@@ -40,7 +41,12 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("shape", [{"family": "1f1b"}, {"family": "chimera"}, {"family": "zb-v", "data": 2}])
+AT_USE = {"workers": 1, "data": 2, "update": "rolling", "overlap": Overlap(parts=2, late=1, updates="at_use")}
+
+
+@pytest.mark.parametrize(
+    "shape", [{"family": "1f1b"}, {"family": "chimera"}, {"family": "zb-v", "data": 2}, AT_USE]
+)
 @pytest.mark.parametrize(
     ("workload", "arguments"),
     [("mlp", {}), (HERE + "normalised.py", {}), (HERE + "mlp.py", {"layers": "9", "gamma": "0.7"})],
