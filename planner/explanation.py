@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.cluster import Cluster
 from planner.console import columns, duration, memory
@@ -14,6 +14,7 @@ from planner.milp.survey import Search, Tried
 from planner.plan import Plan
 from planner.profile import Profile
 from planner.scaling import Lemma, overhead
+from planner.schedule.families import FAMILIES
 
 GIB = 1 << 30
 _SHOWN = 6
@@ -48,6 +49,7 @@ class Explanation:
     error: float  # of the costs, as a share, as far as the error bar shows it
     room: Room
     overhead: Lemma | None
+    in_one: Part | None = None  # where gradients are summed in parts: the same plan with one sum a device
 
     @property
     def within(self) -> float:
@@ -74,6 +76,7 @@ def explained(
         error=error,
         room=_room(plan, roomier, more_bytes),
         overhead=overhead(plan),
+        in_one=_in_one(found),
     )
 
 
@@ -93,6 +96,17 @@ def _others(found: Search) -> list[Tried]:
     """Those that lost, the best first."""
     others = [tried for tried in found.tried.values() if tried.answer is not None and tried is not found.best]
     return sorted(others, key=lambda tried: (tried.answer.ns if tried.answer else 0, tried.shape))
+
+
+def _in_one(found: Search) -> Part | None:
+    assert found.best is not None
+    shape = found.best.shape
+    if not FAMILIES[shape.family].mixes:
+        return None
+    tried = found.look(replace(shape, family="1f1b", chunks=1))
+    if tried is not None and tried.answer is None:
+        found.answer(tried)
+    return None if tried is None or tried.answer is None else _part(tried)
 
 
 def _runners_up(found: Search) -> Iterator[Part]:
@@ -124,7 +138,14 @@ def _room(plan: Plan, roomier: Plan | None, more_bytes: int) -> Room:
 
 
 def text(found: Explanation) -> str:
-    parts = [_made_of(found.chosen), _losses(found), _errors(found), _memory(found), _overhead(found)]
+    parts = [
+        _made_of(found.chosen),
+        _hidden(found),
+        _losses(found),
+        _errors(found),
+        _memory(found),
+        _overhead(found),
+    ]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -132,6 +153,21 @@ def _made_of(chosen: Part) -> str:
     shares = {name: ns / max(chosen.step_ns, 1) for name, ns in chosen.parts_ns.items()}
     told = [f"{name} {share:.1%}" for name, share in shares.items() if share >= _SEEN]
     return f"Of its step: {', '.join(told)}."
+
+
+def _hidden(found: Explanation) -> str:
+    if found.in_one is None:
+        return ""
+    choice, step_ns = found.plan.schedule, found.plan.prediction.step_ns
+    saved = found.in_one.step_ns - step_ns
+    late = choice.settings.get("late", 0)
+    at_use = ", updates when the next step needs them" if choice.settings.get("updates") == "at_use" else ""
+    order = ", sums by priority" if choice.settings.get("sums") else ""
+    last = f", weight gradients of {late} parts last" if late else ""
+    return (
+        f"Out-of-order backprop saves {duration(saved)} of {duration(found.in_one.step_ns)} "
+        f"({saved / max(found.in_one.step_ns, 1):.1%}): gradients summed in {choice.chunks} parts{order}{at_use}{last}."
+    )
 
 
 def _losses(found: Explanation) -> str:
@@ -202,5 +238,6 @@ def as_dict(found: Explanation) -> dict[str, object]:
             "plan": found.room.says,
             "free_bytes": found.room.free_bytes,
         },
+        "in_one_sum_ns": found.in_one.step_ns if found.in_one else None,
         "overhead": found.overhead.ratio if found.overhead else None,
     }

@@ -104,3 +104,18 @@ def test_an_explanation_is_told_as_data_too(tight: Explanation) -> None:
 def test_what_does_not_fit_is_not_explained_but_refused() -> None:
     with pytest.raises(Infeasible, match="bytes short"):
         explained(COSTS, cluster(1, memory=1000), 8, ASKED)
+
+
+def test_what_out_of_order_backprop_saves_is_told_against_one_sum() -> None:
+    asked = Asked(fix={"pipeline": 1, "data": 4, "update": "rolling"})
+    found = explained(profile(chain(24, 0)), cluster(4), 8, asked)
+    plain = solve(profile(chain(24, 0)), cluster(4), batch=8, fix={**asked.fix, "out_of_order": "off"})
+    assert found.in_one is not None and found.in_one.step_ns == plain.prediction.step_ns
+    assert found.in_one.step_ns > found.plan.prediction.step_ns
+    said = text(found)
+    assert "Out-of-order backprop saves" in said and "updates when the next step needs them" in said
+    assert as_dict(found)["in_one_sum_ns"] == plain.prediction.step_ns
+
+
+def test_where_nothing_is_out_of_order_nothing_is_said_of_it(tight: Explanation) -> None:
+    assert tight.in_one is None and "Out-of-order" not in text(tight)
