@@ -16,6 +16,7 @@ from tests.runtime.jobs import captured_of
 from tests.slurm import cluster as clusters
 from tests.slurm.cluster import Cluster
 from tests.slurm.folders import own
+from tests.slurm.jobs import Gate, paced_plan
 from tests.slurm.warm import Warm
 
 
@@ -66,6 +67,15 @@ def warm(state: Path) -> Iterator[Warm]:
     made = Warm(state)
     yield made
     made.close()
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    made = Gate(tmp_path / "gate")
+    monkeypatch.setenv("PACED_GATE", str(made.path))
+    monkeypatch.setenv("PACED_GATE_AT", str(6 * paced_plan().batch.samples))
+    yield made
+    made.open()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,6 +20,7 @@ from runtime.slurm import run as slurm
 from runtime.slurm.options import Options
 from runtime.slurm.record import Record
 from runtime.slurm.run import SlurmRun
+from tests.slurm.cluster import Cluster
 from tests.slurm.plans import plan_over
 from tests.slurm.warm import Warm
 
@@ -29,6 +35,16 @@ def paced_plan(ranks_a_node: int = 1, pace_s: float = 0.02, leaves: int = -1, da
     return plan_over(
         PACED, arguments=arguments, ranks_a_node=ranks_a_node, family="1f1b", workers=2, micros=2, data=data
     )
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Paced runs stand before it, in their seventh step, until something has happened to them."""
+
+    path: Path
+
+    def open(self) -> None:
+        self.path.touch()
 
 
 def launch(
@@ -61,3 +77,25 @@ def task(paths: Paths, rank: int) -> Record:
     found = Record(**json.loads(paths.task(rank).read_text()))
     assert record.read(paths, rank, found.generation) == found
     return found
+
+
+def shardwright(*words: str) -> str:
+    """What the command says, in another process."""
+    done = subprocess.run(
+        [sys.executable, "-m", "shardwright", *words],
+        capture_output=True,
+        text=True,
+        env=dict(os.environ),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def hurt(cluster: Cluster, run: SlurmRun, rank: int, number: signal.Signals) -> None:
+    """A signal to one rank, by its number on its node."""
+    found = task(run.paths, rank)
+    node = cluster.first_process(int(found.host.removeprefix("n")))
+    subprocess.run(
+        ["nsenter", f"--target={node}", "--pid", "kill", f"-{int(number)}", str(found.pid)], check=True
+    )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from planner.plan import Plan
 from planner.simulate import compile, duration_vector, period, schedule_of
 from tests.runtime.jobs import captured_of
 from tests.runtime.plans import plan_for
+from tests.runtime.spatial.test_plans import spatially
 
 
 def plan_over(
@@ -14,12 +17,15 @@ def plan_over(
     ranks_a_node: int = 2,
     arguments: dict[str, str] | None = None,
     micro: int = 2,
+    grids: dict[int, tuple[int, ...]] | None = None,
     **shape: object,
 ) -> Plan:
-    """Ranks fill the slots of node 0, then those of node 1, and so on."""
+    """Ranks fill the slots of node 0, then those of node 1, and so on. `grids` are the parts of a sample, by stage."""
     given = arguments or {}
     _, captured = captured_of(workload, given, micro)
     plan = plan_for(captured.graph, workload, arguments=given, micro=micro, **shape)  # type: ignore[arg-type]
+    if grids is not None:
+        plan = spatially(plan, grids, max(prod(grid) for grid in grids.values()))
     places = tuple(
         place.model_copy(update={"node": place.rank // ranks_a_node, "slot": place.rank % ranks_a_node})
         for place in plan.places

@@ -14,7 +14,7 @@ from planner.workload import load
 from runtime import local
 from runtime.slurm.elastic import Elastic, parse
 from tests.slurm.cluster import Cluster
-from tests.slurm.jobs import PACED, PATIENCE_S, launch, task, until_step
+from tests.slurm.jobs import PACED, PATIENCE_S, Gate, launch, task, until_step
 from tests.slurm.warm import Warm
 
 MACHINES = """\
@@ -25,8 +25,11 @@ links: {rack: {latency_s: 1.0e-9, bandwidth_bytes_per_s: 1.0e+13}}
 """
 
 
-def test_four_nodes_one_lost_three_with_a_new_plan(cluster: Cluster, warm: Warm, tmp_path: Path) -> None:
-    workload = load(PACED, {"pace_s": "0.1"})
+def test_four_nodes_one_lost_three_with_a_new_plan(
+    cluster: Cluster, gate: Gate, warm: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACED_GATE_AT", "12")  # four of its steps
+    workload = load(PACED, {"pace_s": "0.02"})
     profile = measure.profile(
         workload, device="roofline:P100-16GB", micros=(1, 2, 3, 4), precision="fp32", split=None
     )
@@ -53,6 +56,7 @@ def test_four_nodes_one_lost_three_with_a_new_plan(cluster: Cluster, warm: Warm,
     )
     until_step(run, 3)
     cluster.kill_node(4)
+    gate.open()
     try:
         done = run.wait(PATIENCE_S).check()
     finally:

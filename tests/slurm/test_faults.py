@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from planner import plan_yaml
 from planner.plan import Plan
+from runtime import checkpoint as checkpoints
 from runtime import soundness, status
-from runtime.slurm import batch, state
+from runtime.metrics import steps_of
+from runtime.paths import Paths
+from runtime.slurm import batch, state, submit
 from runtime.slurm.run import SlurmRun
 from runtime.supervise import STOPPED
 from tests.slurm.cluster import Cluster
-from tests.slurm.jobs import PATIENCE_S, launch, paced_plan, task, until, until_step
+from tests.slurm.jobs import PATIENCE_S, Gate, hurt, launch, paced_plan, shardwright, task, until, until_step
 from tests.slurm.warm import Warm
 
 STEPS = 8
@@ -32,17 +39,29 @@ def undisturbed(up: Cluster, warm: Warm, tmp_path_factory: pytest.TempPathFactor
     return run.wait(PATIENCE_S).check().losses
 
 
+started: list[SlurmRun] = []
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_left() -> Iterator[None]:
+    """Of any run, whatever became of it."""
+    started.clear()
+    yield
+    for run in started:
+        until(lambda run=run: not pids(run), "the last process of the run", 30)  # type: ignore[misc]
+
+
 def start(warm: Warm, folder: Path, plan: Plan | None = None, **settings: object) -> SlurmRun:
-    return launch(warm, plan or paced_plan(), folder / "run", steps=STEPS, save_every=2, **settings)  # type: ignore[arg-type]
+    run = launch(warm, plan or paced_plan(), folder / "run", steps=STEPS, save_every=2, **settings)  # type: ignore[arg-type]
+    started.append(run)
+    return run
 
 
-def hurt(cluster: Cluster, run: SlurmRun, rank: int, number: signal.Signals) -> None:
-    """A signal to one rank, by its number on its node."""
-    found = task(run.paths, rank)
-    node = cluster.first_process(int(found.host.removeprefix("n")))
-    subprocess.run(
-        ["nsenter", f"--target={node}", "--pid", "kill", f"-{int(number)}", str(found.pid)], check=True
-    )
+def samples_trained_on(run: SlurmRun) -> int:
+    """By the last checkpoint: none is lost, none counted twice."""
+    found = checkpoints.latest(run.paths.checkpoints)
+    assert found is not None
+    return found.facts.sample
 
 
 def story(run: SlurmRun) -> list[tuple[str, str]]:
@@ -62,33 +81,33 @@ def pids(run: SlurmRun) -> list[int]:
     return found
 
 
-def nothing_is_left(run: SlurmRun) -> None:
-    until(lambda: not pids(run), "the last process of the run", 20)
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_a_killed_rank_is_named_and_costs_the_steps_since_the_last_checkpoint(
-    seed: int, cluster: Cluster, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
+    seed: int, cluster: Cluster, gate: Gate, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
 ) -> None:
     draw = Random(seed)
     rank, step = draw.randrange(2), draw.randrange(1, STEPS - 1)
     run = start(warm, tmp_path)
     until_step(run, step)
+    time.sleep(draw.random() * 0.1)  # in any of the actions of the step that follows
     hurt(cluster, run, rank, signal.SIGKILL)
+    gate.open()
     host = task(run.paths, rank).host
     done = run.wait(PATIENCE_S).check()
     assert done.losses == undisturbed
     assert story(run) == [("failed", f"rank {rank} on {host} was killed by SIGKILL"), ("done", "")]
     begun = run.paths.rank_metrics(rank).read_text().splitlines()
     assert len(begun) <= STEPS + 2 + 1  # of a save every second step
+    assert samples_trained_on(run) == STEPS * paced_plan().batch.samples
 
 
 def test_a_hanging_rank_is_named_among_those_that_wait_for_it(
-    cluster: Cluster, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
+    cluster: Cluster, gate: Gate, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
 ) -> None:
-    run = start(warm, tmp_path, deadline_s=3.0)
+    run = start(warm, tmp_path, deadline_s=6.0)
     until_step(run, 3)
     hurt(cluster, run, 0, signal.SIGSTOP)
+    gate.open()
     done = run.wait(PATIENCE_S).check()
     assert done.losses == undisturbed
     (state, cause), after = story(run)
@@ -98,8 +117,6 @@ def test_a_hanging_rank_is_named_among_those_that_wait_for_it(
 
 def test_a_rank_that_exits_5_ends_the_launch_with_5(cluster: Cluster, warm: Warm, tmp_path: Path) -> None:
     """From the command line, from another process than this one."""
-    from planner import plan_yaml
-
     (tmp_path / "plan.yaml").write_text(plan_yaml.dump(paced_plan(leaves=0)))
     (tmp_path / "site.yaml").write_text(f"version: 1\npython: {warm.python}\n")
     command = ["-m", "shardwright", "launch", f"{tmp_path}/plan.yaml", "--slurm", "--wait", "--steps=20"]
@@ -110,11 +127,12 @@ def test_a_rank_that_exits_5_ends_the_launch_with_5(cluster: Cluster, warm: Warm
 
 
 def test_a_signal_before_the_limit_stops_all_ranks_after_one_step_and_the_job_goes_on(
-    cluster: Cluster, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
+    cluster: Cluster, gate: Gate, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
 ) -> None:
     run = start(warm, tmp_path)
     until_step(run, 3)
     cluster.run("scancel", "--batch", "--signal=USR1", str(run.job))
+    gate.open()
     done = run.wait(PATIENCE_S).check()
     assert done.losses == undisturbed
     assert [state for state, _ in story(run)] == ["stopped", "done"]
@@ -123,41 +141,90 @@ def test_a_signal_before_the_limit_stops_all_ranks_after_one_step_and_the_job_go
     assert steps == [STEPS, STEPS]  # none is done twice
 
 
-def test_a_job_is_queued_again_as_often_as_was_said(cluster: Cluster, warm: Warm, tmp_path: Path) -> None:
+def test_a_job_is_queued_again_as_often_as_was_said(
+    cluster: Cluster, gate: Gate, warm: Warm, tmp_path: Path
+) -> None:
     run = start(warm, tmp_path, options={"requeues": 0})
     until_step(run, 2)
     cluster.run("scancel", "--batch", "--signal=USR1", str(run.job))
+    gate.open()
     outcome = run.outcome(PATIENCE_S)
     assert outcome.state == "stopped"
     assert outcome.status == STOPPED
 
 
 def test_jobs_of_an_array_go_on_from_each_other(
-    cluster: Cluster, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
+    cluster: Cluster, gate: Gate, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
 ) -> None:
     run = start(warm, tmp_path, options={"requeues": 0, "sbatch": {"array": "1-2%1"}})
     until_step(run, 3)
     cluster.run("scancel", "--batch", "--signal=USR1", f"{run.job}_1")
+    gate.open()
     until(lambda: [state for state, _ in story(run)] == ["stopped", "done"], "the second job", PATIENCE_S)
     assert {row["step"]: row["loss"] for row in run.metrics()} == undisturbed
 
 
-def test_a_cancelled_run_ends_for_good(cluster: Cluster, warm: Warm, tmp_path: Path) -> None:
+def test_a_cancelled_run_ends_for_good(cluster: Cluster, gate: Gate, warm: Warm, tmp_path: Path) -> None:
     run = start(warm, tmp_path)
     until_step(run, 2)
     status.cancel(run.paths.root)
+    gate.open()
     until(lambda: run.state == "cancelled", "the run is cancelled", 30)
-    nothing_is_left(run)
     until(lambda: cluster.run("squeue", "-h") == "", "SLURM is done with it", 20)
 
 
+def test_a_job_ended_by_scancel_is_cancelled_for_good_and_can_be_resumed(
+    cluster: Cluster, gate: Gate, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
+) -> None:
+    """By SLURM's own command, of which the run folder knows nothing."""
+    run = start(warm, tmp_path)
+    until_step(run, 3)
+    cluster.run("scancel", str(run.job))
+    gate.open()
+    assert run.outcome(PATIENCE_S).state == "cancelled"
+    assert run.state == "cancelled" and len(story(run)) == 1
+    again = start(warm, tmp_path)
+    assert again.wait(PATIENCE_S).check().losses == undisturbed
+    assert samples_trained_on(again) == STEPS * paced_plan().batch.samples
+    begun = run.paths.rank_metrics(0).read_text().splitlines()
+    assert len(begun) <= STEPS + 2  # of a save every second step
+
+
+def test_a_launcher_that_is_killed_changes_nothing_and_another_shell_sees_the_run(
+    cluster: Cluster, gate: Gate, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
+) -> None:
+    (tmp_path / "plan.yaml").write_text(plan_yaml.dump(paced_plan()))
+    (tmp_path / "site.yaml").write_text(f"version: 1\npython: {warm.python}\n")
+    words = [f"{tmp_path}/plan.yaml", "--slurm", "--wait", f"--steps={STEPS}", "--save-every=2"]
+    command = [sys.executable, "-m", "shardwright", "launch", *words]
+    launcher = subprocess.Popen(
+        [*command, f"--site={tmp_path}/site.yaml", f"--run={tmp_path}/run"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    paths = Paths(tmp_path / "run")
+    until(lambda: max(steps_of(paths), default=0) >= 2, "step 2")
+    launcher.kill()
+    launcher.wait()
+    queued = submit.Queued.read(paths)
+    assert queued is not None
+    run = SlurmRun(paths, 2, queued.job)
+    started.append(run)
+    shown = json.loads(shardwright("status", str(paths.root), "--json"))
+    gate.open()
+    assert (shown["state"], shown["job"]) == ("running", run.job)
+    assert run.wait(PATIENCE_S).check().losses == undisturbed
+    assert json.loads(shardwright("status", str(paths.root), "--json"))["state"] == "done"
+
+
 def test_a_dead_node_is_named_and_the_job_goes_on_elsewhere(
-    cluster: Cluster, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
+    cluster: Cluster, gate: Gate, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
 ) -> None:
     run = start(warm, tmp_path)
     until_step(run, 3)
     node = int(task(run.paths, 1).host.removeprefix("n"))
     cluster.kill_node(node)
+    gate.open()
     try:
         done = run.wait(PATIENCE_S).check()
     finally:
@@ -166,18 +233,19 @@ def test_a_dead_node_is_named_and_the_job_goes_on_elsewhere(
     assert done.losses == undisturbed
     assert any(f"n{node}" in cause for _, cause in story(run)), story(run)
     assert story(run)[-1] == ("done", "")
-    nothing_is_left(run)
+    assert samples_trained_on(run) == STEPS * paced_plan().batch.samples
 
 
 def test_a_preempted_job_leaves_a_checkpoint_and_goes_on(
-    cluster: Cluster, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
+    cluster: Cluster, gate: Gate, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
 ) -> None:
     options = {"partition": "spot", "sbatch": {"exclusive": ""}}
-    run = start(warm, tmp_path, paced_plan(pace_s=0.2), options=options)
+    run = start(warm, tmp_path, paced_plan(), options=options)
     until_step(run, 3)
     urgent = cluster.run(
         "sbatch", "--parsable", "-p", "urgent", "-N12", "--exclusive", "--output=/dev/null", "--wrap=sleep 1"
     )
+    gate.open()
     done = run.wait(PATIENCE_S).check()
     assert done.losses == undisturbed
     assert story(run)[-1] == ("done", "")
@@ -186,27 +254,43 @@ def test_a_preempted_job_leaves_a_checkpoint_and_goes_on(
 
 
 def test_a_controller_that_is_away_for_a_while_changes_nothing(
-    cluster: Cluster, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
+    cluster: Cluster, gate: Gate, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
 ) -> None:
     run = start(warm, tmp_path)
     until_step(run, 2)
     cluster.stop_controller()
     until_step(run, 5)
     cluster.start_controller()
+    gate.open()
     assert run.wait(PATIENCE_S).check().losses == undisturbed
     assert story(run) == [("done", "")]
 
 
+def truncate(content: bytes) -> bytes:
+    return content[:-7]
+
+
+def flip_a_bit(content: bytes) -> bytes:
+    return content[:-7] + bytes([content[-7] ^ 16]) + content[-6:]
+
+
+@pytest.mark.parametrize("spoil", [truncate, flip_a_bit])
 def test_a_spoiled_checkpoint_is_named_and_the_one_before_is_used(
-    cluster: Cluster, warm: Warm, undisturbed: dict[int, float], tmp_path: Path
+    spoil: Callable[[bytes], bytes],
+    cluster: Cluster,
+    gate: Gate,
+    warm: Warm,
+    undisturbed: dict[int, float],
+    tmp_path: Path,
 ) -> None:
-    run = start(warm, tmp_path, paced_plan(pace_s=0.05))
+    run = start(warm, tmp_path)
     until_step(run, 5)
     hurt(cluster, run, 0, signal.SIGSTOP)
     newest = soundness.complete(run.paths.checkpoints)[-1]
     part = newest / "part-00000.safetensors"
-    part.write_bytes(part.read_bytes()[:-7])
+    part.write_bytes(spoil(part.read_bytes()))
     hurt(cluster, run, 0, signal.SIGKILL)
+    gate.open()
     assert run.wait(PATIENCE_S).check().losses == undisturbed
     assert f"checkpoint {newest.name} is spoiled" in run.logs()
 
@@ -224,16 +308,17 @@ def fill(disk: Path, left_bytes: int) -> Path:
 
 @pytest.mark.parametrize("left_bytes", [0, 64 * 1024])  # room for nothing, or for a part of the weights
 def test_a_full_disk_is_named_and_after_making_room_the_run_goes_on(
-    left_bytes: int, cluster: Cluster, warm: Warm, undisturbed: dict[int, float], small_disk: Path
+    left_bytes: int, cluster: Cluster, gate: Gate, warm: Warm, undisturbed: dict[int, float], small_disk: Path
 ) -> None:
-    run = start(warm, small_disk, paced_plan(pace_s=0.05))
+    run = start(warm, small_disk)
     until_step(run, 2)
     filler = fill(small_disk, left_bytes)
+    gate.open()
     outcome = run.outcome(PATIENCE_S)
     assert outcome.state == "failed"
     assert "No space left on device" in outcome.cause
     assert story(run) == [("failed", outcome.cause)]
     until(lambda: state.of(run.job).state == "failed", "SLURM knows", 20)
     filler.unlink()
-    again = start(warm, small_disk, paced_plan(pace_s=0.05))
+    again = start(warm, small_disk)
     assert again.wait(PATIENCE_S).check().losses == undisturbed

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from runtime.slurm.options import Options
 from runtime.slurm.script import Request
 from tests.runtime.slurm.golden import request
 from tests.slurm.cluster import Cluster
-from tests.slurm.jobs import PATIENCE_S, launch, paced_plan, until, until_step
+from tests.slurm.jobs import PATIENCE_S, Gate, launch, paced_plan, shardwright, until, until_step
 from tests.slurm.warm import Warm
 
 NAMES = [
@@ -123,25 +121,25 @@ def test_sbatch_reads_our_quotes_as_they_are_meant(name: str, echoed: dict[str, 
 
 
 def test_a_job_is_watched_from_any_process_and_its_folder_is_not_taken_twice(
-    cluster: Cluster, warm: Warm, tmp_path: Path
+    cluster: Cluster, gate: Gate, warm: Warm, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    run = launch(warm, paced_plan(pace_s=0.1), folder, steps=6)
+    run = launch(warm, paced_plan(), folder, steps=8)
     until_step(run, 2)
-    shown = shardwright("status", str(folder), "--json")
-    found = json.loads(shown)
+    found = json.loads(shardwright("status", str(folder), "--json"))
+    with pytest.raises(BadInput, match=f"job {run.job} of this run is queued or running"):
+        launch(warm, paced_plan(), folder, steps=8)
+    gate.open()
     assert (found["state"], found["backend"], found["job"], found["steps"]) == (
         "running",
         "slurm",
         run.job,
-        6,
+        8,
     )
     assert found["step"] >= 2 and found["loss"] > 0 and found["left_s"] > 0 and found["samples_per_s"] > 0
-    with pytest.raises(BadInput, match=f"job {run.job} of this run is queued or running"):
-        launch(warm, paced_plan(pace_s=0.1), folder, steps=6)
     run.wait(PATIENCE_S).check()
     assert status.of(folder).state == "done"
-    assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert folder.stat().st_mode & 0o077 == 0
     (folder / "outcome.json").unlink()
     until(lambda: status.of(folder).state == "done", "SLURM says that it is done", 20)
@@ -192,15 +190,3 @@ def test_nodes_are_probed_by_srun(cluster: Cluster, warm: Warm, tmp_path: Path) 
 def test_a_probe_that_fails_says_how(cluster: Cluster, warm: Warm, tmp_path: Path) -> None:
     with pytest.raises(probe_main.ProbeFailed, match=r"srun .* ended with 1: .*"):
         probe_main.by_srun(tmp_path, 2, 1, ["--partition=none"])
-
-
-def shardwright(*words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "shardwright", *words],
-        capture_output=True,
-        text=True,
-        env=dict(os.environ),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout

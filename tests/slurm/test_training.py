@@ -31,12 +31,21 @@ def test_chimera_on_four_nodes_trains_as_one_process_does(
     assert done.losses == pytest.approx(alone.losses, rel=1e-6)
 
 
-def test_a_unet_in_stages_and_replicas_trains_as_one_process_does(
+def test_a_unet_in_replicas_stages_and_shards_trains_as_one_process_does(
     cluster: Cluster, warm: Warm, tmp_path: Path
 ) -> None:
+    """All three axes at once: what a sample's neighbours, a stage's and a replica's exchange crosses nodes."""
     plan = plan_over(
-        "unet3d", arguments={"size": "tiny"}, family="1f1b", workers=4, micros=4, data=2, micro=1
+        "unet3d",
+        arguments={"size": "tiny"},
+        family="1f1b",
+        workers=2,
+        micros=2,
+        data=2,
+        micro=1,
+        grids={0: (2,), 1: (2,)},
     )
+    assert (plan.axes.data, plan.axes.pipeline, plan.axes.spatial) == (2, 2, 2)
     done = launch(warm, plan, tmp_path / "run", steps=2).wait(PATIENCE_S).check()
     alone = local.launch_inline(plan, tmp_path / "inline", steps=2)
     assert done.losses == pytest.approx(alone.losses, rel=1e-6)
