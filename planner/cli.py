@@ -88,7 +88,7 @@ def _profile_command(tools: Tools) -> Callable[..., None]:
     ) -> None:
         """Measure what every layer of a model costs on a device."""
         from planner import profile_yaml, summary
-        from planner.workload import parse_settings
+        from planner.workload_settings import parse_settings
 
         out = console.Output(as_json=as_json)
         path = output or Path(f"{Path(workload).stem}-profile.yaml")

@@ -109,7 +109,7 @@ def _command(measure: Measure, observe: cli_calibrate.Observe) -> Callable[..., 
         from planner import cluster as clusters
         from planner.frontier import Asked
         from planner.milp.shapes import pins
-        from planner.workload import parse_settings
+        from planner.workload_settings import parse_settings
 
         goal = _goal(batch, devices, frontier)
         machines = cli_calibrate.with_corrections(clusters.load(cluster), calibration, replan_from, observe)

@@ -12,7 +12,6 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
-import math
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -24,11 +23,11 @@ from typing import TYPE_CHECKING
 
 from planner.beside import importing_beside
 from planner.errors import BadInput, ShardwrightError
+from planner.workload_settings import Scalar, bind, kind_of
 
 if TYPE_CHECKING:
     import torch
 
-Scalar = str | int | float | bool
 REQUIRED = ("build", "batch", "loss")
 OPTIONAL = ("optimizer", "lr_schedule", "dataset", "collate")
 MODELS = Path(__file__).resolve().parent.parent / "models"
@@ -49,7 +48,9 @@ class Workload:
 
         module = self.call("build")
         if not isinstance(module, torch.nn.Module):
-            raise BadInput(f"build() returned {_kind(module)}", where=self.where, allowed="a torch.nn.Module")
+            raise BadInput(
+                f"build() returned {kind_of(module)}", where=self.where, allowed="a torch.nn.Module"
+            )
         return module
 
     def batch(self, n: int) -> tuple[object, object]:
@@ -69,7 +70,7 @@ class Workload:
         made = self.call("optimizer", named_parameters)
         if not isinstance(made, torch.optim.Optimizer):
             raise BadInput(
-                f"optimizer() returned {_kind(made)}", where=self.where, allowed="a torch.optim.Optimizer"
+                f"optimizer() returned {kind_of(made)}", where=self.where, allowed="a torch.optim.Optimizer"
             )
         return made
 
@@ -82,7 +83,7 @@ class Workload:
         made = self.call("lr_schedule", optimizer)
         if not isinstance(made, torch.optim.lr_scheduler.LRScheduler):
             raise BadInput(
-                f"lr_schedule() returned {_kind(made)}",
+                f"lr_schedule() returned {kind_of(made)}",
                 where=self.where,
                 allowed="a torch.optim.lr_scheduler.LRScheduler",
             )
@@ -95,7 +96,7 @@ class Workload:
         data = self.call("dataset")
         if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
             raise BadInput(
-                f"dataset() returned {_kind(data)}",
+                f"dataset() returned {kind_of(data)}",
                 where=self.where,
                 allowed="a map-style dataset: __len__ and __getitem__",
             )
@@ -122,7 +123,9 @@ class Workload:
     def _pair(self, name: str, value: object) -> tuple[object, object]:
         made = self.call(name, value)
         if not isinstance(made, tuple | list) or len(made) != 2:
-            raise BadInput(f"{name}() returned {_kind(made)}", where=self.where, allowed="(inputs, targets)")
+            raise BadInput(
+                f"{name}() returned {kind_of(made)}", where=self.where, allowed="(inputs, targets)"
+            )
         return made[0], made[1]
 
 
@@ -135,14 +138,14 @@ def load(name: str, settings: Mapping[str, str] | None = None) -> Workload:
         if function is None:
             continue
         if not callable(function):
-            raise BadInput(f"'{role}' is {_kind(function)}", where=where, allowed="a function")
+            raise BadInput(f"'{role}' is {kind_of(function)}", where=where, allowed="a function")
         found[role] = function
     missing = [role for role in REQUIRED if role not in found]
     if missing:
         raise BadInput(
             f"has no function '{missing[0]}'", where=where, allowed=f"functions {', '.join(REQUIRED)}"
         )
-    arguments, bound = _bind(found, settings or {}, where)
+    arguments, bound = bind(found, settings or {}, where)
     return Workload(
         name=name, where=where, arguments=arguments, functions=bound, opaque=_opaque(module, where)
     )
@@ -151,21 +154,8 @@ def load(name: str, settings: Mapping[str, str] | None = None) -> Workload:
 def _opaque(module: ModuleType, where: str) -> tuple[str, ...]:
     paths = getattr(module, "opaque", ())
     if not isinstance(paths, list | tuple) or not all(isinstance(path, str) for path in paths):
-        raise BadInput(f"'opaque' is {_kind(paths)}", where=where, allowed="a list of module paths")
+        raise BadInput(f"'opaque' is {kind_of(paths)}", where=where, allowed="a list of module paths")
     return tuple(paths)
-
-
-def parse_settings(texts: Iterable[str], option: str = "--set") -> dict[str, str]:
-    """`["size=xl", ...]` as `--set` and `--fix` take them."""
-    settings: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name.isidentifier():
-            raise BadInput(f"'{text}' sets nothing", where=option, allowed="name=value")
-        if name in settings:
-            raise BadInput(f"'{name}' is set twice", where=option)
-        settings[name] = value
-    return settings
 
 
 def where_raised(error: BaseException, fallback: str) -> str:
@@ -227,74 +217,3 @@ def _failed_import(error: BaseException, where: str) -> BadInput:
 def _allowed() -> str:
     known = sorted(path.stem for path in MODELS.glob("*.py") if not path.stem.startswith("_"))
     return f"file.py, package.module, or one of {', '.join(known)}"
-
-
-def _bind(
-    functions: Mapping[str, Callable[..., object]], settings: Mapping[str, str], where: str
-) -> tuple[dict[str, Scalar], dict[str, Callable[..., object]]]:
-    arguments: dict[str, Scalar] = {}
-    bound = dict(functions)
-    named: dict[str, set[str]] = {}
-    for role, function in functions.items():
-        defaults = _defaults(function)
-        named[role] = set(defaults)
-        given = {
-            key: _convert(text, defaults[key], f"{where}: {role}({key}=)")
-            for key, text in settings.items()
-            if key in defaults
-        }
-        arguments.update(given)
-        if given:
-            bound[role] = _with(function, given)
-    known = sorted(set().union(*named.values()))
-    for key in settings:
-        if key not in known:
-            raise BadInput(
-                f"no function of the workload has an argument '{key}'",
-                where=f"{where}: --set {key}",
-                allowed=", ".join(known) or "none: its functions have no arguments with defaults",
-            )
-    return arguments, bound
-
-
-def _with(function: Callable[..., object], given: Mapping[str, Scalar]) -> Callable[..., object]:
-    def bound(*values: object) -> object:
-        return function(*values, **given)
-
-    return bound
-
-
-def _defaults(function: Callable[..., object]) -> dict[str, object]:
-    """Arguments of a function that `--set` may give: those that have a default."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return {}
-    return {p.name: p.default for p in parameters if p.default is not p.empty}
-
-
-def _convert(text: str, default: object, where: str) -> Scalar:
-    if isinstance(default, bool):
-        words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-        if text.lower() not in words:
-            raise BadInput(f"'{text}' is not a truth value", where=where, allowed="true, false")
-        return words[text.lower()]
-    for kind, noun in ((int, "an integer"), (float, "a number")):
-        if isinstance(default, kind):
-            try:
-                value = kind(text)
-            except ValueError:
-                raise BadInput(f"'{text}' is not {noun}", where=where, allowed=noun) from None
-            if not math.isfinite(value):  # no file of ours could hold it
-                raise BadInput(f"'{text}' is not finite", where=where, allowed="a finite number")
-            return value
-    if default is None or isinstance(default, str):
-        return text
-    raise BadInput(
-        f"the default is {_kind(default)}", where=where, allowed="an argument with a plain default"
-    )
-
-
-def _kind(value: object) -> str:
-    name = type(value).__name__
-    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from planner.errors import BadInput
-from planner.workload import load, parse_settings
+from planner.workload import load
+from planner.workload_settings import parse_settings
 
 GOOD = """
 import torch
@@ -61,6 +62,26 @@ def test_a_package_module_is_imported_by_its_name(write, tmp_path: Path, monkeyp
     write(GOOD, "parcel/work.py")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert load("parcel.work").batch(2)[0].shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("argument", "text", "value"),
+    [
+        ("side: int | None = None", "192", 192),
+        ("side: float | None = None", "2", 2.0),
+        ("side: str | None = None", "192", "192"),
+        ("side: bool | None = None", "false", False),
+        ("side=None", "192", 192),
+        ("side=None", "1e-3", 0.001),
+        ("side=None", "large", "large"),
+    ],
+)
+def test_where_the_default_is_none_the_annotation_or_the_text_tells_the_type(
+    write, argument: str, text: str, value: object
+) -> None:
+    kind = load(write(GOOD.replace("kind=None", argument + ", kind=None")), {"side": text})
+    assert kind.arguments == {"side": value}
+    assert type(kind.arguments["side"]) is type(value)
 
 
 def test_what_lies_beside_a_file_is_imported_as_for_a_script_and_ours_stays_ours(

@@ -1,0 +1,113 @@
+"""Values that `--set name=value` gives to the functions of a workload, in the type that each argument has."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from planner.errors import BadInput
+
+Scalar = str | int | float | bool
+
+
+def parse_settings(texts: Iterable[str], option: str = "--set") -> dict[str, str]:
+    """`["size=xl", ...]` as `--set` and `--fix` take them."""
+    settings: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise BadInput(f"'{text}' sets nothing", where=option, allowed="name=value")
+        if name in settings:
+            raise BadInput(f"'{name}' is set twice", where=option)
+        settings[name] = value
+    return settings
+
+
+def bind(
+    functions: Mapping[str, Callable[..., object]], settings: Mapping[str, str], where: str
+) -> tuple[dict[str, Scalar], dict[str, Callable[..., object]]]:
+    arguments: dict[str, Scalar] = {}
+    bound = dict(functions)
+    named: dict[str, set[str]] = {}
+    for role, function in functions.items():
+        defaults = _defaults(function)
+        named[role] = set(defaults)
+        given = {
+            key: _convert(text, _example(function, key, defaults[key], text), f"{where}: {role}({key}=)")
+            for key, text in settings.items()
+            if key in defaults
+        }
+        arguments.update(given)
+        if given:
+            bound[role] = _with(function, given)
+    known = sorted(set().union(*named.values()))
+    for key in settings:
+        if key not in known:
+            raise BadInput(
+                f"no function of the workload has an argument '{key}'",
+                where=f"{where}: --set {key}",
+                allowed=", ".join(known) or "none: its functions have no arguments with defaults",
+            )
+    return arguments, bound
+
+
+def _with(function: Callable[..., object], given: Mapping[str, Scalar]) -> Callable[..., object]:
+    def bound(*values: object) -> object:
+        return function(*values, **given)
+
+    return bound
+
+
+def _defaults(function: Callable[..., object]) -> dict[str, object]:
+    """Arguments of a function that `--set` may give: those that have a default."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+def _example(function: Callable[..., object], name: str, default: object, text: str) -> object:
+    """A value of the type that an argument takes. Where the default is None the annotation tells, such as `int | None`,
+    and where there is none the text itself: 192 is a number."""
+    if default is not None:
+        return default
+    annotation = inspect.signature(function).parameters[name].annotation
+    said = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    words = set(re.findall(r"\w+", said)) if annotation is not inspect.Parameter.empty else set()
+    for kind, known in (("str", ""), ("int", 0), ("float", 0.0), ("bool", False)):
+        if kind in words:
+            return known
+    return 0 if re.fullmatch(r"[+-]?\d+", text) else 0.0 if re.fullmatch(_NUMBER, text) else None
+
+
+_NUMBER = r"[+-]?(\d+\.\d*|\.?\d+)([eE][+-]?\d+)?"
+
+
+def _convert(text: str, default: object, where: str) -> Scalar:
+    if isinstance(default, bool):
+        words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+        if text.lower() not in words:
+            raise BadInput(f"'{text}' is not a truth value", where=where, allowed="true, false")
+        return words[text.lower()]
+    for kind, noun in ((int, "an integer"), (float, "a number")):
+        if isinstance(default, kind):
+            try:
+                value = kind(text)
+            except ValueError:
+                raise BadInput(f"'{text}' is not {noun}", where=where, allowed=noun) from None
+            if not math.isfinite(value):  # no file of ours could hold it
+                raise BadInput(f"'{text}' is not finite", where=where, allowed="a finite number")
+            return value
+    if default is None or isinstance(default, str):
+        return text
+    raise BadInput(
+        f"the default is {kind_of(default)}", where=where, allowed="an argument with a plain default"
+    )
+
+
+def kind_of(value: object) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
