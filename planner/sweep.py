@@ -281,6 +281,16 @@ def critical_path(compiled: Compiled, durations: Sequence[int] | IntArray) -> Bo
     return Bound(counts=path_counts(compiled, nodes), ns=int(ends[last]))
 
 
+def critical_counts(compiled: Compiled, durations: IntArray) -> Iterator[IntArray]:
+    """Of each row of a matrix of duration vectors, the counts of a longest path."""
+    for _, sweep, costs in batches(compiled, durations):
+        ends = sweep.run(costs, None)
+        for column in range(ends.shape[1]):
+            own = np.ascontiguousarray(ends[:, column])
+            nodes, _ = trace(compiled.graph, own, int(own.argmax()))
+            yield path_counts(compiled, nodes)
+
+
 def trace(graph: Graph, ends: IntArray, node: int) -> tuple[list[int], int]:
     """The path of nodes that ends in `node`, and the queue (or -1) from whose source it starts."""
     path = []

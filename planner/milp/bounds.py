@@ -1,4 +1,4 @@
-"""Bounds of a whole shape: windows that rows leave, chains of stages that a limit allows, what fits in memory."""
+"""Bounds of a whole shape: chains of stages that a limit allows, what fits in memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import numpy as np
 
 from planner.cost import IntArray
 from planner.milp.box import Box, Weights, empty, stack
-from planner.milp.mesh import FloatArray
-from planner.milp.problem import COMPUTE, Problem
+from planner.milp.problem import Problem
 from planner.schedule.action import Kind
-
-_NARROWINGS = 4
 
 
 def windows(problem: Problem) -> tuple[IntArray, IntArray]:
@@ -22,49 +19,6 @@ def windows(problem: Problem) -> tuple[IntArray, IntArray]:
     low = np.array([*range(depth), layers], np.int64)
     high = np.array([0, *(layers - depth + p for p in range(1, depth)), layers], np.int64)
     return low, high
-
-
-def narrowed(
-    problem: Problem, weights: Weights, most: float, low: IntArray, high: IntArray
-) -> tuple[IntArray, IntArray] | None:
-    """Windows without the boundaries at which every cut costs more than `most` in some row; None if none is left.
-
-    Looser than a box, and quick where windows are wide: only differences of prefix sums count, by running minima.
-    Only where neighbours always talk, so that every row holds with its messages left out.
-    """
-    if not problem.chained:
-        return low, high
-    for _ in range(_NARROWINGS):
-        before = low.copy(), high.copy()
-        value = _through_boundaries(problem, weights, low, high)
-        for p in range(1, problem.stages):
-            left = np.flatnonzero((value[p] <= most).all(0))
-            if not len(left):
-                return None
-            low[p], high[p] = low[p] + left[0], low[p] + left[-1]
-        if (before[0] == low).all() and (before[1] == high).all():
-            break
-    return low, high
-
-
-def _through_boundaries(
-    problem: Problem, weights: Weights, low: IntArray, high: IntArray
-) -> list[FloatArray]:
-    """[row, c_p] of each boundary, from below."""
-    lines = [weights.kinds[:, : len(COMPUTE), p] @ problem.prefix_ns[:, p] for p in range(problem.stages)]
-    spans = [np.arange(a, b + 1) for a, b in zip(low, high, strict=True)]
-    ahead: list[FloatArray] = [np.zeros((len(weights), 1))]
-    for p, line in enumerate(lines):
-        least = np.minimum.accumulate(ahead[p] - line[:, spans[p]], 1)
-        at = np.searchsorted(spans[p], spans[p + 1]) - 1  # the last boundary before
-        ahead.append(np.where(at >= 0, least[:, np.maximum(at, 0)], np.inf) + line[:, spans[p + 1]])
-    behind: list[FloatArray] = [np.zeros((len(weights), 1))]
-    for p in range(problem.stages - 1, -1, -1):
-        least = np.minimum.accumulate((behind[0] + lines[p][:, spans[p + 1]])[:, ::-1], 1)[:, ::-1]
-        at = np.searchsorted(spans[p + 1], spans[p], side="right")  # the first boundary after
-        last = len(spans[p + 1]) - 1
-        behind.insert(0, np.where(at <= last, least[:, np.minimum(at, last)], np.inf) - lines[p][:, spans[p]])
-    return [a + b for a, b in zip(ahead, behind, strict=True)]
 
 
 def reachable(problem: Problem, limit: float) -> bool:

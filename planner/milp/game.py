@@ -30,6 +30,7 @@ class Pool:
     weights: Weights = field(init=False)
     cuts: list[IntArray] = field(default_factory=list)
     columns: list[Durations] = field(default_factory=list)
+    _numbers: dict[bytes, int] = field(default_factory=dict)
     values: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # [row, cut]
     excess: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # [memory row, cut]
 
@@ -43,7 +44,11 @@ class Pool:
         new = np.array([[self._value(row, column) for column in self.columns]])
         self.values = np.vstack([self.values.reshape(len(self.rows) - 1, len(self.cuts)), new.reshape(1, -1)])
 
+    def find(self, cut: IntArray) -> int | None:
+        return self._numbers.get(cut.tobytes())
+
     def add_cut(self, cut: IntArray) -> int:
+        self._numbers[cut.tobytes()] = len(self.cuts)
         column = self.problem.durations(cut)
         self.cuts.append(cut)
         self.columns.append(column)
@@ -83,8 +88,10 @@ def _excess(problem: Problem, memory: Weights, cut: IntArray) -> FloatArray:
 class Game:
     """Maximise over multipliers the least value over the cuts; cuts are added one at a time."""
 
-    def __init__(self, pool: Pool, chosen: list[int], scale: float) -> None:
+    def __init__(self, pool: Pool, chosen: list[int], scale: float, *, ample: bool = False) -> None:
+        """`ample`: as if everything fitted."""
         self.pool, self.scale = pool, scale
+        self.memory = pool.memory.part(slice(0, 0)) if ample else pool.memory
         self.active = pool.active()
         self.rows = len(self.active)
         self.columns: list[int] = []
@@ -93,9 +100,9 @@ class Game:
         self.lp.setOptionValue("threads", 1)
         for _ in range(self.rows):
             self.lp.addVar(0.0, 1.0)
-        for _ in range(len(pool.memory)):
+        for _ in range(len(self.memory)):
             self.lp.addVar(0.0, 1e6)
-        self.width = self.rows + len(pool.memory)
+        self.width = self.rows + len(self.memory)
         self.lp.addVar(-1e6, 1e6)
         self.lp.changeColCost(self.width, 1.0)
         self.lp.changeObjectiveSense(highspy.ObjSense.kMaximize)
@@ -107,7 +114,7 @@ class Game:
     def add(self, cut: int) -> None:
         self.columns.append(cut)
         value = self.pool.values[self.active, cut] / self.scale
-        over = self.pool.excess[:, cut] / -self.pool.memory.constant
+        over = self.pool.excess[: len(self.memory), cut] / -self.memory.constant
         every = np.arange(self.width + 1, dtype=np.int32)
         coefficients = np.concatenate([-value, -over, [1.0]])
         self.lp.addRow(-highspy.kHighsInf, 0.0, self.width + 1, every, coefficients)
@@ -124,9 +131,9 @@ class Game:
         for r in self.active[shares > 0].tolist():
             self.pool.used[r] += 1
         mixed = self.pool.weights.part(self.active).mixed(shares / shares.sum())
-        if len(self.pool.memory):
-            rate = np.clip(x[self.rows : self.width], 0.0, None) * self.scale / -self.pool.memory.constant
-            mixed = stack([mixed, self.pool.memory.mixed(rate)], self.pool.problem.stages).mixed(np.ones(2))
+        if len(self.memory):
+            rate = np.clip(x[self.rows : self.width], 0.0, None) * self.scale / -self.memory.constant
+            mixed = stack([mixed, self.memory.mixed(rate)], self.pool.problem.stages).mixed(np.ones(2))
         return float(x[self.width]) * self.scale, mixed
 
     def mixture(self) -> tuple[IntArray, FloatArray]:

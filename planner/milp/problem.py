@@ -19,6 +19,7 @@ from planner.milp.order import Meter, Order
 from planner.milp.shapes import Shape
 from planner.schedule.action import Kind, Schedule
 from planner.simulate import Bound, Compiled, critical_path, makespans, period
+from planner.sweep import critical_counts
 
 KINDS = tuple(Kind)
 _GRIDS = 100  # kept at a time
@@ -257,15 +258,36 @@ class Problem:
         vector = self._vectors(spans, np.zeros(1, np.int64), pattern)[0]
         rolling = self.shape.update == "rolling"
         bound: Bound = period(compiled, vector) if rolling else critical_path(compiled, vector)
+        return self._row(bound.counts, pattern, bound.steps), bound.period_ns
+
+    def _row(self, counts: IntArray, pattern: BoolArray, steps: int = 1) -> Row:
         split = len(KINDS) * self.stages
         hops: IntArray = np.zeros(pattern.size, np.int64)
-        hops[pattern] = bound.counts[split:]
-        row = Row(
-            kinds=bound.counts[:split].reshape(len(KINDS), self.stages),
+        hops[pattern] = counts[split:]
+        return Row(
+            kinds=counts[:split].reshape(len(KINDS), self.stages),
             hops=hops.reshape(2, self.stages, self.stages),
-            steps=bound.steps,
+            steps=steps,
         )
-        return row, bound.period_ns
+
+    def slowed(self, cut: IntArray, factor: float) -> list[Row]:
+        """The paths that determine the time when one worker after the other is so much slower than it is."""
+        spans = self.durations(cut)
+        pattern = self._pattern(spans.cells)
+        if self.implied:
+            pattern = self.order.covering(pattern, self.shape.update)
+        compiled = self._compile(pattern)
+        vector = self._vectors(spans, np.zeros(1, np.int64), pattern)[0]
+        table = np.repeat(vector[None], self.schedule.workers, 0)
+        own = np.zeros((self.schedule.workers, len(KINDS), self.stages), np.bool_)
+        own[:, : len(COMPUTE)] = self.hosted[:, None] > 0
+        slow = table[:, : own[0].size]
+        slow[own.reshape(slow.shape)] = (slow[own.reshape(slow.shape)] * factor).astype(np.int64)
+        self.meter.simulated(len(table), 2 * self.order.actions)
+        found: dict[bytes, Row] = {}
+        for counts in critical_counts(compiled, table):
+            found.setdefault(counts.tobytes(), self._row(counts, pattern))
+        return list(found.values())
 
     def _vectors(self, spans: Durations, chosen: IntArray, pattern: BoolArray) -> IntArray:
         """Duration vectors of some cuts; messages of the pattern that they lack take no time."""

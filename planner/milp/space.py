@@ -281,24 +281,6 @@ def pinned_cut(
     return np.cumsum([0, *map(len, stages)])
 
 
-def summed_ns(space: Space, shape: Shape) -> float:
-    """No cut and no order takes less, the sums of gradients included.
-
-    A worker with one stage sums its gradients after all of its work; the mean over the workers is below the worst,
-    and sums of parts take no less than the sum of the whole. With several stages the sums of a worker queue up.
-    """
-    tables, workers = space.tables(shape), shape.workers
-    load = order_free_ns(space, shape)
-    if shape.holders == 1:
-        return load
-    whole = tables.gradients[0, -1:]
-    sums = min(float(each.ns(whole)[0]) for each in space.column_sums(shape))
-    if shape.pipes == shape.chunks == 1:
-        work = _work_ns(tables, shape).sum() * shape.micros
-        return max(load, float(work + sums) / workers) if shape.update == "barrier" else load
-    return max(load, shape.pipes * sums / workers) if shape.pipes == 1 else load
-
-
 def short_bytes(space: Space, shape: Shape) -> int:
     """By how much the state of the model, spread evenly, exceeds the largest device: no cut can do with less."""
     tables, share = space.whole(shape.micro), shape.holders if shape.shard else 1
@@ -306,53 +288,3 @@ def short_bytes(space: Space, shape: Shape) -> int:
     whole = float(tables.parameters[0, -1] + tables.gradients[0, -1] + state)
     most = max(group.limit_bytes for group in space.cluster.nodes)
     return max(0, int(shape.pipes * whole / shape.workers) - most)
-
-
-def _work_ns(tables: Tables, shape: Shape) -> IntArray:
-    """Of each layer for one micro-batch."""
-    splits = FAMILIES[shape.family].splits
-    kinds = [Kind.F, *((Kind.I, Kind.W) if splits else (Kind.B,)), *([Kind.R] if shape.recompute else [])]
-    total: IntArray = np.diff(np.add.reduce([tables.time_ns[kind] for kind in kinds]))
-    if FAMILIES[shape.family].mixes:
-        halves = tables.time_ns[Kind.I] + tables.time_ns[Kind.W] - tables.time_ns[Kind.B]
-        total = total + np.minimum(np.diff(halves), 0)
-    return total
-
-
-def guess_ns(space: Space, shape: Shape) -> float:
-    """About what a shape may take: where to look first."""
-    tables = space.tables(shape)
-    bytes_a_worker = tables.gradients[0, -1] * shape.pipes // shape.workers
-    share = shape.holders if shape.shard else 1
-    step = tables.elements[0, -1] / shape.workers * tables.step_ns_per_element / share
-    sums = space.typical_sum(shape).ns(np.array([bytes_a_worker]))[0] if shape.data * shape.spatial > 1 else 0
-    hops = (
-        2 * (shape.stages - 1) * (shape.workers > 1) * (space.cluster_link_ns(tables.typical_crossing_bytes))
-    )
-    return order_free_ns(space, shape) + float(sums) + float(step) + hops
-
-
-def order_free_ns(space: Space, shape: Shape) -> float:
-    """No cut and no order takes less.
-
-    Load of the busiest worker; the longest micro-batch; and for one pipe with one stage a worker
-    `T >= head_p + N t_p`, where the head is what the stages before p must do first (and, with whole backwards, last).
-    With every head at least `a` times the work before it that is `T >= a * total / (1 - (1 - a / N)^D)`. Where layers
-    do not hang together in a chain, only the load counts.
-    """
-    tables, chained = space.tables(shape), space.chained
-    splits = FAMILIES[shape.family].splits
-    forward, layers = np.diff(tables.time_ns[Kind.F]), _work_ns(tables, shape)
-    backward = layers - forward * (2 if shape.recompute else 1)
-    total, count = float(layers.sum()), shape.micros
-    least = count * total / shape.workers
-    if shape.pipes == 1:
-        least = max(least, count * float(layers.max()))
-    if chained:
-        least = max(least, float((forward + (np.diff(tables.time_ns[Kind.I]) if splits else backward)).sum()))
-    if chained and shape.pipes == 1 and shape.chunks == 1:
-        head = forward if splits else forward + backward
-        part = float((head[layers > 0] / layers[layers > 0]).min(initial=1.0))
-        if part > 1e-6:
-            least = max(least, part * total / (1.0 - (1.0 - part / count) ** shape.workers))
-    return least

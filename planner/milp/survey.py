@@ -1,8 +1,9 @@
 """The search over shapes: every shape bounded or proved, the best cut of the best shape as a plan with its certificate.
 
-Shapes are taken in the order of what no order of their actions could beat. Each is first answered by descent, then
-closed by the tree of `planner.milp.tree` against the best answer so far; what is left open when the nodes are used
-up, and the winner, go into one mixed-integer program (`planner.milp.formulation`).
+Shapes are taken in the order of what they promise. What their totals cannot rule out (`planner.milp.floors`) gets a
+first look (`planner.milp.closing`); then what is still open is taken further in turns, the lowest bound first, by
+descents for better answers and by trees for better bounds. What is left when the work allowed is done, and the winner,
+go into one mixed-integer program (`planner.milp.formulation`) where it is small.
 """
 
 from __future__ import annotations
@@ -15,22 +16,23 @@ import numpy as np
 
 from planner.errors import Infeasible
 from planner.milp import explain, formulation, infeasible, relisting
-from planner.milp.bounds import every_cut, fitting, memory_weights, most_bytes, narrowed, reachable, whole
-from planner.milp.box import ROUNDING, Box, Weights
-from planner.milp.game import Pool
+from planner.milp.bounds import whole
+from planner.milp.box import ROUNDING, Box
+from planner.milp.closing import Closing
+from planner.milp.floors import Floors
 from planner.milp.problem import Problem
 from planner.milp.search import NEVER, Answer, balanced, descend, even, judge, kicked
 from planner.milp.shapes import Pins, Shape, shapes
-from planner.milp.space import Space, guess_ns, order_free_ns, short_bytes, summed_ns
-from planner.milp.tree import Tree
+from planner.milp.space import Space, short_bytes
 from planner.plan import Certificate
 
-_FIRST = 6  # shapes that are answered before any is proved
+_EVEN, _FIRST = 40, 6  # shapes whose even cut is simulated, and that are answered, before any is proved
 _KICKS = 6
 _WORK_NS = 60e9  # of `Meter`; shapes that are left then keep the bound of their load
 _PROGRAM_NODES = 2000  # of the mixed-integer program
 _MOST_ARCS = 3000  # beyond, the program is left unwritten and the tree's proof stands alone
 _CHANGED = 20  # shapes looked at for each change that might make an infeasible question feasible
+_BOXES = 100  # of one shape at first, divided by its depth
 _NODES = 3000  # boxes of one shape, divided by its depth
 
 
@@ -52,15 +54,14 @@ class Tried:
     problem: Problem
     answer: Answer | None = None
     bound_ns: int = 0
-    tight: bool = False  # memory excludes a cut that could have won
-    root: Box | None = None  # of the tree, where it was grown
-    rows: Weights | None = None
+    closing: Closing | None = None
 
 
 @dataclass(kw_only=True)
 class Search:
     space: Space
     effort: Effort
+    floors: Floors = field(init=False)
     best: Tried | None = None
     tried: dict[Shape, Tried] = field(default_factory=dict)
     open: list[Tried] = field(default_factory=list)
@@ -73,6 +74,9 @@ class Search:
     pays: dict[tuple[object, ...], bool] = field(
         default_factory=dict
     )  # shared updates, by what they depend on
+
+    def __post_init__(self) -> None:
+        self.floors = Floors(self.space)
 
     @property
     def limit(self) -> int:
@@ -106,61 +110,55 @@ class Search:
             if answer.ns < self.limit:
                 self.best = tried
 
-    def close(self, tried: Tried) -> None:
-        """Proves that the shape holds nothing better than the best answer, or finds it."""
-        tried.bound_ns = self.limit
-        root, pool = self._root(tried)
-        if root is None:
-            return
-        tree = Tree(pool, root, tried.answer, self.limit)
-        proof = tree.prove(1, np.inf)
-        if not proof.closed:
-            self.take(tried, proof.answer)
+    def close(self, tried: Tried) -> bool:
+        """A first look: refutes the shape, or leaves it open with a bound; whether memory narrows it."""
+        tried.closing = Closing(problem=tried.problem, spans=self.space.windows(tried.problem))
+        tried.closing.look(tried.answer, self.limit)
+        self._learn(tried)
+        if tried.closing.open:
+            self.open.append(tried)
+        return tried.closing.tight
+
+    def _learn(self, tried: Tried) -> None:
+        assert tried.closing is not None
+        self.take(tried, tried.closing.record.answer)
+        least = min(int(np.ceil(self.floors.summed_ns(tried.shape) - ROUNDING)), self.limit)
+        tried.bound_ns = max(tried.closing.bound_ns, least)
+
+    def prove(self) -> None:
+        """Takes what is open further, a few boxes of every shape at a time, the lowest bound first."""
+        boxes = _BOXES
+        while self.open and self.space.meter.spent_ns < self.effort.work_ns:
+            for tried in sorted(self.open, key=lambda each: (each.bound_ns, each.shape)):
+                if tried.bound_ns < self.limit and self.space.meter.spent_ns < self.effort.work_ns:
+                    self._prove(tried, max(1, boxes // tried.shape.stages))
+            before = len(self.open)
+            self.open = [tried for tried in self.open if self._left(tried)]
+            if boxes >= self.effort.nodes and len(self.open) == before:
+                return
+            boxes *= 4
+
+    def _left(self, tried: Tried) -> bool:
+        return tried.closing is not None and tried.closing.open and tried.bound_ns < self.limit
+
+    def _prove(self, tried: Tried, boxes: int) -> None:
+        assert tried.closing is not None
+        fresh = tried.closing.tree is None
+        tried.closing.prove(tried.answer, self.limit, boxes, self.effort.work_ns)
+        self._learn(tried)
+        root = tried.closing.root
+        if fresh and root is not None and self._left(tried):
             self.answer(tried, root)
             if tried.answer is not None:
                 self.take(tried, kicked(tried.problem, root.low, root.high, tried.answer, self.effort.kicks))
-                tree.improve(tried.answer)
-            proof = tree.prove(max(20, self.effort.nodes // tried.shape.stages), self.effort.work_ns)
-        self.take(tried, proof.answer)
-        least = min(int(np.ceil(summed_ns(self.space, tried.shape) - ROUNDING)), self.limit)
-        tried.bound_ns, tried.rows, tried.root = max(proof.bound_ns, least), pool.weights, root
-        if not proof.closed:
-            self.open.append(tried)
-
-    def _reachable(self, posed: Problem) -> bool:
-        shape = posed.shape
-        chain = shape.pipes == shape.chunks == 1 and shape.update == "barrier" and posed.chained
-        return not chain or reachable(posed, self.limit - 1)
-
-    def _root(self, tried: Tried) -> tuple[Box | None, Pool]:
-        """The cuts that fit and that first rows do not refute."""
-        posed = tried.problem
-        pool = Pool(problem=posed, memory=memory_weights(posed))
-        spans = self.space.windows(posed)
-        if spans is None or not self._reachable(posed):
-            return None, pool
-        pool.add_row(posed.critical(even(posed))[0])
-        if tried.answer is not None:
-            pool.add_row(posed.critical(tried.answer.cut)[0])
-        spans = narrowed(posed, pool.weights, self.limit - 1 + ROUNDING, *spans)
-        if spans is None:
-            return None, pool
-        box = every_cut(posed, *spans)
-        box = None if box is None else box.filtered(pool.weights, self.limit - 1 + ROUNDING)
-        if box is None:
-            return None, pool
-        root = fitting(box)
-        tried.tight = root is not box or _may_exceed(box)
-        return root, pool
 
     def state(self) -> None:
         """The mixed-integer program over the winner and whatever is still open, where it is small enough to write."""
-        if self.best is None or self.best.rows is None:
+        if self.best is None or self.best.closing is None:
             return
         others = [tried for tried in self.open if tried is not self.best and tried.bound_ns < self.limit]
-        left = [self.best, *others]
-        parts = [part for part in map(self._part, left) if part is not None]
-        if sum(int(a.sum()) for part in parts for a in part.box.alive) > _MOST_ARCS:
+        parts = [part for part in map(self._part, [self.best, *others]) if part is not None]
+        if not parts or sum(int(a.sum()) for part in parts for a in part.box.alive) > _MOST_ARCS:
             return
         done = formulation.solve(parts, self.limit, nodes=self.effort.program_nodes)
         self.program = done
@@ -172,17 +170,18 @@ class Search:
 
     def _part(self, tried: Tried) -> formulation.Part | None:
         """The cuts that the rows do not refute; ties with the best answer stay."""
-        if tried.root is None or tried.rows is None:
+        if tried.closing is None or tried.closing.root is None:
             return None
-        box = tried.root.filtered(tried.rows, self.limit + ROUNDING)
-        box = None if box is None else box.filtered(tried.rows, self.limit + ROUNDING)
-        return None if box is None else formulation.Part(box=box, rows=tried.rows, bound_ns=tried.bound_ns)
+        rows = tried.closing.record.pool.weights
+        box = tried.closing.root.filtered(rows, self.limit + ROUNDING)
+        box = None if box is None else box.filtered(rows, self.limit + ROUNDING)
+        return None if box is None else formulation.Part(box=box, rows=rows, bound_ns=tried.bound_ns)
 
     def examine(self, shape: Shape) -> bool:
         """Rules a shape out, or closes it; whether memory narrows it."""
-        least = order_free_ns(self.space, shape)
+        least = self.floors.free_ns(shape)
         if least <= self.limit - 1:
-            least = summed_ns(self.space, shape)
+            least = self.floors.summed_ns(shape)
         if least > self.limit - 1:
             self.bounded += 1
             return False
@@ -193,9 +192,7 @@ class Search:
             self.left.append(int(np.ceil(least - ROUNDING)))
             return False
         tried = self.look(shape)
-        if tried is not None:
-            self.close(tried)
-        return tried is not None and tried.tight
+        return tried is not None and self.close(tried)
 
     def faster(self, shape: Shape) -> Iterator[Shape]:
         """Sharing the update saves time where updates take longer than handing the parameters round."""
@@ -247,6 +244,7 @@ def search(space: Space, effort: Effort) -> Search:
     found.queue = queue
     found.listed = relisting.grow(found)
     found.considered = len(queue) + found.listed
+    found.prove()
     found.state()
     return found
 
@@ -263,18 +261,28 @@ def ranked(space: Space) -> list[Shape]:
         pinned=plain,
         splits=space.splits,
     )
-    return sorted(every, key=lambda shape: (guess_ns(space, shape), shape))
+    floors = Floors(space)
+    return sorted(every, key=lambda shape: (floors.guess_ns(shape), shape))
 
 
 def _first_answers(found: Search, given: list[Shape]) -> None:
-    """The most promising shape of each family and, whatever the family, the most promising ones."""
+    """Even cuts of the most promising shapes; then descents of those that came out best, and of the most promising
+    one of each family."""
     firsts: dict[str, Shape] = {}
     for shape in given:
         firsts.setdefault(shape.family, shape)
-    for shape in dict.fromkeys([*given[:_FIRST], *firsts.values()]):
-        tried = found.look(shape) if found.space.meter.spent_ns < found.effort.work_ns / 3 else None
-        if tried is not None:
+    looked = [found.look(shape) for shape in dict.fromkeys([*given[:_EVEN], *firsts.values()])]
+    known = [tried for tried in looked if tried is not None]
+    if found.space.pins.stages is None:
+        known = sorted(known, key=lambda tried: (_even_ns(tried.problem), tried.shape))
+    chosen = [*known[:_FIRST], *(tried for tried in known if firsts[tried.shape.family] == tried.shape)]
+    for tried in {tried.shape: tried for tried in chosen}.values():
+        if found.space.meter.spent_ns < found.effort.work_ns / 3:
             found.answer(tried)
+
+
+def _even_ns(posed: Problem) -> int:
+    return int(posed.times(even(posed)[None, :])[0])
 
 
 def _take_trivial(found: Search, allowed: set[Shape]) -> None:
@@ -286,17 +294,6 @@ def _take_trivial(found: Search, allowed: set[Shape]) -> None:
                 cut = explain.equal_cut(tried.problem)
                 ns = int(judge(tried.problem, cut[None, :])[0])
                 found.take(tried, None if ns == NEVER else Answer(cut=cut, ns=ns))
-
-
-def _may_exceed(box: Box) -> bool:
-    """Whether workers with several stages lack memory for some cut of the box."""
-    posed = box.problem
-    if (most_bytes(posed) <= posed.available_bytes).all():
-        return False
-    rows = memory_weights(posed)
-    return any(
-        -box.least(rows.part(slice(m, m + 1)).mixed(np.array([-1.0])))[0] > 0 for m in range(len(rows))
-    )
 
 
 def thriftier(pinned: Pins, shape: Shape) -> Iterator[Shape]:

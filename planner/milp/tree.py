@@ -13,17 +13,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.cost import IntArray
-from planner.milp.bounds import narrowed
 from planner.milp.box import ROUNDING, Box, Weights
-from planner.milp.game import Game, Pool
-from planner.milp.search import NEVER, Answer, judge
+from planner.milp.game import Game
+from planner.milp.lines import Lines
+from planner.milp.problem import Problem
+from planner.milp.record import Record
+from planner.milp.search import Answer, work_ns
 
 _PRICINGS = 60  # shortest paths a box, at most
 _ROUNDS = 3  # of filtering by single rows
 _CHEAP = 100_000  # arcs x rows
 _SPARE, _SPARE_AT_ROOT = 3, 40  # pricings of a box that cannot be refuted, for a better bound and fewer arcs
 _CLOSE = 1e-5  # of the limit: bound and estimate as near as they need be
-_GAIN = 1e-4  # of the limit: what a row between cuts must add to go on at this box
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,18 +36,11 @@ class Proof:
 
 
 class Tree:
-    def __init__(self, pool: Pool, root: Box, answer: Answer | None, limit: int) -> None:
-        self.problem, self.pool = pool.problem, pool
-        self.answer = answer
-        self.limit = limit if answer is None else min(limit, answer.ns)
+    def __init__(self, record: Record, root: Box, bound: float = 0.0) -> None:
+        self.record, self.pool, self.problem = record, record.pool, record.problem
         self.nodes = self._number = 0
-        self._open: list[tuple[float, int, Box]] = [(0.0, 0, root)]
-
-    def improve(self, answer: Answer) -> None:
-        """A better answer that was found elsewhere."""
-        if answer.ns < self.limit:
-            self.answer, self.limit = answer, answer.ns
-            self._learn(answer.cut)
+        self._open: list[tuple[float, int, Box]] = [(bound, 0, root)]
+        self.lines = Lines(record.problem)
 
     def prove(self, budget: int, work_ns: float) -> Proof:
         """Goes on until nothing is open, for this many boxes more, or until the meter shows so much."""
@@ -60,34 +54,43 @@ class Tree:
             for value, child in self._expand(box, bound):
                 self._number += 1
                 heapq.heappush(self._open, (value, self._number, child))
-        left = min((entry[0] for entry in self._open), default=float(self.limit))
-        bound_ns = self.limit if self._refuted(left) else int(np.ceil(left - ROUNDING))
-        return Proof(answer=self.answer, bound_ns=bound_ns, nodes=self.nodes, closed=bound_ns == self.limit)
+        left = min((entry[0] for entry in self._open), default=float(self.record.limit))
+        bound_ns = self.record.limit if self._refuted(left) else int(np.ceil(left - ROUNDING))
+        return Proof(
+            answer=self.record.answer,
+            bound_ns=bound_ns,
+            nodes=self.nodes,
+            closed=bound_ns == self.record.limit,
+        )
 
     def _refuted(self, bound: float) -> bool:
-        return bound > self.limit - 1 + ROUNDING
+        return bound > self.record.most
 
     def _expand(self, box: Box, bound: float) -> list[tuple[float, Box]]:
         narrow = self._filtered(box)
         if narrow is None:
             return []
         if narrow.point:
-            self._learn(narrow.low)
+            self.record.learn(narrow.low)
             return []
         bound, narrow, support = self._play(narrow, bound)
         if narrow is None or self._refuted(bound):
             return []
         if narrow.point:
-            self._learn(narrow.low)
+            self.record.learn(narrow.low)
             return []
-        p, at = _branch(narrow, support)
+        p, at = _branch(self.problem, narrow, support)
         return [(bound, child) for child in narrow.split(p, at) if child is not None]
 
     def _filtered(self, box: Box) -> Box | None:
         """Without what single rows refute: boundaries first, then arcs where that is cheap."""
-        most = self.limit - 1 + ROUNDING
+        most = self.record.most
         rows = self.pool.weights.part(self.pool.active())
-        spans = narrowed(self.problem, rows, most, box.low.copy(), box.high.copy())
+        spans = (
+            self.lines.narrowed(rows, most, box.low, box.high)
+            if self.problem.chained
+            else (box.low, box.high)
+        )
         narrow = None if spans is None else box.narrowed(*spans)
         for _ in range(_ROUNDS):
             if narrow is None:
@@ -104,19 +107,19 @@ class Tree:
     def _play(self, box: Box, bound: float) -> tuple[float, Box | None, list[IntArray]]:
         chosen = self.pool.inside(box.low, box.high)
         if not chosen:
-            chosen = [self._learn(_middle(box))]
+            chosen = [self.record.learn(_middle(box))]
         rows, game = -1, None
         spare = _SPARE_AT_ROOT if self.nodes == 1 else _SPARE
         best: Weights | None = None
         for _ in range(_PRICINGS):
             if game is None or rows != len(self.pool.rows):
-                rows, game = len(self.pool.rows), Game(self.pool, chosen, float(self.limit))
+                rows, game = len(self.pool.rows), Game(self.pool, chosen, float(self.record.limit))
             solved = game.solve()
             if solved is None:
                 break
             most, mixed = solved
-            if most <= self.limit - 1:  # these rows cannot refute the box
-                if self._learn_between(game, most):
+            if most <= self.record.limit - 1:  # these rows cannot refute the box
+                if self.record.learn_between(game, most):
                     continue
                 spare -= 1
                 if spare < 0:
@@ -126,43 +129,15 @@ class Tree:
                 bound, best = value, mixed
             if self._refuted(bound):
                 return bound, box, []
-            if most - value < max(0.25, _CLOSE * self.limit) or any(
+            if most - value < max(0.25, _CLOSE * self.record.limit) or any(
                 (self.pool.cuts[k] == cut).all() for k in chosen
             ):
                 break
-            chosen.append(self._learn(cut))
+            chosen.append(self.record.learn(cut))
             if rows == len(self.pool.rows):
                 game.add(chosen[-1])
-        narrow = box if best is None else box.filtered(best, self.limit - 1 + ROUNDING)
+        narrow = box if best is None else box.filtered(best, self.record.most)
         return bound, narrow, [self.pool.cuts[k] for k in chosen[-8:]]
-
-    def _learn_between(self, game: Game, most: float) -> bool:
-        """A row that refutes the mixture of cuts better, if there is one."""
-        cuts, shares = game.mixture()
-        if len(cuts) < 2 or (cuts[0] == cuts).all():
-            return False
-        self.pool.add_row(self.problem.critical_between(cuts, shares))
-        numbers = [game.columns[k] for k in range(len(game.columns))]
-        found = {tuple(self.pool.cuts[k].tolist()): k for k in numbers}
-        values = self.pool.values[-1, [found[tuple(cut)] for cut in cuts.tolist()]]
-        return bool(values @ shares > most + max(1.0, _GAIN * self.limit))
-
-    def _learn(self, cut: IntArray) -> int:
-        """Simulates a cut: perhaps a better answer; a new row where the pool does not refute it."""
-        number = self.pool.add_cut(cut)
-        ns = int(judge(self.problem, cut[None, :])[0])
-        if ns < NEVER:
-            found = Answer(cut=cut, ns=ns)
-            if ns < self.limit or (
-                ns == self.limit and self.answer is not None and found.better(self.answer)
-            ):
-                self.answer, self.limit = found, ns
-        known = self.pool.values[:, number]
-        if not len(known) or known.max() <= self.limit - 1:
-            row, value = self.problem.critical(cut)
-            if not len(known) or value > known.max():
-                self.pool.add_row(row)
-        return number
 
 
 def _middle(box: Box) -> IntArray:
@@ -175,14 +150,15 @@ def _middle(box: Box) -> IntArray:
     return np.array(cut, np.int64)
 
 
-def _branch(box: Box, support: list[IntArray]) -> tuple[int, int]:
-    """The boundary on which the last cuts differ most, halfway; else the widest window."""
+def _branch(problem: Problem, box: Box, support: list[IntArray]) -> tuple[int, int]:
+    """The boundary on which the last cuts differ by most work, halfway; else the widest window."""
     if len(support) > 1:
-        table = np.array(support)
+        table, line = np.array(support), work_ns(problem)
         low, high = table.min(0), table.max(0)
-        p = int((high - low).argmax())
+        p = int((line[high] - line[low]).argmax())
         if high[p] > low[p]:
-            at = int((low[p] + high[p]) // 2)
+            half = (line[low[p]] + line[high[p]]) / 2
+            at = int(low[p] + np.searchsorted(line[low[p] : high[p] + 1], half, side="right")) - 1
             return p, int(np.clip(at, box.low[p], box.high[p] - 1))
     p = int((box.high - box.low).argmax())
     return p, int((box.low[p] + box.high[p]) // 2)

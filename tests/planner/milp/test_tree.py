@@ -10,10 +10,12 @@ import pytest
 
 from planner.cost import IntArray
 from planner.milp import formulation
-from planner.milp.bounds import every_cut, fitting, memory_weights, narrowed, windows
+from planner.milp.bounds import every_cut, fitting, memory_weights, windows
 from planner.milp.box import ROUNDING, weigh
 from planner.milp.game import Pool
+from planner.milp.lines import Lines
 from planner.milp.problem import Problem
+from planner.milp.record import Record
 from planner.milp.search import NEVER, Answer, descend, even, judge
 from planner.milp.shapes import OUTER_DATA, Pins, Shape
 from planner.milp.space import Space
@@ -91,7 +93,7 @@ def test_a_box_keeps_every_cut_that_a_row_does_not_refute(seed: int) -> None:
     most = float(np.quantile(times, 0.2))
     rows = weigh(problem.critical(every[len(every) // 2])[0])
     low, high = windows(problem)
-    spans = narrowed(problem, rows, most, low.copy(), high.copy())
+    spans = Lines(problem).narrowed(rows, most, low, high) if problem.chained else None
     box = every_cut(problem, *(spans or (low, high)))
     assert box is not None
     box = box.filtered(rows, most)
@@ -115,18 +117,24 @@ def test_the_tree_finds_the_planted_best_and_proves_it(seed: int) -> None:
     assert root is not None
     root = fitting(root)
     if best == NEVER:
-        assert root is None or Tree(_pool(problem), root, None, NEVER).prove(10_000, np.inf).answer is None
+        assert root is None or Tree(_record(problem, None), root).prove(10_000, np.inf).answer is None
         return
     assert root is not None
     fitting_cuts = every[times < NEVER]
     worst = fitting_cuts[times[times < NEVER].argmax()]
     bad = Answer(cut=worst, ns=int(times[times < NEVER].max()))
-    proof = Tree(_pool(problem), root, bad, bad.ns).prove(10_000, np.inf)
+    proof = Tree(_record(problem, bad), root).prove(10_000, np.inf)
     assert proof.answer is not None
     assert proof.closed
     assert proof.answer.ns == proof.bound_ns == best
-    hurried = Tree(_pool(problem), root, bad, bad.ns).prove(1, np.inf)
+    hurried = Tree(_record(problem, bad), root).prove(1, np.inf)
     assert hurried.bound_ns <= best
+
+
+def _record(problem: Problem, answer: Answer | None) -> Record:
+    record = Record(_pool(problem))
+    record.aim(answer, NEVER)
+    return record
 
 
 def _pool(problem: Problem) -> Pool:

@@ -1,0 +1,127 @@
+"""The proof of one shape in two parts: a first look that costs little, and a tree for what that leaves open.
+
+The first look bounds by running minima over boundaries and narrows their windows (`planner.milp.root`). Only where
+some cut may still beat the limit are arcs laid and the tree grown, a number of boxes at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from planner.cost import IntArray
+from planner.milp.bounds import every_cut, fitting, memory_weights, most_bytes, reachable
+from planner.milp.box import ROUNDING, Box, Weights
+from planner.milp.game import Pool
+from planner.milp.lines import Lines
+from planner.milp.problem import Problem
+from planner.milp.record import Record
+from planner.milp.root import Windows, surrounded
+from planner.milp.search import Answer, even
+from planner.milp.tree import Tree
+
+_ROUNDS = 60  # mixtures of rows tried at first
+_ARCS = 300_000  # that windows may span for a tree
+
+
+@dataclass(kw_only=True)
+class Closing:
+    problem: Problem
+    spans: Windows | None  # of a better cut; None where there is none
+    record: Record = field(init=False)
+    bound: float = 0.0
+    tight: bool = False  # memory excludes a cut that could have won
+    root: Box | None = None
+    tree: Tree | None = None
+
+    def __post_init__(self) -> None:
+        fixed = self.spans is not None and bool((self.spans[0] == self.spans[1]).all())
+        pool = Pool(problem=self.problem, memory=memory_weights(self.problem))
+        self.record = Record(pool, self.spans[0] if self.spans is not None and fixed else None)
+
+    @property
+    def open(self) -> bool:
+        return self.spans is not None and self.bound <= self.record.most
+
+    @property
+    def bound_ns(self) -> int:
+        """No cut takes less, or less than the limit."""
+        return min(int(np.ceil(self.bound - ROUNDING)), self.record.limit) if self.open else self.record.limit
+
+    def look(self, answer: Answer | None, limit: int) -> None:
+        """Bounds and narrows; learns rows of the even cut and of the answer."""
+        self.record.aim(answer, limit)
+        if self.spans is None or not self._reachable():
+            self.spans = None
+            return
+        self.record.around(even(self.problem))
+        if answer is not None:
+            self.record.learn(answer.cut)
+        if self.problem.chained:
+            self.bound, self.spans = surrounded(self.record, Lines(self.problem), self.spans, _ROUNDS)
+        if self.spans is not None and not _fits(self.problem, *self.spans):
+            self.tight = True
+            self._grow()
+
+    def _reachable(self) -> bool:
+        shape = self.problem.shape
+        chain = shape.pipes == shape.chunks == 1 and shape.update == "barrier" and self.problem.chained
+        return not chain or reachable(self.problem, self.record.limit - 1)
+
+    def _grow(self) -> None:
+        """Lays the arcs, where they are not too many: those that fit and that single rows do not refute."""
+        if self.spans is None or self.root is not None or _cells(*self.spans) > _ARCS:
+            return
+        box = every_cut(self.problem, *self.spans)
+        box = None if box is None else box.filtered(self._rows(), self.record.most)
+        self.root = None if box is None else fitting(box)
+        self.tight = box is not None and (self.root is not box or _may_exceed(box))
+        if self.root is None:
+            self.spans = None
+
+    def _rows(self) -> Weights:
+        return self.record.pool.weights.part(self.record.pool.active())
+
+    def prove(self, answer: Answer | None, limit: int, nodes: int, work_ns: float) -> None:
+        """So many boxes further."""
+        self.record.aim(answer, limit)
+        self._grow()
+        if not self.open or self.root is None:
+            return
+        if self.tree is None:
+            self.tree = Tree(self.record, self.root, self.bound)
+        proof = self.tree.prove(nodes, work_ns)
+        self.bound = max(self.bound, float(proof.bound_ns))
+        if proof.closed:
+            self.spans = None
+
+
+def _fits(problem: Problem, low: IntArray, high: IntArray) -> bool:
+    """Whether every cut of the windows fits: as if each stage were, in each part, as large as any they allow."""
+    if (most_bytes(problem) <= problem.available_bytes).all():
+        return True
+    if _cells(low, high) > _ARCS:
+        return False
+    spans = [slice(a, b + 1) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
+    fixed = np.array([problem.fixed_grid[pair].max() for pair in pairwise(spans)])
+    moving = np.array([problem.moving_grid[pair].max((0, 1)) for pair in pairwise(spans)])
+    peaks = [int(np.einsum("msr,sr->m", rows, moving).max()) for rows in problem.moments]
+    return bool((problem.hosted @ fixed + np.array(peaks) <= problem.available_bytes).all())
+
+
+def _cells(low: IntArray, high: IntArray) -> int:
+    width = high - low + 1
+    return int((width[:-1] * width[1:]).sum())
+
+
+def _may_exceed(box: Box) -> bool:
+    """Whether workers with several stages lack memory for some cut of the box."""
+    posed = box.problem
+    if (most_bytes(posed) <= posed.available_bytes).all():
+        return False
+    rows = memory_weights(posed)
+    return any(
+        -box.least(rows.part(slice(m, m + 1)).mixed(np.array([-1.0])))[0] > 0 for m in range(len(rows))
+    )

@@ -1,0 +1,222 @@
+"""What no cut and no order of a shape can beat, from totals alone: thousands of shapes a second.
+
+With N micro-batches on D workers and P pipes, and all bounds of means that the worst worker is not below:
+
+    load     every worker computes, and updates what it holds
+    layer    the pipe with the most micro-batches takes them all through the stage of one layer, after what the layers
+             before it must do first and, where backward passes are whole, before what they must do last; or after a
+             forward pass through all layers and a backward one to there, with nothing but backward passes left
+    chain    a micro-batch goes through every layer and back
+    heads    one stage a worker: `T >= head_p + N t_p`, where the head is what the stages before p must do first (and,
+             with whole backward passes, last). With every head at least `a` times the work before it that is
+             `T >= a * total / (1 - (1 - a / N)^D)`
+    sums     no sum starts before a micro-batch is through all layers and has come back into the last one, and those of
+             a worker queue up; sums of parts take no less than the sum of the whole
+
+Under a rolling update a worker computes for the next step while others end this one, so that what comes first or last
+elsewhere does not delay it: heads count only where the cycle through the first stage carries them, with whole backward
+passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from planner.cost import IntArray, Tables
+from planner.milp.mesh import Sum
+from planner.milp.shapes import Shape
+from planner.milp.space import Space
+from planner.schedule.action import Kind
+from planner.schedule.families import FAMILIES
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Of every layer for one micro-batch."""
+
+    forward: IntArray
+    back: IntArray  # what its gradient waits for on its way to the layer before
+    last: IntArray  # everything from then on: the weight half of a split backward included
+    total: IntArray
+    splits: bool
+
+    @cached_property
+    def head(self) -> IntArray:
+        return np.cumsum(self.forward) - self.forward
+
+    @cached_property
+    def tail(self) -> IntArray:
+        return np.zeros_like(self.back) if self.splits else np.cumsum(self.back) - self.back
+
+    @cached_property
+    def returned(self) -> IntArray:
+        """When a gradient reaches a layer at the earliest."""
+        own: IntArray = self.forward.sum() + np.cumsum(self.back[::-1])[::-1] - self.back
+        return own
+
+    @cached_property
+    def chain(self) -> int:
+        return int((self.forward + self.back).sum())
+
+    @cached_property
+    def part(self) -> float:
+        """Of the work of any layers, what stages after them must at least wait for."""
+        head = self.forward if self.splits else self.forward + self.back
+        busy = self.total > 0
+        return float((head[busy] / self.total[busy]).min(initial=1.0))
+
+
+@dataclass(frozen=True, eq=False)
+class Floors:
+    space: Space
+    _works: dict[tuple[object, ...], Work] = field(default_factory=dict)
+    _layers: dict[tuple[object, ...], float] = field(default_factory=dict)
+
+    def work(self, shape: Shape) -> Work:
+        tables, splits = self.space.tables(shape), FAMILIES[shape.family].splits
+        key = (tables.key, splits, FAMILIES[shape.family].mixes, shape.recompute)
+        if key not in self._works:
+            self._works[key] = _work(tables, *key[1:])
+        return self._works[key]
+
+    def _longest(self, shape: Shape, fullest: int) -> float:
+        """Of a layer with nothing but what lies around it."""
+        work, apart = self.work(shape), self.space.chained and shape.update == "barrier"
+        key = (self.space.tables(shape).key, shape.family, shape.recompute, fullest, apart)
+        if key not in self._layers:
+            around = work.head + work.tail if apart else 0
+            self._layers[key] = float((around + fullest * work.total).max())
+        return self._layers[key]
+
+    def step_ns(self, shape: Shape) -> float:
+        """Of a worker on average."""
+        tables = self.space.tables(shape)
+        share = shape.holders if shape.shard else 1
+        rate = tables.step_ns_per_element / share
+        return float(tables.elements[0, -1]) * rate * shape.pipes / shape.workers
+
+    def free_ns(self, shape: Shape) -> float:
+        """Load, layer, chain and heads."""
+        work, barrier, chained = self.work(shape), shape.update == "barrier", self.space.chained
+        fullest = -(-shape.micros // shape.pipes)
+        least = float(work.total.sum()) * shape.micros / shape.workers + self.step_ns(shape)
+        least = max(least, self._longest(shape, fullest))
+        if not chained:
+            return least
+        least = max(least, float(work.chain))
+        if shape.pipes == shape.chunks == 1 and (barrier or not work.splits) and work.part > 1e-6:
+            rest = 1.0 - (1.0 - work.part / shape.micros) ** shape.workers
+            least = max(least, work.part * float(work.total.sum()) / rest)
+        return least
+
+    def summed_ns(self, shape: Shape) -> float:
+        """All of it."""
+        least = self.free_ns(shape)
+        if shape.holders == 1:
+            return least
+        even = self._even(shape)
+        if shape.pipes > 1 and not even:
+            return least
+        tables, work, workers = self.space.tables(shape), self.work(shape), shape.workers
+        sums = tuple(dict.fromkeys(self.space.column_sums(shape)))
+        once = 0 if even else _shared_bytes(tables)
+        queue = shape.pipes * float(_least(sums, tables.gradients[0, -1:] - once)[0]) / workers
+        step = self.step_ns(shape) + (0.5 * queue if shape.shard else 0.0)
+        if shape.update == "rolling":
+            return max(least, queue)
+        if not self.space.chained:
+            return max(least, queue + step)
+        first = float(work.forward.sum() + work.back[-1])
+        least = max(least, first + queue + step)
+        if shape.pipes == shape.chunks == 1:
+            load, back = float(work.total.sum()), float(work.last.sum())
+            count = shape.micros / workers
+            least = max(
+                least, count * load + queue + step, float(work.forward.sum()) + count * back + queue + step
+            )
+        return max(least, self._layer_ns(shape, sums)) if even else least
+
+    def _layer_ns(self, shape: Shape, sums: tuple[Sum, ...]) -> float:
+        """A layer with the sum and the update of its stage."""
+        tables, work = self.space.tables(shape), self.work(shape)
+        fullest = -(-shape.micros // shape.pipes)
+        each = np.arange(tables.layers)
+        share = shape.holders if shape.shard else 1
+        after = _least(sums, tables.gradients[each, each + 1])
+        after = after + tables.elements[each, each + 1] * (tables.step_ns_per_element / share)
+        begun, returned = work.head + fullest * work.total, work.returned + fullest * work.last
+        return float((np.maximum(begun, returned) + after).max())
+
+    def _even(self, shape: Shape) -> bool:
+        """Whether a sum over more devices takes no less: not where they bring more network cards."""
+        groups = self.space.cluster.nodes
+        return all(g.devices_per_node == 1 for g in groups) or sum(g.count for g in groups) == 1
+
+    def guess_ns(self, shape: Shape) -> float:
+        """About what a shape may take: where to look first. Bounds nothing."""
+        tables, work = self.space.tables(shape), self.work(shape)
+        bytes_a_worker = np.array([tables.gradients[0, -1] * shape.pipes // shape.workers])
+        sums = self.space.typical_sum(shape).ns(bytes_a_worker)[0] if shape.data * shape.spatial > 1 else 0
+        wire = self.space.cluster_link_ns(tables.typical_crossing_bytes) if shape.workers > 1 else 0.0
+        hops = 2 * (shape.stages - 1) * wire
+        load = float(work.total.sum()) * shape.micros / shape.workers + self.step_ns(shape)
+        idle = BUBBLES[shape.family](shape, work) if shape.workers > 1 else 0.0
+        return max(load + idle, self.free_ns(shape)) + float(sums) + hops
+
+
+def _work(tables: Tables, splits: bool, mixes: bool, recompute: bool) -> Work:
+    """Of a family that mixes whole and split backward passes, the shorter of the two."""
+    layers = {kind: np.diff(tables.time_ns[kind]) for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)}
+    back, last = layers[Kind.B], layers[Kind.B]
+    if splits:
+        back, last = layers[Kind.I], layers[Kind.I] + layers[Kind.W]
+    if mixes:
+        back, last = np.minimum(back, layers[Kind.B]), np.minimum(last, layers[Kind.B])
+    total = layers[Kind.F] + last + layers[Kind.R] * int(recompute)
+    return Work(forward=layers[Kind.F], back=back, last=last, total=total, splits=splits)
+
+
+def _least(sums: tuple[Sum, ...], size: IntArray) -> IntArray:
+    found: IntArray = np.minimum.reduce([each.ns(size) for each in sums])
+    return found
+
+
+def _shared_bytes(tables: Tables) -> int:
+    """Of parameters that several layers use: their sums may run over other places."""
+    shared = [p for p in tables.graph.parameters if len(set(p.users)) > 1 and p.trainable]
+    return sum(p.bytes for p in shared)
+
+
+Bubble = Callable[[Shape, Work], float]
+
+
+def _whole(shape: Shape, work: Work) -> float:
+    return float(work.total.sum()) / shape.workers * (shape.workers - 1) / shape.chunks
+
+
+def _forward(shape: Shape, work: Work) -> float:
+    return float(work.forward.sum()) / shape.workers * (shape.workers - 1) / shape.chunks
+
+
+def _paired(shape: Shape, work: Work) -> float:
+    units = max(1.0, shape.micros / shape.workers)
+    return float(work.last.sum()) / shape.workers * max(0.0, shape.workers / shape.pairs - 2) * units
+
+
+def _paired_split(shape: Shape, work: Work) -> float:
+    return float(work.forward.sum()) / shape.workers * (shape.workers / shape.pipes - 1) / shape.chunks
+
+
+# idle time of a worker, as the families have it for equal stages
+BUBBLES: Mapping[str, Bubble] = dict.fromkeys(FAMILIES, _forward) | {
+    "gpipe": _whole,
+    "1f1b": _whole,
+    "interleaved": _whole,
+    "wave": _whole,
+    "chimera": _paired,
+    "chimera-zb": _paired_split,
+}
