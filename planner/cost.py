@@ -15,40 +15,18 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost_moving import Moving, moving
 from planner.errors import BadInput
+from planner.intervals import IntArray as IntArray
+from planner.intervals import Rectangles, running_maximum
 from planner.model import ModelGraph, Value
-from planner.profile import PERSISTENT, CostKey, LayerCost, Profile, Seconds
+from planner.profile import CostKey, LayerCost, Profile, Seconds
 from planner.schedule.action import Kind
+from planner.stage_bytes import storages
 
-IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 NS = 1e9
-
-
-class _Rectangles:
-    """Sums amounts over rectangles of the plane of intervals: i in [i0, i1), j in [j0, j1)."""
-
-    def __init__(self, layers: int) -> None:
-        self.corners: IntArray = np.zeros((layers + 2, layers + 2), np.int64)
-
-    def add(self, i: tuple[int, int], j: tuple[int, int], amount: int) -> None:
-        if i[0] < i[1] and j[0] < j[1]:
-            self.corners[i[0], j[0]] += amount
-            self.corners[i[1], j[0]] -= amount
-            self.corners[i[0], j[1]] -= amount
-            self.corners[i[1], j[1]] += amount
-
-    def add_once(self, users: Iterable[int], amount: int, *, after: int = -1) -> None:
-        """`amount` in every interval that starts after `after` and holds at least one of the (sorted) users."""
-        previous, end = after, len(self.corners) - 1
-        for user in users:
-            self.add((previous + 1, user + 1), (user + 1, end), amount)
-            previous = user
-
-    @property
-    def table(self) -> IntArray:
-        return self.corners.cumsum(0).cumsum(1)[:-1, :-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +71,12 @@ class Tables:
     tied: IntArray  # [i, j] gradients of parameters that other stages use as well
     elements: IntArray  # [i, j] trainable elements
     whole_elements: IntArray  # [i, j] the most of them that no sharing among holders divides
-    workspace: IntArray  # [i, j] the highest of any layer
+    largest: IntArray  # [i, j] elements of the largest trainable parameter
+    moving: Moving
     edges: Edges
     state_bytes_per_element: float
+    largest_bytes_per_element: float
+    other_bytes_per_element: float
     step_ns_per_element: float
 
     @property
@@ -156,7 +137,6 @@ def tables(
     graph = profile.graph
     saved, entered, leaving = _values(graph, costs, size_of)
     parameters, gradients, tied, elements = _parameters(graph)
-    workspace = np.array([cost.workspace_bytes for cost in costs], np.int64)
     return Tables(
         graph=graph,
         setting=setting,
@@ -172,9 +152,12 @@ def tables(
         tied=tied,
         elements=elements,
         whole_elements=_whole_elements(graph),
-        workspace=_running_maximum(workspace),
+        largest=_largest(graph),
+        moving=moving(graph, costs, size_of, saved=saved, entered=entered),
         edges=_edges(graph, size_of),
         state_bytes_per_element=profile.optimizer.state_bytes_per_parameter,
+        largest_bytes_per_element=profile.optimizer.largest_bytes_per_parameter,
+        other_bytes_per_element=profile.optimizer.other_bytes_per_parameter,
         step_ns_per_element=profile.optimizer.seconds_per_parameter.median * NS,
     )
 
@@ -211,8 +194,8 @@ def _values(
     graph: ModelGraph, costs: Sequence[LayerCost], size_of: Mapping[str, int]
 ) -> tuple[IntArray, IntArray, IntArray]:
     count = len(graph.layers)
-    saved, entered, leaving = _Rectangles(count), _Rectangles(count), _Rectangles(count)
-    keepers = _first_keepers(graph, costs)
+    saved, entered, leaving = Rectangles(count), Rectangles(count), Rectangles(count)
+    first = storages(graph, costs).first
     for value in graph.values:
         made = graph.index[value.producer] if value.producer else -1
         users = sorted(graph.index[name] for name in set(value.consumers))
@@ -221,33 +204,19 @@ def _values(
         saved.add_once(users, size, after=made)
         if made >= 0 and users:
             leaving.add((0, made + 1), (made + 1, users[-1] + 1), size)
-        if made >= 0 and value.name in keepers:
-            saved.add((0, made + 1), (keepers[value.name] + 1, count + 1), size)
+        if made >= 0 and value.name in first:
+            saved.add((0, made + 1), (first[value.name] + 1, count + 1), size)
     own = _prefix(cost.own_saved_bytes for cost in costs)
     return saved.table + (own[None, :] - own[:, None]), entered.table, leaving.table
 
 
-def _first_keepers(graph: ModelGraph, costs: Sequence[LayerCost]) -> dict[str, int]:
-    """The first layer that keeps a Value, or a view of it, by the Value whose storage it is."""
-    origin: dict[str, str | None] = {value.name: value.name for value in graph.values}
-    first: dict[str, int] = {}
-    for index, (layer, cost) in enumerate(zip(graph.layers, costs, strict=True)):
-        for out, source in cost.aliases:
-            origin[layer.outputs[out]] = None if source == PERSISTENT else origin[layer.inputs[source]]
-        kept = [layer.inputs[i] for i in cost.kept_inputs] + [layer.outputs[i] for i in cost.kept_outputs]
-        for name in kept:
-            if (root := origin[name]) is not None:
-                first.setdefault(root, index)
-    return first
-
-
 def _parameters(graph: ModelGraph) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     count = len(graph.layers)
-    held, gradients, tied, elements = (_Rectangles(count) for _ in range(4))
+    held, gradients, tied, elements = (Rectangles(count) for _ in range(4))
     for parameter in graph.parameters:
         users = sorted(graph.index[name] for name in set(parameter.users))
         held.add_once(users, parameter.bytes)
-        if parameter.trainable:
+        if parameter.trainable and users:
             gradients.add_once(users, parameter.bytes)
             elements.add_once(users, prod(parameter.shape))
             tied.add_once(users, parameter.bytes)
@@ -260,22 +229,23 @@ def _parameters(graph: ModelGraph) -> tuple[IntArray, IntArray, IntArray, IntArr
 def _whole_elements(graph: ModelGraph) -> IntArray:
     """Sharing gives each holder whole parameters: the largest one, and what other stages hold as well."""
     count = len(graph.layers)
-    largest, tied = np.zeros(count, np.int64), _Rectangles(count)
+    largest, tied = np.zeros(count, np.int64), Rectangles(count)
     for parameter in graph.parameters:
-        if parameter.trainable:
+        if parameter.trainable and parameter.users:
             users, size = sorted(graph.index[name] for name in set(parameter.users)), prod(parameter.shape)
             largest[users] = np.maximum(largest[users], size)
             tied.add_once(users, size)
             tied.add((0, users[0] + 1), (users[-1] + 1, count + 1), -size)
-    return tied.table + _running_maximum(largest)
+    return tied.table + running_maximum(largest)
 
 
-def _running_maximum(amounts: IntArray) -> IntArray:
-    count = len(amounts)
-    table: IntArray = np.zeros((count + 1, count + 1), np.int64)
-    for i in range(count):
-        table[i, i + 1 :] = np.maximum.accumulate(amounts[i:])
-    return table
+def _largest(graph: ModelGraph) -> IntArray:
+    largest = np.zeros(len(graph.layers), np.int64)
+    for parameter in graph.parameters:
+        if parameter.trainable:
+            users = [graph.index[name] for name in parameter.users]
+            largest[users] = np.maximum(largest[users], prod(parameter.shape))
+    return running_maximum(largest)
 
 
 def _edges(graph: ModelGraph, size_of: Mapping[str, int]) -> Edges:

@@ -13,6 +13,7 @@ from torch import nn
 
 from planner.devices import Device
 from planner.errors import BadInput
+from planner.measure_bytes import meter_of
 from planner.measure_timing import Clock, spread_of
 from planner.measure_work import Counter
 from planner.model import ModelGraph, Parameter
@@ -40,6 +41,8 @@ def roofline_optimizer(workload: Workload, graph: ModelGraph, device: Device) ->
     with Counter() as counter:
         optimizer.step()
     traffic = sum(work.traffic_bytes for work in counter.work)
+    if device.name != "cpu":
+        _as_on_a_gpu(optimizer)
     return _cost(optimizer, elements, Seconds(median=traffic / elements / device.memory_bytes_per_s))
 
 
@@ -54,6 +57,13 @@ def _step(workload: Workload, optimizer: torch.optim.Optimizer) -> None:
             where=workload.where,
             allowed="an optimizer that steps from the gradients alone",
         ) from error
+
+
+def _as_on_a_gpu(optimizer: torch.optim.Optimizer) -> None:
+    """There torch updates all parameters at once unless told otherwise, which takes more memory."""
+    for group in optimizer.param_groups:
+        if group.get("foreach", False) is None and not group.get("fused"):
+            group["foreach"] = True
 
 
 def _stand_in(
@@ -91,8 +101,35 @@ def _like(row: Parameter, limit: int, device: str) -> nn.Parameter:
 def _cost(optimizer: torch.optim.Optimizer, elements: int, seconds: Seconds) -> OptimizerCost:
     tensors = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, torch.Tensor)]
     state_bytes = sum(x.nbytes for x in tensors if x.ndim)  # counters of steps are single numbers
+    largest, others = _transient(optimizer)
     return OptimizerCost(
         name=type(optimizer).__name__.lower(),
         state_bytes_per_parameter=state_bytes / elements,
         seconds_per_parameter=seconds,
+        largest_bytes_per_parameter=largest,
+        other_bytes_per_parameter=others,
     )
+
+
+def _transient(optimizer: torch.optim.Optimizer) -> tuple[float, float]:
+    """What an update makes and frees again, an element of the largest parameter and of the others."""
+    trained = [x for group in optimizer.param_groups for x in group["params"] if x.grad is not None]
+    if not trained:
+        return 0.0, 0.0
+    whole = _peak(optimizer, trained[0].device)
+    largest = max(trained, key=torch.Tensor.numel)
+    gradients = [x.grad for x in trained]
+    for x in trained:
+        x.grad = x.grad if x is largest else None
+    alone = _peak(optimizer, largest.device)
+    for x, gradient in zip(trained, gradients, strict=True):
+        x.grad = gradient
+    rest = sum(x.numel() for x in trained) - largest.numel()
+    return alone / largest.numel(), max(0, whole - alone) / rest if rest else 0.0
+
+
+def _peak(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
+    with meter_of(device) as live:
+        before = live.now
+        optimizer.step()
+        return live.peak - before

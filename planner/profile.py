@@ -61,6 +61,10 @@ class OptimizerCost:
     name: str
     state_bytes_per_parameter: float  # per element: AdamW in fp32 keeps 8
     seconds_per_parameter: Seconds  # per element updated
+    # while a stage is updated, per element of its largest parameter, and of the others: optimizers go through them
+    # one by one or all at once
+    largest_bytes_per_parameter: float = 0.0
+    other_bytes_per_parameter: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -113,7 +117,9 @@ class Profile:
         from planner.notebook import figures, shows
 
         times = shows.layer_ns(self)
-        return figures.of_graph(self.graph, (), [ns / 1e6 for ns in times.values()], "ms forward and backward")
+        return figures.of_graph(
+            self.graph, (), [ns / 1e6 for ns in times.values()], "ms forward and backward"
+        )
 
     def to_rows(self) -> list[dict[str, object]]:
         """A layer at a setting a row."""
@@ -233,6 +239,8 @@ def _optimizer_faults(optimizer: OptimizerCost) -> Iterator[Fault]:
     found = [
         *_seconds_fault("seconds_per_parameter", optimizer.seconds_per_parameter),
         *_number_fault("state_bytes_per_parameter", optimizer.state_bytes_per_parameter),
+        *_number_fault("largest_bytes_per_parameter", optimizer.largest_bytes_per_parameter),
+        *_number_fault("other_bytes_per_parameter", optimizer.other_bytes_per_parameter),
     ]
     yield from (Fault(("optimizer", name), what, allowed) for name, what, allowed in found)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.errors import BadInput
-from planner.memory import StageBytes, changes, use
+from planner.memory import StageBytes, use, weights
 from planner.period import period, periods
 from planner.plan import Plan
 from planner.schedule.action import Schedule, parse_orders
@@ -115,8 +115,8 @@ def _in_use(compiled: Compiled, memory: Sequence[StageBytes], static_bytes: Sequ
         raise BadInput(f"bytes of {len(memory)} stages", where="memory", allowed=f"{schedule.stages}")
     if len(always) != schedule.workers:
         raise BadInput(f"bytes of {len(always)} workers", where="static_bytes", allowed=f"{schedule.workers}")
-    table = changes(memory)
-    parts = [base + use(*own, table) for base, own in zip(always, compiled.memory_codes, strict=True)]
+    table = weights(memory)
+    parts = [base + use(own, table) for base, own in zip(always, compiled.memory_spans, strict=True)]
     return np.concatenate(parts).ravel()
 
 

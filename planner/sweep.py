@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import BadInput
-from planner.memory import codes
+from planner.memory import Spans, spans
 from planner.plan import Hop, StageTimes
 from planner.schedule.action import Kind, Schedule
 from planner.schedule.graph import KIND_ROW, Graph, IntArray, Queueing, Route
@@ -59,8 +59,8 @@ class Compiled:
         return _event_rows(self.graph)
 
     @cached_property
-    def memory_codes(self) -> tuple[tuple[IntArray, IntArray], ...]:
-        return tuple(codes(order) for order in self.schedule.orders)
+    def memory_spans(self) -> tuple[Spans, ...]:
+        return spans(self.schedule)
 
     @cached_property
     def _sweep(self) -> Sweep:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from math import ceil, prod
 
+from planner.memory import StageBytes, peaks
 from planner.model import ModelGraph
 from planner.plan import Plan, StagePlan
-from planner.profile import CostKey, LayerCost, Profile, stage_memory
-from planner.schedule.action import Action, Kind, Schedule
+from planner.profile import CostKey, LayerCost, Profile
+from planner.schedule.action import Kind, Schedule
 from planner.simulate import schedule_of
+from planner.stage_bytes import stage_bytes
 from planner.violation import Violation
 
 
@@ -83,8 +86,9 @@ def _times(plan: Plan, profile: Profile) -> Iterator[Violation]:
 def _memory(plan: Plan, profile: Profile) -> Iterator[Violation]:
     """What each worker is said to need is no less than what its stages and its order need at least."""
     schedule = schedule_of(plan)
+    found = peaks(schedule, [_needs(plan, profile, stage, schedule) for stage in plan.stages])
     for worker, planned in enumerate(plan.prediction.memory):
-        held, moving = _resident(plan, profile, schedule, worker), _peak(plan, profile, schedule, worker)
+        held, moving = _resident(plan, profile, schedule, worker), found[worker].bytes
         said = planned.total - planned.margin
         if held + moving > said:
             message = (
@@ -115,40 +119,13 @@ def _stage_state(plan: Plan, profile: Profile, stage: int, *, replicas: int) -> 
     return weights + sum(p.bytes for p in trained) + int(state / holders)
 
 
-def _peak(plan: Plan, profile: Profile, schedule: Schedule, worker: int) -> int:
-    """Highest use by activations and workspace along a worker's order."""
-    needs = [_Needs(plan, profile, stage) for stage in plan.stages]
-    again = {action[1:] for action in schedule.orders[worker] if action.kind is Kind.R}
-    alive: dict[tuple[int, int, int], int] = {}
-    peak = 0
-    for action in schedule.orders[worker]:
-        if action.kind in (Kind.SYNC, Kind.STEP):
-            continue
-        need, unit = needs[action.stage], action[1:]
-        if action.kind in (Kind.F, Kind.R):
-            alive[unit] = need.inputs if action.kind is Kind.F and unit in again else need.saved
-        peak = max(peak, sum(alive.values()) + need.workspace)
-        _release(alive, action, need)
-    return peak
-
-
-def _release(alive: dict[tuple[int, int, int], int], action: Action, need: _Needs) -> None:
-    if action.kind in (Kind.B, Kind.W):
-        alive.pop(action[1:], None)
-    elif action.kind is Kind.I:
-        alive[action[1:]] = need.held
-
-
-class _Needs:
-    """Bytes of one stage for one micro-batch; of the largest shard at least its share of what whole samples take."""
-
-    def __init__(self, plan: Plan, profile: Profile, stage: StagePlan) -> None:
-        key, graph = _key(plan), profile.graph
-        rows = [_rows(plan, profile, stage, name) for name in stage.layers]
-        made = {value for name in stage.layers for value in graph.layer[name].outputs}
-        read = {value for name in stage.layers for value in graph.layer[name].inputs}
-        shards = prod(stage.spatial)
-        self.saved = stage_memory(profile, stage.layers, key) // shards
-        self.inputs = sum(profile.value_bytes(name, key) for name in read - made) // shards
-        self.held = min(self.saved, sum(each[0].held_bytes for each in rows) // shards)
-        self.workspace = max((min(c.workspace_bytes for c in each) for each in rows), default=0)
+def _needs(plan: Plan, profile: Profile, stage: StagePlan, schedule: Schedule) -> StageBytes:
+    """Of one micro-batch; of the largest shard at least its share of what whole samples take."""
+    key = _key(plan)
+    whole = stage_bytes(profile, stage.layers, key, recompute=stage.recompute)
+    share = schedule.pipes * plan.axes.data * plan.axes.spatial if plan.shard_optimizer else 1
+    whole = replace(whole, update=whole.update // share)
+    if not stage.spatial:
+        return whole
+    shards = prod(stage.spatial)
+    return StageBytes(**{name: size // shards for name, size in asdict(whole).items()} | {"workspace": 0})

@@ -64,9 +64,10 @@ T = TypeVar("T")
 
 
 def with_peak(
-    run: Callable[[], T], device: torch.device, kept: Sequence[Tensor], present: Sequence[Tensor] = ()
+    run: Callable[[], T], device: torch.device, kept: Sequence[Tensor], present: Iterable[Tensor] = ()
 ) -> tuple[T, int]:
-    """What a call returns, and the most bytes in use meanwhile: `kept` throughout, `present` until it is let go."""
+    """What a call returns, and the most bytes in use meanwhile: `kept` throughout, `present`, which nobody may hold
+    for our sake, until it is let go."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         done = run()

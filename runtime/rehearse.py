@@ -51,10 +51,10 @@ def rehearse(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        runs = list(_runs(model, where, steps))
+        found = list(runs(model, where, steps))
     finally:
         torch.set_num_threads(before)
-    return compared(plan, device, runs)
+    return compared(plan, device, found)
 
 
 def _device(name: str) -> torch.device:
@@ -65,7 +65,8 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _runs(model: Model, device: torch.device, steps: int) -> Iterator[Rehearsed]:
+def runs(model: Model, device: torch.device, steps: int) -> Iterator[Rehearsed]:
+    """Each distinct rank in turn; without timed steps it is for their memory alone."""
     known: dict[int, Mapping[Edge, Sequence[Layout]]] = {}  # by spatial coordinate
     for place in distinct(model):
         with _world(place.rank, len(model.plan.places), device) as world:

@@ -8,7 +8,7 @@ their final buffers. Tensors travel in the order of their memory, so their strid
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -51,7 +51,9 @@ class Layout(NamedTuple):
         return cls(tensor.dtype, tuple(tensor.shape[dim] for dim in order), order)
 
     def packed(self, tensor: Tensor) -> Tensor:
-        return tensor.permute(self.order).contiguous()
+        """A part of a larger tensor is copied: sent as it is, it would hold all of that until it has arrived."""
+        dense = tensor.permute(self.order).contiguous()
+        return dense if dense.untyped_storage().nbytes() == dense.nbytes else dense.clone()
 
     def buffer(self, device: torch.device) -> Tensor:
         return torch.empty(self.sizes, dtype=self.dtype, device=device)
@@ -172,9 +174,9 @@ class Transport:
                 self._layouts[_Hop(direction, sender, receiver, pipe)] = list(rows)
         self.finish()
 
-    def in_flight(self) -> list[Tensor]:
+    def in_flight(self) -> Iterator[Tensor]:
         """What was sent and is held until it is known to have arrived."""
-        return [tensor for works in self._sent.values() for _, tensor in works]
+        return (tensor for works in self._sent.values() for _, tensor in works)
 
     def finish(self, directions: Sequence[str] = ("act", "grad")) -> None:
         """Ends a step: the layouts of these directions are known from now on."""

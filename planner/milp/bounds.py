@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from planner.cost import IntArray
+from planner.memory import PARTS
 from planner.milp.box import Box, Weights, empty, stack
 from planner.milp.problem import Problem
 from planner.schedule.action import Kind
@@ -78,7 +79,7 @@ def fitting(box: Box) -> Box | None:
 def most_bytes(problem: Problem) -> IntArray:
     """[worker]: from above, every hosted stage as large as any stage can be, in each part."""
     fixed = int(problem.fixed_grid.max())
-    moving = problem.moving_grid.reshape(-1, 4).max(0)
+    moving = problem.moving_grid.reshape(-1, PARTS).max(0)
     peaks = [int((rows.sum(1) @ moving).max()) for rows in problem.moments]
     total: IntArray = np.array(peaks) + fixed * problem.hosted.sum(1)
     return total

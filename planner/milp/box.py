@@ -19,6 +19,7 @@ from functools import cached_property
 import numpy as np
 
 from planner.cost import BoolArray, IntArray
+from planner.memory import PARTS
 from planner.milp.mesh import NOISE, FloatArray
 from planner.milp.problem import COMPUTE, KINDS, Problem, Row
 from planner.schedule.action import Kind
@@ -79,7 +80,7 @@ def empty(rows: int, stages: int) -> Weights:
         kinds=np.zeros((rows, len(KINDS), stages)),
         hops=np.zeros((rows, 2, stages, stages)),
         fixed=np.zeros((rows, stages)),
-        moving=np.zeros((rows, stages, 4)),
+        moving=np.zeros((rows, stages, PARTS)),
         constant=np.zeros(rows),
     )
 

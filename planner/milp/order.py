@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from planner.cost import BoolArray, IntArray
-from planner.memory import live_counts
+from planner.memory import memory_rows
 from planner.milp.shapes import Update
 from planner.plan import Hop
-from planner.schedule.action import Action, Schedule
+from planner.schedule.action import Schedule
 from planner.simulate import Compiled, compile
 
 
@@ -43,7 +42,7 @@ class Order:
     @cached_property
     def moments(self) -> tuple[IntArray, ...]:
         """A worker: what is alive at the moments that can be its peak, [moment, stage, part]."""
-        return tuple(_moments(order, self.schedule.stages) for order in self.schedule.orders)
+        return memory_rows(self.schedule)
 
     @cached_property
     def actions(self) -> int:
@@ -74,15 +73,3 @@ class Order:
             Hop(direction="grad" if way else "act", sender=a, receiver=b, values=(), bytes=0, ns=0)
             for way, a, b in np.argwhere(pattern.reshape(2, depth, depth)).tolist()
         ]
-
-
-def _moments(order: Sequence[Action], stages: int) -> IntArray:
-    """While an action runs, without the moments that another covers in every part."""
-    flat = np.unique(live_counts(order, stages)[:, 0].reshape(len(order), -1), axis=0)
-    flat = flat[flat.sum(1).argsort()[::-1]]
-    kept = flat[:0]
-    for row in flat:  # a moment is covered only by one of a larger sum
-        if not (kept >= row).all(1).any():
-            kept = np.vstack([kept, row])
-    moments: IntArray = kept.reshape(-1, stages, 4)
-    return moments

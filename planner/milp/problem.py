@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from planner.cost import BoolArray, IntArray, Tables
+from planner.memory import PART_NAMES
 from planner.milp.hops import hop_bytes
 from planner.milp.mesh import NOISE, FloatArray, Mesh, Sum
 from planner.milp.order import Meter, Order
@@ -112,12 +113,9 @@ class Problem:
         return total
 
     def fixed_bytes(self, low: IntArray, high: IntArray) -> IntArray:
-        """Of a stage in one pipe: its state, and one message of each kind on its way in and out."""
+        """Of a stage in one pipe: its state."""
         tables = self.tables
-        moving = 2 * (tables.entered[low, high] + tables.leaving[low, high])
-        return (
-            tables.parameters[low, high] + tables.gradients[low, high] + self.state_bytes(low, high) + moving
-        )
+        return tables.parameters[low, high] + tables.gradients[low, high] + self.state_bytes(low, high)
 
     def state_bytes(self, low: IntArray, high: IntArray) -> IntArray:
         rate = self.tables.state_bytes_per_element
@@ -134,10 +132,29 @@ class Problem:
 
     def moving_bytes(self, low: IntArray, high: IntArray) -> IntArray:
         """[..., part]: of one micro-batch in a stage, the parts of `StageBytes`."""
-        tables = self.tables
-        held = tables.held[high] - tables.held[low]
-        parts = [tables.saved[low, high], held, tables.entered[low, high], tables.workspace[low, high]]
-        return np.stack(parts, -1)
+        tables, moving = self.tables, self.tables.moving
+        parts = {
+            "saved": tables.saved[low, high],
+            "held": tables.held[high] - tables.held[low],
+            "kept": tables.entered[low, high],
+            "workspace": moving.workspace[low, high],
+            "splitting": moving.splitting[low, high],
+            "weighing": moving.weighing[low, high],
+            "arriving": moving.arriving[low, high],
+            "sent": tables.leaving[low, high] if self.shape.recompute else moving.sent[low, high],
+            "returning": moving.returning[low, high],
+            "far": moving.far[low, high],
+            "update": self.update_bytes(low, high),
+        }
+        return np.stack([parts[name] for name in PART_NAMES], -1)
+
+    def update_bytes(self, low: IntArray, high: IntArray) -> IntArray:
+        """On top while the busiest holder of a stage updates its share."""
+        tables, updated = self.tables, self._updated(low, high)
+        largest = np.minimum(tables.largest[low, high], updated)
+        rates = tables.largest_bytes_per_element, tables.other_bytes_per_element
+        size: IntArray = np.round(rates[0] * largest + rates[1] * (updated - largest)).astype(np.int64)
+        return size
 
     def durations(self, cuts: IntArray) -> Durations:
         cuts = np.atleast_2d(cuts)
@@ -184,7 +201,8 @@ class Problem:
 
     @cached_property
     def moving_grid(self) -> IntArray:
-        return self._grid(("moving", self.tables.key), self.moving_bytes)
+        share = self.holders if self.shape.shard else 1
+        return self._grid(("moving", self.tables.key, share, self.shape.recompute), self.moving_bytes)
 
     def _grid(self, key: tuple[object, ...], price: Callable[[IntArray, IntArray], IntArray]) -> IntArray:
         if key not in self.grids:

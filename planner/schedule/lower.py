@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from planner.memory import LOOKAHEAD
 from planner.plan import Hop, StageTimes
 from planner.schedule.action import Action, Kind, Schedule
 from planner.schedule.graph import IntArray
@@ -23,7 +24,6 @@ from planner.schedule.program import Instruction, Message, Program
 from planner.sweep import Compiled, compile, duration_vector, node_ends
 
 Layout = Literal["channel", "global"]
-LOOKAHEAD = 4  # actions between posting a receive and needing it; measured: more gains nothing
 
 
 def global_order(compiled: Compiled, durations: Sequence[int] | IntArray) -> tuple[Message, ...]:

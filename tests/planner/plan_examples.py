@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from itertools import pairwise
 from typing import Any
 
@@ -24,10 +25,11 @@ from planner.plan import (
     StagePlan,
     StageTimes,
 )
-from planner.profile import CostKey, Profile, stage_memory
+from planner.profile import CostKey, Profile
 from planner.schedule.action import Kind
 from planner.schedule.families import generate
 from planner.simulate import compile, duration_vector, makespan, schedule_of
+from planner.stage_bytes import stage_bytes
 
 NAMES = ("embed", "down", "middle", "up", "head", "loss")
 # value: producer, consumers, bytes a sample; `skip` passes by two layers
@@ -219,7 +221,7 @@ def _memory(
     micro: int,
     worker: int,
 ) -> Memory:
-    """Generous: every micro-batch of every stage held at the same time."""
+    """Generous: every micro-batch of every stage held at the same time, and all that moves with it."""
     held = [stage for row in place for stage, holder in enumerate(row) if holder == worker]
     names = [name for stage in held for name in stages[stage].layers]
     used = [name for layer in names for name in costs.graph.layer[layer].parameters]
@@ -229,7 +231,7 @@ def _memory(
         parameters=weights,
         gradients=weights,
         optimizer=2 * weights,
-        activations=micros * sum(stage_memory(costs, stages[stage].layers, key) for stage in held),
+        activations=2 * micros * sum(sum(astuple(stage_bytes(costs, stages[s].layers, key))) for s in held),
         buffers=sum(costs.cost(name, key).workspace_bytes for name in names),
         margin=10**6,
         limit=40 * 10**9,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.memory import StageBytes, memory_rows, peaks
+from planner.memory import StageBytes, memory_rows, peaks, spans, use, weights
 from planner.schedule.action import Action, Kind, from_text
 from planner.schedule.assemble import with_recompute
 from planner.schedule.families import generate
@@ -24,6 +25,11 @@ def random_sizes(stages: int, draw: Random) -> list[StageBytes]:
         held, kept = draw.randint(0, saved), draw.randint(0, saved)
         sizes.append(StageBytes(saved=saved, held=held, kept=kept, workspace=draw.randint(0, 9)))
     return sizes
+
+
+def with_messages(sizes: list[StageBytes], draw: Random) -> list[StageBytes]:
+    names = ("arriving", "sent", "returning", "far", "update", "splitting", "weighing")
+    return [replace(size, **{name: draw.randint(0, 20) for name in names}) for size in sizes]
 
 
 def replayed(case: Case, sizes: list[StageBytes]) -> list[int]:
@@ -75,9 +81,9 @@ def test_the_peak_is_what_a_replay_in_time_finds(case: Case, seed: int, recomput
 @given(case=cases(), seed=st.integers(0, 999))
 def test_the_rows_of_a_schedule_give_its_peak_for_any_sizes(case: Case, seed: int) -> None:
     sizes = random_sizes(case.schedule.stages, Random(seed))
-    table = np.array([[m.saved, m.held, m.kept, m.workspace] for m in sizes])
+    sizes = with_messages(sizes, Random(seed))
     rows = memory_rows(case.schedule)
-    highest = [int((own * table).sum(axis=(1, 2)).max()) for own in rows]
+    highest = [int((own * weights(sizes)).sum(axis=(1, 2)).max()) for own in rows]
     assert highest == [peak.bytes for peak in peaks(case.schedule, sizes)]
 
 
@@ -116,3 +122,19 @@ def test_what_the_weight_half_needs_is_held_between_the_halves() -> None:
     schedule = from_text("0F0 0I0 0F1 0I1 0W0 0W1", place=((0,),), pipe_of=(0, 0))
     (peak,) = peaks(schedule, [StageBytes(saved=10, held=4)])
     assert (peak.bytes, str(peak.at(schedule.orders[0]))) == (14, "0F1")
+
+
+def test_messages_are_there_ahead_of_their_use_and_until_their_arrival_is_known() -> None:
+    schedule = from_text("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1", place=((0, 1),), pipe_of=(0, 0))
+    one, nothing = StageBytes(saved=0, arriving=1), StageBytes(saved=0)
+    table = weights([nothing, one])
+    during = [row[0] for row in use(spans(schedule)[1], table).tolist()]
+    # the receive of the second, twice; then the gradient of the first: no forward of stage 0 comes after 0B0 and
+    # tells that it arrived, so it stays until the next step has begun
+    assert during == [1, 1, 1, 1]
+    sent = [row[0] for row in use(spans(schedule)[0], weights([replace(nothing, sent=1), nothing])).tolist()]
+    assert sent == [1, 2, 1, 0]
+    back = [
+        row[0] for row in use(spans(schedule)[0], weights([replace(nothing, returning=1), nothing])).tolist()
+    ]
+    assert back == [2, 2, 2, 1]

@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 
 from planner import plan_yaml, verify, yaml_files
 from planner.errors import BadInput, BadPlan
+from planner.memory import peaks
 from planner.plan import Plan
-from planner.profile import CostKey, stage_memory
+from planner.profile import CostKey
+from planner.simulate import schedule_of
+from planner.stage_bytes import stage_bytes
 from tests.planner import plan_examples as examples
 
 
@@ -293,10 +296,17 @@ def test_memory_is_reckoned_to_the_byte_from_the_order(
     weights = sum(
         costs.graph.parameter[p].bytes for name in names for p in costs.graph.layer[name].parameters
     )
-    saved = stage_memory(costs, names, key)
+    stages = [stage_bytes(costs, stage.layers, key, recompute=recompute) for stage in plan.stages]
+    own = stages[worker]
     entering = 2 * 80  # the ids of both samples are all that the first stage takes in
-    alive = entering * (in_flight - 1) + saved if recompute else saved * in_flight
-    need = 4 * weights + alive + max(costs.cost(name, key).workspace_bytes for name in names)
+    least = entering * (in_flight - 1) + own.saved if recompute else own.saved * in_flight
+    moving = peaks(schedule_of(plan), stages)[worker].bytes
+    assert (
+        least + own.workspace
+        <= moving
+        <= least + own.workspace + 4 * (own.arriving + own.sent + own.returning)
+    )
+    need = 4 * weights + moving
     nothing = {"parameters": 0, "gradients": 0, "optimizer": 0, "buffers": 0, "margin": 0, "limit": 10**9}
     for activations, right in ((need, True), (need - 1, False)):
         memory = {f"prediction.memory.{worker}": nothing | {"activations": activations}}
@@ -310,10 +320,12 @@ def test_a_sharded_optimizer_takes_its_share() -> None:
     weights = sum(
         costs.graph.parameter[p].bytes for name in names for p in costs.graph.layer[name].parameters
     )
-    alive = stage_memory(costs, names, CostKey("", 2, (), "fp32", "eager"))
-    work = max(costs.cost(name, CostKey("", 2, (), "fp32", "eager")).workspace_bytes for name in names)
+    key = CostKey("", 2, (), "fp32", "eager")
+    moving = peaks(schedule_of(plan), [stage_bytes(costs, stage.layers, key) for stage in plan.stages])[
+        1
+    ].bytes
     nothing = {"gradients": 0, "optimizer": 0, "buffers": 0, "margin": 0, "limit": 10**9}
-    state = {"parameters": 2 * weights + 2 * weights // 4, "activations": alive + work}
+    state = {"parameters": 2 * weights + 2 * weights // 4, "activations": moving}
     tight = examples.edited(plan, {"prediction.memory.1": nothing | state})
     assert any("worker 1: needs at least" in line for line in judged(tight))
     assert judged(examples.edited(tight, {"shard_optimizer": True})) == []

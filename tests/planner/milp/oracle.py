@@ -13,14 +13,15 @@ from math import ceil, prod
 
 from planner.cluster import Cluster, Slot, all_reduce_s, limit_bytes, transfer_s
 from planner.errors import BadInput
-from planner.memory import StageBytes, peaks
+from planner.memory import peaks
 from planner.model import crossings, stage_of_layers
 from planner.plan import Hop, StageTimes
-from planner.profile import CostKey, Profile, stage_memory
-from planner.schedule.action import Schedule
+from planner.profile import CostKey, Profile
+from planner.schedule.action import Kind, Schedule
 from planner.schedule.assemble import with_recompute
 from planner.schedule.families import FAMILIES, generate
 from planner.simulate import compile, duration_vector, period
+from planner.stage_bytes import stage_bytes
 
 NS = 1e9
 
@@ -207,28 +208,16 @@ def _fits(
     share: int,
 ) -> bool:
     graph = profile.graph
+    again = any(action.kind is Kind.R for order in schedule.orders for action in order)
     state, moving = [], []
     for layers in stages:
-        costs = [profile.cost(name, key) for name in layers]
-        inside = set(layers)
-        seen = {v for name in layers for v in graph.layer[name].inputs}
-        made = {v for name in layers for v in graph.layer[name].outputs}
-        entered = sum(graph.value[v].bytes(key.micro) for v in seen - made)
-        leaving = sum(graph.value[v].bytes(key.micro) for v in made if set(graph.value[v].consumers) - inside)
         used = {name for layer in layers for name in graph.layer[layer].parameters}
         weights = [graph.parameter[name] for name in used]
         trained = [p for p in weights if p.trainable]
-        elements = _most_elements([prod(p.shape) for p in trained], share)
-        total = sum(p.bytes for p in weights) + sum(p.bytes for p in trained) + 2 * (entered + leaving)
-        state.append(total + ceil(elements * profile.optimizer.state_bytes_per_parameter - 1e-6))
-        moving.append(
-            StageBytes(
-                saved=stage_memory(profile, layers, key),
-                held=sum(c.held_bytes for c in costs),
-                kept=entered,
-                workspace=max(c.workspace_bytes for c in costs),
-            )
-        )
+        elements = sum(prod(p.shape) for p in trained)
+        total = sum(p.bytes for p in weights) + sum(p.bytes for p in trained)
+        state.append(total + ceil(elements * profile.optimizer.state_bytes_per_parameter / share - 1e-6))
+        moving.append(stage_bytes(profile, layers, key, recompute=again))
     for worker, peak in enumerate(peaks(schedule, moving)):
         fixed = sum(state[s] for row in schedule.place for s, w in enumerate(row) if w == worker)
         if fixed + peak.bytes > limit_bytes(cluster, Slot(worker, 0)):

@@ -1,0 +1,258 @@
+"""Memory predicted beside memory held: random plans on a device that they almost fill, and how a rank of a large
+model starts.
+
+Every rank is rehearsed: it runs alone, with its real stages, optimizer and buffers, on the host, where each storage
+is counted from its making to its end. A device is emulated by its size: the plan is solved for one of which it takes
+90 to 98 %, and a rank that would exceed it fails the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import torch
+
+from benchmarks.harness import Cell, Result, Table, main
+from planner import measure, plan_yaml
+from planner import workload as workloads
+from planner.capture import Captured, capture
+from planner.cluster import Cluster, Link, Links, NodeGroup
+from planner.errors import BadInput, Infeasible
+from planner.milp.solve import solve
+from planner.plan import Plan
+from planner.profile import Profile
+from planner.schedule.families import FAMILIES
+from planner.workload import Workload
+from runtime.assemble import Options, assemble
+from runtime.rehearse import runs
+from runtime.rehearse_world import world_of
+from runtime.split import Split
+from runtime.train import Model, NoPulse
+
+PLANS, QUICK_PLANS = 200, 6
+SLACK_BYTES = 2048  # numbers of no size: losses, counters of steps
+MIB = 2**20
+MODELS: tuple[tuple[str, dict[str, str], tuple[int, ...]], ...] = (
+    ("gpt2", {"size": "tiny"}, (1, 2, 4)),
+    ("unet3d", {"size": "tiny"}, (1, 2)),
+    ("mlp", {"width": "256", "layers": "9"}, (4, 64)),
+    ("lstm", {}, (2, 4)),
+)
+
+
+@dataclass(frozen=True)
+class Known:
+    workload: Workload
+    captured: Captured
+    costs: dict[int, Profile]  # by micro-batch
+
+
+@dataclass(frozen=True)
+class Ran:
+    plan: Plan
+    filled: float  # of the device, as predicted: its fullest worker
+    ratios: tuple[float, ...]  # of every worker, peak over prediction
+
+
+def known(quick: bool) -> list[Known]:
+    found = []
+    for name, arguments, micros in MODELS[:2] if quick else MODELS:
+        workload = workloads.load(name, arguments)
+        costs = {
+            micro: measure.profile(workload, device="roofline:cpu", micros=(micro,), split=Split())
+            for micro in micros
+        }
+        found.append(Known(workload, capture(workload), costs))
+    return found
+
+
+def machines(ranks: int, memory_bytes: int) -> Cluster:
+    group = NodeGroup(count=1, device="cpu", devices_per_node=ranks, memory_bytes=memory_bytes)
+    return Cluster(
+        name="emulated", nodes=(group,), links=Links(node=Link(latency_s=2e-4, bandwidth_bytes_per_s=2e9))
+    )
+
+
+def tight_plan(models: list[Known], draw: Random) -> tuple[Known, Plan, float]:
+    """Solved again for a device of which its first solution takes 90 to 98 %."""
+    while True:
+        model = draw.choice(models)
+        micro, costs = draw.choice(sorted(model.costs.items()))
+        workers, data = draw.choice((1, 2, 3, 4)), draw.choice((1, 1, 2))
+        fix: dict[str, object] = {"data": data, "pipeline": workers, "micro": micro}
+        fix |= {"schedule": draw.choice(sorted(FAMILIES)), "recompute": draw.random() < 0.3}
+        fix |= {"shard": data > 1 and draw.random() < 0.5}
+        batch, ranks = micro * workers * data * draw.choice((1, 2)), workers * data
+        try:
+            first = solve(costs, machines(ranks, 2**40), batch=batch, fix=fix)
+            memory_bytes = round(_fullest(first) / draw.uniform(0.9, 0.98))
+            plan = solve(costs, machines(ranks, memory_bytes), batch=batch, fix=fix)
+        except (BadInput, Infeasible):
+            continue  # the family does not take this shape
+        filled = _fullest(plan) / memory_bytes
+        if 0.9 <= filled <= 0.98:
+            return model, plan, filled
+
+
+def _fullest(plan: Plan) -> int:
+    return max(memory.total for memory in plan.prediction.memory)
+
+
+def ran(model: Known, plan: Plan, filled: float) -> Ran:
+    predicted = [memory.total for memory in plan.prediction.memory]
+    found = runs(Model(plan, model.workload, model.captured), torch.device("cpu"), steps=0)
+    return Ran(plan, filled, tuple((run.peak_bytes - SLACK_BYTES) / predicted[run.worker] for run in found))
+
+
+def emulated(quick: bool) -> Table:
+    models, draw = known(quick), Random(2026)
+    found = [ran(*tight_plan(models, draw)) for _ in range(QUICK_PLANS if quick else PLANS)]
+    rows = [
+        _row(name, [each for each in found if _model(each) == name]) for name in sorted(map(_model, found))
+    ]
+    return Table(
+        title="random plans predicted at 90 to 98 % of a device",
+        columns=(
+            "model",
+            "plans",
+            "exceeded",
+            "of the device, least",
+            "most",
+            "peak / prediction, least",
+            "median",
+            "most",
+        ),
+        rows=list(dict.fromkeys([*rows, _row("all", found)])),
+        notes=(
+            "Peak over prediction is of every worker; exceeded counts plans of which any worker took more than the device.",
+        ),
+    )
+
+
+def _model(each: Ran) -> str:
+    return each.plan.model.workload
+
+
+def _row(name: str, found: list[Ran]) -> tuple[Cell, ...]:
+    every = [ratio for each in found for ratio in each.ratios]
+    over = sum(max(each.ratios) * each.filled > 1 for each in found)
+    filled = [each.filled for each in found]
+    return (
+        name,
+        len(found),
+        over,
+        min(filled),
+        max(filled),
+        min(every),
+        statistics.median(every),
+        max(every),
+    )
+
+
+# How one rank of many starts.
+
+RANKS, QUICK_RANKS = 64, 8
+LIMIT_BYTES = 2 * 2**30
+LARGE = """
+from models.gpt2 import GPT2, Shape, batch as _batch, loss, optimizer
+from torch import nn
+
+SHAPE = Shape(layers={layers}, width={width}, heads=64, positions=2048)
+
+def build() -> nn.Module:
+    return GPT2(SHAPE, dropout=0.0)
+
+def batch(n):
+    return _batch(n, size="175b")
+"""
+
+
+def starting(quick: bool) -> Table:
+    """In a process of its own each: what is resident before its own weights are asked for."""
+    with tempfile.TemporaryDirectory() as folder:
+        file, path = Path(folder) / "large.py", Path(folder) / "plan.yaml"
+        file.write_text(LARGE.format(layers=8 if quick else 44, width=2048 if quick else 6144))
+        plan = large_plan(str(file), QUICK_RANKS if quick else RANKS)
+        path.write_text(plan_yaml.dump(plan))
+        rows = [_started(path, rank) for rank in (0, len(plan.places) // 2, len(plan.places) - 1)]
+    elements = sum(memory.parameters for memory in plan.prediction.memory) / 4
+    return Table(
+        title=f"one of {len(plan.places)} ranks of a model of {elements / 1e9:.3g} billion parameters starts",
+        columns=("rank", "resident before its weights, MiB", "under 2 GiB", "its weights, MiB", "seconds"),
+        rows=rows,
+        notes=(
+            "Resident is the most that the process ever held until then: torch, the capture, every stage on meta.",
+        ),
+    )
+
+
+def large_plan(file: str, ranks: int) -> Plan:
+    costs = measure.profile(workloads.load(file), device="roofline:H100-80GB", micros=(1,), split=Split())
+    node = NodeGroup(count=ranks // 8, device="H100-80GB", devices_per_node=8)
+    links = Links(
+        node=Link(latency_s=2e-6, bandwidth_bytes_per_s=4.5e11),
+        cluster=Link(latency_s=5e-6, bandwidth_bytes_per_s=5e10),
+    )
+    fix = {"data": 1, "pipeline": ranks, "schedule": "1f1b", "micro": 1, "recompute": False}
+    return solve(costs, Cluster(name="large", nodes=(node,), links=links), batch=ranks, fix=fix)
+
+
+def _started(plan: Path, rank: int) -> tuple[Cell, ...]:
+    code = f"from benchmarks.memory import start; start({str(plan)!r}, {rank})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    resident, weights, seconds = json.loads(done.stdout.splitlines()[-1])
+    return rank, resident / MIB, resident < LIMIT_BYTES, weights / MIB, seconds
+
+
+def start(path: str, rank: int) -> None:
+    """Everything that a rank does until it reads its weights; then it says what that took and ends."""
+    began = time.monotonic()
+    plan = plan_yaml.load(Path(path))
+    model = Model.of(plan)
+
+    def load(names: Sequence[str]) -> Mapping[str, torch.Tensor]:
+        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        weights = sum(model.captured.graph.parameter[name].bytes for name in names)
+        print(json.dumps([resident, weights, time.monotonic() - began]), flush=True)
+        os._exit(0)
+
+    with world_of(rank, len(plan.places), torch.device("cpu")) as world:
+        assemble(
+            plan,
+            model.captured,
+            world,
+            make_optimizer=model.workload.optimizer,
+            lr_schedule=model.workload.lr_schedule,
+            load=load,
+            options=Options(),
+            pulse=NoPulse(),
+        )
+
+
+def run(quick: bool) -> Result:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        tables = [emulated(quick), starting(quick)]
+    finally:
+        torch.set_num_threads(before)
+    return Result(
+        name="memory",
+        claim="No rank takes more than was predicted, and no rank of a large model holds more than its part.",
+        tables=tables,
+    )
+
+
+if __name__ == "__main__":
+    main(run)

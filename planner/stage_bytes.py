@@ -1,0 +1,130 @@
+"""What a stage takes, from the costs of its layers, one stage at a time: the definition that all tables follow.
+
+Bytes are those that the runtime holds for one micro-batch, part by part as in StageBytes. Within a stage not
+everything is there at once: while a layer runs, forwards or backwards, only what layers up to it have saved is (later
+ones have not saved yet, or have let go), beside what passes by it, and the gradients of that on the way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import NamedTuple
+
+from planner.memory import StageBytes
+from planner.model import ModelGraph, Value
+from planner.profile import PERSISTENT, CostKey, LayerCost, OptimizerCost, Profile, stage_memory
+
+
+def stage_bytes(
+    profile: Profile, layers: Sequence[str], key: CostKey, *, recompute: bool = False
+) -> StageBytes:
+    """Of consecutive layers on whole samples. What a forward that is done again has sent, nothing else keeps."""
+    if not layers:
+        return StageBytes(saved=0)
+    graph = profile.graph
+    first, last = graph.index[layers[0]], graph.index[layers[-1]]
+    costs = [profile.cost(name, key) for name in layers]
+    held = [cost.held_bytes for cost in costs]
+    saved = [stage_memory(profile, layers[:k], key) for k in range(1, len(layers) + 1)]
+    inputs = [_total(profile, _entering(graph, layers[:k]), key) for k in range(1, len(layers) + 1)]
+    during = [
+        kept
+        + inputs[-1]
+        - seen
+        + _total(profile, _passing(graph, first, first + k), key)
+        + cost.workspace_bytes
+        for k, (kept, seen, cost) in enumerate(zip(saved, inputs, costs, strict=True))
+    ]
+    halved = [now + sum(held[k + 1 :]) for k, now in enumerate(during)]
+    weighed = [sum(held[: k + 1]) + cost.workspace_bytes for k, cost in enumerate(costs)]
+    workspace = max(0, max(during) - saved[-1])
+    entering, leaving = _entering(graph, layers), _leaving(graph, first, last)
+    kept_in = storages(graph, [profile.cost(x.name, key) for x in graph.layers]).keepers()
+    return StageBytes(
+        saved=saved[-1],
+        held=sum(held),
+        kept=inputs[-1],
+        workspace=workspace,
+        splitting=max(0, max(halved) - saved[-1] - workspace),
+        weighing=max(0, max(weighed) - sum(held) - workspace),
+        arriving=_total(profile, (v for v in entering if v.producer), key),
+        sent=_total(
+            profile, (v for v in leaving if recompute or not first <= kept_in.get(v.name, -1) <= last), key
+        ),
+        returning=_total(profile, _returning(graph, entering, leaving, last), key),
+        far=_total(profile, (v for v in entering if _is_far(graph, v, first)), key),
+        update=update_bytes(profile.optimizer, _trained_elements(graph, layers)),
+    )
+
+
+def _total(profile: Profile, values: Iterable[Value], key: CostKey) -> int:
+    return sum(profile.value_bytes(value.name, key) for value in values)
+
+
+def _entering(graph: ModelGraph, layers: Sequence[str]) -> list[Value]:
+    """From other stages or from the batch."""
+    made = {name for layer in layers for name in graph.layer[layer].outputs}
+    read = {name for layer in layers for name in graph.layer[layer].inputs}
+    return [graph.value[name] for name in sorted(read - made)]
+
+
+def _last_use(graph: ModelGraph, value: Value) -> int:
+    return max((graph.index[name] for name in value.consumers), default=-1)
+
+
+def _passing(graph: ModelGraph, first: int, at: int) -> list[Value]:
+    """Made before layer `at`, and read after it."""
+    made = [graph.value[name] for layer in graph.layers[first:at] for name in layer.outputs]
+    return [value for value in made if _last_use(graph, value) > at]
+
+
+def _leaving(graph: ModelGraph, first: int, last: int) -> list[Value]:
+    made = [graph.value[name] for layer in graph.layers[first : last + 1] for name in layer.outputs]
+    return [value for value in made if _last_use(graph, value) > last]
+
+
+def _returning(graph: ModelGraph, entering: list[Value], leaving: list[Value], last: int) -> list[Value]:
+    """Gradients that come from later stages: of what was sent to them, and of inputs that they read as well."""
+    shared = [value for value in entering if value.producer and _last_use(graph, value) > last]
+    return [value for value in (*leaving, *shared) if value.needs_grad]
+
+
+def _is_far(graph: ModelGraph, value: Value, first: int) -> bool:
+    """The stage that made it need not be the one before."""
+    return bool(value.producer) and value.needs_grad and graph.index[value.producer] < first - 1
+
+
+class Storages(NamedTuple):
+    origin: dict[str, str | None]  # of each Value, whose storage it has; None is a parameter's
+    first: dict[str, int]  # of each storage that a backward needs, the first layer that keeps it
+
+    def keepers(self) -> dict[str, int]:
+        """The same of each Value."""
+        return {name: self.first[x] for name, x in self.origin.items() if x is not None and x in self.first}
+
+
+def storages(graph: ModelGraph, costs: Sequence[LayerCost]) -> Storages:
+    origin: dict[str, str | None] = {value.name: value.name for value in graph.values}
+    first: dict[str, int] = {}
+    for index, (layer, cost) in enumerate(zip(graph.layers, costs, strict=True)):
+        for out, source in cost.aliases:
+            origin[layer.outputs[out]] = None if source == PERSISTENT else origin[layer.inputs[source]]
+        kept = [layer.inputs[i] for i in cost.kept_inputs] + [layer.outputs[i] for i in cost.kept_outputs]
+        for name in kept:
+            if (root := origin[name]) is not None:
+                first.setdefault(root, index)
+    return Storages(origin, first)
+
+
+def _trained_elements(graph: ModelGraph, layers: Sequence[str]) -> list[int]:
+    names = {name for layer in layers for name in graph.layer[layer].parameters}
+    return [prod(graph.parameter[name].shape) for name in names if graph.parameter[name].trainable]
+
+
+def update_bytes(optimizer: OptimizerCost, elements: Sequence[int]) -> int:
+    largest, total = max(elements, default=0), sum(elements)
+    return round(
+        optimizer.largest_bytes_per_parameter * largest
+        + optimizer.other_bytes_per_parameter * (total - largest)
+    )

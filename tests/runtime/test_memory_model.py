@@ -1,0 +1,89 @@
+"""What the solver predicts a rank to hold, against what it holds: never more than that, and not much less."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from random import Random
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from planner import measure
+from planner.cluster import Cluster, Link, Links, NodeGroup
+from planner.errors import BadInput, Infeasible
+from planner.milp.solve import solve
+from planner.plan import Plan
+from planner.profile import Profile
+from planner.schedule.families import FAMILIES
+from runtime.rehearse import runs
+from runtime.split import Split
+from runtime.train import Model
+from tests.runtime.jobs import captured_of
+
+SLACK_BYTES = 2048  # numbers of no size: losses, counters of steps
+PLANS = 10
+
+
+class Case(NamedTuple):
+    workload: str
+    arguments: dict[str, str]
+    micros: tuple[int, ...]
+
+
+CASES = (
+    Case("gpt2", {"size": "tiny"}, (1, 2)),
+    Case("unet3d", {"size": "tiny"}, (1, 2)),
+    Case("mlp", {"width": "96", "layers": "9"}, (4, 32)),
+    Case("tests/runtime/workloads/branches.py", {}, (4, 16)),
+)
+
+
+@lru_cache
+def profile(workload: str, arguments: tuple[tuple[str, str], ...], micro: int) -> Profile:
+    loaded, _ = captured_of(workload, dict(arguments), micro)
+    return measure.profile(loaded, device="roofline:cpu", micros=(micro,), split=Split())
+
+
+def machines(ranks: int) -> Cluster:
+    group = NodeGroup(count=1, device="cpu", devices_per_node=ranks, memory_bytes=2**34)
+    return Cluster(
+        name="here", nodes=(group,), links=Links(node=Link(latency_s=2e-4, bandwidth_bytes_per_s=2e9))
+    )
+
+
+def drawn(draw: Random) -> Plan:
+    """Any model, family, depth, micro-batch, with or without recomputation and shared state."""
+    while True:
+        case, family = draw.choice(CASES), draw.choice(sorted(FAMILIES))
+        workers, data, micro = draw.choice((2, 3, 4)), draw.choice((1, 1, 2)), draw.choice(case.micros)
+        fix = {
+            "data": data,
+            "pipeline": workers,
+            "schedule": family,
+            "micro": micro,
+            "recompute": draw.random() < 0.3,
+            "shard": data > 1 and draw.random() < 0.5,
+        }
+        costs = profile(case.workload, tuple(sorted(case.arguments.items())), micro)
+        micros = workers * draw.choice((1, 2))
+        try:
+            return solve(costs, machines(workers * data), batch=micro * micros * data, fix=fix)
+        except (BadInput, Infeasible):
+            continue  # the family does not take this shape
+
+
+def ratios(plan: Plan) -> list[float]:
+    """Of every worker, its peak over what was predicted for it."""
+    model = Model(plan, *captured_of(plan.model.workload, plan.model.arguments, plan.batch.micro))
+    predicted = [memory.total - memory.margin for memory in plan.prediction.memory]
+    found = runs(model, torch.device("cpu"), steps=0)
+    return [(run.peak_bytes - SLACK_BYTES) / predicted[run.worker] for run in found]
+
+
+@pytest.mark.parametrize("seed", range(PLANS))
+def test_no_rank_holds_more_than_was_predicted(seed: int) -> None:
+    plan = drawn(Random(seed))
+    found = ratios(plan)
+    assert max(found) <= 1.0, (plan.model.workload, plan.schedule.family, plan.axes, found)
+    assert max(found) >= 0.7, "a prediction that nothing comes near is of no use"
