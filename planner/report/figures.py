@@ -134,7 +134,7 @@ def scatter(rows: Sequence[Row], of: Callable[[Row], float], name: str, unit: Ca
         parts.append(
             f'<circle cx="{px:.2f}%" cy="{py:.1f}" r="5" fill="var(--pipe0-strong)"><title>{text(told)}</title></circle>'
         )
-        if len(rows) <= 8:
+        if len(rows) <= 8 or row in (rows[0], rows[-1]):
             parts.append(f'<text x="{px:.2f}%" y="{py - 9:.1f}" text-anchor="middle">{duration(y)}</text>')
     ends = (
         f'<text x="12%" y="158" text-anchor="middle">{unit(low_x)}</text><text x="88%" y="158" text-anchor="middle">'

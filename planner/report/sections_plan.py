@@ -77,7 +77,7 @@ def model(found: Contents) -> str:
     plan = found.plan
     priced = found.layer_ns is not None
     said = (
-        "Bars are forward and backward of each layer; "
+        "Bars are forward and backward of each layer, of whole samples; "
         if priced
         else "Every layer is one bar (with --profile as high as it takes long); "
     )
@@ -108,7 +108,9 @@ def _stage(plan: Plan, index: int, stage: StagePlan) -> tuple[str, ...]:
             f"<details><summary>{span} ({len(stage.layers)})</summary><ul class=plain>{names}</ul></details>"
         )
     extra = [*(["recomputed"] if stage.recompute else [])]
-    extra += [f"each sample in {'×'.join(map(str, stage.spatial))} parts"] if stage.spatial else []
+    if stage.spatial:
+        extra.append(f"each sample in {'×'.join(map(str, stage.spatial))} parts")
+        extra += [f"whole from {text(stage.gather_before)} on"] if stage.gather_before else []
     sent = [hop for hop in plan.hops if hop.sender == index and hop.direction == "act"]
     return (
         str(index), ", ".join(map(str, workers)), span, duration(times.forward_ns), duration(times.backward_ns),
@@ -167,6 +169,7 @@ def provenance(found: Contents) -> str:
         ("workload", f"<code>{text(plan.model.workload)}</code> {text(arguments)}"),
         ("fingerprint", f"<code>{text(plan.model.fingerprint)}</code>"),
         ("costs", text(plan.provenance.profile)),
+        *([("corrected by", text(plan.fitted.summary))] if plan.fitted is not None else []),
         ("cluster", text(plan.provenance.cluster)),
         ("precision", text(f"{plan.precision}, {plan.execution}")),
         (
