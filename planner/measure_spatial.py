@@ -8,11 +8,12 @@ from torch import Tensor
 
 from planner.capture import Captured
 from planner.cut import layer_module
-from planner.halo import Layout
+from planner.halo import Layout, check_grid
 from planner.halo.call import NoRule
 from planner.measure_specimen import Shape, Situation, Way, outputs_of, value_shapes
 from planner.model import Layer
 
+SHEET = 2  # dimensions of what has no space: samples and channels
 Made = tuple[tuple[Shape, Layout], ...]  # of each output: the shard and how it lies
 
 
@@ -20,6 +21,9 @@ def cut_situations(
     captured: Captured, batch: Mapping[str, Tensor], way: Way, grid: tuple[int, ...]
 ) -> list[Situation]:
     """One a signature of a layer that can be computed on shards; the others see whole samples, and are missing."""
+    for value in captured.graph.values:
+        if value.role == "input" and len(value.shape) > SHEET:
+            check_grid(value.shape, grid, f"'{value.name}'")
     return _Walk(captured, value_shapes(captured, batch, way), way, grid).run()
 
 

@@ -44,6 +44,7 @@ class Prices:
     """Of one model, under every choice asked for so far."""
 
     graph: ModelGraph
+    refused: dict[Grid, str] = field(default_factory=dict)  # why a grid's shards end early
     _known: dict[Choice, Price] = field(default_factory=dict)
 
     def __call__(self, choice: Choice) -> Price:
@@ -64,7 +65,9 @@ def choices(profile: Profile, setting: CostKey, prices: Prices) -> tuple[Choice,
 
 def _of_grid(prices: Prices, grid: Grid) -> Iterator[Choice]:
     """Gathered as late as can be, and before every earlier layer on shards but the first; in large models a few."""
-    last = Choice(grid, _end(prices, grid))
+    last = _latest(prices, grid)
+    if last is None:
+        return
     layers = prices(last).layers
     names = [layer.name for layer in prices.graph.layers]
     cut = [i for i, name in enumerate(names) if name in layers and layers[name].on_shards][1:]
@@ -73,15 +76,15 @@ def _of_grid(prices: Prices, grid: Grid) -> Iterator[Choice]:
     yield from (Choice(grid, i) for i in cut[::step])
 
 
-def _end(prices: Prices, grid: Grid) -> int:
-    """The layer before which shards must be gathered; 0 where the rules see to that."""
+def _latest(prices: Prices, grid: Grid) -> Choice | None:
+    """Where the rules end the shards, else before the first layer that has none; None where that is the first."""
     try:
         prices(Choice(grid))
     except NoRule as refused:
-        if refused.where not in prices.graph.layer:
-            raise
-        return prices.graph.index[refused.where]
-    return 0
+        prices.refused[grid] = str(refused)
+        end = prices.graph.index.get(refused.where, 0)
+        return Choice(grid, end) if end else None
+    return Choice(grid)
 
 
 def _possible(profile: Profile, key: CostKey, found: Price) -> bool:
@@ -177,20 +180,25 @@ def _sums_ns(size: Fraction, count: int, group: Group) -> float:
     return count * float(group.sum.ns(np.array([ceil(size / count)]))[0]) if count else 0.0
 
 
-def asked(found: Sequence[Choice], graph: ModelGraph, pinned: Pins) -> tuple[Choice, ...]:
-    """Those of a pinned degree or grid, and gather; BadInput where that was not profiled."""
+def asked(found: Sequence[Choice], prices: Prices, pinned: Pins) -> tuple[Choice, ...]:
+    """Those of a pinned degree or grid, and gather; BadInput where that was not profiled, or has no rule."""
     chosen = tuple(
         each
         for each in found
         if pinned.spatial in (None, each.ranks)
         and pinned.grid in (None, each.grid)
-        and pinned.gather in (None, _gather(graph, each))
+        and pinned.gather in (None, _gather(prices.graph, each))
     )
     if not chosen and pinned.spatial is not None:
         known = sorted({each.grid for each in found}, key=lambda grid: (prod(grid), grid))
+        why = "".join(
+            f"; on {shown(grid)}: {text}"
+            for grid, text in prices.refused.items()
+            if prod(grid) == pinned.spatial and pinned.grid in (None, grid)
+        )
         gathered = f" with a gather at '{pinned.gather or 'end'}'" if pinned.gather is not None else ""
         raise BadInput(
-            f"spatial is {shown(pinned.grid or (pinned.spatial,))}{gathered}, but no such split can be had of this profile",
+            f"spatial is {shown(pinned.grid or (pinned.spatial,))}{gathered}, but no such split can be had of this profile{why}",
             where="fix",
             allowed=", ".join(["1", *map(shown, known)])
             + "; others once `profile --spatial` has priced them",

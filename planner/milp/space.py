@@ -91,7 +91,7 @@ class Space:
             pinned = self.pins
             plain = pinned.spatial in (None, 1)
             cut = (
-                asked(choices(self.profile, self._setting(micro), self.prices), self.profile.graph, pinned)
+                asked(choices(self.profile, self._setting(micro), self.prices), self.prices, pinned)
                 if self.execution == "eager" and pinned.spatial != 1
                 else ()
             )
