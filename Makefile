@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := test,notebook,bench
 
-.PHONY: install demo test check lint types bench docs format clean
+.PHONY: install demo test check lint types bench bench-cluster docs format clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -42,6 +42,9 @@ format: install  ## let ruff rewrite what it can
 
 bench: install  ## run every benchmark whole and write benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks
+
+bench-cluster: install  ## predicted beside measured on machines of yours: ARGS="--slurm --ranks 8 ..."
+	$(BIN)/python -m benchmarks.on_cluster $(ARGS)
 
 docs: install  ## write the reference pages from the code
 	$(BIN)/python -m docs.reference.generate

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.harness import Result, Table, markdown
+from benchmarks.quoted import RESULTS, renew, sections
 
 HERE = Path(__file__).parent
 NOT_BENCHMARKS = {"__init__", "__main__", "harness", "pool", "slow_link"}
@@ -31,19 +32,28 @@ def result_of(name: str, quick: bool) -> Result | str:
     return Result(**facts, tables=tables)
 
 
+def _there() -> dict[str, str]:
+    """The sections of scripts that are still there, as they were written."""
+    found = sections(RESULTS.read_text()) if RESULTS.exists() else {}
+    return {name: f"## {name}{text.rstrip()}\n" for name, text in found.items() if name in scripts()}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a sample of each, under a minute")
     parser.add_argument("only", nargs="*", help=f"of {', '.join(scripts())}")
     options = parser.parse_args()
-    parts, failed = [], 0
+    parts, failed = _there() if options.only else {}, 0
     for name in options.only or scripts():
         print(f"{name} ...", file=sys.stderr, flush=True)
         result = result_of(name, options.quick)
         failed += isinstance(result, str)
-        parts.append(f"## {name}\n\n{result}\n" if isinstance(result, str) else markdown(result))
+        parts[name] = f"## {name}\n\n{result}\n" if isinstance(result, str) else markdown(result)
     text = "# Results\n\nWritten by `python -m benchmarks` (`make bench` runs all, whole); each section says on what machine, under what load and when.\n\n"
-    (HERE / "RESULTS.md").write_text(text + "\n".join(parts))
+    ordered = [name for name in (*parts, *scripts()) if name in parts]
+    RESULTS.write_text(text + "\n".join(parts[name] for name in dict.fromkeys(ordered)))
+    if "demo" in parts:
+        renew(HERE.parent / "README.md", parts["demo"])
     return failed
 
 

@@ -176,7 +176,8 @@ def held_out(case: Case, every: Sequence[Case]) -> Fitted:
     """Corrections from other runs of the same kind: other models, or the other half of the plans."""
     peers = [other for other in every if other.content == case.content and other.runs]
     if case.content == "layers":
-        peers = [other for other in peers if other.subject != case.subject]
+        foreign = [other for other in peers if other.subject != case.subject]
+        peers = foreign or [other for other in peers if other is not case]
     else:
         half = peers.index(case) % 2
         peers = [other for number, other in enumerate(peers) if number % 2 != half]
