@@ -17,6 +17,8 @@ from planner.schedule.action import Action, Kind, Schedule
 from planner.simulate import schedule_of
 from planner.timeline import COLLECTIVE, Event, encode
 from runtime import at_use, rewrite, synchronised
+from runtime.at_use import ClipBy
+from runtime.clipping import PreviousNorm
 from runtime.compiled import compile_stage
 from runtime.diagnose import first_bad_layer
 from runtime.execute import Interpreter, Pulse
@@ -47,6 +49,7 @@ class Options:
 
     seed: int = 0
     clip_norm: float | None = None
+    clip_by: ClipBy = "step"
     made_up: bool = False  # what comes from other ranks is: no number is judged
 
 
@@ -70,7 +73,7 @@ class Assembly:
         self.plan, self.captured, self.world, self.options = plan, captured, world, options
         self.graph = captured.graph
         check_supported(plan, captured)
-        at_use.check(plan, captured.graph, options.clip_norm)
+        at_use.check(plan, captured.graph, options.clip_norm, options.clip_by)
         self.stage_of = stages_of_layers(plan, self.graph)
         self.schedule = schedule_of(plan)
         self.mesh = Mesh.of(plan)
@@ -203,12 +206,20 @@ class Assembly:
             rank=self.world.rank,
             groups=groups,
             sharded=self.plan.shard_optimizer,
-            clip_norm=self.options.clip_norm,
+            clip_norm=self.options.clip_norm if self.options.clip_by == "step" else None,
             count=(_one if self.options.made_up else losses) if counting else None,
             scaler=self.scale.scaler,
             schedule=lr_schedule,
             world=self.world.group,
+            previous=self._previous(flats),
         )
+
+    def _previous(self, flats: Sequence[Flat]) -> PreviousNorm | None:
+        limit, world = self.options.clip_norm, self.world
+        if limit is None or self.options.clip_by == "step":
+            return None
+        group = world.new_group(range(world.size)) if world.group is not None else None
+        return PreviousNorm(limit, flats, world.rank, group)
 
     def transport(self) -> Transport:
         return Transport(

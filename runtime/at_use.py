@@ -6,6 +6,8 @@ before the first update ends that overlap; it is refused with the reason, never 
 
 from __future__ import annotations
 
+from typing import Literal
+
 from planner.errors import BadPlan
 from planner.model import ModelGraph
 from planner.plan import Plan
@@ -15,19 +17,30 @@ from planner.simulate import schedule_of
 WAY_OUT = "plan with update: barrier"
 
 
-def check(plan: Plan, graph: ModelGraph, clip_norm: float | None) -> None:
+ClipBy = Literal["step", "previous"]  # whose norm
+
+
+def check(plan: Plan, graph: ModelGraph, clip_norm: float | None, clip_by: ClipBy = "step") -> None:
+    if clip_by == "previous" and plan.precision == "fp16":
+        raise BadPlan(
+            "fp16 is clipped by its step's own norm, which its scaler looks at anyway: use clip_by: step"
+        )
     overlap_of(dict(plan.schedule.settings), "schedule.settings")
     if not updates_at_use(schedule_of(plan)):
         return
-    for wrong, reason in _reasons(plan, graph, clip_norm):
+    for wrong, reason in _reasons(plan, graph, clip_norm is not None and clip_by == "step"):
         if wrong:
             raise BadPlan(f"updates at use cannot be had with {reason}; {WAY_OUT}")
 
 
-def _reasons(plan: Plan, graph: ModelGraph, clip_norm: float | None) -> list[tuple[bool, str]]:
+def _reasons(plan: Plan, graph: ModelGraph, clipped: bool) -> list[tuple[bool, str]]:
     return [
         (plan.schedule.update == "barrier", "update: barrier, which waits for every gradient"),
-        (clip_norm is not None, "clipping: the global norm is known when every gradient is in"),
+        (
+            clipped,
+            "clipping: the global norm is known when every gradient is in (or clip by that of the step before: "
+            "clip_by: previous)",
+        ),
         (plan.precision == "fp16", "fp16: its scaler leaves a step out when any gradient overflowed"),
         (
             graph.loss_kind == "sum_count",

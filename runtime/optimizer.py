@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner.errors import BadInput
+from runtime.clipping import PreviousNorm, too_long_by
 from runtime.scaler import Scaler
 from runtime.stage import NotFinite
 from runtime.sync import Bucket, Flat, GradientSync
@@ -76,9 +77,11 @@ class Updater:
         scaler: Scaler | None = None,
         schedule: LrSchedule | None = None,
         world: dist.ProcessGroup | None = None,
+        previous: PreviousNorm | None = None,
     ) -> None:
         self._sync, self._groups, self._clip_norm, self._count = sync, groups, clip_norm, count
         self._rank, self._world, self._scaler = rank, world, scaler
+        self.previous = previous
         self.shares = {flat.bucket: share_of(flat, rank, sharded) for flat in sync.flats}
         self.optimizers: dict[Bucket, torch.optim.Optimizer] = {}
         for flat in sync.flats:
@@ -92,6 +95,8 @@ class Updater:
 
     def begin(self) -> None:
         self._sync.begin()
+        if self.previous is not None:
+            self.previous.begin()
         self._prepared = self._skipped = False
 
     def catch_up(self, steps: int) -> None:
@@ -127,6 +132,8 @@ class Updater:
     def _update(self, flat: Flat) -> None:
         """A step that is left out counts for learning rates too."""
         self._sync.wait([flat])
+        if self.previous is not None:
+            self.previous.clip(flat)
         optimizer = self.optimizers.get(flat.bucket)
         if optimizer is not None and not self._skipped:
             optimizer.step()
@@ -157,8 +164,8 @@ class Updater:
         elif not finite:
             raise NotFinite(f"the norm of all gradients is {self.norm}")
         self._divide(divisor)
-        if self._clip_norm is not None and self._clip_norm < self.norm + 1e-6:
-            self._divide((self.norm + 1e-6) / self._clip_norm)
+        if self._clip_norm is not None:
+            self._divide(too_long_by(self.norm, self._clip_norm))
 
     def _totals(self) -> tuple[float, float]:
         mine = [flat.grads for flat in self._sync.flats if flat.bucket.ranks[0] == self._rank]

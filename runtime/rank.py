@@ -132,15 +132,21 @@ class Rank:
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """What goes with the parameters, which were loaded when the stages were made."""
-        if self.scaler is not None and checkpoint.facts.extra:
+        if self.scaler is not None and "scale" in checkpoint.facts.extra:
             self.scaler.scale = checkpoint.facts.extra["scale"]
             self.scaler.good_steps = int(checkpoint.facts.extra["good_steps"])
+        if self.updater.previous is not None and "norm" in checkpoint.facts.extra:
+            self.updater.previous.resume(checkpoint.facts.extra["norm"])
         self.updater.catch_up(checkpoint.facts.step)
         names = [name for flat in self.flats for name in flat.bucket.names]
         load_state(self.updater.optimizers, self.flats, Saved(checkpoint.state(names), checkpoint.settings))
 
     def extra(self) -> dict[str, float]:
-        return {} if self.scaler is None else asdict(self.scaler)
+        """What goes on from step to step beside parameters and optimizer state."""
+        self.updater.settle()
+        previous = self.updater.previous.norm() if self.updater.previous is not None else None
+        norm = {} if previous is None else {"norm": previous}
+        return norm if self.scaler is None else asdict(self.scaler)
 
     def part(self) -> Part:
         """What this rank writes of a checkpoint: tensors that it is the first holder of, and the state it updates."""

@@ -44,6 +44,7 @@ def train(
     steps: int,
     seed: int = 0,
     clip_norm: float | None = None,
+    clip_by: str = "step",
     before: Callable[[StageModule, int, int], None] | None = None,
 ) -> Reference:
     module = whole(captured)
@@ -52,6 +53,7 @@ def train(
     optimizer = workload.optimizer([(n, p) for n, p in parameters.items() if p.requires_grad])
     schedule = workload.lr_schedule(optimizer)
     found = Reference()
+    previous: Tensor | None = None  # norm of the step before
     for step in range(steps):
         optimizer.zero_grad()
         rows = []
@@ -73,7 +75,13 @@ def train(
         found.losses.append(
             sum(r[0] for r in rows) / (sum(r[1] for r in rows) if len(rows[0]) > 1 else micros)
         )
-        if clip_norm is not None:
+        if clip_norm is not None and clip_by == "previous":
+            trained = [p for p in parameters.values() if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+            if previous is not None:
+                torch.nn.utils.clip_grads_with_norm_(trained, clip_norm, previous)
+            previous = norm
+        elif clip_norm is not None:
             torch.nn.utils.clip_grad_norm_([p for p in parameters.values() if p.grad is not None], clip_norm)
         if step == 0:
             found.grads = {n: p.grad.clone() for n, p in parameters.items() if p.grad is not None}

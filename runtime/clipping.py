@@ -1,0 +1,75 @@
+"""Clipping by the norm that the gradients of the step before had: no update has to wait for all gradients.
+
+It is another training than clipping by a step's own norm, and for users who ask for it. The first step is not
+clipped. A step's norm is added up as its updates are made, and summed over all ranks while work goes on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runtime.stage import NotFinite
+from runtime.sync import Bucket, Flat
+
+EPSILON = 1e-6  # as in torch's clip_grad_norm_
+
+
+def too_long_by(norm: float, limit: float) -> float:
+    """What to divide gradients by; 1 where they are short enough."""
+    return (norm + EPSILON) / limit if limit < norm + EPSILON else 1.0
+
+
+class PreviousNorm:
+    def __init__(
+        self, limit: float, flats: Sequence[Flat], rank: int, group: dist.ProcessGroup | None
+    ) -> None:
+        self._limit, self._rank, self._group = limit, rank, group
+        self._row = {flat.bucket: row for row, flat in enumerate(flats)}
+        self._left: set[Bucket] = set(self._row)
+        device = flats[0].grads.device if flats else torch.device("cpu")
+        self._squares = torch.zeros(len(flats), dtype=torch.float64, device=device)
+        self._coming: Tensor | None = None
+        self._work: dist.Work | None = None
+        self._norm: float | None = None
+
+    def begin(self) -> None:
+        """A rank that updates nothing takes part in the sums all the same."""
+        if not self._row:
+            self._launch()
+
+    def clip(self, flat: Flat) -> None:
+        """A parameter counts once, on the first of its holders."""
+        by = 1.0 if (norm := self.norm()) is None else too_long_by(norm, self._limit)
+        if flat.bucket.ranks[0] == self._rank:
+            self._squares[self._row[flat.bucket]] = flat.grads.double().square().sum()
+        self._left.discard(flat.bucket)
+        if by != 1.0:
+            flat.grads.div_(by)
+        if not self._left:
+            self._launch()
+
+    def _launch(self) -> None:
+        """Added up in one order, whatever the order of the updates."""
+        self._coming = self._squares.sum()
+        self._left = set(self._row)
+        if self._group is not None:
+            self._work = dist.all_reduce(self._coming, group=self._group, async_op=True)
+
+    def norm(self) -> float | None:
+        """Of the last step whose updates are all made; None before the first."""
+        if self._coming is not None:
+            if self._work is not None:
+                self._work.wait()
+            self._norm = math.sqrt(float(self._coming))
+            self._coming = self._work = None
+            if not math.isfinite(self._norm):
+                raise NotFinite(f"the norm of all gradients was {self._norm} in the step before")
+        return self._norm
+
+    def resume(self, norm: float) -> None:
+        self._norm = norm
