@@ -22,7 +22,7 @@ MARK = re.compile(r"<!-- from: ([a-z0-9_, ]+) -->")
 SPEAKS = re.compile(r"\b(measured|median|at worst|took|as printed)\b", re.IGNORECASE)
 _UNIT = r"(?:%|ms|µs|ns|s|seconds|minutes|samples/s|[KMGT]i?B)(?![\w/])"
 _NUMBER = re.compile(rf"(?<![\w.,/-])(\d+(?:,\d{{3}})*\.\d+|\d+(?:,\d{{3}})*(?= ?{_UNIT}))")
-_UNQUOTED = re.compile(r"`[^`]*`|\]\([^)]*\)|\d{4}-\d\d-\d\d|<!--.*?-->")  # code, links, dates, comments
+_UNQUOTED = re.compile(r"`[^`\n]+`|\]\([^)]*\)|\d{4}-\d\d-\d\d|<!--.*?-->")  # code, links, dates, comments
 
 
 class Quote(NamedTuple):
