@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -13,11 +13,12 @@ from planner.errors import BadInput
 from planner.memory import StageBytes, peaks
 from planner.model import ModelGraph
 from planner.plan import Plan
-from planner.profile import CostKey, Profile, stage_memory
+from planner.profile import CostKey, Profile
 from planner.report.events import Track, per_row, track
 from planner.run_record import RunRecord
 from planner.schedule.action import Kind
 from planner.simulate import period_of_plan, schedule_of, simulate_plan
+from planner.stage_bytes import stage_bytes
 from planner.timeline import SEND, Timeline
 
 if TYPE_CHECKING:
@@ -90,8 +91,7 @@ class Contents:
         """
         if self.profile is None or any(stage.spatial for stage in self.plan.stages):
             return None
-        key, costs = setting(self.plan), self.profile
-        moving = [stage_bytes(costs, stage.layers, key) for stage in self.plan.stages]
+        moving = _moving(self.plan, self.profile)
         schedule = schedule_of(self.plan)
         worst = [peak.bytes for peak in peaks(schedule, moving)]
         memory = self.plan.prediction.memory
@@ -133,17 +133,12 @@ def setting(plan: Plan) -> CostKey:
     return CostKey("", plan.batch.micro, (), plan.precision, plan.execution)
 
 
-def stage_bytes(costs: Profile, layers: Sequence[str], key: CostKey) -> StageBytes:
-    """What one micro-batch takes on a stage."""
-    graph, rows = costs.graph, [costs.cost(name, key) for name in layers]
-    made = {value for name in layers for value in graph.layer[name].outputs}
-    read = {value for name in layers for value in graph.layer[name].inputs}
-    return StageBytes(
-        saved=stage_memory(costs, layers, key),
-        held=sum(row.held_bytes for row in rows),
-        kept=sum(costs.value_bytes(name, key) for name in read - made),
-        workspace=max(row.workspace_bytes for row in rows),
-    )
+def _moving(plan: Plan, costs: Profile) -> list[StageBytes]:
+    """What one micro-batch takes on each stage; an optimizer that replicas share updates a share at a time."""
+    key, replicas = setting(plan), len(plan.schedule.place) * plan.axes.data
+    found = [stage_bytes(costs, stage.layers, key) for stage in plan.stages]
+    share = replicas if plan.shard_optimizer else 1
+    return [replace(each, update=each.update // share) for each in found]
 
 
 def simulate_plan_with_memory(plan: Plan, moving: Sequence[StageBytes], fixed: Sequence[int]) -> Timeline:

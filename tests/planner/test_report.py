@@ -5,6 +5,7 @@ import json
 import re
 import zlib
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import shardwright as sw
 from planner import plan_yaml, profile_yaml
 from planner.errors import BadInput
 from planner.frontier import Frontier, Row
+from planner.milp.solve import solve
 from planner.plan import Plan
 from planner.report.advice import advice
 from planner.report.contents import Contents
@@ -159,13 +161,26 @@ def test_memory_over_time_ends_where_the_plan_says_its_peak_is() -> None:
     assert limits == [each.limit - each.margin for each in said]
 
 
+def test_what_moves_and_what_stays_add_up_to_what_the_solver_has_reckoned() -> None:
+    costs = replace(plan_examples.profile(), workload="tiny.py")
+    plan = solve(
+        costs, plan_examples.machines(), batch=16, fix={"pipeline": 2, "data": 2}, schedules=("1f1b",)
+    )
+    found = Contents(plan=plan, profile=costs).memory_lines
+    assert found is not None
+    least = {w: int(found[0].memory_bytes[found[0].memory_rank == w].min()) for w in (0, 1)}
+    for worker, said in enumerate(plan.prediction.memory):
+        assert least[worker] >= said.parameters + said.gradients + said.optimizer > 0
+        assert found[0].peak_bytes[worker] == said.total - said.margin
+
+
 def test_a_profile_of_another_model_is_refused() -> None:
     with pytest.raises(BadInput, match="another model"):
         Contents(plan=CASES["1f1b"], profile=plan_examples.profile())
 
 
 def test_a_profile_without_the_plans_setting_is_refused() -> None:
-    with pytest.raises(BadInput, match="micro 2, fp32, eager.*micro 1"):
+    with pytest.raises(BadInput, match=r"micro 2, fp32, eager.*micro 1"):
         Contents(plan=plan_examples.plan(), profile=plan_examples.profile(micros=(1,)))
 
 
