@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.errors import BadInput
+from planner.memory import PART_NAMES
 from planner.milp.assemble import hops, stage_times
 from planner.milp.problem import Problem
 from planner.milp.search import NEVER, Answer, descend, judge
@@ -111,7 +112,9 @@ def _listed(schedule: Schedule, costs: Costs, limits: Limits | None) -> list[Sch
 def _room(posed: Problem, answer: Answer) -> Limits:
     """What activations may take on each worker."""
     low, high = answer.cut[:-1], answer.cut[1:]
-    saved, held, _, work = posed.moving_bytes(low, high).T
+    part = dict(zip(PART_NAMES, posed.moving_bytes(low, high).T, strict=True))
+    saved, held = part.pop("saved"), part.pop("held")
+    work = sum(size for name, size in part.items() if name != "kept")  # at most all at once
     fixed = posed.fixed_bytes(low, high) @ posed.hosted.T
     most_work = (np.minimum(posed.hosted, 1) * work).max(1)
     free = np.maximum(posed.available_bytes - fixed - most_work, 0)
