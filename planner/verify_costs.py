@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from math import ceil, prod
 
 from planner.memory import StageBytes, peaks
+from planner.fitted import corrected
 from planner.model import ModelGraph
 from planner.plan import Plan, StagePlan
 from planner.profile import CostKey, LayerCost, Profile
@@ -17,7 +18,8 @@ from planner.violation import Violation
 
 
 def violations(plan: Plan, profile: Profile) -> list[Violation]:
-    """For a plan whose layers are those of the profile."""
+    """For a plan whose layers are those of the profile; its times may be corrected, as it says."""
+    profile = corrected(profile, plan.fitted)
     return list(_profiled(plan, profile)) or [*_times(plan, profile), *_memory(plan, profile)]
 
 

@@ -7,6 +7,7 @@ import pytest
 from planner import plan_yaml
 from planner.fitted import Correction, Fitted, corrected
 from planner.milp.solve import solve
+from planner.verify import violations
 from tests.planner.milp import oracle
 from tests.planner.milp.instances import chain, cluster, profile
 
@@ -42,3 +43,12 @@ def test_a_corrected_prediction_has_at_least_the_error_bar_of_the_runs_and_names
     assert plan.prediction.low_ns <= 0.8 * step and plan.prediction.high_ns >= 1.2 * step
     assert plan.fitted == EVERY
     assert plan_yaml.parse(plan_yaml.dump(plan)) == plan
+
+
+def test_a_plan_may_be_faster_than_its_profile_where_runs_were_and_only_there() -> None:
+    costs = profile(chain(6, 1), scale=100.0)
+    quick = EVERY.model_copy(update={"forward": Correction(factor=0.8, samples=3)})
+    machines = cluster(3).model_copy(update={"fitted": quick})
+    plan = solve(costs, machines, batch=4, fix={"pipeline": 3, "schedule": "1f1b"})
+    assert violations(plan, profile=costs, cluster=machines) == []
+    assert violations(plan.model_copy(update={"fitted": None}), profile=costs) != []
