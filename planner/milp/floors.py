@@ -42,7 +42,7 @@ class Work:
     back: IntArray  # what its gradient waits for on its way to the layer before
     last: IntArray  # everything from then on: the weight half of a split backward included
     total: IntArray
-    splits: bool
+    splits: bool  # a weight half may come last
 
     @cached_property
     def head(self) -> IntArray:
@@ -77,16 +77,17 @@ class Floors:
     _layers: dict[tuple[object, ...], float] = field(default_factory=dict)
 
     def work(self, shape: Shape) -> Work:
-        tables, splits = self.space.tables(shape), FAMILIES[shape.family].splits
-        key = (tables.key, splits, FAMILIES[shape.family].mixes, shape.recompute)
+        tables, family = self.space.tables(shape), FAMILIES[shape.family]
+        splits, mixes = family.splits, family.mixes or bool(shape.listed)
+        key = (tables.key, splits, mixes, shape.recompute)
         if key not in self._works:
-            self._works[key] = _work(tables, *key[1:])
+            self._works[key] = _work(tables, splits, mixes, shape.recompute)
         return self._works[key]
 
     def _longest(self, shape: Shape, fullest: int) -> float:
         """Of a layer with nothing but what lies around it."""
         work, apart = self.work(shape), self.space.chained and shape.update == "barrier"
-        key = (self.space.tables(shape).key, shape.family, shape.recompute, fullest, apart)
+        key = (self.space.tables(shape).key, shape.family, shape.listed, shape.recompute, fullest, apart)
         if key not in self._layers:
             around = work.head + work.tail if apart else 0
             self._layers[key] = float((around + fullest * work.total).max())
@@ -169,15 +170,14 @@ class Floors:
 
 
 def _work(tables: Tables, splits: bool, mixes: bool, recompute: bool) -> Work:
-    """Of a family that mixes whole and split backward passes, the shorter of the two."""
+    """Where whole and split backward passes mix, the shorter of the two, and as late a weight half."""
     layers = {kind: np.diff(tables.time_ns[kind]) for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)}
-    back, last = layers[Kind.B], layers[Kind.B]
-    if splits:
-        back, last = layers[Kind.I], layers[Kind.I] + layers[Kind.W]
+    whole, halves = layers[Kind.B], layers[Kind.I] + layers[Kind.W]
+    back, last = (layers[Kind.I], halves) if splits else (whole, whole)
     if mixes:
-        back, last = np.minimum(back, layers[Kind.B]), np.minimum(last, layers[Kind.B])
+        back, last = np.minimum(layers[Kind.I], whole), np.minimum(halves, whole)
     total = layers[Kind.F] + last + layers[Kind.R] * int(recompute)
-    return Work(forward=layers[Kind.F], back=back, last=last, total=total, splits=splits)
+    return Work(forward=layers[Kind.F], back=back, last=last, total=total, splits=splits or mixes)
 
 
 def _least(sums: tuple[Sum, ...], size: IntArray) -> IntArray:

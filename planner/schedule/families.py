@@ -29,7 +29,7 @@ class Family:
     make: Callable[[Request], Schedule]
     about: str
     splits: bool = False  # I and W instead of B
-    mixes: bool = False  # some stages may do I and W, others B
+    mixes: bool = False  # some backward passes may be I and W, others B
     paired: bool = False  # takes `pairs`; every stage has 2 * pairs holders
     chunks: tuple[int, ...] | int = (
         1,
@@ -92,6 +92,7 @@ FAMILIES: Mapping[str, Family] = {
         make=dualpipe_v,
         about="a V that pairs forwards and backwards of its two stages",
         splits=True,
+        mixes=True,
         chunks=(2,),
         settings={"cap": CAP["cap"] + ", where there are fewer than 2D micro-batches"},
     ),

@@ -17,7 +17,8 @@ from planner.milp.lines import Lines
 from planner.milp.problem import Problem
 from planner.milp.shapes import OUTER_DATA, Shape, pins, shapes
 from planner.milp.space import Space
-from planner.profile import Profile
+from planner.profile import Profile, Seconds
+from planner.schedule.action import Kind
 from planner.schedule.families import FAMILIES, generate
 from tests.planner.milp.instances import chain, cluster, profile
 
@@ -31,7 +32,9 @@ def space(seed: int) -> Space:
     blocks = chain(layers, seed, equal=rng.random() < 0.3, skips=rng.choice([0, 2]), loose=rng.random() < 0.2)
     update = rng.choice(["barrier", "barrier", "rolling"])
     return Space(
-        profile=tied(profile(blocks, scale=rng.choice([1, 10])), rng.choice([0, 0, 1, layers - 1])),
+        profile=uneven(
+            tied(profile(blocks, scale=rng.choice([1, 10])), rng.choice([0, 0, 1, layers - 1])), rng
+        ),
         cluster=cluster(
             rng.choice([1, 2, 4, 6]),
             rng.choice([1, 1, 2, 4]),
@@ -58,6 +61,16 @@ def tied(given: Profile, far: int) -> Profile:
         for layer in given.graph.layers
     )
     return replace(given, graph=replace(given.graph, parameters=parameters, layers=layers))
+
+
+def uneven(given: Profile, rng: random.Random) -> Profile:
+    """A whole backward that takes more or less than its halves."""
+    factor = rng.choice([0.7, 1.0, 1.3])
+    costs = {
+        key: replace(cost, backward=Seconds(median=round(cost.backward.median * 1e9 * factor) * 1e-9))
+        for key, cost in given.costs.items()
+    }
+    return replace(given, costs=costs)
 
 
 def posed(given: Space, seed: int) -> list[Problem]:
@@ -157,3 +170,14 @@ def test_the_pipes_of_a_stage_lie_on_workers_of_their_own(name: str, workers: in
     for pairs in (f for f in range(1, workers // 2 + 1) if workers // 2 % f == 0):
         place = generate(name, workers=workers, micros=2 * workers, pairs=pairs).place
         assert all(len({pipe[s] for pipe in place}) == 2 * pairs for s in range(len(place[0])))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_with_whole_and_split_backward_passes_says_so(name: str) -> None:
+    for workers, micros in ((2, 4), (4, 8), (4, 5), (2, 12)):
+        kinds = {
+            action.kind for order in generate(name, workers=workers, micros=micros).orders for action in order
+        }
+        family = FAMILIES[name]
+        assert family.mixes or (Kind.I in kinds) == family.splits
+        assert family.mixes or not {Kind.B, Kind.I} <= kinds
