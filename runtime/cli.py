@@ -54,6 +54,9 @@ def launch(
         typer.Option("--failure-every", help="hours; chooses --save-every by what a checkpoint costs"),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    rendezvous: Annotated[
+        str, typer.Option(metavar="HOW", help="where ranks meet: file, tcp or tcp:INTERFACE")
+    ] = "file",
     run: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="run folder; an old one is resumed")
     ] = None,
@@ -99,7 +102,11 @@ def launch(
     if device not in ("cpu", "cuda"):
         raise BadInput(f"there is no device '{device}'", where="--device", allowed="cpu, cuda")
     settings: dict[str, Any] = {"seed": seed, "save_every": save_every, "device": device}
-    settings |= {"weights": str(weights.resolve()) if weights else "", "clip_norm": clip_norm}
+    settings |= {
+        "rendezvous": rendezvous,
+        "weights": str(weights.resolve()) if weights else "",
+        "clip_norm": clip_norm,
+    }
     if script:
         if backend == "inline" or not Path(script[0]).is_file():
             raise BadInput(
@@ -111,8 +118,9 @@ def launch(
         nodes = slurm.flexible(elastic, profile, cluster, fix)
         if dry_run or check:
             from runtime.job import Job
+            from runtime.job import check as check_job
 
-            job = Job(steps=steps, device="cuda" if device == "cuda" else "cpu")
+            job = check_job(Job(steps=steps, device="cuda" if device == "cuda" else "cpu"))
             slurm.dry_run(chosen, plan.stem, folder, job, options, nodes=nodes, ask=check, out=out)
             return
         from runtime.local import job_of

@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from runtime import meeting
+
 TIMEOUT_S = 120.0  # of a single communication call; the supervisor is faster
 
 
@@ -52,13 +54,15 @@ def alone(device: torch.device) -> World:
     return World(0, 1, device, None)
 
 
-def join(rendezvous: Path, rank: int, size: int, device: torch.device) -> World:
-    """Meets the other ranks at a file of the run folder, which nobody else can reach."""
+def join(rendezvous: Path, rank: int, size: int, device: torch.device, how: str = meeting.FILE) -> World:
+    """Meets the other ranks: `how` as `meeting` has it, by default at a file that nobody else can reach."""
     if size == 1:
         return alone(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    store = torch._C._distributed_c10d.FileStore(str(rendezvous), size)
-    dist.init_process_group(
-        backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=TIMEOUT_S)
-    )
+    store = meeting.store(how, rendezvous, rank, size)
+    timeout = timedelta(seconds=TIMEOUT_S)
+    if store is None:
+        dist.init_process_group(backend, init_method="env://", timeout=timeout)
+    else:
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     return World(rank, size, device, dist.group.WORLD)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from typing import Literal, get_args, get_type_hints
 
 from planner.errors import BadInput
+from runtime import meeting
 from runtime.paths import Paths
 from runtime.words import say
 
@@ -27,12 +28,48 @@ class Job:
     data_workers: int = 0  # processes that load samples, a rank that reads any
     device: Literal["cpu", "cuda"] = "cpu"
     deadline_s: float = 60.0  # without any progress of a rank
+    rendezvous: str = "file"  # where ranks meet, in the words of `meeting`
     script: tuple[str, ...] = ()  # a user's own, with its arguments, instead of the workload's training
     restarts: int = 0  # times that a run which fails goes on from its last complete checkpoint by itself
     generation: int = 0  # counts restarts, so that the rendezvous of one is never met by another
 
     def write(self, paths: Paths) -> None:
         say(paths, paths.job, json.dumps(asdict(self), indent=1))
+
+
+MOST = 10**12
+_WHOLE = {  # the least and the most
+    "steps": (1, MOST),
+    "seed": (0, 2**63 - 1),
+    "save_every": (0, MOST),
+    "keep": (1, MOST),
+    "threads": (1, 4096),
+    "memory_step": (0, MOST),
+    "data_workers": (0, 4096),
+    "restarts": (0, 10**6),
+    "generation": (0, MOST),
+}
+
+
+def check(job: Job) -> Job:
+    """By the name of the field that is wrong."""
+    for name, (least, most) in _WHOLE.items():
+        value = getattr(job, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise BadInput(
+                f"{name} is {value!r}", where="launch", allowed=f"a whole number, {least} to {most}"
+            )
+    for name in ("deadline_s", "clip_norm"):
+        value = getattr(job, name)
+        wrong = isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf")
+        if value is not None and wrong:
+            raise BadInput(f"{name} is {value!r}", where="launch", allowed="a number above 0")
+    for name in ("content", "device"):
+        allowed = get_args(get_type_hints(Job)[name])
+        if getattr(job, name) not in allowed:
+            raise BadInput(f"{name} is {getattr(job, name)!r}", where="launch", allowed=", ".join(allowed))
+    meeting.check(job.rendezvous)
+    return job
 
 
 def read(paths: Paths) -> Job:

@@ -34,7 +34,7 @@ from runtime.assemble import check_supported
 from runtime.checkpoint import Checkpoint, Facts
 from runtime.groups import alone
 from runtime.handle import Handle
-from runtime.job import Job
+from runtime.job import Job, check
 from runtime.metrics import losses_of
 from runtime.paths import Paths
 from runtime.supervise import Outcome
@@ -154,14 +154,9 @@ def job_of(plan: Plan, steps: int, settings: dict[str, object]) -> Job:
     unknown = sorted(set(settings) - known)
     if unknown:
         raise BadInput(f"no setting '{unknown[0]}'", where="launch", allowed=", ".join(sorted(known)))
-    if steps < 1:
-        raise BadInput(f"steps is {steps}", where="launch", allowed="1 or more")
-    clip_norm = settings.get("clip_norm")
-    if isinstance(clip_norm, float) and not 0 < clip_norm < float("inf"):
-        raise BadInput(f"clip_norm is {clip_norm}", where="launch", allowed="more than 0")
     first = COMPILE_DEADLINE_S if plan.execution == "compiled" else START_DEADLINE_S
     deadline = max(first, STEPS_A_DEADLINE * plan.prediction.step_ns * 1e-9)
-    return replace(Job(steps=steps, deadline_s=deadline), **settings)  # type: ignore[arg-type]
+    return check(replace(Job(steps=steps, deadline_s=deadline), **settings))  # type: ignore[arg-type]
 
 
 def prepare(model: Model, folder: Path, job: Job) -> tuple[Paths, Job]:

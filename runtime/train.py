@@ -186,7 +186,9 @@ def aliases(captured: Captured) -> dict[str, str]:
 def sleep_rank(paths: Paths, job: Job, plan: Plan, rank: int) -> None:
     """What each process of a run does whose stages sleep."""
     torch.set_num_threads(1)
-    world = groups.join(paths.rendezvous(job.generation), rank, len(plan.places), torch.device("cpu"))
+    world = groups.join(
+        paths.rendezvous(job.generation), rank, len(plan.places), torch.device("cpu"), job.rendezvous
+    )
     made = sleeping(plan, world, Heart(paths.heartbeat, rank, world.size))
     _settle_memory()
     for step in range(1, job.steps + 1):
@@ -204,7 +206,7 @@ def training_of(paths: Paths, job: Job, model: Model, rank: int, pulse: Pulse | 
     device = torch.device("cuda", slot) if job.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    world = groups.join(paths.rendezvous(job.generation), rank, size, device)
+    world = groups.join(paths.rendezvous(job.generation), rank, size, device, job.rendezvous)
     start = checkpoints.latest(paths.checkpoints)
     assert start is not None, "a run is launched with checkpoint 0"
     if pulse is None:

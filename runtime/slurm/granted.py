@@ -11,6 +11,7 @@ from planner.plan import Place, Plan
 from runtime.slurm import layout
 
 SLURM = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_NODEID", "SLURM_LOCALID")
+TORCHRUN_ID = "TORCHELASTIC_RUN_ID"
 TORCHRUN = ("RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_RANK")
 
 
@@ -24,7 +25,7 @@ class Granted:
 
 
 def read(environment: Mapping[str, str]) -> Granted:
-    names = TORCHRUN if "TORCHELASTIC_RUN_ID" in environment else SLURM
+    names = TORCHRUN if TORCHRUN_ID in environment else SLURM
     missing = [name for name in names if name not in environment]
     if missing:
         raise BadInput(f"{missing[0]} is not set", where="environment", allowed="a task of srun or torchrun")

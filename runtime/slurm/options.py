@@ -165,7 +165,12 @@ def over(defaults: Options, given: Mapping[str, object]) -> Options:
         return Options.model_validate(data)
     except ValidationError as error:
         found = form.bad_input(Options, error, text=yaml_files.render(data, header=""), name="")
-        raise BadInput(found.what, where="launch", allowed=found.allowed) from None
+        raise BadInput(_shown(found.what), where="launch", allowed=found.allowed) from None
+
+
+def _shown(text: str) -> str:
+    """On one line, whatever names it repeats."""
+    return "".join(letter if letter.isprintable() else f"U+{ord(letter):04X}" for letter in text)
 
 
 def pairs(words: Sequence[str], option: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from planner import plan_yaml
 from planner.errors import ShardwrightError
 from planner.plan import Plan
 from runtime import job as jobs
+from runtime import meeting
 from runtime.job import Job
 from runtime.paths import Paths
 from runtime.slurm import granted
@@ -35,7 +37,7 @@ def main(folder: str) -> int:
     paths = Paths(Path(folder))
     try:
         here = granted.read(os.environ)
-        job, plan = jobs.read(paths), plan_yaml.load(paths.plan)
+        job, plan = _job_of(jobs.read(paths), os.environ), plan_yaml.load(paths.plan)
         granted.check(here, plan.places)
     except ShardwrightError as error:
         print(f"error: {os.uname().nodename}: {error}", file=sys.stderr, flush=True)
@@ -49,6 +51,14 @@ def main(folder: str) -> int:
         beats = Heart(Path(f"/proc/self/fd/{heart}"), 0, 1)
         be_a_rank(paths, here.rank, keeper, partial(_train, paths, job, plan, here.rank, beats))
     return Keeper(paths, job, here, heart, pid).keep()
+
+
+def _job_of(job: Job, environment: Mapping[str, str]) -> Job:
+    """Under torchrun ranks meet where it has them meet, again and again as it starts them."""
+    if granted.TORCHRUN_ID not in environment:
+        return job
+    again = int(environment.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return replace(job, rendezvous=meeting.TORCHRUN, generation=job.generation + again)
 
 
 @dataclass
