@@ -64,7 +64,10 @@ def relistings(schedule: Schedule, costs: Costs, limits: Limits | None = None) -
 
 
 def _schedule(schedule: Schedule, orders: Sequence[Sequence[Action]]) -> Schedule:
-    settings = {**schedule.settings, "relisted": True}
+    kept = {
+        name: value for name, value in schedule.settings.items() if name != "late"
+    }  # its place is found anew
+    settings = {**kept, "relisted": True}
     updates = updated(schedule.place, orders, overlap_of(schedule.settings))
     anew = replace(schedule, orders=updates, settings=settings)
     return with_recompute(anew, _again(schedule))
