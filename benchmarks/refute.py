@@ -271,7 +271,7 @@ def experiment(
     )
     lied = Claim(plan=lie.plan, bound_ns=_bound(lie.plan), error=claim.error)
     true = _with_true_times(lie, asked)
-    others, total = sampled(asked, 3 if quick else 40, seed=1)
+    others, total = sampled(asked, 3 if quick else 30, seed=1)
     every = [chosen, true, *others, *likeliest(asked, 2 if quick else 10), *rules(asked)]
     for number in range(1 if quick else 2):
         measured(every if number == 0 else _contenders(every), ranks, number)

@@ -222,19 +222,37 @@ def _arriving(
 
 
 def _sums(run: Observation) -> Iterator[Sample]:
-    """From the last launch to the last end of each stage's sum."""
-    spans: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    """How long sums of each stage travel in a step. Every rank launches them in one order, so that the n-th of a rank
+    is the n-th of the others; one is under way from its last launch to its last end."""
+    spans: dict[tuple[int, int, int], list[tuple[int, int]]] = defaultdict(list)  # step, stage, number
     timeline = run.timeline
-    columns = (timeline.step.tolist(), timeline.start_ns.tolist(), timeline.end_ns.tolist())
-    for event, step, start, end in zip(timeline.events(), *columns, strict=True):
+    columns = (timeline.step.tolist(), timeline.rank.tolist(), timeline.start_ns.tolist())
+    seen: dict[tuple[int, int, int], int] = defaultdict(int)
+    rows = zip(timeline.events(), *columns, timeline.end_ns.tolist(), strict=True)
+    for event, step, rank, start, end in sorted(rows, key=lambda row: row[3]):
         if event.name == COLLECTIVE and step in run.steps:
-            spans[event.stage, step].append((start, end))
+            number = seen[step, event.stage, rank]
+            seen[step, event.stage, rank] += 1
+            spans[step, event.stage, number].append((start, end))
+    under_way: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for (step, stage, _), parts in spans.items():
+        launched = max(start for start, _ in parts)
+        under_way[step, stage].append((launched, max(launched, *(end for _, end in parts))))
     taken: dict[int, list[int]] = defaultdict(list)
-    for (stage, _), rows in spans.items():
-        taken[stage].append(max(end for _, end in rows) - max(start for start, _ in rows))
+    for (_, stage), parts in under_way.items():
+        taken[stage].append(_covered(parts))
     for stage, times in sorted(taken.items()):
         if run.nominal.times[stage].sync_ns:
-            yield Sample(run.nominal.times[stage].sync_ns, max(0.0, fmean(times)))
+            yield Sample(run.nominal.times[stage].sync_ns, fmean(times))
+
+
+def _covered(spans: Sequence[tuple[int, int]]) -> int:
+    """Length of the union."""
+    total, reached = 0, min(start for start, _ in spans)
+    for start, end in sorted(spans):
+        total += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 def _line(samples: Sequence[Sample], *, proportional: bool = False) -> Correction | None:

@@ -15,7 +15,7 @@ from planner.milp.solve import solve
 from planner.plan import Plan
 from planner.repredict import nominal_plan, repredicted
 from planner.simulate import simulate_plan
-from planner.timeline import SEND, Timeline
+from planner.timeline import SEND, Timeline, concatenate
 from tests.planner.milp.instances import chain, cluster, profile
 
 
@@ -124,3 +124,17 @@ def test_a_run_that_is_all_warm_up_is_refused() -> None:
     run = run_of(planned(1, "1f1b"), TRUE)
     with pytest.raises(BadInput, match="2 steps"):
         fit([replace(run, timeline=simulate_plan(run.plan, steps=2))])
+
+
+def test_sums_of_one_stage_count_while_any_is_under_way_from_its_last_launch() -> None:
+    run = run_of(planned(1, "chimera"), TRUE)
+    timeline = run.timeline
+    sums = np.array([event.name == "COLLECTIVE" for event in timeline.events()])
+    early = np.where(sums & (timeline.rank == 0), 400_000, 0)  # one rank launches long before the other
+    halves = timeline.start_ns + (timeline.end_ns - timeline.start_ns) // 2
+    first = {name: getattr(timeline, name)[sums] for name in ("step", "rank", "code", "wait_ns")}
+    second = Timeline(**first, start_ns=halves[sums], end_ns=timeline.end_ns[sums])
+    split = replace(
+        timeline, start_ns=timeline.start_ns - early, end_ns=np.where(sums, halves, timeline.end_ns)
+    )
+    assert fit([replace(run, timeline=concatenate([split, second]))]).sum == fit([run]).sum
