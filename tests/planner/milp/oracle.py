@@ -214,9 +214,9 @@ def _fits(
         used = {name for layer in layers for name in graph.layer[layer].parameters}
         weights = [graph.parameter[name] for name in used]
         trained = [p for p in weights if p.trainable]
-        elements = sum(prod(p.shape) for p in trained)
+        elements = _most_elements([prod(p.shape) for p in trained], share)
         total = sum(p.bytes for p in weights) + sum(p.bytes for p in trained)
-        state.append(total + ceil(elements * profile.optimizer.state_bytes_per_parameter / share - 1e-6))
+        state.append(total + ceil(elements * profile.optimizer.state_bytes_per_parameter - 1e-6))
         moving.append(stage_bytes(profile, layers, key, recompute=again))
     for worker, peak in enumerate(peaks(schedule, moving)):
         fixed = sum(state[s] for row in schedule.place for s, w in enumerate(row) if w == worker)
