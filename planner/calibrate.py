@@ -15,6 +15,8 @@ from functools import cached_property
 from statistics import fmean, median, quantiles
 from typing import Literal, NamedTuple
 
+from planner import calibrate_memory
+from planner.calibrate_line import Sample, line_through
 from planner.errors import BadInput
 from planner.fitted import Correction, Fitted
 from planner.plan import Plan, coordinates, rank_of, world_size
@@ -86,13 +88,6 @@ class Row(NamedTuple):
     free_ns: int  # when the worker turned to the next action, or waited for it
 
 
-class Sample(NamedTuple):
-    """One stage's action, update or sum, or one hop of a run: as planned, and the mean of what was measured."""
-
-    planned_ns: float
-    measured_ns: float
-
-
 def _rows(timeline: Timeline) -> Iterator[Row]:
     columns = (timeline.start_ns.tolist(), timeline.end_ns.tolist(), timeline.wait_ns.tolist())
     found = sorted(
@@ -135,6 +130,7 @@ def _fit(runs: Sequence[Observation], step_spread: float) -> Fitted:
         ),
         hop=_line([sample for run in runs for sample in _hops(run)]),
         sum=_line([sample for run in runs for sample in _sums(run)]),
+        memory=calibrate_memory.surplus([(run.plan, run.timeline) for run in runs]),
         step_spread=step_spread,
         rests_on=tuple(run.name for run in runs),
     )
@@ -159,11 +155,11 @@ def _action(runs: Sequence[Observation], kinds: Collection[str]) -> Correction |
     """The factor of its layers, the middle one of the runs; and the mean of what comes after it."""
     factors, ratios, gaps = [], [], []
     for run in runs:
-        samples = [sample for sample in _durations(run, kinds).values() if sample.planned_ns]
+        samples = [sample for sample in _durations(run, kinds).values() if sample.planned]
         if samples:
             planned, measured = (sum(column) for column in zip(*samples, strict=True))
             factors.append(measured / planned)
-            ratios += [sample.measured_ns / sample.planned_ns for sample in samples]
+            ratios += [sample.measured / sample.planned for sample in samples]
             own = [row for rows in run.rows.values() for row in rows if row.event.name in kinds]
             gaps.append(fmean(row.free_ns - row.end_ns for row in own))
     if not factors:
@@ -260,32 +256,9 @@ def _line(samples: Sequence[Sample], *, proportional: bool = False) -> Correctio
     the start; or, where that is more likely, `proportional`."""
     if not samples:
         return None
-    start, factor = _least_squares(samples, proportional)
-    ratios = [s.measured_ns / fitted for s in samples if (fitted := start + factor * s.planned_ns) > 0]
+    start, factor = line_through(samples, proportional)
+    ratios = [s.measured / fitted for s in samples if (fitted := start + factor * s.planned) > 0]
     return _rounded(start, factor, half_range(ratios), len(samples))
-
-
-def _least_squares(samples: Sequence[Sample], proportional: bool) -> tuple[float, float]:
-    """Relative errors count, so that small sizes are heard; neither number is negative."""
-    sizes = [s.planned_ns for s in samples if s.planned_ns > 0]
-    if len(sizes) < 3 or max(sizes) < 2 * min(sizes):
-        return _by_the_middle(samples, proportional)
-    weights = [1 / max(s.measured_ns, 1.0) ** 2 for s in samples]
-    total = sum(weights)
-    x = sum(w * s.planned_ns for w, s in zip(weights, samples, strict=True)) / total
-    y = sum(w * s.measured_ns for w, s in zip(weights, samples, strict=True)) / total
-    over = sum(w * (s.planned_ns - x) * (s.measured_ns - y) for w, s in zip(weights, samples, strict=True))
-    slope = over / sum(w * (s.planned_ns - x) ** 2 for w, s in zip(weights, samples, strict=True))
-    if slope <= 0 or y - slope * x < 0:
-        return _by_the_middle(samples, proportional)
-    return y - slope * x, slope
-
-
-def _by_the_middle(samples: Sequence[Sample], proportional: bool) -> tuple[float, float]:
-    beyond = median(s.measured_ns - s.planned_ns for s in samples)
-    if beyond >= 0 and not proportional:
-        return beyond, 1.0
-    return 0.0, max(1e-3, median([s.measured_ns / s.planned_ns for s in samples if s.planned_ns] or [1.0]))
 
 
 def _rounded(start_ns: float, factor: float, spread: float, samples: int) -> Correction:

@@ -13,7 +13,7 @@ from planner import console
 if TYPE_CHECKING:
     from planner.calibrate import Observation
     from planner.cluster import Cluster
-    from planner.fitted import Fitted
+    from planner.fitted import Fitted, Surplus
 
 Observe = Callable[[Path], "Observation"]
 
@@ -61,20 +61,28 @@ def text(found: Fitted) -> str:
         if (row := getattr(found, name)) is not None
     ]
     table = console.columns(rows, ("time", "starts at", "factor", "spread", "from"))
-    return f"steps are then off by about {found.step_spread:.1%}; by {found.summary}\n\n{table}"
+    memory = "" if found.memory is None else f"\n{_memory(found.memory)}"
+    return f"steps are then off by about {found.step_spread:.1%}; by {found.summary}\n\n{table}{memory}"
+
+
+def _memory(found: Surplus) -> str:
+    start = f"{console.memory(found.start_bytes)} + " if found.start_bytes else ""
+    return (
+        f"a device's peak is {start}{found.factor:.4g} times the predicted one, up to {found.spread:.1%} more"
+    )
 
 
 def with_corrections(
     machines: Cluster, calibration: Path | None, run: Path | None, observe: Observe
 ) -> Cluster:
     """The machines with what runs have shown of them: those of a file, or one run alone."""
-    from planner import calibrate, fitted
+    from planner import calibrate, calibrate_memory, fitted
     from planner.errors import BadInput
 
     if calibration is not None and run is not None:
         raise BadInput("--calibration and --replan-from exclude each other")
     if calibration is not None:
-        return machines.model_copy(update={"fitted": fitted.load(calibration)})
+        return calibrate_memory.taught(machines, fitted.load(calibration))
     if run is not None:
-        return machines.model_copy(update={"fitted": calibrate.fit([observe(run)])})
+        return calibrate_memory.taught(machines, calibrate.fit([observe(run)]))
     return machines

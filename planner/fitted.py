@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import floor
 from pathlib import Path
 from typing import Final, Literal
 
 from pydantic import Field
 
 from planner import form, yaml_files
-from planner.form import Count, NotNegative, Part, Positive, Text
+from planner.form import Count, Natural, NotNegative, Part, Positive, Text
 from planner.profile import LayerCost, Profile, Seconds
 from planner.schedule.action import Kind
 
@@ -41,6 +42,19 @@ class Correction(Part):
         return self.start_s + self.factor * planned_s
 
 
+class Surplus(Part):
+    """Of a device's peak: it holds about `start_bytes + factor * predicted`, and up to `spread` of that more."""
+
+    start_bytes: Natural = 0
+    factor: Positive = 1.0
+    spread: NotNegative = 0.0
+    samples: Count = Field(description="runs whose memory was measured")
+
+    def room_bytes(self, capacity_bytes: int) -> int:
+        """The largest prediction that fits."""
+        return max(0, floor((capacity_bytes / (1 + self.spread) - self.start_bytes) / self.factor))
+
+
 class Fitted(Part):
     version: Literal[1] = FITTED_VERSION
     content: Literal["layers", "sleep"] = "layers"  # what the stages of those runs did
@@ -51,6 +65,7 @@ class Fitted(Part):
     update: Correction | None = None
     hop: Correction | None = None
     sum: Correction | None = None
+    memory: Surplus | None = None
     step_spread: NotNegative = Field(
         description="of a step's time, relative: the error that is left, by runs left out where there are three"
     )
