@@ -136,10 +136,14 @@ def plan(
     fix: Mapping[str, object] | None = None,
     precision: str | None = None,
     execution: str | None = None,
+    calibration: Fitted | None = None,
 ) -> Solved:
     """The fastest plan that fits, with its certificate; ask it `what_if(...)` and for its `frontier()`."""
+    from planner.calibrate_memory import taught
     from planner.notebook.solved import Solved
 
+    if calibration is not None:
+        cluster = taught(cluster if isinstance(cluster, Cluster) else Cluster.load(cluster), calibration)
     asked = _question(costs, cluster, batch, schedules, fix, precision, execution)
     return Solved.of(asked.solve(), asked)
 
@@ -190,7 +194,7 @@ def compare(*plans: Plan) -> Versus:
 
 
 def calibrate(*runs: str | Path) -> Fitted:
-    """Corrections fitted to finished runs: a cluster that is given them is planned for as those runs went."""
+    """Corrections fitted to finished runs, for `plan(..., calibration=...)`: costs as those runs had them."""
     from planner.calibrate import fit
 
     return fit([_observe(Path(folder)) for folder in runs])
