@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from math import ceil, prod
 
-from planner.memory import StageBytes, peaks
 from planner.fitted import corrected
+from planner.memory import StageBytes, peaks
 from planner.model import ModelGraph
 from planner.plan import Plan, StagePlan
 from planner.profile import CostKey, LayerCost, Profile
@@ -122,12 +122,44 @@ def _stage_state(plan: Plan, profile: Profile, stage: int, *, replicas: int) -> 
 
 
 def _needs(plan: Plan, profile: Profile, stage: StagePlan, schedule: Schedule) -> StageBytes:
-    """Of one micro-batch; of the largest shard at least its share of what whole samples take."""
-    key = _key(plan)
-    whole = stage_bytes(profile, stage.layers, key, recompute=stage.recompute)
-    share = schedule.pipes * plan.axes.data * plan.axes.spatial if plan.shard_optimizer else 1
-    whole = replace(whole, update=whole.update // share)
-    if not stage.spatial:
-        return whole
+    """Of one micro-batch; of the largest shard at least its share of what layers keep, as whole or in shards."""
     shards = prod(stage.spatial)
-    return StageBytes(**{name: size // shards for name, size in asdict(whole).items()} | {"workspace": 0})
+    rows = {} if shards == 1 else dict(_leanest(plan, profile, stage, shards))
+    least = replace(profile, costs={**profile.costs, **rows}) if rows else profile
+    found = stage_bytes(least, stage.layers, _key(plan), recompute=stage.recompute)
+    share = schedule.pipes * plan.axes.data * plan.axes.spatial if plan.shard_optimizer else 1
+    found = replace(found, update=found.update // share)
+    if shards == 1:
+        return _of_parts(found, plan.axes.spatial)
+    return StageBytes(**{name: size // shards for name, size in asdict(found).items()} | {"workspace": 0})
+
+
+def _of_parts(found: StageBytes, shards: int) -> StageBytes:
+    """What comes to a stage on whole samples, and what goes back, may be in shards."""
+    return replace(
+        found,
+        kept=found.kept // shards,
+        arriving=found.arriving // shards,
+        returning=found.returning // shards,
+        sent=found.sent // shards,
+        far=found.far // shards,
+    )
+
+
+def _leanest(
+    plan: Plan, profile: Profile, stage: StagePlan, shards: int
+) -> Iterator[tuple[CostKey, LayerCost]]:
+    for name in stage.layers:
+        whole, *cut = _rows(plan, profile, stage, name)
+        if cut:
+            key = _key(plan)._replace(signature=profile.graph.layer[name].signature)
+            yield (
+                key,
+                replace(
+                    whole,
+                    own_saved_bytes=min(whole.own_saved_bytes, cut[0].own_saved_bytes * shards),
+                    held_bytes=min(whole.held_bytes, cut[0].held_bytes * shards),
+                    kept_inputs=tuple(i for i in whole.kept_inputs if i in cut[0].kept_inputs),
+                    kept_outputs=tuple(i for i in whole.kept_outputs if i in cut[0].kept_outputs),
+                ),
+            )

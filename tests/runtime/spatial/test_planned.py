@@ -1,0 +1,150 @@
+"""The planner chooses space: what it chooses fits, holds, and trains as one process does."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from planner import measure
+from planner.cluster import Cluster, Link, Links, NodeGroup
+from planner.errors import BadInput, Infeasible
+from planner.milp.solve import solve
+from planner.plan import Plan
+from planner.plan_yaml import dump, parse
+from planner.profile import Profile, Seconds
+from planner.simulate import period_of_plan
+from planner.verify import violations
+from planner.workload import load
+from runtime.spatial.alone import Alone
+from tests.pool import Pool
+from tests.runtime.compare import distance, expected, run
+
+VOLUME = "tests/runtime/spatial/workloads/volume.py"
+NEAR = Link(latency_s=1e-6, bandwidth_bytes_per_s=1e11)
+
+
+def machines(devices: int, memory: int = 16 * 10**9, device: str = "V100-16GB") -> Cluster:
+    group = NodeGroup(
+        count=1, device=device, devices_per_node=devices, memory_bytes=memory, margin_bytes=10**9
+    )
+    return Cluster(name="one", nodes=(group,), links=Links(node=NEAR if devices > 1 else None))
+
+
+@cache
+def volumes() -> Profile:
+    """By roofline, with times at which shards pay: in proportion, and a little less."""
+    found = measure.profile(
+        load(VOLUME, {}), "roofline:V100-16GB", micros=(1,), spatial=Alone(), grids=((2,), (2, 2))
+    )
+    costs = {}
+    for key, row in found.costs.items():
+        share = 0.4 / math.prod(key.split) if key.split else 1.0
+
+        def time(given: Seconds, share: float = share) -> Seconds:
+            return Seconds(median=given.median * 100 * share)
+
+        costs[key] = replace(
+            row,
+            forward=time(row.forward),
+            backward=time(row.backward),
+            input_grad=time(row.input_grad),
+            weight_grad=time(row.weight_grad),
+        )
+    return replace(found, costs=costs)
+
+
+CHOICES: dict[str, tuple[int, int, dict[str, object]]] = {  # devices, batch, pins
+    "free": (4, 2, {}),
+    "two ranks": (2, 2, {"spatial": 2}),
+    "a grid": (4, 2, {"spatial": "2x2"}),
+    "beside replicas": (4, 4, {"spatial": 2, "data": 2}),
+    "beside stages": (4, 4, {"spatial": 2, "pipeline": 2, "schedule": "1f1b"}),
+    "in Chimera": (4, 4, {"spatial": 2, "pipeline": 2, "schedule": "chimera"}),
+    "split backward": (4, 4, {"spatial": 2, "pipeline": 2, "schedule": "zb-h1"}),
+    "gathered within a stage": (2, 2, {"spatial": 2, "gather": "deep.0"}),
+    "gathered between stages": (
+        4,
+        4,
+        {"spatial": 2, "pipeline": 2, "gather": "up", "schedule": "1f1b"},
+    ),
+    "sharded state": (2, 2, {"spatial": 2, "shard": True}),
+}
+
+
+def chosen(name: str) -> Plan:
+    devices, batch, fix = CHOICES[name]
+    return solve(volumes(), machines(devices), batch=batch, fix=fix)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_what_the_planner_chooses_trains_as_one_process_does(name: str, pool: Pool, tmp_path: Path) -> None:
+    devices, _, fix = CHOICES[name]
+    plan = chosen(name)
+    assert plan.axes.spatial > 1
+    assert violations(plan, profile=volumes(), cluster=machines(devices)) == []
+    assert period_of_plan(plan) == plan.prediction.step_ns
+    assert parse(dump(plan)) == plan
+    if "gather" in fix:
+        assert gathered_before(plan) == fix["gather"]
+    have = run(pool, plan, tmp_path, steps=3, compare_holders=False)
+    found = distance(expected(plan, tmp_path, steps=3), have)
+    assert found.worst() < 1e-10, found
+
+
+def gathered_before(plan: Plan) -> str:
+    """The first layer on whole samples, within a stage or at the start of one."""
+    within = [stage.gather_before for stage in plan.stages if stage.gather_before]
+    return within[0] if within else next(stage.layers[0] for stage in plan.stages if not stage.spatial)
+
+
+def test_what_is_pinned_is_kept_and_one_is_whole_samples() -> None:
+    assert {stage.spatial for stage in chosen("a grid").stages} == {(2, 2)}
+    whole = solve(volumes(), machines(4), batch=2, fix={"spatial": 1})
+    assert whole.axes.spatial == 1
+    assert {stage.spatial for stage in whole.stages} == {()}
+
+
+def test_no_trivial_plan_is_faster() -> None:
+    plan = chosen("free")
+    assert plan.certificate is not None
+    named = {rival.name.partition(":")[0]: rival.step_ns for rival in plan.certificate.rivals}
+    assert {"pure data parallel", "one device", "samples over most devices"} <= named.keys()
+    assert all(ns is None or plan.prediction.step_ns <= ns for ns in named.values())
+
+
+@pytest.mark.parametrize(
+    ("fix", "what"),
+    [
+        ({"spatial": 3}, r"spatial is 3, .* \(allowed: 1, 2, 2x2; others once"),
+        ({"spatial": "2x2x2"}, "spatial is 2x2x2, but no such split"),
+        ({"spatial": "2x"}, r"spatial is '2x' \(allowed: a degree such as 2, or a grid such as 2x2\)"),
+        ({"spatial": 2, "gather": "nowhere"}, "with a gather at 'nowhere'"),
+    ],
+)
+def test_a_split_that_was_not_profiled_is_refused(fix: dict[str, object], what: str) -> None:
+    with pytest.raises(BadInput, match=what):
+        solve(volumes(), machines(4), batch=2, fix=fix)
+
+
+def test_a_sample_too_large_for_one_device_names_the_degree_that_fits() -> None:
+    """CosmoFlow at 512^3: torch keeps 24.36 GiB for the backward of one sample."""
+    costs = measure.profile(
+        load("cosmoflow", {"size": "paper512"}),
+        "roofline:V100-16GB",
+        micros=(1,),
+        spatial=Alone(),
+        grids=((2,), (4,)),
+    )
+    with pytest.raises(Infeasible) as refused:
+        solve(costs, machines(1), batch=1)
+    assert "a spatial split of 4, on 4 devices for each sample, would fit: 1f1b" in str(refused.value)
+    with pytest.raises(Infeasible):
+        solve(costs, machines(2), batch=1, fix={"spatial": 2, "pipeline": 1})
+    plan = solve(costs, machines(4), batch=1, fix={"spatial": 4})
+    (memory,) = plan.prediction.memory
+    assert 24.36 * 2**30 / 4 < memory.activations < 24.36 * 2**30 / 4 + 2**30
+    assert memory.total <= memory.limit
