@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +22,8 @@ def test_every_code_block_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     (tmp_path / "plans").symlink_to(ROOT / "plans")
+    if "examples" in page.parts:
+        shutil.copytree(page.parent, tmp_path, dirs_exist_ok=True)
     names: dict[str, object] = {"__name__": "__main__"}
     for block in blocks_of(page):
         if tried(block):
@@ -48,8 +52,6 @@ def test_every_block_says_its_language(page: Path) -> None:
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
-    import re
-
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.relative_to(ROOT)}: {target}"
