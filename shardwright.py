@@ -253,12 +253,13 @@ def record(folder: str | Path) -> RunRecord:
     return _record(Path(folder))
 
 
-def refine(run: RunRecord | str | Path) -> Plan:
+def refine(run: RunRecord | str | Path) -> Solved:
     """The plan of a run with the times that were measured, and the best order of weight gradients and sums for them."""
+    from planner.notebook.solved import Solved
     from planner.refine import refined
 
     ran = _record(Path(run)) if isinstance(run, str | Path) else run
-    return refined(ran.plan, ran.measured)
+    return Solved.of(refined(ran.plan, ran.measured), before=ran.plan)
 
 
 def report(
