@@ -56,7 +56,7 @@ def table(folder: Path) -> Table:
             for other, size in zip(plans, bytes_, strict=True)
             if other.data * len(other.stages) != groups
         ]
-        start, slope = line(others)
+        start, slope = line(others) if len(others) > 1 else (0.0, 1.0)
         memory = start + slope * predicted_bytes
         rows.append(
             (

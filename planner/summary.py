@@ -32,12 +32,16 @@ def decision(plan: Plan) -> str:
     return (
         f"{plan.model.workload}{_arguments(plan.model.arguments)}: {how}; {family}, {batch.samples} samples a step as "
         f"{batch.micros} micro-batch{'es' if batch.micros > 1 else ''} of {batch.micro} a group{extra}. Predicted step {duration(step.step_ns)} "
-        f"({_bar(step)}), {rate(plan.batch.samples / (step.step_ns / 1e9))} samples/s."
+        f"({_bar(step)}), {rate(plan.batch.samples / (step.step_ns / 1e9))} samples/s.{_rests(plan)}"
     )
 
 
 def _arguments(arguments: Mapping[str, object]) -> str:
     return f" ({', '.join(f'{name}={value}' for name, value in arguments.items())})" if arguments else ""
+
+
+def _rests(plan: Plan) -> str:
+    return f" Times are as corrected by {plan.fitted.summary}." if plan.fitted else ""
 
 
 def _bar(step: Prediction) -> str:

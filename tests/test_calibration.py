@@ -10,7 +10,7 @@ import pytest
 import shardwright as sw
 from benchmarks.fidelity import slowed
 from planner import cluster as clusters
-from planner import fitted, plan_yaml, profile_yaml
+from planner import fitted, plan_yaml, profile_yaml, summary
 from planner.fitted import Correction, Fitted
 from planner.milp.solve import solve
 from planner.repredict import repredicted
@@ -64,7 +64,12 @@ def test_a_run_is_calibrated_and_planned_with(files: Path, capsys: pytest.Captur
     assert json.loads(capsys.readouterr().out)["forward"]["factor"] == pytest.approx(1.5, rel=0.01)
     known = planned(files, "--calibration", str(path))
     assert known.fitted == fitted.load(path) == sw.calibrate(files / "run")
+    assert "corrected by 1 run (mlp layers=6, 1f1b data 1 x pipeline 2)" in summary.decision(known)
     assert known.prediction.step_ns > 1.3 * planned(files).prediction.step_ns
+    costs, machines = sw.load_profile(files / "profile.yaml"), sw.Cluster.load(files / "cluster.yaml")
+    fix = {"pipeline": 2, "schedule": "1f1b"}
+    same = sw.plan(costs, machines, batch=8, fix=fix, calibration=sw.calibrate(files / "run"))
+    assert same.prediction == known.prediction
     assert planned(files, "--replan-from", str(files / "run")).prediction == known.prediction
 
 
