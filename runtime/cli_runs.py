@@ -112,4 +112,6 @@ def probe(
     out = console.Output(as_json=as_json)
     for row in probes.slow(found):
         out.note(f"slow: {row}")
+    for row in probes.shared(found):
+        out.note(row)
     out.result({"cluster": str(output), "found": asdict(found)}, lambda: f"{text}\nwritten to {output}")

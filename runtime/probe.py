@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -21,23 +20,11 @@ from pydantic import TypeAdapter
 
 from planner.cluster import Cluster, Link, Links, NodeGroup, Rates
 from runtime.groups import World
+from runtime.probe_numbers import LARGE_BYTES, MATMUL, REPEATS, SMALL_BYTES, Number, timed
+from runtime.probe_together import Slowed, Together, beside, pairs, slowed_of, together_of
 from runtime.words import write_whole
 
-SMALL_BYTES, LARGE_BYTES = 64, 16 * 2**20
-MATMUL = 1024
 COPY_BYTES = 64 * 2**20
-REPEATS = 15
-
-
-@dataclass(frozen=True)
-class Number:
-    value: float
-    spread: float
-
-    @classmethod
-    def of(cls, samples: Sequence[float]) -> Number:
-        low, _, high = quantiles(samples, n=4)
-        return cls(median(samples), (high - low) / 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,25 +59,16 @@ class Found:
     devices: tuple[Device, ...]  # of every rank
     wires: tuple[Wire, ...]
     sums: tuple[Sum, ...]
+    together: tuple[Together, ...] = ()
+    slowed: Slowed | None = None
 
 
-def timed(run: Callable[[], object], device: torch.device, repeats: int = REPEATS) -> list[float]:
-    samples = []
-    for _ in range(repeats + 2):  # the first ones open connections and touch memory
-        start = time.perf_counter()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        samples.append(time.perf_counter() - start)
-    return samples[2:]
-
-
-def device_of(device: torch.device) -> Device:
+def device_of(device: torch.device, repeats: int = REPEATS) -> Device:
     a, b = torch.randn(MATMUL, MATMUL, device=device), torch.randn(MATMUL, MATMUL, device=device)
     source = torch.zeros(COPY_BYTES // 4, device=device)
     target = torch.empty_like(source)
-    products = timed(lambda: torch.mm(a, b), device)
-    copies = timed(lambda: target.copy_(source), device)
+    products = timed(lambda: torch.mm(a, b), device, repeats)
+    copies = timed(lambda: target.copy_(source), device, repeats)
     cuda = device.type == "cuda"
     return Device(
         kind=torch.cuda.get_device_name(device) if cuda else "cpu",
@@ -104,17 +82,17 @@ def _host_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def wire_of(world: World, a: int, b: int, *, within_node: bool) -> Wire | None:
+def wire_of(world: World, a: int, b: int, *, within_node: bool, repeats: int = REPEATS) -> Wire | None:
     """Collective over the two ranks: a message there and back, halved. The others return None."""
     if world.rank not in (a, b):
         return None
-    small, large = (_there_and_back(world, a, b, size) for size in (SMALL_BYTES, LARGE_BYTES))
+    small, large = (_there_and_back(world, a, b, size, repeats) for size in (SMALL_BYTES, LARGE_BYTES))
     latency = Number.of(small)
     rates = [LARGE_BYTES / max(seconds - latency.value, 1e-9) for seconds in large]
     return Wire(a=a, b=b, within_node=within_node, latency_s=latency, bytes_per_s=Number.of(rates))
 
 
-def _there_and_back(world: World, a: int, b: int, size: int) -> list[float]:
+def _there_and_back(world: World, a: int, b: int, size: int, repeats: int) -> list[float]:
     buffer = torch.zeros(size, dtype=torch.uint8, device=world.device)
     other = b if world.rank == a else a
 
@@ -126,37 +104,47 @@ def _there_and_back(world: World, a: int, b: int, size: int) -> list[float]:
             dist.recv(buffer, other)
             dist.send(buffer, other)
 
-    return [seconds / 2 for seconds in timed(turn, world.device)]
+    return [seconds / 2 for seconds in timed(turn, world.device, repeats)]
 
 
-def sum_of(world: World, ranks: Sequence[int], size: int) -> Sum | None:
+def sum_of(world: World, ranks: Sequence[int], size: int, repeats: int = REPEATS) -> Sum | None:
     group = world.new_group(ranks)
     if world.rank not in ranks:
         return None
     tensor = torch.zeros(size // 4, device=world.device)
-    samples = timed(lambda: dist.all_reduce(tensor, group=group), world.device)
+    samples = timed(lambda: dist.all_reduce(tensor, group=group), world.device, repeats)
     return Sum(ranks=tuple(ranks), bytes=size, seconds=Number.of(samples))
 
 
-def probe(world: World, result: Path) -> None:
+def probe(world: World, result: Path, repeats: int = REPEATS) -> None:
     """Collective; the first rank writes what was found."""
-    parts = [result.with_name(f"{result.stem}-{rank}.json") for rank in range(world.size)]
+    parts = [_part(result, rank) for rank in range(world.size)]
     for rank in range(world.size):  # one after another, so that none slows another
         if rank == world.rank:
-            mine = {"host": socket.gethostname(), "device": asdict(device_of(world.device))}
+            mine = {"host": socket.gethostname(), "device": asdict(device_of(world.device, repeats))}
             write_whole(parts[rank], json.dumps(mine))
         world.barrier()
     rows = [json.loads(part.read_text()) for part in parts]
     hosts, devices = [row["host"] for row in rows], [row["device"] for row in rows]
-    wires = []
-    for other in range(1, world.size):
-        wires.append(wire_of(world, 0, other, within_node=hosts[0] == hosts[other]))
+    talk = pairs(hosts)
+    for number, (a, b) in enumerate(talk):
+        wire = wire_of(world, a, b, within_node=hosts[a] == hosts[b], repeats=repeats)
+        if wire is not None and world.rank == a:
+            write_whole(_part(result, f"wire-{number}"), json.dumps(asdict(wire)))
         world.barrier()
-    sums = [sum_of(world, range(count), LARGE_BYTES) for count in range(2, world.size + 1)]
+    sums = [sum_of(world, range(count), LARGE_BYTES, repeats) for count in range(2, world.size + 1)]
+    together = [together_of(world, groups, repeats) for groups in beside(hosts)]
+    slowed = slowed_of(world, repeats)
     if world.rank == 0:
-        data = {"hosts": hosts, "devices": devices}
-        data |= {"wires": [asdict(w) for w in wires if w], "sums": [asdict(s) for s in sums if s]}
+        wires = [json.loads(_part(result, f"wire-{number}").read_text()) for number in range(len(talk))]
+        data = {"hosts": hosts, "devices": devices, "wires": wires, "slowed": asdict(slowed)}
+        data |= {"sums": [asdict(s) for s in sums if s], "together": [asdict(t) for t in together if t]}
         write_whole(result, json.dumps(data))
+
+
+def _part(result: Path, name: str | int) -> Path:
+    """Of one rank, or of one pair of them."""
+    return result.with_name(f"{result.stem}-{name}.json")
 
 
 def read(result: Path) -> Found:
@@ -198,11 +186,16 @@ def _link(found: Found, within_node: bool) -> Link | None:
 def slow(found: Found, factor: float = 1.5) -> list[str]:
     """Devices and links that are worse than the middle one of their kind by more than this factor."""
     rows = []
-    middle = median(device.flop_per_s.value for device in found.devices)
     for rank, device in enumerate(found.devices):
-        if device.flop_per_s.value * factor < middle:
-            share = device.flop_per_s.value / middle
-            rows.append(f"rank {rank} on {found.hosts[rank]} multiplies at {share:.0%} of the middle rate")
+        alike = [other for other in found.devices if other.kind == device.kind]
+        for verb, rate, rates in (
+            ("multiplies", device.flop_per_s, [other.flop_per_s for other in alike]),
+            ("copies", device.copy_bytes_per_s, [other.copy_bytes_per_s for other in alike]),
+        ):
+            middle = median(each.value for each in rates)
+            if rate.value * factor < middle:
+                share = rate.value / middle
+                rows.append(f"rank {rank} on {found.hosts[rank]} {verb} at {share:.0%} of the middle rate")
     for within in (True, False):
         wires = [wire for wire in found.wires if wire.within_node == within]
         middle = median([wire.bytes_per_s.value for wire in wires] or [0.0])
@@ -211,4 +204,19 @@ def slow(found: Found, factor: float = 1.5) -> list[str]:
                 share = wire.bytes_per_s.value / middle
                 ends = f"{found.hosts[wire.a]} to {found.hosts[wire.b]}"
                 rows.append(f"ranks {wire.a} and {wire.b} ({ends}) talk at {share:.0%} of the middle rate")
+    return rows
+
+
+def shared(found: Found) -> list[str]:
+    """What things that happen at once do to each other."""
+    rows = [
+        f"{len(each.groups)} groups of {len(each.groups[0])} ranks that sum at once take {each.factor:.2f} times "
+        f"as long as one alone ({'; '.join(','.join(map(str, ranks)) for ranks in each.groups)})"
+        for each in found.together
+    ]
+    if found.slowed is not None:
+        rows.append(
+            f"matrix products take {found.slowed.factor.value:.2f} (+-{found.slowed.factor.spread:.2f}) times as long "
+            "while all ranks sum"
+        )
     return rows

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from planner import cluster as clusters
 from runtime import probe
 from runtime.groups import join
 from runtime.probe import Device, Found, Number, Sum, Wire
+from runtime.probe_together import Slowed, Together, beside, pairs
 from tests.pool import Pool
 
 
@@ -51,19 +53,52 @@ def test_a_slow_device_and_a_slow_link_are_named() -> None:
     assert rows == ["ranks 0 and 3 (n1 to n2) talk at 18% of the middle rate"]
 
 
+def test_a_device_is_held_against_those_of_its_kind() -> None:
+    rows = found()
+    mixed = replace(rows, devices=(device(), device(), device(4e11, "old"), device(4.1e11, "old")))
+    assert probe.slow(mixed) == []
+    slow = replace(device(), copy_bytes_per_s=Number(5e9, 1e7))
+    assert probe.slow(replace(rows, devices=(device(), device(), slow, device()))) == [
+        "rank 2 on n2 copies at 25% of the middle rate"
+    ]
+
+
+def test_every_host_talks_to_every_other_and_neighbours_where_there_are_many() -> None:
+    assert pairs(["a", "a", "b", "c"]) == [(0, 1), (0, 2), (0, 3), (2, 3)]
+    assert pairs([f"n{i}" for i in range(20)]) == [(i, i + 1) for i in range(19)]
+
+
+def test_groups_that_sum_at_once_share_no_rank() -> None:
+    assert beside(["a"] * 3) == []
+    assert beside(["a"] * 4) == [((0, 1), (2, 3))]
+    assert beside(["a", "b", "c"]) == []
+    assert beside(["a", "a", "b", "b"]) == [((0, 1), (2, 3)), ((0, 2), (1, 3))]
+
+
+def test_what_things_at_once_do_to_each_other_is_told() -> None:
+    both = Together(groups=((0, 2), (1, 3)), bytes=8, alone_s=Number(1.0, 0.0), together_s=Number(1.9, 0.0))
+    rows = probe.shared(replace(found(), together=(both,), slowed=Slowed(bytes=8, factor=Number(1.25, 0.05))))
+    assert rows == [
+        "2 groups of 2 ranks that sum at once take 1.90 times as long as one alone (0,2; 1,3)",
+        "matrix products take 1.25 (+-0.05) times as long while all ranks sum",
+    ]
+
+
 def probed(rank: int, ranks: int, rendezvous: Path, *, folder: str) -> None:
     import torch
 
     world = join(rendezvous, rank, ranks, torch.device("cpu"))
-    probe.probe(world, Path(folder) / "probe.json")
+    probe.probe(world, Path(folder) / "probe.json", repeats=2)
     world.barrier()
     world.close()
 
 
-def test_two_processes_measure_each_other(pool: Pool, tmp_path: Path) -> None:
-    pool.run("tests.runtime.test_probe:probed", 2, folder=str(tmp_path))
+def test_four_processes_measure_each_other(pool: Pool, tmp_path: Path) -> None:
+    pool.run("tests.runtime.test_probe:probed", 4, folder=str(tmp_path))
     have = probe.read(tmp_path / "probe.json")
-    assert len(have.devices) == len(have.hosts) == 2
-    assert [(w.a, w.b, w.within_node) for w in have.wires] == [(0, 1, True)]
-    assert [s.ranks for s in have.sums] == [(0, 1)]
+    assert len(have.devices) == len(have.hosts) == 4
+    assert [(w.a, w.b, w.within_node) for w in have.wires] == [(0, 1, True), (0, 2, True), (0, 3, True)]
+    assert [s.ranks for s in have.sums] == [(0, 1), (0, 1, 2), (0, 1, 2, 3)]
+    assert [each.groups for each in have.together] == [((0, 1), (2, 3))]
+    assert have.together[0].factor > 0 and have.slowed is not None and have.slowed.factor.value > 0
     assert have.wires[0].latency_s.value > 0 and have.devices[1].flop_per_s.value > 0

@@ -31,7 +31,11 @@ with own(Path(sys.argv[1])) as folder:
 @pytest.mark.skipif(bool(clusters.missing()), reason="needs a cluster")
 def test_a_killed_run_leaves_a_folder_at_most_and_the_next_one_takes_it_away(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True, check=False
+        [sys.executable, "-c", KILLED, str(tmp_path)],
+        env=clusters.clean_environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
     )
     left = Path(done.stdout.strip())
     assert done.returncode == -signal.SIGKILL and os.path.ismount(left / "disk")

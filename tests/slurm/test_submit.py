@@ -181,7 +181,9 @@ def test_inside_an_allocation_the_ranks_start_at_once(cluster: Cluster, warm: Wa
 def test_nodes_are_probed_by_srun(cluster: Cluster, warm: Warm, tmp_path: Path) -> None:
     found = probe_main.by_srun(tmp_path, 2, 2, ["--nodelist=n[9-10]"], python=str(warm.python))
     assert found.hosts == ("n9", "n9", "n10", "n10")
-    assert [(wire.b, wire.within_node) for wire in found.wires] == [(1, True), (2, False), (3, False)]
+    links = [(wire.a, wire.b, wire.within_node) for wire in found.wires]
+    assert links == [(0, 1, True), (0, 2, False), (2, 3, True)]
+    assert [each.groups for each in found.together] == [((0, 1), (2, 3)), ((0, 2), (1, 3))]
     assert [len(each.ranks) for each in found.sums] == [2, 3, 4]
     links = probe.cluster_of(found, "test", 12, []).links
     assert links.node is not None and links.rack is not None
