@@ -34,7 +34,7 @@ from planner.simulate import compile, duration_vector, period
 
 
 def plan_of(space: Space, posed: Problem, answer: Answer, certificate: Certificate) -> Plan:
-    shape, profile = posed.shape, space.profile
+    posed, shape, profile = posed.settled(answer.cut), posed.shape, space.profile
     axes = Axes(data=shape.data, pipeline=shape.workers, spatial=shape.spatial, order=shape.axes)
     times, messages = stage_times(posed, answer.cut), hops(posed, answer.cut)
     fitted = space.cluster.fitted
@@ -93,11 +93,14 @@ def schedule_choice(posed: Problem) -> ScheduleChoice:
 def _stages(posed: Problem, cut: IntArray) -> tuple[StagePlan, ...]:
     names = [layer.name for layer in posed.tables.graph.layers]
     choice, found = Choice(posed.shape.grid, posed.shape.whole_from), []
-    for i, j in pairwise(cut.tolist()):
+    for p, (i, j) in enumerate(pairwise(cut.tolist())):
         grid, gather = stage_of(choice, (i, j), names)
         found.append(
             StagePlan(
-                layers=tuple(names[i:j]), recompute=posed.shape.recompute, spatial=grid, gather_before=gather
+                layers=tuple(names[i:j]),
+                recompute=p in posed.order.recomputing,
+                spatial=grid,
+                gather_before=gather,
             )
         )
     return tuple(found)
@@ -106,14 +109,14 @@ def _stages(posed: Problem, cut: IntArray) -> tuple[StagePlan, ...]:
 def stage_times(posed: Problem, cut: IntArray) -> tuple[StageTimes, ...]:
     table = posed.durations(cut).kinds[0]
     rows = {kind: table[KINDS.index(kind)].tolist() for kind in KINDS}
-    recompute = rows[Kind.R] if posed.shape.recompute else [0] * posed.stages
+    again = posed.order.recomputing
     return tuple(
         StageTimes(
             forward_ns=rows[Kind.F][p],
             backward_ns=rows[Kind.B][p],
             input_grad_ns=rows[Kind.I][p],
             weight_grad_ns=rows[Kind.W][p],
-            recompute_ns=recompute[p],
+            recompute_ns=rows[Kind.R][p] if p in again else 0,
             sync_ns=rows[Kind.SYNC][p],
             step_ns=rows[Kind.STEP][p],
         )

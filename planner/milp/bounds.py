@@ -8,7 +8,6 @@ from itertools import pairwise
 import numpy as np
 
 from planner.cost import IntArray
-from planner.memory import PARTS
 from planner.milp.box import Box, Weights, empty, stack
 from planner.milp.problem import Problem
 from planner.schedule.action import Kind
@@ -79,21 +78,22 @@ def fitting(box: Box) -> Box | None:
 def most_bytes(problem: Problem) -> IntArray:
     """[worker]: from above, every hosted stage as large as any stage can be, in each part."""
     fixed = int(problem.fixed_grid.max())
-    moving = problem.moving_grid.reshape(-1, PARTS).max(0)
-    peaks = [int((rows.sum(1) @ moving).max()) for rows in problem.moments]
+    peaks = [int((rows.sum(1) @ problem.most_moving).max()) for rows in problem.moments]
     total: IntArray = np.array(peaks) + fixed * problem.hosted.sum(1)
     return total
 
 
 def shortage(problem: Problem, p: int, box: Box) -> IntArray:
     """[c_p, c_{p+1}]: bytes by which a stage alone exceeds the worst of its workers, negative where it fits."""
-    fixed, moving = box.cell(problem.fixed_grid, p), box.cell(problem.moving_grid, p)
+    fixed, moving = box.cell(problem.fixed_grid, p), box.cell(problem.moving_grid(p), p)
     worst: IntArray = np.full(fixed.shape, -(1 << 62), np.int64)
     for worker in np.flatnonzero(problem.hosted[:, p]):
         counts = set(map(tuple, problem.moments[worker][:, p].tolist()))
         peak = np.maximum.reduce([_weighted(moving, row) for row in counts])
         need = fixed * problem.hosted[worker, p] + peak
         worst = np.maximum(worst, need - problem.available_bytes[worker])
+    if problem.sparing is not None:
+        worst = np.minimum(worst, problem.plain_shortage(p, fixed, box.cell(problem.plain_grid, p)))
     return worst
 
 

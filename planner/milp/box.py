@@ -24,7 +24,7 @@ from planner.milp.mesh import NOISE, FloatArray
 from planner.milp.problem import COMPUTE, KINDS, Problem, Row
 from planner.schedule.action import Kind
 
-SYNC, STEP = KINDS.index(Kind.SYNC), KINDS.index(Kind.STEP)
+SYNC, STEP, AGAIN = (KINDS.index(kind) for kind in (Kind.SYNC, Kind.STEP, Kind.R))
 NOTHING = -1e18  # stands for minus infinity; finite, so that dead arcs stay infinite
 _CELLS = 1 << 20  # arcs x rows evaluated at once
 ROUNDING = 0.01  # times are integers far below 2**50: sums of doubles are off by less
@@ -179,10 +179,12 @@ class Box:
             yield weights.kinds[:, SYNC, p], self.cell(problem.sync_grid(p), p)
         if weights.kinds[:, STEP, p].any():
             yield weights.kinds[:, STEP, p], self.cell(problem.step_grid(p), p)
+        if problem.sparing is not None and weights.kinds[:, AGAIN, p].any():
+            yield weights.kinds[:, AGAIN, p], self.cell(problem.again_grid(p), p)
         if weights.fixed[:, p].any():
             yield weights.fixed[:, p], self.cell(problem.fixed_grid, p)
         if weights.moving[:, p].any():
-            parts = self.cell(problem.moving_grid, p)
+            parts = self.cell(problem.moving_grid(p), p)
             for part in range(parts.shape[-1]):
                 yield weights.moving[:, p, part], parts[..., part]
 

@@ -106,7 +106,7 @@ def _fits(problem: Problem, low: IntArray, high: IntArray) -> bool:
         return False
     spans = [slice(a, b + 1) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
     fixed = np.array([problem.fixed_grid[pair].max() for pair in pairwise(spans)])
-    moving = np.array([problem.moving_grid[pair].max((0, 1)) for pair in pairwise(spans)])
+    moving = np.array([problem.moving_grid(p)[pair].max((0, 1)) for p, pair in enumerate(pairwise(spans))])
     peaks = [int(np.einsum("msr,sr->m", rows, moving).max()) for rows in problem.moments]
     return bool((problem.hosted @ fixed + np.array(peaks) <= problem.available_bytes).all())
 

@@ -11,7 +11,7 @@ from planner.cost import BoolArray, IntArray
 from planner.memory import memory_rows
 from planner.milp.shapes import Update
 from planner.plan import Hop
-from planner.schedule.action import Schedule
+from planner.schedule.action import Kind, Schedule
 from planner.simulate import Compiled, compile
 
 
@@ -43,6 +43,11 @@ class Order:
     def moments(self) -> tuple[IntArray, ...]:
         """A worker: what is alive at the moments that can be its peak, [moment, stage, part]."""
         return memory_rows(self.schedule)
+
+    @cached_property
+    def recomputing(self) -> frozenset[int]:
+        """The stages that do."""
+        return frozenset(a.stage for order in self.schedule.orders for a in order if a.kind is Kind.R)
 
     @cached_property
     def actions(self) -> int:

@@ -7,7 +7,7 @@ here is evaluated for many cuts at once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -18,6 +18,7 @@ from planner.milp.hops import hop_bytes
 from planner.milp.mesh import NOISE, FloatArray, Mesh, Sum
 from planner.milp.order import Meter, Order
 from planner.milp.shapes import Shape
+from planner.milp.sparing import Sparing, settled
 from planner.schedule.action import Kind, Schedule
 from planner.simulate import Bound, Compiled, critical_path, makespans, period
 from planner.sweep import critical_counts
@@ -64,6 +65,7 @@ class Problem:
     meter: Meter
     allowed: BoolArray  # the boundaries that a cut may have
     fixed: IntArray | None = None  # the cut, where the shape includes it
+    sparing: Sparing | None = None  # where only some stages recompute; `prefix_ns` then has no recomputation
 
     @cached_property
     def chained(self) -> bool:
@@ -107,10 +109,55 @@ class Problem:
         """[cut, worker]: bytes at the worst moment, without the margin."""
         low, high = cuts[:, :-1], cuts[:, 1:]
         fixed: IntArray = self.fixed_bytes(low, high) @ self.hosted.T
-        moving = self.moving_bytes(low, high)
-        peaks = [np.einsum("msr,ksr->km", rows, moving).max(1) for rows in self.moments]
-        total: IntArray = fixed + np.stack(peaks, 1)
+        total: IntArray = fixed + _peaks(self.moments, self.moving_bytes(low, high))
+        if self.sparing is not None:
+            moving = self.moving_of(low, high, np.False_)
+            plain: IntArray = fixed + _peaks(self.sparing.moments, moving)
+            total = np.where(plain <= self.available_bytes, plain, total)
         return total
+
+    def again(self, stage: int, low: IntArray, high: IntArray) -> BoolArray:
+        """Whether a stage recomputes: because it must, or because every one does."""
+        if self.sparing is None:
+            return np.full(np.broadcast(low, high).shape, stage in self.order.recomputing)
+        moving = self.moving_of(low, high, np.False_)
+        must: BoolArray = self.plain_shortage(stage, self.fixed_bytes(low, high), moving) > 0
+        return must
+
+    def plain_shortage(self, stage: int, fixed: IntArray, moving: IntArray) -> IntArray:
+        """Bytes that a stage lacks where nothing is recomputed, as far as its worker holds no other."""
+        assert self.sparing is not None
+        (worker,) = np.flatnonzero(self.hosted[:, stage])
+        peak = self.sparing.peak_bytes(int(worker), stage, moving)
+        lacks: IntArray = fixed + peak - self.available_bytes[worker]
+        return lacks
+
+    def again_grid(self, stage: int) -> IntArray:
+        """Nanoseconds of recomputing, of every interval, where only some do."""
+        assert self.sparing is not None
+        key = ("again", self.sparing, stage)
+        return self._grid(key, lambda i, j: self._again_ns(stage, i, j))
+
+    def _again_ns(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
+        assert self.sparing is not None
+        return np.where(self.again(stage, low, high), self.sparing.ns(stage, low, high), 0)
+
+    def spared(self, plain: Order) -> Problem:
+        """The same where stages recompute only if they must; `plain` is the order without recomputation."""
+        row, prefix, launch = COMPUTE.index(Kind.R), self.prefix_ns.copy(), self.launch_ns.copy()
+        sparing = Sparing(prefix_ns=prefix[row].copy(), launch_ns=int(launch[row]), moments=plain.moments)
+        prefix[row], launch[row] = 0, 0
+        return replace(self, prefix_ns=prefix, launch_ns=launch, sparing=sparing)
+
+    def settled(self, cut: IntArray) -> Problem:
+        """With recomputation in the order only where this cut needs it."""
+        if self.sparing is None:
+            return self
+        row, prefix, launch = COMPUTE.index(Kind.R), self.prefix_ns.copy(), self.launch_ns.copy()
+        prefix[row], launch[row] = self.sparing.prefix_ns, self.sparing.launch_ns
+        again = np.array([self.again(p, cut[p], cut[p + 1]) for p in range(self.stages)])
+        order = settled(self.schedule, again)
+        return replace(self, order=order, prefix_ns=prefix, launch_ns=launch, sparing=None)
 
     def fixed_bytes(self, low: IntArray, high: IntArray) -> IntArray:
         """Of a stage in one pipe: its state."""
@@ -131,7 +178,16 @@ class Problem:
         return np.minimum(every, shared)
 
     def moving_bytes(self, low: IntArray, high: IntArray) -> IntArray:
-        """[..., part]: of one micro-batch in a stage, the parts of `StageBytes`."""
+        """[..., stage, part]: of one micro-batch, in the stages as the order has them."""
+        return self.moving_of(low, high, self._again)
+
+    @cached_property
+    def _again(self) -> BoolArray:
+        """[stage]: whether the order recomputes it."""
+        return np.isin(np.arange(self.stages), list(self.order.recomputing))
+
+    def moving_of(self, low: IntArray, high: IntArray, again: BoolArray | np.bool_) -> IntArray:
+        """[..., part]: of one micro-batch in a stage, the parts of `StageBytes`; what is recomputed sends it all."""
         tables, moving = self.tables, self.tables.moving
         parts = {
             "saved": tables.saved[low, high],
@@ -141,7 +197,7 @@ class Problem:
             "splitting": moving.splitting[low, high],
             "weighing": moving.weighing[low, high],
             "arriving": moving.arriving[low, high],
-            "sent": tables.leaving[low, high] if self.shape.recompute else moving.sent[low, high],
+            "sent": np.where(again, tables.leaving[low, high], moving.sent[low, high]),
             "returning": moving.returning[low, high],
             "far": moving.far[low, high],
             "update": self.update_bytes(low, high),
@@ -171,6 +227,8 @@ class Problem:
         for p in range(self.stages):
             out[:, KINDS.index(Kind.SYNC), p] = self.sync_ns(p, low[:, p], high[:, p])
             out[:, KINDS.index(Kind.STEP), p] = self.step_ns(p, low[:, p], high[:, p])
+            if self.sparing is not None:
+                out[:, KINDS.index(Kind.R), p] = self._again_ns(p, low[:, p], high[:, p])
         return out
 
     def sync_ns(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
@@ -199,10 +257,25 @@ class Problem:
         share = self.holders if self.shape.shard else 1
         return self._grid(("fixed", self.tables.key, share), self.fixed_bytes)
 
+    def moving_grid(self, stage: int) -> IntArray:
+        return self._moving_grid(self._again[stage])
+
     @cached_property
-    def moving_grid(self) -> IntArray:
+    def plain_grid(self) -> IntArray:
+        """Of a stage that does not recompute."""
+        return self._moving_grid(np.False_)
+
+    @cached_property
+    def most_moving(self) -> IntArray:
+        """[part]: the most of any stage."""
+        grids = [self._moving_grid(again) for again in np.unique(self._again)]
+        most: IntArray = np.max([grid.max((0, 1)) for grid in grids], 0)
+        return most
+
+    def _moving_grid(self, again: np.bool_) -> IntArray:
         share = self.holders if self.shape.shard else 1
-        return self._grid(("moving", self.tables.key, share, self.shape.recompute), self.moving_bytes)
+        key = ("moving", self.tables.key, share, bool(again))
+        return self._grid(key, lambda i, j: self.moving_of(i, j, again))
 
     def _grid(self, key: tuple[object, ...], price: Callable[[IntArray, IntArray], IntArray]) -> IntArray:
         if key not in self.grids:
@@ -320,3 +393,8 @@ class Problem:
 
     def _compile(self, pattern: BoolArray) -> Compiled:
         return self.order.compiled(pattern, self.shape.update, self.meter)
+
+
+def _peaks(moments: tuple[IntArray, ...], moving: IntArray) -> IntArray:
+    """[cut, worker]: of activations."""
+    return np.stack([np.einsum("msr,ksr->km", rows, moving).max(1) for rows in moments], 1)

@@ -61,6 +61,7 @@ class Shape:
     grid: tuple[int, ...] = ()  # parts of each sample along its spatial dims; () is whole samples
     whole_from: int = 0  # the layer before which shards are gathered; 0 is where their rules end
     listed: str = ""  # the name of an order listed anew; empty is the family's own
+    sparing: bool = False  # stages recompute where they would not fit without; `recompute` is all of them
 
     @property
     def spatial(self) -> int:
@@ -87,6 +88,7 @@ class Shape:
         extra = [f"pairs {self.pairs}"] if FAMILIES[self.family].paired else []
         extra += [f"chunks {self.chunks}"] if self.chunks > 1 else []
         extra += ["recompute"] if self.recompute else []
+        extra += ["recompute where needed"] if self.sparing else []
         extra += ["sharded optimizer"] if self.shard else []
         space = f" x spatial {'x'.join(map(str, self.grid))}" if self.grid else ""
         extra += [f"whole from layer {self.whole_from} on"] if self.whole_from else []

@@ -114,7 +114,7 @@ class Space:
         if key not in self._orders:
             assert not shape.listed, "an order listed anew enters before its shape is looked at"
             found = _generate(shape)
-            if found is not None and shape.recompute:
+            if found is not None and (shape.recompute or shape.sparing):
                 found = with_recompute(found, range(found.stages))
             self._orders[key] = None if found is None else Order(found)
         return self._orders[key]
@@ -143,6 +143,9 @@ class Space:
             shape, self.tables(shape), order, machine, priced, self._grids, self.meter, self.boundaries
         )
         posed = _launched(posed, self.cluster.fitted)
+        if shape.sparing:
+            plain = self.order(replace(shape, sparing=False))
+            return None if plain is None else posed.spared(plain)
         if shape.family != FAMILY or self.pins.stages is not None:
             return posed
         return arranged(posed, shape.update == "rolling" and self._at_use(shape))
@@ -250,7 +253,7 @@ def _prefixes(tables: Tables, slowness: Sequence[float]) -> IntArray:
 
 def _order_key(shape: Shape) -> tuple[object, ...]:
     numbers = (shape.workers, shape.micros, shape.pairs, shape.chunks)
-    return (shape.family, *numbers, shape.recompute, shape.listed)
+    return (shape.family, *numbers, shape.recompute or shape.sparing, shape.listed)
 
 
 def _generate(shape: Shape) -> Schedule | None:

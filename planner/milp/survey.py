@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 
 from planner.errors import Infeasible
-from planner.milp import explain, formulation, infeasible, relisting
+from planner.milp import explain, formulation, infeasible, relisting, sparing
 from planner.milp.bounds import whole
 from planner.milp.box import ROUNDING, Box
 from planner.milp.closing import Closing
@@ -297,9 +297,13 @@ def _take_trivial(found: Search, allowed: set[Shape]) -> None:
 
 
 def thriftier(pinned: Pins, shape: Shape) -> Iterator[Shape]:
-    recompute = (True,) if shape.recompute else (False,) if pinned.recompute is False else (False, True)
+    """Variants that take less memory. Where workers hold one stage each, only stages that must do recompute."""
+    spare = sparing.possible(shape)
+    now = shape.recompute or shape.sparing
+    recompute = (True,) if now else (False,) if pinned.recompute is False else (False, True)
     shard = (True,) if shape.shard else (False,) if pinned.shard is False else (False, True)
     for again, sharded in product(recompute, shard):
-        changed = (again, sharded) != (shape.recompute, shape.shard)
+        changed = (again, sharded) != (now, shape.shard)
         if changed and (not sharded or shape.holders > 1):
-            yield replace(shape, recompute=again, shard=sharded)
+            some = again and spare and not shape.recompute
+            yield replace(shape, recompute=again and not some, sparing=some, shard=sharded)

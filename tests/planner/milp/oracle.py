@@ -79,9 +79,19 @@ def _shapes(
             if workers == 1 and FAMILIES[family].paired:
                 continue
             for schedule in _schedules(family, workers, batch // micro // data, len(profile.graph.layers)):
-                for recompute, shard in product((False, True), (False, True)):
-                    order = with_recompute(schedule, range(schedule.stages)) if recompute else schedule
-                    yield micro, data, family, order, recompute, shard
+                for again, shard in product(_recomputing(schedule), (False, True)):
+                    order = with_recompute(schedule, again) if again else schedule
+                    yield micro, data, family, order, bool(again), shard
+
+
+def _recomputing(schedule: Schedule) -> Iterator[tuple[int, ...]]:
+    """Stages that recompute: any, where workers hold one each, else none or all."""
+    every = range(schedule.stages)
+    if len(schedule.place) > 1 or schedule.stages > schedule.workers:
+        yield from ((), tuple(every))
+    else:
+        for count in range(schedule.stages + 1):
+            yield from combinations(every, count)
 
 
 def _schedules(family: str, workers: int, micros: int, layers: int) -> Iterator[Schedule]:
@@ -208,16 +218,16 @@ def _fits(
     share: int,
 ) -> bool:
     graph = profile.graph
-    again = any(action.kind is Kind.R for order in schedule.orders for action in order)
+    again = {action.stage for order in schedule.orders for action in order if action.kind is Kind.R}
     state, moving = [], []
-    for layers in stages:
+    for stage, layers in enumerate(stages):
         used = {name for layer in layers for name in graph.layer[layer].parameters}
         weights = [graph.parameter[name] for name in used]
         trained = [p for p in weights if p.trainable]
         elements = _most_elements([prod(p.shape) for p in trained], share)
         total = sum(p.bytes for p in weights) + sum(p.bytes for p in trained)
         state.append(total + ceil(elements * profile.optimizer.state_bytes_per_parameter - 1e-6))
-        moving.append(stage_bytes(profile, layers, key, recompute=again))
+        moving.append(stage_bytes(profile, layers, key, recompute=stage in again))
     for worker, peak in enumerate(peaks(schedule, moving)):
         fixed = sum(state[s] for row in schedule.place for s, w in enumerate(row) if w == worker)
         if fixed + peak.bytes > limit_bytes(cluster, Slot(worker, 0)):

@@ -25,6 +25,7 @@ from tests.planner.milp.instances import chain, cluster, profile
 FIX = {"pipeline": 4, "data": 1}
 MACHINES = cluster(4, memory=200_000)
 SEEDS = (0, 1, 5)
+FAMILIES = ("1f1b", "zb-h1", "v-half", "listed")  # the last allows others to be listed anew
 
 
 def costs(seed: int) -> Profile:
@@ -33,12 +34,12 @@ def costs(seed: int) -> Profile:
 
 @cache
 def grown(seed: int) -> tuple[Plan, Search]:
-    return answered(space_of(costs(seed), MACHINES, batch=6, fix=FIX))
+    return answered(space_of(costs(seed), MACHINES, batch=6, fix=FIX, schedules=FAMILIES))
 
 
 def as_generated(seed: int, monkeypatch: pytest.MonkeyPatch) -> Plan:
     monkeypatch.setattr(relisting, "grow", lambda found: 0)
-    return solve(costs(seed), MACHINES, batch=6, fix=FIX)
+    return solve(costs(seed), MACHINES, batch=6, fix=FIX, schedules=FAMILIES)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -1,0 +1,122 @@
+"""Recomputation stage by stage: only where a stage would not fit, never slower than all, and as executable."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from planner.cluster import Cluster
+from planner.errors import Infeasible
+from planner.fitted import Correction, Fitted
+from planner.milp.problem import KINDS
+from planner.milp.search import judge
+from planner.milp.shapes import Shape
+from planner.milp.solve import solve, space_of
+from planner.plan import Plan
+from planner.schedule.action import Kind
+from planner.schedule.check_program import program_violations
+from planner.schedule.lower import lower
+from planner.simulate import period_of_plan, schedule_of
+from planner.verify import violations
+from tests.planner.milp.instances import Block, chain, cluster, profile
+
+ALIKE = profile(
+    [
+        Block(forward=1000, input_grad=1000, weight_grad=1000, out=100, own=10_000, weight=40, reads=(k - 1,))
+        for k in range(8)
+    ]
+)
+FIX = {"pipeline": 4, "data": 1}
+
+
+def plan_of(memory: int, schedule: str = "1f1b", **fix: object) -> Plan:
+    machines = cluster(4, memory=memory)
+    plan = solve(ALIKE, machines, batch=8, fix={**FIX, **fix}, schedules=[schedule])
+    assert violations(plan, profile=ALIKE, cluster=machines) == []
+    assert period_of_plan(plan) == plan.prediction.step_ns
+    return plan
+
+
+def again(plan: Plan) -> list[bool]:
+    return [stage.recompute for stage in plan.stages]
+
+
+def test_only_stages_with_many_micro_batches_in_flight_recompute() -> None:
+    """Under 1F1B the first stage holds four micro-batches, the last one."""
+    plan = plan_of(60_000)
+    assert again(plan)[0]
+    assert not again(plan)[-1]
+    assert plan.times[-1].recompute_ns == 0
+    assert plan.certificate is not None
+    assert plan.certificate.gap == 0
+
+
+def test_it_is_faster_than_recomputing_all_and_than_cuts_that_need_none() -> None:
+    some, every, none = plan_of(60_000), plan_of(60_000, recompute=True), plan_of(60_000, recompute=False)
+    assert all(again(every))
+    assert not any(again(none))
+    assert some.prediction.step_ns < every.prediction.step_ns < none.prediction.step_ns
+    with pytest.raises(Infeasible):
+        plan_of(40_000, recompute=False)
+
+
+def test_where_there_is_room_nothing_recomputes() -> None:
+    assert not any(again(plan_of(1 << 30)))
+
+
+def test_stages_that_share_a_worker_recompute_no_more_than_they_must() -> None:
+    some = plan_of(60_000, "zb-v")
+    every = plan_of(60_000, "zb-v", recompute=True)
+    assert any(again(some))
+    assert not all(again(some))
+    assert some.prediction.step_ns < every.prediction.step_ns
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zb-v"])
+def test_a_plan_that_recomputes_in_part_runs_like_any_other(schedule: str) -> None:
+    plan = plan_of(60_000, schedule)
+    order = schedule_of(plan)
+    done = {action.stage for row in order.orders for action in row if action.kind is Kind.R}
+    assert done == {stage for stage, recomputes in enumerate(again(plan)) if recomputes}
+    program = lower(order, plan.hops, plan.times, layout="global")
+    assert program_violations(program, order) == []
+
+
+def corrected(machines: Cluster) -> Cluster:
+    """Every forward, a second one too, takes 700 ns besides its layers."""
+    late = Correction(start_s=700e-9, samples=1)
+    return machines.model_copy(update={"fitted": Fitted(forward=late, step_spread=0.0, rests_on=("a run",))})
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_times_are_those_of_the_order_in_which_only_these_stages_recompute(launched: bool) -> None:
+    rng = random.Random(3)
+    machines = cluster(4, memory=140_000)
+    space = space_of(profile(chain(9, 4)), corrected(machines) if launched else machines, batch=6)
+    shape = Shape(
+        family="zb-h1",
+        data=1,
+        workers=4,
+        pairs=1,
+        chunks=1,
+        micro=1,
+        micros=6,
+        recompute=False,
+        shard=False,
+        axes=("data", "pipeline", "spatial"),
+        sparing=True,
+    )
+    posed = space.problem(shape)
+    assert posed is not None
+    seen = set()
+    for _ in range(30):
+        cut = np.array([0, *sorted(rng.sample(range(1, 9), 3)), 9])
+        alone = posed.settled(cut)
+        assert posed.times(cut[None, :]) == alone.times(cut[None, :])
+        assert judge(posed, cut[None, :]) == judge(alone, cut[None, :])
+        row = posed.durations(cut).kinds[0, KINDS.index(Kind.R)]
+        assert set(np.flatnonzero(row)) == alone.order.recomputing
+        seen.add(len(alone.order.recomputing))
+    assert len(seen) > 1
