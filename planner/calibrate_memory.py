@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.calibrate_line import Sample, line_through
-from planner.cluster import Cluster, NodeGroup
+from planner.cluster import Cluster, NodeGroup, with_nodes
 from planner.fitted import Fitted, Surplus
 from planner.plan import Plan, coordinates
 from planner.timeline import Timeline
@@ -45,4 +45,5 @@ def taught(cluster: Cluster, fitted: Fitted) -> Cluster:
             update={"margin_bytes": max(group.margin_bytes, min(margin, group.capacity_bytes - 1))}
         )
 
-    return cluster.model_copy(update={"fitted": fitted, "nodes": tuple(map(wider, cluster.nodes))})
+    nodes = tuple(map(wider, cluster.nodes))
+    return with_nodes(cluster.model_copy(update={"fitted": fitted}), nodes)

@@ -43,10 +43,11 @@ def test_runs_that_measured_no_memory_say_nothing() -> None:
 
 def test_machines_keep_free_what_runs_held_beside_and_never_less_than_they_did() -> None:
     machines = cluster(2, memory=1_000_000)
+    assert machines.groups[0].limit_bytes == 1_000_000  # reckoned once, and not carried along
     known = Fitted(
         memory=Surplus(start_bytes=100_000, factor=1.25, samples=3), step_spread=0.1, rests_on=("a run",)
     )
-    assert [group.limit_bytes for group in taught(machines, known).nodes] == [720_000]
+    assert [group.limit_bytes for group in taught(machines, known).groups] == [720_000, 720_000]
     less = known.model_copy(update={"memory": Surplus(factor=0.5, samples=3)})
     assert taught(machines, less).nodes == machines.nodes
 
