@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from statistics import fmean, median, quantiles
 from typing import Literal, NamedTuple
 
@@ -57,7 +58,11 @@ class Observation:
             raise BadInput(
                 f"a run of {len(steps)} steps", where=self.name, allowed=f"{WARM_UP_STEPS + 1} or more"
             )
-        return {step: self.timeline.of_step(step).makespan_ns for step in steps[WARM_UP_STEPS:]}
+        parts = {step: self.timeline.of_step(step) for step in steps[WARM_UP_STEPS - 1 :]}
+        if self.plan.schedule.update == "rolling":  # the next step begins before this one has ended
+            ends = {step: int(part.end_ns.max()) for step, part in parts.items()}
+            return {step: max(1, ends[step] - ends[before]) for before, step in pairwise(ends)}
+        return {step: parts[step].makespan_ns for step in steps[WARM_UP_STEPS:]}
 
     @cached_property
     def steps(self) -> tuple[int, ...]:

@@ -138,3 +138,11 @@ def test_sums_of_one_stage_count_while_any_is_under_way_from_its_last_launch() -
         timeline, start_ns=timeline.start_ns - early, end_ns=np.where(sums, halves, timeline.end_ns)
     )
     assert fit([replace(run, timeline=concatenate([split, second]))]).sum == fit([run]).sum
+
+
+def test_steps_that_overlap_take_as_long_as_from_one_end_to_the_next() -> None:
+    costs = profile(chain(6, 2), scale=1000.0)
+    plan = solve(costs, cluster(2), batch=8, fix={"pipeline": 2, "schedule": "zb-h2", "update": "rolling"})
+    run = Observation(plan=plan, timeline=simulate_plan(plan, steps=12))
+    assert run.step_ns == pytest.approx(plan.prediction.step_ns, rel=0.01)
+    assert run.timeline.of_step(5).makespan_ns > 1.05 * plan.prediction.step_ns
