@@ -50,30 +50,6 @@ def scope(space: Space, considered: int, bounded: int, left: int, listed: int) -
     )
 
 
-def free_bound_ns(posed: Problem, cut: IntArray) -> int:
-    """No order of these actions on these workers is faster: busiest worker with its head and tail, longest chain."""
-    spans = posed.durations(cut)
-    take = {kind: spans.kinds[0, KINDS.index(kind)] for kind in KINDS}
-    chained = posed.chained  # else a stage need not wait for the one before it
-    ahead = np.concatenate([[0], np.cumsum(take[Kind.F])[:-1]]) * chained
-    behind = np.concatenate([[0], np.cumsum(take[Kind.B])[:-1]]) * chained
-    split = any(action.kind is Kind.I for order in posed.schedule.orders for action in order)
-    loads = []
-    for order, counts in zip(posed.schedule.orders, posed.hosted, strict=True):
-        own = np.flatnonzero(counts)
-        load = sum(int(take[a.kind][a.stage]) for a in order if a.kind not in (Kind.SYNC, Kind.STEP))
-        update = int((counts * take[Kind.STEP]).sum())
-        if posed.shape.update == "rolling":
-            loads.append(load + update)
-        else:
-            tail = 0 if split else int(behind[own].min())
-            loads.append(int(ahead[own].min()) + load + max(tail, update))
-    if posed.shape.update == "rolling" or not chained:
-        return max(loads)
-    chain = int((take[Kind.F] + (take[Kind.I] if split else take[Kind.B])).sum())
-    return max(*loads, chain)
-
-
 def rivals(space: Space, best: Problem, answer: Answer, looked: Sequence[Looked]) -> Iterator[Rival]:
     yield from (_best(space, name, shapes) for name, shapes in trivial(space))
     others: dict[str, Looked] = {}

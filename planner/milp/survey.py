@@ -20,6 +20,7 @@ from planner.milp.bounds import whole
 from planner.milp.box import ROUNDING, Box
 from planner.milp.closing import Closing
 from planner.milp.floors import Floors
+from planner.milp.free import free_bound_ns
 from planner.milp.problem import Problem
 from planner.milp.search import NEVER, Answer, balanced, descend, even, judge, kicked
 from planner.milp.shapes import Pins, Shape, shapes
@@ -220,7 +221,7 @@ class Search:
         return Certificate(
             objective_ns=objective,
             bound_ns=bound,
-            free_bound_ns=explain.free_bound_ns(best.problem, best.answer.cut),
+            free_bound_ns=free_bound_ns(best.problem, best.answer.cut),
             gap=(objective - bound) / objective if objective else 0.0,
             scope=explain.scope(self.space, self.considered, self.bounded, len(self.left), self.listed),
             rivals=tuple(explain.rivals(self.space, best.problem, best.answer, list(self.tried.values()))),
