@@ -61,6 +61,7 @@ class Shape:
     grid: tuple[int, ...] = ()  # parts of each sample along its spatial dims; () is whole samples
     whole_from: int = 0  # the layer before which shards are gathered; 0 is where their rules end
     listed: str = ""  # the name of an order listed anew; empty is the family's own
+    mirrored: bool = False  # the first stage on the last worker, as the machines are ordered
     sparing: bool = False  # stages recompute where they would not fit without; `recompute` is all of them
 
     @property
@@ -92,6 +93,7 @@ class Shape:
         extra += ["sharded optimizer"] if self.shard else []
         space = f" x spatial {'x'.join(map(str, self.grid))}" if self.grid else ""
         extra += [f"whole from layer {self.whole_from} on"] if self.whole_from else []
+        extra += ["first stage on the last devices"] if self.mirrored else []
         extra += ["order listed anew"] if self.listed else []
         inner = f", {self.axes[-2]} innermost" if self.data > 1 and self.workers > 1 else ""
         base = f"{self.family} data {self.data} x pipeline {self.workers}{space}, micro-batch {self.micro} x {self.micros}"
@@ -271,7 +273,10 @@ def _with_data(
                     continue
                 if family == "overlap" and not _overlaps(workers, data, grid, pinned):
                     continue
-                for recompute, shard in product(_free(pinned.recompute), _free(pinned.shard)):
+                every = product(
+                    _free(pinned.recompute), _free(pinned.shard), _directions(cluster, workers, family)
+                )
+                for recompute, shard, mirrored in every:
                     if shard and replicas * (2 * pairs if FAMILIES[family].paired else 1) == 1:
                         continue
                     yield Shape(
@@ -288,7 +293,15 @@ def _with_data(
                         update=pinned.update,
                         grid=grid,
                         whole_from=whole_from,
+                        mirrored=mirrored,
                     )
+
+
+def _directions(cluster: Cluster, workers: int, family: str) -> tuple[bool, ...]:
+    """Which end of the machines has the first stage matters where devices differ; paired pipes have one at each."""
+    alike = len({(g.device, g.memory_bytes, g.margin_bytes, g.rates) for g in cluster.nodes}) == 1
+    both = not alike and workers > 1 and not FAMILIES[family].paired and family != "overlap"
+    return (False, True) if both else (False,)
 
 
 def _overlaps(workers: int, data: int, grid: tuple[int, ...], pinned: Pins) -> bool:

@@ -114,6 +114,8 @@ class Space:
         if key not in self._orders:
             assert not shape.listed, "an order listed anew enters before its shape is looked at"
             found = _generate(shape)
+            if found is not None and shape.mirrored:
+                found = mirrored(found)
             if found is not None and (shape.recompute or shape.sparing):
                 found = with_recompute(found, range(found.stages))
             self._orders[key] = None if found is None else Order(found)
@@ -253,7 +255,14 @@ def _prefixes(tables: Tables, slowness: Sequence[float]) -> IntArray:
 
 def _order_key(shape: Shape) -> tuple[object, ...]:
     numbers = (shape.workers, shape.micros, shape.pairs, shape.chunks)
-    return (shape.family, *numbers, shape.recompute or shape.sparing, shape.listed)
+    return (shape.family, *numbers, shape.recompute or shape.sparing, shape.mirrored, shape.listed)
+
+
+def mirrored(schedule: Schedule) -> Schedule:
+    """The same work with the workers in the opposite order."""
+    last = schedule.workers - 1
+    place = tuple(tuple(last - worker for worker in row) for row in schedule.place)
+    return replace(schedule, place=place, orders=schedule.orders[::-1])
 
 
 def _generate(shape: Shape) -> Schedule | None:

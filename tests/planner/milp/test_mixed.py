@@ -1,0 +1,110 @@
+"""Two types of devices: shares of the layers follow their speed, stages their memory, whatever the file's order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from planner.cluster import Cluster, NodeGroup, Rates
+from planner.milp.search import NEVER, judge
+from planner.milp.shapes import shapes
+from planner.milp.solve import answered, solve, space_of
+from planner.plan import Plan
+from planner.profile import Profile
+from planner.schedule.check_program import program_violations
+from planner.schedule.lower import lower
+from planner.simulate import schedule_of
+from planner.verify import violations
+from tests.planner.milp.instances import Block, chain, cluster, profile
+
+TYPES = ("1f1b", "zb-h1", "interleaved")
+ALL = {"pipeline": 4, "data": 1}
+
+
+def group(count: int, *, speed: float = 1.0, memory: int = 1 << 40) -> NodeGroup:
+    rates = Rates(fp32_flop_per_s=speed * 1e12)
+    return NodeGroup(count=count, device="any", devices_per_node=1, memory_bytes=memory, rates=rates)
+
+
+def machines(*groups: NodeGroup) -> Cluster:
+    return Cluster(name="mixed", nodes=groups, links=cluster(2).links)
+
+
+def plan_of(costs: Profile, mixed: Cluster, **fix: object) -> Plan:
+    plan = solve(costs, mixed, batch=6, fix={**ALL, **fix}, schedules=TYPES)
+    assert violations(plan, profile=costs, cluster=mixed) == []
+    assert plan.certificate is not None
+    assert plan.certificate.gap == 0
+    return plan
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_order_of_the_groups_in_the_file_does_not_matter(seed: int) -> None:
+    costs = profile(chain(8, seed, skips=seed % 2))
+    slow, small = group(2, speed=0.5), group(2, memory=150_000 + 50_000 * seed)
+    there = plan_of(costs, machines(slow, small))
+    back = plan_of(costs, machines(small, slow))
+    assert there.prediction.step_ns == back.prediction.step_ns
+
+
+def equal(count: int) -> Profile:
+    block = Block(forward=1000, input_grad=1000, weight_grad=1000, out=64, own=20_000, weight=40, reads=(-1,))
+    return profile([replace(block, reads=(k - 1,)) for k in range(count)])
+
+
+def layers_by_node(plan: Plan) -> list[int]:
+    """On each node, in the order of the file."""
+    held = [0] * len(plan.places)
+    for stage, worker in zip(plan.stages, plan.schedule.place[0], strict=True):
+        held[worker] += len(stage.layers)
+    return held
+
+
+def test_a_device_of_half_the_speed_gets_half_the_layers() -> None:
+    plan = solve(equal(18), machines(group(2), group(2, speed=0.5)), batch=24, fix=ALL, schedules=["gpipe"])
+    fast, slow = layers_by_node(plan)[:2], layers_by_node(plan)[2:]
+    assert sum(fast) == 2 * sum(slow)
+
+
+def test_the_first_stages_stand_on_the_devices_with_more_memory() -> None:
+    """Under 1F1B the first stage holds most; here the large devices are the last of the file."""
+    plan = solve(
+        equal(8),
+        machines(group(2, memory=100_000), group(2, memory=400_000)),
+        batch=8,
+        fix={**ALL, "recompute": False},
+        schedules=["1f1b"],
+    )
+    assert plan.schedule.place[0] == (3, 2, 1, 0)
+    program = lower(schedule_of(plan), plan.hops, plan.times, layout="global")
+    assert program_violations(program, schedule_of(plan)) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_cut_in_either_direction_is_faster(seed: int) -> None:
+    costs = profile(chain(7, seed))
+    mixed = machines(group(1, speed=0.5, memory=260_000), group(2, memory=180_000))
+    space = space_of(costs, mixed, batch=4, schedules=["1f1b", "zb-h1"])
+    plan, _ = answered(space)
+    every = shapes(mixed, layers=7, batch=4, micros=[1], pinned=space.pins)
+    least = NEVER
+    for shape in every:
+        posed = space.problem(shape)
+        if posed is not None:
+            inner = combinations(range(1, 7), shape.stages - 1)
+            cuts = np.array([[0, *cut, 7] for cut in inner])
+            least = min(least, int(judge(posed, cuts).min()))
+    assert any(shape.mirrored for shape in shapes(mixed, layers=7, batch=4, micros=[1], pinned=space.pins))
+    assert plan.prediction.step_ns <= least
+    if not any(stage.recompute for stage in plan.stages):
+        assert plan.prediction.step_ns == least
+
+
+def test_alike_machines_have_one_direction() -> None:
+    space = space_of(profile(chain(7, 1)), cluster(4), batch=4)
+    assert not any(
+        shape.mirrored for shape in shapes(cluster(4), layers=7, batch=4, micros=[1], pinned=space.pins)
+    )
