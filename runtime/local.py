@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -37,9 +37,9 @@ from runtime.handle import Handle
 from runtime.job import Job, check
 from runtime.metrics import losses_of
 from runtime.paths import Paths
-from runtime.supervise import Outcome
+from runtime.supervise import Outcome, tell
 from runtime.train import Model, NoPulse, Training, aliases
-from runtime.words import keep_room, say
+from runtime.words import keep_room
 
 START_DEADLINE_S = 60.0
 COMPILE_DEADLINE_S = 600.0  # the first forward of a stage compiles it
@@ -137,16 +137,12 @@ def launch_inline(
         holder.note(paths, os.getpid())
         Training(model, begin, alone(torch.device(job.device)), job, paths, NoPulse()).run()
     except BaseException as error:
-        _tell(paths, Outcome("failed", 0, f"{type(error).__name__}: {error}"))
+        tell(paths, Outcome("failed", 0, f"{type(error).__name__}: {error}"))
         raise
     finally:
         torch.set_num_threads(before)
-    _tell(paths, done := Outcome("done"))
+    tell(paths, done := Outcome("done"))
     return result_of(paths, 1, done)
-
-
-def _tell(paths: Paths, outcome: Outcome) -> None:
-    say(paths, paths.outcome, json.dumps(asdict(outcome)))
 
 
 def job_of(plan: Plan, steps: int, settings: dict[str, object]) -> Job:

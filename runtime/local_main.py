@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -19,7 +21,8 @@ from runtime.job import Job
 from runtime.local import result_of
 from runtime.paths import Paths
 from runtime.run import run_script
-from runtime.supervise import Outcome, die_with_parent, supervise
+from runtime.slurm.batch import Attempt, note
+from runtime.supervise import Outcome, die_with_parent, supervise, tell
 from runtime.train import Model, sleep_rank, train_rank
 
 
@@ -36,10 +39,16 @@ def main(folder: str, parent: str) -> int:
         again.write(paths)
         if model is not None:
             soundness.last_sound(paths.checkpoints, partial(print, flush=True))
+        begun = Attempt(generation=again.generation, nodes=[socket.gethostname()], begin_s=time.time())
+        note(paths, begun)
         outcome = supervise(paths, len(plan.places), job.deadline_s, rank_main(paths, again, plan, model))
+        end = {"state": outcome.state, "cause": outcome.cause, "rank": outcome.rank}
+        note(paths, replace(begun, end_s=time.time(), **end))  # type: ignore[arg-type]
         if outcome.state == "done" or attempt == job.restarts:
             break
+        print(f"{outcome.cause}; starting again from the last complete checkpoint", flush=True)
         checkpoints.remove_partial(paths.checkpoints)
+    tell(paths, outcome)
     result_of(paths, len(plan.places), outcome)  # here, since nobody may wait for a run that is detached
     return outcome.status
 

@@ -264,6 +264,9 @@ def _is_secondary(error: BaseException) -> bool:
 def supervise(paths: Paths, ranks: int, deadline_s: float, main: Callable[[int], None]) -> Outcome:
     """Runs `main(rank)` in a process a rank until all are done or one is not well."""
     pids = fork_ranks(paths, ranks, main)
-    outcome = Watch(paths, pids, deadline_s).until_the_end()
+    return Watch(paths, pids, deadline_s).until_the_end()
+
+
+def tell(paths: Paths, outcome: Outcome) -> None:
+    """To everyone who looks at the run, once nothing starts again."""
     say(paths, paths.outcome, json.dumps(asdict(outcome)))
-    return outcome

@@ -27,8 +27,8 @@ from runtime import job as jobs
 from runtime import soundness
 from runtime.paths import Paths
 from runtime.slurm import clients, elastic, layout, record
-from runtime.supervise import STOPPED, Outcome
-from runtime.words import add, keep_room, say
+from runtime.supervise import STOPPED, Outcome, tell
+from runtime.words import add, keep_room
 
 POLL_S = 0.05
 REQUEUED_S = 120.0  # SLURM ends a job that it has queued again
@@ -39,8 +39,8 @@ class Attempt:
     """One start of the ranks; `state` is empty for one whose end nobody saw."""
 
     generation: int
-    job: str
-    requeues: int  # of the job before it
+    job: str = ""  # of SLURM
+    requeues: int = 0  # of the job before it
     nodes: list[str]
     begin_s: float
     end_s: float = 0.0
@@ -177,7 +177,7 @@ class Supervisor:
 
     def _end(self, outcome: Outcome) -> int:
         if outcome.state == "done" or signal.SIGTERM not in self.told or self.paths.cancelled.exists():
-            say(self.paths, self.paths.outcome, json.dumps(asdict(outcome)))
+            tell(self.paths, outcome)
         # Else SLURM ends the job, and knows why, and whether it begins anew.
         if outcome.state != "done":
             print(f"{outcome.state}: {outcome.cause}", flush=True)
@@ -210,7 +210,7 @@ def main(arguments: Sequence[str]) -> int:
         return supervisor.run()
     except (ShardwrightError, OSError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        say(paths, paths.outcome, json.dumps(asdict(Outcome("failed", cause=str(error)))))
+        tell(paths, Outcome("failed", cause=str(error)))
         return error.status if isinstance(error, ShardwrightError) else 1
 
 

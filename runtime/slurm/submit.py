@@ -29,8 +29,8 @@ from runtime.slurm import clients, layout, limits, state
 from runtime.slurm import script as scripts
 from runtime.slurm.elastic import Elastic
 from runtime.slurm.options import Options
-from runtime.supervise import Outcome
-from runtime.words import say, write_whole
+from runtime.supervise import Outcome, tell
+from runtime.words import write_whole
 
 STATES = 3  # parameters, and two tensors of optimizer state beside each
 LOCAL_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")
@@ -111,7 +111,7 @@ def submit(paths: Paths, environment: Mapping[str, str] = os.environ) -> Queued:
         try:
             queued = Queued(job=int(clients.submit(paths.script)), submitted_s=time.time())
         except ShardwrightError as error:  # the folder says why there is no job
-            say(paths, paths.outcome, json.dumps(asdict(Outcome("failed", cause=str(error)))))
+            tell(paths, Outcome("failed", cause=str(error)))
             raise
     queued.write(paths)
     if queued.inside:

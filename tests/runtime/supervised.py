@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from runtime.paths import Paths
-from runtime.supervise import Heart, supervise
+from runtime.supervise import Heart, supervise, tell
 
 RANKS = 4
 DEADLINE_S = 0.8
@@ -62,4 +62,5 @@ def _follow(heart: Heart, how: str, rank: int) -> None:
 if __name__ == "__main__":
     where = Paths(Path(sys.argv[1])).make()
     done = supervise(where, RANKS, DEADLINE_S, lambda rank: rank_main(where, sys.argv[2], rank))
+    tell(where, done)
     sys.exit(done.status)

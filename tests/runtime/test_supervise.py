@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -17,7 +18,10 @@ from planner import plan_yaml
 from planner.errors import BadInput, BadPlan
 from planner.schedule.action import Kind
 from planner.timeline import decode
+from runtime import checkpoint as checkpoints
+from runtime import local, status
 from runtime.local import RunFailed, launch, launch_inline
+from runtime.metrics import steps_of
 from runtime.paths import Paths
 from runtime.supervise import Outcome, be_a_rank, read_cause
 from tests.runtime.test_equality import HERE, plan_of
@@ -189,15 +193,58 @@ def test_a_run_that_fails_goes_on_from_its_last_checkpoint_by_itself(tmp_path: P
     assert path.with_suffix(".fell").exists()
     assert sorted(result.losses) == [1, 2, 3, 4, 5, 6]
     assert result.losses == whole.losses
+    found = status.of(tmp_path / "run")
+    assert found.state == "done"
+    assert len(found.history) == 1 and " failed: rank " in found.history[0]
 
 
-def test_a_launch_that_cannot_begin_leaves_no_folder_behind(tmp_path: Path) -> None:
+LAUNCHER = """
+import sys, time
+from pathlib import Path
+from planner import plan_yaml
+from runtime import local
+run = local.launch(plan_yaml.load(Path(sys.argv[1])), sys.argv[2], steps=10**6, save_every=1)
+print("launched", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_local_run_ends_with_its_launcher_and_goes_on_when_launched_again(tmp_path: Path) -> None:
+    """Seen from another process, with nobody left, and from the last complete checkpoint on."""
+    plan = plan_of(HERE + "mlp.py", {}, workers=2, micros=2)
+    (tmp_path / "plan.yaml").write_text(plan_yaml.dump(plan))
+    words = [sys.executable, "-c", LAUNCHER, f"{tmp_path}/plan.yaml", f"{tmp_path}/run"]
+    launcher = subprocess.Popen(words, stdout=subprocess.PIPE, cwd=ROOT)
+    assert launcher.stdout is not None and launcher.stdout.readline() == b"launched\n"
+    paths, end = Paths(tmp_path / "run"), time.monotonic() + 180
+    while len(steps_of(paths)) < 3 and time.monotonic() < end:
+        time.sleep(0.05)
+    assert status.of(paths.root).state == "running"
+    launcher.kill()
+    launcher.wait()
+    launcher.stdout.close()
+    while (alive(paths) or status.of(paths.root).state == "running") and time.monotonic() < end:
+        time.sleep(0.05)
+    assert (alive(paths), status.of(paths.root).state) == ([], "ended")
+    steps = max(checkpoints.latest(paths.checkpoints).facts.step, 1) + 2  # type: ignore[union-attr]
+    again = launch(plan, paths.root, steps=steps, save_every=1).wait(180).check()
+    assert again.losses == launch_inline(plan, tmp_path / "inline", steps=steps).losses
+
+
+def test_a_launch_that_cannot_begin_leaves_no_folder_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = plan_of(HERE + "mlp.py", {}, workers=2, micros=2)
     other = plan.model_copy(update={"model": plan.model.model_copy(update={"fingerprint": "0" * 16})})
     with pytest.raises(BadPlan, match="another model"):
         launch(other, tmp_path / "runs" / "a", steps=1)
-    with pytest.raises(ValueError, match="no number"):
-        launch(plan, tmp_path / "runs" / "a", steps=1, seed="no number")
+
+    def full(paths: Paths, ranks: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(paths.reserve))
+
+    monkeypatch.setattr(local, "keep_room", full)
+    with pytest.raises(OSError, match="No space left"):
+        launch(plan, tmp_path / "runs" / "a", steps=1)
     assert list(tmp_path.iterdir()) == []
 
 
