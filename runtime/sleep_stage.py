@@ -7,12 +7,15 @@ order of events it got beside the simulated one. Nothing of the model is needed:
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from threading import Lock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.futures import Future
 
 from planner.plan import Hop, Plan, StageTimes
 from planner.simulate import schedule_of
@@ -87,8 +90,10 @@ class SleepUpdates:
         self._times, self._groups, self._sleeper = tuple(times), groups, sleeper
         self._held = {stage: sum(s == stage for _, s in held) for _, stage in held}
         self._launched: dict[int, int] = {}
-        self._ready_s: dict[int, float] = {}
-        self._done: dict[int, torch.futures.Future[None]] = {}
+        self._ends: dict[int, Future[float]] = {}  # when each sum is complete, known once it has started
+        self._queue: deque[int] = deque()  # as launched; a communicator keeps that order
+        self._everywhere: set[int] = set()  # of those, launched by every holder
+        self._lock = Lock()
         self._free_s = 0.0
 
     def launch(self, pipe: int, stage: int) -> None:
@@ -96,21 +101,29 @@ class SleepUpdates:
         if self._launched[stage] < self._held[stage]:
             return
         self._launched[stage] = 0
+        self._ends[stage] = Future()
+        self._queue.append(stage)
         if stage not in self._groups:
-            self._complete(stage)
+            self._start(stage)
             return
         work = dist.all_reduce(torch.zeros(1), group=self._groups[stage], async_op=True)
         assert work is not None
-        self._done[stage] = work.get_future().then(lambda _: self._complete(stage))
+        work.get_future().then(lambda _: self._start(stage))
 
-    def _complete(self, stage: int) -> None:
-        self._free_s = max(self._free_s, time.perf_counter()) + self._times[stage].sync_ns * NS
-        self._ready_s[stage] = self._free_s
+    def _start(self, stage: int) -> None:
+        with self._lock:
+            self._everywhere.add(stage)
+            while self._queue and self._queue[0] in self._everywhere:
+                first = self._queue.popleft()
+                self._everywhere.discard(first)
+                self._free_s = max(self._free_s, time.perf_counter()) + self._times[first].sync_ns * NS
+                self._ends[first].set_result(self._free_s)
 
     def wait(self, pipe: int, stage: int) -> None:
-        if stage in self._done:
-            self._done.pop(stage).wait()
-        self._sleeper.sleep(self._ready_s.get(stage, 0.0) - time.perf_counter())
+        if stage in self._ends:
+            end_s = self._ends[stage].wait()
+            del self._ends[stage]  # not before it is set
+            self._sleeper.sleep(end_s - time.perf_counter())
 
     def step(self, pipe: int, stage: int) -> None:
         self._sleeper.sleep(self._times[stage].step_ns * NS)
