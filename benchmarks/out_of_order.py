@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from benchmarks.harness import Cell, Result, Table, main
 from benchmarks.slow_link import Replica, bucketed_ns
@@ -42,6 +43,7 @@ from planner.schedule.overlap import Overlap, overlapped
 from planner.schedule.overlap_search import candidates
 from planner.simulate import neighbour_hops, period_of_plan
 from runtime import groups
+from runtime.groups import World
 from runtime.paths import Paths
 from runtime.sleep_stage import SleepRank, sleeping
 from runtime.supervise import supervise
@@ -93,19 +95,20 @@ class Pipeline:
     micros: int
     layer_ms: float
 
-    def plans(self) -> dict[str, Plan]:
+    def plans(self, hop_ms: float = 0.0) -> dict[str, Plan]:
         each, numbers = self.layers // self.workers, {"workers": self.workers, "micros": self.micros}
         found = {
-            "conventional": self._plan(generate("gpipe", **numbers)),
-            "fast-forwarding": self._plan(generate("listed", **numbers)),
+            "conventional": self._plan(generate("gpipe", **numbers), hop_ms),
+            "fast-forwarding": self._plan(generate("listed", **numbers), hop_ms),
         }
         dealt = generate("listed", **numbers, chunks=each) if each > 1 else None
-        return found if dealt is None else {**found, "and modulo allocation": self._plan(dealt)}
+        return found if dealt is None else {**found, "and modulo allocation": self._plan(dealt, hop_ms)}
 
-    def _plan(self, schedule: Schedule) -> Plan:
+    def _plan(self, schedule: Schedule, hop_ms: float) -> Plan:
         ns = int(self.layer_ms * MS) * self.layers // schedule.stages
         times = StageTimes(forward_ns=ns, backward_ns=2 * ns, input_grad_ns=ns, weight_grad_ns=ns)
-        hops = neighbour_hops(schedule.stages, size_bytes=MESSAGE_BYTES)
+        hop_ns = int(hop_ms * MS)
+        hops = neighbour_hops(schedule.stages, act_ns=hop_ns, grad_ns=hop_ns, size_bytes=MESSAGE_BYTES)
         return plan_of(schedule, (times,) * schedule.stages, hops)
 
 
@@ -153,7 +156,7 @@ class Replicas:
         return {name: plan_of(schedule, times, (), data=self.data) for name, schedule in made.items()}
 
 
-DDP = "torch DDP"
+DDP, HOP = "torch DDP", "one message"
 
 
 @dataclass(frozen=True)
@@ -190,9 +193,25 @@ def rank_main(paths: Paths, turns: Turns, rank: int) -> None:
                 ends.append(time.monotonic_ns())
             took[name].append(ends)
             time.sleep(0.3 * turns.case.layer_ms * 1e-3)  # what is still on the link belongs to nobody's turn
+        if isinstance(turns.case, Pipeline):
+            took.setdefault(HOP, []).append([hop_ns(world) for _ in range(turns.steps)])
     paths.rank_metrics(rank).write_text(json.dumps(took))
     world.barrier()
     world.close()
+
+
+def hop_ns(world: World) -> int:
+    """A message there and back between the first two ranks, halved; both have slept before each, as in a pipeline."""
+    tensor, start = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8), time.monotonic_ns()
+    time.sleep(0.01)
+    if world.rank == 0:
+        start = time.monotonic_ns()
+        dist.send(tensor, 1)
+        dist.recv(tensor, 1)
+    elif world.rank == 1:
+        dist.recv(tensor, 0)
+        dist.send(tensor, 0)
+    return (time.monotonic_ns() - start) // 2
 
 
 class _NoPulse:
@@ -200,7 +219,7 @@ class _NoPulse:
 
 
 def measured_ms(turns: Turns) -> dict[str, list[float]]:
-    """Of every variant and round the time from one step's end to the next, over all ranks."""
+    """Of every variant and round the time from one step's end to the next, over all ranks; and of messages."""
     with tempfile.TemporaryDirectory() as folder:
         paths = Paths(Path(folder)).make()
         outcome = supervise(paths, turns.ranks, 300.0, partial(rank_main, paths, turns))
@@ -208,7 +227,8 @@ def measured_ms(turns: Turns) -> dict[str, list[float]]:
             raise RuntimeError(outcome.cause)
         parts = [json.loads(paths.rank_metrics(rank).read_text()) for rank in range(turns.ranks)]
     counted = turns.steps - WARM_UP
-    return {
+    hops = [statistics.median(row) / MS for row in parts[0].pop(HOP, [])]
+    return {HOP: hops} | {
         name: [
             (max(part[name][r][-1] for part in parts) - max(part[name][r][WARM_UP - 1] for part in parts))
             / counted
@@ -221,26 +241,29 @@ def measured_ms(turns: Turns) -> dict[str, list[float]]:
 
 def pipeline_table(case: Pipeline, rounds: int) -> Table:
     found = measured_ms(Turns(case, rounds, WARM_UP + 3))
-    simulated = {name: period_of_plan(plan) / MS for name, plan in case.plans().items()}
+    hop_ms = statistics.median(found.pop(HOP))
+    simulated = {name: period_of_plan(plan) / MS for name, plan in case.plans(hop_ms).items()}
+    without = {name: period_of_plan(plan) / MS for name, plan in case.plans().items()}
     base = "conventional"
     rows: list[tuple[Cell, ...]] = []
     for name, ms in found.items():
         gain = statistics.median(a / b for a, b in zip(found[base], ms, strict=True))
-        expected = simulated[base] / simulated[name]
-        rows.append((name, statistics.median(ms), simulated[name], gain, expected, gain / expected - 1))
+        expected, bare = (each[base] / each[name] for each in (simulated, without))
+        rows.append((name, statistics.median(ms), simulated[name], gain, expected, gain / expected - 1, bare))
     return Table(
         title=f"{case.layers} layers on {case.workers} workers, {case.micros} micro-batches, "
         f"F = I = W = {case.layer_ms:g} ms a layer",
-        columns=("order", "ms", "simulated ms", "times faster, paired", "simulated", "apart"),
+        columns=("order", "ms", "simulated ms", "times faster, paired", "simulated", "apart", "without hops"),
         rows=rows,
         notes=(
-            f"medians of {rounds} interleaved rounds; real messages of 64 KiB, simulated to take no time",
+            f"medians of {rounds} interleaved rounds; real messages of 64 KiB, {hop_ms:.2g} ms each in the same run",
         ),
     )
 
 
 def replicas_table(case: Replicas, rounds: int, steps: int) -> Table:
     found = measured_ms(Turns(case, rounds, steps))
+    del found[HOP]
     simulated = {name: period_of_plan(plan) / MS for name, plan in case.plans().items()}
     simulated[DDP] = bucketed_ns(case.layer_ms * MS, case.sizes, case.latency_ms * MS, case.byte_ns) / MS
     best = found[list(simulated)[-2]]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.futures import Future
 
 from planner import plan_yaml
 from planner.plan import StageTimes
@@ -17,7 +20,7 @@ from runtime.local import job_of, prepare_folder
 from runtime.paths import Paths
 from runtime.programs import program_of
 from runtime.replay import hops_of, replayed_ns
-from runtime.sleep_stage import MOST_LATE_S
+from runtime.sleep_stage import MOST_LATE_S, Sleeper, SleepUpdates
 from tests.pool import Pool
 from tests.runtime.plans import MS
 from tests.runtime.test_equality import HERE, plan_of
@@ -52,6 +55,24 @@ def test_every_action_takes_its_planned_time(
 
 def decode_kind(name: str) -> str:
     return "".join(c for c in name if c.isalpha())
+
+
+def test_sums_go_over_the_link_as_they_were_launched_however_their_holders_come_together() -> None:
+    updates = SleepUpdates((TIMES,) * 3, {}, [(0, 0), (0, 1), (0, 2)], Sleeper())
+    updates._groups = dict.fromkeys(range(3), None)  # type: ignore[assignment]
+    with patch.object(dist, "all_reduce", lambda tensor, group, async_op: Unfinished()):
+        for stage in (2, 0, 1):
+            updates.launch(0, stage)
+    for stage in (1, 0, 2):
+        updates._start(stage)
+    ends = [updates._ends[stage].wait() for stage in (2, 0, 1)]
+    assert ends == sorted(ends)
+    assert ends[2] - ends[0] == pytest.approx(2e-3, abs=1e-6)
+
+
+class Unfinished:
+    def get_future(self) -> Future[None]:
+        return Future()
 
 
 def test_a_replay_of_planned_durations_is_the_simulated_step() -> None:
