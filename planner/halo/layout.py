@@ -144,6 +144,11 @@ def coordinates(rank: int, grid: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
+def middle_of(grid: Sequence[int]) -> tuple[int, ...]:
+    """Coordinates of a rank that has neighbours on both sides where any has."""
+    return tuple(parts // 2 for parts in grid)
+
+
 def neighbours(grid: Sequence[int]) -> list[tuple[int, int]]:
     """Pairs of ranks that lie side by side along an axis."""
     every = range(prod(grid))

@@ -15,7 +15,7 @@ from typing import Final
 
 from planner.errors import BadInput
 from planner.halo.fetch import Fetch
-from planner.halo.layout import Layout, check_grid, coordinates
+from planner.halo.layout import Layout, check_grid, coordinates, middle_of
 from planner.halo.segment import INPUT, Placed, Ref, Segment, cut_model
 from planner.halo.text import from_text
 from planner.model import ModelGraph
@@ -56,6 +56,7 @@ class Cost:
     """A layer under a grid, for the rank that has most to do."""
 
     share: float  # of the layer's output that it computes; 1 where every rank computes it alike
+    middle: float  # the share of the rank in the middle of the grid, which is the one that is profiled
     traffic: Traffic
     on_shards: bool  # some of it at least
     gathered_bytes: int  # of the tensors that are made whole in it
@@ -91,9 +92,11 @@ def price(graph: ModelGraph, grid: Sequence[int], gather_before: Collection[str]
 
 def _layers(segment: Segment, grid: Sequence[int]) -> dict[str, Cost]:
     sent, cut, gathered = traffic(segment, grid), cut_layers(segment), gathered_elements(segment)
+    middle = work_shares(segment, grid, middle_of(grid))
     return {
         layer: Cost(
             share=share,
+            middle=middle[layer],
             traffic=sent.get(layer, Traffic()),
             on_shards=layer in cut,
             gathered_bytes=gathered.get(layer, 0) * ELEMENT_BYTES,
@@ -107,13 +110,14 @@ def _held(segment: Segment, name: str, grid: Sequence[int]) -> float:
     return shard_elements(layout, grid) / max(1, prod(layout.shape))
 
 
-def work_shares(segment: Segment, grid: Sequence[int]) -> dict[str, float]:
-    """By layer: elements made by the rank that makes most, over those of the whole."""
+def work_shares(segment: Segment, grid: Sequence[int], at: Sequence[int] | None = None) -> dict[str, float]:
+    """By layer: elements made by the rank at a place, or by the one that makes most, over those of the whole."""
     local: dict[str, int] = defaultdict(int)
     total: dict[str, int] = defaultdict(int)
     for placed in segment.placed:
         for layout in segment.layouts[placed.operation.name]:
-            local[placed.operation.layer] += shard_elements(layout, grid)
+            own = shard_elements(layout, grid) if at is None else prod(layout.local_shape(at))
+            local[placed.operation.layer] += own
             total[placed.operation.layer] += prod(layout.shape)
     return {layer: local[layer] / max(1, total[layer]) for layer in total if layer}
 

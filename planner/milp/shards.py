@@ -108,7 +108,7 @@ def sharded(
         cost = found.layers.get(layer.name, _NOTHING)
         row = profile.cost(layer.name, whole._replace(split=choice.grid) if cost.on_shards else whole)
         scale = Fraction(setting.micro, found.samples) * _narrower(profile, layer.inputs, whole)
-        costs.append(_priced(row, cost, scale, group, overlap=overlap))
+        costs.append(_priced(_largest(row, cost), cost, scale, group, overlap=overlap))
     sizes = {
         value.name: _held(profile.value_bytes(value.name, whole), found.values[value.name])
         for value in graph.values
@@ -116,7 +116,21 @@ def sharded(
     return tables(profile, whole._replace(split=choice.grid), costs, sizes, whole_from=choice.whole_from)
 
 
-_NOTHING = Cost(share=1.0, traffic=Traffic(), on_shards=False, gathered_bytes=0)
+_NOTHING = Cost(share=1.0, middle=1.0, traffic=Traffic(), on_shards=False, gathered_bytes=0)
+
+
+def _largest(row: LayerCost, cost: Cost) -> LayerCost:
+    """The rank that has most to do, where another one was profiled."""
+    if not cost.on_shards or cost.share == cost.middle:
+        return row
+    more = cost.share / cost.middle
+    times = {name: getattr(row, name) for name in ("forward", "backward", "input_grad", "weight_grad")}
+    sizes = {name: getattr(row, name) for name in ("own_saved_bytes", "held_bytes", "workspace_bytes")}
+    return replace(
+        row,
+        **{name: replace(time, median=time.median * more) for name, time in times.items()},
+        **{name: ceil(size * more) for name, size in sizes.items()},
+    )
 
 
 def _held(size: int, share: float) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from planner.cut import StageModule
 from planner.halo import Layout, rank_at
+from planner.halo.layout import middle_of
 from runtime.spatial.mesh import Mesh, Message, Operation
 from runtime.spatial.shard import analyse, shard
 
@@ -36,5 +37,5 @@ class Alone:
 
     def shard(self, module: StageModule, grid: tuple[int, ...], delivered: Mapping[str, Layout]) -> None:
         """The shard in the middle: it has neighbours on both sides where any has."""
-        middle = rank_at([parts // 2 for parts in grid], grid)
+        middle = rank_at(middle_of(grid), grid)
         shard(module, analyse(module, grid, delivered), Mesh(grid, Silence(middle, prod(grid))))

@@ -19,7 +19,7 @@ from tests.planner.milp import oracle
 from tests.planner.milp.images import Grid, Images, effective, images, profile
 from tests.planner.milp.instances import cluster
 
-SEEDS = 30
+SEEDS = 40
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Case:
 def case(seed: int) -> Case:
     rng = random.Random(seed)
     model = images(seed)
-    grids = tuple(rng.sample([(2,), (4,), (2, 2)], rng.randint(1, 3)))
+    grids = tuple(sorted({*rng.sample([(2,), (4,), (2, 2), (2, 2)], rng.randint(1, 3))}))
     return Case(
         model=model,
         profile=profile(model, grids, seed, micros=rng.choice([(1,), (1, 2)])),
@@ -43,7 +43,7 @@ def case(seed: int) -> Case:
         cluster=cluster(
             rng.choice([1, 2, 4, 4, 4]),
             latency_s=rng.choice([1e-9, 1e-7, 2e-6]),
-            memory=rng.choice([1 << 40, 40_000, 20_000, 12_000]),
+            memory=rng.choice([1 << 40, 80_000, 60_000, 40_000]),
             bandwidth=rng.choice([1e9, 1e11]),
         ),
         batch=rng.choice([1, 2, 4]),
