@@ -48,6 +48,10 @@ def launch(
         ),
     ] = None,
     clip_norm: Annotated[float | None, typer.Option(help="limit of the gradients' global norm")] = None,
+    clip_by: Annotated[
+        str,
+        typer.Option(help="whose norm that is: step, or previous, so that no update waits for all gradients"),
+    ] = "step",
     save_every: Annotated[int, typer.Option(help="steps between checkpoints; 0: one at the end")] = 0,
     failures: Annotated[
         float | None,
@@ -106,6 +110,7 @@ def launch(
         "rendezvous": rendezvous,
         "weights": str(weights.resolve()) if weights else "",
         "clip_norm": clip_norm,
+        "clip_by": clip_by,
     }
     if script:
         if backend == "inline" or not Path(script[0]).is_file():

@@ -21,6 +21,7 @@ class Job:
     content: Content = "layers"  # sleep: stages sleep for their planned times
     weights: str = ""  # safetensors to begin with; build()'s own when empty
     clip_norm: float | None = None
+    clip_by: Literal["step", "previous"] = "step"  # whose norm that limits
     save_every: int = 0  # steps; 0 saves at the end only
     keep: int = 2  # complete checkpoints
     threads: int = 1  # of each rank
@@ -64,7 +65,7 @@ def check(job: Job) -> Job:
         wrong = isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf")
         if value is not None and wrong:
             raise BadInput(f"{name} is {value!r}", where="launch", allowed="a number above 0")
-    for name in ("content", "device"):
+    for name in ("content", "device", "clip_by"):
         allowed = get_args(get_type_hints(Job)[name])
         if getattr(job, name) not in allowed:
             raise BadInput(f"{name} is {getattr(job, name)!r}", where="launch", allowed=", ".join(allowed))

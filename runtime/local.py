@@ -158,7 +158,7 @@ def job_of(plan: Plan, steps: int, settings: dict[str, object]) -> Job:
 def prepare(model: Model, folder: Path, job: Job) -> tuple[Paths, Job]:
     """The run folder with all that ranks read; on return nothing more can be wrong with the plan."""
     check_supported(model.plan, model.captured)
-    at_use.check(model.plan, model.captured.graph, job.clip_norm)
+    at_use.check(model.plan, model.captured.graph, job.clip_norm, job.clip_by)
     _refuse_running(Paths(folder.resolve()))
     with _new_or_as_it_was(folder.resolve()) as paths:
         checkpoints.remove_partial(paths.checkpoints)

@@ -57,7 +57,7 @@ class Training:
             make_optimizer=workload.optimizer,
             lr_schedule=workload.lr_schedule,
             load=start.parameters,
-            options=Options(seed=job.seed, clip_norm=job.clip_norm),
+            options=Options(seed=job.seed, clip_norm=job.clip_norm, clip_by=job.clip_by),
             pulse=pulse,
         )
         self.rank.resume(start)

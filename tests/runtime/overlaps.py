@@ -91,12 +91,14 @@ def every(seed: int) -> list[Combination]:
     return [drawn(seed, optimizer, family) for optimizer in KINDS for family in FAMILIES]
 
 
-def train(pool: Pool, plan: Plan, folder: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
+def train(
+    pool: Pool, plan: Plan, folder: Path, **settings: object
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses of all steps and the parameters at their end."""
     from safetensors.torch import load_file
 
     model = Model(plan, *captured_of(plan.model.workload, plan.model.arguments, plan.batch.micro))
-    paths, _ = prepare(model, folder, job_of(plan, STEPS, {}))
+    paths, _ = prepare(model, folder, job_of(plan, STEPS, settings))
     ranks = range(len(plan.places))
     job = "tests.runtime.jobs:train"
     parts = pool.run(job, len(ranks), folder=str(paths.root), steps=STEPS, every=False)

@@ -13,11 +13,14 @@ import torch
 from planner.errors import BadInput, BadPlan
 from planner.schedule.families import FAMILIES
 from planner.schedule.overlap import Overlap
+from runtime import checkpoint as checkpoints
 from runtime.local import job_of, prepare
 from runtime.train import Model
 from tests.pool import Pool
+from tests.runtime import reference
+from tests.runtime.compare import apart
 from tests.runtime.jobs import captured_of
-from tests.runtime.overlaps import Combination, difference, drawn, train
+from tests.runtime.overlaps import STEPS, Combination, difference, drawn, train
 from tests.runtime.test_equality import HERE, plan_of
 from tests.runtime.workloads.optimised import KINDS
 
@@ -64,6 +67,47 @@ def test_a_tied_weight_is_updated_where_its_first_stage_is_used(
     )
     assert losses == others
     assert all(torch.equal(tensor, weights[name]) for name, tensor in after.items())
+
+
+@pytest.mark.parametrize("data", [1, 2])
+def test_clipping_by_the_norm_of_the_step_before_needs_no_wait(data: int, pool: Pool, tmp_path: Path) -> None:
+    shape = {"workers": 1, "micros": 2, "data": data, "update": "rolling"}
+    arguments, limit = {"double": "True"}, 0.1
+    clipped = {"clip_norm": limit, "clip_by": "previous"}
+    plain, at_use = (
+        plan_of(HERE + "branches.py", arguments, overlap=replace(AT_USE, updates=updates), **shape)
+        for updates in ("at_end", "at_use")
+    )
+    losses, after = train(pool, plain, tmp_path / "plain", **clipped)
+    others, weights = train(pool, at_use, tmp_path / "at use", **clipped)
+    assert losses == others and all(torch.equal(after[name], weights[name]) for name in after)
+    workload, captured = captured_of(HERE + "branches.py", arguments, 2)
+    start = checkpoints.Checkpoint.open(checkpoints.complete(tmp_path / "plain" / "checkpoints")[0])
+    names = [row.name for row in (*captured.graph.parameters, *captured.graph.buffers)]
+    many = {"micro": 2, "micros": 2 * data, "steps": STEPS}
+    want = reference.train(
+        workload, captured, start.parameters(names), clip_norm=limit, clip_by="previous", **many
+    )
+    assert max(apart(tensor, weights[name]) for name, tensor in want.after[-1].items()) < 1e-9
+    own = reference.train(workload, captured, start.parameters(names), clip_norm=limit, **many)
+    assert max(apart(tensor, weights[name]) for name, tensor in own.after[-1].items()) > 1e-6
+
+
+def test_a_resumed_run_remembers_the_norm_of_the_step_before(pool: Pool, tmp_path: Path) -> None:
+    plan = plan_of(
+        HERE + "branches.py", {"double": "True"}, workers=2, micros=2, update="rolling", overlap=AT_USE
+    )
+    found = []
+    for name, ends in (("whole", (4,)), ("parts", (2, 4))):
+        for steps in ends:
+            model = Model(plan, *captured_of(plan.model.workload, plan.model.arguments, 2))
+            settings: dict[str, object] = {"clip_norm": 0.1, "clip_by": "previous"}
+            paths, _ = prepare(model, tmp_path / name, job_of(plan, steps, settings))
+            pool.run("tests.runtime.jobs:whole_run", len(plan.places), folder=str(paths.root))
+        latest = checkpoints.latest(tmp_path / name / "checkpoints")
+        assert latest is not None
+        found.append(latest.whole())
+    assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
 
 
 @pytest.mark.parametrize(
