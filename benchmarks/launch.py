@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import tempfile
 import time
@@ -23,9 +22,12 @@ from runtime import local
 from runtime.metrics import steps_of
 from runtime.paths import Paths
 from runtime.slurm import batch
+from tests.runtime.jobs import captured_of
 from tests.slurm import cluster as clusters
 from tests.slurm.cluster import Cluster
-from tests.slurm.jobs import launch, paced_plan, task, until, until_step
+from tests.slurm.folders import own
+from tests.slurm.jobs import Gate, launch, paced_plan, task, until, until_step
+from tests.slurm.plans import plan_over
 from tests.slurm.warm import Warm
 
 STEPS = 8
@@ -53,11 +55,18 @@ def local_death(folder: Path) -> tuple[float, float]:
     until(lambda: max(steps_of(run.paths), default=0) >= 3, "step 3")
     os.kill(json.loads(run.paths.pids.read_text())["0"], signal.SIGKILL)
     begin = time.monotonic()
-    seen = seconds_until(run.paths.outcome.exists, "the cause")
+    seen = seconds_until(lambda: batch.attempts(run.paths)[0].state, "the cause")
     until(lambda: steps_in(run.paths, 1), "a step after the restart")
     again = time.monotonic() - begin
     run.wait().check()
     return seen, again
+
+
+def gated(folder: Path) -> Gate:
+    """Paced runs queued from now on wait in their seventh step, so that none ends before it is hurt."""
+    gate = Gate(folder.with_suffix(".gate"))
+    os.environ |= {"PACED_GATE": str(gate.path), "PACED_GATE_AT": str(6 * paced_plan().batch.samples)}
+    return gate
 
 
 def slurm_death(
@@ -65,12 +74,14 @@ def slurm_death(
 ) -> tuple[float, float, dict[int, float]]:
     """The same for a seeded rank and moment of a job; and its losses."""
     draw = Random(seed)
+    gate = gated(folder)
     run = launch(warm, paced_plan(), folder, steps=STEPS, save_every=2)
     until_step(run, draw.randrange(1, STEPS - 1))
     time.sleep(draw.random() * 0.1)
     victim = task(run.paths, draw.randrange(2))
     node = cluster.first_process(int(victim.host.removeprefix("n")))
     cluster.run("nsenter", f"--target={node}", "--pid", "kill", "-9", str(victim.pid))
+    gate.open()
     begin = time.monotonic()
     seen = seconds_until(lambda: batch.attempts(run.paths)[0].state, "the cause")
     until(lambda: len(batch.attempts(run.paths)) > 1 and steps_in(run.paths, 1), "a step after the restart")
@@ -80,10 +91,12 @@ def slurm_death(
 
 def node_death(cluster: Cluster, warm: Warm, folder: Path) -> tuple[float, float]:
     """Seconds until SLURM has the job queued again after a node has died, and until the first step after it."""
+    gate = gated(folder)
     run = launch(warm, paced_plan(), folder, steps=STEPS, save_every=2)
     until_step(run, 3)
     node = int(task(run.paths, 1).host.removeprefix("n"))
     cluster.kill_node(node)
+    gate.open()
     begin = time.monotonic()
     show = ("scontrol", "show", "job", str(run.job))
     queued = seconds_until(lambda: "Restarts=1" in cluster.run(*show), "the job is queued again")
@@ -110,20 +123,16 @@ def overhead(cluster: Cluster, warm: Warm, folder: Path) -> tuple[float, float]:
 
 @contextmanager
 def test_cluster() -> Iterator[tuple[Cluster, Warm, Path]]:
-    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
     old = dict(os.environ)
-    try:
-        with Cluster(folder, nodes=4) as cluster:
-            os.environ.update(cluster.variables)
-            warm = Warm(folder)
-            try:
-                yield cluster, warm, folder
-            finally:
-                warm.close()
-    finally:
-        os.environ.clear()
-        os.environ.update(old)
-        shutil.rmtree(folder)
+    with own() as folder, Cluster(folder, nodes=4) as cluster:
+        os.environ.update(cluster.variables)
+        warm = Warm(folder)
+        try:
+            yield cluster, warm, folder
+        finally:
+            warm.close()
+            os.environ.clear()
+            os.environ.update(old)
 
 
 def local_table(folder: Path, repeats: int) -> Table:
@@ -136,16 +145,35 @@ def local_table(folder: Path, repeats: int) -> Table:
     )
 
 
-def slurm_tables(repeats: int) -> list[Table]:
+def full_size(warm: Warm, folder: Path) -> Row:
+    """GPT-2 small with 128 tokens on 4 nodes x 2 ranks, beside one process. Needs about 12 GB."""
+    plan = plan_over("gpt2", family="1f1b", workers=4, micros=4, data=2, micro=1)
+    parameters = sum(row.bytes for row in captured_of("gpt2", {}, 1)[1].graph.parameters) // 4
+    have = launch(warm, plan, folder / "full", steps=2, deadline_s=600.0).wait().check().losses
+    alone = local.launch_inline(plan, folder / "alone", steps=2).losses
+    apart = max(abs(have[step] - loss) / loss for step, loss in alone.items())
+    return parameters, len(plan.places), plan.batch.samples, have[2], apart
+
+
+def slurm_tables(repeats: int, quick: bool) -> list[Table]:
     with test_cluster() as (cluster, warm, folder):
+        os.environ.pop("PACED_GATE", None)
         calm = launch(warm, paced_plan(), folder / "calm", steps=STEPS, save_every=2).wait().check().losses
         deaths = [slurm_death(cluster, warm, folder / f"run-{seed}", seed) for seed in range(repeats)]
         queued, again = node_death(cluster, warm, folder / "node")
+        del os.environ["PACED_GATE"]
         plain, supervised = overhead(cluster, warm, folder / "plain")
+        whole = [] if quick else [full_size(warm, folder)]
     seen, restarted, losses = zip(*deaths, strict=True)
     same = sum(found == calm for found in losses)
     killed: Row = (repeats, same, median(seen), max(seen), median(restarted), max(restarted))
+    sizes = Table(
+        title="GPT-2 small, 128 tokens, 4 nodes x 2 ranks, against one process",
+        columns=("parameters", "ranks", "samples a step", "loss of step 2", "largest relative difference"),
+        rows=whole,
+    )
     return [
+        *([sizes] if whole else []),
         Table(
             title="A rank of a job is killed, at a random moment",
             columns=(
@@ -180,7 +208,7 @@ def run(quick: bool) -> Result:
     if missing:
         tables.append(Table(title="SLURM", columns=("not measured",), rows=[(missing,)]))
     else:
-        tables += slurm_tables(2 if quick else 50)
+        tables += slurm_tables(2 if quick else 50, quick)
     return Result(
         name="launch",
         claim="A dead local rank known in 1 s, the first step again in 10 s; every fault leaves the losses as they were.",
