@@ -31,7 +31,7 @@ def measured_optimizer(workload: Workload, graph: ModelGraph, device: str, clock
     samples = [clock.time(optimizer.step)[0] for _ in range(WARM_UP_STEPS + TIMED_STEPS)]
     whole = spread_of(samples[WARM_UP_STEPS:])
     each = Seconds(median=whole.median / elements, spread=whole.spread / elements)
-    return _cost(optimizer, elements, each)
+    return _cost(optimizer, elements, each, _transient(workload, graph, device, on_gpu=False))
 
 
 def roofline_optimizer(workload: Workload, graph: ModelGraph, device: Device) -> OptimizerCost:
@@ -41,9 +41,8 @@ def roofline_optimizer(workload: Workload, graph: ModelGraph, device: Device) ->
     with Counter() as counter:
         optimizer.step()
     traffic = sum(work.traffic_bytes for work in counter.work)
-    if device.name != "cpu":
-        _as_on_a_gpu(optimizer)
-    return _cost(optimizer, elements, Seconds(median=traffic / elements / device.memory_bytes_per_s))
+    each = Seconds(median=traffic / elements / device.memory_bytes_per_s)
+    return _cost(optimizer, elements, each, _transient(workload, graph, "cpu", device.name != "cpu"))
 
 
 def _step(workload: Workload, optimizer: torch.optim.Optimizer) -> None:
@@ -60,7 +59,7 @@ def _step(workload: Workload, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _as_on_a_gpu(optimizer: torch.optim.Optimizer) -> None:
-    """There torch updates all parameters at once unless told otherwise, which takes more memory."""
+    """There torch updates all parameters at once unless told otherwise, which takes memory for each of them."""
     for group in optimizer.param_groups:
         if group.get("foreach", False) is None and not group.get("fused"):
             group["foreach"] = True
@@ -98,38 +97,44 @@ def _like(row: Parameter, limit: int, device: str) -> nn.Parameter:
     return stand_in
 
 
-def _cost(optimizer: torch.optim.Optimizer, elements: int, seconds: Seconds) -> OptimizerCost:
+def _cost(
+    optimizer: torch.optim.Optimizer, elements: int, seconds: Seconds, transient: tuple[float, float]
+) -> OptimizerCost:
     tensors = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, torch.Tensor)]
     state_bytes = sum(x.nbytes for x in tensors if x.ndim)  # counters of steps are single numbers
-    largest, others = _transient(optimizer)
     return OptimizerCost(
         name=type(optimizer).__name__.lower(),
         state_bytes_per_parameter=state_bytes / elements,
         seconds_per_parameter=seconds,
-        largest_bytes_per_parameter=largest,
-        other_bytes_per_parameter=others,
+        largest_bytes_per_parameter=transient[0],
+        other_bytes_per_parameter=transient[1],
     )
 
 
-def _transient(optimizer: torch.optim.Optimizer) -> tuple[float, float]:
-    """What an update makes and frees again, an element of the largest parameter and of the others."""
-    trained = [x for group in optimizer.param_groups for x in group["params"] if x.grad is not None]
+def _transient(workload: Workload, graph: ModelGraph, device: str, on_gpu: bool) -> tuple[float, float]:
+    """What an update makes and frees again, an element of the largest parameter and of the others.
+
+    Of two and of three parameters alike: an optimizer that goes through them one by one may still hold something of
+    the one before, and takes no more for a third.
+    """
+    trained = [row for row in graph.parameters if row.trainable]
     if not trained:
         return 0.0, 0.0
-    whole = _peak(optimizer, trained[0].device)
-    largest = max(trained, key=torch.Tensor.numel)
-    gradients = [x.grad for x in trained]
-    for x in trained:
-        x.grad = x.grad if x is largest else None
-    alone = _peak(optimizer, largest.device)
-    for x, gradient in zip(trained, gradients, strict=True):
-        x.grad = gradient
-    rest = sum(x.numel() for x in trained) - largest.numel()
-    return alone / largest.numel(), max(0, whole - alone) / rest if rest else 0.0
+    largest = max(trained, key=lambda row: math.prod(row.shape))
+    limit = _limit([largest], COUNTED_ELEMENTS)
+    names = [row.name for row in trained if len(row.shape) == len(largest.shape)]
+    rows = [(names[i % len(names)], _like(largest, limit, device)) for i in range(3)]
+    two, three = (_peak(workload, rows[:n], on_gpu) for n in (2, 3))
+    size = math.prod(_cut(largest, limit))
+    return max(0, 2 * two - three) / size, max(0, three - two) / size
 
 
-def _peak(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
-    with meter_of(device) as live:
+def _peak(workload: Workload, stand_ins: list[tuple[str, nn.Parameter]], on_gpu: bool) -> int:
+    optimizer = workload.optimizer(iter(stand_ins))
+    if on_gpu:
+        _as_on_a_gpu(optimizer)
+    _step(workload, optimizer)
+    with meter_of(stand_ins[0][1].device) as live:
         before = live.now
         optimizer.step()
         return live.peak - before

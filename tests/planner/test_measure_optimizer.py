@@ -50,7 +50,25 @@ def test_names_are_those_of_the_model() -> None:
 
     graph = chain()
     roofline_optimizer(workload(make), graph, DEVICE)
-    assert seen == [row.name for row in graph.parameters]
+    names = [row.name for row in graph.parameters]
+    assert seen[: len(names)] == names
+    assert set(seen) == set(names)
+
+
+@pytest.mark.parametrize(
+    ("device", "largest", "others"),
+    [(devices.find("cpu"), 12.0, 0.0), (DEVICE, 4.0, 4.0)],
+    ids=["cpu", "gpu"],
+)
+def test_what_an_update_takes_for_a_moment_is_counted(
+    device: devices.Device, largest: float, others: float
+) -> None:
+    """AdamW one by one: the root of the second moment, twice for a while, and once of the parameter before; on a
+    GPU all roots at once."""
+    make: Make = lambda rows: torch.optim.AdamW([p for _, p in rows])  # noqa: E731
+    found = roofline_optimizer(workload(make), chain(), device)
+    assert found.largest_bytes_per_parameter == largest
+    assert found.other_bytes_per_parameter == others
 
 
 def test_an_optimizer_that_needs_more_than_gradients_is_refused() -> None:
