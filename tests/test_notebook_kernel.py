@@ -10,15 +10,18 @@ from nbclient import NotebookClient
 ROOT = Path(__file__).parents[1]
 CELLS = {  # what a cell returns, and what it must be displayed as
     "import warnings; warnings.simplefilter('ignore')\nimport shardwright as sw": (),
-    "graph = sw.capture('mlp', layers=3).graph\ngraph": ("text/html", "<svg"),
+    "graph = sw.capture('mlp', layers=3).graph\ngraph": ("text/html", "data:image/svg+xml"),
     "graph.plot()": ("image/png", ""),
-    "costs = sw.profile('mlp', device='roofline:cpu', micros=(1, 2), layers=3)\ncosts": ("text/html", "<svg"),
+    "costs = sw.profile('mlp', device='roofline:cpu', micros=(1, 2), layers=3)\ncosts": (
+        "text/html",
+        "data:image/svg+xml",
+    ),
     "cluster = sw.Cluster.load('plans/clusters/laptop.yaml')\ncluster": ("text/html", "devices"),
     "plan = sw.plan(costs, cluster, batch=8, fix={'pipeline': 2})\nplan": ("text/html", "gap 0.00%"),
     "other = plan.what_if(memory_gib=2, schedule='1f1b')\nother": ("text/html", "instead of"),
     "sw.compare(plan, other)": ("text/html", "micro-batches"),
     "plan.frontier()": ("text/html", "nothing equals"),
-    "plan.timeline()": ("text/html", "idle"),
+    "plan.timeline()": ("text/html", "2 ranks over"),
     "plan.timeline().plot()": ("image/png", ""),
     "graph.plot(plan)": ("image/png", ""),
     "sw.verify(plan, costs=costs, cluster=cluster)": ("text/plain", "[]"),

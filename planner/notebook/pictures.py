@@ -1,11 +1,13 @@
-"""Pictures for notebooks: SVG of presentation attributes alone, which also viewers keep that strip styles and scripts.
+"""Pictures for notebooks: SVG inside an image element.
 
-Letters take the colour of the text around them, and shades are of a middle tone, so that they show on white and on
-black.
+As an element of the page viewers such as GitHub's take SVG apart and leave its letters; as an image it stays whole.
+An image knows nothing of the page around it, so letters are of the one grey, and shades of middle tones, that show on
+white and on black.
 """
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
@@ -18,6 +20,7 @@ from planner.timeline import COLLECTIVE, SEND, Timeline
 from planner.views import COMPUTE, Box, boxes_of, ink, shade
 
 WIDTH = 960
+LETTERS = "#767676"  # 4.5 : 1 on white, 4.6 : 1 on black
 _LEFT, _TOP = 64, 20
 MOST_BOXES = 3000  # beyond, a row is drawn by columns of pixels
 _COLUMN = 2
@@ -32,11 +35,13 @@ PARTS = (
 )
 
 
-def svg(height: float, told: str, parts: Sequence[str]) -> str:
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(told)}" width="{WIDTH}" height="{height:.0f}" '
-        f'viewBox="0 0 {WIDTH} {height:.0f}" font-family="sans-serif" font-size="11" fill="currentColor">{"".join(parts)}</svg>'
+def image(height: float, told: str, parts: Sequence[str]) -> str:
+    drawn = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height:.0f}" viewBox="0 0 {WIDTH} {height:.0f}" '
+        f'font-family="sans-serif" font-size="11" fill="{LETTERS}">{"".join(parts)}</svg>'
     )
+    data = b64encode(drawn.encode()).decode("ascii")
+    return f'<img src="data:image/svg+xml;base64,{data}" width="{WIDTH}" alt="{escape(told)}"/>'
 
 
 def label(x: float, y: float, words: object, anchor: str = "start") -> str:
@@ -83,7 +88,7 @@ def timeline(found: Timeline, name: Callable[[int], str] = "rank {}".format) -> 
         )
     )
     parts += _legend({box.kind for box in boxes}, height - 12)
-    return svg(height, f"{len(ranks)} ranks over {duration(found.makespan_ns)}", parts)
+    return image(height, f"{len(ranks)} ranks over {duration(found.makespan_ns)}", parts)
 
 
 def _legend(kinds: set[str], y: float) -> Iterator[str]:
@@ -182,7 +187,7 @@ def strip(
             label(2 + (a + b) / 2 * wide, 10, stage, "middle") for stage, (a, b) in enumerate(pairwise(edges))
         ]
     parts += _skips(graph, wide, 18 + tall)
-    return svg(tall + 58, f"{len(names)} layers in {len(cuts) + 1} stages", parts)
+    return image(tall + 58, f"{len(names)} layers in {len(cuts) + 1} stages", parts)
 
 
 def _skips(graph: ModelGraph, wide: float, y: float) -> list[str]:
@@ -227,7 +232,7 @@ def plan_memory(found: Sequence[Memory]) -> str:
     for name, fill in PARTS:
         parts += [rect(x, y - 8, 12, 9, fill), label(x + 16, y, name)]
         x += 100
-    return svg(y + 8, f"Memory of {len(found)} workers against their limits", parts)
+    return image(y + 8, f"Memory of {len(found)} workers against their limits", parts)
 
 
 def cuts_of(plan: Plan) -> list[int]:
@@ -248,4 +253,4 @@ def dots(points: Sequence[tuple[float, float, str]], across: Callable[[float], s
         parts.append(label(px, py - 9, duration(y), "middle"))
     parts += [label(90, 166, across(min(xs)), "middle"), label(WIDTH - 90, 166, across(max(xs)), "middle")]
     parts.append(label(WIDTH / 2, 166, name, "middle"))
-    return svg(172, f"{len(points)} plans: step against {name}", parts)
+    return image(172, f"{len(points)} plans: step against {name}", parts)
