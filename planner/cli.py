@@ -230,7 +230,7 @@ def _show_command(tools: Tools) -> Callable[..., None]:
 
 def _contents(file: Path) -> tuple[dict[str, object], str]:
     from planner import cluster as clusters
-    from planner import plan_yaml, profile_yaml, summary, yaml_files
+    from planner import cli_calibrate, fitted, plan_yaml, profile_yaml, summary, yaml_files
 
     keys = set(yaml_files.parse(yaml_files.read_text(file), name=str(file)))
     if "schedule" in keys:
@@ -242,8 +242,13 @@ def _contents(file: Path) -> tuple[dict[str, object], str]:
     if "costs" in keys:
         profile = profile_yaml.load(file)
         return {"workload": profile.workload, "device": profile.device}, summary.of_profile(profile)
+    if "rests_on" in keys:
+        known = fitted.load(file)
+        return known.model_dump(mode="json"), cli_calibrate.text(known)
     raise BadInput(
-        "is no plan, profile or cluster", where=str(file), allowed="a file with schedule, costs or links"
+        "is no plan, profile, cluster or calibration",
+        where=str(file),
+        allowed="a file with schedule, costs, links or rests_on",
     )
 
 

@@ -62,6 +62,8 @@ def test_a_run_is_calibrated_and_planned_with(files: Path, capsys: pytest.Captur
     path = files / "calibration.yaml"
     assert sw.run(["calibrate", str(files / "run"), "-o", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["forward"]["factor"] == pytest.approx(1.5, rel=0.01)
+    assert sw.run(["show", str(path)]) == 0
+    assert "steps are then off by about" in capsys.readouterr().out
     known = planned(files, "--calibration", str(path))
     assert known.fitted == fitted.load(path) == sw.calibrate(files / "run")
     assert "corrected by 1 run (mlp layers=6, 1f1b data 1 x pipeline 2)" in summary.decision(known)
