@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from planner.errors import BadInput
 from planner.plan import Plan, coordinates, ranks_of_worker
-from planner.simulate import simulate_plan
+from planner.simulate import simulate_in_stride, simulate_plan
 from planner.timeline import Comparison, Timeline, compare
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class RunRecord:
     @cached_property
     def comparison(self) -> Comparison:
         every = len(set(self.measured.step.tolist()))
-        return compare(self.predicted, self.measured, skip_steps=every - len(self.steps))
+        return compare(simulate_in_stride(self.plan), self.measured, skip_steps=every - len(self.steps))
 
     @cached_property
     def typical_step(self) -> int:

@@ -17,6 +17,7 @@ from planner.plan import Plan
 from planner.schedule.action import Schedule, parse_orders
 from planner.schedule.check import check
 from planner.schedule.graph import IntArray
+from planner.schedule.overlap import updates_at_use
 from planner.sweep import (
     Bound,
     Compiled,
@@ -48,8 +49,12 @@ __all__ = [
     "periods",
     "schedule_of",
     "simulate",
+    "simulate_in_stride",
     "simulate_plan",
 ]
+
+
+_STRIDES = 4
 
 
 def schedule_of(plan: Plan) -> Schedule:
@@ -70,6 +75,11 @@ def simulate_plan(plan: Plan, *, steps: int = 1) -> Timeline:
     schedule = check(schedule_of(plan), plan.hops, barrier=update == "barrier")
     compiled = compile(schedule, plan.hops, update=update)
     return simulate(compiled, duration_vector(plan.times, plan.hops), steps=steps)
+
+
+def simulate_in_stride(plan: Plan) -> Timeline:
+    """One step; or, where updates wait for the next, as many as it takes until each is like the one before."""
+    return simulate_plan(plan, steps=_STRIDES if updates_at_use(schedule_of(plan)) else 1)
 
 
 def period_of_plan(plan: Plan) -> int:

@@ -26,7 +26,9 @@ COLLECTIVE, SEND, WAIT = "COLLECTIVE", "SEND", "WAIT"
 _NAMES = (*(kind.value for kind in Kind), COLLECTIVE, SEND, WAIT)
 _ROW = {name: row for row, name in enumerate(_NAMES)}
 _PIPE, _STAGE, _MICRO = 1 << 10, 1 << 16, 1 << 24
-_CODES = len(_NAMES) * _PIPE * _STAGE * _MICRO
+_CODES_A_NAME = _PIPE * _STAGE * _MICRO
+_CODES = len(_NAMES) * _CODES_A_NAME
+_NEVER = (1 << 63) - 1
 TIME_COLUMNS = ("step", "rank", "code", "start_ns", "end_ns", "wait_ns")
 MEMORY_COLUMNS = ("memory_step", "memory_rank", "memory_ns", "memory_bytes")
 
@@ -267,6 +269,15 @@ def _means(timeline: Timeline) -> dict[tuple[str, int], tuple[float, int]]:
 
 
 def _step_ns(timeline: Timeline) -> float:
-    """Mean over the steps from the first start to the last end."""
-    steps = [timeline.of_step(step).makespan_ns for step in sorted(set(timeline.step.tolist()))]
-    return sum(steps) / len(steps) if steps else 0.0
+    """Mean over the steps from the first start to the last end; from end to end where sums reach into the next."""
+    numbers = sorted(set(timeline.step.tolist()))
+    steps = [timeline.of_step(number) for number in numbers]
+    sums = [step.code // _CODES_A_NAME == _ROW[COLLECTIVE] for step in steps]
+    late = (
+        bool((step.end_ns[own] > after.start_ns[~others].min(initial=_NEVER)).any())
+        for step, own, after, others in zip(steps, sums, steps[1:], sums[1:], strict=False)
+    )
+    if any(late):
+        ends = [int(step.end_ns[~own].max(initial=0)) for step, own in zip(steps, sums, strict=True)]
+        return (ends[-1] - ends[0]) / (len(ends) - 1)
+    return sum(step.makespan_ns for step in steps) / len(steps) if steps else 0.0

@@ -7,7 +7,7 @@ from pathlib import Path
 from planner import plan_yaml
 from planner.console import columns, duration
 from planner.errors import BadInput
-from planner.simulate import simulate_plan
+from planner.simulate import simulate_in_stride
 from planner.timeline import Comparison, Timeline, compare
 from runtime.drift import outside
 from runtime.paths import Paths
@@ -24,7 +24,7 @@ def comparison(folder: Path) -> Comparison:
     measured = Timeline.load(paths.trace)
     steps = len(set(measured.step.tolist()))
     skip = min(WARM_UP_STEPS, steps - 1)
-    return compare(simulate_plan(plan_yaml.load(paths.plan)), measured, skip_steps=skip)
+    return compare(simulate_in_stride(plan_yaml.load(paths.plan)), measured, skip_steps=skip)
 
 
 def drift(folder: Path, found: Comparison) -> str:

@@ -6,7 +6,8 @@ from planner.errors import BadInput
 from planner.milp.solve import solve
 from planner.plan import Plan, StageTimes
 from planner.refine import measured_times, refined
-from planner.simulate import period_of_plan, simulate_plan
+from planner.simulate import period_of_plan, simulate_in_stride, simulate_plan
+from planner.timeline import compare
 from planner.verify import violations
 from tests.planner.milp.instances import chain, cluster, profile
 
@@ -53,3 +54,10 @@ def test_other_families_have_nothing_to_refine() -> None:
     plan = plan_of(schedule="1f1b", chunks=1)
     with pytest.raises(BadInput, match=r"family 1f1b.*overlap"):
         refined(plan, simulate_plan(plan))
+
+
+def test_a_step_whose_sums_reach_into_the_next_is_as_long_as_its_period() -> None:
+    plan = plan_of()
+    slow = plan.model_copy(update={"times": tuple(slower_link(*row) for row in enumerate(plan.times))})
+    found = compare(simulate_in_stride(slow), simulate_plan(slow, steps=9), skip_steps=2)
+    assert found.predicted_step_ns == found.measured_step_ns == period_of_plan(slow)
