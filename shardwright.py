@@ -386,6 +386,7 @@ def _demo(say: Callable[[str], None]) -> Iterator[dict[str, object]]:
 
     from planner import summary
     from runtime import report_run
+    from runtime.paths import Paths
 
     cluster = Cluster.load(Path(__file__).parent / "plans" / "clusters" / "laptop.yaml")
     for name, size in DEMO:
@@ -398,8 +399,10 @@ def _demo(say: Callable[[str], None]) -> Iterator[dict[str, object]]:
         done = launch(chosen, folder, steps=10, on="local").wait().check()
         found = report_run.comparison(folder)
         say(f"loss {done.losses[1]:.4f} at first, {done.losses[10]:.4f} at last\n{report_run.text(found)}")
-        say(f"plan, trace and checkpoints: {folder}")
-        yield {"workload": name, "run": str(folder), "losses": done.losses, **report_run.as_dict(found)}
+        page = chosen.report(Paths(folder).report, run=_record(folder))
+        say(f"plan, trace and checkpoints: {folder}\nto look at in a browser: {page}")
+        facts = {"workload": name, "run": str(folder), "report": str(page), "losses": done.losses}
+        yield facts | report_run.as_dict(found)
 
 
 def _app() -> typer.Typer:

@@ -45,6 +45,11 @@ class Paths:
         return self.root / "holder.json"
 
     @property
+    def report(self) -> Path:
+        """The page for a browser."""
+        return self.root / "report.html"
+
+    @property
     def outcome(self) -> Path:
         """How the run ended, with the first cause where it failed."""
         return self.root / "outcome.json"
