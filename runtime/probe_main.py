@@ -1,4 +1,4 @@
-"""Where a probe's processes come from: forked here, or started by srun as `python -P -m runtime.probe_main FOLDER`."""
+"""Where a probe's processes come from: forked here, or started by srun: `-m runtime.probe_main REPEATS FOLDER`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from runtime import probe
 from runtime.groups import join
 from runtime.paths import Paths
 from runtime.probe import Found
+from runtime.probe_numbers import REPEATS
 from runtime.slurm import granted
 from runtime.supervise import supervise
 
@@ -38,19 +39,24 @@ def local(folder: Path, ranks: int) -> Found:
     return probe.read(paths.probed)
 
 
-def _rank(paths: Paths, ranks: int, rank: int, slot: int = 0) -> None:
+def _rank(paths: Paths, ranks: int, rank: int, slot: int = 0, repeats: int = REPEATS) -> None:
     torch.set_num_threads(1)
     cuda = torch.cuda.is_available() and torch.cuda.device_count() > slot
     world = join(
         paths.rendezvous(0), rank, ranks, torch.device("cuda", slot) if cuda else torch.device("cpu")
     )
-    probe.probe(world, paths.probed)
+    probe.probe(world, paths.probed, repeats)
     world.barrier()
     world.close()
 
 
 def by_srun(
-    folder: Path, nodes: int, ranks_a_node: int, words: Sequence[str], python: str = sys.executable
+    folder: Path,
+    nodes: int,
+    ranks_a_node: int,
+    words: Sequence[str],
+    python: str = sys.executable,
+    repeats: int = REPEATS,
 ) -> Found:
     """Waits for the nodes, as srun does; `words` are further options of srun."""
     paths = Paths(folder.resolve()).make()
@@ -61,7 +67,7 @@ def by_srun(
         f"--ntasks-per-node={ranks_a_node}",
     ]
     command += ["--distribution=block", "--kill-on-bad-exit=1", *words]
-    command += [python, "-P", "-m", "runtime.probe_main", str(paths.root)]
+    command += [python, "-P", "-m", "runtime.probe_main", str(repeats), str(paths.root)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ProbeFailed(f"{shlex.join(command)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
@@ -71,9 +77,9 @@ def by_srun(
     return probe.read(paths.probed)
 
 
-def main(folder: str) -> None:
+def main(repeats: str, folder: str) -> None:
     here = granted.read(os.environ)
-    _rank(Paths(Path(folder)), here.ranks, here.rank, here.local)
+    _rank(Paths(Path(folder)), here.ranks, here.rank, here.local, int(repeats))
 
 
 if __name__ == "__main__":

@@ -179,7 +179,7 @@ def test_inside_an_allocation_the_ranks_start_at_once(cluster: Cluster, warm: Wa
 
 
 def test_nodes_are_probed_by_srun(cluster: Cluster, warm: Warm, tmp_path: Path) -> None:
-    found = probe_main.by_srun(tmp_path, 2, 2, ["--nodelist=n[9-10]"], python=str(warm.python))
+    found = probe_main.by_srun(tmp_path, 2, 2, ["--nodelist=n[9-10]"], python=str(warm.python), repeats=2)
     assert found.hosts == ("n9", "n9", "n10", "n10")
     links = [(wire.a, wire.b, wire.within_node) for wire in found.wires]
     assert links == [(0, 1, True), (0, 2, False), (2, 3, True)]
