@@ -229,8 +229,8 @@ def _show_command(tools: Tools) -> Callable[..., None]:
 
 
 def _contents(file: Path) -> tuple[dict[str, object], str]:
-    from planner import cluster as clusters
     from planner import cli_calibrate, fitted, plan_yaml, profile_yaml, summary, yaml_files
+    from planner import cluster as clusters
 
     keys = set(yaml_files.parse(yaml_files.read_text(file), name=str(file)))
     if "schedule" in keys:
