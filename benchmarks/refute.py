@@ -12,6 +12,7 @@ Two lies are planted to see whether the experiment can catch any: a planner that
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import statistics
 import sys
@@ -93,11 +94,11 @@ class Claim:
     @property
     def interval_ns(self) -> tuple[float, float]:
         step = self.plan.prediction.step_ns
-        return step * (1 - self.error), step * (1 + self.error)
+        return max(0.0, step * (1 - self.error)), step * (1 + self.error)
 
     @property
     def regret(self) -> float:
-        return 2 * self.error / (1 - self.error)
+        return 2 * self.error / (1 - self.error) if self.error < 1 else math.inf
 
 
 def costs_of(subject: Subject) -> Profile:

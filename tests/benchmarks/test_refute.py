@@ -31,3 +31,8 @@ def test_a_chosen_plan_far_behind_the_best_is_refuted_though_the_bound_holds() -
 def test_a_step_outside_its_interval_is_seen() -> None:
     assert judged(claim(), 1.04 * PREDICTED, PREDICTED).inside
     assert not judged(claim(), 1.06 * PREDICTED, PREDICTED).inside
+
+
+def test_an_error_as_large_as_the_step_claims_nothing() -> None:
+    assert claim(error=1.5).regret == float("inf")
+    assert claim(error=1.5).interval_ns[0] == 0.0
