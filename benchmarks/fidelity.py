@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from benchmarks.harness import Cell, Result, Table, main
-from benchmarks.pool import Pool, pool
+from benchmarks.pool import PlanFailed, Pool, pool
 from planner import measure
 from planner.calibrate import Observation, fit
 from planner.cluster import Cluster, Link, Links, NodeGroup
@@ -63,6 +63,7 @@ class Case:
     ranks: int
     content: str
     plan: Plan | None = None
+    why: str = ""  # there is no plan
     runs: list[Observation] = field(default_factory=list)
     peak_bytes: int = 0
 
@@ -149,8 +150,8 @@ def planned(every: Sequence[Case]) -> None:
             costs = slowed(costs, slowness(costs, subject.micros[0]))
         try:
             case.plan = solve(costs, machines(case.ranks), batch=subject.batch, fix=case.fix)
-        except Infeasible:
-            case.plan = None
+        except Infeasible as error:
+            case.why = str(error)
 
 
 def measured(every: Sequence[Case], ranks: Pool, rounds: int) -> None:
@@ -161,12 +162,16 @@ def measured(every: Sequence[Case], ranks: Pool, rounds: int) -> None:
                 continue
             layers = case.content == "layers"
             first = layers and number == 0
-            run = ranks.run(
-                case.plan,
-                steps=STEPS["layers" if layers else "sleep"],
-                content="layers" if layers else "sleep",
-                memory_step=2 if first else 0,
-            )
+            try:
+                run = ranks.run(
+                    case.plan,
+                    steps=STEPS["layers" if layers else "sleep"],
+                    content="layers" if layers else "sleep",
+                    memory_step=2 if first else 0,
+                )
+            except PlanFailed as error:
+                case.plan, case.why = None, str(error)
+                continue
             case.runs.append(run)
             if first:
                 case.peak_bytes = max(run.timeline.peak_bytes.values())
@@ -174,7 +179,7 @@ def measured(every: Sequence[Case], ranks: Pool, rounds: int) -> None:
 
 def held_out(case: Case, every: Sequence[Case]) -> Fitted:
     """Corrections from other runs of the same kind: other models, or the other half of the plans."""
-    peers = [other for other in every if other.content == case.content and other.runs]
+    peers = [other for other in every if other.content == case.content and other.plan is not None]
     if case.content == "layers":
         foreign = [other for other in peers if other.subject != case.subject]
         peers = foreign or [other for other in peers if other is not case]
@@ -188,7 +193,7 @@ def row(case: Case, every: Sequence[Case]) -> tuple[Cell, ...]:
     name = " ".join(f"{key}={value}" for key, value in case.fix.items())
     kind = "compute" if case.content == "layers" else "sleep"
     if case.plan is None:
-        return (case.subject.name, name, kind, case.ranks, "no plan", *[None] * 9)
+        return (case.subject.name, name, kind, case.ranks, case.why.partition("\n")[0], *[None] * 9)
     plan = repredicted(case.plan, held_out(case, every))
     plain, known, step = case.plan.prediction.step_ns, plan.prediction, case.measured_ns
     most = max(worker.total - worker.margin for worker in case.plan.prediction.memory)
