@@ -48,7 +48,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
-        if key in self._seen or key in self._known:
+        if key in self._seen or key in self._known or storage.device.type == "meta":
             return
         self.now += size
         self.peak = max(self.peak, self.now)

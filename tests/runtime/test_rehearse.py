@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
+from planner.errors import BadInput
 from planner.plan import Plan
 from planner.timeline import Timeline
+from runtime import rehearse_check, rehearse_report
+from runtime.assemble import Load, assemble
 from runtime.local import job_of, prepare
+from runtime.memory import LiveBytes
 from runtime.paths import Paths
 from runtime.rehearse import rehearse
-from runtime.train import Model
+from runtime.rehearse_check import Checked
+from runtime.rehearse_survey import MADE_UP, made_up_states
+from runtime.rehearse_world import world_of
+from runtime.train import Model, NoPulse
 from tests.pool import Pool
 from tests.runtime.jobs import captured_of
+from tests.runtime.plans import MS
+from tests.runtime.spatial.test_plans import VOLUME
+from tests.runtime.spatial.test_plans import plan_of as spatial_plan
 from tests.runtime.test_equality import HERE, plan_of
 
 Workload = tuple[str, dict[str, str]]
@@ -56,3 +68,97 @@ def test_the_rehearsed_peak_is_that_of_a_run(
     workload: Workload, shape: dict[str, object], pool: Pool, tmp_path: Path
 ) -> None:
     check_peaks(pool, plan_of(workload[0], workload[1], **shape), tmp_path)
+
+
+def test_shards_of_samples_are_rehearsed_as_they_are(pool: Pool, tmp_path: Path) -> None:
+    plan = spatial_plan(VOLUME, {0: (2,), 1: (2,)}, 2, micros=2, workers=2, family="zb-h1")
+    real, found = run_peaks(pool, plan, tmp_path), rehearse(plan, steps=1)
+    assert found.ranks == (0, 1, 2, 3)
+    by_worker = {worker: max(real[2 * worker : 2 * worker + 2]) for worker in (0, 1)}
+    assert {each.worker: each.rehearsed_bytes for each in found.peaks} == by_worker
+
+
+def test_replicas_are_rehearsed_once_and_the_step_is_replayed_from_what_was_found() -> None:
+    plan = plan_of(*UNET, family="1f1b", workers=2, micros=3, data=3, hop_ns=7 * MS)
+    found = rehearse(plan, steps=2)
+    assert found.ranks == (0, 1)
+    assert [(each.stage, each.kind) for each in found.durations] == [
+        (stage, kind) for stage in (0, 1) for kind in ("F", "B", "STEP")
+    ]
+    assert found.predicted_step_ns == found.durations[0].predicted_ns * 13 + 2 * 2 * 7 * MS - 1 * MS
+    took = {(each.stage, each.kind): each.rehearsed_ns for each in found.durations}
+    busiest = max(3 * (took[stage, "F"] + took[stage, "B"]) for stage in (0, 1))
+    assert found.rehearsed_step_ns >= busiest + 2 * 7 * MS  # messages as planned
+    assert found.most_different is not None
+
+
+def test_what_cannot_be_rehearsed_is_refused() -> None:
+    plan = plan_of(*UNET, family="1f1b", workers=2, micros=2)
+    for arguments, why in (
+        ({"device": "tpu"}, "no device 'tpu'"),
+        ({"steps": 0}, "0 steps"),
+        *([] if torch.cuda.is_available() else [({"device": "cuda"}, "no GPU is here")]),
+    ):
+        with pytest.raises(BadInput, match=why):
+            rehearse(plan, **arguments)  # type: ignore[arg-type]
+
+
+def test_a_check_runs_two_steps_against_one_process_where_they_fit(tmp_path: Path) -> None:
+    plan = plan_of(*BRANCHES, family="1f1b", workers=2, micros=2)
+    found = rehearse_check.checked(plan)
+    assert found.agree and found.together == found.alone  # one pipe: to the bit
+    apart = Checked(together=(1.0, 2.0), alone=(1.0, 2.1), tolerance=1e-6)
+    assert not apart.agree and "they differ by more than 1e-06" in rehearse_check.text(apart)
+    memory = plan.prediction.memory[0].model_copy(update={"parameters": 2**60})
+    large = plan.prediction.model_copy(update={"memory": (memory, memory)})
+    with pytest.raises(BadInput, match="GiB together"):
+        rehearse_check.checked(plan.model_copy(update={"prediction": large}))
+
+
+def test_a_worker_that_takes_more_than_was_planned_is_named() -> None:
+    plan = plan_of(*UNET, family="1f1b", workers=2, micros=2)  # predicts that nothing is taken
+    found = rehearse(plan, steps=1)
+    assert [each.worker for each in found.too_full] == [0, 1]
+    assert "worker 1 takes" in rehearse_report.text(found)
+    assert rehearse_report.as_dict(found)["too_full"] == [0, 1]
+
+
+@pytest.mark.parametrize("shape", [{"family": "1f1b", "workers": 4}, {"family": "chimera", "workers": 4}])
+def test_a_rank_loads_and_makes_no_more_than_its_own_part(shape: dict[str, object]) -> None:
+    """Before its weights it makes nothing; then it asks for its own names alone, and holds what they take."""
+    plan = plan_of("mlp", {"width": "128", "layers": "8"}, micros=4, **shape)
+    workload, captured = captured_of("mlp", {"width": "128", "layers": "8"}, 2)
+    whole = sum(row.bytes for row in captured.graph.parameters)
+    for rank in range(4):
+        asked: set[str] = set()
+        load = made_up_states(captured.graph)
+
+        def own(
+            names: Sequence[str], asked: set[str] = asked, load: Load = load
+        ) -> Mapping[str, torch.Tensor]:
+            assert asked or live.peak < 64 * 1024
+            asked.update(names)
+            return load(names)
+
+        with world_of(rank, 4, torch.device("cpu")) as world, LiveBytes() as live:
+            made = assemble(
+                plan,
+                captured,
+                world,
+                make_optimizer=workload.optimizer,
+                lr_schedule=workload.lr_schedule,
+                load=own,
+                options=MADE_UP,
+                pulse=NoPulse(),
+            )
+        part = sum(captured.graph.parameter[name].bytes for name in asked)
+        stages = {stage for _, stage in made.mesh.held(rank)}
+        assert asked == {
+            row.name
+            for row in captured.graph.parameters
+            if any(user in plan.stages[stage].layers for stage in stages for user in row.users)
+        }
+        assert part <= 0.75 * whole
+        assert (
+            live.now <= 2.1 * part and live.peak <= 3.1 * part
+        )  # gradients beside, and one copy while loading
