@@ -37,7 +37,7 @@ class Closing:
     tree: Tree | None = None
 
     def __post_init__(self) -> None:
-        fixed = self.spans is not None and bool((self.spans[0] == self.spans[1]).all())
+        fixed = self.spans is not None and _point(self.spans)
         pool = Pool(problem=self.problem, memory=memory_weights(self.problem))
         self.record = Record(pool, self.spans[0] if self.spans is not None and fixed else None)
 
@@ -56,14 +56,18 @@ class Closing:
         if self.spans is None or not self._reachable():
             self.spans = None
             return
-        self.record.around(even(self.problem))
-        if answer is not None:
-            self.record.learn(answer.cut)
-        if self.problem.chained:
-            self.bound, self.spans = surrounded(self.record, Lines(self.problem), self.spans, _ROUNDS)
+        if not _point(self.spans):
+            self.record.around(even(self.problem))
+            if answer is not None:
+                self.record.learn(answer.cut)
+            if self.problem.chained:
+                self.bound, self.spans = surrounded(self.record, Lines(self.problem), self.spans, _ROUNDS)
         if self.spans is not None and not _fits(self.problem, *self.spans):
             self.tight = True
             self._grow()
+        if self.spans is not None and _point(self.spans):
+            self.record.learn(self.spans[0])
+            self.spans = None
 
     def _reachable(self) -> bool:
         shape = self.problem.shape
@@ -96,6 +100,10 @@ class Closing:
         self.bound = max(self.bound, float(proof.bound_ns))
         if proof.closed:
             self.spans = None
+
+
+def _point(spans: Windows) -> bool:
+    return bool((spans[0] == spans[1]).all())
 
 
 def _fits(problem: Problem, low: IntArray, high: IntArray) -> bool:

@@ -121,6 +121,7 @@ class Game:
 
     def solve(self) -> tuple[float, Weights] | None:
         """Upper estimate of the bound, and the combination to price; None when the solver gives none."""
+        self.pool.problem.meter.solved(self.rows * len(self.columns))
         self.lp.run()
         if self.lp.getModelStatus() != highspy.HighsModelStatus.kOptimal:
             return None

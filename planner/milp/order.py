@@ -27,6 +27,10 @@ class Meter:
     def compiled(self, actions: int) -> None:
         self.spent_ns += 10_000.0 * actions
 
+    def solved(self, cells: int) -> None:
+        """A small linear program."""
+        self.spent_ns += 2_000_000.0 + 500.0 * cells
+
     def priced(self, cells: int) -> None:
         self.spent_ns += 100_000.0 + 6.0 * cells
 

@@ -14,6 +14,7 @@ from planner.milp.record import Record
 
 _PATIENCE = 10  # mixtures without a better bound, before the tree takes over
 _GAIN = 2e-4  # of the limit: what counts as better
+_TRIAL, _HOPE = 12, 0.9  # mixtures after which a bound below so much of the limit is left as it is
 _NARROWINGS = 3
 Windows = tuple[IntArray, IntArray]
 
@@ -40,7 +41,7 @@ def _squeezed(record: Record, lines: Lines, spans: Windows, rounds: int) -> tupl
     pool, bound, mixtures = record.pool, 0.0, list[Weights]()
     chosen = pool.inside(*spans)
     since, marked = 0, 0.0
-    for _ in range(rounds):
+    for turn in range(rounds):
         game = Game(pool, chosen, float(record.limit), ample=True)
         solved = game.solve()
         if solved is None:
@@ -51,7 +52,8 @@ def _squeezed(record: Record, lines: Lines, spans: Windows, rounds: int) -> tupl
             bound, mixtures = value, [mixed, *mixtures[:4]]
         since = 0 if bound > marked + _GAIN * record.limit else since + 1
         marked = bound if since == 0 else marked
-        if bound > record.most or since > _PATIENCE or not len(cut):
+        hopeless = turn >= _TRIAL and bound < _HOPE * record.limit
+        if bound > record.most or since > _PATIENCE or hopeless or not len(cut):
             break
         if pool.find(cut) not in chosen:
             chosen.append(record.learn(cut))
