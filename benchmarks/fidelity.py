@@ -233,6 +233,14 @@ COLUMNS = (
 )
 
 
+def shown(row: tuple[Cell, ...]) -> tuple[Cell, ...]:
+    """Errors as shares."""
+    return tuple(
+        f"{cell:+.1%}" if name.endswith("error") and isinstance(cell, float) else cell
+        for name, cell in zip(COLUMNS, row, strict=True)
+    )
+
+
 def notes(rows: Sequence[tuple[Cell, ...]]) -> Iterator[str]:
     for kind in ("sleep", "compute"):
         found = [r for r in rows if r[2] == kind and isinstance(r[9], float)]
@@ -272,7 +280,7 @@ def run(quick: bool) -> Result:
             Table(
                 title="Predicted against measured",
                 columns=COLUMNS,
-                rows=rows,
+                rows=[shown(row) for row in rows],
                 notes=(*notes(rows), corrections, load_note),
             )
         ],

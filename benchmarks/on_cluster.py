@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.fidelity import COLUMNS, Case, Subject, notes, row
+from benchmarks.fidelity import COLUMNS, Case, Subject, notes, row, shown
 from benchmarks.harness import Result, Table, markdown
 from planner import calibrate, fitted, plan_yaml
 from planner.errors import Infeasible, ShardwrightError
@@ -120,7 +120,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = calibrate.fit([run for case in done for run in case.runs])
     (options.folder / "calibration.yaml").write_text(fitted.dump(found))
     rows = [row(case, done) for case in done]
-    table = Table(title="Predicted against measured", columns=COLUMNS, rows=rows, notes=tuple(notes(rows)))
+    table = Table(
+        title="Predicted against measured",
+        columns=COLUMNS,
+        rows=[shown(row) for row in rows],
+        notes=tuple(notes(rows)),
+    )
     print(markdown(Result(name="cluster", claim=f"{options.ranks} ranks, {options.device}.", tables=[table])))
     return 0
 
