@@ -132,10 +132,12 @@ class Run:
             self.close()
 
     def _mean(self, losses: Losses) -> float:
-        """Every micro-batch has one owner, so a sum with zeros elsewhere tells all of them to the bit."""
+        """Every micro-batch has one owner, or ranks that share its samples, of which the first one tells it: a sum
+        with zeros elsewhere tells all of them to the bit."""
         plan, world = self._training.plan, self._training.world
         table = torch.zeros(plan.batch.micros * plan.axes.data, 2, dtype=torch.float64)
-        for micro, row in losses.items():
+        told = losses if self._training.rank.mesh.by_rank[self.rank].spatial == 0 else {}
+        for micro, row in told.items():
             table[micro, 0], table[micro, 1] = row[LOSS], row.get(COUNT, 0.0)
         if world.group is not None:
             dist.all_reduce(table, group=world.group)
