@@ -11,45 +11,30 @@ Two lies are planted to see whether the experiment can catch any: a planner that
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
-import statistics
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from math import comb
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-import numpy as np
-
+from benchmarks.candidates import RANKS, Candidate, likeliest, rules, sampled
 from benchmarks.fidelity import machines, slowed
 from benchmarks.harness import Cell, Result, Table, main
 from benchmarks.pool import PlanFailed, Pool, pool
 from planner import measure
-from planner.calibrate import Observation, fit
-from planner.cost import IntArray
+from planner.calibrate import fit
 from planner.fitted import Fitted
-from planner.milp import explain
-from planner.milp.assemble import plan_of
-from planner.milp.problem import Problem
-from planner.milp.search import NEVER, Answer, judge
-from planner.milp.shapes import Shape
 from planner.milp.solve import answered, space_of
 from planner.milp.space import Space
-from planner.milp.survey import ranked
-from planner.plan import Certificate, Plan
+from planner.plan import Plan
 from planner.profile import Profile
 from planner.repredict import nominal_plan
 from planner.workload import load
 from runtime.spatial.alone import Alone
 from runtime.split import Split
 
-RANKS = 8
 STEPS = 6
 SAMPLE_S = 0.16  # that one sample computes for, over the whole model
-UNTOLD = Certificate(
-    objective_ns=0, bound_ns=0, free_bound_ns=0, gap=0.0, scope="not solved: one of the plans that are run"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,17 +55,6 @@ SUBJECTS = (
     Subject(workload="unet3d", arguments={"size": "tiny"}, batch=12),
     Subject(workload="cosmoflow", arguments={"size": "small"}, batch=4, grids=((2,), (4,))),
 )
-
-
-@dataclass(kw_only=True)
-class Candidate:
-    name: str
-    plan: Plan
-    runs: list[Observation] = field(default_factory=list)
-
-    @property
-    def measured_ns(self) -> float:
-        return statistics.median(run.step_ns for run in self.runs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,75 +107,6 @@ def claimed(asked: Space, error: float) -> Claim:
     plan, _ = answered(asked)
     assert plan.certificate is not None
     return Claim(plan=plan, bound_ns=plan.certificate.bound_ns, error=error)
-
-
-def blocks(asked: Space, posed: Problem) -> list[int]:
-    """Boundaries between modules of the first two levels, of those where the model may be cut."""
-    tops = [".".join(layer.name.partition("#")[0].split(".")[:2]) for layer in asked.profile.graph.layers]
-    return [i for i in range(1, len(tops)) if tops[i] != tops[i - 1] and posed.allowed[i]]
-
-
-def posed_shapes(asked: Space) -> list[tuple[Shape, Problem, list[int]]]:
-    """Every shape that keeps all ranks busy and can be cut at block level."""
-    found = []
-    for shape in ranked(asked):
-        posed = asked.problem(shape) if shape.devices == RANKS else None
-        if posed is not None and len(where := blocks(asked, posed)) >= shape.stages - 1:
-            found.append((shape, posed, where))
-    return found
-
-
-def plan_at(asked: Space, posed: Problem, cut: IntArray) -> Plan | None:
-    ns = int(judge(posed, cut[None, :])[0])
-    return None if ns >= NEVER else plan_of(asked, posed, Answer(cut=cut, ns=ns), UNTOLD)
-
-
-def sampled(asked: Space, most: int, seed: int) -> tuple[list[Candidate], int]:
-    """At most so many plans, evenly over the shapes, and how many there are in all."""
-    shapes = posed_shapes(asked)
-    total = sum(comb(len(where), shape.stages - 1) for shape, _, where in shapes)
-    rng, found = random.Random(seed), []
-    if total <= most:
-        every = [
-            (shape, posed, inner)
-            for shape, posed, where in shapes
-            for inner in itertools.combinations(where, shape.stages - 1)
-        ]
-    else:
-        every = []
-        for shape, posed, where in rng.sample(shapes, len(shapes)) * (1 + most // len(shapes)):
-            every.append((shape, posed, tuple(sorted(rng.sample(where, shape.stages - 1)))))
-    for shape, posed, inner in every[:most]:
-        plan = plan_at(asked, posed, np.array([0, *inner, posed.layers], np.int64))
-        if plan is not None:
-            found.append(Candidate(name=str(shape), plan=plan))
-    return found, total
-
-
-def likeliest(asked: Space, most: int) -> Iterator[Candidate]:
-    """The best block-level cut of the shapes that promise most: those that could refute the claims."""
-    priced = []
-    for shape, posed, where in posed_shapes(asked):
-        inner = list(itertools.islice(itertools.combinations(where, shape.stages - 1), 2000))
-        cuts = np.array([[0, *cut, posed.layers] for cut in inner], np.int64)
-        times = judge(posed, cuts)
-        priced.append((int(times.min()), shape, posed, cuts[int(times.argmin())]))
-    for _, shape, posed, cut in sorted(priced, key=lambda row: (row[0], row[1]))[:most]:
-        if (plan := plan_at(asked, posed, cut)) is not None:
-            yield Candidate(name=f"{shape} (likely)", plan=plan)
-
-
-def rules(asked: Space) -> Iterator[Candidate]:
-    """What others would do, cut into equally many layers."""
-    named = [*explain.trivial(asked)]
-    named.append(("most replicas, largest micro-batch", [s for s in ranked(asked) if s.family == "1f1b"]))
-    for name, shapes in named:
-        for shape in sorted(shapes, key=lambda s: (-s.devices, -s.data, -s.micro)):
-            posed = asked.problem(shape)
-            plan = None if posed is None else plan_at(asked, posed, explain.equal_cut(posed))
-            if plan is not None:
-                yield Candidate(name=name, plan=plan)
-                break
 
 
 def closed_form(every: Sequence[Candidate], error: float) -> Claim:
