@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, TimeoutError, sync_playwright
 
 from planner.plan import Plan
 from planner.report.contents import Contents
@@ -23,6 +23,7 @@ from tests.planner.test_report import record
 CASES = report_cases.cases()
 WIDTHS = (375, 1440)
 CHART = "#timeline canvas"
+PATIENCE_MS = 120_000  # of a machine that does much else; idle, everything is there within a second
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,9 @@ def browser() -> Iterator[Browser]:
     if chromium is None:
         pytest.skip("needs Debian's browser, which .ci/run installs: apt-get install chromium")
     with sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        found = driver.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
         yield found
         found.close()
 
@@ -51,10 +54,15 @@ class Opened:
         self.asked: list[str] = []
         self.page.on("console", lambda message: self.said.append(message.text))
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("crash", lambda page: self.said.append("the page crashed"))
         self.page.on("dialog", lambda dialog: self.said.append(dialog.message))
         self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.set_default_timeout(PATIENCE_MS)
         self.page.goto(file.as_uri())
-        self.page.wait_for_selector(f"{CHART}[data-ready]")
+        try:
+            self.page.wait_for_selector(f"{CHART}[data-ready]")
+        except TimeoutError as error:
+            raise AssertionError(f"nothing was drawn; the browser said {self.said}") from error
         assert self.said == [] and self.asked == [file.as_uri()]
 
     def chart(self) -> dict[str, str]:
