@@ -23,6 +23,7 @@ from planner.milp.search import Answer, even
 from planner.milp.tree import Tree
 
 _ROUNDS = 60  # mixtures of rows tried at first
+_KEPT = 200_000  # rows of a shape that is left open, times its pairs of stages
 _ARCS = 300_000  # that windows may span for a tree
 
 
@@ -38,8 +39,10 @@ class Closing:
 
     def __post_init__(self) -> None:
         fixed = self.spans is not None and _point(self.spans)
-        pool = Pool(problem=self.problem, memory=memory_weights(self.problem))
-        self.record = Record(pool, self.spans[0] if self.spans is not None and fixed else None)
+        self.record = self._fresh(self.spans[0] if self.spans is not None and fixed else None)
+
+    def _fresh(self, pinned: IntArray | None) -> Record:
+        return Record(Pool(problem=self.problem, memory=memory_weights(self.problem)), pinned)
 
     @property
     def open(self) -> bool:
@@ -56,18 +59,31 @@ class Closing:
         if self.spans is None or not self._reachable():
             self.spans = None
             return
-        if not _point(self.spans):
-            self.record.around(even(self.problem))
-            if answer is not None:
-                self.record.learn(answer.cut)
-            if self.problem.chained:
-                self.bound, self.spans = surrounded(self.record, Lines(self.problem), self.spans, _ROUNDS)
+        self._surround()
         if self.spans is not None and not _fits(self.problem, *self.spans):
             self.tight = True
             self._grow()
         if self.spans is not None and _point(self.spans):
             self.record.learn(self.spans[0])
             self.spans = None
+        if self.root is None and len(self.record.pool.rows) * self.problem.stages**2 > _KEPT:
+            self._forget()
+
+    def _surround(self) -> None:
+        assert self.spans is not None
+        if _point(self.spans):
+            return
+        self.record.around(even(self.problem))
+        if self.record.answer is not None:
+            self.record.learn(self.record.answer.cut)
+        if self.problem.chained:
+            bound, self.spans = surrounded(self.record, Lines(self.problem), self.spans, _ROUNDS)
+            self.bound = max(self.bound, bound)
+
+    def _forget(self) -> None:
+        """Rows of many stages take megabytes each: they are learnt again if the shape is taken further."""
+        known, self.record = self.record, self._fresh(self.record.pinned)
+        self.record.aim(known.answer, known.limit)
 
     def _reachable(self) -> bool:
         shape = self.problem.shape
@@ -91,6 +107,10 @@ class Closing:
     def prove(self, answer: Answer | None, limit: int, nodes: int, work_ns: float) -> None:
         """So many boxes further."""
         self.record.aim(answer, limit)
+        if not self.open or self.spans is None or (self.root is None and _cells(*self.spans) > _ARCS):
+            return
+        if not self.record.pool.rows:
+            self._surround()
         self._grow()
         if not self.open or self.root is None:
             return

@@ -14,6 +14,8 @@ from planner.plan import Hop
 from planner.schedule.action import Kind, Schedule
 from planner.simulate import Compiled, compile
 
+_LONG = 4096  # actions of an order that is compiled for one pattern of messages at a time
+
 
 @dataclass(kw_only=True)
 class Meter:
@@ -73,6 +75,8 @@ class Order:
         key = (np.packbits(pattern).tobytes(), update)
         if key not in self._compiled:
             meter.compiled(self.actions)
+            if self.actions > _LONG:
+                self._compiled.clear()  # each takes megabytes, and the latest pattern holds those before it
             self._compiled[key] = compile(self.schedule, self._routes(pattern), update=update)
         return self._compiled[key]
 

@@ -29,7 +29,8 @@ from planner.plan import Certificate
 
 _EVEN, _FIRST = 40, 6  # shapes whose even cut is simulated, and that are answered, before any is proved
 _KICKS = 6
-_WORK_NS = 60e9  # of `Meter`; shapes that are left then keep the bound of their load
+_WORK_NS = 40e9  # of `Meter`
+_LOOKS = 0.6  # of it is for first looks; shapes that are left then keep the bound of their totals
 _PROGRAM_NODES = 2000  # of the mixed-integer program
 _MOST_ARCS = 3000  # beyond, the program is left unwritten and the tree's proof stands alone
 _CHANGED = 20  # shapes looked at for each change that might make an infeasible question feasible
@@ -128,6 +129,7 @@ class Search:
 
     def prove(self) -> None:
         """Takes what is open further, a few boxes of every shape at a time, the lowest bound first."""
+        self._polish()
         boxes = _BOXES
         while self.open and self.space.meter.spent_ns < self.effort.work_ns:
             for tried in sorted(self.open, key=lambda each: (each.bound_ns, each.shape)):
@@ -138,6 +140,15 @@ class Search:
             if boxes >= self.effort.nodes and len(self.open) == before:
                 return
             boxes *= 4
+
+    def _polish(self) -> None:
+        """Descents from the best cuts that the first looks met: a better answer refutes more than any bound."""
+        met = [tried for tried in self.open if tried.answer is not None and tried.closing is not None]
+        met.sort(key=lambda tried: (tried.answer.ns if tried.answer else NEVER, tried.shape))
+        for tried in met[:_FIRST]:
+            spans = self.space.windows(tried.problem)
+            if spans is not None and tried.answer is not None:
+                self.take(tried, descend(tried.problem, *spans, tried.answer.cut))
 
     def _left(self, tried: Tried) -> bool:
         return tried.closing is not None and tried.closing.open and tried.bound_ns < self.limit
@@ -189,7 +200,7 @@ class Search:
         if short_bytes(self.space, shape) > 0:
             self.bounded += 1
             return True
-        if self.space.meter.spent_ns > self.effort.work_ns and self.best is not None:
+        if self.space.meter.spent_ns > _LOOKS * self.effort.work_ns and self.best is not None:
             self.left.append(int(np.ceil(least - ROUNDING)))
             return False
         tried = self.look(shape)
