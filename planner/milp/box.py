@@ -180,7 +180,7 @@ class Box:
         if weights.kinds[:, STEP, p].any():
             yield weights.kinds[:, STEP, p], self.cell(problem.step_grid(p), p)
         if problem.sparing is not None and weights.kinds[:, AGAIN, p].any():
-            yield weights.kinds[:, AGAIN, p], self.cell(problem.again_grid(p), p)
+            yield weights.kinds[:, AGAIN, p], problem.again_ns(p, self.window(p), self.window(p + 1))
         if weights.fixed[:, p].any():
             yield weights.fixed[:, p], self.cell(problem.fixed_grid, p)
         if weights.moving[:, p].any():

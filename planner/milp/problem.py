@@ -25,6 +25,7 @@ from planner.sweep import critical_counts
 
 KINDS = tuple(Kind)
 _GRIDS = 100  # kept at a time
+_TABLED = 300  # layers up to which what a single problem needs of every interval is kept
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
 
 
@@ -132,11 +133,14 @@ class Problem:
         lacks: IntArray = fixed + peak - self.available_bytes[worker]
         return lacks
 
-    def again_grid(self, stage: int) -> IntArray:
-        """Nanoseconds of recomputing, of every interval, where only some do."""
+    def again_ns(self, stage: int, begins: IntArray, ends: IntArray) -> IntArray:
+        """[begin, end]: nanoseconds of recomputing where only some stages do, over two rows of boundaries."""
         assert self.sparing is not None
+        if self.layers > _TABLED:
+            return self._again_ns(stage, begins[:, None], np.maximum(ends[None, :], begins[:, None]))
         key = ("again", self.sparing, stage)
-        return self._grid(key, lambda i, j: self._again_ns(stage, i, j))
+        table = self._grid(key, lambda i, j: self._again_ns(stage, i, j))
+        return table[np.ix_(begins, ends)]
 
     def _again_ns(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
         assert self.sparing is not None

@@ -10,6 +10,7 @@ import pytest
 from planner.cluster import Cluster
 from planner.errors import Infeasible
 from planner.fitted import Correction, Fitted
+from planner.milp import problem
 from planner.milp.problem import KINDS
 from planner.milp.search import judge
 from planner.milp.shapes import Shape
@@ -60,6 +61,14 @@ def test_it_is_faster_than_recomputing_all_and_than_cuts_that_need_none() -> Non
     assert some.prediction.step_ns < every.prediction.step_ns < none.prediction.step_ns
     with pytest.raises(Infeasible):
         plan_of(40_000, recompute=False)
+
+
+def test_models_too_large_for_tables_of_every_interval_get_the_same_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tabled = plan_of(60_000)
+    monkeypatch.setattr(problem, "_TABLED", 0)
+    assert plan_of(60_000) == tabled
 
 
 def test_where_there_is_room_nothing_recomputes() -> None:
