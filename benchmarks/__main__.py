@@ -12,7 +12,16 @@ from benchmarks.harness import Result, Table, markdown
 from benchmarks.quoted import RESULTS, renew, sections
 
 HERE = Path(__file__).parent
-NOT_BENCHMARKS = {"__init__", "__main__", "harness", "pool", "slow_link"}
+NOT_BENCHMARKS = {
+    "__init__",
+    "__main__",
+    "candidates",
+    "harness",
+    "on_cluster",
+    "pool",
+    "quoted",
+    "slow_link",
+}
 
 
 def scripts() -> list[str]:

@@ -65,3 +65,9 @@ def test_a_measured_number_without_its_section_is_refused() -> None:
 def test_blocks_below_a_mark_are_held_to_it() -> None:
     block = "<!-- from: fidelity -->\n```text\nratio 1.07\n\nstep 12.5 ms\n```\nand so on"
     assert faults(block) == ["page.md:1 quotes 1.07, which is not in fidelity of RESULTS.md"]
+
+
+def test_what_runs_as_a_benchmark_is_one() -> None:
+    for name in scripts():
+        text = (quoted.ROOT / "benchmarks" / f"{name}.py").read_text()
+        assert "def run(quick: bool) -> Result:" in text and "main(run)" in text, name
