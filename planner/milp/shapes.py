@@ -22,6 +22,7 @@ OUTER_DATA: tuple[AxisName, ...] = ("data", "pipeline", "spatial")
 OUTER_PIPELINE: tuple[AxisName, ...] = ("pipeline", "data", "spatial")
 SEARCHED = tuple(name for name in FAMILIES if name != "listed")  # `listed` is settings, no order of its own
 NO_LIMIT = 1 << 60
+MOST_FORWARDS = 1024  # of a device whose sums are hidden in parts, unless one asks for it
 DEEPEST = 64  # pipeline workers, unless one is asked for by name
 MOST_ACTIONS = (
     1 << 17
@@ -271,7 +272,7 @@ def _with_data(
             for family, pairs, chunks in _variants(names, workers, micros, layers, pinned):
                 if pinned.stages is not None and workers * chunks != len(pinned.stages):
                     continue
-                if family == "overlap" and not _overlaps(workers, data, grid, pinned):
+                if family == "overlap" and not _overlaps(workers, data, chunks * micros, grid, pinned):
                     continue
                 every = product(
                     _free(pinned.recompute), _free(pinned.shard), _directions(cluster, workers, family)
@@ -304,13 +305,12 @@ def _directions(cluster: Cluster, workers: int, family: str) -> tuple[bool, ...]
     return (False, True) if both else (False,)
 
 
-def _overlaps(workers: int, data: int, grid: tuple[int, ...], pinned: Pins) -> bool:
-    """Parts hide the sums of replicas; in a pipeline there is little to hide, unless one asks for it."""
+def _overlaps(workers: int, data: int, forwards: int, grid: tuple[int, ...], pinned: Pins) -> bool:
+    """Parts hide the sums of replicas; in a pipeline, or behind many micro-batches, there is little to hide."""
     if pinned.schedules:
         return not grid
-    return (
-        workers == 1 and data > 1 and not grid and pinned.out_of_order is not False and pinned.stages is None
-    )
+    wanted = pinned.out_of_order is not False and pinned.stages is None
+    return wanted and workers == 1 and data > 1 and not grid and forwards <= MOST_FORWARDS
 
 
 def _free(value: bool | None) -> tuple[bool, ...]:
