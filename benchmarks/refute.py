@@ -181,8 +181,8 @@ def experiment(
     true = _with_true_times(lie, asked)
     others, total = sampled(asked, 3 if quick else 30, seed=1)
     every = [chosen, true, *others, *likeliest(asked, 2 if quick else 10), *rules(asked)]
-    for number in range(1 if quick else 2):
-        measured(every if number == 0 else _contenders(every), ranks, number)
+    for number in range(2):
+        measured(every if number == 0 else _contenders(every, 3 if quick else 8), ranks, number)
         every = [candidate for candidate in every if candidate.runs]
     assert chosen in every and true in every, "the chosen plan did not run"
     formula = closed_form(every, claim.error)
@@ -221,9 +221,9 @@ def _with_true_times(lie: Candidate, asked: Space) -> Candidate:
     return Candidate(name=lie.name, plan=answered(true)[0])
 
 
-def _contenders(every: Sequence[Candidate]) -> list[Candidate]:
+def _contenders(every: Sequence[Candidate], most: int) -> list[Candidate]:
     """The chosen ones and the fastest so far, once more: a claim is not left to one lucky run."""
-    return [*every[:2], *sorted(every[2:], key=lambda candidate: candidate.measured_ns)[:8]]
+    return [*every[:2], *sorted(every[2:], key=lambda candidate: candidate.measured_ns)[:most]]
 
 
 def _shown(every: Sequence[Candidate], *always: Candidate) -> list[Candidate]:
