@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
+from runtime import checkpoint as checkpoints
+from runtime import groups
+from runtime import job as runs
+from runtime.paths import Paths
 from runtime.spatial.mesh import GroupWire
+from runtime.train import NoPulse, Training
+from tests.runtime.jobs import model_of
 from tests.runtime.spatial.cases import CASES
 from tests.runtime.spatial.equality import Made, on_shards, own_differences
 from tests.runtime.spatial.variants import Variant
@@ -23,6 +30,22 @@ def operations(
         return dict(_differences(Variant(CASES[name], parts, grid), wire) for name, parts, grid in chosen)
     finally:
         dist.destroy_process_group()
+
+
+def losses(
+    rank: int, ranks: int, rendezvous: Path, *, folder: str, steps: int
+) -> list[dict[int, dict[str, float]]]:
+    """Of a prepared run, a step at a time; nothing is written."""
+    paths = Paths(Path(folder))
+    world = groups.join(rendezvous, rank, ranks, torch.device("cpu"))
+    try:
+        start = checkpoints.latest(paths.checkpoints)
+        assert start is not None
+        training = Training(model_of(paths), start, world, runs.read(paths), paths, NoPulse())
+        batches = training.batches()
+        return [training.step(next(batches)) for _ in range(steps)]
+    finally:
+        world.close()
 
 
 def _differences(variant: Variant, wire: GroupWire) -> tuple[str, float]:
