@@ -71,7 +71,9 @@ class StagePlan(Part):
     layers: tuple[str, ...]
     recompute: Flag = False
     spatial: tuple[Count, ...] = Field((), description="grid over the spatial dims; empty: whole samples")
-    gather_before: str = Field("", description="layer from which on samples are whole; empty: where rules end")
+    gather_before: str = Field(
+        "", description="layer from which on samples are whole; empty: where rules end"
+    )
 
 
 class Place(Part):
