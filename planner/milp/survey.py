@@ -35,7 +35,7 @@ _PROGRAM_NODES = 2000  # of the mixed-integer program
 _MOST_ARCS = 3000  # beyond, the program is left unwritten and the tree's proof stands alone
 _CHANGED = 20  # shapes looked at for each change that might make an infeasible question feasible
 _BOXES = 100  # of one shape at first, divided by its depth
-_NODES = 3000  # boxes of one shape, divided by its depth
+_NODES = 3000  # boxes of one shape in a turn at most, divided by its depth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,14 +131,11 @@ class Search:
         """Takes what is open further, a few boxes of every shape at a time, the lowest bound first."""
         self._polish()
         boxes = _BOXES
-        while self.open and self.space.meter.spent_ns < self.effort.work_ns:
+        while self.open and boxes <= self.effort.nodes and self.space.meter.spent_ns < self.effort.work_ns:
             for tried in sorted(self.open, key=lambda each: (each.bound_ns, each.shape)):
                 if tried.bound_ns < self.limit and self.space.meter.spent_ns < self.effort.work_ns:
                     self._prove(tried, max(1, boxes // tried.shape.stages))
-            before = len(self.open)
             self.open = [tried for tried in self.open if self._left(tried)]
-            if boxes >= self.effort.nodes and len(self.open) == before:
-                return
             boxes *= 4
 
     def _polish(self) -> None:
