@@ -69,8 +69,10 @@ def known(quick: bool) -> list[Known]:
     found = []
     for name, arguments, micros in MODELS[:2] if quick else MODELS:
         workload = workloads.load(name, arguments)
+        # a roofline runs no kernels, so it cannot see what those of recurrent layers keep for themselves
+        device = "cpu" if name == "lstm" else "roofline:cpu"
         costs = {
-            micro: measure.profile(workload, device="roofline:cpu", micros=(micro,), split=Split())
+            micro: measure.profile(workload, device=device, micros=(micro,), split=Split())
             for micro in micros
         }
         found.append(Known(workload, capture(workload), costs))
@@ -202,7 +204,7 @@ def large_plan(file: str, ranks: int) -> Plan:
     node = NodeGroup(count=ranks // 8, device="H100-80GB", devices_per_node=8)
     links = Links(
         node=Link(latency_s=2e-6, bandwidth_bytes_per_s=4.5e11),
-        cluster=Link(latency_s=5e-6, bandwidth_bytes_per_s=5e10),
+        rack=Link(latency_s=5e-6, bandwidth_bytes_per_s=5e10),
     )
     fix = {"data": 1, "pipeline": ranks, "schedule": "1f1b", "micro": 1, "recompute": False}
     return solve(costs, Cluster(name="large", nodes=(node,), links=links), batch=ranks, fix=fix)

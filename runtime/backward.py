@@ -9,7 +9,8 @@ input half: exact, only earlier than it had to be.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -113,12 +114,35 @@ def input_half(roots: Sequence[Root], anchor: Tensor, parameters: Sequence[Tenso
 
 
 def weight_half(owed: Owed) -> None:
-    """Adds the gradients of the parameters to their `.grad`; the branches are let go one by one."""
+    """Adds the gradients of the parameters to their `.grad`, branch by branch, so that few are there at a time;
+    what several branches lead to is summed before it is added, as a whole backward does."""
     entered = list(owed.roots)
     owed.roots = []
+    uses = Counter(leaf for branch in owed.branches for leaf in _leaves(branch.entries))
+    uses.update(_leaves([root for root, _ in entered]))
     while owed.branches:
-        entered += _enter(owed.branches.pop())
+        branch = owed.branches.pop()
+        if all(uses[leaf] == 1 for leaf in _leaves(branch.entries)):
+            whole(_enter(branch))
+        else:
+            entered += _enter(branch)
     whole(entered)
+
+
+def _leaves(entries: Iterable[GradientEdge]) -> set[Node]:
+    """Where gradients end that enter here."""
+    found: set[Node] = set()
+    seen: set[Node] = set()
+    stack = [entry.node for entry in entries]
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            after = [edge.node for edge in _successors(node)]
+            stack += after
+            if not after:
+                found.add(node)
+    return found
 
 
 def _enter(branch: Branch) -> list[Root]:

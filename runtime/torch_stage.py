@@ -75,7 +75,8 @@ class TorchStage:
         made = {name: tensor.detach() for name, tensor in outputs.items()}
         self._check(made, inputs)
         if LOSS in made:
-            self.losses[micro] = {name: made[name] for name in (LOSS, COUNT) if name in made}
+            # some kernels leave the mean in the memory of all that it is a mean of
+            self.losses[micro] = {name: made[name].clone() for name in (LOSS, COUNT) if name in made}
         return made
 
     def recompute(self, micro: int) -> None:
