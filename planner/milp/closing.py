@@ -13,7 +13,7 @@ import numpy as np
 
 from planner.cost import IntArray
 from planner.milp.bounds import every_cut, fitting, memory_weights, most_bytes, reachable
-from planner.milp.box import ROUNDING, Box, Weights
+from planner.milp.box import ROUNDING, Box, Weights, stack
 from planner.milp.game import Pool
 from planner.milp.lines import Lines
 from planner.milp.problem import Problem
@@ -23,6 +23,7 @@ from planner.milp.search import Answer, even
 from planner.milp.tree import Tree
 
 _ROUNDS = 60  # mixtures of rows tried at first
+_MOMENTS = 20_000_000  # rows of memory, times pairs of stages
 _KEPT = 200_000  # rows of a shape that is left open, times its pairs of stages
 _ARCS = 300_000  # that windows may span for a tree
 
@@ -42,7 +43,9 @@ class Closing:
         self.record = self._fresh(self.spans[0] if self.spans is not None and fixed else None)
 
     def _fresh(self, pinned: IntArray | None) -> Record:
-        return Record(Pool(problem=self.problem, memory=memory_weights(self.problem)), pinned)
+        """Without rows of memory where boundaries alone are looked at."""
+        memory = stack([], self.problem.stages) if self.problem.chained else memory_weights(self.problem)
+        return Record(Pool(problem=self.problem, memory=memory), pinned)
 
     @property
     def open(self) -> bool:
@@ -85,14 +88,34 @@ class Closing:
         known, self.record = self.record, self._fresh(self.record.pinned)
         self.record.aim(known.answer, known.limit)
 
+    def _arm(self) -> None:
+        """Rows of memory beside those of time."""
+        memory, known = memory_weights(self.problem), self.record
+        if len(memory) == len(known.pool.memory):
+            return
+        pool = Pool(problem=self.problem, memory=memory)
+        for row in known.pool.rows:
+            pool.add_row(row)
+        for cut in known.pool.cuts:
+            pool.add_cut(cut)
+        self.record = Record(pool, known.pinned)
+        self.record.aim(known.answer, known.limit)
+
     def _reachable(self) -> bool:
         shape = self.problem.shape
         chain = shape.pipes == shape.chunks == 1 and shape.update == "barrier" and self.problem.chained
         return not chain or reachable(self.problem, self.record.limit - 1)
 
+    def _light(self) -> bool:
+        """Whether arcs and rows of memory are few enough to be laid out."""
+        shared = (self.problem.hosted > 0).sum(1) > 1
+        moments = sum(len(rows) for rows, many in zip(self.problem.moments, shared, strict=True) if many)
+        small = moments * self.problem.stages**2 <= _MOMENTS
+        return small and self.spans is not None and _cells(*self.spans) <= _ARCS
+
     def _grow(self) -> None:
         """Lays the arcs, where they are not too many: those that fit and that single rows do not refute."""
-        if self.spans is None or self.root is not None or _cells(*self.spans) > _ARCS:
+        if self.spans is None or self.root is not None or not self._light():
             return
         box = every_cut(self.problem, *self.spans)
         box = None if box is None else box.filtered(self._rows(), self.record.most)
@@ -107,7 +130,7 @@ class Closing:
     def prove(self, answer: Answer | None, limit: int, nodes: int, work_ns: float) -> None:
         """So many boxes further."""
         self.record.aim(answer, limit)
-        if not self.open or self.spans is None or (self.root is None and _cells(*self.spans) > _ARCS):
+        if not self.open or self.spans is None or (self.root is None and not self._light()):
             return
         if not self.record.pool.rows:
             self._surround()
@@ -115,6 +138,7 @@ class Closing:
         if not self.open or self.root is None:
             return
         if self.tree is None:
+            self._arm()
             self.tree = Tree(self.record, self.root, self.bound)
         proof = self.tree.prove(nodes, work_ns)
         self.bound = max(self.bound, float(proof.bound_ns))
