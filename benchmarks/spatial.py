@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -28,7 +29,8 @@ from benchmarks.harness import Cell, Result, Table, main
 from planner.errors import BadInput
 from runtime.spatial.mesh import GroupWire, Mesh, Wire
 from runtime.spatial.shard import analyse, entries, shard
-from tests.runtime.spatial import threads
+from tests.pool import Pool
+from tests.runtime.spatial import matrix, threads
 from tests.runtime.spatial.equality import Reference, differences, on_shards, part, reference, stage_of
 from tests.runtime.spatial.variants import Variant, variants
 
@@ -51,7 +53,7 @@ def run(quick: bool) -> Result:
         claim="Every operation on shards equals one process within 1e-12 in fp64 or is refused by name before it "
         "runs; sharing costs at most 5 % over the same shards alone for a CosmoFlow trunk and a U-Net, 10 % for a "
         "large conv3d, 50 % for a small one.",
-        tables=[_exactness(quick), _overheads(quick)],
+        tables=[_exactness(quick), _networks(quick), _overheads(quick)],
     )
 
 
@@ -77,6 +79,26 @@ def _exactness(quick: bool) -> Table:
         columns=("parts and ranks", "exact", "refused by name", "wrong", "largest relative difference"),
         rows=rows,
         notes=("Output, input gradients, parameter gradients and running statistics.",),
+    )
+
+
+def _networks(quick: bool) -> Table:
+    """Five losses of every network under every hybrid of axes, in processes, against one process."""
+    light = [case for case in matrix.CASES if case[0] in ("cosmoflow", "unet3d")]
+    cases = random.Random(1).sample(light, 3) if quick else matrix.CASES
+    pool, rows = Pool(["torch", "tests.runtime.spatial.jobs"]), list[tuple[Cell, ...]]()
+    try:
+        for network, hybrid in cases:
+            with tempfile.TemporaryDirectory() as folder:
+                found = matrix.apart(network, hybrid, pool, Path(folder))
+            rows.append((network, hybrid, found.first, found.later, found.rounding, found.equal))
+    finally:
+        pool.close()
+    return Table(
+        title=f"Networks on shared samples in the runtime, losses of {matrix.STEPS} steps, fp64, relative to one process",
+        columns=("network", "ranks", "first loss", "worst loss", "of one rounding alone", "equal"),
+        rows=rows,
+        notes=("A rounding of the starting weights is tried where losses are more than 1e-12 apart.",),
     )
 
 
