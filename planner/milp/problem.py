@@ -24,6 +24,7 @@ from planner.simulate import Bound, Compiled, critical_path, makespans, period
 from planner.sweep import critical_counts
 
 KINDS = tuple(Kind)
+_LONG = 4096  # actions of an order that is not compiled for the messages of every cut
 _GRIDS = 100  # kept at a time
 _TABLED = 300  # layers up to which what a single problem needs of every interval is kept
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
@@ -335,18 +336,34 @@ class Problem:
     def critical_between(self, cuts: IntArray, shares: FloatArray) -> Row:
         """The path that determines the time at a mixture of cuts: a row like any other."""
         spans = self.durations(cuts)
-        return self._critical(
-            Durations(
-                kinds=np.tensordot(shares, spans.kinds, 1)[None].round().astype(np.int64),
-                cells=spans.cells,
-                hop_bytes=np.ceil(shares @ spans.hop_bytes)[None].astype(np.int64),
-                hop_ns=(shares @ spans.hop_ns)[None].round().astype(np.int64),
-            )
-        )[0]
+        mixed = Durations(
+            kinds=np.tensordot(shares, spans.kinds, 1)[None].round().astype(np.int64),
+            cells=spans.cells,
+            hop_bytes=np.ceil(shares @ spans.hop_bytes)[None].astype(np.int64),
+            hop_ns=(shares @ spans.hop_ns)[None].round().astype(np.int64),
+        )
+        return self._critical(mixed, rough=self.deep)[0]
 
-    def _critical(self, spans: Durations) -> tuple[Row, int]:
-        pattern = self._pattern(spans.cells)
-        if self.implied:
+    @property
+    def deep(self) -> bool:
+        """Too long to compile for the messages of every cut."""
+        return self.chained and not self.implied and self.order.actions > _LONG
+
+    def rough(self, cut: IntArray) -> tuple[Row, int]:
+        """A path as if only neighbours talked, and its time: no more than that of the cut, and compiled once."""
+        assert self.chained
+        return self._critical(self.durations(cut), rough=True)
+
+    @cached_property
+    def _neighbours(self) -> BoolArray:
+        pattern: BoolArray = np.zeros((2, self.stages, self.stages), np.bool_)
+        early = np.arange(self.stages - 1)
+        pattern[0, early, early + 1] = pattern[1, early + 1, early] = True
+        return pattern.ravel()
+
+    def _critical(self, spans: Durations, *, rough: bool = False) -> tuple[Row, int]:
+        pattern = self._neighbours if rough else self._pattern(spans.cells)
+        if self.implied and not rough:
             pattern = self.order.covering(pattern, self.shape.update)
         compiled = self._compile(pattern)
         self.meter.simulated(1, 10 * self.order.actions)
@@ -368,7 +385,7 @@ class Problem:
     def slowed(self, cut: IntArray, factor: float) -> list[Row]:
         """The paths that determine the time when one worker after the other is so much slower than it is."""
         spans = self.durations(cut)
-        pattern = self._pattern(spans.cells)
+        pattern = self._neighbours if self.deep else self._pattern(spans.cells)
         if self.implied:
             pattern = self.order.covering(pattern, self.shape.update)
         compiled = self._compile(pattern)

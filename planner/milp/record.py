@@ -49,9 +49,10 @@ class Record:
         if number is not None:
             return number
         number = self.pool.add_cut(cut)
-        fits = bool((self.problem.memory(cut[None, :]) <= self.problem.available_bytes).all())
         known = self.pool.values[:, number].max(initial=0.0)
-        if fits and (self.pinned is None or (cut == self.pinned).all()):
+        if self.problem.deep and self._rough(cut, known):
+            return number
+        if self.pinned is None or (cut == self.pinned).all():
             self._consider(cut, int(judge(self.problem, cut[None, :])[0]))
         if not len(self.pool.rows) or known <= self.limit - 1:
             row, value = self.problem.critical(cut)
@@ -59,7 +60,16 @@ class Record:
                 self.pool.add_row(row)
         return number
 
+    def _rough(self, cut: IntArray, known: float) -> bool:
+        """Whether a path between neighbours alone tells that the cut is no better answer."""
+        row, value = self.problem.rough(cut)
+        if value > known:
+            self.pool.add_row(row)
+        return max(value, known) > self.limit - 1
+
     def _consider(self, cut: IntArray, ns: int) -> None:
+        if ns == NEVER:
+            return
         found = Answer(cut=cut, ns=ns)
         if ns < self.limit or (ns == self.limit and self.answer is not None and found.better(self.answer)):
             self.answer, self.limit = found, ns

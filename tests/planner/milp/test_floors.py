@@ -116,6 +116,9 @@ def test_no_cut_is_faster_than_any_row_as_a_sum_over_its_boundaries(seed: int) -
             continue
         times, lines, spans = problem.times(every), Lines(problem), windows(problem)
         rows = [problem.critical(every[k])[0] for k in {0, len(every) // 2, len(every) - 1}]
+        rough, ns = problem.rough(every[0])
+        assert ns <= times[0]
+        rows.append(rough)
         if problem.shape.update == "barrier":
             rows += problem.slowed(every[len(every) // 3], 1.3)
         for row in rows:
