@@ -10,7 +10,9 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -436,13 +438,21 @@ def _app() -> typer.Typer:
 
 def run(arguments: Sequence[str]) -> int:
     """One command; returns its exit status."""
+    from planner.console import answers_alone
+
+    own = list(takewhile("--".__ne__, arguments))  # after it: a script's
+    as_json = "--json" in own
+    with answers_alone() if as_json and not {"--help", "-h"}.intersection(own) else nullcontext():
+        return _run(arguments, as_json=as_json)
+
+
+def _run(arguments: Sequence[str], *, as_json: bool) -> int:
     import typer
 
     from planner.console import report_error
 
     # Typer's own, or that of click, as its version has it.
     WrongUsage: type[Exception] = typer.BadParameter.__mro__[1]
-    as_json = "--json" in arguments
     try:
         status = _app()(list(arguments) or ["--help"], prog_name="shardwright", standalone_mode=False)
     except ShardwrightError as error:

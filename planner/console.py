@@ -7,11 +7,27 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from planner.errors import BadInput, ShardwrightError
+
+_ANSWERS: ContextVar[TextIO | None] = ContextVar("_ANSWERS", default=None)
+
+
+@contextmanager
+def answers_alone() -> Iterator[None]:
+    """Only answers reach standard output; what a workload of the user prints goes to standard error."""
+    before = _ANSWERS.set(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _ANSWERS.reset(before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +38,7 @@ class Output:
 
     def result(self, data: object, text: Callable[[], str]) -> None:
         """The one result of a command: as JSON, or as text for people."""
-        print(json.dumps(data) if self.as_json else text(), flush=True)
+        print(json.dumps(data) if self.as_json else text(), file=_ANSWERS.get(), flush=True)
 
     def note(self, text: str) -> None:
         """What is worth saying on the way; never part of the result."""
@@ -31,7 +47,9 @@ class Output:
 
 def report_error(error: ShardwrightError, *, as_json: bool) -> int:
     if as_json:
-        print(json.dumps({"error": {"kind": type(error).__name__, "message": str(error)}}))
+        print(
+            json.dumps({"error": {"kind": type(error).__name__, "message": str(error)}}), file=_ANSWERS.get()
+        )
     print(f"error: {error}", file=sys.stderr)
     return error.status
 

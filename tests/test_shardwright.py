@@ -246,6 +246,24 @@ def test_an_error_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["error"]["kind"] == "BadInput"
 
 
+def test_what_a_workload_prints_is_no_part_of_the_json(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "talks.py"
+    file.write_text(
+        "import torch\nprint('at import')\n"
+        "def build():\n    print('at build')\n    return torch.nn.Linear(2, 2)\n"
+        "def batch(n):\n    return torch.randn(n, 2), torch.randn(n, 2)\n"
+        "def loss(outputs, targets):\n    return ((outputs - targets) ** 2).mean()\n"
+    )
+    profile = str(tmp_path / "p.yaml")
+    arguments = ["profile", str(file), "--device", "roofline:cpu", "--micro", "1", "-o", profile, "--json"]
+    assert sw.run(arguments) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["profile"] == profile
+    assert "at import" in said.err and "at build" in said.err
+
+
 def test_run_is_there_and_imports_torch_only_when_asked_for() -> None:
     code = "import sys, shardwright as sw; assert 'torch' not in sys.modules; print(sw.Run.open.__name__)"
     done = subprocess.run(
