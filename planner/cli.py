@@ -207,10 +207,13 @@ def verify(
     if found:
         count = f"{len(found)} violation{'s' if len(found) > 1 else ''}"
         raise BadPlan("\n".join([f"{plan}: {count}", *(f"  {violation}" for violation in found)]))
-    unasked = {"--profile": profile, "--cluster": cluster}
-    more = ", ".join(option for option, file in unasked.items() if file is None)
-    hint = f"; not held against the model and its costs, or the machines: give {more}" if more else ""
-    data = {"plan": str(plan), "violations": [], "not_judged": more.split(", ") if more else []}
+    against = {
+        "--profile": (profile, "the model and its costs"),
+        "--cluster": (cluster, "the machines"),
+    }
+    more = {option: what for option, (file, what) in against.items() if file is None}
+    hint = f"; not held against {', or '.join(more.values())}: give {', '.join(more)}" if more else ""
+    data = {"plan": str(plan), "violations": [], "not_judged": list(more)}
     console.Output(as_json=as_json).result(data, lambda: f"{plan} holds{hint}")
 
 

@@ -226,7 +226,9 @@ def test_a_slip_on_the_command_line_ends_with_status_2(
 
 def test_what_verify_was_not_given_to_judge_by_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert sw.run(["verify", PLAN]) == 0
-    assert "give --profile, --cluster" in capsys.readouterr().out
+    assert "the model and its costs, or the machines: give --profile, --cluster" in capsys.readouterr().out
+    assert sw.run(["verify", PLAN, "--cluster", LAPTOP]) == 0
+    assert "not held against the model and its costs: give --profile\n" in capsys.readouterr().out
     assert sw.run(["verify", PLAN, "--cluster", LAPTOP, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["not_judged"] == ["--profile"]
 
