@@ -243,8 +243,8 @@ def shapes(
     for micro in micros:
         if pinned.micro not in (None, micro) or batch % micro:
             continue
-        for data in _divisors(batch // micro):
-            for split in splits(micro) if pinned.data in (None, data) and data <= total else ():
+        for data in _divisors(batch // micro, total):
+            for split in splits(micro) if pinned.data in (None, data) else ():
                 yield from _with_data(
                     cluster, layers, total, data, micro, batch // micro // data, pinned, split
                 )
@@ -317,9 +317,8 @@ def _free(value: bool | None) -> tuple[bool, ...]:
     return (False, True) if value is None else (value,)
 
 
-def _divisors(number: int) -> list[int]:
-    small = [k for k in range(1, int(number**0.5) + 1) if number % k == 0]
-    return sorted({*small, *(number // k for k in small)})
+def _divisors(number: int, most: int) -> list[int]:
+    return [k for k in range(1, min(number, most) + 1) if number % k == 0]
 
 
 def _whole_nodes(cluster: Cluster, devices: int) -> bool:
@@ -364,7 +363,7 @@ def _pairs(workers: int, micros: int, pinned: Pins) -> list[int]:
     """Each of the 2f pipes carries a micro-batch."""
     if workers % 2:
         return []
-    return [f for f in _divisors(workers // 2) if 2 * f <= micros and pinned.pairs in (None, f)]
+    return [f for f in _divisors(workers // 2, workers) if 2 * f <= micros and pinned.pairs in (None, f)]
 
 
 def _chunks(name: str, pinned: Pins) -> tuple[int, ...]:

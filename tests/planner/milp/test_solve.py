@@ -91,6 +91,11 @@ def test_rates_that_a_probe_found_tell_nodes_apart_and_slow_none_of_a_uniform_cl
     assert step_ns(48e9, 24e9) > step_ns(48e9, 48e9)
 
 
+def test_a_batch_that_no_order_could_list_is_refused_at_once() -> None:
+    with pytest.raises((BadInput, Infeasible), match="micro-batch"):
+        solve(profile(chain(6, 1)), cluster(2), batch=10**23)
+
+
 def test_the_same_question_gets_the_same_bytes() -> None:
     costs, machines = profile(chain(9, 5, skips=2), micros=(1, 2)), cluster(4)
     assert dump(solve(costs, machines, batch=8)) == dump(solve(costs, machines, batch=8))
