@@ -121,12 +121,26 @@ def _command(measure: Measure, observe: cli_calibrate.Observe) -> Callable[..., 
             if profile is None
             else _loaded(profile, workload)
         )
+        if profile is not None and set_:
+            raise BadInput(
+                "--set is for profiling, and a profile is given", where="--set", allowed="one of them"
+            )
         asked = Asked(fix=fixed, schedules=families, precision=precision, execution=execution)
         where = _Place(output=output, force=force, explain=explain, out=console.Output(as_json=as_json))
+        if costs.device not in {group.device for group in machines.nodes}:
+            where.out.note(_other_device(costs.device, machines))
         answer = _one if goal.single else _front if goal.frontier else _sweep
         answer(costs, machines, goal, asked, where)
 
     return plan
+
+
+def _other_device(profiled: str, machines: Cluster) -> str:
+    there = ", ".join(sorted({group.device for group in machines.nodes}))
+    return (
+        f"profiled on {profiled}, planned for {there}: slower devices are priced by the ratio of their peak rates, "
+        "faster ones as the profiled one"
+    )
 
 
 def _goal(batch: str, devices: str | None, frontier: bool) -> _Goal:

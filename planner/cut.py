@@ -67,18 +67,18 @@ class StageModule(nn.Module):
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
         for slot, parameter in super().named_parameters("", False, remove_duplicate):
-            yield _joined(prefix, _name(slot)), parameter
+            yield _joined(prefix, name_of(slot)), parameter
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
         for slot, buffer in super().named_buffers("", False, remove_duplicate):
-            yield _joined(prefix, _name(slot)), buffer
+            yield _joined(prefix, name_of(slot)), buffer
 
     def materialise(self, tensors: Mapping[str, Tensor], device: torch.device | str = "cpu") -> None:
         """Loads copies of the stage's own tensors, by name, on a device; constants need not be given."""
         for slot in self._states:
-            name = _name(slot)
+            name = name_of(slot)
             held = getattr(self, slot)
             tensor = tensors.get(name, self._constants.get(name))
             if tensor is None:
@@ -141,12 +141,12 @@ def _made(captured: Captured, layout: Layout, first: int, last: int) -> dict[fx.
 
 
 def _slot(name: str) -> str:
-    """A module forbids dots in the names of its tensors, and has attributes of its own."""
-    return "/" + name.replace(".", "/")
+    """A module forbids dots in the names of its tensors, and has attributes of its own; a name may hold a slash."""
+    return "/" + name.replace("%", "%25").replace("/", "%2f").replace(".", "/")
 
 
-def _name(slot: str) -> str:
-    return slot[1:].replace("/", ".")
+def name_of(slot: str) -> str:
+    return slot[1:].replace("/", ".").replace("%2f", "/").replace("%25", "%")
 
 
 def _joined(prefix: str, name: str) -> str:

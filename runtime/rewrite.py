@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 from torch.fx.node import Argument
 
-from planner.cut import StageModule
+from planner.cut import StageModule, name_of
 from runtime import weight_store
 from runtime.weight_store import WeightStore
 
@@ -56,8 +56,8 @@ def graph_of(module: StageModule) -> fx.GraphModule:
 def states_of(module: StageModule) -> dict[fx.Node, str]:
     """Placeholders of parameters and buffers, by the user's names; they come after the inputs."""
     placeholders = [node for node in graph_of(module).graph.nodes if node.op == "placeholder"]
-    slots = [name.replace("/", ".").removeprefix(".") for name in module._states]
-    return dict(zip(placeholders[len(module.inputs) :], slots, strict=True))
+    names = [name_of(slot) for slot in module._states]
+    return dict(zip(placeholders[len(module.inputs) :], names, strict=True))
 
 
 def random_operations(module: StageModule) -> list[fx.Node]:

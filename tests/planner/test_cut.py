@@ -11,6 +11,7 @@ from planner.capture import Captured, capture
 from planner.cut import cut, layer_module, materialise, whole
 from planner.errors import BadInput
 from planner.workload import load
+from runtime.rewrite import states_of
 from tests.planner.capture_cases import CASES
 
 
@@ -156,3 +157,23 @@ def test_a_stage_takes_more_values_than_it_needs_and_names_one_that_is_missing(g
 def test_a_batch_that_lacks_an_input_is_refused(gpt: Captured) -> None:
     with pytest.raises(BadInput, match="no 'target'"):
         gpt.batch_values(torch.zeros(2, 8, dtype=torch.long), {"labels": torch.zeros(2, 8)})
+
+
+def test_names_with_slashes_and_percent_signs_are_kept() -> None:
+    module = nn.ModuleDict({"a/b": nn.Linear(3, 3), "a%2fb": nn.Linear(3, 3)})
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heads = module
+
+        def forward(self, x: Tensor) -> Tensor:
+            for head in self.heads.values():
+                x = head(x)
+            return x
+
+    made = Both()
+    captured = capture(made, (torch.randn(2, 3), torch.randn(2, 3)), nn.functional.mse_loss)
+    stage = materialise(whole(captured), captured.initial(made))
+    assert {name for name, _ in stage.named_parameters()} == {name for name, _ in made.named_parameters()}
+    assert {*states_of(stage).values()} == {name for name, _ in made.named_parameters()}
