@@ -324,7 +324,7 @@ def run(quick: bool) -> Result:
     layers, rounds, steps = (8, 3, 6) if quick else (16, 5, 7)
     combinations = every(0)[:: 29 if quick else 1]
     return Result(
-        name="out of order",
+        name="out_of_order",
         claim="Pipelines: measured within 4 % of the simulated ratios. Replicas on a slow link: measured over "
         "simulated within 5 %. Losses and weights to the bit.",
         tables=[
