@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from planner.measure_passes import BackwardSplit, SpatialSplit
     from planner.profile import Profile
     from planner.run_record import RunRecord
+    from planner.violation import Violation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,9 +205,7 @@ def verify(
         profile=profile_yaml.load(profile) if profile else None,
         cluster=clusters.load(cluster) if cluster else None,
     )
-    if found:
-        count = f"{len(found)} violation{'s' if len(found) > 1 else ''}"
-        raise BadPlan("\n".join([f"{plan}: {count}", *(f"  {violation}" for violation in found)]))
+    _refuse(plan, found)
     against = {
         "--profile": (profile, "the model and its costs"),
         "--cluster": (cluster, "the machines"),
@@ -215,6 +214,12 @@ def verify(
     hint = f"; not held against {', or '.join(more.values())}: give {', '.join(more)}" if more else ""
     data = {"plan": str(plan), "violations": [], "not_judged": list(more)}
     console.Output(as_json=as_json).result(data, lambda: f"{plan} holds{hint}")
+
+
+def _refuse(plan: Path, found: Sequence[Violation]) -> None:
+    if found:
+        count = f"{len(found)} violation{'s' if len(found) > 1 else ''}"
+        raise BadPlan("\n".join([f"{plan}: {count}", *(f"  {violation}" for violation in found)]))
 
 
 def _show_command(tools: Tools) -> Callable[..., None]:
@@ -269,8 +274,10 @@ def simulate(
         if path is not None:
             console.refuse_overwrite(path, force)
     from planner.simulate import period_of_plan, simulate_plan
+    from planner.verify import violations
 
     loaded = plan_yaml.load(plan)
+    _refuse(plan, violations(loaded))
     timeline = simulate_plan(loaded)
     if trace is not None:
         console.write_whole(trace, views.perfetto(timeline))

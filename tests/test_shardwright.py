@@ -272,3 +272,15 @@ def test_run_is_there_and_imports_torch_only_when_asked_for() -> None:
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False
     )
     assert done.stdout.strip() == "open", done.stderr
+
+
+@pytest.mark.parametrize("row", ["times:\n", "stages:\n", "places:"])
+def test_a_plan_with_a_row_missing_is_refused_and_not_drawn(
+    row: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = Path(PLAN).read_text().splitlines(keepends=True)
+    at = next(i for i, line in enumerate(lines) if line.startswith(row.strip()))
+    (tmp_path / "broken.yaml").write_text("".join(lines[: at + 1] + lines[at + 2 :]))
+    assert sw.run(["simulate", str(tmp_path / "broken.yaml")]) == 4
+    said = capsys.readouterr()
+    assert "broken.yaml" in said.err and not said.out
