@@ -96,6 +96,16 @@ def test_the_installed_commands_plan_and_launch_a_users_file(python: Path, proje
     assert len(ended["steps"]) == 2
 
 
+def test_the_installed_demo_trains_two_models_and_reports_on_them(python: Path, project: Path) -> None:
+    runs = json.loads(run(python, project, "shardwright", "demo", "--json"))["runs"]
+    assert [row["workload"] for row in runs] == ["gpt2", "unet3d"]
+    for row in runs:
+        assert len(row["losses"]) == 10
+        assert (Path(row["run"]) / "report.html").is_file() or (
+            Path(row["run"]).parent / "report.html"
+        ).is_file()
+
+
 def test_the_facade_works_beside_folders_of_the_same_names(python: Path, project: Path) -> None:
     assert float(run(python, project, str(python), "facade.py")) > 0
 
