@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -231,8 +231,3 @@ def crossings(graph: ModelGraph, stage_of: Sequence[int]) -> list[Crossing]:
         if targets:
             found.append(Crossing(value=value.name, source=source, targets=tuple(targets)))
     return found
-
-
-def values_seen(graph: ModelGraph, layers: Iterable[Layer]) -> set[str]:
-    """Every Value that a group of layers reads or makes, each once."""
-    return {name for layer in layers for name in (*layer.inputs, *layer.outputs)}

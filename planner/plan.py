@@ -226,11 +226,6 @@ def ranks_of_worker(axes: Axes, worker: int) -> tuple[int, ...]:
     return tuple(sorted(rank_of(axes, Coordinates(data, worker, spatial)) for data, spatial in shards))
 
 
-def stage_holders(plan: Plan, pipe: int, stage: int) -> tuple[int, ...]:
-    """The ranks that hold one stage of one pipe."""
-    return ranks_of_worker(plan.axes, plan.schedule.place[pipe][stage])
-
-
 def holders(plan: Plan, graph: ModelGraph) -> dict[str, tuple[int, ...]]:
     """For each parameter the ranks that hold it: replicas of data, space and pipes, and every stage of a tied one."""
     stages = {name: index for index, stage in enumerate(plan.stages) for name in stage.layers}

@@ -11,7 +11,7 @@ import pytest
 
 from planner.capture import capture
 from planner.errors import BadInput
-from planner.model import ModelGraph, crossings, stage_of_layers, values_seen
+from planner.model import ModelGraph, crossings, stage_of_layers
 from planner.workload import load
 
 
@@ -80,4 +80,3 @@ def test_the_digraph_has_an_edge_a_value_and_consumer(graph: ModelGraph) -> None
     digraph = graph.digraph()
     edges = sum(len(value.consumers) for value in graph.values if value.producer)
     assert (digraph.number_of_nodes(), digraph.number_of_edges()) == (len(graph.layers), edges)
-    assert values_seen(graph, graph.layers) == set(graph.value)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from planner.plan import Axes, Coordinates, Plan, coordinates, holders, rank_of, stage_holders, world_size
+from planner.plan import Axes, Coordinates, Plan, coordinates, holders, rank_of, world_size
 from tests.planner import plan_examples as examples
 
 ORDERS = list(permutations(("data", "pipeline", "spatial")))
@@ -30,13 +30,6 @@ def test_a_rank_has_one_place_on_the_mesh(degrees: tuple[int, int, int], order: 
 def test_the_last_axis_of_the_order_counts_fastest() -> None:
     axes = Axes(data=2, pipeline=3, order=("data", "spatial", "pipeline"))
     assert [coordinates(axes, rank).pipeline for rank in range(6)] == [0, 1, 2, 0, 1, 2]
-
-
-def test_replicas_of_data_and_of_pipes_hold_a_stage() -> None:
-    assert stage_holders(examples.plan(data=2), 0, 1) == (1, 3)
-    chimera = examples.plan(family="chimera", data=2)
-    assert stage_holders(chimera, 0, 1) == (1, 3)
-    assert stage_holders(chimera, 1, 1) == (0, 2)
 
 
 def test_a_tied_weight_is_held_by_the_ranks_of_all_its_stages() -> None:
