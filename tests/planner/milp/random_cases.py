@@ -1,0 +1,94 @@
+"""Small questions by seed, and whether the solver's answer is that of the exhaustive search."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.cluster import Cluster
+from planner.errors import Infeasible
+from planner.milp.solve import solve
+from planner.plan import Plan
+from planner.profile import Profile, Seconds
+from planner.schedule.families import FAMILIES
+from planner.verify import violations
+from tests.planner.milp import oracle
+from tests.planner.milp.instances import chain, cluster, profile
+
+FROZEN = tuple(name for name in FAMILIES if name not in ("listed", "overlap"))
+
+
+@dataclass(frozen=True)
+class Case:
+    profile: Profile
+    cluster: Cluster
+    batch: int
+    families: tuple[str, ...]
+    update: str
+
+
+def case(seed: int, families: Sequence[str] = FROZEN) -> Case:
+    """Chains, graphs with skips and with branches; tight and ample memory; fast and slow links; barrier and rolling
+    updates, some so slow that sharing them pays; of three of the families."""
+    rng = random.Random(seed)
+    layers = rng.randint(3, 7)
+    equal, skips, loose = rng.random() < 0.2, rng.choice([0, 0, 1, 2, 3]), rng.random() < 0.3
+    blocks = chain(layers, seed, equal=equal, skips=skips, loose=loose)
+    costs = profile(blocks, micros=rng.choice([(1,), (1, 2)]), scale=rng.choice([1, 10]))
+    update_s = rng.choice([0.0, 1e-12, 1e-9, 3e-9])
+    return Case(
+        profile=replace(
+            costs, optimizer=replace(costs.optimizer, seconds_per_parameter=Seconds(median=update_s))
+        ),
+        cluster=cluster(
+            rng.randint(1, 4),
+            latency_s=rng.choice([1e-9, 5e-7]),
+            memory=rng.choice([1 << 40, 400_000, 200_000, 120_000, 80_000]),
+            bandwidth=rng.choice([1e9, 1e11]),
+        ),
+        batch=rng.choice([1, 2, 3, 4, 6]),
+        families=tuple(rng.sample(list(families), 3)),
+        update=rng.choice(["barrier", "barrier", "rolling"]),
+    )
+
+
+def answer(given: Case) -> Plan | None:
+    """The solver's."""
+    try:
+        return solve(
+            given.profile,
+            given.cluster,
+            batch=given.batch,
+            schedules=given.families,
+            fix={"update": given.update},
+        )
+    except Infeasible:
+        return None
+
+
+def partly_recomputes(plan: Plan) -> bool:
+    """On workers that hold several stages: the oracle there knows none and all."""
+    several = len(plan.schedule.place) > 1 or len(plan.stages) > plan.axes.pipeline
+    return several and len({stage.recompute for stage in plan.stages}) > 1
+
+
+def differences(given: Case, plan: Plan | None) -> list[str]:
+    """What is not as it must be; nothing where the plan is the best there is, says so, and holds."""
+    best = oracle.best(given.profile, given.cluster, given.batch, given.families, update=given.update)
+    if plan is None or best is None:
+        right = plan is None and best is None
+        return (
+            [] if right else [f"the solver finds {_ns(plan)}, exhaustion {None if best is None else best.ns}"]
+        )
+    found = []
+    ns, proof = plan.prediction.step_ns, plan.certificate
+    if ns != best.ns and not (partly_recomputes(plan) and ns < best.ns):
+        found.append(f"the solver finds {ns} ns, exhaustion {best.ns} ns ({best.family}, data {best.data})")
+    if proof is None or not proof.objective_ns == proof.bound_ns == ns:
+        found.append(f"the certificate says {proof and (proof.objective_ns, proof.bound_ns)} of {ns} ns")
+    return found + [str(each) for each in violations(plan, profile=given.profile, cluster=given.cluster)]
+
+
+def _ns(plan: Plan | None) -> int | None:
+    return None if plan is None else plan.prediction.step_ns
