@@ -1,24 +1,29 @@
-"""The planning instances of msr-fiddle/dnn-partitioning: best contiguous maximum load of a device.
+"""The planning instances of msr-fiddle/dnn-partitioning as elements of a lattice: best contiguous maximum loads.
 
-Reads `*_inference.json` and `*_training.json` from the folder given, or from the environment variable
-SHARDWRIGHT_DATA (its folder `dnn-partitioning`, or that folder itself). A placement is contiguous when each device
-holds the difference of two downward-closed sets of the forward graph; a backward node goes where the forward node of
-its colour went. A load is the latencies of a device's nodes and its transfers, each source once a direction; the
-largest load is the time a sample. All such chains of sets are searched by a bottleneck path through their lattice.
+Reads `*.json` from the folder given, or from the environment variable SHARDWRIGHT_DATA (its folder
+`dnn-partitioning`, or that folder itself). A placement is contiguous when each device holds the difference of two
+downward-closed sets of the forward graph; a backward node goes where the forward node of its colour went, one without
+such a node stands where the backward pass, read in reverse, puts it. A load is the latencies of a device's nodes and
+its transfers, each source once a direction; the largest load is the time a sample. `planner.milp.lattice` searches
+all such chains of sets.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import networkx as nx
+
+from planner.milp.lattice import Sent, Work, best_stages
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    latency_ms: float
+    latency_ms: float  # infinite where no accelerator takes it
     size_bytes: float
     backward: bool
     group: int  # nodes of one group share a device
@@ -45,7 +50,7 @@ def load(path: Path) -> Instance:
     data = json.loads(path.read_text())
     nodes = {
         row["id"]: Node(
-            latency_ms=row["fpgaLatency"],
+            latency_ms=row["fpgaLatency"] if row.get("supportedOnFpga", 1) else float("inf"),
             size_bytes=row["size"],
             backward=bool(row["isBackwardNode"]),
             group=row.get("colorClass", -row["id"]),
@@ -62,109 +67,60 @@ def load(path: Path) -> Instance:
     )
 
 
-def best_load_ms(instance: Instance) -> float:
-    """The least maximum load over all contiguous placements; infinite where none fits."""
-    groups = _groups(instance)
-    position = {group: k for k, group in enumerate(groups)}
-    lattice = ideals(_predecessors(instance, position))
-    load = _Load(instance, position)
-    whole = lattice[-1]
-    reach = {0: 0.0}
-    for _ in range(instance.devices):
-        following: dict[int, float] = dict(reach)
-        for begin, so_far in reach.items():
-            for end in lattice:
-                if end & begin == begin and end != begin:
-                    worst = max(so_far, load.of(end & ~begin))
-                    if worst < following.get(end, float("inf")):
-                        following[end] = worst
-        reach = following
-    return reach.get(whole, float("inf"))
-
-
-def _groups(instance: Instance) -> list[int]:
-    """Groups in a topological order of the forward graph."""
-    forward = {node.group for node in instance.nodes.values() if not node.backward}
-    groups = sorted(forward | {node.group for node in instance.nodes.values()})
-    after: dict[int, set[int]] = {group: set() for group in groups}
-    for source, target in _forward_edges(instance):
-        after[target].add(source)
-    ordered: list[int] = []
-    while len(ordered) < len(groups):
-        ready = [g for g in groups if g not in ordered and after[g] <= set(ordered)]
-        ordered += ready
-    return ordered
-
-
-def _forward_edges(instance: Instance) -> Iterator[tuple[int, int]]:
-    for source, target, _ in instance.edges:
-        a, b = instance.nodes[source], instance.nodes[target]
-        if not a.backward and not b.backward and a.group != b.group:
-            yield a.group, b.group
-
-
-def _predecessors(instance: Instance, position: Mapping[int, int]) -> list[int]:
-    """Of each group the set, as bits, of those that must come before it."""
-    found = [0] * len(position)
-    for source, target in _forward_edges(instance):
-        found[position[target]] |= 1 << position[source]
-    return found
-
-
-def ideals(predecessors: Sequence[int]) -> list[int]:
-    """Every downward-closed set, as bits, the smaller before the larger."""
-    found, frontier = {0}, [0]
-    while frontier:
-        following = []
-        for ideal in frontier:
-            for k, before in enumerate(predecessors):
-                larger = ideal | 1 << k
-                if larger != ideal and before & ~ideal == 0 and larger not in found:
-                    found.add(larger)
-                    following.append(larger)
-        frontier = following
-    return sorted(found, key=lambda ideal: (ideal.bit_count(), ideal))
-
-
-class _Load:
-    """Load of a device by the groups that it holds; infinite where they exceed its memory."""
-
-    def __init__(self, instance: Instance, position: Mapping[int, int]) -> None:
-        self.instance = instance
-        count = len(position)
-        self.latency, self.size = [0.0] * count, [0.0] * count
-        for node in instance.nodes.values():
-            self.latency[position[node.group]] += node.latency_ms
-            self.size[position[node.group]] += node.size_bytes
-        self.sends = _sends(instance, position)
-        self.known: dict[int, float] = {}
-
-    def of(self, held: int) -> float:
-        if held not in self.known:
-            inside = [k for k in range(len(self.latency)) if held >> k & 1]
-            fits = sum(self.size[k] for k in inside) <= self.instance.memory_bytes
-            work = sum(self.latency[k] for k in inside) + sum(self._transfers(held))
-            self.known[held] = work if fits else float("inf")
-        return self.known[held]
-
-    def _transfers(self, held: int) -> Iterable[float]:
-        for source, readers, cost in self.sends:
-            if held >> source & 1:
-                if readers & ~held:
-                    yield cost
-            elif readers & held:
-                yield cost
-
-
-def _sends(instance: Instance, position: Mapping[int, int]) -> list[tuple[int, int, float]]:
-    """Of each node that others read: its group, the groups of its readers as bits, and its transfer."""
-    readers: dict[int, int] = {}
-    costs: dict[int, float] = {}
-    for source, target, cost in instance.edges:
-        readers[source] = readers.get(source, 0) | 1 << position[instance.nodes[target].group]
-        costs[source] = max(costs.get(source, 0.0), cost)
-    return [(position[instance.nodes[source].group], bits, costs[source]) for source, bits in readers.items()]
-
-
 def instances(given: str | None = None) -> list[Instance]:
     return [load(path) for path in sorted(folder(given).glob("*.json"))]
+
+
+def best_load_ms(instance: Instance) -> float:
+    """The least maximum load over all contiguous placements; infinite where none fits."""
+    if any(node.latency_ms == float("inf") for node in instance.nodes.values()):
+        return float("inf")
+    found = best_stages(work_of(instance), instance.devices, room=instance.memory_bytes, ideals=1_000_000)
+    return float("inf") if found is None else found.load
+
+
+def work_of(instance: Instance) -> Work:
+    """An element a group of nodes, or a set of groups that hang on each other in a circle."""
+    order = _order(instance)
+    whole = nx.condensation(order)
+    element: dict[int, int] = whole.graph["mapping"]
+    count = whole.number_of_nodes()
+    cost, size = [0.0] * count, [0.0] * count
+    for node in instance.nodes.values():
+        cost[element[node.group]] += node.latency_ms
+        size[element[node.group]] += node.size_bytes
+    return Work(
+        cost=tuple(cost),
+        size=tuple(size),
+        before=tuple(tuple(sorted(whole.predecessors(k))) for k in range(count)),
+        sent=_sent(instance, element),
+    )
+
+
+def _order(instance: Instance) -> nx.DiGraph[int]:
+    """Which group comes before which."""
+    order: nx.DiGraph[int] = nx.DiGraph()
+    order.add_nodes_from(sorted(node.group for node in instance.nodes.values()))
+    forward = {node.group for node in instance.nodes.values() if not node.backward}
+    for source, target, _ in instance.edges:
+        a, b = instance.nodes[source], instance.nodes[target]
+        if a.group == b.group:
+            continue
+        if not a.backward and not b.backward:
+            order.add_edge(a.group, b.group)
+        elif a.backward and b.backward and not {a.group, b.group} <= forward:
+            order.add_edge(b.group, a.group)
+    return order
+
+
+def _sent(instance: Instance, element: Mapping[int, int]) -> tuple[Sent, ...]:
+    """Of each node that others read."""
+    readers: dict[int, set[int]] = {}
+    costs: dict[int, float] = {}
+    for source, target, cost in instance.edges:
+        readers.setdefault(source, set()).add(element[instance.nodes[target].group])
+        costs[source] = max(costs.get(source, 0.0), cost)
+    return tuple(
+        Sent(source=element[instance.nodes[source].group], readers=tuple(sorted(found)), cost=costs[source])
+        for source, found in readers.items()
+    )
