@@ -9,10 +9,11 @@ from typing import Literal
 import numpy as np
 
 from planner.cost import IntArray
-from planner.milp.problem import COMPUTE, KINDS, Problem
+from planner.milp.problem import Problem
 from planner.milp.search import Answer
 from planner.milp.shards import Choice, stage_of
 from planner.milp.space import Space
+from planner.milp.stages import COMPUTE, KINDS
 from planner.model import Crossing, crossings, stage_of_layers
 from planner.places import places
 from planner.plan import (

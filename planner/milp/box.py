@@ -21,7 +21,8 @@ import numpy as np
 from planner.cost import BoolArray, IntArray
 from planner.memory import PARTS
 from planner.milp.mesh import NOISE, FloatArray
-from planner.milp.problem import COMPUTE, KINDS, Problem, Row
+from planner.milp.problem import Problem, Row
+from planner.milp.stages import COMPUTE, KINDS
 from planner.schedule.action import Kind
 
 SYNC, STEP, AGAIN = (KINDS.index(kind) for kind in (Kind.SYNC, Kind.STEP, Kind.R))

@@ -9,11 +9,12 @@ from typing import Protocol
 import numpy as np
 
 from planner.cost import IntArray
-from planner.milp.problem import KINDS, Problem
+from planner.milp.problem import Problem
 from planner.milp.search import NEVER, Answer, judge
 from planner.milp.shapes import Pins, Shape, shapes
 from planner.milp.shards import shown
 from planner.milp.space import Space
+from planner.milp.stages import KINDS
 from planner.plan import Rival
 from planner.schedule.action import Action, Kind
 

@@ -22,7 +22,8 @@ from functools import cached_property
 import numpy as np
 
 from planner.cost import IntArray
-from planner.milp.problem import KINDS, Problem
+from planner.milp.problem import Problem
+from planner.milp.stages import KINDS
 from planner.schedule.action import Kind
 
 _ONCE = (Kind.SYNC, Kind.STEP)

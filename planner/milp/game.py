@@ -14,7 +14,8 @@ import numpy as np
 from planner.cost import IntArray
 from planner.milp.box import Weights, stack, weigh
 from planner.milp.mesh import FloatArray
-from planner.milp.problem import Durations, Problem, Row
+from planner.milp.problem import Problem, Row
+from planner.milp.stages import Durations
 
 _OFTEN, _LATEST = 60, 30  # rows at play
 

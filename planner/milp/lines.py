@@ -24,7 +24,8 @@ import numpy as np
 from planner.cost import BoolArray, IntArray
 from planner.milp.box import ROUNDING, STEP, SYNC, Weights
 from planner.milp.mesh import FloatArray, Sum
-from planner.milp.problem import COMPUTE, Problem
+from planner.milp.problem import Problem
+from planner.milp.stages import COMPUTE
 
 _SLACK = ROUNDING / 2  # of a sum over stages, for what prices may be off by before they are rounded up
 

@@ -13,8 +13,9 @@ import numpy as np
 
 from planner.cost import IntArray
 from planner.milp.order import Order
-from planner.milp.problem import KINDS, Problem
+from planner.milp.problem import Problem
 from planner.milp.search import NEVER, descend, even, judge, near
+from planner.milp.stages import KINDS
 from planner.plan import StageTimes
 from planner.schedule.action import Kind
 from planner.schedule.assemble import with_recompute

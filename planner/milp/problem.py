@@ -1,33 +1,19 @@
-"""One shape with its order frozen, as a function of the cut: time by the simulator, memory by the order.
-
-A cut is an integer row `0 = c_0 < c_1 < ... < c_D = layers`; stage p holds the layers c_p .. c_{p+1} - 1. Everything
-here is evaluated for many cuts at once.
-"""
+"""One shape with its order frozen, as a function of the cut: time by the simulator, memory by the order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from planner.cost import BoolArray, IntArray, Tables
-from planner.memory import PART_NAMES
-from planner.milp.hops import hop_bytes
-from planner.milp.mesh import NOISE, FloatArray, Mesh, Sum
-from planner.milp.order import Meter, Order
-from planner.milp.shapes import Shape
-from planner.milp.sparing import Sparing, settled
-from planner.schedule.action import Kind, Schedule
+from planner.cost import BoolArray, IntArray
+from planner.milp.mesh import FloatArray
+from planner.milp.stages import COMPUTE, KINDS, Durations, Stages
 from planner.simulate import Bound, Compiled, critical_path, makespans, period
 from planner.sweep import critical_counts
 
-KINDS = tuple(Kind)
 _LONG = 4096  # actions of an order that is not compiled for the messages of every cut
-_GRIDS = 100  # kept at a time
-_TABLED = 300  # layers up to which what a single problem needs of every interval is kept
-COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,261 +26,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Durations:
-    """Of a batch of cuts: nanoseconds a (kind, stage), bytes and nanoseconds a message that any of them has."""
-
-    kinds: IntArray  # [cut, kind, stage]
-    cells: IntArray  # of [act or grad, sender, receiver] laid flat, increasing
-    hop_bytes: IntArray  # [cut, cell]
-    hop_ns: IntArray
-
-
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    shape: Shape
-    tables: Tables
-    order: Order
-    mesh: Mesh
-    prefix_ns: IntArray  # [compute kind, stage, layers + 1]
-    launch_ns: IntArray  # [compute kind]: of every action besides its layers
-    update_ns: int  # of every update besides
-    sums: tuple[Sum, ...]  # a stage
-    tie: Sum  # over every device, for parameters that several stages use
-    latency_ns: FloatArray  # [stage, stage]
-    byte_ns: FloatArray
-    slowness: tuple[float, ...]  # a stage
-    grids: dict[tuple[object, ...], IntArray]  # tables over all intervals, shared between problems
-    meter: Meter
-    allowed: BoolArray  # the boundaries that a cut may have
-    fixed: IntArray | None = None  # the cut, where the shape includes it
-    sparing: Sparing | None = None  # where only some stages recompute; `prefix_ns` then has no recomputation
-
-    @cached_property
-    def chained(self) -> bool:
-        """Every stage feeds the next one and gets a gradient back: neighbours always talk."""
-        return bool(self.tables.direct[self.allowed].all())
-
-    @property
-    def schedule(self) -> Schedule:
-        return self.order.schedule
-
-    @property
-    def moments(self) -> tuple[IntArray, ...]:
-        return self.order.moments
-
-    @property
-    def stages(self) -> int:
-        return self.shape.stages
-
-    @property
-    def layers(self) -> int:
-        return self.tables.layers
-
-    @property
-    def holders(self) -> int:
-        return self.shape.holders
-
-    @cached_property
-    def hosted(self) -> IntArray:
-        """[worker, stage]: how many pipes have this stage there."""
-        out: IntArray = np.zeros((self.schedule.workers, self.stages), np.int64)
-        for pipe in self.schedule.place:
-            np.add.at(out, (list(pipe), range(self.stages)), 1)
-        return out
-
-    @cached_property
-    def available_bytes(self) -> IntArray:
-        """A worker: memory less the margin."""
-        return np.array(self.mesh.capacity_bytes, np.int64) - np.array(self.mesh.margin_bytes, np.int64)
-
-    def memory(self, cuts: IntArray) -> IntArray:
-        """[cut, worker]: bytes at the worst moment, without the margin."""
-        low, high = cuts[:, :-1], cuts[:, 1:]
-        fixed: IntArray = self.fixed_bytes(low, high) @ self.hosted.T
-        total: IntArray = fixed + _peaks(self.moments, self.moving_bytes(low, high))
-        if self.sparing is not None:
-            moving = self.moving_of(low, high, np.False_)
-            plain: IntArray = fixed + _peaks(self.sparing.moments, moving)
-            total = np.where(plain <= self.available_bytes, plain, total)
-        return total
-
-    def again(self, stage: int, low: IntArray, high: IntArray) -> BoolArray:
-        """Whether a stage recomputes: because it must, or because every one does."""
-        if self.sparing is None:
-            return np.full(np.broadcast(low, high).shape, stage in self.order.recomputing)
-        moving = self.moving_of(low, high, np.False_)
-        must: BoolArray = self.plain_shortage(stage, self.fixed_bytes(low, high), moving) > 0
-        return must
-
-    def plain_shortage(self, stage: int, fixed: IntArray, moving: IntArray) -> IntArray:
-        """Bytes that a stage lacks where nothing is recomputed, as far as its worker holds no other."""
-        assert self.sparing is not None
-        (worker,) = np.flatnonzero(self.hosted[:, stage])
-        peak = self.sparing.peak_bytes(int(worker), stage, moving)
-        lacks: IntArray = fixed + peak - self.available_bytes[worker]
-        return lacks
-
-    def again_ns(self, stage: int, begins: IntArray, ends: IntArray) -> IntArray:
-        """[begin, end]: nanoseconds of recomputing where only some stages do, over two rows of boundaries."""
-        assert self.sparing is not None
-        if self.layers > _TABLED:
-            return self._again_ns(stage, begins[:, None], np.maximum(ends[None, :], begins[:, None]))
-        key = ("again", self.sparing, stage)
-        table = self._grid(key, lambda i, j: self._again_ns(stage, i, j))
-        return table[np.ix_(begins, ends)]
-
-    def _again_ns(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
-        assert self.sparing is not None
-        return np.where(self.again(stage, low, high), self.sparing.ns(stage, low, high), 0)
-
-    def spared(self, plain: Order) -> Problem:
-        """The same where stages recompute only if they must; `plain` is the order without recomputation."""
-        row, prefix, launch = COMPUTE.index(Kind.R), self.prefix_ns.copy(), self.launch_ns.copy()
-        sparing = Sparing(prefix_ns=prefix[row].copy(), launch_ns=int(launch[row]), moments=plain.moments)
-        prefix[row], launch[row] = 0, 0
-        return replace(self, prefix_ns=prefix, launch_ns=launch, sparing=sparing)
-
-    def settled(self, cut: IntArray) -> Problem:
-        """With recomputation in the order only where this cut needs it."""
-        if self.sparing is None:
-            return self
-        row, prefix, launch = COMPUTE.index(Kind.R), self.prefix_ns.copy(), self.launch_ns.copy()
-        prefix[row], launch[row] = self.sparing.prefix_ns, self.sparing.launch_ns
-        again = np.array([self.again(p, cut[p], cut[p + 1]) for p in range(self.stages)])
-        order = settled(self.schedule, again)
-        return replace(self, order=order, prefix_ns=prefix, launch_ns=launch, sparing=None)
-
-    def fixed_bytes(self, low: IntArray, high: IntArray) -> IntArray:
-        """Of a stage in one pipe: its state."""
-        tables = self.tables
-        return tables.parameters[low, high] + tables.gradients[low, high] + self.state_bytes(low, high)
-
-    def state_bytes(self, low: IntArray, high: IntArray) -> IntArray:
-        rate = self.tables.state_bytes_per_element
-        size: IntArray = np.ceil(self._updated(low, high) * rate - NOISE).astype(np.int64)
-        return size
-
-    def _updated(self, low: IntArray, high: IntArray) -> IntArray:
-        """Elements that the busiest holder of a stage updates: shared state is dealt out by whole parameters."""
-        every = self.tables.elements[low, high]
-        if not self.shape.shard:
-            return every
-        shared: IntArray = -(-every // self.holders) + self.tables.whole_elements[low, high]
-        return np.minimum(every, shared)
-
-    def moving_bytes(self, low: IntArray, high: IntArray) -> IntArray:
-        """[..., stage, part]: of one micro-batch, in the stages as the order has them."""
-        return self.moving_of(low, high, self._again)
-
-    @cached_property
-    def _again(self) -> BoolArray:
-        """[stage]: whether the order recomputes it."""
-        return np.isin(np.arange(self.stages), list(self.order.recomputing))
-
-    def moving_of(self, low: IntArray, high: IntArray, again: BoolArray | np.bool_) -> IntArray:
-        """[..., part]: of one micro-batch in a stage, the parts of `StageBytes`; what is recomputed sends it all."""
-        tables, moving = self.tables, self.tables.moving
-        parts = {
-            "saved": tables.saved[low, high],
-            "held": tables.held[high] - tables.held[low],
-            "kept": tables.entered[low, high],
-            "workspace": moving.workspace[low, high],
-            "splitting": moving.splitting[low, high],
-            "weighing": moving.weighing[low, high],
-            "arriving": moving.arriving[low, high],
-            "sent": np.where(again, tables.leaving[low, high], moving.sent[low, high]),
-            "returning": moving.returning[low, high],
-            "far": moving.far[low, high],
-            "update": self.update_bytes(low, high),
-        }
-        return np.stack([parts[name] for name in PART_NAMES], -1)
-
-    def update_bytes(self, low: IntArray, high: IntArray) -> IntArray:
-        """On top while the busiest holder of a stage updates its share."""
-        tables, updated = self.tables, self._updated(low, high)
-        largest = np.minimum(tables.largest[low, high], updated)
-        rates = tables.largest_bytes_per_element, tables.other_bytes_per_element
-        size: IntArray = np.round(rates[0] * largest + rates[1] * (updated - largest)).astype(np.int64)
-        return size
-
-    def durations(self, cuts: IntArray) -> Durations:
-        cuts = np.atleast_2d(cuts)
-        cells, sizes = hop_bytes(self.tables, cuts)
-        ns = self._hop_ns(cells, sizes)
-        return Durations(kinds=self._kinds(cuts), cells=cells, hop_bytes=sizes, hop_ns=ns)
-
-    def _kinds(self, cuts: IntArray) -> IntArray:
-        low, high = cuts[:, :-1], cuts[:, 1:]
-        stage = np.arange(self.stages)
-        out: IntArray = np.zeros((len(cuts), len(KINDS), self.stages), np.int64)
-        for row, prefix in enumerate(self.prefix_ns):
-            out[:, row] = prefix[stage, high] - prefix[stage, low] + self.launch_ns[row]
-        for p in range(self.stages):
-            out[:, KINDS.index(Kind.SYNC), p] = self.sync_ns(p, low[:, p], high[:, p])
-            out[:, KINDS.index(Kind.STEP), p] = self.step_ns(p, low[:, p], high[:, p])
-            if self.sparing is not None:
-                out[:, KINDS.index(Kind.R), p] = self._again_ns(p, low[:, p], high[:, p])
-        return out
-
-    def sync_ns(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
-        own = self.sums[stage].ns(self.tables.gradients[low, high] - self.tables.tied[low, high])
-        return own + self.tie.ns(self.tables.tied[low, high])
-
-    def step_ns(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
-        """What is shared is handed round once updated, which takes half of what the sum of its gradients takes."""
-        rate = self.tables.step_ns_per_element * self.slowness[stage]
-        ns: IntArray = np.ceil(self._updated(low, high) * rate - NOISE).astype(np.int64)
-        handed = (self.sync_ns(stage, low, high) + 1) // 2 if self.shape.shard else 0
-        return ns + handed + self.update_ns
-
-    def sync_grid(self, stage: int) -> IntArray:
-        """`sync_ns` of every interval."""
-        key = ("sync", self.tables.key, self.sums[stage], self.tie)
-        return self._grid(key, lambda i, j: self.sync_ns(stage, i, j))
-
-    def step_grid(self, stage: int) -> IntArray:
-        shared = (self.holders, self.sums[stage], self.tie) if self.shape.shard else ()
-        key = ("step", self.tables.key, self.slowness[stage], shared)
-        return self._grid(key, lambda i, j: self.step_ns(stage, i, j))
-
-    @cached_property
-    def fixed_grid(self) -> IntArray:
-        share = self.holders if self.shape.shard else 1
-        return self._grid(("fixed", self.tables.key, share), self.fixed_bytes)
-
-    def moving_grid(self, stage: int) -> IntArray:
-        return self._moving_grid(self._again[stage])
-
-    @cached_property
-    def plain_grid(self) -> IntArray:
-        """Of a stage that does not recompute."""
-        return self._moving_grid(np.False_)
-
-    @cached_property
-    def most_moving(self) -> IntArray:
-        """[part]: the most of any stage."""
-        grids = [self._moving_grid(again) for again in np.unique(self._again)]
-        most: IntArray = np.max([grid.max((0, 1)) for grid in grids], 0)
-        return most
-
-    def _moving_grid(self, again: np.bool_) -> IntArray:
-        share = self.holders if self.shape.shard else 1
-        key = ("moving", self.tables.key, share, bool(again))
-        return self._grid(key, lambda i, j: self.moving_of(i, j, again))
-
-    def _grid(self, key: tuple[object, ...], price: Callable[[IntArray, IntArray], IntArray]) -> IntArray:
-        if key not in self.grids:
-            if len(self.grids) >= _GRIDS:
-                self.grids.clear()
-            every = np.arange(self.layers + 1)
-            self.grids[key] = price(every[:, None], np.maximum(every[None, :], every[:, None]))
-        return self.grids[key]
-
-    def _hop_ns(self, cells: IntArray, sizes: IntArray) -> IntArray:
-        byte = np.stack([self.byte_ns, self.byte_ns.T]).ravel()[cells]
-        latency = np.stack([self.latency_ns, self.latency_ns.T]).ravel()[cells]
-        return np.where(sizes > 0, np.ceil(sizes * byte + latency - NOISE), 0).astype(np.int64)
-
+class Problem(Stages):
     def times(self, cuts: IntArray) -> IntArray:
         """Simulated nanoseconds of each cut."""
         spans = self.durations(cuts)
@@ -414,8 +146,3 @@ class Problem:
 
     def _compile(self, pattern: BoolArray) -> Compiled:
         return self.order.compiled(pattern, self.shape.update, self.meter)
-
-
-def _peaks(moments: tuple[IntArray, ...], moving: IntArray) -> IntArray:
-    """[cut, worker]: of activations."""
-    return np.stack([np.einsum("msr,ksr->km", rows, moving).max(1) for rows in moments], 1)

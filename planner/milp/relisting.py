@@ -19,9 +19,10 @@ from planner.errors import BadInput
 from planner.memory import PART_NAMES
 from planner.milp.assemble import hops, stage_times
 from planner.milp.order import Order
-from planner.milp.problem import KINDS, Problem
+from planner.milp.problem import Problem
 from planner.milp.search import NEVER, Answer, descend, judge
 from planner.milp.sparing import settled
+from planner.milp.stages import KINDS
 from planner.schedule.action import Kind, Schedule
 from planner.schedule.costs import Costs, Limits, costs_of
 from planner.schedule.relist import relistings

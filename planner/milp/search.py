@@ -9,7 +9,8 @@ import numpy as np
 from planner.cost import BoolArray, IntArray
 from planner.milp.box import Box
 from planner.milp.mesh import FloatArray
-from planner.milp.problem import COMPUTE, Problem
+from planner.milp.problem import Problem
+from planner.milp.stages import COMPUTE
 from planner.schedule.action import Kind
 
 NEVER = 1 << 60  # the time of a cut that does not fit

@@ -16,9 +16,10 @@ from planner.milp.bounds import windows
 from planner.milp.mesh import Group, Machines, Mesh, Sum, mesh
 from planner.milp.order import Meter, Order
 from planner.milp.out_of_order import FAMILY, arranged
-from planner.milp.problem import COMPUTE, Problem
+from planner.milp.problem import Problem
 from planner.milp.shapes import Pins, Shape
 from planner.milp.shards import Choice, Prices, asked, choices, sharded
+from planner.milp.stages import COMPUTE
 from planner.profile import CostKey, Profile
 from planner.schedule.action import Kind, Schedule
 from planner.schedule.assemble import with_recompute

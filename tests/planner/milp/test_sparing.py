@@ -10,11 +10,11 @@ import pytest
 from planner.cluster import Cluster
 from planner.errors import Infeasible
 from planner.fitted import Correction, Fitted
-from planner.milp import problem
-from planner.milp.problem import KINDS
+from planner.milp import stages
 from planner.milp.search import judge
 from planner.milp.shapes import Shape
 from planner.milp.solve import solve, space_of
+from planner.milp.stages import KINDS
 from planner.plan import Plan
 from planner.schedule.action import Kind
 from planner.schedule.check_program import program_violations
@@ -67,7 +67,7 @@ def test_models_too_large_for_tables_of_every_interval_get_the_same_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tabled = plan_of(60_000)
-    monkeypatch.setattr(problem, "_TABLED", 0)
+    monkeypatch.setattr(stages, "_TABLED", 0)
     assert plan_of(60_000) == tabled
 
 
