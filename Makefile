@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := test,notebook,bench
+EXTRAS := test,notebook
 
 .PHONY: install demo test check lint types bench bench-cluster docs format clean
 .DEFAULT_GOAL := help
@@ -24,8 +24,8 @@ install: $(VENV)/installed  ## make .venv and install everything into it
 demo: install  ## capture, profile, plan and run small models here, predicted beside measured
 	$(BIN)/shardwright demo
 
-test: install  ## the tests
-	$(BIN)/python -m pytest
+test: install  ## the tests, two at a time
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 lint: install
 	$(BIN)/ruff check .

@@ -22,12 +22,10 @@ from runtime import local
 from runtime.metrics import steps_of
 from runtime.paths import Paths
 from runtime.slurm import batch
-from tests.runtime.jobs import captured_of
 from tests.slurm import cluster as clusters
 from tests.slurm.cluster import Cluster
 from tests.slurm.folders import own
 from tests.slurm.jobs import Gate, launch, paced_plan, task, until, until_step
-from tests.slurm.plans import plan_over
 from tests.slurm.warm import Warm
 
 STEPS = 8
@@ -145,17 +143,7 @@ def local_table(folder: Path, repeats: int) -> Table:
     )
 
 
-def full_size(warm: Warm, folder: Path) -> Row:
-    """GPT-2 small with 128 tokens on 4 nodes x 2 ranks, beside one process. Needs about 12 GB."""
-    plan = plan_over("gpt2", family="1f1b", workers=4, micros=4, data=2, micro=1)
-    parameters = sum(row.bytes for row in captured_of("gpt2", {}, 1)[1].graph.parameters) // 4
-    have = launch(warm, plan, folder / "full", steps=2, deadline_s=600.0).wait().check().losses
-    alone = local.launch_inline(plan, folder / "alone", steps=2).losses
-    apart = max(abs(have[step] - loss) / loss for step, loss in alone.items())
-    return parameters, len(plan.places), plan.batch.samples, have[2], apart
-
-
-def slurm_tables(repeats: int, quick: bool) -> list[Table]:
+def slurm_tables(repeats: int) -> list[Table]:
     with test_cluster() as (cluster, warm, folder):
         os.environ.pop("PACED_GATE", None)
         calm = launch(warm, paced_plan(), folder / "calm", steps=STEPS, save_every=2).wait().check().losses
@@ -163,17 +151,10 @@ def slurm_tables(repeats: int, quick: bool) -> list[Table]:
         queued, again = node_death(cluster, warm, folder / "node")
         del os.environ["PACED_GATE"]
         plain, supervised = overhead(cluster, warm, folder / "plain")
-        whole = [] if quick else [full_size(warm, folder)]
     seen, restarted, losses = zip(*deaths, strict=True)
     same = sum(found == calm for found in losses)
     killed: Row = (repeats, same, median(seen), max(seen), median(restarted), max(restarted))
-    sizes = Table(
-        title="GPT-2 small, 128 tokens, 4 nodes x 2 ranks, against one process",
-        columns=("parameters", "ranks", "samples a step", "loss of step 2", "largest relative difference"),
-        rows=whole,
-    )
     return [
-        *([sizes] if whole else []),
         Table(
             title="A rank of a job is killed, at a random moment",
             columns=(
@@ -208,7 +189,7 @@ def run(quick: bool) -> Result:
     if missing:
         tables.append(Table(title="SLURM", columns=("not measured",), rows=[(missing,)]))
     else:
-        tables += slurm_tables(2 if quick else 50, quick)
+        tables += slurm_tables(2 if quick else 50)
     return Result(
         name="launch",
         claim="A dead local rank known in 1 s, the first step again in 10 s; every fault leaves the losses as they were.",

@@ -20,7 +20,7 @@ from tests.slurm.jobs import Gate, paced_plan
 from tests.slurm.warm import Warm
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def state() -> Iterator[Path]:
     if reason := clusters.missing():
         pytest.skip(reason)
@@ -28,7 +28,7 @@ def state() -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def _disk(state: Path) -> Iterator[Path]:
     """Of two megabytes; made before the nodes, so that all see it."""
     folder = state / "disk"
@@ -44,7 +44,7 @@ def small_disk(_disk: Path) -> Iterator[Path]:
         shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def up(state: Path, _disk: Path) -> Iterator[Cluster]:
     """Twelve nodes; this process and what it starts are their clients while it is up."""
     with Cluster(state, nodes=12) as made, pytest.MonkeyPatch.context() as patch:
@@ -62,7 +62,7 @@ def cluster(small_disk: Path, up: Cluster) -> Iterator[Cluster]:
     up.clear()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def warm(state: Path) -> Iterator[Warm]:
     made = Warm(state)
     yield made
@@ -78,7 +78,7 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     made.open()
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="package")
 def _capture_once() -> Iterator[None]:
     """This process launches the same few models again and again."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 
 from runtime import local
@@ -13,11 +14,15 @@ from tests.slurm.plans import plan_over
 from tests.slurm.warm import Warm
 
 
-def test_gpt2_on_four_nodes_trains_as_one_process_does(cluster: Cluster, warm: Warm, tmp_path: Path) -> None:
-    plan = plan_over("gpt2", arguments={"size": "tiny"}, family="1f1b", workers=4, micros=4, data=2)
-    done = launch(warm, plan, tmp_path / "run").wait(PATIENCE_S).check()
-    alone = local.launch_inline(plan, tmp_path / "inline", steps=4)
-    assert list(done.losses) == [1, 2, 3, 4]
+def test_gpt2_small_on_four_nodes_trains_as_one_process_does(
+    cluster: Cluster, warm: Warm, tmp_path: Path
+) -> None:
+    if psutil.virtual_memory().available < 14 * 2**30:
+        pytest.skip("its eight ranks hold 12 GiB")
+    plan = plan_over("gpt2", family="1f1b", workers=4, micros=4, data=2, micro=1)
+    done = launch(warm, plan, tmp_path / "run", steps=2, deadline_s=600.0).wait(600.0).check()
+    alone = local.launch_inline(plan, tmp_path / "inline", steps=2)
+    assert list(done.losses) == [1, 2]
     assert done.losses == pytest.approx(alone.losses, rel=1e-6)
 
 
