@@ -18,7 +18,7 @@ from planner.simulate import schedule_of
 from planner.timeline import COLLECTIVE, Event, encode
 from runtime import at_use, rewrite, synchronised
 from runtime.at_use import ClipBy
-from runtime.clipping import PreviousNorm
+from runtime.clipping import PreviousNorm, Squares
 from runtime.compiled import compile_stage
 from runtime.diagnose import first_bad_layer
 from runtime.execute import Interpreter, Pulse
@@ -200,26 +200,28 @@ class Assembly:
         losses = _Counter(stages if self.sharing is None or self.sharing.place == 0 else {})
         held = sorted({stage for _, stage in self.held})
         uncounted = self.sharing.uncounted(held) if self.sharing else ()
+        squares = Squares(self.buckets, self.world.rank, self.world.device)
         return Updater(
             GradientSync(flats, groups, uncounted, _traced_sums(tracer, self.keys)),
             make,
             rank=self.world.rank,
             groups=groups,
+            squares=squares,
             sharded=self.plan.shard_optimizer,
             clip_norm=self.options.clip_norm if self.options.clip_by == "step" else None,
             count=(_one if self.options.made_up else losses) if counting else None,
             scaler=self.scale.scaler,
             schedule=lr_schedule,
             world=self.world.group,
-            previous=self._previous(flats),
+            previous=self._previous(flats, squares),
         )
 
-    def _previous(self, flats: Sequence[Flat]) -> PreviousNorm | None:
+    def _previous(self, flats: Sequence[Flat], squares: Squares) -> PreviousNorm | None:
         limit, world = self.options.clip_norm, self.world
         if limit is None or self.options.clip_by == "step":
             return None
         group = world.new_group(range(world.size)) if world.group is not None else None
-        return PreviousNorm(limit, flats, world.rank, group)
+        return PreviousNorm(limit, flats, squares, group)
 
     def transport(self) -> Transport:
         return Transport(

@@ -7,7 +7,7 @@ clipped. A step's norm is added up as its updates are made, and summed over all 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -24,29 +24,40 @@ def too_long_by(norm: float, limit: float) -> float:
     return (norm + EPSILON) / limit if limit < norm + EPSILON else 1.0
 
 
+class Squares:
+    """The squares of a step's gradients, added up parameter by parameter: the norm is the same to the bit whichever
+    parameters share a bucket, and whichever ranks hold them."""
+
+    def __init__(self, buckets: Iterable[Bucket], rank: int, device: torch.device) -> None:
+        names = sorted(name for bucket in buckets for name in bucket.names)
+        self._row, self._rank = {name: row for row, name in enumerate(names)}, rank
+        self.table = torch.zeros(len(names), dtype=torch.float64, device=device)  # 0 where others count
+
+    def take(self, flat: Flat) -> None:
+        """A parameter counts once, on the first of its holders."""
+        for name, (start, end) in flat.ranges.items() if flat.bucket.ranks[0] == self._rank else ():
+            self.table[self._row[name]] = flat.grads[start:end].double().square().sum()
+
+
 class PreviousNorm:
     def __init__(
-        self, limit: float, flats: Sequence[Flat], rank: int, group: dist.ProcessGroup | None
+        self, limit: float, flats: Sequence[Flat], squares: Squares, group: dist.ProcessGroup | None
     ) -> None:
-        self._limit, self._rank, self._group = limit, rank, group
-        self._row = {flat.bucket: row for row, flat in enumerate(flats)}
-        self._left: set[Bucket] = set(self._row)
-        device = flats[0].grads.device if flats else torch.device("cpu")
-        self._squares = torch.zeros(len(flats), dtype=torch.float64, device=device)
+        self._limit, self._squares, self._group = limit, squares, group
+        self._mine = frozenset(flat.bucket for flat in flats)
+        self._left = set(self._mine)
         self._coming: Tensor | None = None
         self._work: dist.Work | None = None
         self._norm: float | None = None
 
     def begin(self) -> None:
         """A rank that updates nothing takes part in the sums all the same."""
-        if not self._row:
+        if not self._mine:
             self._launch()
 
     def clip(self, flat: Flat) -> None:
-        """A parameter counts once, on the first of its holders."""
         by = 1.0 if (norm := self.norm()) is None else too_long_by(norm, self._limit)
-        if flat.bucket.ranks[0] == self._rank:
-            self._squares[self._row[flat.bucket]] = flat.grads.double().square().sum()
+        self._squares.take(flat)
         self._left.discard(flat.bucket)
         if by != 1.0:
             flat.grads.div_(by)
@@ -54,9 +65,8 @@ class PreviousNorm:
             self._launch()
 
     def _launch(self) -> None:
-        """Added up in one order, whatever the order of the updates."""
-        self._coming = self._squares.sum()
-        self._left = set(self._row)
+        self._coming = self._squares.table.clone()
+        self._left = set(self._mine)
         if self._group is not None:
             self._work = dist.all_reduce(self._coming, group=self._group, async_op=True)
 
@@ -65,7 +75,7 @@ class PreviousNorm:
         if self._coming is not None:
             if self._work is not None:
                 self._work.wait()
-            self._norm = math.sqrt(float(self._coming))
+            self._norm = math.sqrt(float(self._coming.sum()))
             self._coming = self._work = None
             if not math.isfinite(self._norm):
                 raise NotFinite(f"the norm of all gradients was {self._norm} in the step before")

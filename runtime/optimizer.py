@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner.errors import BadInput
-from runtime.clipping import PreviousNorm, too_long_by
+from runtime.clipping import PreviousNorm, Squares, too_long_by
 from runtime.scaler import Scaler
 from runtime.stage import NotFinite
 from runtime.sync import Bucket, Flat, GradientSync
@@ -71,6 +71,7 @@ class Updater:
         *,
         rank: int,
         groups: Mapping[Bucket, dist.ProcessGroup],
+        squares: Squares,
         sharded: bool = False,
         clip_norm: float | None = None,
         count: Callable[[], float] | None = None,
@@ -80,7 +81,7 @@ class Updater:
         previous: PreviousNorm | None = None,
     ) -> None:
         self._sync, self._groups, self._clip_norm, self._count = sync, groups, clip_norm, count
-        self._rank, self._world, self._scaler = rank, world, scaler
+        self._squares, self._world, self._scaler = squares, world, scaler
         self.previous = previous
         self.shares = {flat.bucket: share_of(flat, rank, sharded) for flat in sync.flats}
         self.optimizers: dict[Bucket, torch.optim.Optimizer] = {}
@@ -168,14 +169,13 @@ class Updater:
             self._divide(too_long_by(self.norm, self._clip_norm))
 
     def _totals(self) -> tuple[float, float]:
-        mine = [flat.grads for flat in self._sync.flats if flat.bucket.ranks[0] == self._rank]
-        square = sum(float(grads.double().square().sum()) for grads in mine)
-        count = self._count() if self._count is not None else 0.0
-        totals = torch.tensor([square, count], dtype=torch.float64)
+        for flat in self._sync.flats:
+            self._squares.take(flat)
+        count = torch.tensor([self._count() if self._count is not None else 0.0], dtype=torch.float64)
+        totals = torch.cat([count, self._squares.table.cpu()])
         if self._world is not None:
             dist.all_reduce(totals, group=self._world)
-        square, count = totals.tolist()
-        return square, count
+        return float(totals[1:].sum()), float(totals[0])
 
     def _divide(self, by: float) -> None:
         for flat in self._sync.flats if by != 1.0 else ():

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner.model import ModelGraph
+from runtime.ordered_sum import OrderedSums
 from runtime.places import Mesh
 from runtime.trace import clock_ns
 
@@ -73,12 +74,13 @@ class _State:
     """Where a bucket stands between two updates."""
 
     launches: set[Node]  # stages here whose gradients are not complete
-    work: dist.Work | None = None
+    complete: Callable[[], object] | None = None  # waits for the sum under way
     due: bool = False  # launched and not updated
     carried: bool = False  # due since the step before
 
 
-OnSum = Callable[[Bucket], Callable[[int, int], None]]
+Told = Callable[[int, int], None]  # when a sum was launched, and when it was complete
+OnSum = Callable[[Bucket], Told]
 
 
 class GradientSync:
@@ -100,6 +102,7 @@ class GradientSync:
         when a sum is launched, and what it returns when it was launched and complete, from a thread of its own."""
         self.flats, self._groups, self._uncounted = tuple(flats), groups, frozenset(uncounted)
         self._on_sum = on_sum
+        self._ordered: dict[dist.ProcessGroup, OrderedSums] = {}
         self._by_node: dict[Node, list[Flat]] = {}
         for flat in flats:
             for node in flat.nodes:
@@ -130,16 +133,28 @@ class GradientSync:
                 for name in self._uncounted & flat.ranges.keys():
                     start, end = flat.ranges[name]
                     flat.grads[start:end].zero_()
-                state.work = self._sum(flat)
+                state.complete = self._sum(flat)
 
-    def _sum(self, flat: Flat) -> dist.Work:
-        start = clock_ns()
-        told = self._on_sum(flat.bucket) if self._on_sum and flat.grads.device.type == "cpu" else None
-        work = dist.all_reduce(flat.grads, group=self._groups[flat.bucket], async_op=True)
+    def _sum(self, flat: Flat) -> Callable[[], object]:
+        """Two numbers have one sum; more are added up in one order, so that it does not matter which parameters
+        share a bucket. Between GPUs the order is NCCL's."""
+        group, on_host = self._groups[flat.bucket], flat.grads.device.type == "cpu"
+        ended = self._ended(flat.bucket) if on_host else None
+        if on_host and len(flat.bucket.ranks) > 2:
+            if group not in self._ordered:
+                self._ordered[group] = OrderedSums(group)
+            return self._ordered[group].launch(flat.grads, ended).result
+        work = dist.all_reduce(flat.grads, group=group, async_op=True)
         assert isinstance(work, dist.Work)
-        if told is not None:
-            work.get_future().then(lambda _: told(start, clock_ns()))
-        return work
+        if ended is not None:
+            work.get_future().then(lambda _: ended())
+        return work.wait
+
+    def _ended(self, bucket: Bucket) -> Callable[[], None] | None:
+        if self._on_sum is None:
+            return None
+        start, told = clock_ns(), self._on_sum(bucket)
+        return lambda: told(start, clock_ns())
 
     def due(self, node: Node) -> list[Flat]:
         """What a STEP of the node updates."""
@@ -155,9 +170,9 @@ class GradientSync:
             assert not state.launches, (
                 f"{flat.bucket.names[0]}: an update before the sum of stage {state.launches}"
             )
-            if state.work is not None:
-                state.work.wait()
-                state.work = None
+            if state.complete is not None:
+                state.complete()
+                state.complete = None
 
     def updated(self, flat: Flat) -> None:
         state = self._state[flat.bucket]

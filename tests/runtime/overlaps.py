@@ -34,11 +34,17 @@ class Combination:
     micros: int
     overlap: Overlap
     recompute: bool
+    shard: bool
+    clip: str  # by whose norm, "" for none
 
     @property
-    def exact(self) -> bool:
-        """Two numbers have one sum; the order of more depends on where they lie in the buffer."""
-        return self.data * (2 if FAMILIES[self.family].paired else 1) <= 2
+    def holders(self) -> int:
+        """Of every gradient."""
+        return self.data * (2 if FAMILIES[self.family].paired else 1)
+
+    @property
+    def settings(self) -> dict[str, object]:
+        return {"clip_norm": 0.1, "clip_by": self.clip} if self.clip else {}
 
     def plan(self, *, plain: bool) -> Plan:
         _, captured = captured_of(WORKLOAD, {"kind": self.optimizer}, 2)
@@ -55,17 +61,18 @@ class Combination:
             precision=self.precision,
             overlap=overlap,
             recompute=range(stages) if self.recompute else (),
+            shard=self.shard,
             update="rolling",
         )
 
 
 def drawn(seed: int, optimizer: str, family: str, most_ranks: int = 4) -> Combination:
-    """One of the combinations of an optimizer and a family."""
+    """One of the combinations of an optimizer and a family that are not refused."""
     draw = Random(f"{seed}/{optimizer}/{family}")
     while True:
         workers = draw.choice((1, 2, 2, 4))
         micros = draw.choice((workers, 2 * workers, 2 * workers + 1))
-        data = draw.choice((1, 2, 4))
+        data = draw.choice((1, 2, 3, 4))
         if workers * data > most_ranks:
             continue
         try:
@@ -75,16 +82,32 @@ def drawn(seed: int, optimizer: str, family: str, most_ranks: int = 4) -> Combin
         parts = draw.choice([p for p in (1, 2, 3, 4, 8) if p * stages <= 16])
         sums = list(range(stages * parts))
         draw.shuffle(sums)
+        at_use = draw.random() < 0.5
+        precision = draw.choice(("fp32", "bf16") if at_use else ("fp32", "bf16", "fp16"))
         return Combination(
             optimizer=optimizer,
             family=family,
-            precision=draw.choice(("fp32", "bf16")),
+            precision=precision,
             workers=workers,
             data=data,
             micros=micros,
-            overlap=Overlap(parts=parts, late=draw.randint(0, parts), sums=tuple(sums), updates="at_use"),
+            overlap=Overlap(
+                parts=parts,
+                late=draw.randint(0, parts),
+                sums=tuple(sums),
+                updates="at_use" if at_use else "at_end",
+            ),
             recompute=draw.random() < 0.3,
+            shard=not at_use and draw.random() < 0.5,
+            clip=draw.choice(("", *CLIPPED[at_use, precision == "fp16"])),
         )
+
+
+CLIPPED = {  # whose norm is to be had, with updates at use or at the end, with a scaler or without
+    (True, False): ("previous",),
+    (False, False): ("step", "previous"),
+    (False, True): ("step",),
+}
 
 
 def every(seed: int) -> list[Combination]:
@@ -113,8 +136,9 @@ def train(
 
 def difference(pool: Pool, combination: Combination, folder: Path) -> float:
     """The largest relative difference of any loss and any parameter."""
-    losses, after = train(pool, combination.plan(plain=True), folder / "plain")
-    others, weights = train(pool, combination.plan(plain=False), folder / "overlapped")
+    settings = combination.settings
+    losses, after = train(pool, combination.plan(plain=True), folder / "plain", **settings)
+    others, weights = train(pool, combination.plan(plain=False), folder / "overlapped", **settings)
     assert after.keys() == weights.keys() and len(set(losses)) == STEPS
     steps = (abs(a - b) / abs(a) for a, b in zip(losses, others, strict=True))
     return max(*steps, *(apart(tensor, weights[name]) for name, tensor in after.items()))

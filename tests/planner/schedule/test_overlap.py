@@ -159,7 +159,8 @@ def every(times: list[StageTimes], *, update: str = "rolling") -> list[Candidate
 
 
 @pytest.mark.parametrize(
-    ("ratio", "fifo", "alone"), [(0.36, 1.0, 1.0), (0.85, 1.197, 1.019), (1.07, 1.292, 1.0)]
+    ("ratio", "fifo", "alone"),
+    [(0.36, 1.0, 1.0), (0.72, 1.067, 1.011), (0.85, 1.197, 1.019), (1.07, 1.292, 1.0)],
 )
 def test_most_of_the_gain_is_priority_and_the_next_forward_the_rest_weight_gradients_that_are_late(
     ratio: float, fifo: float, alone: float
