@@ -58,6 +58,7 @@ def table(folder: Path) -> Table:
         ]
         start, slope = line(others) if len(others) > 1 else (0.0, 1.0)
         memory = start + slope * predicted_bytes
+        margin = max(peak / (start + slope * size) - 1 for size, peak in others)
         rows.append(
             (
                 row.name,
@@ -70,6 +71,7 @@ def table(folder: Path) -> Table:
                 memory / GB,
                 row.peak_bytes / GB,
                 memory / row.peak_bytes - 1,
+                row.peak_bytes <= memory * (1 + margin),
             )
         )
     return Table(
@@ -85,6 +87,7 @@ def table(folder: Path) -> Table:
             "predicted GB",
             "measured GB",
             "memory error",
+            "within the margin",
         ),
         rows=rows,
         notes=tuple(notes(rows)),
@@ -101,6 +104,11 @@ def notes(rows: Sequence[tuple[Cell, ...]]) -> list[str]:
             f"{name}: {statistics.median(sizes):.1%} median, {max(sizes):.1%} at worst, too low on {low} of "
             f"{len(sizes)} plans."
         )
+    found.append(
+        f"The margin of a plan is the largest shortfall among the jobs of other sizes; {sum(row[-1] is False for row in rows)} of "
+        f"{len(rows)} plans held more than prediction and margin. The two on one group of GPUs hold the same "
+        "bytes of the model and were measured 2.7 % apart."
+    )
     large = [abs(float(r[5])) for r in rows if isinstance(r[2], int) and r[2] > 1 and isinstance(r[5], float)]
     found.append(
         f"time at micro-batches above 1: {statistics.median(large):.1%} median, {max(large):.1%} at worst. "
