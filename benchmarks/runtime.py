@@ -91,10 +91,11 @@ class SleepingStage:
 
     def __init__(self, module: Sleeping, weight_s: float, incoming: str, outgoing: str) -> None:
         self.module, self._weight_s, self._in, self._out = module, weight_s, incoming, outgoing
+        self._anchor = backward.anchor_on(torch.device("cpu"))
         self._live: dict[int, tuple[Boundary, Tensor]] = {}
 
     def forward(self, micro: int, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        boundary = Boundary(torch.device("cpu"))
+        boundary = Boundary(self._anchor)
         given = next(iter(inputs.values())) if inputs else torch.zeros(SHAPE)
         y = self.module(boundary.enter(self._in, given))
         self._live[micro] = boundary, y

@@ -70,11 +70,15 @@ class Tables:
     gradients: IntArray  # [i, j]
     tied: IntArray  # [i, j] gradients of parameters that other stages use as well
     elements: IntArray  # [i, j] trainable elements
+    trained: IntArray  # [i, j] how many parameters they are of
+    written: IntArray  # [i, j] buffers that the forward pass writes
+    loss_bytes: int  # of one micro-batch
     whole_elements: IntArray  # [i, j] the most of them that no sharing among holders divides
     largest: IntArray  # [i, j] elements of the largest trainable parameter
     moving: Moving
     edges: Edges
     state_bytes_per_element: float
+    state_bytes_per_tensor: float
     largest_bytes_per_element: float
     other_bytes_per_element: float
     step_ns_per_element: float
@@ -112,6 +116,12 @@ class Tables:
         sizes = np.bincount(edges.consumer[chosen], edges.bytes[chosen], self.layers)
         return int(sizes[1:][self.direct[1:-1]].min(initial=1 << 60)) if self.direct[1:-1].any() else 0
 
+    def step_bytes(self, low: IntArray, high: IntArray, *, losses: int, copies: int) -> IntArray:
+        """Of intervals, as `stage_bytes.step_bytes`."""
+        told = np.where((low < high) & (high == self.layers), losses * self.loss_bytes, 0)
+        found: IntArray = copies * self.written[low, high] + told
+        return found
+
     def stage_ns(self, kind: Kind, cuts: IntArray) -> IntArray:
         """Duration of each stage; `cuts` (..., D + 1) holds 0, the boundaries and the number of layers."""
         return np.diff(self.time_ns[kind][cuts], axis=-1)
@@ -136,7 +146,7 @@ def tables(
     """Of costs by layer and sizes by Value; `whole_from` is the layer from which on no sample is in shards."""
     graph = profile.graph
     saved, entered, leaving = _values(graph, costs, size_of)
-    parameters, gradients, tied, elements = _parameters(graph)
+    parameters, gradients, tied, elements, trained = _parameters(graph)
     return Tables(
         graph=graph,
         setting=setting,
@@ -151,11 +161,15 @@ def tables(
         gradients=gradients,
         tied=tied,
         elements=elements,
+        trained=trained,
+        written=_written(graph),
+        loss_bytes=sum(size_of[name] for name in graph.layers[-1].outputs),
         whole_elements=_whole_elements(graph),
         largest=_largest(graph),
         moving=moving(graph, costs, size_of, saved=saved, entered=entered),
         edges=_edges(graph, size_of),
         state_bytes_per_element=profile.optimizer.state_bytes_per_parameter,
+        state_bytes_per_tensor=profile.optimizer.state_bytes_per_tensor,
         largest_bytes_per_element=profile.optimizer.largest_bytes_per_parameter,
         other_bytes_per_element=profile.optimizer.other_bytes_per_parameter,
         step_ns_per_element=profile.optimizer.seconds_per_parameter.median * NS,
@@ -210,20 +224,29 @@ def _values(
     return saved.table + (own[None, :] - own[:, None]), entered.table, leaving.table
 
 
-def _parameters(graph: ModelGraph) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+def _parameters(graph: ModelGraph) -> tuple[IntArray, ...]:
     count = len(graph.layers)
-    held, gradients, tied, elements = (Rectangles(count) for _ in range(4))
+    held, gradients, tied, elements, trained = (Rectangles(count) for _ in range(5))
     for parameter in graph.parameters:
         users = sorted(graph.index[name] for name in set(parameter.users))
         held.add_once(users, parameter.bytes)
         if parameter.trainable and users:
             gradients.add_once(users, parameter.bytes)
             elements.add_once(users, prod(parameter.shape))
+            trained.add_once(users, 1)
             tied.add_once(users, parameter.bytes)
             tied.add((0, users[0] + 1), (users[-1] + 1, count + 1), -parameter.bytes)
     for buffer in graph.buffers:
         held.add_once(sorted(graph.index[name] for name in set(buffer.users)), buffer.bytes)
-    return held.table, gradients.table, tied.table, elements.table
+    return held.table, gradients.table, tied.table, elements.table, trained.table
+
+
+def _written(graph: ModelGraph) -> IntArray:
+    written = Rectangles(len(graph.layers))
+    for buffer in graph.buffers:
+        if buffer.mutated:
+            written.add_once(sorted(graph.index[name] for name in set(buffer.users)), buffer.bytes)
+    return written.table
 
 
 def _whole_elements(graph: ModelGraph) -> IntArray:

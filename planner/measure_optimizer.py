@@ -101,11 +101,13 @@ def _cost(
     optimizer: torch.optim.Optimizer, elements: int, seconds: Seconds, transient: tuple[float, float]
 ) -> OptimizerCost:
     tensors = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, torch.Tensor)]
-    state_bytes = sum(x.nbytes for x in tensors if x.ndim)  # counters of steps are single numbers
+    state_bytes = sum(x.nbytes for x in tensors if x.ndim)
+    counters_bytes = sum(x.nbytes for x in tensors if not x.ndim)
     return OptimizerCost(
         name=type(optimizer).__name__.lower(),
         state_bytes_per_parameter=state_bytes / elements,
         seconds_per_parameter=seconds,
+        state_bytes_per_tensor=counters_bytes / max(1, len(optimizer.state)),
         largest_bytes_per_parameter=transient[0],
         other_bytes_per_parameter=transient[1],
     )

@@ -61,6 +61,7 @@ class OptimizerCost:
     name: str
     state_bytes_per_parameter: float  # per element: AdamW in fp32 keeps 8
     seconds_per_parameter: Seconds  # per element updated
+    state_bytes_per_tensor: float = 0.0  # per parameter, of whatever size: a counter of steps
     # while a stage is updated, per element of its largest parameter, and of the others: optimizers go through them
     # one by one or all at once
     largest_bytes_per_parameter: float = 0.0
@@ -239,6 +240,7 @@ def _optimizer_faults(optimizer: OptimizerCost) -> Iterator[Fault]:
     found = [
         *_seconds_fault("seconds_per_parameter", optimizer.seconds_per_parameter),
         *_number_fault("state_bytes_per_parameter", optimizer.state_bytes_per_parameter),
+        *_number_fault("state_bytes_per_tensor", optimizer.state_bytes_per_tensor),
         *_number_fault("largest_bytes_per_parameter", optimizer.largest_bytes_per_parameter),
         *_number_fault("other_bytes_per_parameter", optimizer.other_bytes_per_parameter),
     ]

@@ -7,6 +7,7 @@ ones have not saved yet, or have let go), beside what passes by it, and the grad
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import prod
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from typing import NamedTuple
 from planner.memory import StageBytes
 from planner.model import ModelGraph, Value
 from planner.profile import PERSISTENT, CostKey, LayerCost, OptimizerCost, Profile, stage_memory
+from planner.schedule.action import Schedule
 
 
 def stage_bytes(
@@ -56,6 +58,25 @@ def stage_bytes(
         far=_total(profile, (v for v in entering if _is_far(graph, v, first)), key),
         update=update_bytes(profile.optimizer, _trained_elements(graph, layers)),
     )
+
+
+def losses_held(schedule: Schedule) -> int:
+    """Of the micro-batches of a pipe, of which each keeps its loss until the step ends."""
+    return max(Counter(schedule.pipe_of).values(), default=0)
+
+
+def copies_of_statistics(holders: int, *, recompute: bool) -> int:
+    """Of running statistics: replicas keep what they were before a step and add up what it brings, and a forward
+    that is done again must leave no trace."""
+    return 2 * (holders > 1) + recompute
+
+
+def step_bytes(profile: Profile, layers: Sequence[str], key: CostKey, *, losses: int, copies: int) -> int:
+    """What a stage holds throughout a step beside its state, however many micro-batches are in flight."""
+    graph, names = profile.graph, set(layers)
+    copied = sum(row.bytes for row in graph.buffers if row.mutated and names.intersection(row.users))
+    told = graph.layers[-1].outputs if graph.layers[-1].name in names else ()
+    return copies * copied + losses * sum(profile.value_bytes(name, key) for name in told)
 
 
 def _total(profile: Profile, values: Iterable[Value], key: CostKey) -> int:

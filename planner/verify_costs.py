@@ -13,7 +13,7 @@ from planner.plan import Plan, StagePlan
 from planner.profile import CostKey, LayerCost, Profile
 from planner.schedule.action import Kind, Schedule
 from planner.simulate import schedule_of
-from planner.stage_bytes import stage_bytes
+from planner.stage_bytes import copies_of_statistics, losses_held, stage_bytes, step_bytes
 from planner.violation import Violation
 
 
@@ -101,12 +101,19 @@ def _memory(plan: Plan, profile: Profile) -> Iterator[Violation]:
 
 def _resident(plan: Plan, profile: Profile, schedule: Schedule, worker: int) -> int:
     """Parameters, buffers, gradients and optimizer state of every (pipe, stage) that a worker holds."""
-    total = 0
+    total, losses = 0, losses_held(schedule)
     for row in schedule.place:
         for stage, holder in enumerate(row):
             if holder == worker:
                 total += _stage_state(plan, profile, stage, replicas=len(schedule.place))
+                total += _stage_step(plan, profile, stage, replicas=len(schedule.place), losses=losses)
     return total
+
+
+def _stage_step(plan: Plan, profile: Profile, stage: int, *, replicas: int, losses: int) -> int:
+    holders, chosen = replicas * plan.axes.data * plan.axes.spatial, plan.stages[stage]
+    copies = copies_of_statistics(holders, recompute=chosen.recompute)
+    return step_bytes(profile, chosen.layers, _key(plan), losses=losses, copies=copies)
 
 
 def _stage_state(plan: Plan, profile: Profile, stage: int, *, replicas: int) -> int:
@@ -116,6 +123,7 @@ def _stage_state(plan: Plan, profile: Profile, stage: int, *, replicas: int) -> 
     buffers = [graph.buffer[name] for name in {name for layer in layers for name in layer.buffers}]
     trained = [parameter for parameter in parameters if parameter.trainable]
     state = sum(prod(p.shape) for p in trained) * profile.optimizer.state_bytes_per_parameter
+    state += len(trained) * profile.optimizer.state_bytes_per_tensor
     holders = replicas * plan.axes.data * plan.axes.spatial if plan.shard_optimizer else 1
     weights = sum(p.bytes for p in parameters) + sum(b.bytes for b in buffers)
     return weights + sum(p.bytes for p in trained) + int(state / holders)

@@ -26,12 +26,17 @@ def edge(tensor: Tensor) -> GradientEdge:
     return get_gradient_edge(tensor)
 
 
+def anchor_on(device: torch.device) -> Tensor:
+    """A leaf that stands for everything that enters a stage; one is enough for all of its micro-batches."""
+    return torch.zeros((), device=device, requires_grad=True)
+
+
 class Boundary:
     """Where gradients leave a stage. A leaf's `.grad` would be copied into the strides of the leaf, and a sum over
     another memory order is not the same to the bit; here a gradient is kept as it arrives."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.anchor = torch.zeros((), device=device, requires_grad=True)
+    def __init__(self, anchor: Tensor) -> None:
+        self.anchor = anchor
         self.grads: dict[str, Tensor] = {}
         self.entered: dict[str, Tensor] = {}
 

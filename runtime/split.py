@@ -8,7 +8,7 @@ from torch import Tensor
 
 from planner.cut import StageModule
 from runtime import backward, rewrite, weight_store
-from runtime.backward import Boundary, Owed, Root
+from runtime.backward import Boundary, Owed, Root, anchor_on
 from runtime.weight_store import Debt, WeightStore
 
 Tensors = Sequence[Tensor]
@@ -35,7 +35,7 @@ class _Entered:
 
     def forward(self, values: Values) -> Values:
         device = next(iter(values.values())).device
-        boundary = self._boundary = Boundary(device)
+        boundary = self._boundary = Boundary(anchor_on(device))
         self._leaves = {name: x for name, x in values.items() if x.requires_grad}
         entered = {name: boundary.enter(name, x) for name, x in self._leaves.items()}
         made: Values = self._module({**values, **entered})

@@ -32,7 +32,6 @@ class Live:
     inputs: dict[str, Tensor]
     boundary: Boundary
     roots: dict[str, GradientEdge] = field(default_factory=dict)  # of outputs that need one
-    loss: Tensor | None = None
     debts: list[Debt] = field(default_factory=list)
     owed: Owed | None = None
 
@@ -63,13 +62,14 @@ class TorchStage:
         self._made_up = made_up
         self._parameters: list[nn.Parameter] = [p for _, p in module.named_parameters() if p.requires_grad]
         self._written = [buffer for name, buffer in module.named_buffers() if name in written]
+        self._anchor = backward.anchor_on(keys.device)
         self._live: dict[int, Live] = {}
         self.losses: dict[int, dict[str, Tensor]] = {}  # of the step, by micro-batch, where the loss is
 
     def forward(self, micro: int, inputs: Tensors) -> dict[str, Tensor]:
         observed = self._on_forward(micro) if self._on_forward else nullcontext()
         kept = {name: inputs[name] for name in self.module.inputs}
-        live = self._live[micro] = Live(kept, Boundary(self._keys.device))
+        live = self._live[micro] = Live(kept, Boundary(self._anchor))
         with observed, torch.no_grad() if self._recompute else nullcontext():
             outputs = self._run(micro, live)
         made = {name: tensor.detach() for name, tensor in outputs.items()}
@@ -88,19 +88,19 @@ class TorchStage:
 
     def backward(self, micro: int, grads: Tensors) -> dict[str, Tensor]:
         live = self._live.pop(micro)
-        backward.whole(self._roots(live, grads))
+        backward.whole(self._roots(micro, live, grads))
         if self._store is not None:
             weight_store.pay(self._store.collect())
         return live.boundary.collect()
 
     def input_half(self, micro: int, grads: Tensors) -> dict[str, Tensor]:
         live = self._live[micro]
-        roots, anchor = self._roots(live, grads), live.boundary.anchor
+        roots = self._roots(micro, live, grads)
         if self._split != "walk":
             backward.whole(roots)
             live.debts = self._store.collect() if self._store is not None else []
         else:
-            live.owed = backward.input_half(roots, anchor, self._parameters)
+            live.owed = backward.input_half(roots, self._anchor, self._parameters)
         live.roots = {}
         return live.boundary.collect()
 
@@ -120,8 +120,6 @@ class TorchStage:
         inputs = live.inputs if not torch.is_grad_enabled() else self._entered(live)
         with torch.autocast(device, self._autocast) if self._autocast else nullcontext():
             outputs: dict[str, Tensor] = self.module(inputs)
-        if LOSS in outputs:
-            live.loss = outputs[LOSS].detach()
         live.roots = {name: backward.edge(x) for name, x in outputs.items() if x.requires_grad}
         return outputs
 
@@ -133,12 +131,12 @@ class TorchStage:
             for name, tensor in inputs.items()
         }
 
-    def _roots(self, live: Live, grads: Tensors) -> list[Root]:
+    def _roots(self, micro: int, live: Live, grads: Tensors) -> list[Root]:
         """Gradients from later consumers of an input come in at its leaf, ahead of the stage's own share."""
         roots = [(root, grads[name]) for name, root in live.roots.items() if name in grads]
         if LOSS in live.roots:
-            assert live.loss is not None
-            roots.append((live.roots[LOSS], torch.full_like(live.loss, self._scale.weight)))
+            loss = self.losses[micro][LOSS]
+            roots.append((live.roots[LOSS], torch.full_like(loss, self._scale.weight)))
         entered = live.boundary.entered
         return roots + [(backward.edge(x), grads[name]) for name, x in entered.items() if name in grads]
 

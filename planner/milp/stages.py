@@ -21,6 +21,7 @@ from planner.milp.order import Meter, Order
 from planner.milp.shapes import Shape
 from planner.milp.sparing import Sparing, settled
 from planner.schedule.action import Kind, Schedule
+from planner.stage_bytes import copies_of_statistics, losses_held
 
 KINDS = tuple(Kind)
 _GRIDS = 100  # kept at a time
@@ -154,13 +155,22 @@ class Stages:
         return replace(self, order=order, prefix_ns=prefix, launch_ns=launch, sparing=None)
 
     def fixed_bytes(self, low: IntArray, high: IntArray) -> IntArray:
-        """Of a stage in one pipe: its state."""
-        tables = self.tables
-        return tables.parameters[low, high] + tables.gradients[low, high] + self.state_bytes(low, high)
+        """Of a stage in one pipe: its state, and what it holds throughout a step beside."""
+        tables, (losses, copies) = self.tables, self._throughout
+        state = tables.parameters[low, high] + tables.gradients[low, high] + self.state_bytes(low, high)
+        return state + tables.step_bytes(low, high, losses=losses, copies=copies)
+
+    @cached_property
+    def _throughout(self) -> tuple[int, int]:
+        """Losses of a pipe, and copies of running statistics."""
+        again = self.shape.recompute or self.shape.sparing
+        return losses_held(self.schedule), copies_of_statistics(self.holders, recompute=again)
 
     def state_bytes(self, low: IntArray, high: IntArray) -> IntArray:
-        rate = self.tables.state_bytes_per_element
-        size: IntArray = np.ceil(self._updated(low, high) * rate - NOISE).astype(np.int64)
+        tables = self.tables
+        counters = tables.trained[low, high] * tables.state_bytes_per_tensor
+        state = self._updated(low, high) * tables.state_bytes_per_element + counters
+        size: IntArray = np.ceil(state - NOISE).astype(np.int64)
         return size
 
     def _updated(self, low: IntArray, high: IntArray) -> IntArray:
@@ -249,7 +259,7 @@ class Stages:
     @cached_property
     def fixed_grid(self) -> IntArray:
         share = self.holders if self.shape.shard else 1
-        return self._grid(("fixed", self.tables.key, share), self.fixed_bytes)
+        return self._grid(("fixed", self.tables.key, share, self._throughout), self.fixed_bytes)
 
     def moving_grid(self, stage: int) -> IntArray:
         return self._moving_grid(self._again[stage])

@@ -31,6 +31,7 @@ def workload(make: Make) -> Workload:
 def test_the_state_of_the_users_own_optimizer_is_counted(make: Make, name: str, state_bytes: int) -> None:
     found = roofline_optimizer(workload(make), chain(), DEVICE)
     assert (found.name, found.state_bytes_per_parameter) == (name, state_bytes)
+    assert found.state_bytes_per_tensor == (4 if name == "adamw" else 0), "a counter of steps"
     assert found.seconds_per_parameter.median >= 12 / DEVICE.memory_bytes_per_s, "reads two, writes one"
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
 
 from planner.cost import price
+from planner.model import Buffer
 from planner.profile import CostKey, OptimizerCost, Seconds
-from planner.stage_bytes import stage_bytes, update_bytes
+from planner.schedule.families import generate
+from planner.stage_bytes import copies_of_statistics, losses_held, stage_bytes, step_bytes, update_bytes
 from tests.planner.milp.instances import with_bf16
 from tests.planner.test_cost import KEY, intervals, model
 
@@ -27,6 +30,36 @@ def test_every_cut_has_the_bytes_of_the_definition(seed: int) -> None:
         optimizer = replace(made.optimizer, largest_bytes_per_parameter=8.0, other_bytes_per_parameter=1.0)
         found_update = stage_bytes(replace(made, optimizer=optimizer), names, key).update
         assert found_update == 7 * tables.largest[i, j] + tables.elements[i, j]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_a_step_holds_throughout_is_that_of_the_definition_for_every_cut(seed: int) -> None:
+    made = model(seed)
+    names = [layer.name for layer in made.graph.layers]
+    buffers = tuple(
+        Buffer(name=f"b{k}", users=users, shape=(8,), dtype="float32", bytes=32 + k, mutated=k != 1)
+        for k, users in enumerate([(names[0],), (names[1],), (names[2], names[5])])
+    )
+    made = replace(made, graph=replace(made.graph, buffers=buffers))
+    tables = price(made, KEY)
+    seen = set()
+    for i, j, layers in intervals(tables):
+        want = step_bytes(made, layers, KEY, losses=5, copies=3)
+        assert tables.step_bytes(np.array(i), np.array(j), losses=5, copies=3) == want, layers
+        assert tables.trained[i, j] == len(
+            {p.name for p in made.graph.parameters if p.trainable and set(p.users) & set(layers)}
+        )
+        seen.add(want)
+    assert {0, 3 * 32, 3 * (32 + 34)} <= seen and max(seen) > 3 * (32 + 34)
+
+
+def test_losses_are_held_by_pipe_and_statistics_are_copied_where_others_hold_them_or_forwards_run_twice() -> (
+    None
+):
+    assert losses_held(generate("1f1b", workers=2, micros=6)) == 6
+    assert losses_held(generate("chimera", workers=2, micros=5)) == 3
+    copies = [copies_of_statistics(n, recompute=again) for n in (1, 2) for again in (False, True)]
+    assert copies == [0, 1, 2, 3]
 
 
 def test_an_update_one_by_one_takes_the_largest_and_one_of_all_at_once_takes_all() -> None:

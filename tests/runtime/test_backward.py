@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime import backward
-from runtime.backward import Boundary
+from runtime.backward import Boundary, anchor_on
 
 
 class Twice(torch.autograd.Function):
@@ -88,7 +88,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
 
 def run(module: nn.Module, x: Tensor, split: bool) -> tuple[Tensor, dict[str, Tensor | None]]:
     module.zero_grad()
-    boundary = Boundary(x.device)
+    boundary = Boundary(anchor_on(x.device))
     y = module(boundary.enter("x", x))
     roots = [(backward.edge(y), torch.linspace(-1, 1, y.numel()).reshape(y.shape))]
     parameters = list(module.parameters())
@@ -114,7 +114,7 @@ def test_the_graph_walk_equals_the_whole_backward_to_the_bit(case: str) -> None:
 
 def test_the_input_half_leaves_the_weight_gradients_of_a_linear_for_later() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-    boundary = Boundary(torch.device("cpu"))
+    boundary = Boundary(anchor_on(torch.device("cpu")))
     y = module(boundary.enter("x", torch.randn(2, 4)))
     parameters = list(module.parameters())
     owed = backward.input_half([(backward.edge(y), torch.ones_like(y))], boundary.anchor, parameters)
@@ -126,7 +126,7 @@ def test_the_input_half_leaves_the_weight_gradients_of_a_linear_for_later() -> N
 
 def test_without_an_input_that_needs_a_gradient_the_whole_backward_is_the_weight_half() -> None:
     module = nn.Linear(4, 4)
-    boundary = Boundary(torch.device("cpu"))
+    boundary = Boundary(anchor_on(torch.device("cpu")))
     y = module(torch.randn(2, 4))
     parameters = list(module.parameters())
     owed = backward.input_half([(backward.edge(y), torch.ones_like(y))], boundary.anchor, parameters)
@@ -136,7 +136,7 @@ def test_without_an_input_that_needs_a_gradient_the_whole_backward_is_the_weight
 
 
 def test_gradients_from_later_consumers_are_added_before_the_stage_s_own() -> None:
-    boundary = Boundary(torch.device("cpu"))
+    boundary = Boundary(anchor_on(torch.device("cpu")))
     x = boundary.enter("x", torch.tensor([1.0]))
     y = x * 1.0 + x * -1.0
     later = (backward.edge(x), torch.tensor([1e-8]))
@@ -145,7 +145,7 @@ def test_gradients_from_later_consumers_are_added_before_the_stage_s_own() -> No
 
 
 def test_a_gradient_leaves_with_the_strides_that_it_arrived_with() -> None:
-    boundary = Boundary(torch.device("cpu"))
+    boundary = Boundary(anchor_on(torch.device("cpu")))
     x = boundary.enter("x", torch.randn(3, 4))
     y = x.transpose(0, 1)
     backward.whole([(backward.edge(y), torch.ones(4, 3))])
@@ -153,7 +153,7 @@ def test_a_gradient_leaves_with_the_strides_that_it_arrived_with() -> None:
 
 
 def test_an_input_that_no_gradient_reaches_passes_zeros() -> None:
-    boundary = Boundary(torch.device("cpu"))
+    boundary = Boundary(anchor_on(torch.device("cpu")))
     x, z = boundary.enter("x", torch.randn(2)), boundary.enter("z", torch.randn(2))
     backward.whole([(backward.edge(x * 2), torch.ones(2))])
     found = boundary.collect()

@@ -21,7 +21,7 @@ from planner.schedule.action import Kind, Schedule
 from planner.schedule.assemble import with_recompute
 from planner.schedule.families import FAMILIES, generate
 from planner.simulate import compile, duration_vector, period
-from planner.stage_bytes import stage_bytes
+from planner.stage_bytes import copies_of_statistics, losses_held, stage_bytes, step_bytes
 
 NS = 1e9
 
@@ -123,7 +123,7 @@ def _judge(
     edges = [0, *boundaries, len(names)]
     stages = [names[i:j] for i, j in pairwise(edges)]
     holders = replicas * len(schedule.place)
-    if not _fits(profile, cluster, key, stages, schedule, holders if shard else 1):
+    if not _fits(profile, cluster, key, stages, schedule, holders if shard else 1, holders):
         return None
     times = [
         _times(
@@ -216,17 +216,22 @@ def _fits(
     stages: Sequence[Sequence[str]],
     schedule: Schedule,
     share: int,
+    holders: int,
 ) -> bool:
     graph = profile.graph
     again = {action.stage for order in schedule.orders for action in order if action.kind is Kind.R}
     state, moving = [], []
+    copies = copies_of_statistics(holders, recompute=bool(again))
     for stage, layers in enumerate(stages):
         used = {name for layer in layers for name in graph.layer[layer].parameters}
         weights = [graph.parameter[name] for name in used]
         trained = [p for p in weights if p.trainable]
         elements = _most_elements([prod(p.shape) for p in trained], share)
         total = sum(p.bytes for p in weights) + sum(p.bytes for p in trained)
-        state.append(total + ceil(elements * profile.optimizer.state_bytes_per_parameter - 1e-6))
+        kept = elements * profile.optimizer.state_bytes_per_parameter
+        kept += len(trained) * profile.optimizer.state_bytes_per_tensor
+        total += step_bytes(profile, layers, key, losses=losses_held(schedule), copies=copies)
+        state.append(total + ceil(kept - 1e-6))
         moving.append(stage_bytes(profile, layers, key, recompute=stage in again))
     for worker, peak in enumerate(peaks(schedule, moving)):
         fixed = sum(state[s] for row in schedule.place for s, w in enumerate(row) if w == worker)
