@@ -25,8 +25,8 @@ Ended = Callable[[], None]
 def add_up(buffer: Tensor, group: dist.ProcessGroup) -> None:
     """In place, by all of the group; for a dense buffer of one dim on the host."""
     ranks, here = dist.get_process_group_ranks(group), dist.get_rank(group)
-    for piece in buffer.split(PIECE):
-        parts = piece.tensor_split(len(ranks))
+    for piece in torch.split(buffer, PIECE):
+        parts = torch.tensor_split(piece, len(ranks))
         own = parts[here]
         shares = [own if i == here else torch.empty_like(own) for i in range(len(ranks))]
         _exchange(parts, shares, group, ranks, here)

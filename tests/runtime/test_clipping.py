@@ -1,0 +1,42 @@
+"""The norm to clip by is that of the parameters, however they are shared out."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from runtime.clipping import Squares
+from runtime.sync import Bucket, Flat
+
+SIZES = {"a": 5, "b": 1000, "c": 33}
+
+
+def flats(*names: str, first: int = 0) -> list[Flat]:
+    """A bucket for each group of names, with the same gradients whatever the groups."""
+    made = []
+    for group in names:
+        parameters = {name: nn.Parameter(torch.zeros(SIZES[name])) for name in group}
+        flat = Flat(Bucket((0,), (first, first + 1), "float32", tuple(group)), parameters, [(0, 0)])
+        for name, (start, end) in flat.ranges.items():
+            flat.grads[start:end] = torch.randn(
+                end - start, generator=torch.Generator().manual_seed(ord(name))
+            )
+        made.append(flat)
+    return made
+
+
+def table(made: list[Flat]) -> torch.Tensor:
+    squares = Squares([flat.bucket for flat in made], 0, torch.device("cpu"))
+    for flat in made:
+        squares.take(flat)
+    return squares.table
+
+
+def test_squares_do_not_depend_on_who_shares_a_bucket() -> None:
+    whole = table(flats("abc"))
+    assert torch.equal(whole, table(flats("c", "ab"))) and torch.equal(whole, table(flats("b", "ca")))
+    assert bool((whole > 0).all())
+
+
+def test_the_first_of_its_holders_counts_a_parameter() -> None:
+    assert not table(flats("abc", first=1)).any()
