@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
-from threading import Thread
+from threading import Thread, current_thread
 from typing import NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 PIECE = 2**24  # elements at a time; what the others send of them is held meanwhile
+END_S = 2.0  # for a sum that others have left
 Ended = Callable[[], None]
 
 
@@ -64,14 +65,22 @@ class OrderedSums:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        Thread(target=_serve, args=(self._jobs, group), daemon=True).start()
-        weakref.finalize(self, self._jobs.put, None)
+        thread = Thread(target=_serve, args=(self._jobs, group), daemon=True)
+        thread.start()
+        weakref.finalize(self, _end, self._jobs, thread)
 
     def launch(self, buffer: Tensor, ended: Ended | None = None) -> Future[None]:
         """`ended` is called from the thread that adds, before anybody who waits goes on."""
         job = _Job(buffer, ended, Future())
         self._jobs.put(job)
         return job.done
+
+
+def _end(jobs: SimpleQueue[_Job | None], thread: Thread) -> None:
+    """A thread that lets go of its communicator while Python ends would take the process down."""
+    jobs.put(None)
+    if thread is not current_thread():
+        thread.join(END_S)
 
 
 def _serve(jobs: SimpleQueue[_Job | None], group: dist.ProcessGroup) -> None:
