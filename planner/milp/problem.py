@@ -13,8 +13,6 @@ from planner.milp.stages import COMPUTE, KINDS, Durations, Stages
 from planner.simulate import Bound, Compiled, critical_path, makespans, period
 from planner.sweep import critical_counts
 
-_LONG = 4096  # actions of an order that is not compiled for the messages of every cut
-
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -27,14 +25,18 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem(Stages):
-    def times(self, cuts: IntArray) -> IntArray:
-        """Simulated nanoseconds of each cut."""
+    def times(self, cuts: IntArray, most: int | None = None) -> IntArray:
+        """Simulated nanoseconds of each cut; of those that take more than `most`, something between."""
         spans = self.durations(cuts)
         out: IntArray = np.zeros(len(spans.kinds), np.int64)
         if self.implied:
             pattern = self.order.covering(self._pattern(spans.cells), self.shape.update)
             return self._objective(self._compile(pattern), self._vectors(spans, np.arange(len(out)), pattern))
         present, left = spans.hop_bytes > 0, np.arange(len(out))
+        if most is not None and self.chained:
+            near = self._neighbours
+            out[:] = self._objective(self._compile(near), self._vectors(spans, left, near))
+            left = np.flatnonzero(out <= most)
         while len(left):
             here = present[left[0]]
             same = (present[left] == here).all(1)
@@ -74,12 +76,13 @@ class Problem(Stages):
             hop_bytes=np.ceil(shares @ spans.hop_bytes)[None].astype(np.int64),
             hop_ns=(shares @ spans.hop_ns)[None].round().astype(np.int64),
         )
-        return self._critical(mixed, rough=self.deep)[0]
+        return self._critical(mixed, rough=self.patterned)[0]
 
     @property
-    def deep(self) -> bool:
-        """Too long to compile for the messages of every cut."""
-        return self.chained and not self.implied and self.order.actions > _LONG
+    def patterned(self) -> bool:
+        """Compiled anew for whatever messages a cut has, which takes longer than anything else; what passes between
+        neighbours tells nearly as much, and is the same for all."""
+        return self.chained and not self.implied
 
     def rough(self, cut: IntArray) -> tuple[Row, int]:
         """A path as if only neighbours talked, and its time: no more than that of the cut, and compiled once."""
@@ -117,7 +120,7 @@ class Problem(Stages):
     def slowed(self, cut: IntArray, factor: float) -> list[Row]:
         """The paths that determine the time when one worker after the other is so much slower than it is."""
         spans = self.durations(cut)
-        pattern = self._neighbours if self.deep else self._pattern(spans.cells)
+        pattern = self._neighbours if self.patterned else self._pattern(spans.cells)
         if self.implied:
             pattern = self.order.covering(pattern, self.shape.update)
         compiled = self._compile(pattern)

@@ -50,7 +50,7 @@ class Record:
             return number
         number = self.pool.add_cut(cut)
         known = self.pool.values[:, number].max(initial=0.0)
-        if self.problem.deep and self._rough(cut, known):
+        if self.problem.patterned and self._rough(cut, known):
             return number
         if self.pinned is None or (cut == self.pinned).all():
             self._consider(cut, int(judge(self.problem, cut[None, :])[0]))

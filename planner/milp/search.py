@@ -29,12 +29,12 @@ class Answer:
         return other is None or (self.ns, self.cut.tolist()) < (other.ns, other.cut.tolist())
 
 
-def judge(problem: Problem, cuts: IntArray) -> IntArray:
-    """Simulated nanoseconds, NEVER where a worker's memory is exceeded."""
+def judge(problem: Problem, cuts: IntArray, most: int | None = None) -> IntArray:
+    """Simulated nanoseconds, NEVER where a worker's memory is exceeded; beyond `most`, only that it is more."""
     fits = (problem.memory(cuts) <= problem.available_bytes).all(1)
     out: IntArray = np.full(len(cuts), NEVER, np.int64)
     if fits.any():
-        out[fits] = problem.times(cuts[fits])
+        out[fits] = problem.times(cuts[fits], most)
     return out
 
 
@@ -49,7 +49,8 @@ def descend(problem: Problem, low: IntArray, high: IntArray, start: IntArray) ->
             (np.diff(near) > 0).all(1) & (near >= low).all(1) & (near <= high).all(1)
         )
         inside[inside] = problem.allowed[near[inside]].all(1)
-        found = _pick(problem, near[inside]) if inside.any() else None
+        most = None if best is None else best.ns
+        found = _pick(problem, near[inside], most) if inside.any() else None
         if found is None or not found.better(best):
             return best
         best = found
@@ -57,8 +58,8 @@ def descend(problem: Problem, low: IntArray, high: IntArray, start: IntArray) ->
             return best
 
 
-def _pick(problem: Problem, cuts: IntArray) -> Answer | None:
-    ns = judge(problem, cuts)
+def _pick(problem: Problem, cuts: IntArray, most: int | None = None) -> Answer | None:
+    ns = judge(problem, cuts, most)
     least = int(ns.min())
     if least == NEVER:
         return None

@@ -291,7 +291,7 @@ def _first_answers(found: Search, given: list[Shape]) -> None:
 
 
 def _even_ns(posed: Problem) -> int:
-    return int(posed.times(even(posed)[None, :])[0])
+    return int(posed.times(even(posed)[None, :], 0)[0])
 
 
 def _take_trivial(found: Search, allowed: set[Shape]) -> None:

@@ -119,6 +119,11 @@ def test_no_cut_is_faster_than_any_row_as_a_sum_over_its_boundaries(seed: int) -
         rough, ns = problem.rough(every[0])
         assert ns <= times[0]
         rows.append(rough)
+        most = int(np.quantile(times, 0.3))
+        told = problem.times(every, most)
+        assert (told[times <= most] == times[times <= most]).all()
+        assert (told[times > most] > most).all()
+        assert (told <= times).all()
         if problem.shape.update == "barrier":
             rows += problem.slowed(every[len(every) // 3], 1.3)
         for row in rows:
