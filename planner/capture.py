@@ -26,7 +26,7 @@ from planner.capture_attention import restore_causal_flags
 from planner.capture_batch import LARGE, SMALL, Batch, Pair, example, growing_dims, repeated, uneven
 from planner.capture_describe import NotAffine, describe
 from planner.capture_functional import functionalise
-from planner.capture_layers import group
+from planner.capture_layers import FREE, Grouping, group
 from planner.capture_opaque import Opaque, observe
 from planner.capture_probe import probe
 from planner.capture_slice import Layout
@@ -52,6 +52,16 @@ class Captured:
 
     def _repr_html_(self) -> str:
         return self.graph._repr_html_()
+
+    def ordered(self, names: Sequence[str]) -> Captured:
+        """The same with its layers in this order, which no layer stands in before one that it hangs on."""
+        graph = self.graph.ordered(names)
+        if graph is self.graph:
+            return self
+        layout, place = self.layout, [graph.index[name] for name in self.layout.grouping.names]
+        moved = {x: i if i == FREE else place[i] for x, i in layout.grouping.layer_of.items()}
+        grouping = Grouping(names=list(names), layer_of=moved)
+        return Captured(graph, Layout(layout.traced, grouping, layout.probes))
 
     def batch_values(self, inputs: object, targets: object) -> dict[str, Tensor]:
         """The tensors of a batch by the names of their Values."""

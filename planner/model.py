@@ -1,8 +1,8 @@
 """The model as data: layers, the values that pass between them, and the parameters they hold.
 
 A ModelGraph is what `capture` makes of a module and what a profile file stores; from here on nobody needs torch.
-Layers stand in the order of the export, which is a topological order; the loss is the last layer. Sizes are
-affine in the micro-batch: `fixed + micro * per_sample`.
+Layers stand in the order of the export, which is a topological order, or in another one that a plan has chosen; the
+loss is the last layer. Sizes are affine in the micro-batch: `fixed + micro * per_sample`.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ class ModelGraph:
     symbolic_batch: bool  # one capture serves every micro-batch
     captured_micro: int  # the micro-batch that was captured when the batch is not symbolic
     operations: tuple[str, ...] = ()  # of models that slide over space, as `planner.halo.text` writes them
+    captured_order: tuple[str, ...] = ()  # names of the layers as captured, where they stand in another order here
 
     @cached_property
     def layer(self) -> dict[str, Layer]:
@@ -117,7 +118,10 @@ class ModelGraph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Over layers, shapes and parameters, not over the operations that a torch version happens to emit."""
+        """Over layers, shapes and parameters, not over the operations that a torch version happens to emit; the same
+        in every order of the layers."""
+        if self.captured_order:
+            return self.ordered(self.captured_order).fingerprint
         facts = {
             "layers": [[x.name, x.inputs, x.outputs, x.parameters, x.buffers] for x in self.layers],
             "values": [
@@ -128,6 +132,12 @@ class ModelGraph:
         }
         text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+    def ordered(self, names: Sequence[str]) -> ModelGraph:
+        """The same model with its layers in this order, which `planner.layer_order` has found to be one."""
+        from planner.layer_order import ordered
+
+        return ordered(self, names)
 
     def __repr__(self) -> str:
         from planner.notebook import shows
@@ -141,10 +151,13 @@ class ModelGraph:
 
     def plot(self, plan: Plan | None = None) -> Figure:
         """Operations of every layer, with a plan's cuts where one is given."""
+        from planner.layer_order import as_planned
         from planner.notebook import figures, pictures
 
+        graph = as_planned(self, plan) if plan is not None else self
         cuts = pictures.cuts_of(plan) if plan is not None else ()
-        return figures.of_graph(self, cuts, [layer.flops(1) / 1e9 for layer in self.layers], "GFLOP a sample")
+        flops = [layer.flops(1) / 1e9 for layer in graph.layers]
+        return figures.of_graph(graph, cuts, flops, "GFLOP a sample")
 
     def to_rows(self) -> list[dict[str, object]]:
         """A layer a row, for one sample."""

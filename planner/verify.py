@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from math import prod
 
 from planner import verify_costs, verify_machines, verify_model
 from planner.cluster import Cluster
 from planner.errors import BadInput, BadPlan
+from planner.layer_order import as_planned
 from planner.model import ModelGraph
 from planner.plan import Plan
 from planner.profile import Profile
@@ -65,6 +67,8 @@ def violations(
     layers = list(verify_model.layers(plan, graph) if graph else verify_model.repeated_layers(plan))
     found += layers
     if graph and not layers:
+        graph = as_planned(graph, plan)
+        profile = replace(profile, graph=graph) if profile else None
         found += verify_model.violations(plan, graph, profile)
         if profile:
             found += verify_costs.violations(plan, profile)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
+from planner.layer_order import layers_of, misplaced
 from planner.model import ModelGraph, crossings
 from planner.plan import Hop, Plan
 from planner.profile import CostKey, Profile
@@ -17,7 +18,7 @@ Route = tuple[str, int, int]  # direction, sender, receiver
 
 
 def layers(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
-    """The stages, one after the other, are the layers of the model, each once and in its order."""
+    """The stages, one after the other, are the layers of the model, each once and after those that it hangs on."""
     if plan.model.fingerprint != graph.fingerprint:
         message = f"the plan is for {plan.model.fingerprint}, the model is {graph.fingerprint}"
         yield Violation(rule="model", where="model.fingerprint", message=message)
@@ -29,10 +30,17 @@ def layers(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
     for layer in graph.layers:
         if layer.name not in {name for name, _ in planned}:
             yield _layer(layer.name, "is missing; each layer of the model is in a stage")
-    known = [(name, index) for name, index in planned if name in graph.index]
-    for (before, _), (name, index) in pairwise(known):
-        if graph.index[name] < graph.index[before]:
-            yield _layer(name, f"comes after '{before}' in stage {index}, but before it in the model")
+    if sorted(name for name, _ in planned) == sorted(graph.index):
+        yield from _order(plan, graph, dict(planned))
+
+
+def _order(plan: Plan, graph: ModelGraph, stage_of: Mapping[str, int]) -> Iterator[Violation]:
+    names = layers_of(plan)
+    for late, early in dict(misplaced(graph, names)).items():
+        yield _layer(late, f"stands in stage {stage_of[late]} before '{early}', which it hangs on")
+    if plan.axes.spatial > 1 and list(names) != [layer.name for layer in graph.layers]:
+        moved = next(a for a, b in zip(names, graph.index, strict=True) if a != b)
+        yield _layer(moved, "leaves the order of the model, which samples cut in space do not")
 
 
 def repeated_layers(plan: Plan) -> Iterator[Violation]:

@@ -28,7 +28,7 @@ from runtime.places import Mesh
 from runtime.programs import AUTOCAST, program_of
 from runtime.rank import Feed, Rank
 from runtime.rewrite import Keys
-from runtime.routes import check_hops, routes_of, stages_of_layers
+from runtime.routes import check_hops, in_order_of, routes_of, stages_of_layers
 from runtime.scaler import LossScale, Scaler
 from runtime.spatial.ranks import sharing
 from runtime.statistics import RunningStatistics, decays, observed, observers
@@ -70,9 +70,10 @@ class Assembly:
     """The steps of `assemble` that share much."""
 
     def __init__(self, plan: Plan, captured: Captured, world: World, options: Options) -> None:
+        check_supported(plan, captured)
+        captured = in_order_of(plan, captured)
         self.plan, self.captured, self.world, self.options = plan, captured, world, options
         self.graph = captured.graph
-        check_supported(plan, captured)
         at_use.check(plan, captured.graph, options.clip_norm, options.clip_by)
         self.stage_of = stages_of_layers(plan, self.graph)
         self.schedule = schedule_of(plan)
@@ -98,15 +99,14 @@ class Assembly:
         self.sharing = sharing(self.plan, every, self.mesh, self.world)
         self.replicas = synchronised.peers(self.plan, every, self.world)
         mine: dict[int, StageModule] = {}
-        draws = 0
+        draws = rewrite.numbered(every, self.graph)
         for stage, module in enumerate(every):
             if any(stage == number for _, number in self.held):
                 module.materialise(load(self._rows(module)), self.world.device)
                 rewrite.share_parameters(module, self.parameters)
                 rewrite.share_buffers(module, self.buffers)
-                rewrite.key_random_operations(module, self.keys, draws)
+                rewrite.key_random_operations(module, self.keys, draws[stage])
                 mine[stage] = module
-            draws += len(rewrite.random_operations(module))
         return mine
 
     def _rows(self, module: StageModule) -> list[str]:
@@ -273,7 +273,7 @@ def assemble(
         plan=plan,
         mesh=parts.mesh,
         world=world,
-        graph=captured.graph,
+        graph=parts.graph,
         stages=stages,
         parameters=parts.parameters,
         buffers=parts.buffers,

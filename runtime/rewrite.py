@@ -8,15 +8,19 @@ same again without any state being kept.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 from torch.fx.node import Argument
 
+from planner.capture_traced import LAYER
 from planner.cut import StageModule, name_of
+from planner.model import ModelGraph
 from runtime import weight_store
 from runtime.weight_store import WeightStore
 
@@ -64,16 +68,32 @@ def random_operations(module: StageModule) -> list[fx.Node]:
     return [node for node in graph_of(module).graph.nodes if _is_random(node)]
 
 
-def key_random_operations(module: StageModule, keys: Keys, before: int) -> None:
-    """`before` counts the random operations of all earlier stages."""
+def numbered(modules: Iterable[StageModule], graph: ModelGraph) -> list[list[int]]:
+    """Which of the whole model each random operation of each stage is, in the order of the capture."""
+    names = [layer.name for layer in graph.layers]
+    rows = [[names[node.meta[LAYER]] for node in random_operations(module)] for module in modules]
+    counts = Counter(name for row in rows for name in row)
+    order = graph.captured_order or names
+    following = dict(zip(order, accumulate((counts[name] for name in order), initial=0), strict=False))
+    found: list[list[int]] = []
+    for row in rows:
+        found.append([])
+        for name in row:
+            found[-1].append(following[name])
+            following[name] += 1
+    return found
+
+
+def key_random_operations(module: StageModule, keys: Keys, numbers: Sequence[int]) -> None:
+    """`numbers` are those of the module's own random operations."""
     run = graph_of(module)
     found = random_operations(module)
     if not found:
         return
     run.keys = keys  # type: ignore[assignment]
-    for index, node in enumerate(found):
+    for number, node in zip(numbers, found, strict=True):
         with run.graph.inserting_before(node):
-            run.graph.call_function(reseed, (_attribute(run, "keys"), before + index))
+            run.graph.call_function(reseed, (_attribute(run, "keys"), number))
     run.recompile()
 
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from planner.capture import Captured
 from planner.errors import BadPlan
+from planner.layer_order import as_planned
 from planner.model import ModelGraph, crossings
 from planner.plan import Hop, Plan
 
@@ -72,6 +74,11 @@ def check_hops(routes: Routes, hops: Sequence[Hop]) -> None:
                 f"hop {direction} {sender}>{receiver} carries {sorted(have or ())}, "
                 f"the model needs {sorted(want or ())}: plan the model again"
             )
+
+
+def in_order_of(plan: Plan, captured: Captured) -> Captured:
+    """A plan's stages name the layers in an order of its own, where that of the model is not the best."""
+    return captured.ordered([layer.name for layer in as_planned(captured.graph, plan).layers])
 
 
 def stages_of_layers(plan: Plan, graph: ModelGraph) -> list[int]:

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from planner.cluster import Cluster
 from planner.errors import BadInput, Infeasible
-from planner.milp import infeasible
+from planner.milp import infeasible, orders
 from planner.milp.assemble import plan_of
 from planner.milp.pinned import with_stages
 from planner.milp.search import NEVER, judge
 from planner.milp.shapes import Shape, pins
 from planner.milp.space import Space
-from planner.milp.survey import Effort, Search, ranked, search, thriftier
+from planner.milp.survey import Effort, Search, ranked, thriftier
 from planner.plan import Plan
 from planner.profile import Profile
 
@@ -45,16 +45,16 @@ def solve(
 
 def answered(space: Space, effort: Effort | None = None) -> tuple[Plan, Search]:
     """The plan, and the search that found it; Infeasible as `solve`."""
-    found = search(space, effort or Effort())
-    plan = _plan(space, found)
+    found = orders.searched(space, effort or Effort())
+    plan = _plan(found)
     if plan is None:
-        raise Infeasible(infeasible.report(space, found.queue, found.look, _fits))
-    return plan, found
+        raise Infeasible(infeasible.report(space, found.best.queue, found.best.look, _fits))
+    return plan, found.best
 
 
 def fastest(space: Space, effort: Effort | None = None) -> Plan | None:
     """As `solve`, without the reasons: None where nothing fits."""
-    return None if not ranked(space) else _plan(space, search(space, effort or Effort()))
+    return None if not ranked(space) else _plan(orders.searched(space, effort or Effort()))
 
 
 def space_of(
@@ -70,20 +70,22 @@ def space_of(
     """The question, held against what was profiled."""
     if batch < 1:
         raise BadInput(f"batch is {batch}", allowed="1 or more")
+    profile, pinned = orders.as_pinned(profile, with_stages(pins(fix or {}, schedules), profile.graph))
     return Space(
         profile=profile,
         cluster=cluster,
         batch=batch,
         precision=_choice(profile, "precision", precision, "fp32"),
         execution=_choice(profile, "execution", execution, "eager"),
-        pins=with_stages(pins(fix or {}, schedules), profile.graph),
+        pins=pinned,
     )
 
 
-def _plan(space: Space, found: Search) -> Plan | None:
-    if found.best is None or found.best.answer is None:
+def _plan(found: orders.Searched) -> Plan | None:
+    best = found.best.best
+    if best is None or best.answer is None:
         return None
-    return plan_of(space, found.best.problem, found.best.answer, found.certificate())
+    return plan_of(found.best.space, best.problem, best.answer, found.certificate())
 
 
 def _fits(space: Space, nearest: infeasible.Nearest | None) -> str | None:

@@ -63,6 +63,7 @@ class Tried:
 class Search:
     space: Space
     effort: Effort
+    below: int = NEVER  # what a plan has to take less than
     floors: Floors = field(init=False)
     best: Tried | None = None
     tried: dict[Shape, Tried] = field(default_factory=dict)
@@ -82,7 +83,7 @@ class Search:
 
     @property
     def limit(self) -> int:
-        return NEVER if self.best is None or self.best.answer is None else self.best.answer.ns
+        return self.below if self.best is None or self.best.answer is None else self.best.answer.ns
 
     def look(self, shape: Shape) -> Tried | None:
         """The problem that a shape poses; None where its family cannot be had."""
@@ -197,7 +198,7 @@ class Search:
         if short_bytes(self.space, shape) > 0:
             self.bounded += 1
             return True
-        if self.space.meter.spent_ns > _LOOKS * self.effort.work_ns and self.best is not None:
+        if self.space.meter.spent_ns > _LOOKS * self.effort.work_ns and self.limit < NEVER:
             self.left.append(int(np.ceil(least - ROUNDING)))
             return False
         tried = self.look(shape)
@@ -236,8 +237,9 @@ class Search:
         )
 
 
-def search(space: Space, effort: Effort) -> Search:
-    found = Search(space=space, effort=effort)
+def search(space: Space, effort: Effort, *, below: int = NEVER) -> Search:
+    """`below` is what is known already: slower plans are not looked for."""
+    found = Search(space=space, effort=effort, below=below)
     given = ranked(space)
     if not given:
         raise Infeasible(infeasible.no_shape(space, lambda asked: bool(ranked(asked))))

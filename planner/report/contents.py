@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.errors import BadInput
+from planner.layer_order import as_planned
 from planner.memory import StageBytes, peaks
 from planner.model import ModelGraph
 from planner.plan import Plan
@@ -114,7 +115,7 @@ class Contents:
 
     @property
     def graph(self) -> ModelGraph | None:
-        return None if self.profile is None else self.profile.graph
+        return None if self.profile is None else as_planned(self.profile.graph, self.plan)
 
 
 def check_same_model(plan: Plan, profile: Profile) -> None:
@@ -136,6 +137,7 @@ def setting(plan: Plan) -> CostKey:
 def _moving(plan: Plan, costs: Profile) -> list[StageBytes]:
     """What one micro-batch takes on each stage; an optimizer that replicas share updates a share at a time."""
     key, replicas = setting(plan), len(plan.schedule.place) * plan.axes.data
+    costs = replace(costs, graph=as_planned(costs.graph, plan))
     found = [stage_bytes(costs, stage.layers, key) for stage in plan.stages]
     share = replicas if plan.shard_optimizer else 1
     return [replace(each, update=each.update // share) for each in found]

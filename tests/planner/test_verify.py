@@ -68,12 +68,12 @@ WRONG: tuple[tuple[str, Mapping[str, object], str], ...] = (
     (
         "layers out of order",
         {"stages.1.layers": ["head", "up", "loss"]},
-        "layers: layer 'up': comes after 'head' in stage 1, but before it in the model",
+        "layers: layer 'head': stands in stage 1 before 'up', which it hangs on",
     ),
     (
         "stages out of order",
         {"stages.0.layers": ["up", "head", "loss"], "stages.1.layers": ["embed", "down", "middle"]},
-        "layers: layer 'embed': comes after 'loss' in stage 1",
+        "layers: layer 'up': stands in stage 0 before 'middle', which it hangs on",
     ),
     (
         "a layer of another model",

@@ -10,7 +10,7 @@ import torch
 from planner.errors import BadPlan
 from runtime import checkpoint as checkpoints
 from runtime.local import launch_inline, prepare
-from runtime.rewrite import Keys, key_random_operations
+from runtime.rewrite import Keys, key_random_operations, random_operations
 from runtime.stage import NotFinite
 from runtime.train import Model
 from tests.pool import Pool
@@ -88,7 +88,7 @@ def test_dropout_is_keyed_by_step_micro_batch_and_operation(tmp_path: Path) -> N
 
     module, keys = whole(captured), Keys(0, torch.device("cpu"))
     module.materialise(captured.initial(workload.build()))
-    key_random_operations(module, keys, 0)
+    key_random_operations(module, keys, range(len(random_operations(module))))
     values = captured.batch_values(*workload.batch(2))
 
     def made(step: int, micro: int) -> float:
