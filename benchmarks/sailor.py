@@ -106,8 +106,7 @@ def notes(rows: Sequence[tuple[Cell, ...]]) -> list[str]:
         )
     found.append(
         f"The margin of a plan is the largest shortfall among the jobs of other sizes; {sum(row[-1] is False for row in rows)} of "
-        f"{len(rows)} plans held more than prediction and margin. The two on one group of GPUs hold the same "
-        "bytes of the model and were measured 2.7 % apart."
+        f"{len(rows)} plans held more than prediction and margin."
     )
     large = [abs(float(r[5])) for r in rows if isinstance(r[2], int) and r[2] > 1 and isinstance(r[5], float)]
     found.append(
