@@ -135,7 +135,12 @@ def launch_inline(
     torch.set_num_threads(job.threads)
     try:
         holder.note(paths, os.getpid())
-        Training(model, begin, alone(torch.device(job.device)), job, paths, NoPulse()).run()
+        training = Training(model, begin, alone(torch.device(job.device)), job, paths, NoPulse())
+        training.run()
+        training.leave()
+    except KeyboardInterrupt:
+        tell(paths, Outcome("interrupted", cause="by Ctrl-C"))
+        raise
     except BaseException as error:
         tell(paths, Outcome("failed", 0, f"{type(error).__name__}: {error}"))
         raise

@@ -34,18 +34,7 @@ def mean_loss(losses: Losses) -> float:
 def steps_of(paths: Paths) -> dict[int, Step]:
     """Every step that all who have a share of its loss have finished. A step that was done again, under another plan
     perhaps, counts as it was last."""
-    tries: dict[int, dict[int, _Try]] = {}  # by generation, then step
-    for path in paths.all_metrics():
-        for row in _rows(path):
-            if row["losses"]:
-                new = _Try(row["micros"], {}, 0.0)
-                one = tries.setdefault(row["generation"], {}).setdefault(row["step"], new)
-                one.losses.update({int(micro): losses for micro, losses in row["losses"].items()})
-                one.seconds = max(one.seconds, row["seconds"])
-    found: dict[int, Step] = {}
-    for _, steps in sorted(tries.items()):
-        done = {step: one for step, one in steps.items() if len(one.losses) == one.micros}
-        found |= {step: Step(mean_loss(one.losses), one.seconds) for step, one in done.items()}
+    found = {step: row for _, step, row in sorted(Lines(paths).complete(), key=lambda told: told[:2])}
     return dict(sorted(found.items()))
 
 
@@ -68,11 +57,40 @@ class _Row(TypedDict):
     losses: dict[str, dict[str, float]]
 
 
-def _rows(path: Path) -> Iterator[_Row]:
-    """A line that was being written when its rank was ended counts as none."""
-    for line in path.read_text().splitlines():
-        try:
-            row: _Row = json.loads(line)
-        except ValueError:
-            continue
-        yield row
+class Lines:
+    """What the ranks of a run have written, read as it comes."""
+
+    def __init__(self, paths: Paths) -> None:
+        self._paths = paths
+        self._read: dict[Path, int] = {}  # bytes
+        self._tries: dict[tuple[int, int], _Try] = {}  # by generation and step
+
+    def complete(self) -> Iterator[tuple[int, int, Step]]:
+        """Generation, step and what it was, of those that have become complete since the last time."""
+        for path in self._paths.all_metrics():
+            for row in self._rows(path):
+                if row["losses"]:
+                    self._add(row)
+        for key in [key for key, one in self._tries.items() if len(one.losses) == one.micros]:
+            one = self._tries.pop(key)
+            yield *key, Step(mean_loss(one.losses), one.seconds)
+
+    def _add(self, row: _Row) -> None:
+        key = row["generation"], row["step"]
+        one = self._tries.setdefault(key, _Try(row["micros"], {}, 0.0))
+        one.losses.update({int(micro): losses for micro, losses in row["losses"].items()})
+        one.seconds = max(one.seconds, row["seconds"])
+
+    def _rows(self, path: Path) -> Iterator[_Row]:
+        """A line that is being written is for the next time; one whose rank was ended in it counts as none."""
+        with path.open("rb") as file:
+            file.seek(self._read.get(path, 0))
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read[path] = self._read.get(path, 0) + len(whole)
+        for line in whole.splitlines():
+            try:
+                row: _Row = json.loads(line)
+            except ValueError:
+                continue
+            yield row

@@ -65,6 +65,10 @@ class Paths:
         return self.root / "trace.npz"
 
     @property
+    def tensorboard(self) -> Path:
+        return self.root / "tensorboard"
+
+    @property
     def metrics(self) -> Path:
         return self.root / "metrics.jsonl"
 

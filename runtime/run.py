@@ -120,7 +120,7 @@ class Run:
 
     def close(self) -> None:
         self._training.finish()
-        self._training.world.barrier()
+        self._training.leave()
 
     def __enter__(self) -> Run:
         return self

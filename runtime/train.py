@@ -18,6 +18,7 @@ from planner.workload import Workload
 from runtime import checkpoint as checkpoints
 from runtime import groups
 from runtime.assemble import Options, assemble
+from runtime.board import Board, board
 from runtime.checkpoint import Checkpoint, Facts, Writer
 from runtime.data import Batches
 from runtime.drift import Watch
@@ -71,6 +72,11 @@ class Training:
             keep=job.keep,
             beat=partial(pulse.beat, True),
         )
+        self._board = self._opened_board() if world.rank == 0 else None
+
+    def _opened_board(self) -> Board | None:
+        samples = self.plan.batch.samples
+        return board(self.paths, first=self.done + 1, generation=self.job.generation, samples=samples)
 
     def _data(self, captured: Captured, workload: Workload) -> Batches:
         return Batches(
@@ -138,6 +144,14 @@ class Training:
             "losses": losses,
         }
         append(self.paths.rank_metrics(self.world.rank), json.dumps(row))
+        if self._board is not None:
+            self._board.look()
+
+    def leave(self) -> None:
+        """Once all ranks have told of their last step."""
+        self.world.barrier()
+        if self._board is not None:
+            self._board.close()
 
     def run(self, stop: Stop = NEVER) -> bool:
         """The steps of the job, with metrics and trace in the run folder; whether it came to their end. A stopped one
@@ -226,5 +240,5 @@ def train_rank(paths: Paths, job: Job, model: Model, rank: int) -> None:
     """What each process of a run does without a script of the user's."""
     training = training_of(paths, job, model, rank)
     training.run()
-    training.world.barrier()
+    training.leave()
     training.world.close()

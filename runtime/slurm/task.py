@@ -160,7 +160,7 @@ def _train(paths: Paths, job: Job, plan: Plan, rank: int, heart: Heart) -> int:
     stop.listen(agreed)
     training = training_of(paths, job, model, rank, heart)
     finished = training.run(agreed)
-    training.world.barrier()
+    training.leave()
     training.world.close()
     return 0 if finished else STOPPED
 
