@@ -7,11 +7,17 @@ With N micro-batches on D workers and P pipes, and all bounds of means that the 
              before it must do first and, where backward passes are whole, before what they must do last; or after a
              forward pass through all layers and a backward one to there, with nothing but backward passes left
     chain    a micro-batch goes through every layer and back
-    heads    one stage a worker: `T >= head_p + N t_p`, where the head is what the stages before p must do first (and,
-             with whole backward passes, last). With every head at least `a` times the work before it that is
-             `T >= a * total / (1 - (1 - a / N)^D)`
+    hops     messages between stages take the shortest link and the least that a layer hands on. A stage waits for as
+             many as lie before it, save where a pipe turns on its worker; no more than P workers have their first
+             stage at the same place
+    heads    one stage a worker: `T >= p hop + head_p + N t_p`, where the head is what the stages before p must do first
+             (and, with whole backward passes, last). With every head at least `a` times the work before it,
+             `T >= (N total + hop * sum of p r^(D-1-p)) / (sum of r^p)` with `r = 1 - a / N`
     sums     no sum starts before a micro-batch is through all layers and has come back into the last one, and those of
              a worker queue up; sums of parts take no less than the sum of the whole
+    queue    of the k stages of a worker, in the order of their sums: the first i are computed before the i-th sum
+             starts, so that for any shares `u` of 1 among them, T takes of a layer in the i-th at least
+             `(u_i + .. + u_k) n t + (u_1 + .. + u_i) sum`, n micro-batches a pipe, and the least over i bounds it
 
 Under a rolling update a worker computes for the next step while others end this one, so that what comes first or last
 elsewhere does not delay it: heads count only where the cycle through the first stage carries them, with whole backward
@@ -27,7 +33,7 @@ from functools import cached_property
 import numpy as np
 
 from planner.cost import IntArray, Tables
-from planner.milp.mesh import Sum
+from planner.milp.mesh import FloatArray, Sum
 from planner.milp.shapes import Shape
 from planner.milp.space import Space
 from planner.schedule.action import Kind
@@ -75,6 +81,7 @@ class Floors:
     space: Space
     _works: dict[tuple[object, ...], Work] = field(default_factory=dict)
     _layers: dict[tuple[object, ...], float] = field(default_factory=dict)
+    _hops: dict[object, float] = field(default_factory=dict)
 
     def work(self, shape: Shape) -> Work:
         tables, family = self.space.tables(shape), FAMILIES[shape.family]
@@ -88,10 +95,31 @@ class Floors:
         """Of a layer with nothing but what lies around it."""
         work, apart = self.work(shape), self.space.chained and shape.update == "barrier"
         key = (self.space.tables(shape).key, shape.family, shape.listed, shape.recompute, fullest, apart)
+        if apart:
+            key = (*key, shape.workers, shape.chunks)
         if key not in self._layers:
-            around = work.head + work.tail if apart else 0
+            before = self._hops_before(shape) * self._hop_ns(shape) * (1 if work.splits else 2)
+            around = work.head + work.tail + before if apart else 0
             self._layers[key] = float((around + fullest * work.total).max())
         return self._layers[key]
+
+    def _hop_ns(self, shape: Shape) -> float:
+        """Of a message between stages, at least."""
+        tables = self.space.tables(shape)
+        if (known := self._hops.get(tables.key)) is None:
+            size = tables.least_direct_bytes
+            known = self._hops[tables.key] = self.space.machines.least_hop_ns(size)
+        return known if shape.workers > 1 else 0.0
+
+    def _hops_before(self, shape: Shape) -> IntArray:
+        """Of every layer: no stage after its own is empty."""
+        layers = self.space.layers
+        return _hops_to(shape, np.maximum(np.arange(layers) + shape.stages - layers, 0))
+
+    def _lead_ns(self, shape: Shape) -> float:
+        """Messages before a worker's first stage, on average."""
+        first = np.arange(shape.workers) // shape.pipes
+        return self._hop_ns(shape) * float(first.mean())
 
     def step_ns(self, shape: Shape) -> float:
         """Of a worker on average."""
@@ -101,17 +129,20 @@ class Floors:
         return float(tables.elements[0, -1]) * rate * shape.pipes / shape.workers
 
     def free_ns(self, shape: Shape) -> float:
-        """Load, layer, chain and heads."""
+        """Load, layer, chain, hops and heads."""
         work, barrier, chained = self.work(shape), shape.update == "barrier", self.space.chained
         fullest = -(-shape.micros // shape.pipes)
-        least = float(work.total.sum()) * shape.micros / shape.workers + self.step_ns(shape)
-        least = max(least, self._longest(shape, fullest))
+        load = float(work.total.sum()) * shape.micros / shape.workers
+        least = max(load + self.step_ns(shape), self._longest(shape, fullest))
         if not chained:
             return least
-        least = max(least, float(work.chain))
+        hop, ways = (self._hop_ns(shape), 1 if work.splits else 2) if barrier else (0.0, 0)
+        least = max(least, float(work.chain) + 2 * hop * _hops_to(shape, shape.stages - 1))
+        if barrier:
+            lead = self._lead_ns(shape)
+            least = max(least, load + self.step_ns(shape) + lead, load + ways * lead)
         if shape.pipes == shape.chunks == 1 and (barrier or not work.splits) and work.part > 1e-6:
-            rest = 1.0 - (1.0 - work.part / shape.micros) ** shape.workers
-            least = max(least, work.part * float(work.total.sum()) / rest)
+            least = max(least, _heads(shape, work, ways * hop))
         return least
 
     def summed_ns(self, shape: Shape) -> float:
@@ -131,15 +162,22 @@ class Floors:
             return max(least, queue)
         if not self.space.chained:
             return max(least, queue + step)
-        first = float(work.forward.sum() + work.back[-1])
-        least = max(least, first + queue + step)
+        forward = float(work.forward.sum()) + self._hop_ns(shape) * _hops_to(shape, shape.stages - 1)
+        least = max(least, forward + float(work.back[-1]) + queue + step)
         if shape.pipes == shape.chunks == 1:
-            load, back = float(work.total.sum()), float(work.last.sum())
-            count = shape.micros / workers
-            least = max(
-                least, count * load + queue + step, float(work.forward.sum()) + count * back + queue + step
-            )
+            least = max(least, forward + float(work.last.sum()) * shape.micros / workers + queue + step)
+        least = max(least, self._lead_ns(shape) + self._queued_ns(shape, sums, even) + step)
         return max(least, self._layer_ns(shape, sums)) if even else least
+
+    def _queued_ns(self, shape: Shape, sums: tuple[Sum, ...], even: bool) -> float:
+        """Compute and sums of a worker on average, as far as the ones must follow the others."""
+        tables, work = self.space.tables(shape), self.work(shape)
+        size = _own_bytes(tables, shared=even)
+        after = size * (float(_least(sums, size.sum(keepdims=True))[0] - 1) / max(1, int(size.sum())))
+        each, count = (shape.micros // shape.pipes) * work.total, shape.pipes * shape.chunks
+        done, left = _shares(count, float(each.sum()), float(after.sum()))
+        either = np.min(done[:, None] * each + left[:, None] * np.maximum(after, 0.0), 0)
+        return float(either.sum()) * shape.pipes / shape.workers
 
     def _layer_ns(self, shape: Shape, sums: tuple[Sum, ...]) -> float:
         """A layer with the sum and the update of its stage."""
@@ -149,7 +187,10 @@ class Floors:
         share = shape.holders if shape.shard else 1
         after = _least(sums, tables.gradients[each, each + 1])
         after = after + tables.elements[each, each + 1] * (tables.step_ns_per_element / share)
-        begun, returned = work.head + fullest * work.total, work.returned + fullest * work.last
+        hop, last = self._hop_ns(shape), shape.stages - 1
+        back = 2 * _hops_to(shape, last) - _hops_to(shape, np.minimum(each, last))
+        begun = work.head + hop * self._hops_before(shape) + fullest * work.total
+        returned = work.returned + hop * back + fullest * work.last
         return float((np.maximum(begun, returned) + after).max())
 
     def _even(self, shape: Shape) -> bool:
@@ -178,6 +219,36 @@ def _work(tables: Tables, splits: bool, mixes: bool, recompute: bool) -> Work:
         back, last = np.minimum(layers[Kind.I], whole), np.minimum(halves, whole)
     total = layers[Kind.F] + last + layers[Kind.R] * int(recompute)
     return Work(forward=layers[Kind.F], back=back, last=last, total=total, splits=splits or mixes)
+
+
+def _hops_to(shape: Shape, stage: IntArray | int) -> IntArray:
+    """Messages on the way to a stage; at the turns of a pipe two stages share a worker, if the family has any."""
+    found: IntArray = np.asarray(stage - stage // shape.workers)
+    return found
+
+
+def _heads(shape: Shape, work: Work, hop: float) -> float:
+    """Every stage as large as those before it allow: what that takes to hold all layers."""
+    kept = (1.0 - work.part / shape.micros) ** np.arange(shape.workers - 1, -1, -1)
+    before = hop * float((np.arange(shape.workers) * kept).sum())
+    return (shape.micros * float(work.total.sum()) + before) / float(kept.sum())
+
+
+def _shares(count: int, compute: float, sums: float) -> tuple[FloatArray, FloatArray]:
+    """For each stage of a worker, in the order of their sums, the parts of its compute and of its sum that count:
+    the best there are where all layers are alike."""
+    grown = np.clip(compute / sums, 1e-3, 1e3) ** np.arange(count) if sums > 0 else np.eye(count)[-1]
+    share = grown / grown.sum()
+    return share[::-1].cumsum()[::-1], share.cumsum()
+
+
+def _own_bytes(tables: Tables, *, shared: bool) -> IntArray:
+    """Gradients of each layer, those of several layers at the first; without these unless they are `shared`."""
+    found: IntArray = np.zeros(tables.layers, np.int64)
+    for parameter in tables.graph.parameters:
+        if parameter.trainable and (shared or len(set(parameter.users)) == 1):
+            found[min(tables.graph.index[name] for name in parameter.users)] += parameter.bytes
+    return found
 
 
 def _least(sums: tuple[Sum, ...], size: IntArray) -> IntArray:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,6 +115,21 @@ class Machines:
                 self._sums[key] = _lines(self.cluster, members, sharers)
             found.append(self._sums[key])
         return found
+
+    @cached_property
+    def apart(self) -> tuple[tuple[Slot, Slot], ...]:
+        """A pair of places for every distance at which there are two."""
+        racks: dict[int, Slot] = {}
+        found: dict[str, tuple[Slot, Slot]] = {}
+        for before, place in pairwise(self.slots):
+            mate = racks.setdefault(self.cluster.racks[before.node], before)
+            for other in (before, racks.get(self.cluster.racks[place.node], mate)):
+                found.setdefault(distance(self.cluster, other, place), (other, place))
+        return tuple(found.values())
+
+    def least_hop_ns(self, size: int) -> float:
+        """One message between two places, over the link that takes it soonest."""
+        return min((transfer_s(self.cluster, a, b, size) * NS for a, b in self.apart), default=0.0)
 
     def typical_sum(self, shape: Shape) -> Sum:
         """Over the replicas of one worker: to guess by, not to bound by."""
