@@ -7,14 +7,14 @@ device a node and one distance, where every placement is alike.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, product
 from math import ceil, prod
 
 from planner.cluster import Cluster, Slot, all_reduce_s, limit_bytes, transfer_s
 from planner.errors import BadInput
 from planner.memory import peaks
-from planner.model import crossings, stage_of_layers
+from planner.model import Layer, crossings, stage_of_layers
 from planner.plan import Hop, StageTimes
 from planner.profile import CostKey, Profile
 from planner.schedule.action import Kind, Schedule
@@ -66,6 +66,35 @@ def best(
             if ns is not None and (found is None or ns < found[0]):
                 found = (ns, family, data, boundaries)
     return None if found is None else Best(*found, judged)
+
+
+def orders(profile: Profile, most: int) -> list[Profile] | None:
+    """The model with its layers in every order in which none stands before one whose values it reads, the loss last;
+    None where there are more."""
+    graph, last = profile.graph, profile.graph.layers[-1]
+    reads = {layer.name: {graph.value[v].producer for v in layer.inputs} - {""} for layer in graph.layers}
+    found: list[tuple[Layer, ...]] = [()]
+    for _ in graph.layers:
+        found = [
+            (*begun, layer)
+            for begun in found
+            for layer in graph.layers
+            if layer not in begun
+            and reads[layer.name] <= {each.name for each in begun}
+            and (layer is not last or len(begun) == len(graph.layers) - 1)
+        ]
+        if len(found) > 1000:
+            return None
+    return None if len(found) > most else [_in_order(profile, layers) for layers in found]
+
+
+def _in_order(profile: Profile, layers: tuple[Layer, ...]) -> Profile:
+    names = [layer.name for layer in layers]
+    values = tuple(
+        replace(value, consumers=tuple(name for name in names if name in value.consumers))
+        for value in profile.graph.values
+    )
+    return replace(profile, graph=replace(profile.graph, layers=layers, values=values))
 
 
 def _shapes(
