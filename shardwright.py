@@ -36,7 +36,7 @@ _claim("planner")
 _claim("runtime")
 
 from planner.cluster import Cluster  # noqa: E402
-from planner.errors import BadInput, BadPlan, Infeasible, ShardwrightError  # noqa: E402
+from planner.errors import BadInput, BadPlan, Infeasible, Interrupted, ShardwrightError  # noqa: E402
 from planner.plan import Plan  # noqa: E402
 
 if TYPE_CHECKING:
@@ -362,7 +362,6 @@ def _show_run(folder: Path) -> tuple[dict[str, object], str]:
     return report_run.as_dict(found), report_run.text(found, report_run.drift(folder, found))
 
 
-INTERRUPTED = 130  # as a shell reports it
 DEMO = (("gpt2", "tiny"), ("unet3d", "tiny"))
 
 
@@ -465,19 +464,12 @@ def _run(arguments: Sequence[str], *, as_json: bool) -> int:
         unusable = BadInput(f"cannot be used: {error.strerror}", where=str(error.filename))
         return report_error(unusable, as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
-        return _interrupted(as_json=as_json)
+        return report_error(Interrupted("interrupted"), as_json=as_json)
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
-    if status == INTERRUPTED:
-        return _interrupted(as_json=as_json)
+    if status == Interrupted.status:  # Typer's answer to Ctrl-C
+        return report_error(Interrupted("interrupted"), as_json=as_json)
     return status or (0 if arguments else BadInput.status)
-
-
-def _interrupted(*, as_json: bool) -> int:
-    from planner.console import report_error
-
-    report_error(ShardwrightError("interrupted"), as_json=as_json)
-    return INTERRUPTED
 
 
 def _wrong_usage(error: typer.BadParameter) -> BadInput:

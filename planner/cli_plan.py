@@ -130,7 +130,8 @@ def _command(measure: Measure, observe: cli_calibrate.Observe) -> Callable[..., 
         if costs.device not in {group.device for group in machines.nodes}:
             where.out.note(_other_device(costs.device, machines))
         answer = _one if goal.single else _front if goal.frontier else _sweep
-        answer(costs, machines, goal, asked, where)
+        with console.patient(f"planning {costs.workload}"):
+            answer(costs, machines, goal, asked, where)
 
     return plan
 

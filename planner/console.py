@@ -7,7 +7,9 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -15,6 +17,9 @@ from pathlib import Path
 from typing import TextIO
 
 from planner.errors import BadInput, ShardwrightError
+from planner.tables import columns as columns
+
+MOST_RARELY_S = 300.0  # between two words of what takes long
 
 _ANSWERS: ContextVar[TextIO | None] = ContextVar("_ANSWERS", default=None)
 
@@ -43,6 +48,26 @@ class Output:
     def note(self, text: str) -> None:
         """What is worth saying on the way; never part of the result."""
         print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def patient(doing: str, first_s: float = 10.0) -> Iterator[None]:
+    """Says every now and then, ever more rarely, that something which takes long is still being done."""
+    done, begun = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        pause_s = first_s
+        while not done.wait(pause_s):
+            print(f"{doing}: {time.monotonic() - begun:.0f} s so far", file=sys.stderr, flush=True)
+            pause_s = min(2 * pause_s, MOST_RARELY_S)
+
+    teller = threading.Thread(target=tell, name="patient", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        teller.join()
 
 
 def report_error(error: ShardwrightError, *, as_json: bool) -> int:
@@ -81,7 +106,9 @@ def grids(text: str, option: str) -> tuple[tuple[int, ...], ...]:
 
 def refuse_overwrite(path: Path, force: bool) -> None:
     if path.exists() and not force:
-        raise BadInput("exists already", where=str(path), allowed="another name, or --force")
+        raise BadInput(
+            "exists already", where=str(path), allowed="--force to overwrite it, or -o with another name"
+        )
     if not path.parent.is_dir():
         raise BadInput("no such folder", where=str(path.parent))
     if path.is_dir():
@@ -96,7 +123,9 @@ def refuse_folder(path: Path, force: bool) -> None:
         return
     if path.is_dir():
         raise BadInput(
-            "exists already, and is not empty", where=str(path), allowed="another name, or --force"
+            "exists already, and is not empty",
+            where=str(path),
+            allowed="--force to overwrite what is in it, or -o with another name",
         )
     refuse_overwrite(path, force=False)
 
@@ -140,24 +169,6 @@ def _write_whole(path: Path, text: str) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-
-
-def columns(rows: Sequence[Sequence[object]], heads: Sequence[str]) -> str:
-    """A plain table whose numbers stand right: legible in a log and in a narrow terminal."""
-    table = [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(line[i]) for line in [list(heads), *table]) for i in range(len(heads))]
-    right = [all(_number(line[i]) for line in table) and bool(table) for i in range(len(heads))]
-    lines = [list(heads), *table]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(line, widths, right, strict=True)
-        ).rstrip()
-        for line in lines
-    )
-
-
-def _number(text: str) -> bool:
-    return not text or text[0].isdigit() or text[0] in "-+."
 
 
 def duration(ns: float) -> str:

@@ -3,7 +3,8 @@
 ShardwrightError
 ├── BadInput      2  a file, key, name or value that cannot be read as what it should be
 ├── Infeasible    3  nothing fits; says what is missing, and where
-└── BadPlan       4  a well-formed plan that violates the problem statement
+├── BadPlan       4  a well-formed plan that violates the problem statement
+└── Interrupted 130  by Ctrl-C
 """
 
 from __future__ import annotations
@@ -37,3 +38,9 @@ class BadPlan(ShardwrightError):
     """A plan that violates something, or that is for another model."""
 
     status = 4
+
+
+class Interrupted(ShardwrightError):
+    """By Ctrl-C; the message says what is left."""
+
+    status = 130  # as a shell reports it

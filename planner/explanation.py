@@ -119,8 +119,13 @@ def _runners_up(found: Search) -> Iterator[Part]:
 
 
 def _near(found: Search, limit_ns: float) -> Iterator[Part]:
+    """Each way to train once, in the best of its orders."""
     near = [tried for tried in _others(found) if tried.answer is not None and tried.answer.ns <= limit_ns]
-    yield from map(_part, near[:_SHOWN])
+    assert found.best is not None
+    firsts: dict[str, Tried] = {}
+    for tried in (found.best, *near):
+        firsts.setdefault(str(replace(tried.shape, listed="")), tried)
+    yield from [_part(tried) for tried in firsts.values()][1 : 1 + _SHOWN]
 
 
 def _room(plan: Plan, roomier: Plan | None, more_bytes: int) -> Room:

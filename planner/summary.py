@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from planner.cluster import Cluster, total_devices
 from planner.console import columns, duration, memory
 from planner.model import ModelGraph
 from planner.plan import Plan, Prediction, Rival, StagePlan
-from planner.profile import CostKey, Profile, saved_bytes
+from planner.profile import CostKey, LayerCost, Profile, kept_values
+
+_NAMED = 6  # layers of a list
 
 
 def of_plan(plan: Plan) -> str:
@@ -131,7 +133,7 @@ def of_profile(profile: Profile) -> str:
         "kept for backward",
         "layers without a row",
     )
-    return f"{head}\n\n{columns(rows, heads)}"
+    return "\n\n".join([head, columns(rows, heads), *_missing(profile)])
 
 
 def _size(graph: ModelGraph) -> Iterable[int]:
@@ -143,20 +145,57 @@ def _size(graph: ModelGraph) -> Iterable[int]:
 
 
 def _totals(profile: Profile, key: CostKey) -> tuple[object, ...]:
-    layers = [x.name for x in profile.graph.layers]
-    costs = [profile.costs.get(key._replace(signature=layer.signature)) for layer in profile.graph.layers]
-    known = [cost for cost in costs if cost is not None]
-    missing = len(costs) - len(known)
+    rows = {x.name: profile.costs.get(key._replace(signature=x.signature)) for x in profile.graph.layers}
+    known = {name: cost for name, cost in rows.items() if cost is not None}
     return (
         key.micro,
         "x".join(map(str, key.split)) or "whole",
         key.precision,
         key.execution,
-        duration(1e9 * sum(cost.forward.median for cost in known)),
-        duration(1e9 * sum(cost.backward.median for cost in known)),
-        "?" if missing else memory(saved_bytes(profile, layers, key)),
-        missing or "",
+        duration(1e9 * sum(cost.forward.median for cost in known.values())),
+        duration(1e9 * sum(cost.backward.median for cost in known.values())),
+        memory(_kept(profile, known, key)),
+        len(rows) - len(known) or "",
     )
+
+
+def _kept(profile: Profile, known: Mapping[str, LayerCost], key: CostKey) -> int:
+    """Of the layers that have a row; a Value made by one without counts as the graph has it."""
+    values = 0
+    for name in kept_values(profile, tuple(known), key):
+        value = profile.graph.value[name]
+        priced = not value.producer or value.producer in known
+        values += profile.value_bytes(name, key) if priced else value.bytes(key.micro)
+    return values + sum(cost.own_saved_bytes for cost in known.values())
+
+
+def _missing(profile: Profile) -> Iterator[str]:
+    """Why layers have no row; the sums above are without them."""
+    failed: dict[tuple[str, str], list[str]] = {}
+    for key, why in sorted(profile.failures.items()):
+        named = (x.name for x in profile.graph.layers if x.signature == key.signature)
+        failed.setdefault((_setting(key), why), []).extend(named)
+    for (setting, why), layers in failed.items():
+        yield f"Without a row at {setting}: {_few(layers)}. {why}"
+    lacking: dict[tuple[str, ...], list[str]] = {}
+    for split in sorted({key.split for key in profile.costs if key.split}):
+        told = {k.signature for k in (*profile.costs, *profile.failures) if k.split == split}
+        whole = tuple(x.name for x in profile.graph.layers if x.signature not in told)
+        lacking.setdefault(whole, []).append("x".join(map(str, split)))
+    for names, splits in lacking.items():
+        if names:
+            yield (
+                f"Without a row in parts {', '.join(splits)}: {_few(names)}. No rule computes them on parts of a sample, "
+                "or nothing that they read is cut: they see whole samples, and the sums above are without them."
+            )
+
+
+def _setting(key: CostKey) -> str:
+    return f"micro-batch {key.micro}" + (f" in parts {'x'.join(map(str, key.split))}" if key.split else "")
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def of_cluster(cluster: Cluster) -> str:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from planner import console
-from planner.errors import BadInput
+from planner.errors import BadInput, Interrupted
 from runtime import cli_rehearse, cli_runs
 from runtime.paths import unused
 from runtime.slurm import cli as slurm
 
 if TYPE_CHECKING:
     from planner.plan import Plan
-    from runtime.local import Result
+    from runtime.local import LocalRun, Result
 
 Backend = Literal["inline", "local", "slurm"]
 
@@ -138,11 +138,11 @@ def launch(
     from runtime import local as processes
 
     if backend == "inline":
-        _ended(processes.launch_inline(chosen, folder, steps=steps, **settings), out)
+        _ended(_inline(chosen, folder, steps, settings), out)
         return
     started = processes.launch(chosen, folder, steps=steps, detach=not wait, **settings)
     if wait:
-        _ended(started.wait(), out)
+        _ended(_waited(started, out), out)
     else:
         out.result({"run": str(folder), "state": "running"}, lambda: f"running in {folder}")
 
@@ -175,6 +175,34 @@ def _backend(*, inline: bool, local: bool, on_slurm: bool, asks: bool) -> Backen
     from runtime.handle import has_slurm
 
     return "slurm" if has_slurm() else "local"
+
+
+def _waited(started: LocalRun, out: console.Output) -> Result:
+    from runtime.local import result_of
+
+    progress = slurm.Progress(out)
+    try:
+        return result_of(started.paths, started.ranks, started.outcome(tell=progress))
+    except KeyboardInterrupt:
+        started.interrupt()
+        raise _interrupted(started.folder) from None
+    finally:
+        progress.end()
+
+
+def _inline(plan: Plan, folder: Path, steps: int, settings: dict[str, Any]) -> Result:
+    from runtime import local
+
+    try:
+        return local.launch_inline(plan, folder, steps=steps, **settings)
+    except KeyboardInterrupt:
+        raise _interrupted(folder) if folder.exists() else Interrupted("interrupted") from None
+
+
+def _interrupted(folder: Path) -> Interrupted:
+    from runtime import status
+
+    return Interrupted(status.text(status.of(folder)))
 
 
 def _ended(result: Result, out: console.Output) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from runtime.slurm import clients, limits, options
 
 State = Literal["well", "absent", "wrong"]  # absent: not needed for everything
 GB = 10**9
+_UNCONFIGURED = re.compile("config(uration)? (source|file)|_config", re.IGNORECASE)  # in what SLURM says
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,9 @@ def _slurm() -> Finding:
         nodes = limits.known()
         version = clients.ask("sinfo", "-V").split()[-1]
     except ShardwrightError as error:
+        if _UNCONFIGURED.search(str(error)):
+            here = "its programs are here, but set up for no cluster: --local and --inline run"
+            return Finding("SLURM", "absent", here, "SLURM_CONF, where there is a cluster")
         return Finding("SLURM", "wrong", str(error), "scontrol ping")
     names = ", ".join(sorted({node.partition for node in nodes}))
     return Finding("SLURM", "well", f"{version}, partitions {names}")

@@ -60,7 +60,7 @@ class Handle:
 
     @property
     def state(self) -> str:
-        """queued, running, done, stopped, failed, hung, lost, cancelled, or as SLURM says."""
+        """queued, running, done, stopped, failed, hung, lost, cancelled, interrupted, ended, or as SLURM says."""
         return status.of(self.folder).state
 
     def logs(self, rank: int | None = None) -> str:

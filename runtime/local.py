@@ -12,8 +12,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -43,6 +45,8 @@ from runtime.words import keep_room
 
 START_DEADLINE_S = 60.0
 COMPILE_DEADLINE_S = 600.0  # the first forward of a stage compiles it
+FIRST_WORD_S, RARELY_S = 2.0, 60.0  # of how a run stands, while somebody waits for it
+WORD_S = 5.0  # for a supervisor that is told to end
 STEPS_A_DEADLINE = 50  # a rank that makes no progress for the time of so many simulated steps hangs
 
 
@@ -52,7 +56,7 @@ class RunFailed(ShardwrightError):
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    state: str  # done | failed | hung
+    state: str  # done | failed | hung | interrupted | ended
     losses: dict[int, float]  # by step, from 1
     timeline: Timeline
     folder: Path
@@ -75,15 +79,38 @@ class LocalRun(Handle):
     def outcome(
         self, timeout_s: float | None = None, tell: Callable[[status.Status], None] | None = None
     ) -> Outcome:
-        try:
-            self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise TimeoutError(f"{self.folder} has not ended after {timeout_s:g} s") from None
+        """With `tell`, how it stands now and then, ever more rarely."""
+        end_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        pause_s = float("inf") if tell is None else FIRST_WORD_S
+        while not self._ended(min(pause_s, end_s - time.monotonic())):
+            if time.monotonic() >= end_s:
+                raise TimeoutError(f"{self.folder} has not ended after {timeout_s:g} s")
+            assert tell is not None
+            tell(status.of(self.folder))
+            pause_s = min(1.5 * pause_s, RARELY_S)
         if self.paths.cancelled.exists():
             return Outcome("cancelled")
         if (found := status.outcome_of(self.paths)) is not None:
             return found
         return Outcome("failed", cause=f"the supervisor ended with status {self.process.returncode}")
+
+    def _ended(self, within_s: float) -> bool:
+        try:
+            self.process.wait(None if within_s == float("inf") else max(within_s, 0.0))
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def interrupt(self) -> None:
+        """As Ctrl-C ends it: with a word, for whoever asks later."""
+        self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.wait(WORD_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if status.outcome_of(self.paths) is None:
+            tell(self.paths, Outcome("interrupted", cause="by Ctrl-C"))
 
     def cancel(self) -> None:
         if self.process.poll() is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import sys
 import time
@@ -23,12 +24,15 @@ from runtime.paths import Paths
 from runtime.run import run_script
 from runtime.slurm.batch import Attempt, note
 from runtime.supervise import Outcome, die_with_parent, supervise, tell
+from runtime.told import STATES, Told
 from runtime.train import Model, sleep_rank, train_rank
 
 
 def main(folder: str, parent: str) -> int:
+    told = Told(int(parent))
+    told.listen()
     if int(parent):
-        die_with_parent(int(parent))
+        die_with_parent(int(parent), signal.SIGTERM)
     paths = Paths(Path(folder))
     job, plan = jobs.read(paths), plan_yaml.load(paths.plan)
     torch.set_num_threads(1)  # a process that has run threads cannot be forked
@@ -41,10 +45,11 @@ def main(folder: str, parent: str) -> int:
             soundness.last_sound(paths.checkpoints, partial(print, flush=True))
         begun = Attempt(generation=again.generation, nodes=[socket.gethostname()], begin_s=time.time())
         note(paths, begun)
-        outcome = supervise(paths, len(plan.places), job.deadline_s, rank_main(paths, again, plan, model))
+        ranks = rank_main(paths, again, plan, model)
+        outcome = supervise(paths, len(plan.places), job.deadline_s, ranks, told)
         end = {"state": outcome.state, "cause": outcome.cause, "rank": outcome.rank}
         note(paths, replace(begun, end_s=time.time(), **end))  # type: ignore[arg-type]
-        if outcome.state == "done" or attempt == job.restarts:
+        if outcome.state in ("done", *STATES.values()) or attempt == job.restarts:
             break
         print(f"{outcome.cause}; starting again from the last complete checkpoint", flush=True)
         checkpoints.remove_partial(paths.checkpoints)

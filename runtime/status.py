@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 from planner import plan_yaml
 from planner.console import duration
 from planner.errors import BadInput
-from runtime import holder
+from runtime import holder, soundness
 from runtime import job as jobs
 from runtime.drift import JUDGED, WARM_UP, outside
 from runtime.metrics import Step, steps_of
@@ -21,6 +22,7 @@ from runtime.slurm import batch, submit
 from runtime.slurm import state as slurm_state
 from runtime.supervise import Outcome
 
+ENOUGH = ("running", "done", "unknown")
 RECENT = 20  # steps that speed is judged by
 
 
@@ -29,7 +31,7 @@ class Status:
     run: str
     backend: str  # local | slurm
     job: int | None
-    state: str  # queued | running | done | stopped | failed | hung | lost | cancelled | ... | ended
+    state: str  # queued | running | done | stopped | failed | hung | lost | cancelled | interrupted | ... | ended
     reason: str  # the cause where it ended badly, why it waits where it waits
     step: int
     steps: int
@@ -38,6 +40,8 @@ class Status:
     measured_step_s: float | None
     predicted_step_s: float
     left_s: float | None
+    checkpoint: int | None  # step of the last complete one
+    go_on: str  # what to type, where a run of this machine ended before its last step
     drift: str  # where steps leave the error bars of the prediction
     history: list[str]  # tries before, and how each ended
 
@@ -50,6 +54,7 @@ def of(folder: Path) -> Status:
     state, reason = _state(paths, queued)
     step_s = _speed(steps)
     done = max(steps, default=0)
+    last = _last_checkpoint(paths)
     return Status(
         run=str(paths.root),
         backend="slurm" if queued else "local",
@@ -63,6 +68,8 @@ def of(folder: Path) -> Status:
         measured_step_s=step_s,
         predicted_step_s=plan.prediction.step_ns * 1e-9,
         left_s=(job.steps - done) * step_s if step_s and state == "running" else None,
+        checkpoint=last,
+        go_on=_go_on(paths, job) if queued is None and last is not None and state not in ENOUGH else "",
         drift=outside(plan, step_s * 1e9) if step_s and len(steps) >= WARM_UP + JUDGED else "",
         history=_history(paths),
     )
@@ -92,10 +99,26 @@ def _state(paths: Paths, queued: submit.Queued | None) -> tuple[str, str]:
             return "unknown", f"it was started on {held.host}: ask there"
         if held is not None and held.alive:
             return "running", ""
-        cancelled = paths.cancelled.exists()
-        return ("cancelled", "") if cancelled else ("ended", "its supervisor is gone, and left no word")
+        if paths.cancelled.exists():
+            return "cancelled", ""
+        return "ended", "killed, or this machine went down; it left no word"
     said = slurm_state.of(queued.job)
     return said.state, said.reason
+
+
+def _last_checkpoint(paths: Paths) -> int | None:
+    found = soundness.complete(paths.checkpoints)
+    return int(found[-1].name.removeprefix(soundness.PREFIX)) if found else None
+
+
+def _go_on(paths: Paths, job: jobs.Job) -> str:
+    usual = jobs.Job(steps=job.steps)
+    words = ["shardwright", "launch", str(paths.plan), f"--run={paths.root}", "--local", "--wait"]
+    words.append(f"--steps={job.steps}")
+    for name in ("seed", "save_every", "device", "clip_norm", "clip_by", "rendezvous"):
+        if getattr(job, name) != getattr(usual, name):
+            words.append(f"--{name.replace('_', '-')}={getattr(job, name)}")
+    return shlex.join([*words, *(["--", *job.script] if job.script else [])])
 
 
 def _history(paths: Paths) -> list[str]:
@@ -136,6 +159,7 @@ def text(status: Status) -> str:
             + (f", {duration(status.left_s * 1e9)} left" if status.left_s is not None else "")
         )
     lines += [status.drift] if status.drift else []
+    lines += [f"goes on after step {status.checkpoint} with: {status.go_on}"] if status.go_on else []
     return "\n".join([*lines, *(f"  {row}" for row in status.history)])
 
 

@@ -21,7 +21,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from planner.errors import Interrupted
 from runtime.paths import Paths
+from runtime.told import as_before
 from runtime.words import say, write_whole
 
 BEAT = struct.Struct("<qq")  # how many calls were begun; whether the last one waits for another rank
@@ -31,10 +33,12 @@ GRACE_S = 1.0  # after the first failure, for causes that are still being writte
 PR_SET_PDEATHSIG = 1
 STOPPED = 85  # exit status of a rank that was told to stop and left a checkpoint
 
+Asked = Callable[[], tuple[str, str] | None]  # whether all is to end: state and cause
+
 
 @dataclass(frozen=True)
 class Outcome:
-    state: str  # done | failed | hung
+    state: str  # done | failed | hung | interrupted | ended
     rank: int | None = None  # where it began
     cause: str = ""
     exits: tuple[int, ...] = ()  # exit status of every rank; the negative of the signal that killed it
@@ -46,6 +50,8 @@ class Outcome:
             return 0
         if self.state == "stopped":
             return STOPPED
+        if self.state == "interrupted":
+            return Interrupted.status
         if self.state == "hung" or self.rank is None or not self.exits:
             return 1
         status = self.exits[self.rank]
@@ -89,8 +95,9 @@ class _Rank:
 class Watch:
     """The ranks of one run, by number."""
 
-    def __init__(self, paths: Paths, pids: Mapping[int, int], deadline_s: float) -> None:
+    def __init__(self, paths: Paths, pids: Mapping[int, int], deadline_s: float, told: Asked) -> None:
         now = time.monotonic()
+        self._told = told
         self._paths, self._deadline_s = paths, deadline_s
         self._ranks = {rank: _Rank(pid, since_s=now) for rank, pid in pids.items()}
         with paths.heartbeat.open("r+b") as file:
@@ -103,6 +110,10 @@ class Watch:
                 return self._failed(failed)
             if all(rank.status == 0 for rank in self._ranks.values()):
                 return Outcome("done", exits=self._exits())
+            told = self._told()
+            if told is not None:
+                self._end_all()
+                return Outcome(told[0], cause=told[1], exits=self._exits())
             hung = self._hung()
             if hung is not None:
                 self._end_all()
@@ -198,8 +209,8 @@ def write_cause(paths: Paths, rank: int, error: BaseException) -> None:
     say(paths, paths.cause(rank), json.dumps(asdict(cause)))
 
 
-def die_with_parent(parent: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, by)
     if os.getppid() != parent:  # it was gone before we asked
         os._exit(1)
 
@@ -220,6 +231,7 @@ def fork_ranks(paths: Paths, ranks: int, main: Callable[[int], None]) -> dict[in
 def _be_a_rank(paths: Paths, rank: int, parent: int, main: Callable[[int], None]) -> NoReturn:
     def run() -> int:
         os.setpgid(0, 0)
+        as_before()
         main(rank)
         return 0
 
@@ -261,10 +273,12 @@ def _is_secondary(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
-def supervise(paths: Paths, ranks: int, deadline_s: float, main: Callable[[int], None]) -> Outcome:
-    """Runs `main(rank)` in a process a rank until all are done or one is not well."""
+def supervise(
+    paths: Paths, ranks: int, deadline_s: float, main: Callable[[int], None], told: Asked = lambda: None
+) -> Outcome:
+    """Runs `main(rank)` in a process a rank until all are done, one is not well, or it is told to end."""
     pids = fork_ranks(paths, ranks, main)
-    return Watch(paths, pids, deadline_s).until_the_end()
+    return Watch(paths, pids, deadline_s, told).until_the_end()
 
 
 def tell(paths: Paths, outcome: Outcome) -> None:

@@ -122,7 +122,7 @@ def launch(
     _wait(started, out)
 
 
-class _Progress:
+class Progress:
     """One line of the state whenever it has changed; over the line before where someone looks at a terminal."""
 
     def __init__(self, out: console.Output) -> None:
@@ -140,9 +140,18 @@ class _Progress:
             else:
                 self._out.note(line)
 
+    def end(self) -> None:
+        """What comes next begins on a line of its own."""
+        if self._last and sys.stderr.isatty():
+            print(file=sys.stderr, flush=True)
+
 
 def _wait(started: SlurmRun, out: console.Output) -> None:
-    outcome = started.outcome(tell=_Progress(out))
+    progress = Progress(out)
+    try:
+        outcome = started.outcome(tell=progress)
+    finally:
+        progress.end()
     rows = started.metrics()
     data = {
         "run": str(started.paths.root),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,16 @@ def test_a_folder_that_cannot_be_written_into_is_refused_before_any_work(
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)
     with pytest.raises(BadInput, match="cannot write into this folder"):
         console.refuse_overwrite(tmp_path / "x.yaml", force=False)
+
+
+def test_what_takes_long_says_so_now_and_then_and_what_is_quick_does_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with console.patient("counting", first_s=60):
+        pass
+    assert capsys.readouterr().err == ""
+    told = threading.Event()
+    with console.patient("counting", first_s=0.001):
+        told.wait(0.2)
+    lines = capsys.readouterr().err.splitlines()
+    assert 1 <= len(lines) <= 8 and set(lines) == {"counting: 0 s so far"}

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from planner.errors import Infeasible
-from planner.explanation import Explanation, as_dict, explained, text
+from planner.explanation import Explanation, _near, _others, as_dict, explained, text
 from planner.frontier import Asked
-from planner.milp.solve import solve
+from planner.milp.solve import answered, solve
 from planner.profile import Profile, Seconds
 from tests.planner.milp.instances import chain, cluster, profile
 
@@ -66,6 +66,19 @@ def test_plans_within_the_error_of_the_costs_are_ties(tight: Explanation) -> Non
     assert tight.within == pytest.approx(2 * tight.error / (1 - tight.error))
     for part in tight.near_ties:
         assert tight.chosen.step_ns <= part.step_ns <= tight.chosen.step_ns * (1 + tight.within)
+
+
+def test_a_way_to_train_is_a_tie_once_in_the_best_of_its_orders() -> None:
+    fix = {"data": 1, "pipeline": 4, "micro": 1}
+    asked = Asked(schedules=("1f1b", "zb-h1", "listed"), fix=fix)
+    _, found = answered(asked.space(COSTS, cluster(4, memory=150_000), 8))
+    assert found.best is not None and found.best.shape.family == "zb-h1" and found.best.shape.listed
+    others = [str(tried.shape) for tried in _others(found)]
+    assert len(set(others)) < len(others)
+    assert [part.name for part in _near(found, 2 * found.limit)] == [
+        "listed data 1 x pipeline 4, micro-batch 1 x 8, order listed anew",
+        "1f1b data 1 x pipeline 4, micro-batch 1 x 8",
+    ]
 
 
 def test_exact_costs_leave_no_ties_but_equals() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+import shardwright
 from planner import summary
 from planner.plan import Certificate, Plan, Rival
 from tests.planner import plan_examples as examples
@@ -37,3 +41,32 @@ def test_what_is_faster_than_the_plan_is_not_said_to_have_lost() -> None:
     plan = with_rivals(Rival(name="one device", step_ns=1, why="a"), Rival(name="two", step_ns=None, why="b"))
     assert "faster, but not what was asked for; a" in line_of(plan, "one device")
     assert line_of(plan, "two").endswith("does not fit  b")
+
+
+CONVOLUTIONS = """
+import torch
+def build():
+    convolutions = [torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3, padding=1)]
+    head = [torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(8, 4)]
+    return torch.nn.Sequential(*convolutions, *head)
+def batch(n):
+    return torch.randn(n, 3, 16, 16), torch.randint(4, (n,))
+def loss(outputs, targets):
+    return torch.nn.functional.cross_entropy(outputs, targets)
+"""
+
+
+def test_a_layer_without_a_row_is_named_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text(CONVOLUTIONS)
+    found = shardwright.profile(
+        tmp_path / "small.py", device="roofline:H100-80GB", micros=(1,), grids=[(2,), (2, 2)]
+    )
+    text = summary.of_profile(found)
+    assert (
+        "Without a row in parts 2, 2x2: 5, loss. No rule computes them on parts" in text and "?" not in text
+    )
+    lost = next(key for key in found.costs if not key.split)
+    name = next(layer.name for layer in found.graph.layers if layer.signature == lost.signature)
+    costs = {key: cost for key, cost in found.costs.items() if key != lost}
+    text = summary.of_profile(replace(found, costs=costs, failures={lost: "out of memory"}))
+    assert f"Without a row at micro-batch 1: {name}. out of memory" in text

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtime import doctor
+from runtime.slurm import clients
 
 
 def by_name(folder: Path) -> dict[str, doctor.Finding]:
@@ -35,3 +36,24 @@ def test_a_broken_site_file_is_named_with_its_line(tmp_path: Path, monkeypatch: 
 def test_a_package_that_is_missing_comes_with_what_to_type() -> None:
     found = doctor._package("shardwright-of-another-world")
     assert found.state == "wrong" and "-m pip install shardwright-of-another-world" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [
+        ("sinfo: _establish_config_source: failed to fetch config", "absent"),
+        ("sinfo: Unable to process configuration file", "absent"),
+        ("sinfo: Unable to contact slurm controller (connect failure)", "wrong"),
+        ("sinfo did not answer within 60 s", "wrong"),
+    ],
+)
+def test_programs_of_slurm_without_a_cluster_are_no_failure_but_a_cluster_that_is_down_is(
+    said: str, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked() -> None:
+        raise clients.SlurmError(said)
+
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(doctor.limits, "known", asked)
+    found = doctor._slurm()
+    assert found.state == state and doctor.well([found]) == (state == "absent")

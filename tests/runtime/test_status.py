@@ -26,7 +26,8 @@ def paths(tmp_path: Path) -> Paths:
 
 
 def test_a_run_whose_supervisor_left_no_word_has_ended(paths: Paths) -> None:
-    assert status.of(paths.root).state == "ended"
+    found = status.of(paths.root)
+    assert (found.state, found.reason) == ("ended", "killed, or this machine went down; it left no word")
     words = {"host": socket.gethostname(), "pid": os.getpid(), "started": "another process, with that number"}
     paths.holder.write_text(json.dumps(words))
     assert status.of(paths.root).state == "ended"

@@ -19,8 +19,8 @@ from planner.errors import BadInput, BadPlan
 from planner.schedule.action import Kind
 from planner.timeline import decode
 from runtime import checkpoint as checkpoints
-from runtime import local, status
-from runtime.local import RunFailed, launch, launch_inline
+from runtime import holder, local, status
+from runtime.local import LocalRun, RunFailed, launch, launch_inline
 from runtime.metrics import steps_of
 from runtime.paths import Paths
 from runtime.supervise import Outcome, be_a_rank, read_cause
@@ -223,12 +223,37 @@ def test_a_local_run_ends_with_its_launcher_and_goes_on_when_launched_again(tmp_
     launcher.kill()
     launcher.wait()
     launcher.stdout.close()
-    while (alive(paths) or status.of(paths.root).state == "running") and time.monotonic() < end:
+    supervisor = holder.find(paths)
+    while supervisor is not None and supervisor.alive and time.monotonic() < end:
         time.sleep(0.05)
-    assert (alive(paths), status.of(paths.root).state) == ([], "ended")
+    found = status.of(paths.root)
+    assert (alive(paths), found.state, found.reason) == ([], "ended", "the process that launched it is gone")
     steps = max(checkpoints.latest(paths.checkpoints).facts.step, 1) + 2  # type: ignore[union-attr]
     again = launch(plan, paths.root, steps=steps, save_every=1).wait(180).check()
     assert again.losses == launch_inline(plan, tmp_path / "inline", steps=steps).losses
+
+
+def test_ctrl_c_ends_a_run_with_a_word_and_what_to_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plan.yaml").write_text(plan_yaml.dump(plan_of(HERE + "mlp.py", {}, workers=2, micros=2)))
+
+    def interrupted(run: LocalRun, *_: object, **__: object) -> None:
+        end = time.monotonic() + 180
+        while len(steps_of(run.paths)) < 3 and time.monotonic() < end:
+            time.sleep(0.05)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalRun, "outcome", interrupted)
+    words = ["launch", f"{tmp_path}/plan.yaml", "--local", "--wait", "--steps=1000000", "--save-every=1"]
+    assert shardwright.run([*words, f"--run={tmp_path}/run", "--seed=3"]) == 130
+    found = status.of(tmp_path / "run")
+    assert (found.state, found.reason, alive(Paths(tmp_path / "run"))) == ("interrupted", "by Ctrl-C", [])
+    assert found.checkpoint is not None and 2 <= found.checkpoint <= found.step <= found.checkpoint + 2
+    last = capsys.readouterr().err.splitlines()
+    more = f"--run={tmp_path}/run --local --wait --steps=1000000 --seed=3 --save-every=1"
+    how = f"goes on after step {found.checkpoint} with: shardwright launch {tmp_path}/run/plan.yaml {more}"
+    assert how in last
 
 
 def test_a_launch_that_cannot_begin_leaves_no_folder_behind(
