@@ -42,8 +42,8 @@ class Pool:
         self.rows.append(row)
         self.used.append(0)
         self.weights = stack([self.weights, weigh(row)], self.problem.stages)
-        new = np.array([[self._value(row, column) for column in self.columns]])
-        self.values = np.vstack([self.values.reshape(len(self.rows) - 1, len(self.cuts)), new.reshape(1, -1)])
+        new = np.array([self._values(column, -1)[0] for column in self.columns]).reshape(1, -1)
+        self.values = np.vstack([self.values.reshape(len(self.rows) - 1, len(self.cuts)), new])
 
     def find(self, cut: IntArray) -> int | None:
         return self._numbers.get(cut.tobytes())
@@ -53,20 +53,26 @@ class Pool:
         column = self.problem.durations(cut)
         self.cuts.append(cut)
         self.columns.append(column)
-        new = np.array([self._value(row, column) for row in self.rows]).reshape(-1, 1)
+        new = self._values(column, 0).reshape(-1, 1)
         self.values = np.hstack([self.values.reshape(len(self.rows), len(self.cuts) - 1), new])
         over = _excess(self.problem, self.memory, cut).reshape(-1, 1)
         self.excess = np.hstack([self.excess.reshape(len(self.memory), len(self.cuts) - 1), over])
         return len(self.cuts) - 1
 
-    def _value(self, row: Row, column: Durations) -> float:
-        """0 where the cut lacks a message that the row counts, and nothing else makes its receiver wait."""
-        counts, sizes = row.hops.ravel(), column.hop_bytes[0]
-        found = counts[column.cells[sizes > 0]]
-        if np.count_nonzero(found) < np.count_nonzero(counts) and not self.problem.chained:
-            return 0.0
-        total = (row.kinds * column.kinds[0]).sum() + counts[column.cells] @ column.hop_ns[0]
-        return float(total) / row.steps
+    def _values(self, column: Durations, first: int) -> FloatArray:
+        """Of rows from `first` on. 0 where the cut lacks a message that the row counts, and nothing else makes its
+        receiver wait."""
+        kinds, hops = self.weights.kinds[first:], self.weights.hops[first:]
+        counts = hops.reshape(len(hops), 2 * self.problem.stages**2)
+        found = counts[:, column.cells]
+        total: FloatArray = (
+            kinds.reshape(len(kinds), column.kinds[0].size) @ column.kinds[0].ravel()
+            + found @ column.hop_ns[0]
+        )
+        if not self.problem.chained:
+            there = np.count_nonzero(found[:, column.hop_bytes[0] > 0], 1)
+            total[there < np.count_nonzero(counts, 1)] = 0.0
+        return total
 
     def active(self) -> IntArray:
         """The rows that were of use most often, and the latest."""
@@ -87,56 +93,69 @@ def _excess(problem: Problem, memory: Weights, cut: IntArray) -> FloatArray:
 
 
 class Game:
-    """Maximise over multipliers the least value over the cuts; cuts are added one at a time."""
+    """Maximise over multipliers the least value over the cuts; cuts and rows are added one at a time."""
 
     def __init__(self, pool: Pool, chosen: list[int], scale: float, *, ample: bool = False) -> None:
         """`ample`: as if everything fitted."""
         self.pool, self.scale = pool, scale
         self.memory = pool.memory.part(slice(0, 0)) if ample else pool.memory
-        self.active = pool.active()
-        self.rows = len(self.active)
+        self.active: list[int] = []
         self.columns: list[int] = []
+        self.met = len(pool.rows)  # rows of the pool that were looked at
         self.lp: highspy.Highs = highspy.Highs()  # type: ignore[no-untyped-call]
         self.lp.setOptionValue("output_flag", False)
         self.lp.setOptionValue("threads", 1)
-        for _ in range(self.rows):
-            self.lp.addVar(0.0, 1.0)
+        self.lp.addVar(-1e6, 1e6)
+        self.lp.changeColCost(0, 1.0)
+        self.lp.changeObjectiveSense(highspy.ObjSense.kMaximize)
         for _ in range(len(self.memory)):
             self.lp.addVar(0.0, 1e6)
-        self.width = self.rows + len(self.memory)
-        self.lp.addVar(-1e6, 1e6)
-        self.lp.changeColCost(self.width, 1.0)
-        self.lp.changeObjectiveSense(highspy.ObjSense.kMaximize)
-        every = np.arange(self.rows, dtype=np.int32)
-        self.lp.addRow(1.0, 1.0, self.rows, every, np.ones(self.rows))
+        self.lp.addRow(1.0, 1.0, 0, np.zeros(0, np.int32), np.zeros(0))
+        for row in pool.active().tolist():
+            self._add_row(row)
         for k in chosen:
             self.add(k)
+
+    def _add_row(self, row: int) -> None:
+        values = self.pool.values[row, self.columns] / -self.scale
+        every = np.arange(1 + len(values), dtype=np.int32)
+        self.lp.addCol(0.0, 0.0, 1.0, len(every), every, np.append(1.0, values))
+        self.active.append(row)
+
+    def grow(self) -> bool:
+        """Takes in the rows that the pool has learnt; False where there are too many by now to keep them all."""
+        for row in range(self.met, len(self.pool.rows)):
+            self._add_row(row)
+        self.met = len(self.pool.rows)
+        return len(self.active) <= _OFTEN + _LATEST
 
     def add(self, cut: int) -> None:
         self.columns.append(cut)
         value = self.pool.values[self.active, cut] / self.scale
         over = self.pool.excess[: len(self.memory), cut] / -self.memory.constant
-        every = np.arange(self.width + 1, dtype=np.int32)
-        coefficients = np.concatenate([-value, -over, [1.0]])
-        self.lp.addRow(-highspy.kHighsInf, 0.0, self.width + 1, every, coefficients)
+        coefficients = np.concatenate([[1.0], -over, -value])
+        every = np.arange(len(coefficients), dtype=np.int32)
+        self.lp.addRow(-highspy.kHighsInf, 0.0, len(every), every, coefficients)
 
     def solve(self) -> tuple[float, Weights] | None:
         """Upper estimate of the bound, and the combination to price; None when the solver gives none."""
-        self.pool.problem.meter.solved(self.rows * len(self.columns))
+        self.pool.problem.meter.solved(len(self.active) * len(self.columns))
         self.lp.run()
         if self.lp.getModelStatus() != highspy.HighsModelStatus.kOptimal:
             return None
         x = np.array(self.lp.getSolution().col_value)
-        shares = np.where(x[: self.rows] > 1e-9, x[: self.rows], 0.0)
-        if shares.sum() <= 0:
+        memory, own = x[1 : 1 + len(self.memory)], x[1 + len(self.memory) :]
+        used = np.flatnonzero(own > 1e-9)
+        if not len(used):
             return None
-        for r in self.active[shares > 0].tolist():
-            self.pool.used[r] += 1
-        mixed = self.pool.weights.part(self.active).mixed(shares / shares.sum())
+        rows = np.array(self.active)[used]
+        for row in rows.tolist():
+            self.pool.used[row] += 1
+        mixed = self.pool.weights.part(rows).mixed(own[used] / own[used].sum())
         if len(self.memory):
-            rate = np.clip(x[self.rows : self.width], 0.0, None) * self.scale / -self.memory.constant
+            rate = np.clip(memory, 0.0, None) * self.scale / -self.memory.constant
             mixed = stack([mixed, self.memory.mixed(rate)], self.pool.problem.stages).mixed(np.ones(2))
-        return float(x[self.width]) * self.scale, mixed
+        return float(x[0]) * self.scale, mixed
 
     def mixture(self) -> tuple[IntArray, FloatArray]:
         """Of the last solution: the cuts that its rows cannot refute together, and their shares."""

@@ -84,10 +84,10 @@ class Problem(Stages):
         neighbours tells nearly as much, and is the same for all."""
         return self.chained and not self.implied
 
-    def rough(self, cut: IntArray) -> tuple[Row, int]:
+    def rough(self, spans: Durations) -> tuple[Row, int]:
         """A path as if only neighbours talked, and its time: no more than that of the cut, and compiled once."""
         assert self.chained
-        return self._critical(self.durations(cut), rough=True)
+        return self._critical(spans, rough=True)
 
     @cached_property
     def _neighbours(self) -> BoolArray:

@@ -50,22 +50,22 @@ class Record:
             return number
         number = self.pool.add_cut(cut)
         known = self.pool.values[:, number].max(initial=0.0)
-        if self.problem.patterned and self._rough(cut, known):
+        if self.problem.patterned and self._rough(number, known):
             return number
         if self.pinned is None or (cut == self.pinned).all():
             self._consider(cut, int(judge(self.problem, cut[None, :])[0]))
-        if not len(self.pool.rows) or known <= self.limit - 1:
+        if not len(self.pool.rows) or known <= self.most:
             row, value = self.problem.critical(cut)
             if not len(self.pool.rows) or value > known:
                 self.pool.add_row(row)
         return number
 
-    def _rough(self, cut: IntArray, known: float) -> bool:
-        """Whether a path between neighbours alone tells that the cut is no better answer."""
-        row, value = self.problem.rough(cut)
+    def _rough(self, number: int, known: float) -> bool:
+        """Whether a path between neighbours alone tells that a cut is no better answer."""
+        row, value = self.problem.rough(self.pool.columns[number])
         if value > known:
             self.pool.add_row(row)
-        return max(value, known) > self.limit - 1
+        return max(value, known) > self.most
 
     def _consider(self, cut: IntArray, ns: int) -> None:
         if ns == NEVER:

@@ -41,10 +41,10 @@ def _squeezed(record: Record, lines: Lines, spans: Windows, rounds: int) -> tupl
     pool, bound, mixtures = record.pool, 0.0, list[Weights]()
     chosen = pool.inside(*spans)
     since, marked = 0, 0.0
-    game, rows = None, -1
+    game: Game | None = None
     for turn in range(rounds):
-        if game is None or rows != len(pool.rows):
-            rows, game = len(pool.rows), Game(pool, chosen, float(record.limit), ample=True)
+        if game is None or not game.grow():
+            game = Game(pool, chosen, float(record.limit), ample=True)
         solved = game.solve()
         if solved is None:
             break
@@ -59,8 +59,7 @@ def _squeezed(record: Record, lines: Lines, spans: Windows, rounds: int) -> tupl
             break
         if pool.find(cut) not in chosen:
             chosen.append(record.learn(cut))
-            if rows == len(pool.rows):
-                game.add(chosen[-1])
+            game.add(chosen[-1])
         elif not record.learn_between(game, most):
             break
     return bound, mixtures

@@ -238,12 +238,20 @@ class Stages:
         out: IntArray = np.zeros((len(cuts), len(KINDS), self.stages), np.int64)
         for row, prefix in enumerate(self.prefix_ns):
             out[:, row] = prefix[stage, high] - prefix[stage, low] + self.launch_ns[row]
-        for p in range(self.stages):
-            out[:, KINDS.index(Kind.SYNC), p] = self.sync_ns(p, low[:, p], high[:, p])
-            out[:, KINDS.index(Kind.STEP), p] = self.step_ns(p, low[:, p], high[:, p])
-            if self.sparing is not None:
-                out[:, KINDS.index(Kind.R), p] = self._again_ns(p, low[:, p], high[:, p])
+        for p, alike in self._alike:
+            out[:, KINDS.index(Kind.SYNC), alike] = self.sync_ns(p, low[:, alike], high[:, alike])
+            out[:, KINDS.index(Kind.STEP), alike] = self.step_ns(p, low[:, alike], high[:, alike])
+        for p in range(self.stages) if self.sparing is not None else ():
+            out[:, KINDS.index(Kind.R), p] = self._again_ns(p, low[:, p], high[:, p])
         return out
+
+    @cached_property
+    def _alike(self) -> list[tuple[int, list[int]]]:
+        """Stages whose sums and updates are priced alike, behind the first of them."""
+        found: dict[tuple[Sum, float], list[int]] = {}
+        for p, key in enumerate(zip(self.sums, self.slowness, strict=True)):
+            found.setdefault(key, []).append(p)
+        return [(alike[0], alike) for alike in found.values()]
 
     def sync_ns(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
         own = self.sums[stage].ns(self.tables.gradients[low, high] - self.tables.tied[low, high])

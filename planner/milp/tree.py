@@ -108,12 +108,12 @@ class Tree:
         chosen = self.pool.inside(box.low, box.high)
         if not chosen:
             chosen = [self.record.learn(_middle(box))]
-        rows, game = -1, None
+        game: Game | None = None
         spare = _SPARE_AT_ROOT if self.nodes == 1 else _SPARE
         best: Weights | None = None
         for _ in range(_PRICINGS):
-            if game is None or rows != len(self.pool.rows):
-                rows, game = len(self.pool.rows), Game(self.pool, chosen, float(self.record.limit))
+            if game is None or not game.grow():
+                game = Game(self.pool, chosen, float(self.record.limit))
             solved = game.solve()
             if solved is None:
                 break
@@ -134,8 +134,7 @@ class Tree:
             ):
                 break
             chosen.append(self.record.learn(cut))
-            if rows == len(self.pool.rows):
-                game.add(chosen[-1])
+            game.add(chosen[-1])
         narrow = box if best is None else box.filtered(best, self.record.most)
         return bound, narrow, [self.pool.cuts[k] for k in chosen[-8:]]
 

@@ -116,7 +116,7 @@ def test_no_cut_is_faster_than_any_row_as_a_sum_over_its_boundaries(seed: int) -
             continue
         times, lines, spans = problem.times(every), Lines(problem), windows(problem)
         rows = [problem.critical(every[k])[0] for k in {0, len(every) // 2, len(every) - 1}]
-        rough, ns = problem.rough(every[0])
+        rough, ns = problem.rough(problem.durations(every[0]))
         assert ns <= times[0]
         rows.append(rough)
         most = int(np.quantile(times, 0.3))
