@@ -205,7 +205,6 @@ class Assembly:
             GradientSync(flats, groups, uncounted, _traced_sums(tracer, self.keys)),
             make,
             rank=self.world.rank,
-            groups=groups,
             squares=squares,
             sharded=self.plan.shard_optimizer,
             clip_norm=self.options.clip_norm if self.options.clip_by == "step" else None,

@@ -70,7 +70,6 @@ class Updater:
         make: Make,
         *,
         rank: int,
-        groups: Mapping[Bucket, dist.ProcessGroup],
         squares: Squares,
         sharded: bool = False,
         clip_norm: float | None = None,
@@ -80,7 +79,7 @@ class Updater:
         world: dist.ProcessGroup | None = None,
         previous: PreviousNorm | None = None,
     ) -> None:
-        self._sync, self._groups, self._clip_norm, self._count = sync, groups, clip_norm, count
+        self._sync, self._clip_norm, self._count = sync, clip_norm, count
         self._squares, self._world, self._scaler = squares, world, scaler
         self.previous = previous
         self.shares = {flat.bucket: share_of(flat, rank, sharded) for flat in sync.flats}
@@ -139,7 +138,7 @@ class Updater:
         if optimizer is not None and not self._skipped:
             optimizer.step()
         for owner, start, end in self.shares[flat.bucket].ranges if not self._skipped else ():
-            dist.broadcast(flat.values[start:end], owner, group=self._groups[flat.bucket])
+            self._sync.hand_round(flat, owner, start, end)
         self._advance(flat.bucket, 1, quietly=self._skipped)
         self._sync.updated(flat)
 

@@ -8,7 +8,7 @@ adds up one part of the buffer, the first rank's numbers first, and hands it to 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
 from threading import Thread, current_thread
@@ -25,69 +25,55 @@ Ended = Callable[[], None]
 
 def add_up(buffer: Tensor, group: dist.ProcessGroup) -> None:
     """In place, by all of the group; for a dense buffer of one dim on the host."""
-    ranks, here = dist.get_process_group_ranks(group), dist.get_rank(group)
+    ranks, here = dist.get_world_size(group), dist.get_rank(group)
     for piece in torch.split(buffer, PIECE):
-        parts = torch.tensor_split(piece, len(ranks))
-        own = parts[here]
-        shares = [own if i == here else torch.empty_like(own) for i in range(len(ranks))]
-        _exchange(parts, shares, group, ranks, here)
-        total = shares[0]
-        for share in shares[1:]:
+        sizes = [len(part) for part in torch.tensor_split(piece, ranks)]
+        mine = [sizes[here]] * ranks
+        shares = piece.new_empty(sum(mine))
+        dist.all_to_all_single(shares, piece, mine, sizes, group=group)
+        total, *others = shares.view(ranks, sizes[here])
+        for share in others:
             total.add_(share)
-        own.copy_(total)
-        _exchange([own] * len(ranks), parts, group, ranks, here)
-
-
-def _exchange(
-    sent: Sequence[Tensor], taken: Sequence[Tensor], group: dist.ProcessGroup, ranks: Sequence[int], here: int
-) -> None:
-    """`sent[i]` goes to the i-th rank, `taken[i]` comes from it; each begins with its neighbour."""
-    count = len(ranks)
-    works = [dist.irecv(taken[i], ranks[i], group=group) for i in _others(here, -1, count)]
-    works += [dist.isend(sent[i], ranks[i], group=group) for i in _others(here, 1, count)]
-    for work in works:
-        assert work is not None
-        work.wait()
-
-
-def _others(here: int, direction: int, count: int) -> list[int]:
-    return [(here + direction * away) % count for away in range(1, count)]
+        for share in others:
+            share.copy_(total)
+        dist.all_to_all_single(piece, shares, sizes, mine, group=group)
 
 
 class _Job(NamedTuple):
-    buffer: Tensor
+    run: Callable[[], object]
     ended: Ended | None
     done: Future[None]
 
 
-class OrderedSums:
-    """Sums over one communicator, one after the other in the order of launches, beside what their callers do."""
+class Line:
+    """What is done over one communicator: one after the other in the order of launches, which is the same on all of
+    its ranks, beside what they do meanwhile."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        thread = Thread(target=_serve, args=(self._jobs, group), daemon=True)
+        thread = Thread(target=_serve, args=(self._jobs,), daemon=True)
         thread.start()
         weakref.finalize(self, _end, self._jobs, thread)
 
-    def launch(self, buffer: Tensor, ended: Ended | None = None) -> Future[None]:
-        """`ended` is called from the thread that adds, before anybody who waits goes on."""
-        job = _Job(buffer, ended, Future())
+    def launch(self, run: Callable[[], object], ended: Ended | None = None) -> Future[None]:
+        """`ended` is called from the thread that runs, before anybody who waits goes on."""
+        job = _Job(run, ended, Future())
         self._jobs.put(job)
         return job.done
 
 
 def _end(jobs: SimpleQueue[_Job | None], thread: Thread) -> None:
-    """A thread that lets go of its communicator while Python ends would take the process down."""
+    """A thread that lets go of a communicator while Python ends would take the process down."""
     jobs.put(None)
     if thread is not current_thread():
         thread.join(END_S)
 
 
-def _serve(jobs: SimpleQueue[_Job | None], group: dist.ProcessGroup) -> None:
-    """Until nobody can launch any more; a sum that fails tells whoever waits for it."""
+def _serve(jobs: SimpleQueue[_Job | None]) -> None:
+    """Until nobody can launch any more; what fails tells whoever waits for it."""
     while (job := jobs.get()) is not None:
         try:
-            add_up(job.buffer, group)
+            job.run()
             if job.ended is not None:
                 job.ended()
         except Exception as error:

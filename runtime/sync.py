@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from planner.model import ModelGraph
-from runtime.ordered_sum import OrderedSums
+from runtime.ordered_sum import Line, add_up
 from runtime.places import Mesh
 from runtime.trace import clock_ns
 
@@ -102,7 +103,7 @@ class GradientSync:
         when a sum is launched, and what it returns when it was launched and complete, from a thread of its own."""
         self.flats, self._groups, self._uncounted = tuple(flats), groups, frozenset(uncounted)
         self._on_sum = on_sum
-        self._ordered: dict[dist.ProcessGroup, OrderedSums] = {}
+        self._lines: dict[dist.ProcessGroup, Line] = {}
         self._by_node: dict[Node, list[Flat]] = {}
         for flat in flats:
             for node in flat.nodes:
@@ -141,9 +142,9 @@ class GradientSync:
         group, on_host = self._groups[flat.bucket], flat.grads.device.type == "cpu"
         ended = self._ended(flat.bucket) if on_host else None
         if on_host and len(flat.bucket.ranks) > 2:
-            if group not in self._ordered:
-                self._ordered[group] = OrderedSums(group)
-            return self._ordered[group].launch(flat.grads, ended).result
+            if group not in self._lines:
+                self._lines[group] = Line()
+            return self._lines[group].launch(partial(add_up, flat.grads, group), ended).result
         work = dist.all_reduce(flat.grads, group=group, async_op=True)
         assert isinstance(work, dist.Work)
         if ended is not None:
@@ -173,6 +174,15 @@ class GradientSync:
             if state.complete is not None:
                 state.complete()
                 state.complete = None
+
+    def hand_round(self, flat: Flat, owner: int, start: int, end: int) -> None:
+        """What one of its holders has updated, after the sums that were launched before."""
+        group = self._groups[flat.bucket]
+        send = partial(dist.broadcast, flat.values[start:end], owner, group=group)
+        if group in self._lines:
+            self._lines[group].launch(send).result()
+        else:
+            send()
 
     def updated(self, flat: Flat) -> None:
         state = self._state[flat.bucket]

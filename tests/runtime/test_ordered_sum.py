@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from unittest.mock import patch
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime import groups, ordered_sum
-from runtime.ordered_sum import OrderedSums
+from runtime.ordered_sum import Line, add_up
 from tests.pool import Pool
 
 HERE = "tests.runtime.test_ordered_sum"
@@ -32,13 +32,13 @@ def sums_of_parts(rank: int, ranks: int, rendezvous: Path, *, size: int, dtype: 
     world = groups.join(rendezvous, rank, ranks, torch.device("cpu"))
     group, kind = world.new_group(range(ranks)), getattr(torch, dtype)
     assert group is not None
-    sums = OrderedSums(group)
+    line = Line()
     want = reduce(torch.add, (numbers(each, size, kind) for each in range(ranks)))
     found = []
     with patch.object(ordered_sum, "PIECE", piece):
         for step in range(1, size + 1):
             mine = numbers(rank, size, kind)
-            for done in [sums.launch(part) for part in mine.split(step)]:
+            for done in [line.launch(partial(add_up, part, group)) for part in mine.split(step)]:
                 done.result()
             found.append(torch.equal(mine, want))
     world.barrier()
@@ -58,12 +58,12 @@ def test_a_sum_is_added_up_in_the_order_of_ranks_however_its_buffer_is_cut(
 def lost(rank: int, ranks: int, rendezvous: Path) -> str:
     """What the others are told when the last rank goes in the middle."""
     world = groups.join(rendezvous, rank, ranks, torch.device("cpu"))
-    sums = OrderedSums(dist.group.WORLD)
-    sums.launch(torch.ones(8)).result()
+    line, sum_ = Line(), partial(add_up, torch.ones(8), dist.group.WORLD)
+    line.launch(sum_).result()
     said = ""
     if rank < ranks - 1:
         try:
-            sums.launch(torch.ones(8)).result(timeout=60)
+            line.launch(sum_).result(timeout=60)
         except RuntimeError as error:
             said = type(error).__name__
     world.close()
@@ -76,8 +76,8 @@ def test_a_rank_that_goes_ends_the_wait_of_the_others(pool: Pool) -> None:
 
 def test_the_thread_ends_with_whoever_launched_its_sums() -> None:
     before = threading.active_count()
-    sums = OrderedSums(dist.group.WORLD)
+    line = Line()
     assert threading.active_count() == before + 1
-    del sums
+    del line
     gc.collect()
     assert threading.active_count() == before
