@@ -29,6 +29,7 @@ from runtime.metrics import Losses as Losses
 from runtime.metrics import mean_loss as mean_loss
 from runtime.paths import Paths
 from runtime.rank import Rank
+from runtime.routes import in_order_of
 from runtime.sleep_stage import sleeping
 from runtime.stage import Tensors
 from runtime.stop import NEVER, Stop
@@ -190,7 +191,7 @@ class Model:
         captured = capture(workload)
         if not captured.graph.symbolic_batch:
             captured = capture(workload, micro=plan.batch.micro)
-        return cls(plan, workload, captured)
+        return cls(plan, workload, in_order_of(plan, captured))
 
 
 def aliases(captured: Captured) -> dict[str, str]:
