@@ -20,6 +20,7 @@ RULES: Final[dict[str, Rule]] = {
     **reshapes.RULES,
     **rows.RULES,
 }
+PARAMETERS: Final = ("weight", "bias", "running_mean", "running_var")
 
 
 def rule(call: Call) -> Step:
@@ -27,6 +28,10 @@ def rule(call: Call) -> Step:
     found = RULES.get(call.operation)
     if found is None:
         raise call.refuse("there is no rule for it")
+    if found is not pointwise.elementwise:
+        for name, layout in call.tensors():
+            if name in PARAMETERS and layout.cut_dims:
+                raise call.refuse(f"its {name} is cut, too")
     return found(call)
 
 

@@ -108,9 +108,13 @@ class Step:
 Rule = Callable[[Call], Step]
 
 
-def aligned(layout: Layout, target: Mapping[int, Cut]) -> tuple[Fetch, ...]:
+def aligned(call: Call, layout: Layout, target: Mapping[int, Cut]) -> tuple[Fetch, ...]:
     """Fetches that bring a tensor to the given cuts: sliced where it is whole, re-cut where it differs."""
     found = []
+    axes = {dim: cut.axis for dim, cut in target.items()}
+    for dim, own in enumerate(layout.cuts):
+        if own is not None and own.axis != axes.get(dim):
+            raise call.refuse("its operands are cut along different dimensions")
     for dim, cut in target.items():
         own = layout.cuts[dim]
         if own is None:

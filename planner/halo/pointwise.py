@@ -14,7 +14,7 @@ def elementwise(call: Call) -> Step:
     """Operands that broadcast: cut as the first cut one is, the others sliced or re-cut to match."""
     shape = max((call.outputs[0], *(x.shape for _, x in call.tensors())), key=len)
     target = _target(call, shape, (layout for _, layout in call.tensors()))
-    fetches = {name: _matched(layout, target, len(shape)) for name, layout in call.tensors()}
+    fetches = {name: _matched(call, layout, target, len(shape)) for name, layout in call.tensors()}
     outputs = tuple(_laid(out, target, len(shape)) for out in call.outputs)
     axes = frozenset(cut.axis for cut in target.values())
     return Step(outputs, {name: found for name, found in fetches.items() if found}, axes=axes)
@@ -36,14 +36,14 @@ def _target(call: Call, shape: tuple[int, ...], layouts: Iterable[Layout]) -> di
     return dict(sorted(target.items()))
 
 
-def _matched(layout: Layout, target: dict[int, Cut], ndim: int) -> tuple[Fetch, ...]:
+def _matched(call: Call, layout: Layout, target: dict[int, Cut], ndim: int) -> tuple[Fetch, ...]:
     shift = ndim - len(layout.shape)
     own = {
         dim - shift: cut
         for dim, cut in target.items()
         if dim >= shift and layout.shape[dim - shift] == cut.size and cut.size > 1
     }
-    return aligned(layout, own)
+    return aligned(call, layout, own)
 
 
 def _laid(shape: tuple[int, ...], target: dict[int, Cut], ndim: int) -> Layout:
@@ -88,7 +88,7 @@ def scatter(call: Call) -> Step:
         raise call.refuse("it scatters along a dimension that is cut")
     cuts = {i: cut for i, cut in enumerate(lead.cuts) if cut is not None}
     names = [name for name, layout in call.tensors()]
-    fetches = {name: aligned(call.tensor(name), cuts) for name in names}
+    fetches = {name: aligned(call, call.tensor(name), cuts) for name in names}
     output = _laid(
         call.outputs[0] if call.operation != "aten.gather" else index.shape, cuts, len(target.shape)
     )
@@ -142,7 +142,9 @@ def in_place(call: Call) -> Step:
 
 
 def after(call: Call) -> Step:
-    _, source = next(call.tensors())
+    (_, source), *written = call.tensors()
+    if any(layout != source for _, layout in written):
+        raise call.refuse("a part of it was written elsewhere")
     return Step((source,), axes=source.axes)
 
 
@@ -150,6 +152,7 @@ RULES: Final[Mapping[str, Rule]] = dict.fromkeys((*UNARY, *BINARY), elementwise)
     **dict.fromkeys(IN_PLACE, in_place),
     AFTER: after,
     "aten.dropout": elementwise,
+    "aten.broadcast_tensors": elementwise,
     "aten.feature_dropout": feature_dropout,
     "aten.prelu": prelu,
     "aten.linear": last_dimension,

@@ -89,10 +89,10 @@ def cross_entropy(call: Call) -> Step:
         raise call.refuse("its batch or classes are cut")
     indices = len(target.shape) < len(source.shape)
     fetches = {
-        "self": aligned(source, cut),
-        "target": aligned(target, {dim - indices: c for dim, c in cut.items()}),
+        "self": aligned(call, source, cut),
+        "target": aligned(call, target, {dim - indices: c for dim, c in cut.items()}),
     }
-    return _loss(call, fetches, cut, indices)
+    return _loss(call, fetches, cut)
 
 
 def elementwise_loss(call: Call) -> Step:
@@ -105,19 +105,20 @@ def elementwise_loss(call: Call) -> Step:
             raise call.refuse(f"a {name}")
     leading = source if source.cut_dims else target
     cut = {dim: c for dim, c in enumerate(leading.cuts) if c is not None}
-    fetches = {"self": aligned(source, cut), "target": aligned(target, cut)}
-    return _loss(call, fetches, cut, indices=False)
+    fetches = {"self": aligned(call, source, cut), "target": aligned(call, target, cut)}
+    return _loss(call, fetches, cut)
 
 
-def _loss(call: Call, fetches: dict[str, tuple[Fetch, ...]], cut: dict[int, Cut], indices: bool) -> Step:
+def _loss(call: Call, fetches: dict[str, tuple[Fetch, ...]], cut: dict[int, Cut]) -> Step:
     axes = frozenset(c.axis for c in cut.values())
     shape = call.outputs[0]
     kept = {name: value for name, value in fetches.items() if value}
     if call.get("reduction", 1) != 0:
         return Step((whole(shape),), kept, axes=axes, reduced=2)
     cuts: list[Cut | None] = [None] * len(shape)
+    dropped = len(call.tensor("self").shape) - len(shape)  # the classes
     for dim, c in cut.items():
-        cuts[dim - indices if len(shape) < len(call.tensor("self").shape) else dim] = c
+        cuts[dim - dropped] = c
     return Step((Layout(shape, tuple(cuts)),), kept, axes=axes)
 
 

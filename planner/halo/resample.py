@@ -2,11 +2,13 @@
 
 Source rows of interpolation are computed in rational numbers; the kernels use torch's own floating point, whose
 last bit may name the neighbouring row with a weight of nothing, so they clamp to the rows fetched. For "nearest"
-there is no such grace: where torch may round either way, both rows are fetched.
+there is no such grace: where torch may round either way, both rows are fetched, and where torch's own kernels take
+different rows, it is refused.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Final
@@ -63,7 +65,34 @@ def reach(call: Call) -> tuple[int, int]:
     return (1, 2) if call.operation in CUBIC else (0, 1)
 
 
+def _check_nearest(call: Call) -> None:
+    """Torch has several kernels for one operation; which is taken depends on layout, type and direction."""
+    source, shape = call.tensor("input"), call.outputs[0]
+    first = len(shape) - COUNTS[call.operation]
+    for dim in range(first, len(shape)):
+        size, made = source.shape[dim], shape[dim]
+        step = float(scale(call, dim, dim - first))
+        if "exact" in call.operation:
+            agree = all(_exact_row(row, step) == int((row + 0.5) * step) for row in range(made))
+        else:  # a multiple of one or two is taken for a factor of one or two by some
+            agree = made not in (size, 2 * size) or step * made == size
+        if not agree:
+            why = f"torch's kernels disagree about the rows of {size} that make {made} by this factor"
+            raise call.refuse(why, "size= in place of scale_factor=, recompute_scale_factor=True")
+
+
+def _exact_row(row: int, step: float) -> int:
+    return int(_single((row + 0.5) * _single(step)))
+
+
+def _single(x: float) -> float:
+    found: float = struct.unpack("f", struct.pack("f", x))[0]
+    return found
+
+
 def interpolation(call: Call) -> Step:
+    if "nearest" in call.operation:
+        _check_nearest(call)
     source, shape = call.tensor("input"), call.outputs[0]
     cuts: list[Cut | None] = [None] * len(shape)
     fetches: list[Fetch] = []

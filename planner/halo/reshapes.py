@@ -112,16 +112,6 @@ def _placed(call: Call, source: Layout, dim: int, left: list[int], right: list[i
     return leading, Cut(cut.axis, tuple(p // inner_new for p in points))
 
 
-def broadcast(call: Call) -> Step:
-    layouts = [layout for _, layout in call.tensors()]
-    outputs = tuple(
-        expand(Call(call.operation, {"self": layout}, (shape,), call.where)).output
-        for layout, shape in zip(layouts, call.outputs, strict=True)
-    )
-    axes = frozenset(axis for layout in layouts for axis in layout.axes)
-    return Step(outputs, axes=axes)
-
-
 RULES: Final[Mapping[str, Rule]] = {
     "aten.permute": permute,
     "aten.transpose": transpose,
@@ -132,5 +122,4 @@ RULES: Final[Mapping[str, Rule]] = {
     "aten.expand": expand,
     "aten.expand_as": expand,
     "aten.repeat": repeat,
-    "aten.broadcast_tensors": broadcast,
 } | dict.fromkeys(("aten.view", "aten.reshape", "aten.flatten", "aten.unflatten", "aten._unsafe_view"), view)

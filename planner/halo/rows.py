@@ -140,18 +140,18 @@ def _source(mode: str, row: int, size: int) -> int:
 def concatenate(call: Call) -> Step:
     """Along a dimension not cut it only needs its parts aligned; along a cut one, every part is re-cut."""
     parts = list(call.tensors())
-    lead = next(layout for _, layout in parts if layout.cut_dims)
-    shape, ndim = call.outputs[0], len(lead.shape)
-    stacked = call.operation == "aten.stack"
-    dim = call.integer("dim") % len(shape)
+    shape, stacked = call.outputs[0], call.operation == "aten.stack"
+    ndim, dim = len(shape) - stacked, call.integer("dim") % len(shape)
     if any(len(layout.shape) != ndim for _, layout in parts):
         raise call.refuse("its parts differ in dimensions")
-    along = None if stacked else lead.cuts[dim]
-    across = {i: c for i, c in enumerate(lead.cuts) if c is not None and (stacked or i != dim)}
+    found = {i: c for _, layout in reversed(parts) for i, c in enumerate(layout.cuts) if c is not None}
+    if len({cut.axis for cut in found.values()}) < len(found):
+        raise call.refuse("its parts are cut along different dimensions")
+    along = None if stacked else found.pop(dim, None)
     fetches: dict[str, tuple[Fetch, ...]] = {}
     for name, layout in parts:
-        fetches[name] = aligned(layout, across)
-    cuts = list(lead.cuts)
+        fetches[name] = aligned(call, layout if stacked else layout.with_cut(dim, None), found)
+    cuts = [found.get(i) for i in range(ndim)]
     if stacked:
         cuts.insert(dim, None)
     if along is not None:
@@ -159,10 +159,8 @@ def concatenate(call: Call) -> Step:
         cuts[dim] = target
         for name, needed in zip((n for n, _ in parts), _parts(call, parts, dim, target), strict=True):
             fetches[name] = (*fetches[name], needed)
-    elif not stacked and any(layout.cuts[dim] is not None for _, layout in parts):
-        raise call.refuse("its parts are cut along different dimensions")
     output = Layout(shape, tuple(cuts))
-    return Step((output,), {name: found for name, found in fetches.items() if found}, axes=output.axes)
+    return Step((output,), {name: made for name, made in fetches.items() if made}, axes=output.axes)
 
 
 def _parts(call: Call, parts: Sequence[tuple[str, Layout]], dim: int, target: Cut) -> Iterator[Fetch]:
@@ -178,6 +176,8 @@ def _parts(call: Call, parts: Sequence[tuple[str, Layout]], dim: int, target: Cu
         ]
         cut = layout.cuts[dim]
         if cut is not None:
+            if cut.axis != target.axis:
+                raise call.refuse("its parts are cut along different dimensions")
             yield intervals(dim, cut, needs)
         else:
             whole = intervals(dim, Cut(target.axis, (0, size)), needs)

@@ -15,7 +15,7 @@ from planner.halo import reductions, resample, rule, windows
 from planner.halo.call import Argument, Call, NoRule, Step, TooFew
 from planner.halo.fetch import Fetch, gather
 from planner.halo.layout import Layout, along, entry, whole
-from planner.halo.pointwise import IN_PLACE
+from planner.halo.pointwise import AFTER, IN_PLACE
 
 GETITEM: Final = "getitem"
 INPUT, TARGET, STATE = "given.input", "given.target", "given.state"  # what a model is given, in its list
@@ -125,16 +125,21 @@ def with_targets(
 
 def _check_write(operation: Operation, made: Mapping[str, Operation]) -> None:
     """A write through a view would be lost where the view has become a copy."""
-    if operation.operation not in IN_PLACE:
+    name = operation.operation
+    if not name.endswith("_") or name.endswith("__"):
         return
     target = operation.arguments["self"]
     source = made.get(target.name) if isinstance(target, Ref) else None
-    if source is None or source.operation != "aten.clone":
-        raise NoRule(
-            f"{operation.operation} writes into a part of a tensor",
-            where=operation.layer,
-            allowed="whole samples, or the same operation out of place",
-        )
+    if name not in IN_PLACE or source is None or source.operation != "aten.clone":
+        raise _lost_write(operation)
+
+
+def _lost_write(operation: Operation) -> NoRule:
+    return NoRule(
+        f"{operation.operation} writes into a part of a tensor",
+        where=operation.layer,
+        allowed="whole samples, or the same operation out of place",
+    )
 
 
 def _slid_behind(operations: Sequence[Operation]) -> dict[str, bool]:
@@ -162,6 +167,8 @@ def _place(
         except NoRule:
             if not may_end:
                 raise
+    if operation.operation in (*IN_PLACE, AFTER):  # into what would be a gathered copy
+        raise _lost_write(operation)
     gathers = {name: gathered(layout) for name, layout in inputs.items() if not layout.whole}
     return Placed(operation, None, inputs, gathers)
 

@@ -55,6 +55,8 @@ class Plan:
 def plan(fetch: Fetch, output: Cut, plain: Plain, position: int, kernel: int, place: int) -> Plan | None:
     """None where an ordinary convolution of the own rows does not give just the rows wanted."""
     assert fetch.points is not None
+    if not fetch.runs[place]:  # nothing but padding
+        return None
     own, end = fetch.points[place], fetch.points[place + 1]
     low, high = output.rows(place)
     stride, dilation = plain.stride[position], plain.dilation[position]

@@ -56,11 +56,13 @@ def expand(local: Local) -> Tensor:
 
 
 def expand_as(local: Local) -> Tensor:
-    return local.tensor("self").expand_as(local.tensor("other"))
-
-
-def broadcast(local: Local) -> object:
-    return local.run()
+    """All rows of what is not cut, though the other is."""
+    other, output = local.call.tensor("other"), local.step.output
+    sizes = list(local.tensor("other").shape)
+    for dim in other.cut_dims:
+        low, high = local.rows(output, dim)
+        sizes[dim] = high - low
+    return local.tensor("self").expand(sizes)
 
 
 def squeeze(local: Local) -> Tensor:
@@ -139,6 +141,5 @@ KERNELS: Final[Mapping[str, Kernel]] = (
         "aten.expand": expand,
         "aten.expand_as": expand_as,
         "aten.squeeze": squeeze,
-        "aten.broadcast_tensors": broadcast,
     }
 )

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.runtime.spatial import rare_cases
+
 Sizes = Sequence[int]  # of the spatial dimensions
 Build = Callable[[], nn.Module]
 
@@ -439,3 +441,4 @@ _rows()
 _elementwise()
 _reductions()
 _losses()
+rare_cases.register(case, function)

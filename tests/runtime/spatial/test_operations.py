@@ -43,13 +43,26 @@ HARD = (
     "cross entropy weighted",
 )
 
+FOUND = (  # what was wrong or crashed once
+    ("rare conv padded beyond its kernel", "uneven", (3,)),
+    ("rare concat of what is cut less", "even", (2, 2)),
+    ("rare stack of what is cut less", "odd", (2, 2)),
+    ("rare transposed, pooled, and back", "even", (2, 2)),
+    ("rare expanded as the sample", "odd", (2,)),
+    ("rare mse against a row", "even", (2,)),
+    ("rare cross entropy of probabilities, no sum", "even", (2, 2)),
+    ("rare multiplied with itself turned", "even", (2, 2)),
+    ("rare written into", "odd", (3,)),
+    ("rare its own kernel", "uneven", (3,)),
+)
+
 
 def test_rules_and_kernels_are_of_the_same_operations() -> None:
     assert set(RULES) == set(KERNELS)
 
 
 def test_the_table_is_long_enough() -> None:
-    assert len(CASES) >= 150
+    assert len(CASES) >= 450
 
 
 def _check(variant: Variant) -> None:
@@ -73,6 +86,11 @@ def test_an_operation_on_shards_equals_one_process(variant: Variant) -> None:
 @pytest.mark.parametrize("name", HARD)
 def test_what_is_hard_is_exact_on_odd_sizes_over_three_ranks(name: str) -> None:
     _check(Variant(CASES[name], "odd", (3,)))
+
+
+@pytest.mark.parametrize(("name", "parts", "grid"), FOUND)
+def test_what_was_wrong_once_is_exact_or_refused(name: str, parts: str, grid: tuple[int, ...]) -> None:
+    _check(Variant(CASES[name], parts, grid))
 
 
 @pytest.mark.parametrize("name", ["conv3d ker=3 pad=1", "avgpool3d ker=3 str=2 pad=1", "groupnorm 2", "dice"])
