@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 
 from planner import cli_plan, console
+from planner.command import Force, Json, Out, PlanFile, Set
 from planner.errors import BadInput, BadPlan
 from planner.report import command as reporting
 
@@ -46,14 +47,6 @@ class ProfileElsewhere(Protocol):
         sbatch: Sequence[str],
         note: Callable[[str], None],
     ) -> list[Path]: ...
-
-
-Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="argument of the workload")
-]
-Json = Annotated[bool, typer.Option("--json", help="one JSON object on standard output")]
-Force = Annotated[bool, typer.Option("--force", help="overwrite what is there")]
-Out = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="where to write")]
 
 
 def register(app: typer.Typer, tools: Tools) -> None:
@@ -184,9 +177,6 @@ def _measure_with(tools: Tools) -> cli_plan.Measure:
         return measured(workload, settings, device=device, micros=micros, precision=precision, tools=tools)
 
     return measure
-
-
-PlanFile = Annotated[Path, typer.Argument(help="a plan.yaml", metavar="PLAN")]
 
 
 def verify(

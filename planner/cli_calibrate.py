@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner import console
+from planner.command import Force, Json
 
 if TYPE_CHECKING:
     from planner.calibrate import Observation
@@ -30,8 +31,8 @@ def _command(observe: Observe) -> Callable[..., None]:
         output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="where to write")] = Path(
             "calibration.yaml"
         ),
-        force: Annotated[bool, typer.Option("--force", help="overwrite what is there")] = False,
-        as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
+        force: Force = False,
+        as_json: Json = False,
     ) -> None:
         """Fit what the costs get wrong to the traces of runs, with the error that is left."""
         from planner import calibrate, fitted

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
-from planner import cli_calibrate, console
+from planner import cli_calibrate, command, console
 from planner.errors import BadInput
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from planner.profile import Profile
 
 EXAMPLE = (
-    "Example: shardwright plan gpt2 --cluster plans/clusters/one-node.yaml --batch 64 -o gpt2-plan.yaml. "
+    "shardwright plan gpt2 --cluster plans/clusters/one-node.yaml --batch 64 -o gpt2-plan.yaml. "
     "With --frontier, --devices 8,16,32 or --batch auto the output is a folder of plans, and a table."
 )
 
@@ -30,8 +30,62 @@ class Measure(Protocol):
     ) -> Profile: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    workload: Annotated[str | None, typer.Argument(help="may be left out with --profile")] = None
+    cluster: Annotated[Path, typer.Option(help="the machines: a cluster.yaml")]
+    batch: Annotated[
+        str, typer.Option(metavar="N|N,N|auto", help="global batch, in samples; auto tries several")
+    ]
+    profile: Annotated[
+        Path | None, typer.Option(help="from `shardwright profile`; made here when left out")
+    ] = None
+    schedule: Annotated[str | None, typer.Option(help="families to choose from, such as 1f1b,chimera")] = None
+    fix: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="pin a decision")] = None
+    devices: Annotated[
+        str | None, typer.Option(metavar="N|N,N", help="at most so many devices; several are compared")
+    ] = None
+    precision: Annotated[str | None, typer.Option(help="one of those profiled")] = None
+    execution: Annotated[str | None, typer.Option(help="eager or compiled, as profiled")] = None
+    calibration: Annotated[Path | None, typer.Option(help="corrections from `shardwright calibrate`")] = None
+    replan_from: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="correct costs by what this run took")
+    ] = None
+    frontier: Annotated[
+        bool, typer.Option("--frontier", help="every plan that is best in time and memory or devices")
+    ] = False
+    explain: Annotated[bool, typer.Option("--explain", help="why this plan and no other")] = False
+    set_: command.Set = None
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE|FOLDER", help="where to write")
+    ] = None
+    force: command.Force = False
+    as_json: command.Json = False
+
+    @property
+    def out(self) -> console.Output:
+        return console.Output(as_json=self.as_json)
+
+    @property
+    def families(self) -> list[str] | None:
+        return self.schedule.split(",") if self.schedule is not None else None
+
+    def file(self, costs: Profile) -> Path:
+        path = self.output or Path(f"{Path(costs.workload).stem}-plan.yaml")
+        console.refuse_overwrite(path, self.force)
+        return path
+
+    def folder(self, costs: Profile, what: str) -> Path:
+        path = self.output or Path(f"{Path(costs.workload).stem}-{what}")
+        console.refuse_folder(path, self.force)
+        return path
+
+
 def register(app: typer.Typer, measure: Measure, observe: cli_calibrate.Observe) -> None:
-    app.command("plan", epilog=EXAMPLE)(_command(measure, observe))
+    about = "Find the fastest plan that fits, with a proof."
+    command.register(
+        app, "plan", Options, lambda given: plan(given, measure, observe), about=about, example=EXAMPLE
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,93 +101,37 @@ class _Goal:
         return not self.frontier and len(self.batches) == 1 and len(self.devices) < 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Place:
-    """Where the answer goes, and how it is told."""
+def plan(given: Options, measure: Measure, observe: cli_calibrate.Observe) -> None:
+    from planner import cluster as clusters
+    from planner.frontier import Asked
+    from planner.milp.shapes import pins
+    from planner.workload_settings import parse_settings
 
-    output: Path | None
-    force: bool
-    explain: bool
-    out: console.Output
+    goal = _goal(given.batch, given.devices, given.frontier)
+    machines = cli_calibrate.with_corrections(
+        clusters.load(given.cluster), given.calibration, given.replan_from, observe
+    )
+    fixed = _fixed(parse_settings(given.fix or [], "--fix"), goal)
+    pins(fixed, given.families)  # what means nothing is said before anything is measured
+    costs = _costs(given, measure, machines, goal)
+    if costs.device not in {group.device for group in machines.nodes}:
+        given.out.note(_other_device(costs.device, machines))
+    asked = Asked(fix=fixed, schedules=given.families, precision=given.precision, execution=given.execution)
+    answer = _one if goal.single else _front if goal.frontier else _sweep
+    with console.patient(f"planning {costs.workload}"):
+        answer(costs, machines, goal, asked, given)
 
-    def file(self, costs: Profile) -> Path:
-        path = self.output or Path(f"{Path(costs.workload).stem}-plan.yaml")
-        console.refuse_overwrite(path, self.force)
-        return path
 
-    def folder(self, costs: Profile, what: str) -> Path:
-        path = self.output or Path(f"{Path(costs.workload).stem}-{what}")
-        console.refuse_folder(path, self.force)
-        return path
+def _costs(given: Options, measure: Measure, machines: Cluster, goal: _Goal) -> Profile:
+    from planner.workload_settings import parse_settings
 
-
-def _command(measure: Measure, observe: cli_calibrate.Observe) -> Callable[..., None]:
-    def plan(
-        workload: Annotated[str | None, typer.Argument(help="may be left out with --profile")] = None,
-        cluster: Annotated[Path, typer.Option(help="the machines: a cluster.yaml")] = ...,  # type: ignore[assignment]
-        batch: Annotated[
-            str, typer.Option(metavar="N|N,N|auto", help="global batch, in samples; auto tries several")
-        ] = ...,  # type: ignore[assignment]
-        profile: Annotated[
-            Path | None, typer.Option(help="from `shardwright profile`; made here when left out")
-        ] = None,
-        schedule: Annotated[
-            str | None, typer.Option(help="families to choose from, such as 1f1b,chimera")
-        ] = None,
-        fix: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="pin a decision")] = None,
-        devices: Annotated[
-            str | None, typer.Option(metavar="N|N,N", help="at most so many devices; several are compared")
-        ] = None,
-        precision: Annotated[str | None, typer.Option(help="one of those profiled")] = None,
-        execution: Annotated[str | None, typer.Option(help="eager or compiled, as profiled")] = None,
-        calibration: Annotated[
-            Path | None, typer.Option(help="corrections from `shardwright calibrate`")
-        ] = None,
-        replan_from: Annotated[
-            Path | None, typer.Option(metavar="RUN", help="correct costs by what this run took")
-        ] = None,
-        frontier: Annotated[
-            bool, typer.Option("--frontier", help="every plan that is best in time and memory or devices")
-        ] = False,
-        explain: Annotated[bool, typer.Option("--explain", help="why this plan and no other")] = False,
-        set_: Annotated[
-            list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="argument of the workload")
-        ] = None,
-        output: Annotated[
-            Path | None, typer.Option("--output", "-o", metavar="FILE|FOLDER", help="where to write")
-        ] = None,
-        force: Annotated[bool, typer.Option("--force", help="overwrite what is there")] = False,
-        as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
-    ) -> None:
-        """Find the fastest plan that fits, with a proof."""
-        from planner import cluster as clusters
-        from planner.frontier import Asked
-        from planner.milp.shapes import pins
-        from planner.workload_settings import parse_settings
-
-        goal = _goal(batch, devices, frontier)
-        machines = cli_calibrate.with_corrections(clusters.load(cluster), calibration, replan_from, observe)
-        fixed = _fixed(parse_settings(fix or [], "--fix"), goal)
-        families = schedule.split(",") if schedule is not None else None
-        pins(fixed, families)  # what means nothing is said before anything is measured
-        costs = (
-            _measured(measure, workload, parse_settings(set_ or []), machines, goal, precision or "fp32")
-            if profile is None
-            else _loaded(profile, workload)
-        )
-        if profile is not None and set_:
-            raise BadInput(
-                "--set is for profiling, and a profile is given", where="--set", allowed="one of them"
-            )
-        asked = Asked(fix=fixed, schedules=families, precision=precision, execution=execution)
-        where = _Place(output=output, force=force, explain=explain, out=console.Output(as_json=as_json))
-        if costs.device not in {group.device for group in machines.nodes}:
-            where.out.note(_other_device(costs.device, machines))
-        answer = _one if goal.single else _front if goal.frontier else _sweep
-        with console.patient(f"planning {costs.workload}"):
-            answer(costs, machines, goal, asked, where)
-
-    return plan
+    settings = parse_settings(given.set_ or [])
+    if given.profile is None:
+        return _measured(measure, given.workload, settings, machines, goal, given.precision or "fp32")
+    costs = _loaded(given.profile, given.workload)
+    if settings:
+        raise BadInput("--set is for profiling, and a profile is given", where="--set", allowed="one of them")
+    return costs
 
 
 def _other_device(profiled: str, machines: Cluster) -> str:
@@ -193,7 +191,7 @@ def _measured(
     )
 
 
-def _one(costs: Profile, machines: Cluster, goal: _Goal, asked: Asked, where: _Place) -> None:
+def _one(costs: Profile, machines: Cluster, goal: _Goal, asked: Asked, where: Options) -> None:
     from planner import explanation, plan_yaml, summary
 
     path, batch = where.file(costs), goal.batches[0]
@@ -201,11 +199,23 @@ def _one(costs: Profile, machines: Cluster, goal: _Goal, asked: Asked, where: _P
     found = why.plan if why is not None else _solved(costs, machines, batch, asked)
     console.write_whole(path, plan_yaml.dump(found))
     data = {"plan": str(path), **found.model_dump(mode="json", include={"axes", "prediction", "certificate"})}
-    text = summary.decision(found)
+    text = summary.decision(found) + _frozen(found, asked)
     if why is not None:
         data["explanation"] = explanation.as_dict(why)
-        text = f"{summary.of_plan(found)}\n\n{explanation.text(why)}"
+        text = f"{summary.of_plan(found)}{_frozen(found, asked)}\n\n{explanation.text(why)}"
     where.out.result(data, lambda: f"{text}\n\nwritten to {path}")
+
+
+def _frozen(found: Plan, asked: Asked) -> str:
+    """A family that is asked for keeps its own orders, and another question may find better ones in it."""
+    families = asked.fix.get("schedule") if asked.fix else None
+    named = [str(families)] if families is not None else [*(asked.schedules or ())]
+    if not named or "listed" in named or len(found.stages) == 1:
+        return ""
+    return (
+        f"\nThe order of its actions is the family's own: `--schedule {','.join([*named, 'listed'])}` also lists orders "
+        "anew for these costs, which may be faster."
+    )
 
 
 def _solved(costs: Profile, machines: Cluster, batch: int, asked: Asked) -> Plan:
@@ -215,7 +225,7 @@ def _solved(costs: Profile, machines: Cluster, batch: int, asked: Asked) -> Plan
     return solve.answered(asked.space(costs, machines, batch), asked.effort)[0]
 
 
-def _front(costs: Profile, machines: Cluster, goal: _Goal, asked: Asked, where: _Place) -> None:
+def _front(costs: Profile, machines: Cluster, goal: _Goal, asked: Asked, where: Options) -> None:
     from planner import frontier_text
     from planner.frontier import frontier
 
@@ -232,7 +242,7 @@ def _front(costs: Profile, machines: Cluster, goal: _Goal, asked: Asked, where: 
     )
 
 
-def _sweep(costs: Profile, machines: Cluster, goal: _Goal, asked: Asked, where: _Place) -> None:
+def _sweep(costs: Profile, machines: Cluster, goal: _Goal, asked: Asked, where: Options) -> None:
     from planner import frontier_text
     from planner.scaling import over_batches, over_devices
 
@@ -255,7 +265,7 @@ def _sweep(costs: Profile, machines: Cluster, goal: _Goal, asked: Asked, where: 
     )
 
 
-def _write(folder: Path, plans: Mapping[Path, Plan], where: _Place) -> None:
+def _write(folder: Path, plans: Mapping[Path, Plan], where: Options) -> None:
     from planner import plan_yaml
 
     texts = {path.name: plan_yaml.dump(plan) for path, plan in plans.items()}

@@ -8,7 +8,7 @@ from planner.console import columns, duration, memory
 from planner.frontier import Frontier
 from planner.frontier import Row as FrontRow
 from planner.plan import Plan
-from planner.scaling import EFFICIENT, HALF, NEAR_BEST, Lemma, Row, Sweep
+from planner.scaling import EFFICIENT, HALF, MOST_MICROS, NEAR_BEST, Lemma, Row, Sweep
 
 
 def of_frontier(front: Frontier, files: dict[str, Path]) -> str:
@@ -101,10 +101,14 @@ def _swept(sweep: Sweep, row: Row) -> tuple[object, ...]:
 def _knee(sweep: Sweep) -> str:
     if sweep.over == "devices":
         return f"Knee: {sweep.knee} devices; up to there every device added brings at least {HALF:.0%} of its share."
+    last = sweep.rows[-1]
+    more = ""
+    if last.micros >= MOST_MICROS and sweep.knee == last.asked:
+        more = f" A step of it has {last.micros} micro-batches; `--batch` takes larger ones."
     return (
         f"Knee: {sweep.knee} samples a step, the least batch that reaches {NEAR_BEST:.0%} of the highest rate. How "
         f"many samples training needs at a batch size (its statistical efficiency) is not known here: that is yours "
-        f"to judge."
+        f"to judge.{more}"
     )
 
 

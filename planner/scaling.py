@@ -21,6 +21,9 @@ NEAR_BEST = 0.95  # of the highest rate, that the batch at the knee reaches
 EFFICIENT = 0.8
 _LITTLE = 1.02  # a doubled batch that gains less, twice in a row, ends the doubling
 _MOST_DOUBLINGS = 16
+MOST_MICROS = (
+    256  # of a group and step, which end the doubling: orders get long, and few train on such batches
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,10 @@ class Row:
     @property
     def samples_per_s(self) -> float:
         return samples_per_s(self.plan) if self.plan else 0.0
+
+    @property
+    def micros(self) -> int:
+        return self.plan.batch.micros if self.plan else 0
 
     @property
     def peak_bytes(self) -> int:
@@ -101,7 +108,8 @@ def over_batches(
     batches: Sequence[int] | None = None,
     asked: Asked | None = None,
 ) -> Sweep:
-    """The fastest plan for each global batch; by default for the least one doubled until that gains little."""
+    """The fastest plan for each global batch; by default for the least one doubled until that gains little, or until
+    a step has very many micro-batches."""
     asked = asked or Asked()
     rows = list(_rows(profile, cluster, batches, asked))
     found = [row for row in rows if row.plan is not None]
@@ -122,7 +130,7 @@ def _rows(profile: Profile, cluster: Cluster, batches: Sequence[int] | None, ask
         yield row
         idle = idle + 1 if row.samples_per_s < before * _LITTLE else 0
         before = max(before, row.samples_per_s)
-        if before and idle == 2:
+        if (before and idle == 2) or row.micros >= MOST_MICROS:
             return
         batch *= 2
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from planner import console
+from planner import command, console
+from planner.command import Json, PlanFile
 from planner.errors import BadInput, Interrupted
 from runtime import cli_rehearse, cli_runs
 from runtime.paths import unused
@@ -20,131 +22,158 @@ if TYPE_CHECKING:
 Backend = Literal["inline", "local", "slurm"]
 
 
-def register(app: typer.Typer) -> None:
-    app.command("launch", epilog="Example: shardwright launch plan.yaml --local --steps 20 --wait")(launch)
-    cli_rehearse.register(app)
-    cli_runs.register(app)
-
-
-def launch(
-    plan: Annotated[Path, typer.Argument(help="a plan.yaml", metavar="PLAN")],
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    plan: PlanFile
     script: Annotated[
         list[str] | None,
         typer.Argument(
             help="after --: a script of your own and its arguments, on every rank", metavar="[-- SCRIPT ARGS]"
         ),
-    ] = None,
-    local: Annotated[bool, typer.Option("--local", help="every rank a process on this machine")] = False,
-    inline: Annotated[bool, typer.Option("--inline", help="the same training in one process")] = False,
+    ] = None
+    local: Annotated[bool, typer.Option("--local", help="every rank a process on this machine")] = False
+    inline: Annotated[bool, typer.Option("--inline", help="the same training in one process")] = False
     on_slurm: Annotated[
         bool, typer.Option("--slurm", help="as a job; chosen by itself where there is a SLURM")
-    ] = False,
-    steps: Annotated[int, typer.Option(help="training steps")] = 10,
-    seed: Annotated[int, typer.Option(help="of weights, samples and dropout")] = 0,
+    ] = False
+    steps: Annotated[int, typer.Option(help="training steps")] = 10
+    seed: Annotated[int, typer.Option(help="of weights, samples and dropout")] = 0
     weights: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE", help="safetensors to begin with, or a folder of them; else build()'s own"
         ),
-    ] = None,
-    clip_norm: Annotated[float | None, typer.Option(help="limit of the gradients' global norm")] = None,
+    ] = None
+    clip_norm: Annotated[float | None, typer.Option(help="limit of the gradients' global norm")] = None
     clip_by: Annotated[
         str,
         typer.Option(help="whose norm that is: step, or previous, so that no update waits for all gradients"),
-    ] = "step",
-    save_every: Annotated[int, typer.Option(help="steps between checkpoints; 0: one at the end")] = 0,
+    ] = "step"
+    save_every: Annotated[int, typer.Option(help="steps between checkpoints; 0: one at the end")] = 0
     failures: Annotated[
         float | None,
         typer.Option("--failure-every", help="hours; chooses --save-every by what a checkpoint costs"),
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    ] = None
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu"
     rendezvous: Annotated[
         str, typer.Option(metavar="HOW", help="where ranks meet: file, tcp or tcp:INTERFACE")
-    ] = "file",
-    run: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="run folder; an old one is resumed")
-    ] = None,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="return when the run has ended, with its status")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the batch script and do nothing")] = False,
-    check: Annotated[bool, typer.Option("--check", help="ask SLURM about the script, queue nothing")] = False,
-    partition: slurm.Partition = None,
-    account: slurm.Account = None,
-    qos: slurm.Qos = None,
-    time: slurm.Time = None,
-    constraint: slurm.Constraint = None,
-    job_name: slurm.JobName = None,
-    dependency: slurm.Dependency = None,
-    sbatch: slurm.Sbatch = None,
-    site: slurm.Site = None,
-    elastic: slurm.ElasticNodes = None,
-    profile: slurm.Profile = None,
-    cluster: slurm.Machines = None,
-    fix: slurm.Fix = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
-) -> None:
-    """Train by a plan: in one process, in processes here, or as a job of SLURM."""
+    ] = "file"
+    run: Annotated[Path | None, typer.Option(metavar="FOLDER", help="run folder; an old one is resumed")] = (
+        None
+    )
+    wait: Annotated[bool, typer.Option("--wait", help="return when the run has ended, with its status")] = (
+        False
+    )
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the batch script and do nothing")] = False
+    check: Annotated[bool, typer.Option("--check", help="ask SLURM about the script, queue nothing")] = False
+    partition: slurm.Partition = None
+    account: slurm.Account = None
+    qos: slurm.Qos = None
+    time: slurm.Time = None
+    constraint: slurm.Constraint = None
+    job_name: slurm.JobName = None
+    dependency: slurm.Dependency = None
+    sbatch: slurm.Sbatch = None
+    site: slurm.Site = None
+    elastic: slurm.ElasticNodes = None
+    profile: slurm.Profile = None
+    cluster: slurm.Machines = None
+    fix: slurm.Fix = None
+    as_json: Json = False
+
+    @property
+    def out(self) -> console.Output:
+        return console.Output(as_json=self.as_json)
+
+    @property
+    def words(self) -> dict[str, str | None]:
+        """Of SLURM, as it has them."""
+        named = ("partition", "account", "qos", "constraint", "job_name", "dependency")
+        return {name: getattr(self, name) for name in named}
+
+    @property
+    def of_slurm(self) -> dict[str, object]:
+        """All that only a job has."""
+        named = ("time", "sbatch", "site", "elastic", "dry_run", "check")
+        return {**self.words, **{name: getattr(self, name) for name in named}}
+
+    @property
+    def planning(self) -> dict[str, object]:
+        return {"profile": self.profile, "cluster": self.cluster, "fix": self.fix}
+
+
+def register(app: typer.Typer) -> None:
+    command.register(
+        app,
+        "launch",
+        Options,
+        launch,
+        about="Train by a plan: in one process, in processes here, or as a job of SLURM.",
+        example="shardwright launch plan.yaml --local --steps 20 --wait",
+    )
+    cli_rehearse.register(app)
+    cli_runs.register(app)
+
+
+def launch(given: Options) -> None:
     from planner import plan_yaml
 
-    words = {
-        "partition": partition,
-        "account": account,
-        "qos": qos,
-        "constraint": constraint,
-        "job_name": job_name,
-        "dependency": dependency,
-    }
-    further: dict[str, object] = {"time": time, "sbatch": sbatch, "site": site, "elastic": elastic}
-    asks = bool(dry_run or check or any(words.values()) or any(further.values()))
-    backend = _backend(inline=inline, local=local, on_slurm=on_slurm, asks=asks)
-    out = console.Output(as_json=as_json)
-    chosen = plan_yaml.load(plan)
-    folder = run or unused(plan.stem)
-    if failures is not None:
-        save_every = _save_every(chosen, folder, failures, save_every, out)
-    if device not in ("cpu", "cuda"):
-        raise BadInput(f"there is no device '{device}'", where="--device", allowed="cpu, cuda")
-    settings: dict[str, Any] = {"seed": seed, "save_every": save_every, "device": device}
-    settings |= {
-        "rendezvous": rendezvous,
-        "weights": str(weights.resolve()) if weights else "",
-        "clip_norm": clip_norm,
-        "clip_by": clip_by,
-    }
-    if script:
-        if backend == "inline" or not Path(script[0]).is_file():
-            raise BadInput(
-                f"cannot run '{script[0]}'", where="launch", allowed="a file, under --local or --slurm"
-            )
-        settings["script"] = (str(Path(script[0]).resolve()), *script[1:])
+    backend = _backend(given)
+    chosen = plan_yaml.load(given.plan)
+    folder = given.run or unused(given.plan.stem)
+    settings = _settings(given, chosen, folder, backend)
     if backend == "slurm":
-        options = slurm.chosen(site, sbatch=sbatch, time=time, **words)
-        nodes = slurm.flexible(elastic, profile, cluster, fix)
-        if dry_run or check:
-            from runtime.job import Job
-            from runtime.job import check as check_job
-
-            job = check_job(Job(steps=steps, device="cuda" if device == "cuda" else "cpu"))
-            slurm.dry_run(chosen, plan.stem, folder, job, options, nodes=nodes, ask=check, out=out)
-            return
-        from runtime.local import job_of
-
-        job = job_of(chosen, steps, settings)
-        slurm.launch(chosen, plan.stem, folder, job, options, nodes=nodes, wait=wait, out=out)
+        _as_a_job(given, chosen, folder, settings)
         return
-    planning = {"profile": profile, "cluster": cluster, "fix": fix}
-    slurm.refuse_without("--slurm", {**words, **further, **planning, "dry_run": dry_run, "check": check})
-    from runtime import local as processes
-
+    slurm.refuse_without("--slurm", {**given.of_slurm, **given.planning})
     if backend == "inline":
-        _ended(_inline(chosen, folder, steps, settings), out)
+        _ended(_inline(chosen, folder, given.steps, settings), given.out)
         return
-    started = processes.launch(chosen, folder, steps=steps, detach=not wait, **settings)
-    if wait:
-        _ended(_waited(started, out), out)
+    from runtime import local
+
+    started = local.launch(chosen, folder, steps=given.steps, detach=not given.wait, **settings)
+    if given.wait:
+        _ended(_waited(started, given.out), given.out)
     else:
-        out.result({"run": str(folder), "state": "running"}, lambda: f"running in {folder}")
+        given.out.result({"run": str(folder), "state": "running"}, lambda: f"running in {folder}")
+
+
+def _settings(given: Options, plan: Plan, folder: Path, backend: Backend) -> dict[str, Any]:
+    """Fields of Job."""
+    if given.device not in ("cpu", "cuda"):
+        raise BadInput(f"there is no device '{given.device}'", where="--device", allowed="cpu, cuda")
+    save_every = given.save_every
+    if given.failures is not None:
+        save_every = _save_every(plan, folder, given.failures, save_every, given.out)
+    settings: dict[str, Any] = {
+        name: getattr(given, name) for name in ("seed", "device", "rendezvous", "clip_norm", "clip_by")
+    }
+    settings |= {"save_every": save_every, "weights": str(given.weights.resolve()) if given.weights else ""}
+    if given.script:
+        script, *arguments = given.script
+        if backend == "inline" or not Path(script).is_file():
+            raise BadInput(
+                f"cannot run '{script}'", where="launch", allowed="a file, under --local or --slurm"
+            )
+        settings["script"] = (str(Path(script).resolve()), *arguments)
+    return settings
+
+
+def _as_a_job(given: Options, plan: Plan, folder: Path, settings: dict[str, Any]) -> None:
+    options = slurm.chosen(given.site, sbatch=given.sbatch, time=given.time, **given.words)
+    nodes = slurm.flexible(given.elastic, given.profile, given.cluster, given.fix)
+    name, out = given.plan.stem, given.out
+    if given.dry_run or given.check:
+        from runtime.job import Job
+        from runtime.job import check as check_job
+
+        job = check_job(Job(steps=given.steps, device=settings["device"]))
+        slurm.dry_run(plan, name, folder, job, options, nodes=nodes, ask=given.check, out=out)
+        return
+    from runtime.local import job_of
+
+    job = job_of(plan, given.steps, settings)
+    slurm.launch(plan, name, folder, job, options, nodes=nodes, wait=given.wait, out=out)
 
 
 def _save_every(plan: Plan, folder: Path, hours: float, given: int, out: console.Output) -> int:
@@ -162,15 +191,15 @@ def _save_every(plan: Plan, folder: Path, hours: float, given: int, out: console
     return steps
 
 
-def _backend(*, inline: bool, local: bool, on_slurm: bool, asks: bool) -> Backend:
+def _backend(given: Options) -> Backend:
     """The one that was said; else SLURM where an allocation, an option of it or a cluster is there."""
-    given: dict[Backend, bool] = {"inline": inline, "local": local, "slurm": on_slurm}
-    said = [name for name, wanted in given.items() if wanted]
+    flags: dict[Backend, bool] = {"inline": given.inline, "local": given.local, "slurm": given.on_slurm}
+    said = [name for name, wanted in flags.items() if wanted]
     if len(said) > 1:
         raise BadInput(f"--{said[0]} and --{said[1]} exclude each other")
     if said:
         return said[0]
-    if asks:
+    if any(given.of_slurm.values()):
         return "slurm"
     from runtime.handle import has_slurm
 

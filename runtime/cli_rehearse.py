@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from planner import console
+from planner.command import Json, PlanFile
 
 
 def register(app: typer.Typer) -> None:
@@ -16,14 +16,14 @@ def register(app: typer.Typer) -> None:
 
 
 def rehearse(
-    plan: Annotated[Path, typer.Argument(help="a plan.yaml", metavar="PLAN")],
+    plan: PlanFile,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     steps: Annotated[int, typer.Option(help="timed steps of every rank")] = 3,
     threads: Annotated[int, typer.Option(help="of a rank, on the host")] = 1,
     check: Annotated[
         bool, typer.Option("--check", help="also train two steps by the plan here, against one process")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
+    as_json: Json = False,
 ) -> None:
     """Run each distinct rank of a plan alone on one device: its real time and memory, beside the prediction."""
     from planner import plan_yaml

@@ -9,10 +9,8 @@ from typing import Annotated
 import typer
 
 from planner import console
+from planner.command import Force, Json, RunFolder
 from planner.errors import BadInput
-
-Folder = Annotated[Path, typer.Argument(help="a folder that launch made", metavar="RUN")]
-Json = Annotated[bool, typer.Option("--json", help="one JSON object on standard output")]
 
 
 def register(app: typer.Typer) -> None:
@@ -23,7 +21,7 @@ def register(app: typer.Typer) -> None:
     app.command("probe", epilog="Example: shardwright probe --local -o cluster.yaml")(probe)
 
 
-def status(run: Folder, as_json: Json = False) -> None:
+def status(run: RunFolder, as_json: Json = False) -> None:
     """Where a run stands: its state and why, step, loss, speed beside the plan's, time left."""
     from runtime import status as runs
 
@@ -32,7 +30,7 @@ def status(run: Folder, as_json: Json = False) -> None:
 
 
 def logs(
-    run: Folder,
+    run: RunFolder,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="go on until the run has ended")] = False,
     rank: Annotated[int | None, typer.Option(help="of this rank alone")] = None,
     as_json: Json = False,
@@ -48,7 +46,7 @@ def logs(
         print(line if rank is not None else f"{file}: {line}", flush=True)
 
 
-def cancel(run: Folder, as_json: Json = False) -> None:
+def cancel(run: RunFolder, as_json: Json = False) -> None:
     """End a run; it can be resumed from its last complete checkpoint."""
     from runtime import status as runs
 
@@ -81,7 +79,7 @@ def probe(
     ] = None,
     count: Annotated[int | None, typer.Option(help="nodes that the cluster has in all")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE")] = Path("cluster.yaml"),
-    force: Annotated[bool, typer.Option("--force", help="overwrite what is there")] = False,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Measure devices and links, and write them as a cluster.yaml."""

@@ -136,3 +136,34 @@ def test_a_front_of_nothing_says_why_nothing_fits(
         assert sw.run([*files, "--batch", "4", *options, "-o", str(tmp_path / "out")]) == 3
         assert "bytes short" in capsys.readouterr().err
         assert not (tmp_path / "out").exists()
+
+
+def test_a_family_that_is_asked_for_keeps_its_orders_and_says_what_frees_them(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = [
+        "--batch",
+        "4",
+        "--fix",
+        "pipeline=2",
+        "--fix",
+        "data=1",
+        "-o",
+        str(tmp_path / "plan.yaml"),
+        "--force",
+    ]
+    assert sw.run([*files, *more]) == 0
+    assert "`--schedule 1f1b,listed` also lists orders anew" in capsys.readouterr().out
+    assert sw.run([*files[:-1], "1f1b,listed", *more]) == 0
+    assert "`--schedule" not in capsys.readouterr().out
+    assert sw.run([*files[:-2], *more]) == 0
+    assert "`--schedule" not in capsys.readouterr().out
+
+
+def test_a_plan_that_is_there_already_comes_with_what_to_type(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plan.yaml").touch()
+    assert sw.run([*files, "--batch", "4", "-o", str(tmp_path / "plan.yaml")]) == 2
+    said = f"{tmp_path / 'plan.yaml'}: exists already (allowed: --force to overwrite it, or -o with another name)"
+    assert said in capsys.readouterr().err

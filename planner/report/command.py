@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner import console
+from planner.command import Force, Json, Out, PlanFile
 from planner.errors import BadInput
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def register(app: typer.Typer, record: Callable[[Path], RunRecord]) -> None:
     """`record` reads a run folder, which is the runtime's business."""
 
     def report(
-        plan: Annotated[Path, typer.Argument(help="a plan.yaml", metavar="PLAN")],
+        plan: PlanFile,
         run: Annotated[
             Path | None, typer.Argument(help="its run folder: measured beside predicted", metavar="[RUN]")
         ] = None,
@@ -31,11 +32,9 @@ def register(app: typer.Typer, record: Callable[[Path], RunRecord]) -> None:
         frontier: Annotated[
             bool, typer.Option("--frontier", help="solve for less memory and fewer devices too")
         ] = False,
-        output: Annotated[
-            Path | None, typer.Option("--output", "-o", metavar="FILE", help="where to write")
-        ] = None,
-        force: Annotated[bool, typer.Option("--force", help="overwrite what is there")] = False,
-        as_json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
+        output: Out = None,
+        force: Force = False,
+        as_json: Json = False,
     ) -> None:
         """Write a plan, its proof and its run as one page for a browser."""
         from planner import plan_yaml, profile_yaml

@@ -14,6 +14,7 @@ from planner.profile import Seconds
 from planner.scaling import (
     Lemma,
     Row,
+    Sweep,
     computing_ns,
     knee_of_batches,
     knee_of_devices,
@@ -61,6 +62,16 @@ def test_batches_are_doubled_until_that_gains_little() -> None:
     assert rates[-1] < 1.02 * max(rates[:-1])
     assert sweep.knee in batches
     assert sweep.row(sweep.knee or 0).samples_per_s >= 0.95 * max(rates)
+
+
+def test_doubling_ends_where_a_step_has_very_many_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.scaling.MOST_MICROS", 2)
+    monkeypatch.setattr("planner.frontier_text.MOST_MICROS", 2)
+    costs = profile(chain(6, 2), micros=(2,))
+    rows = over_batches(costs, cluster(1), None, ASKED).rows
+    assert [(row.asked, row.micros) for row in rows] == [(2, 1), (4, 2)]
+    sweep = Sweep(over="batch", rows=rows, knee=4)
+    assert "A step of it has 2 micro-batches; `--batch` takes larger ones." in of_sweep(sweep)
 
 
 def test_a_batch_without_a_plan_is_a_row_without_one() -> None:
