@@ -39,8 +39,12 @@ class Holder:
                 os.kill(self.pid, number)
 
 
+def of(pid: int) -> Holder:
+    return Holder(socket.gethostname(), pid, _start_of(pid))
+
+
 def note(paths: Paths, pid: int) -> None:
-    write_whole(paths.holder, json.dumps(asdict(Holder(socket.gethostname(), pid, _start_of(pid)))))
+    write_whole(paths.holder, json.dumps(asdict(of(pid))))
 
 
 def find(paths: Paths) -> Holder | None:

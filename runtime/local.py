@@ -39,6 +39,7 @@ from runtime.handle import Handle
 from runtime.job import Job, check
 from runtime.metrics import losses_of
 from runtime.paths import Paths
+from runtime.slurm import turn
 from runtime.supervise import Outcome, tell
 from runtime.train import Model, NoPulse, Training, aliases
 from runtime.words import keep_room
@@ -233,6 +234,7 @@ def prepare_folder(plan: Plan, folder: Path, job: Job) -> tuple[Paths, Job]:
 
 def _refuse_running(paths: Paths) -> None:
     """Two runs in one folder would write over each other."""
+    turn.refuse(paths)
     held = holder.find(paths)
     if held is not None and held.alive and held.pid != os.getpid():
         raise BadInput(

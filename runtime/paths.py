@@ -83,6 +83,11 @@ class Paths:
         return self.root / "slurm.json"
 
     @property
+    def turns(self) -> Path:
+        """Which job trains here, of those that SLURM has started for this run."""
+        return self.root / "turns"
+
+    @property
     def hosts(self) -> Path:
         """The host of every rank, one a line, where nodes have uneven numbers of them."""
         return self.root / "hosts"

@@ -26,7 +26,8 @@ from planner.plan import Plan
 from runtime import job as jobs
 from runtime import soundness
 from runtime.paths import Paths
-from runtime.slurm import clients, elastic, layout, record
+from runtime.slurm import clients, elastic, layout, record, turn
+from runtime.slurm.submit import Queued
 from runtime.supervise import STOPPED, Outcome, tell
 from runtime.words import add, keep_room
 
@@ -119,10 +120,7 @@ class Supervisor:
     def _say_what_was_before(self) -> None:
         before = attempts(self.paths)
         if before and not before[-1].state:
-            gone = clients.unwell(before[-1].nodes)
-            cause = (
-                f"lost {', '.join(gone)}" if gone else "ended by SLURM: preempted, requeued, or out of time"
-            )
+            cause = _who_ended(before[-1].nodes, "ended without a word: preempted, out of time, or killed")
             note(self.paths, replace(before[-1], state="interrupted", cause=cause, end_s=time.time()))
             print(f"the attempt before: {cause}", flush=True)
 
@@ -144,6 +142,8 @@ class Supervisor:
         )
         note(self.paths, attempt)
         outcome = record.outcome(self.paths, self.hosts, generation, self._run_step())
+        if signal.SIGTERM in self.told:
+            outcome = by_slurm(outcome, self.nodes)
         note(
             self.paths,
             replace(attempt, end_s=time.time(), state=outcome.state, cause=outcome.cause, rank=outcome.rank),
@@ -184,6 +184,29 @@ class Supervisor:
         return outcome.status
 
 
+def by_slurm(outcome: Outcome, nodes: Sequence[str]) -> Outcome:
+    """Of a job that SLURM is ending: a rank that it has ended first is not to blame."""
+    blamed = outcome.rank is not None and outcome.exits[outcome.rank] not in (0, -signal.SIGTERM)
+    if outcome.state not in ("failed", "lost") or blamed:
+        return outcome
+    cause = _who_ended(nodes, "ended by SLURM: cancelled, preempted, requeued, or out of time")
+    return Outcome("interrupted", cause=cause, exits=outcome.exits)
+
+
+def _who_ended(nodes: Sequence[str], otherwise: str) -> str:
+    gone = clients.unwell(nodes)
+    return f"lost {', '.join(gone)}" if gone else otherwise
+
+
+def _be_known(paths: Paths, name: str) -> bool:
+    """As the job of the run to those who look at it; whether it was not: one submitted by hand is none of launch's."""
+    job, known = int(name.partition("_")[0]), Queued.read(paths)
+    if known is not None and known.job == job:
+        return False
+    Queued(job=job, submitted_s=time.time()).write(paths)
+    return True
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
@@ -193,6 +216,22 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("command", nargs="+")
     given = parser.parse_args(arguments)
     paths = Paths(given.folder)
+    try:
+        name = clients.job_name(os.environ)
+        with turn.taken(paths, name):
+            if _be_known(paths, name):
+                for old in (paths.cancelled, paths.outcome):
+                    old.unlink(missing_ok=True)
+            return _supervise(paths, given)
+    except turn.Taken as error:  # nothing is said of the run, which is another's
+        _be_known(paths, error.job)
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.status
+    except OSError as error:
+        return _failed(paths, error)
+
+
+def _supervise(paths: Paths, given: argparse.Namespace) -> int:
     try:
         plan = plan_yaml.load(paths.plan)
         if shutil.which(given.command[0]) is None:
@@ -209,9 +248,13 @@ def main(arguments: Sequence[str]) -> int:
         supervisor.listen()
         return supervisor.run()
     except (ShardwrightError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        tell(paths, Outcome("failed", cause=str(error)))
-        return error.status if isinstance(error, ShardwrightError) else 1
+        return _failed(paths, error)
+
+
+def _failed(paths: Paths, error: Exception) -> int:
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    tell(paths, Outcome("failed", cause=str(error)))
+    return error.status if isinstance(error, ShardwrightError) else 1
 
 
 if __name__ == "__main__":

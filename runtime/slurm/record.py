@@ -11,6 +11,8 @@ from runtime.paths import Paths
 from runtime.supervise import Outcome, read_cause
 from runtime.words import say
 
+WORDLESS = "vanished without a word"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
@@ -90,4 +92,5 @@ def _lost(
     if all(records[rank] is None for rank in gone) and len(gone) == len(hosts):
         return Outcome("failed", None, f"no rank was started on {where}: srun ended with {code}", exits)
     words = f"rank {gone[0]}" if len(gone) == 1 else f"ranks {', '.join(map(str, gone))}"
-    return Outcome("lost", gone[0], f"{words} on {where} vanished without a word", exits)
+    how = f"vanished with srun, which was killed by {signal.Signals(-code).name}" if code < 0 else WORDLESS
+    return Outcome("lost", gone[0], f"{words} on {where} {how}", exits)

@@ -18,6 +18,7 @@ from runtime.slurm import clients, limits, submit
 from runtime.slurm.elastic import Elastic
 from runtime.slurm.options import Options
 from runtime.slurm.script import Request, text
+from runtime.slurm.state import JobState
 from runtime.supervise import Outcome
 
 LOOK_S = 0.2  # at files of the run folder
@@ -45,6 +46,8 @@ class SlurmRun(Handle):
                 state = status.of(self.paths.root)
                 if tell is not None:
                     tell(state)
+                if JobState(state.state, state.reason).stuck:
+                    return Outcome("failed", cause=f"{state.reason}; job {self.job} is still queued")
                 if state.state not in ("queued", "running"):
                     return status.outcome_of(self.paths) or Outcome(state.state, cause=state.reason)
             time.sleep(LOOK_S)

@@ -3,6 +3,9 @@ minutes, by accounting where a site has it, and then no more."""
 
 from __future__ import annotations
 
+import re
+import shutil
+import signal
 from dataclasses import dataclass
 
 from planner.errors import ShardwrightError
@@ -20,22 +23,33 @@ RUNNING = (
     "STAGE_OUT",
 )
 ENDED = {"COMPLETED": "done", "CANCELLED": "cancelled", "PREEMPTED": "preempted", "TIMEOUT": "out of time"}
+UNKNOWN = "UNKNOWN"  # SLURM does not answer
 FORMAT = clients.SEPARATOR.join(("%T", "%r", "%N"))
 NEVER = "it will never start"
-# Reasons for which a job waits that no waiting will end.
-STUCK = (
-    "PartitionTimeLimit",
-    "PartitionNodeLimit",
+# Reasons that lie in the job alone: no waiting ends them. Nodes that are away, limits of a user or an account, and a
+# partition that is closed are none; nor is PartitionNodeLimit, which SLURM also says where nodes are drained.
+FINAL = (
+    "AccountNotAllowed",
     "BadConstraints",
     "DependencyNeverSatisfied",
-    "JobHeldUser",
-    "JobHeldAdmin",
-    "PartitionDown",
     "InvalidAccount",
     "InvalidQOS",
-    "AssocGrpCPUMinutesLimit",
-    "launch failed requeued held",
+    "MaxMemPerLimit",
+    "PartitionTimeLimit",
+    "QOSNotAllowed",
+    "ReservationDeleted",
 )
+FINAL_OF_A_JOB = re.compile("(Assoc|QOS)Max[A-Za-z]+PerJob(Limit)?")
+# And those that somebody has to end.
+UNTIL = {
+    "AssocGrpCPUMinutesLimit": "until the account has time again",
+    "JobHeldAdmin": "until an administrator releases it",
+    "JobHeldUser": "until it is released: scontrol release",
+    "PartitionDown": "until the partition is up",
+    "PartitionInactive": "until the partition is active",
+    "launch failed requeued held": "until it is released: scontrol release",
+}
+OVER = (*ENDED, "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "REVOKED", *QUEUED, "")
 
 
 @dataclass(frozen=True)
@@ -50,6 +64,16 @@ class JobState:
         return self.state == "queued" and self.reason.endswith(NEVER)
 
 
+def word(job: int | str) -> str:
+    """SLURM's own for a job that waits or runs; empty for one that it does not know, and where there is no SLURM."""
+    if shutil.which("squeue") is None:
+        return ""
+    said = clients.call("squeue", "-h", "-j", str(job), "-o", "%T")
+    if said.code:
+        return "" if "Invalid job id" in said.error else UNKNOWN
+    return said.output.split()[-1] if said.output.strip() else ""
+
+
 def of(job: int) -> JobState:
     return (
         _queue(job) or _controller(job) or _accounting(job) or JobState("gone", "SLURM has forgotten the job")
@@ -60,8 +84,11 @@ def _queue(job: int) -> JobState | None:
     said = clients.call("squeue", "-h", "-j", str(job), "-o", FORMAT)
     if said.code or not said.output.strip():
         return None
-    word, reason, nodes = said.output.splitlines()[-1].split(clients.SEPARATOR)
-    return _state(word, "" if reason == "None" else reason, nodes)
+    found = []
+    for line in said.output.splitlines():  # one a task of an array
+        word, reason, nodes = line.split(clients.SEPARATOR)
+        found.append(_state(word, "" if reason == "None" else reason, nodes))
+    return next((each for each in found if each.state == "running"), found[-1])
 
 
 def _controller(job: int) -> JobState | None:
@@ -70,9 +97,14 @@ def _controller(job: int) -> JobState | None:
         return None
     line = said.output.splitlines()[-1]
     found = {
-        key: line.partition(f" {key}=")[2].partition(" ")[0] for key in ("JobState", "Reason", "NodeList")
+        key: line.partition(f" {key}=")[2].partition(" ")[0]
+        for key in ("JobState", "Reason", "NodeList", "ExitCode")
     }
-    return _state(found["JobState"], "" if found["Reason"] == "None" else found["Reason"], found["NodeList"])
+    reason = "" if found["Reason"] == "None" else found["Reason"]
+    number = int(found["ExitCode"].partition(":")[2] or 0)
+    if found["JobState"] == "FAILED" and number:  # SLURM calls that a failed launch
+        reason = f"its supervisor was killed by {signal.Signals(number).name}"
+    return _state(found["JobState"], reason, found["NodeList"])
 
 
 def _accounting(job: int) -> JobState | None:
@@ -89,7 +121,12 @@ def _accounting(job: int) -> JobState | None:
 def _state(word: str, reason: str, nodes: str) -> JobState:
     name = word.split()[0].rstrip("+")
     if name in QUEUED:
-        return JobState("queued", f"{reason}: {NEVER}" if reason in STUCK else reason, nodes)
+        until = NEVER if _final(reason) else UNTIL.get(reason, "")
+        return JobState("queued", f"{reason}: {until}" if until else reason, nodes)
     if name in RUNNING:
         return JobState("running", "", nodes)
     return JobState(ENDED.get(name, "failed"), reason, nodes)
+
+
+def _final(reason: str) -> bool:
+    return reason in FINAL or FINAL_OF_A_JOB.fullmatch(reason) is not None

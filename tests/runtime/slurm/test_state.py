@@ -1,0 +1,85 @@
+"""What SLURM says of a job, read: reasons that waiting ends, and reasons that it does not."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from runtime.slurm import clients, state
+from runtime.slurm.clients import Said
+
+
+def told(monkeypatch: pytest.MonkeyPatch, **said: str) -> None:
+    """By program; others know of nothing."""
+    known = {name: Said(0, text, "") for name, text in said.items()}
+    monkeypatch.setattr(clients, "call", lambda *command, **_: known.get(command[0], Said(1, "", "no")))
+
+
+def row(*words: str) -> str:
+    return clients.SEPARATOR.join(words) + "\n"
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "PartitionTimeLimit",
+        "BadConstraints",
+        "DependencyNeverSatisfied",
+        "InvalidQOS",
+        "AssocMaxWallDurationPerJobLimit",
+        "QOSMaxCpuPerJobLimit",
+        "QOSMaxGRESPerJob",
+    ],
+)
+def test_a_job_that_can_never_start_is_said_to(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, squeue=row("PENDING", reason, ""))
+    found = state.of(7)
+    assert (found.state, found.reason, found.stuck) == ("queued", f"{reason}: it will never start", True)
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "Resources",
+        "Priority",
+        "BeginTime",
+        "ReqNodeNotAvail, UnavailableNodes:n3",
+        "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+        "PartitionNodeLimit",
+        "QOSMaxCpuPerUserLimit",
+        "AssocGrpNodeLimit",
+        "JobHeldUser",
+        "PartitionDown",
+        "Licenses",
+    ],
+)
+def test_a_job_that_may_start_yet_is_waited_for(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, squeue=row("PENDING", reason, ""))
+    found = state.of(7)
+    assert found.state == "queued" and found.reason.startswith(reason) and not found.stuck
+
+
+def test_a_job_that_is_held_says_who_can_end_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, squeue=row("PENDING", "JobHeldAdmin", ""))
+    assert state.of(7).reason == "JobHeldAdmin: until an administrator releases it"
+
+
+def test_an_array_of_which_one_task_runs_is_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, squeue=row("RUNNING", "None", "n1") + row("PENDING", "JobArrayTaskLimit", ""))
+    assert state.of(7).state == "running"
+
+
+def test_a_supervisor_that_was_killed_is_no_failed_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "JobId=7 JobState=FAILED Reason=JobLaunchFailure ExitCode=0:9 NodeList=n[1-2]"
+    told(monkeypatch, scontrol=line)
+    assert state.of(7) == state.JobState("failed", "its supervisor was killed by SIGKILL", "n[1-2]")
+
+
+def test_a_cluster_that_does_not_answer_is_not_one_that_has_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    errors = iter(["slurm_load_jobs error: Invalid job id specified", "Unable to contact slurm controller"])
+    monkeypatch.setattr(clients, "call", lambda *command, **_: Said(1, "", next(errors)))
+    assert [state.word(7), state.word(7)] == ["", state.UNKNOWN]
