@@ -41,7 +41,6 @@ from runtime.split import Split
 from runtime.train import Model, NoPulse
 
 PLANS, QUICK_PLANS = 200, 6
-SLACK_BYTES = 2048  # numbers of no size: losses, counters of steps
 MIB = 2**20
 MODELS: tuple[tuple[str, dict[str, str], tuple[int, ...]], ...] = (
     ("gpt2", {"size": "tiny"}, (1, 2, 4)),
@@ -69,10 +68,8 @@ def known(quick: bool) -> list[Known]:
     found = []
     for name, arguments, micros in MODELS[:2] if quick else MODELS:
         workload = workloads.load(name, arguments)
-        # a roofline runs no kernels, so it cannot see what those of recurrent layers keep for themselves
-        device = "cpu" if name == "lstm" else "roofline:cpu"
         costs = {
-            micro: measure.profile(workload, device=device, micros=(micro,), split=Split())
+            micro: measure.profile(workload, device="roofline:cpu", micros=(micro,), split=Split())
             for micro in micros
         }
         found.append(Known(workload, capture(workload), costs))
@@ -114,7 +111,7 @@ def _fullest(plan: Plan) -> int:
 def ran(model: Known, plan: Plan, filled: float) -> Ran:
     predicted = [memory.total for memory in plan.prediction.memory]
     found = runs(Model(plan, model.workload, model.captured), torch.device("cpu"), steps=0)
-    return Ran(plan, filled, tuple((run.peak_bytes - SLACK_BYTES) / predicted[run.worker] for run in found))
+    return Ran(plan, filled, tuple(run.peak_bytes / predicted[run.worker] for run in found))
 
 
 def emulated(quick: bool) -> Table:

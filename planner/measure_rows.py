@@ -25,6 +25,7 @@ from planner.measure_passes import (
     roots_of,
     whole_backward,
 )
+from planner.measure_reserves import Reserves
 from planner.measure_specimen import Situation, fake_specimen, real_specimen
 from planner.measure_timing import (
     PassTimes,
@@ -47,7 +48,7 @@ def counted_rows(bench: Bench, micros: Sequence[int], device: Device) -> Iterato
     """Without a device: memory as it will be, times by roofline."""
     for micro in micros:
         for situation in bench.situations(micro):
-            with FakeTensorMode():
+            with FakeTensorMode(), Reserves():
                 specimen = fake_specimen(bench.captured, situation, bench.way)
                 times = _counted_times(specimen, device)
                 yield _done(bench.key(situation, micro), times, footprint(specimen))
