@@ -10,11 +10,9 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 
 def _claim(name: str) -> None:
@@ -36,7 +34,7 @@ _claim("planner")
 _claim("runtime")
 
 from planner.cluster import Cluster  # noqa: E402
-from planner.errors import BadInput, BadPlan, Infeasible, Interrupted, ShardwrightError  # noqa: E402
+from planner.errors import BadInput, BadPlan, Infeasible, ShardwrightError  # noqa: E402
 from planner.plan import Plan  # noqa: E402
 
 if TYPE_CHECKING:
@@ -371,7 +369,7 @@ def _demo_command() -> Callable[..., None]:
     def demo(
         as_json: bool = typer.Option(False, "--json", help="one JSON object on standard output"),
     ) -> None:
-        """Two small models from capture to a measured run, here, on two processes."""
+        """Take two small models from capture to a measured run, here, on two processes."""
         from planner.console import Output
 
         out = Output(as_json=as_json)
@@ -407,18 +405,12 @@ def _demo(say: Callable[[str], None]) -> Iterator[dict[str, object]]:
 
 
 def _app() -> typer.Typer:
-    import typer
-
     from planner import cli as deciding
-    from planner import cli_calibrate
+    from planner import cli_calibrate, command
     from runtime import cli as running
 
-    app = typer.Typer(
-        name="shardwright",
-        help="Decide how to split the training of a torch model over a cluster, with a proof, and run it.",
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+    app = command.app(
+        "Decide how to split the training of a torch model over a cluster, with a proof, and run it."
     )
     tools = deciding.Tools(
         backward_split=_backward_split,
@@ -437,46 +429,9 @@ def _app() -> typer.Typer:
 
 def run(arguments: Sequence[str]) -> int:
     """One command; returns its exit status."""
-    from planner.console import answers_alone
+    from planner.command import answer
 
-    own = list(takewhile("--".__ne__, arguments))  # after it: a script's
-    as_json = "--json" in own
-    with answers_alone() if as_json and not {"--help", "-h"}.intersection(own) else nullcontext():
-        return _run(arguments, as_json=as_json)
-
-
-def _run(arguments: Sequence[str], *, as_json: bool) -> int:
-    import typer
-
-    from planner.console import report_error
-
-    # Typer's own, or that of click, as its version has it.
-    WrongUsage: type[Exception] = typer.BadParameter.__mro__[1]
-    try:
-        status = _app()(list(arguments) or ["--help"], prog_name="shardwright", standalone_mode=False)
-    except ShardwrightError as error:
-        return report_error(error, as_json=as_json)
-    except WrongUsage as error:
-        return report_error(_wrong_usage(cast(typer.BadParameter, error)), as_json=as_json)
-    except OSError as error:
-        if error.filename is None:
-            raise
-        unusable = BadInput(f"cannot be used: {error.strerror}", where=str(error.filename))
-        return report_error(unusable, as_json=as_json)
-    except (KeyboardInterrupt, typer.Abort):
-        return report_error(Interrupted("interrupted"), as_json=as_json)
-    except SystemExit as done:
-        return done.code if isinstance(done.code, int) else int(done.code is not None)
-    if status == Interrupted.status:  # Typer's answer to Ctrl-C
-        return report_error(Interrupted("interrupted"), as_json=as_json)
-    return status or (0 if arguments else BadInput.status)
-
-
-def _wrong_usage(error: typer.BadParameter) -> BadInput:
-    command = error.ctx.command_path if error.ctx is not None else "shardwright"
-    return BadInput(
-        error.format_message().rstrip("."), where=command, allowed=f"what `{command} --help` lists"
-    )
+    return answer(_app, arguments)
 
 
 def main() -> None:

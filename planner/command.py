@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import MISSING, fields
+from importlib import metadata
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_type_hints
 
 import typer
+
+from planner.console import answers_alone, report_error
+from planner.errors import BadInput, Interrupted, ShardwrightError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -22,6 +28,7 @@ Out = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help
 PlanFile = Annotated[Path, typer.Argument(help="a plan.yaml", metavar="PLAN")]
 RunFolder = Annotated[Path, typer.Argument(help="a folder that launch made", metavar="RUN")]
 
+NAME = "shardwright"
 Options = TypeVar("Options", bound="DataclassInstance")
 
 
@@ -54,3 +61,68 @@ def register(
         ]
     )
     app.command(name, epilog=f"Example: {example}")(call)
+
+
+def app(about: str) -> typer.Typer:
+    """Without commands yet."""
+    made = typer.Typer(
+        name=NAME,
+        help=about,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    def beside(
+        version: Annotated[
+            bool, typer.Option("--version", help="print it", is_eager=True, callback=_version)
+        ] = False,
+    ) -> None:
+        pass
+
+    made.callback()(beside)
+    return made
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"{NAME} {metadata.version(NAME)}")
+        raise typer.Exit
+
+
+def answer(made: Callable[[], typer.Typer], arguments: Sequence[str]) -> int:
+    """Does what the arguments say; returns the exit status. Errors of users are one message."""
+    own = list(takewhile("--".__ne__, arguments))  # after it: a script's
+    as_json = "--json" in own
+    with answers_alone() if as_json and not {"--help", "-h"}.intersection(own) else nullcontext():
+        return _answer(made, arguments, as_json=as_json)
+
+
+def _answer(made: Callable[[], typer.Typer], arguments: Sequence[str], *, as_json: bool) -> int:
+    # Typer's own, or that of click, as its version has it.
+    WrongUsage: type[Exception] = typer.BadParameter.__mro__[1]
+    try:
+        status = made()(list(arguments) or ["--help"], prog_name=NAME, standalone_mode=False)
+    except ShardwrightError as error:
+        return report_error(error, as_json=as_json)
+    except WrongUsage as error:
+        return report_error(_wrong_usage(cast(typer.BadParameter, error)), as_json=as_json)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        unusable = BadInput(f"cannot be used: {error.strerror}", where=str(error.filename))
+        return report_error(unusable, as_json=as_json)
+    except (KeyboardInterrupt, typer.Abort):
+        return report_error(Interrupted("interrupted"), as_json=as_json)
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else int(done.code is not None)
+    if status == Interrupted.status:  # Typer's answer to Ctrl-C
+        return report_error(Interrupted("interrupted"), as_json=as_json)
+    return status or (0 if arguments else BadInput.status)
+
+
+def _wrong_usage(error: typer.BadParameter) -> BadInput:
+    command = error.ctx.command_path if error.ctx is not None else NAME
+    return BadInput(
+        error.format_message().rstrip("."), where=command, allowed=f"what `{command} --help` lists"
+    )

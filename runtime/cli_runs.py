@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def status(run: RunFolder, as_json: Json = False) -> None:
-    """Where a run stands: its state and why, step, loss, speed beside the plan's, time left."""
+    """Say where a run stands: its state and why, step, loss, speed beside the plan's, time left."""
     from runtime import status as runs
 
     found = runs.of(run)
@@ -35,7 +35,7 @@ def logs(
     rank: Annotated[int | None, typer.Option(help="of this rank alone")] = None,
     as_json: Json = False,
 ) -> None:
-    """What the ranks and the job of a run have written."""
+    """Print what the ranks and the job of a run have written."""
     from runtime import status as runs
 
     if as_json:
@@ -55,7 +55,7 @@ def cancel(run: RunFolder, as_json: Json = False) -> None:
 
 
 def doctor(as_json: Json = False) -> None:
-    """What is installed here, what is missing, and what to type."""
+    """Say what is installed here, what is missing, and what to type."""
     from runtime import doctor as checks
 
     found = checks.findings(Path.cwd())
@@ -78,7 +78,9 @@ def probe(
         list[str] | None, typer.Option("--srun", metavar="KEY=VALUE", help="further options of srun")
     ] = None,
     count: Annotated[int | None, typer.Option(help="nodes that the cluster has in all")] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE")] = Path("cluster.yaml"),
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="where to write")] = Path(
+        "cluster.yaml"
+    ),
     force: Force = False,
     as_json: Json = False,
 ) -> None:

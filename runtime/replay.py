@@ -42,11 +42,6 @@ def replayed_ns(
     return max(clock)
 
 
-def hops_of(plan: Plan) -> Callable[[Message], int]:
-    table = {(hop.direction, hop.sender, hop.receiver): hop.ns for hop in plan.hops}
-    return lambda message: table[message.direction, message.sender, message.receiver]
-
-
 def replay(program: Program, step: Timeline, rank_of: Callable[[int], int], plan: Plan) -> int:
     """Of one measured step; an update takes its planned time, since its measured one holds the wait for the sum."""
     took: dict[tuple[int, str], int] = {}

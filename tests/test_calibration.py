@@ -45,17 +45,18 @@ def files(tmp_path: Path) -> Path:
 
 def planned(files: Path, *options: str) -> sw.Plan:
     out = files / "plan.yaml"
-    asked = [
-        "--profile",
-        str(files / "profile.yaml"),
-        "--cluster",
-        str(files / "cluster.yaml"),
-        "--batch",
-        "8",
-    ]
     fixed = ["--fix", "pipeline=2", "--fix", "schedule=1f1b", "--force", "-o", str(out)]
-    assert sw.run(["plan", *asked, *fixed, *options]) == 0
+    assert sw.run([*asked(files), *fixed, *options]) == 0
     return plan_yaml.load(out)
+
+
+def asked(files: Path) -> list[str]:
+    return [
+        "plan",
+        f"--profile={files / 'profile.yaml'}",
+        f"--cluster={files / 'cluster.yaml'}",
+        "--batch=8",
+    ]
 
 
 def test_a_run_is_calibrated_and_planned_with(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,15 +88,7 @@ def test_nothing_is_overwritten_and_a_folder_that_is_no_run_is_named(
 
 def test_a_file_of_corrections_and_a_run_exclude_each_other(files: Path) -> None:
     options = ["--calibration", "c.yaml", "--replan-from", str(files / "run")]
-    asked = [
-        "--profile",
-        str(files / "profile.yaml"),
-        "--cluster",
-        str(files / "cluster.yaml"),
-        "--batch",
-        "8",
-    ]
-    assert sw.run(["plan", *asked, *options]) == 2
+    assert sw.run([*asked(files), *options]) == 2
 
 
 def test_a_wrong_number_in_a_file_of_corrections_is_named_with_its_line(tmp_path: Path) -> None:

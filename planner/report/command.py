@@ -58,7 +58,7 @@ def register(app: typer.Typer, record: Callable[[Path], RunRecord]) -> None:
 
     app.command(
         "report",
-        epilog="Example: shardwright report plan.yaml runs/latest --profile profile.yaml -o report.html",
+        epilog="Example: shardwright report plan.yaml runs/gpt2-plan-20260101-120000 --profile profile.yaml -o report.html",
     )(report)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
+import pytest
 import typer
 
 from planner import command
@@ -46,3 +48,8 @@ def test_a_field_without_a_default_is_an_option_that_must_be_given() -> None:
     else:
         raise AssertionError("nothing was refused")
     assert not seen
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.answer(lambda: command.app("Tells."), ["--version"]) == 0
+    assert capsys.readouterr().out == f"shardwright {metadata.version('shardwright')}\n"

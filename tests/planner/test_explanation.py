@@ -122,7 +122,9 @@ def test_what_does_not_fit_is_not_explained_but_refused() -> None:
 def test_what_out_of_order_backprop_saves_is_told_against_one_sum() -> None:
     asked = Asked(fix={"pipeline": 1, "data": 4, "update": "rolling"})
     found = explained(profile(chain(24, 0)), cluster(4), 8, asked)
-    plain = solve(profile(chain(24, 0)), cluster(4), batch=8, fix={**asked.fix, "out_of_order": "off"})
+    plain = solve(
+        profile(chain(24, 0)), cluster(4), batch=8, fix={**(asked.fix or {}), "out_of_order": "off"}
+    )
     assert found.in_one is not None and found.in_one.step_ns == plain.prediction.step_ns
     assert found.in_one.step_ns > found.plan.prediction.step_ns
     said = text(found)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtime import doctor
-from runtime.slurm import clients
+from runtime.slurm import clients, limits
 
 
 def by_name(folder: Path) -> dict[str, doctor.Finding]:
@@ -53,7 +53,7 @@ def test_programs_of_slurm_without_a_cluster_are_no_failure_but_a_cluster_that_i
     def asked() -> None:
         raise clients.SlurmError(said)
 
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(doctor.limits, "known", asked)
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(limits, "known", asked)
     found = doctor._slurm()
     assert found.state == state and doctor.well([found]) == (state == "absent")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
@@ -11,15 +12,16 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from planner import plan_yaml
-from planner.plan import StageTimes
+from planner.plan import Plan, StageTimes
 from planner.schedule.action import Kind
+from planner.schedule.program import Message
 from planner.simulate import compile, duration_vector, makespan, schedule_of
 from planner.timeline import Timeline, decode
 from runtime.groups import alone
 from runtime.local import job_of, prepare_folder
 from runtime.paths import Paths
 from runtime.programs import program_of
-from runtime.replay import hops_of, replayed_ns
+from runtime.replay import replayed_ns
 from runtime.sleep_stage import MOST_LATE_S, Sleeper, SleepUpdates
 from tests.pool import Pool
 from tests.runtime.plans import MS
@@ -87,7 +89,7 @@ def test_a_replay_of_planned_durations_is_the_simulated_step() -> None:
     )
     program = program_of(plan, alone(torch.device("cpu")))
     names = {Kind.F: 4, Kind.B: 8, Kind.STEP: 1, Kind.SYNC: 1}
-    replayed = replayed_ns(program, lambda _, action: names[action.kind] * MS, hops_of(plan))
+    replayed = replayed_ns(program, lambda _, action: names[action.kind] * MS, _hops(plan))
     compiled = compile(schedule_of(plan), plan.hops, update="rolling")
     simulated = makespan(compiled, duration_vector(plan.times, plan.hops))
     assert replayed == pytest.approx(int(simulated), abs=2 * MS)
@@ -97,3 +99,8 @@ def test_a_run_folder_keeps_the_plan_to_the_byte(tmp_path: Path) -> None:
     plan = plan_of(HERE + "branches.py", {"double": "False"}, workers=2, micros=2)
     prepare_folder(plan, tmp_path, job_of(plan, 1, {}))
     assert plan_yaml.load(Paths(tmp_path).plan) == plan
+
+
+def _hops(plan: Plan) -> Callable[[Message], int]:
+    table = {(hop.direction, hop.sender, hop.receiver): hop.ns for hop in plan.hops}
+    return lambda message: table[message.direction, message.sender, message.receiver]
