@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from planner.capture import Captured
 from planner.cut import StageModule, cut
 from planner.errors import BadPlan
+from planner.model import Buffer, Parameter
 from planner.plan import Plan
 from planner.schedule.action import Action, Kind, Schedule
 from planner.simulate import schedule_of
@@ -327,8 +328,9 @@ def _reads(parts: Assembly, modules: Mapping[int, StageModule]) -> dict[int, lis
 
 
 def _idle(parts: Assembly, load: Load) -> dict[str, Tensor]:
-    """Parameters that no layer uses; the first rank keeps them for the checkpoints."""
-    unused = [row.name for row in parts.graph.parameters if not row.users]
+    """Parameters and buffers that no layer uses; the first rank keeps them for the checkpoints."""
+    rows: list[Parameter | Buffer] = [*parts.graph.parameters, *parts.graph.buffers]
+    unused = [row.name for row in rows if not row.users]
     return dict(load(unused)) if parts.world.rank == 0 and unused else {}
 
 

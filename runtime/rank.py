@@ -46,7 +46,7 @@ class Rank:
     stages: dict[Node, TorchStage]
     parameters: dict[str, nn.Parameter]
     buffers: dict[str, Tensor]
-    idle: dict[str, Tensor]  # parameters that no layer uses, on the first rank
+    idle: dict[str, Tensor]  # parameters and buffers that no layer uses, on the first rank
     flats: list[Flat]
     updater: Updater
     statistics: list[RunningStatistics]

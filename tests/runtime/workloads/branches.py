@@ -1,5 +1,5 @@
 """A small network with everything that pipelines find hard: long and short skips, a tied weight, an integer Value
-that crosses stages, a dictionary on the way, a transposed tensor between layers, a frozen layer, an unused one."""
+that crosses stages, a dictionary on the way, a transposed tensor between layers, a frozen layer, an unused one, a buffer that nothing reads."""
 
 from collections.abc import Iterable
 
@@ -31,6 +31,7 @@ class Branches(nn.Module):
         self.frozen = nn.Linear(WIDTH, WIDTH)
         self.frozen.requires_grad_(False)
         self.unused = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("unread", torch.arange(3.0))
         self.gate = nn.Linear(WIDTH, 1)
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.head.weight = self.embedding.weight
