@@ -122,7 +122,10 @@ def _go_on(paths: Paths, job: jobs.Job) -> str:
 
 
 def _history(paths: Paths) -> list[str]:
-    rows = [attempt for attempt in batch.attempts(paths) if attempt.state not in ("", "done")]
+    """The last try ended as the run did, once nothing starts again."""
+    tries = batch.attempts(paths)
+    before = tries[:-1] if outcome_of(paths) is not None else tries
+    rows = [attempt for attempt in before if attempt.state not in ("", "done")]
     return [
         f"{time.strftime('%H:%M:%S', time.localtime(row.end_s))} {row.state}: {row.cause}" for row in rows
     ]

@@ -13,6 +13,7 @@ from planner.errors import BadInput
 from runtime import status
 from runtime.job import Job
 from runtime.paths import Paths
+from runtime.slurm.batch import Attempt, note
 
 PLAN = Path("plans/mlp-chimera.yaml")
 
@@ -67,3 +68,17 @@ def test_logs_are_told_with_their_file_and_by_rank(paths: Paths) -> None:
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="is no run folder"):
         status.of(tmp_path)
+
+
+def test_how_a_run_ended_is_told_once(paths: Paths) -> None:
+    for generation, cause in enumerate(("rank 1: odd", "rank 0: even")):
+        note(
+            paths,
+            Attempt(generation=generation, nodes=["a"], begin_s=0, end_s=1, state="failed", cause=cause),
+        )
+    assert len(status.of(paths.root).history) == 2
+    paths.outcome.write_text(
+        json.dumps({"state": "failed", "rank": 0, "cause": "rank 0: even", "exits": [1]})
+    )
+    text = status.text(status.of(paths.root))
+    assert text.count("rank 0: even") == 1 and text.count("failed: rank 1: odd") == 1
