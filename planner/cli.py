@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
-from planner import cli_plan, console
+from planner import cli_plan, command, console
 from planner.command import Force, Json, Out, PlanFile, Set
 from planner.errors import BadInput, BadPlan
 from planner.report import command as reporting
@@ -50,9 +50,14 @@ class ProfileElsewhere(Protocol):
 
 
 def register(app: typer.Typer, tools: Tools) -> None:
-    app.command(
-        "profile", epilog="Example: shardwright profile gpt2 --device cpu --micro 1,2,4 -o gpt2.yaml"
-    )(_profile_command(tools))
+    command.register(
+        app,
+        "profile",
+        ProfileOptions,
+        lambda given: profile(given, tools),
+        about="Measure what every layer of a model costs on a device.",
+        example="shardwright profile gpt2 --device cpu --micro 1,2,4 -o gpt2.yaml",
+    )
     cli_plan.register(app, _measure_with(tools), tools.observe)
     app.command("verify", epilog="Example: shardwright verify plan.yaml --profile gpt2.yaml")(verify)
     app.command("show", epilog="Example: shardwright show plan.yaml")(_show_command(tools))
@@ -60,76 +65,80 @@ def register(app: typer.Typer, tools: Tools) -> None:
     reporting.register(app, tools.record)
 
 
-def _profile_command(tools: Tools) -> Callable[..., None]:
-    def profile(
-        workload: Annotated[str, typer.Argument(help="file.py, package.module, or a reference model's name")],
-        device: Annotated[str, typer.Option(help="cpu, cuda, or roofline:NAME")] = "cpu",
-        micro: Annotated[str, typer.Option(help="micro-batch sizes")] = "1,2,4",
-        precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16")] = "fp32",
-        spatial: Annotated[
-            str, typer.Option(help="parts of each sample, such as 2,4,2x2 (height x width); 1 is the whole")
-        ] = "1",
-        on_slurm: Annotated[
-            bool, typer.Option("--slurm", help="in a job on one device of each kind; waits for it")
-        ] = False,
-        sbatch: Annotated[
-            list[str] | None, typer.Option("--sbatch", metavar="KEY=VALUE", help="with --slurm: of the job")
-        ] = None,
-        set_: Set = None,
-        output: Out = None,
-        force: Force = False,
-        as_json: Json = False,
-    ) -> None:
-        """Measure what every layer of a model costs on a device."""
-        from planner import profile_yaml, summary
-        from planner.workload_settings import parse_settings
+@dataclass(frozen=True, kw_only=True)
+class ProfileOptions:
+    workload: Annotated[str, typer.Argument(help="file.py, package.module, or a reference model's name")]
+    device: Annotated[str, typer.Option(help="cpu, cuda, or roofline:NAME")] = "cpu"
+    micro: Annotated[str, typer.Option(help="micro-batch sizes")] = "1,2,4"
+    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16")] = "fp32"
+    spatial: Annotated[
+        str, typer.Option(help="parts of each sample, such as 2,4,2x2 (height x width); 1 is the whole")
+    ] = "1"
+    on_slurm: Annotated[
+        bool, typer.Option("--slurm", help="in a job on one device of each kind; waits for it")
+    ] = False
+    sbatch: Annotated[
+        list[str] | None, typer.Option("--sbatch", metavar="KEY=VALUE", help="with --slurm: of the job")
+    ] = None
+    set_: Set = None
+    output: Out = None
+    force: Force = False
+    as_json: Json = False
 
-        out = console.Output(as_json=as_json)
-        path = output or Path(f"{Path(workload).stem}-profile.yaml")
-        if on_slurm:
-            words = [f"--micro={micro}", f"--precision={precision}", f"--spatial={spatial}"]
-            words += [workload, f"--device={device}", *(f"--set={pair}" for pair in set_ or [])]
-            _profile_elsewhere(tools, words, path, device, sbatch or [], force, out)
-            return
-        if sbatch:
-            raise BadInput("--sbatch is an option of --slurm", where="profile")
-        console.refuse_overwrite(path, force)
-        found = measured(
-            workload,
-            parse_settings(set_ or []),
-            device=device,
-            micros=console.whole_numbers(micro, "--micro"),
-            precision=precision,
-            grids=console.grids(spatial, "--spatial"),
-            tools=tools,
-            journal=path,
-        )
-        profile_yaml.save(found, path)
-        data = {
-            "profile": str(path),
-            "fingerprint": found.graph.fingerprint,
-            "layers": len(found.graph.layers),
-        }
-        out.result(data, lambda: f"{summary.of_profile(found)}\n\nwritten to {path}")
+    @property
+    def file(self) -> Path:
+        return self.output or Path(f"{Path(self.workload).stem}-profile.yaml")
 
-    return profile
+    @property
+    def words(self) -> list[str]:
+        """The same command for a node."""
+        words = [f"--micro={self.micro}", f"--precision={self.precision}", f"--spatial={self.spatial}"]
+        return [*words, self.workload, f"--device={self.device}", *(f"--set={x}" for x in self.set_ or [])]
 
 
-def _profile_elsewhere(
-    tools: Tools,
-    words: Sequence[str],
-    path: Path,
-    device: str,
-    sbatch: Sequence[str],
-    force: bool,
-    out: console.Output,
-) -> None:
+def profile(given: ProfileOptions, tools: Tools) -> None:
+    from planner import profile_yaml, summary
+    from planner.workload_settings import parse_settings
+
+    out, path = console.Output(as_json=given.as_json), given.file
+    if given.on_slurm:
+        _profile_elsewhere(tools, given, out)
+        return
+    if given.sbatch:
+        raise BadInput("--sbatch is an option of --slurm", where="profile")
+    console.refuse_overwrite(path, given.force)
+    found = measured(
+        given.workload,
+        parse_settings(given.set_ or []),
+        device=given.device,
+        micros=console.whole_numbers(given.micro, "--micro"),
+        precision=given.precision,
+        grids=console.grids(given.spatial, "--spatial"),
+        tools=tools,
+        journal=path,
+    )
+    profile_yaml.save(found, path)
+    data = {
+        "profile": str(path),
+        "fingerprint": found.graph.fingerprint,
+        "layers": len(found.graph.layers),
+    }
+    out.result(data, lambda: f"{summary.of_profile(found)}\n\nwritten to {path}")
+
+
+def _profile_elsewhere(tools: Tools, given: ProfileOptions, out: console.Output) -> None:
     from planner import profile_yaml, summary
 
+    device = given.device
     if device not in ("cpu", "cuda"):
         raise BadInput(f"'{device}' needs no node", where="--device", allowed="cpu or cuda with --slurm")
     paths = tools.profile_by_slurm(
-        words, path, cuda=device == "cuda", force=force, sbatch=sbatch, note=out.note
+        given.words,
+        given.file,
+        cuda=device == "cuda",
+        force=given.force,
+        sbatch=given.sbatch or [],
+        note=out.note,
     )
     found = [profile_yaml.load(each) for each in paths]
     text = "\n\n".join(

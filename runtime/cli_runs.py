@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from planner import console
 from planner.command import Force, Json, RunFolder
 from planner.errors import BadInput
+
+if TYPE_CHECKING:
+    from runtime.probe import Found
 
 
 def register(app: typer.Typer) -> None:
@@ -90,21 +93,11 @@ def probe(
     if ranks < 1 or nodes < 1 or nodes * ranks < 2 or (local and ranks < 2):
         raise BadInput("one process has nobody to talk to", where="--ranks", allowed="2 or more")
     console.refuse_overwrite(output, force)
-    import tempfile
-
     from planner import cluster as clusters
     from planner import devices
     from runtime import probe as probes
-    from runtime import probe_main
-    from runtime.slurm import options
 
-    # Beside the file to be written, since nodes may not share this machine's place for temporary ones.
-    with tempfile.TemporaryDirectory(prefix=".probe-", dir=output.resolve().parent) as folder:
-        if on_slurm:
-            words = [f"--{key}={value}" for key, value in options.pairs(srun or [], "--srun").items()]
-            found = probe_main.by_srun(Path(folder), nodes, ranks, words)
-        else:
-            found = probe_main.local(Path(folder), ranks)
+    found = _probed(output, ranks, nodes if on_slurm else 0, srun or [])
     size = count or (nodes if on_slurm else 1)
     made = probes.cluster_of(found, output.stem, size, list(devices.CATALOGUE))
     text = clusters.dump(made)
@@ -115,3 +108,18 @@ def probe(
     for row in probes.shared(found):
         out.note(row)
     out.result({"cluster": str(output), "found": asdict(found)}, lambda: f"{text}\nwritten to {output}")
+
+
+def _probed(output: Path, ranks: int, nodes: int, srun: list[str]) -> Found:
+    """By processes here, or on so many nodes of SLURM."""
+    import tempfile
+
+    from runtime import probe_main
+    from runtime.slurm import options
+
+    # Beside the file to be written, since nodes may not share this machine's place for temporary ones.
+    with tempfile.TemporaryDirectory(prefix=".probe-", dir=output.resolve().parent) as folder:
+        if not nodes:
+            return probe_main.local(Path(folder), ranks)
+        words = [f"--{key}={value}" for key, value in options.pairs(srun, "--srun").items()]
+        return probe_main.by_srun(Path(folder), nodes, ranks, words)
