@@ -50,7 +50,7 @@ def register(app: typer.Typer, record: Callable[[Path], RunRecord]) -> None:
             plan=chosen,
             run=record(run) if run is not None else None,
             profile=costs,
-            frontier=_frontier(chosen, costs, cluster, out) if frontier else None,
+            frontier=_frontier(chosen, costs, cluster) if frontier else None,
         )
         console.write_whole(path, render(found))
         data = {"report": str(path), "plan": str(plan), "run": str(run) if run is not None else None}
@@ -62,13 +62,13 @@ def register(app: typer.Typer, record: Callable[[Path], RunRecord]) -> None:
     )(report)
 
 
-def _frontier(plan: Plan, costs: Profile | None, cluster: Path | None, out: console.Output) -> Frontier:
+def _frontier(plan: Plan, costs: Profile | None, cluster: Path | None) -> Frontier:
     from planner import cluster as clusters
     from planner.frontier import Asked
     from planner.frontier import frontier as trace
 
     if costs is None or cluster is None:
         raise BadInput("--frontier solves again", allowed="together with --profile and --cluster")
-    out.note("solving for less memory and fewer devices ...")
     asked = Asked(precision=plan.precision, execution=plan.execution)
-    return trace(costs, clusters.load(cluster), plan.batch.samples, asked)
+    with console.patient("solving for less memory and fewer devices"):
+        return trace(costs, clusters.load(cluster), plan.batch.samples, asked)
