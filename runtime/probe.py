@@ -162,7 +162,7 @@ def cluster_of(found: Found, name: str, nodes: int, known: Sequence[str]) -> Clu
         devices_per_node=len(here),
         memory_bytes=first.memory_bytes // len(here) if cpu else first.memory_bytes,
         margin_bytes=0,
-        devices_per_card=None,
+        devices_per_card=_behind_a_card(found, len(here)),
         nodes_per_rack=None,
         rates=Rates(
             fp32_flop_per_s=float(f"{first.flop_per_s.value:.3g}"),
@@ -171,6 +171,19 @@ def cluster_of(found: Found, name: str, nodes: int, known: Sequence[str]) -> Clu
     )
     links = Links(node=_link(found, True), rack=_link(found, False), cluster=None)
     return Cluster(name=name, nodes=(group,), links=links, fitted=None)
+
+
+def _behind_a_card(found: Found, devices: int) -> int | None:
+    """By how much longer it takes when every device of a node talks to other nodes at once; None where all share."""
+    across = [
+        each
+        for each in found.together
+        if len({found.hosts[rank] for rank in each.groups[0]}) == len(each.groups[0]) > 1
+    ]
+    if not across or len(across[0].groups) < devices:
+        return None
+    sharing = max(1, round(across[0].factor))
+    return sharing if sharing < devices else None
 
 
 def _link(found: Found, within_node: bool) -> Link | None:

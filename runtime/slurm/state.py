@@ -39,7 +39,7 @@ FINAL = (
     "QOSNotAllowed",
     "ReservationDeleted",
 )
-FINAL_OF_A_JOB = re.compile("(Assoc|QOS)Max[A-Za-z]+PerJob(Limit)?")
+FINAL_OF_A_JOB = re.compile("(Assoc|QOS)Max[A-Za-z]+PerJob(Limit)?|QOSMin[A-Za-z]+")
 # And those that somebody has to end.
 UNTIL = {
     "AssocGrpCPUMinutesLimit": "until the account has time again",
@@ -100,22 +100,28 @@ def _controller(job: int) -> JobState | None:
         key: line.partition(f" {key}=")[2].partition(" ")[0]
         for key in ("JobState", "Reason", "NodeList", "ExitCode")
     }
+    # SLURM calls a supervisor that was killed a failed launch.
+    killed = _killed(found["JobState"], found["ExitCode"])
     reason = "" if found["Reason"] == "None" else found["Reason"]
-    number = int(found["ExitCode"].partition(":")[2] or 0)
-    if found["JobState"] == "FAILED" and number:  # SLURM calls that a failed launch
-        reason = f"its supervisor was killed by {signal.Signals(number).name}"
-    return _state(found["JobState"], reason, found["NodeList"])
+    return _state(found["JobState"], killed or reason, found["NodeList"])
+
+
+def _killed(word: str, exit_code: str) -> str:
+    number = int(exit_code.partition(":")[2] or 0)
+    return (
+        f"its supervisor was killed by {signal.Signals(number).name}" if word == "FAILED" and number else ""
+    )
 
 
 def _accounting(job: int) -> JobState | None:
     try:
-        said = clients.call("sacct", "-n", "-X", "-P", "-j", str(job), "-o", "State,NodeList")
+        said = clients.call("sacct", "-n", "-X", "-P", "-j", str(job), "-o", "State,ExitCode,NodeList")
     except ShardwrightError:
         return None
     if said.code or not said.output.strip():
         return None
-    word, _, nodes = said.output.splitlines()[-1].partition("|")
-    return _state(word, "", nodes)
+    word, code, nodes = said.output.splitlines()[-1].split("|", 2)
+    return _state(word, _killed(word, code), nodes.replace("None assigned", ""))
 
 
 def _state(word: str, reason: str, nodes: str) -> JobState:

@@ -141,6 +141,8 @@ def cancel(paths: Paths) -> None:
     if queued.inside:
         holder.cancel(paths, signal.SIGTERM)
     else:
+        if state.of(queued.job).state not in ("queued", "running"):
+            raise BadInput("does not run", where=str(paths.root))
         paths.cancelled.touch()
         clients.ask("scancel", str(queued.job))
 

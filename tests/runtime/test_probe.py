@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from planner import cluster as clusters
 from runtime import probe
 from runtime.groups import join
@@ -42,6 +44,24 @@ def test_what_was_measured_is_a_cluster_that_can_be_read_back() -> None:
     assert again.links.node is not None and again.links.rack is not None
     assert again.links.node.bandwidth_bytes_per_s == 4e9
     assert again.links.rack.bandwidth_bytes_per_s == 1e9
+
+
+@pytest.mark.parametrize(
+    ("groups", "factor", "behind"),
+    [
+        (((0, 2), (1, 3)), 1.9, None),  # one card for both: they take turns
+        (((0, 2), (1, 3)), 1.1, 1),
+        (((0, 1), (2, 3)), 1.1, None),  # nobody has used the network
+        (((0, 2),), 1.0, None),  # nor has every device
+    ],
+)
+def test_devices_that_do_not_slow_each_other_have_cards_of_their_own(
+    groups: tuple[tuple[int, ...], ...], factor: float, behind: int | None
+) -> None:
+    both = Together(groups=groups, bytes=8, alone_s=Number(1.0, 0.0), together_s=Number(factor, 0.0))
+    made = probe.cluster_of(replace(found(), together=(both,)), "lab", 16, [])
+    assert made.nodes[0].devices_per_card == behind
+    assert clusters.parse(clusters.dump(made)) == made
 
 
 def test_a_slow_device_and_a_slow_link_are_named() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.errors import BadInput
 from runtime import status
 from runtime.slurm import batch
 from runtime.slurm.run import SlurmRun
@@ -19,10 +20,10 @@ from tests.slurm.warm import Warm
 STEPS = 8
 
 
-def begun(warm: Warm, folder: Path, **settings: object) -> SlurmRun:
+def begun(warm: Warm, folder: Path, steps: int = 6) -> SlurmRun:
     """Standing before the gate, with a checkpoint behind it."""
-    run = launch(warm, paced_plan(), folder / "run", steps=STEPS, save_every=2, **settings)  # type: ignore[arg-type]
-    until_step(run, 6)
+    run = launch(warm, paced_plan(), folder / "run", steps=STEPS, save_every=2)
+    until_step(run, steps)
     return run
 
 
@@ -65,9 +66,12 @@ def test_a_second_job_for_a_folder_is_refused_and_changes_nothing(
 
 
 def test_a_killed_supervisor_is_named_and_a_job_by_hand_is_the_run_from_then_on(
-    cluster: Cluster, gate: Gate, warm: Warm, tmp_path: Path
+    cluster: Cluster, gate: Gate, warm: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = begun(warm, tmp_path)
+    monkeypatch.setenv(
+        "PACED_GATE_AT", str(2 * paced_plan().batch.samples)
+    )  # of a process: the second stands too
+    run = begun(warm, tmp_path, 2)
     os.kill(supervisor(run), signal.SIGKILL)
     until(lambda: run.state == "failed", "SLURM has seen it", 60)
     assert status.of(run.paths.root).reason == "its supervisor was killed by SIGKILL"
@@ -82,6 +86,8 @@ def test_a_killed_supervisor_is_named_and_a_job_by_hand_is_the_run_from_then_on(
     assert shardwright("cancel", str(run.paths.root))
     until(lambda: cluster.run("squeue", "-h") == "", "the second job is cancelled", 60)
     assert run.state == "cancelled"
+    with pytest.raises(BadInput, match="does not run"):
+        status.cancel(run.paths.root)
     assert story(run)[0][0] == "interrupted" and "killed" in story(run)[0][1]
 
 

@@ -30,6 +30,7 @@ def row(*words: str) -> str:
         "AssocMaxWallDurationPerJobLimit",
         "QOSMaxCpuPerJobLimit",
         "QOSMaxGRESPerJob",
+        "QOSMinCpuNotSatisfied",
     ],
 )
 def test_a_job_that_can_never_start_is_said_to(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +75,23 @@ def test_a_supervisor_that_was_killed_is_no_failed_launch(monkeypatch: pytest.Mo
     line = "JobId=7 JobState=FAILED Reason=JobLaunchFailure ExitCode=0:9 NodeList=n[1-2]"
     told(monkeypatch, scontrol=line)
     assert state.of(7) == state.JobState("failed", "its supervisor was killed by SIGKILL", "n[1-2]")
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ("COMPLETED|0:0|n1\n", state.JobState("done", "", "n1")),
+        ("FAILED|0:9|n1\n", state.JobState("failed", "its supervisor was killed by SIGKILL", "n1")),
+        ("FAILED|5:0|n[1-2]\n", state.JobState("failed", "", "n[1-2]")),
+        ("CANCELLED by 0|0:0|None assigned\n", state.JobState("cancelled")),
+        ("TIMEOUT|0:0|n1\n", state.JobState("out of time", "", "n1")),
+    ],
+)
+def test_accounting_knows_how_a_job_ended_that_the_controller_has_forgotten(
+    row: str, expected: state.JobState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(monkeypatch, sacct=row)
+    assert state.of(7) == expected
 
 
 def test_a_cluster_that_does_not_answer_is_not_one_that_has_forgotten(
