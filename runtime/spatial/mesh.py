@@ -18,6 +18,9 @@ Message = tuple[int, Tensor]  # rank within the group, and what is sent or recei
 _COLLECTIVE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
+FEW, SMALL = 3, 4096  # ranks and elements for which messages to each other take less than an all-reduce
+
+
 class Wire(Protocol):
     """Messages within one group; ranks are positions in it."""
 
@@ -103,11 +106,11 @@ class Mesh:
         members = self.members(axes)
         if len(members) == 1:
             return tensor
-        if len(members) < self.wire.size:
+        if len(members) < self.wire.size or (len(members) <= FEW and tensor.numel() <= SMALL):
             parts = self.stacked(tensor, axes)
-            return {"sum": parts.sum(0), "max": parts.amax(0), "min": parts.amin(0)}[operation].to(
-                tensor.dtype
-            )
+            if operation == "sum":
+                return parts.sum(0).to(tensor.dtype)
+            return parts.amax(0) if operation == "max" else parts.amin(0)
         result = tensor.detach().clone(memory_format=torch.contiguous_format)
         self.wire.all_reduce(result, operation)
         return result

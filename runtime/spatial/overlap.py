@@ -22,6 +22,7 @@ from runtime.spatial.mesh import Mesh
 
 ATEN = torch.ops.aten
 THIN = 4
+VOLUME = 5  # dimensions of a weight, or of a sample in its batch
 
 
 class Strip(NamedTuple):
@@ -124,8 +125,7 @@ class _Overlapped(torch.autograd.Function):
         parts = arrived()
         slabs = [slab_of(x, dim, strip, parts) for strip in plan.strips]
         for strip, slab in zip(plan.strips, slabs, strict=True):
-            added = PLAIN[weight.dim() - 2](slab, _taps(weight, plan, strip), None, *plan.strip_settings)
-            y.narrow(dim, strip.first, strip.length).add_(added)
+            y.narrow(dim, strip.first, strip.length).add_(_added(slab, weight, plan, strip))
         ctx.plan, ctx.mesh = plan, mesh
         ctx.save_for_backward(x, weight, *slabs)
         return y
@@ -139,8 +139,7 @@ class _Overlapped(torch.autograd.Function):
         grads = []
         for strip, slab in zip(plan.strips, slabs, strict=True):
             part = dy.narrow(dim, strip.first, strip.length)
-            used = _taps(weight, plan, strip)
-            grads.append(_gradients(part, slab, used, plan.strip_settings, [*wanted[:2], False]))
+            grads.append(_strip_gradients(part, slab, weight, plan, strip, wanted))
         finish = None
         if wanted[0]:
             inputs = [(strip, found[0]) for strip, found in zip(plan.strips, grads, strict=True)]
@@ -155,6 +154,38 @@ class _Overlapped(torch.autograd.Function):
 
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def _flat(plan: Plan, strip: Strip, weight: Tensor) -> Plain | None:
+    """One row of a volume met by one tap is an image, whose convolution is several times as fast."""
+    if strip.rows > 1 or weight.dim() < VOLUME:
+        return None
+    stride, padding, dilation, groups = plan.strip_settings
+    rest = [i for i in range(len(stride)) if i != plan.fetch.dim - 2]
+    over, around, apart = ([values[i] for i in rest] for values in (stride, padding, dilation))
+    return Plain(over, around, apart, groups)
+
+
+def _added(slab: Tensor, weight: Tensor, plan: Plan, strip: Strip) -> Tensor:
+    """What a halo adds to the boundary rows."""
+    dim, taps, flat = plan.fetch.dim, _taps(weight, plan, strip), _flat(plan, strip, weight)
+    if flat is None:
+        found: Tensor = PLAIN[weight.dim() - 2](slab, taps, None, *plan.strip_settings)
+        return found
+    found = PLAIN[weight.dim() - 3](slab.squeeze(dim), taps.squeeze(dim), None, *flat)
+    return found.unsqueeze(dim)
+
+
+def _strip_gradients(
+    dy: Tensor, slab: Tensor, weight: Tensor, plan: Plan, strip: Strip, wanted: list[bool]
+) -> Gradients:
+    dim, taps, flat = plan.fetch.dim, _taps(weight, plan, strip), _flat(plan, strip, weight)
+    own = [*wanted[:2], False]
+    if flat is None:
+        return _gradients(dy, slab, taps, plan.strip_settings, own)
+    found = _gradients(dy.squeeze(dim), slab.squeeze(dim), taps.squeeze(dim), flat, own)
+    dx, dw = (None if x is None else x.unsqueeze(dim) for x in found[:2])
+    return dx, dw, None
 
 
 def _taps(weight: Tensor, plan: Plan, strip: Strip) -> Tensor:
