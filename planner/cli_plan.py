@@ -31,6 +31,25 @@ class Measure(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What of a question is asked several times over."""
+
+    batches: tuple[int, ...]  # empty: as many as gain something
+    devices: tuple[int, ...]  # empty: all there are
+    frontier: bool
+
+    @property
+    def single(self) -> bool:
+        return not self.frontier and len(self.batches) == 1 and len(self.devices) < 2
+
+    @property
+    def what(self) -> str:
+        if self.single:
+            return "plan"
+        return "frontier" if self.frontier else "devices" if len(self.devices) > 1 else "batch"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Options:
     workload: Annotated[str | None, typer.Argument(help="may be left out with --profile")] = None
     cluster: Annotated[Path, typer.Option(help="the machines: a cluster.yaml")]
@@ -70,14 +89,12 @@ class Options:
     def families(self) -> list[str] | None:
         return self.schedule.split(",") if self.schedule is not None else None
 
-    def file(self, costs: Profile) -> Path:
-        path = self.output or Path(f"{Path(costs.workload).stem}-plan.yaml")
-        console.refuse_overwrite(path, self.force)
-        return path
-
-    def folder(self, costs: Profile, what: str) -> Path:
-        path = self.output or Path(f"{Path(costs.workload).stem}-{what}")
-        console.refuse_folder(path, self.force)
+    def place(self, workload: str, goal: Goal) -> Path:
+        """Of the answer, a file or a folder: one that can be written."""
+        suffix = ".yaml" if goal.single else ""
+        path = self.output or Path(f"{Path(workload).stem}-{goal.what}{suffix}")
+        refuse = console.refuse_overwrite if goal.single else console.refuse_folder
+        refuse(path, self.force)
         return path
 
 
@@ -86,19 +103,6 @@ def register(app: typer.Typer, measure: Measure, observe: cli_calibrate.Observe)
     command.register(
         app, "plan", Options, lambda given: plan(given, measure, observe), about=about, example=EXAMPLE
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Goal:
-    """What of a question is asked several times over."""
-
-    batches: tuple[int, ...]  # empty: as many as gain something
-    devices: tuple[int, ...]  # empty: all there are
-    frontier: bool
-
-    @property
-    def single(self) -> bool:
-        return not self.frontier and len(self.batches) == 1 and len(self.devices) < 2
 
 
 def plan(given: Options, measure: Measure, observe: cli_calibrate.Observe) -> None:
@@ -112,7 +116,10 @@ def plan(given: Options, measure: Measure, observe: cli_calibrate.Observe) -> No
         clusters.load(given.cluster), given.calibration, given.replan_from, observe
     )
     fixed = _fixed(parse_settings(given.fix or [], "--fix"), goal)
-    pins(fixed, given.families)  # what means nothing is said before anything is measured
+    # Before anything is measured: what means nothing, and what cannot be written.
+    pins(fixed, given.families)
+    if given.workload is not None:
+        given.place(given.workload, goal)
     costs = _costs(given, measure, machines, goal)
     if costs.device not in {group.device for group in machines.nodes}:
         given.out.note(_other_device(costs.device, machines))
@@ -122,7 +129,7 @@ def plan(given: Options, measure: Measure, observe: cli_calibrate.Observe) -> No
         answer(costs, machines, goal, asked, given)
 
 
-def _costs(given: Options, measure: Measure, machines: Cluster, goal: _Goal) -> Profile:
+def _costs(given: Options, measure: Measure, machines: Cluster, goal: Goal) -> Profile:
     from planner.workload_settings import parse_settings
 
     settings = parse_settings(given.set_ or [])
@@ -142,7 +149,7 @@ def _other_device(profiled: str, machines: Cluster) -> str:
     )
 
 
-def _goal(batch: str, devices: str | None, frontier: bool) -> _Goal:
+def _goal(batch: str, devices: str | None, frontier: bool) -> Goal:
     batches = () if batch == "auto" else console.whole_numbers(batch, "--batch")
     counts = console.whole_numbers(devices, "--devices") if devices is not None else ()
     if (len(batches) != 1) + (len(counts) > 1) + frontier > 1:
@@ -150,10 +157,10 @@ def _goal(batch: str, devices: str | None, frontier: bool) -> _Goal:
             "several batches, several counts of devices and --frontier exclude each other",
             allowed="one of them at a time",
         )
-    return _Goal(batches=batches, devices=counts, frontier=frontier)
+    return Goal(batches=batches, devices=counts, frontier=frontier)
 
 
-def _fixed(given: Mapping[str, str], goal: _Goal) -> dict[str, object]:
+def _fixed(given: Mapping[str, str], goal: Goal) -> dict[str, object]:
     if not goal.devices:
         return dict(given)
     if "devices" in given:
@@ -175,7 +182,7 @@ def _measured(
     workload: str | None,
     settings: dict[str, str],
     machines: Cluster,
-    goal: _Goal,
+    goal: Goal,
     precision: str,
 ) -> Profile:
     if workload is None:
@@ -191,10 +198,10 @@ def _measured(
     )
 
 
-def _one(costs: Profile, machines: Cluster, goal: _Goal, asked: Asked, where: Options) -> None:
+def _one(costs: Profile, machines: Cluster, goal: Goal, asked: Asked, where: Options) -> None:
     from planner import explanation, plan_yaml, summary
 
-    path, batch = where.file(costs), goal.batches[0]
+    path, batch = where.place(costs.workload, goal), goal.batches[0]
     why = explanation.explained(costs, machines, batch, asked) if where.explain else None
     found = why.plan if why is not None else _solved(costs, machines, batch, asked)
     console.write_whole(path, plan_yaml.dump(found))
@@ -225,11 +232,11 @@ def _solved(costs: Profile, machines: Cluster, batch: int, asked: Asked) -> Plan
     return solve.answered(asked.space(costs, machines, batch), asked.effort)[0]
 
 
-def _front(costs: Profile, machines: Cluster, goal: _Goal, asked: Asked, where: Options) -> None:
+def _front(costs: Profile, machines: Cluster, goal: Goal, asked: Asked, where: Options) -> None:
     from planner import frontier_text
     from planner.frontier import frontier
 
-    folder = where.folder(costs, "frontier")
+    folder = where.place(costs.workload, goal)
     front = frontier(costs, machines, goal.batches[0], asked)
     if not front.rows:
         _solved(costs, machines, goal.batches[0], asked)
@@ -242,13 +249,12 @@ def _front(costs: Profile, machines: Cluster, goal: _Goal, asked: Asked, where: 
     )
 
 
-def _sweep(costs: Profile, machines: Cluster, goal: _Goal, asked: Asked, where: Options) -> None:
+def _sweep(costs: Profile, machines: Cluster, goal: Goal, asked: Asked, where: Options) -> None:
     from planner import frontier_text
     from planner.scaling import over_batches, over_devices
 
-    by_devices = len(goal.devices) > 1
-    what = "devices" if by_devices else "batch"
-    folder = where.folder(costs, what)
+    by_devices, what = len(goal.devices) > 1, goal.what
+    folder = where.place(costs.workload, goal)
     sweep = (
         over_devices(costs, machines, goal.batches[0], goal.devices, asked)
         if by_devices

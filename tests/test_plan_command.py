@@ -167,3 +167,14 @@ def test_a_plan_that_is_there_already_comes_with_what_to_type(
     assert sw.run([*files, "--batch", "4", "-o", str(tmp_path / "plan.yaml")]) == 2
     said = f"{tmp_path / 'plan.yaml'}: exists already (allowed: --force to overwrite it, or -o with another name)"
     assert said in capsys.readouterr().err
+
+
+def test_a_plan_that_cannot_be_written_is_refused_before_anything_is_measured(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planner.measure.profile", lambda *_, **__: pytest.fail("it was measured"))
+    monkeypatch.chdir(tmp_path)
+    for name, more in (("mlp-plan.yaml", ["--batch=4"]), ("mlp-batch", ["--batch=auto"])):
+        (tmp_path / name).touch()
+        assert sw.run(["plan", "mlp", *files[3:], *more]) == 2
+        assert f"{name}: exists already" in capsys.readouterr().err
