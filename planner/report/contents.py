@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -14,12 +14,12 @@ from planner.layer_order import as_planned
 from planner.memory import StageBytes, peaks
 from planner.model import ModelGraph
 from planner.plan import Plan
-from planner.profile import CostKey, Profile
+from planner.profile import Profile
 from planner.report.events import Track, per_row, track
+from planner.report.moving import moving, setting
 from planner.run_record import RunRecord
 from planner.schedule.action import Kind
 from planner.simulate import period_of_plan, schedule_of, simulate_plan
-from planner.stage_bytes import stage_bytes
 from planner.timeline import SEND, Timeline
 
 if TYPE_CHECKING:
@@ -90,16 +90,16 @@ class Contents:
 
         What is held throughout is what the plan says of a worker's peak, less what moves at its worst moment.
         """
-        if self.profile is None or any(stage.spatial for stage in self.plan.stages):
+        moved = None if self.profile is None else moving(self.plan, self.profile)
+        if moved is None:
             return None
-        moving = _moving(self.plan, self.profile)
         schedule = schedule_of(self.plan)
-        worst = [peak.bytes for peak in peaks(schedule, moving)]
+        worst = [peak.bytes for peak in peaks(schedule, moved)]
         memory = self.plan.prediction.memory
         fixed = [said.total - said.margin - most for said, most in zip(memory, worst, strict=True)]
         if min(fixed, default=0) < 0:
             return None
-        timeline = simulate_plan_with_memory(self.plan, moving, fixed)
+        timeline = simulate_plan_with_memory(self.plan, moved, fixed)
         return timeline, [said.limit - said.margin for said in memory]
 
     @cached_property
@@ -128,19 +128,6 @@ def _check_profiled(plan: Plan, profile: Profile) -> None:
         known = "; ".join(f"micro {key.micro}, {key.precision}, {key.execution}" for key in profile.settings)
         asked = f"micro {plan.batch.micro}, {plan.precision}, {plan.execution}"
         raise BadInput(f"the plan's setting was not profiled: {asked}", where=profile.workload, allowed=known)
-
-
-def setting(plan: Plan) -> CostKey:
-    return CostKey("", plan.batch.micro, (), plan.precision, plan.execution)
-
-
-def _moving(plan: Plan, costs: Profile) -> list[StageBytes]:
-    """What one micro-batch takes on each stage; an optimizer that replicas share updates a share at a time."""
-    key, replicas = setting(plan), len(plan.schedule.place) * plan.axes.data
-    costs = replace(costs, graph=as_planned(costs.graph, plan))
-    found = [stage_bytes(costs, stage.layers, key) for stage in plan.stages]
-    share = replicas if plan.shard_optimizer else 1
-    return [replace(each, update=each.update // share) for each in found]
 
 
 def simulate_plan_with_memory(plan: Plan, moving: Sequence[StageBytes], fixed: Sequence[int]) -> Timeline:

@@ -16,6 +16,7 @@ from planner.milp.solve import solve
 from planner.plan import Plan
 from planner.plan_yaml import dump, parse
 from planner.profile import Profile, Seconds
+from planner.report.contents import Contents
 from planner.simulate import period_of_plan
 from planner.verify import violations
 from planner.workload import load
@@ -93,6 +94,29 @@ def test_what_the_planner_chooses_trains_as_one_process_does(name: str, pool: Po
     have = run(pool, plan, tmp_path, steps=3, compare_holders=False)
     found = distance(expected(plan, tmp_path, steps=3), have)
     assert found.worst() < 1e-10, found
+
+
+@pytest.mark.parametrize(
+    "name", ["a grid", "split backward", "gathered within a stage", "gathered between stages"]
+)
+def test_a_report_shows_memory_over_time_on_shards_as_the_solver_has_it(name: str) -> None:
+    """When nothing is in flight, the first worker holds its state, and losses and statistics of a few bytes."""
+    plan = chosen(name)
+    found = Contents(plan=plan, profile=volumes()).memory_lines
+    assert found is not None
+    timeline, limits = found
+    said = plan.prediction.memory
+    assert timeline.peak_bytes == {w: each.total - each.margin for w, each in enumerate(said)}
+    assert limits == [each.limit - each.margin for each in said]
+    state = said[0].parameters + said[0].gradients + said[0].optimizer
+    assert state <= timeline.memory_bytes[timeline.memory_rank == 0].min() < state + 256
+
+
+def test_a_report_of_stages_that_no_solver_cuts_so_shows_no_memory_over_time() -> None:
+    plan = chosen("beside stages")
+    first, second = plan.stages
+    late = plan.model_copy(update={"stages": (first.model_copy(update={"spatial": ()}), second)})
+    assert Contents(plan=late, profile=volumes()).memory_lines is None
 
 
 def gathered_before(plan: Plan) -> str:

@@ -1,0 +1,75 @@
+"""What one micro-batch takes on each stage of a plan, on whole samples or on shards of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from planner.cost import Tables
+from planner.layer_order import as_planned
+from planner.memory import StageBytes
+from planner.milp.mesh import Group, Sum
+from planner.milp.shards import Choice, Prices, sharded
+from planner.plan import Plan, StagePlan
+from planner.profile import CostKey, Profile
+from planner.schedule.families import FAMILIES
+from planner.stage_bytes import stage_bytes
+
+_FREE = Group(
+    latency_ns=0.0, byte_ns=0.0, sum=Sum(base_ns=(0.0, 0.0), slope_ns=(0.0, 0.0))
+)  # bytes are asked for
+
+
+def setting(plan: Plan) -> CostKey:
+    return CostKey("", plan.batch.micro, (), plan.precision, plan.execution)
+
+
+def moving(plan: Plan, costs: Profile) -> list[StageBytes] | None:
+    """An optimizer that replicas share updates a share at a time. None where grids are not as the solver has them."""
+    key = setting(plan)
+    costs = replace(costs, graph=as_planned(costs.graph, plan))
+    found = [stage_bytes(costs, stage.layers, key) for stage in plan.stages]
+    if any(stage.spatial for stage in plan.stages):
+        choice = _choice(plan.stages, costs)
+        if choice is None:
+            return None
+        overlap = plan.schedule.family not in FAMILIES or not FAMILIES[plan.schedule.family].splits
+        price = Prices(costs.graph)(choice)
+        tables = sharded(costs, key, choice, price, _FREE, overlap=overlap)
+        found = [
+            _on_shards(tables, stage, whole.update) for stage, whole in zip(plan.stages, found, strict=True)
+        ]
+    holders = len(plan.schedule.place) * plan.axes.data * plan.axes.spatial
+    share = holders if plan.shard_optimizer else 1
+    return [replace(each, update=each.update // share) for each in found]
+
+
+def _choice(stages: Sequence[StagePlan], costs: Profile) -> Choice | None:
+    """One grid from the first stage on, and the layer from which on samples are whole."""
+    grid, *others = dict.fromkeys(stage.spatial for stage in stages if stage.spatial)
+    cut = [bool(stage.spatial) for stage in stages]
+    if others or cut != sorted(cut, reverse=True) or grid not in {key.split for key in costs.shards}:
+        return None
+    index = costs.graph.index
+    wholes = [index[stage.gather_before] for stage in stages if stage.gather_before]
+    wholes += [index[stage.layers[0]] for stage in stages if not stage.spatial]
+    return Choice(grid, min(wholes, default=0))
+
+
+def _on_shards(tables: Tables, stage: StagePlan, update: int) -> StageBytes:
+    index = tables.graph.index
+    at = index[stage.layers[0]], index[stage.layers[-1]] + 1
+    moved = tables.moving
+    return StageBytes(
+        saved=int(tables.saved[at]),
+        held=int(tables.held[at[1]] - tables.held[at[0]]),
+        kept=int(tables.entered[at]),
+        workspace=int(moved.workspace[at]),
+        splitting=int(moved.splitting[at]),
+        weighing=int(moved.weighing[at]),
+        arriving=int(moved.arriving[at]),
+        sent=int((tables.leaving if stage.recompute else moved.sent)[at]),
+        returning=int(moved.returning[at]),
+        far=int(moved.far[at]),
+        update=update,
+    )
