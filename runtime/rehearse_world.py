@@ -1,7 +1,7 @@
 """A rank alone among peers that are not there: receives are filled with made-up numbers, everything else is dropped.
 
 The rank's own calls of torch.distributed run as they are, buffers and handles included; only the group behind them
-is one that answers at once. Sums leave a tensor as it is, as if everybody else had added nothing.
+is one that answers at once. Sums leave a tensor as it is, as if everybody else had added nothing; what others would add up comes back as zeros.
 """
 
 from __future__ import annotations
@@ -66,6 +66,14 @@ class _Silence(ProcessGroup):
         self, tensors: list[Tensor], options: object = None
     ) -> dist.Work:
         return _done(tensors)
+
+    def alltoall_base(  # type: ignore[override]
+        self, output: Tensor, sent: Tensor, sizes: list[int], sent_sizes: list[int], options: object = None
+    ) -> dist.Work:
+        """Nothing comes from the others, which adds nothing; one's own part stays one's own."""
+        parts, own = output.zero_().split(sizes), sent.split(sent_sizes)
+        parts[self.rank()].copy_(own[self.rank()])
+        return _done([output])
 
 
 class _Everybody(Store):
