@@ -67,11 +67,11 @@ class _Silence(ProcessGroup):
     ) -> dist.Work:
         return _done(tensors)
 
-    def alltoall_base(  # type: ignore[override]
+    def alltoall_base(
         self, output: Tensor, sent: Tensor, sizes: list[int], sent_sizes: list[int], options: object = None
     ) -> dist.Work:
         """Nothing comes from the others, which adds nothing; one's own part stays one's own."""
-        parts, own = output.zero_().split(sizes), sent.split(sent_sizes)
+        parts, own = torch.split(output.zero_(), sizes), torch.split(sent, sent_sizes)
         parts[self.rank()].copy_(own[self.rank()])
         return _done([output])
 
