@@ -14,11 +14,11 @@ from planner.calibrate import Observation
 from planner.cost import IntArray
 from planner.milp import explain
 from planner.milp.assemble import plan_of
+from planner.milp.course import ranked
 from planner.milp.problem import Problem
 from planner.milp.search import NEVER, Answer, judge
 from planner.milp.shapes import Shape
 from planner.milp.space import Space
-from planner.milp.survey import ranked
 from planner.plan import Certificate, Plan
 
 RANKS = 8

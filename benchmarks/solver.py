@@ -16,10 +16,11 @@ from benchmarks.adapters import dnn_partitioning, public
 from benchmarks.harness import Cell, Result, Table, main
 from planner import devices, measure
 from planner.cluster import Cluster, Link, Links, NodeGroup
+from planner.milp.course import search
 from planner.milp.lattice import ideals_of
 from planner.milp.shapes import SEARCHED, pins
 from planner.milp.space import Space
-from planner.milp.survey import Effort, Search, search
+from planner.milp.survey import Effort, Search
 from planner.model import Layer, ModelGraph, Parameter, Value
 from planner.profile import Profile
 from planner.roofline import from_graph

@@ -37,6 +37,7 @@ class Closing:
     tight: bool = False  # memory excludes a cut that could have won
     root: Box | None = None
     tree: Tree | None = None
+    rounds: int = _ROUNDS
 
     def __post_init__(self) -> None:
         fixed = self.spans is not None and _point(self.spans)
@@ -80,7 +81,7 @@ class Closing:
         if self.record.answer is not None:
             self.record.learn(self.record.answer.cut)
         if self.problem.chained:
-            bound, self.spans = surrounded(self.record, Lines(self.problem), self.spans, _ROUNDS)
+            bound, self.spans = surrounded(self.record, Lines(self.problem), self.spans, self.rounds)
             self.bound = max(self.bound, bound)
 
     def _forget(self) -> None:
@@ -128,11 +129,13 @@ class Closing:
         return self.record.pool.weights.part(self.record.pool.active())
 
     def prove(self, answer: Answer | None, limit: int, nodes: int, work_ns: float) -> None:
-        """So many boxes further."""
+        """So many boxes further, from windows as narrow as the limit makes them by now."""
+        lower = limit < self.record.limit
         self.record.aim(answer, limit)
-        if not self.open or self.spans is None or (self.root is None and not self._light()):
+        if not self.open or self.spans is None:
             return
-        if not self.record.pool.rows:
+        if self.root is None and (lower or not self.record.pool.rows or not self._light()):
+            self.rounds *= 2
             self._surround()
         self._grow()
         if not self.open or self.root is None:

@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from planner.layer_order import alone, dependences, misplaced
+from planner.milp.course import ranked, search
 from planner.milp.lattice import Sent, TooManyIdeals, Work, best_stages
 from planner.milp.search import NEVER
 from planner.milp.shapes import Pins
 from planner.milp.space import Space
-from planner.milp.survey import Effort, Search, ranked, search
+from planner.milp.survey import Effort, Search
 from planner.model import ModelGraph
 from planner.plan import Certificate
 from planner.profile import Profile

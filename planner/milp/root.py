@@ -14,7 +14,10 @@ from planner.milp.record import Record
 
 _PATIENCE = 10  # mixtures without a better bound, before the tree takes over
 _GAIN = 2e-4  # of the limit: what counts as better
-_TRIAL, _HOPE = 12, 0.9  # mixtures after which a bound below so much of the limit is left as it is
+_TRIAL, _HOPE = (
+    40,
+    0.6,
+)  # mixtures tried in any case; a bound below so much of the limit is then left as it is
 _NARROWINGS = 3
 Windows = tuple[IntArray, IntArray]
 
@@ -55,7 +58,7 @@ def _squeezed(record: Record, lines: Lines, spans: Windows, rounds: int) -> tupl
         since = 0 if bound > marked + _GAIN * record.limit else since + 1
         marked = bound if since == 0 else marked
         hopeless = turn >= _TRIAL and bound < _HOPE * record.limit
-        if bound > record.most or since > _PATIENCE or hopeless or not len(cut):
+        if bound > record.most or (turn >= _TRIAL and since > _PATIENCE) or hopeless or not len(cut):
             break
         if pool.find(cut) not in chosen:
             chosen.append(record.learn(cut))

@@ -120,6 +120,7 @@ class Space:
             if found is not None and (shape.recompute or shape.sparing):
                 found = with_recompute(found, range(found.stages))
             self._orders[key] = None if found is None else Order(found)
+            self.meter.compiled(0 if found is None else sum(map(len, found.orders)))
         return self._orders[key]
 
     def enter(self, shape: Shape, schedule: Schedule) -> None:

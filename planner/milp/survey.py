@@ -1,39 +1,35 @@
-"""The search over shapes: every shape bounded or proved, the best cut of the best shape as a plan with its certificate.
+"""What a search over shapes knows: every shape bounded or proved, the best cut of the best shape, its certificate.
 
-Shapes are taken in the order of what they promise. What their totals cannot rule out (`planner.milp.floors`) gets a
-first look (`planner.milp.closing`); then what is still open is taken further in turns, the lowest bound first, by
-descents for better answers and by trees for better bounds. What is left when the work allowed is done, and the winner,
-go into one mixed-integer program (`planner.milp.formulation`) where it is small.
+Which shape is looked into when is in `planner.milp.course`. A first look (`planner.milp.closing`) comes first; then what
+is still open is taken further in turns, the lowest bound first, by descents for better answers and by trees for better
+bounds. What is left when the work allowed is done, and the winner, go into one mixed-integer program
+(`planner.milp.formulation`) where it is small.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import product
 
 import numpy as np
 
-from planner.errors import Infeasible
-from planner.milp import explain, formulation, infeasible, relisting, sparing
+from planner.milp import explain, formulation
 from planner.milp.bounds import whole
 from planner.milp.box import ROUNDING, Box
 from planner.milp.closing import Closing
 from planner.milp.floors import Floors
 from planner.milp.free import free_bound_ns
 from planner.milp.problem import Problem
-from planner.milp.search import NEVER, Answer, balanced, descend, even, judge, kicked
-from planner.milp.shapes import Pins, Shape, shapes
+from planner.milp.search import NEVER, Answer, balanced, descend, even, kicked
+from planner.milp.shapes import Shape
 from planner.milp.space import Space, short_bytes
 from planner.plan import Certificate
 
-_EVEN, _FIRST = 40, 6  # shapes whose even cut is simulated, and that are answered, before any is proved
+_FIRST = 6  # shapes whose answers are polished before any is proved
 _KICKS = 6
 _WORK_NS = 40e9  # of `Meter`
-_LOOKS = 0.6  # of it is for first looks; shapes that are left then keep the bound of their totals
 _PROGRAM_NODES = 2000  # of the mixed-integer program
 _MOST_ARCS = 3000  # beyond, the program is left unwritten and the tree's proof stands alone
-_CHANGED = 20  # shapes looked at for each change that might make an infeasible question feasible
 _BOXES = 100  # of one shape at first, divided by its depth
 _NODES = 3000  # boxes of one shape in a turn at most, divided by its depth
 
@@ -187,31 +183,47 @@ class Search:
         box = None if box is None else box.filtered(rows, self.limit + ROUNDING)
         return None if box is None else formulation.Part(box=box, rows=rows, bound_ns=tried.bound_ns)
 
+    def least_ns(self, shape: Shape) -> float:
+        """What its totals say that a shape takes at least; no more than is needed to rule it out."""
+        least = self.floors.free_ns(shape)
+        return least if least > self.limit - 1 else max(least, self.floors.summed_ns(shape))
+
+    def promise_ns(self, shape: Shape) -> float:
+        """The same, of the shape or of it with shared updates."""
+        least = self.least_ns(shape)
+        if least > self.limit - 1 and self._may_share(shape):
+            return min(least, self.least_ns(replace(shape, shard=True)))
+        return least
+
     def examine(self, shape: Shape) -> bool:
         """Rules a shape out, or closes it; whether memory narrows it."""
-        least = self.floors.free_ns(shape)
-        if least <= self.limit - 1:
-            least = self.floors.summed_ns(shape)
-        if least > self.limit - 1:
+        if self.least_ns(shape) > self.limit - 1:
             self.bounded += 1
             return False
         if short_bytes(self.space, shape) > 0:
             self.bounded += 1
             return True
-        if self.space.meter.spent_ns > _LOOKS * self.effort.work_ns and self.limit < NEVER:
-            self.left.append(int(np.ceil(least - ROUNDING)))
-            return False
         tried = self.look(shape)
         return tried is not None and self.close(tried)
 
+    def leave(self, least: float) -> None:
+        """A shape that is not looked into."""
+        if least > self.limit - 1:
+            self.bounded += 1
+        else:
+            self.left.append(int(np.ceil(least - ROUNDING)))
+
     def faster(self, shape: Shape) -> Iterator[Shape]:
         """Sharing the update saves time where updates take longer than handing the parameters round."""
-        plain = self.tried.get(shape)
-        if plain is None or shape.shard or self.space.pins.shard is False or plain.problem.holders == 1:
+        shared = replace(shape, shard=True)
+        if not self._may_share(shape) or self.least_ns(shared) > self.limit - 1:
             return
-        shared = self.look(replace(shape, shard=True))
-        if shared is not None and self._pays(plain.problem, shared.problem):
-            yield shared.shape
+        plain, other = self.look(shape), self.look(shared)
+        if plain is not None and other is not None and self._pays(plain.problem, other.problem):
+            yield shared
+
+    def _may_share(self, shape: Shape) -> bool:
+        return not shape.shard and self.space.pins.shard is not False and shape.holders > 1
 
     def _pays(self, plain: Problem, shared: Problem) -> bool:
         kinds = {(plain.sums[p], plain.slowness[p]): p for p in range(plain.stages)}
@@ -235,86 +247,3 @@ class Search:
             scope=explain.scope(self.space, self.considered, self.bounded, len(self.left), self.listed),
             rivals=tuple(explain.rivals(self.space, best.problem, best.answer, list(self.tried.values()))),
         )
-
-
-def search(space: Space, effort: Effort, *, below: int = NEVER) -> Search:
-    """`below` is what is known already: slower plans are not looked for."""
-    found = Search(space=space, effort=effort, below=below)
-    given = ranked(space)
-    if not given:
-        raise Infeasible(infeasible.no_shape(space, lambda asked: bool(ranked(asked))))
-    _first_answers(found, given)
-    queue, queued = list(given), set(given)
-    _take_trivial(found, queued)
-    for shape in queue:  # grows by the thriftier variants of shapes that memory narrows
-        tight = found.examine(shape)
-        more = thriftier(space.pins, shape) if tight else found.faster(shape)
-        for variant in (each for each in more if each not in queued):
-            queue.append(variant)
-            queued.add(variant)
-    found.queue = queue
-    found.listed = relisting.grow(found)
-    found.considered = len(queue) + found.listed
-    found.prove()
-    found.state()
-    return found
-
-
-def ranked(space: Space) -> list[Shape]:
-    """Shapes, the most promising first. Recomputing and sharding ones follow where memory asks for them."""
-    pinned = space.pins
-    plain = replace(pinned, recompute=bool(pinned.recompute), shard=bool(pinned.shard))
-    every = shapes(
-        space.cluster,
-        layers=space.layers,
-        batch=space.batch,
-        micros=space.micros(),
-        pinned=plain,
-        splits=space.splits,
-    )
-    floors = Floors(space)
-    return sorted(every, key=lambda shape: (floors.guess_ns(shape), shape))
-
-
-def _first_answers(found: Search, given: list[Shape]) -> None:
-    """Even cuts of the most promising shapes; then descents of those that came out best, and of the most promising
-    one of each family."""
-    firsts: dict[str, Shape] = {}
-    for shape in given:
-        firsts.setdefault(shape.family, shape)
-    looked = [found.look(shape) for shape in dict.fromkeys([*given[:_EVEN], *firsts.values()])]
-    known = [tried for tried in looked if tried is not None]
-    if found.space.pins.stages is None:
-        known = sorted(known, key=lambda tried: (_even_ns(tried.problem), tried.shape))
-    chosen = [*known[:_FIRST], *(tried for tried in known if firsts[tried.shape.family] == tried.shape)]
-    for tried in {tried.shape: tried for tried in chosen}.values():
-        if found.space.meter.spent_ns < found.effort.work_ns / 3:
-            found.answer(tried)
-
-
-def _even_ns(posed: Problem) -> int:
-    return int(posed.times(even(posed)[None, :], 0)[0])
-
-
-def _take_trivial(found: Search, allowed: set[Shape]) -> None:
-    """The trivial plans are answers too: none of them beats the plan, however little was looked into."""
-    for _, chosen in explain.trivial(found.space):
-        for shape in (each for each in chosen if each in allowed):
-            tried = found.look(shape)
-            if tried is not None and found.space.pins.stages is None:
-                cut = explain.equal_cut(tried.problem)
-                ns = int(judge(tried.problem, cut[None, :])[0])
-                found.take(tried, None if ns == NEVER else Answer(cut=cut, ns=ns))
-
-
-def thriftier(pinned: Pins, shape: Shape) -> Iterator[Shape]:
-    """Variants that take less memory. Where workers hold one stage each, only stages that must do recompute."""
-    spare = sparing.possible(shape)
-    now = shape.recompute or shape.sparing
-    recompute = (True,) if now else (False,) if pinned.recompute is False else (False, True)
-    shard = (True,) if shape.shard else (False,) if pinned.shard is False else (False, True)
-    for again, sharded in product(recompute, shard):
-        changed = (again, sharded) != (now, shape.shard)
-        if changed and (not sharded or shape.holders > 1):
-            some = again and spare and not shape.recompute
-            yield replace(shape, recompute=again and not some, sparing=some, shard=sharded)
