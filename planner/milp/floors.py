@@ -94,9 +94,8 @@ class Floors:
     def _longest(self, shape: Shape, fullest: int) -> float:
         """Of a layer with nothing but what lies around it."""
         work, apart = self.work(shape), self.space.chained and shape.update == "barrier"
-        key = (self.space.tables(shape).key, shape.family, shape.listed, shape.recompute, fullest, apart)
-        if apart:
-            key = (*key, shape.workers, shape.chunks)
+        where = (shape.workers, shape.chunks) if apart else None
+        key = (self.space.tables(shape).key, shape.family, shape.listed, shape.recompute, fullest, where)
         if key not in self._layers:
             before = self._hops_before(shape) * self._hop_ns(shape) * (1 if work.splits else 2)
             around = work.head + work.tail + before if apart else 0
@@ -137,7 +136,7 @@ class Floors:
         if not chained:
             return least
         hop, ways = (self._hop_ns(shape), 1 if work.splits else 2) if barrier else (0.0, 0)
-        least = max(least, float(work.chain) + 2 * hop * _hops_to(shape, shape.stages - 1))
+        least = max(least, float(work.chain) + 2 * hop * _hops(shape))
         if barrier:
             lead = self._lead_ns(shape)
             least = max(least, load + self.step_ns(shape) + lead, load + ways * lead)
@@ -162,7 +161,7 @@ class Floors:
             return max(least, queue)
         if not self.space.chained:
             return max(least, queue + step)
-        forward = float(work.forward.sum()) + self._hop_ns(shape) * _hops_to(shape, shape.stages - 1)
+        forward = float(work.forward.sum()) + self._hop_ns(shape) * _hops(shape)
         least = max(least, forward + float(work.back[-1]) + queue + step)
         if shape.pipes == shape.chunks == 1:
             least = max(least, forward + float(work.last.sum()) * shape.micros / workers + queue + step)
@@ -188,7 +187,7 @@ class Floors:
         after = _least(sums, tables.gradients[each, each + 1])
         after = after + tables.elements[each, each + 1] * (tables.step_ns_per_element / share)
         hop, last = self._hop_ns(shape), shape.stages - 1
-        back = 2 * _hops_to(shape, last) - _hops_to(shape, np.minimum(each, last))
+        back = 2 * _hops(shape) - _hops_to(shape, np.minimum(each, last))
         begun = work.head + hop * self._hops_before(shape) + fullest * work.total
         returned = work.returned + hop * back + fullest * work.last
         return float((np.maximum(begun, returned) + after).max())
@@ -221,10 +220,14 @@ def _work(tables: Tables, splits: bool, mixes: bool, recompute: bool) -> Work:
     return Work(forward=layers[Kind.F], back=back, last=last, total=total, splits=splits or mixes)
 
 
-def _hops_to(shape: Shape, stage: IntArray | int) -> IntArray:
+def _hops_to(shape: Shape, stage: IntArray) -> IntArray:
     """Messages on the way to a stage; at the turns of a pipe two stages share a worker, if the family has any."""
-    found: IntArray = np.asarray(stage - stage // shape.workers)
-    return found
+    return stage - stage // shape.workers
+
+
+def _hops(shape: Shape) -> int:
+    """Messages on the way to the last stage."""
+    return int(_hops_to(shape, np.array(shape.stages - 1)))
 
 
 def _heads(shape: Shape, work: Work, hop: float) -> float:
