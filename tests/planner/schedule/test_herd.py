@@ -9,8 +9,8 @@ from planner.schedule.costs import Limits, nominal
 from planner.schedule.herd import sooner
 from planner.schedule.list_job import Job
 from planner.schedule.list_scheduler import best_listed, bound
-from planner.schedule.search import best_order
 from tests.planner.schedule.jobs import schedule_of
+from tests.planner.schedule.search import best_order
 from tests.planner.schedule.slots import peaks, span, thirds
 
 TWO_ENDED: Place = ((0, 1), (1, 0))

@@ -13,8 +13,8 @@ from planner.schedule.costs import Costs, Limits, nominal
 from planner.schedule.families import generate
 from planner.schedule.list_job import Job, Policy
 from planner.schedule.list_scheduler import bound
-from planner.schedule.search import best_for, best_order
 from tests.planner.schedule.jobs import schedule_of
+from tests.planner.schedule.search import best_for, best_order
 from tests.planner.schedule.slots import ends, peaks, span, thirds
 
 LINE, LONGER, TWO_ENDED, VEE = ((0, 1),), ((0, 1, 2),), ((0, 1), (1, 0)), ((0, 1, 1, 0),)

@@ -19,7 +19,7 @@ from planner.schedule.list_job import TIES, Job, Policy
 from planner.schedule.list_run import as_actions
 from planner.schedule.list_scheduler import Listing, best_listed, bound
 from planner.schedule.replay import COMPUTE, span_of
-from planner.schedule.search_state import Model, Start, State
+from tests.planner.schedule.search_state import Model, Start, State
 
 
 @dataclass(frozen=True, kw_only=True)
