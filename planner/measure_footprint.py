@@ -8,7 +8,7 @@ Masks and positions that a stage computes for itself count in every layer that k
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -76,7 +76,7 @@ def footprint(specimen: Specimen) -> Footprint:
     del outputs
     peaks = _peaks(specimen)
     if peaks.halfway is not None:
-        held = peaks.halfway + sources.value_bytes(kept_inputs, ())
+        held = peaks.halfway
     return Footprint(
         own_saved_bytes=own,
         kept_inputs=kept_inputs,
@@ -156,7 +156,7 @@ def _held_bytes(specimen: Specimen, outputs: Sequence[Tensor], saved: Saved, sou
 class Peaks(NamedTuple):
     forward: int  # highest bytes, above those at the start of the pass
     backward: int
-    halfway: int | None  # between the halves of the runtime's own split, gradients of the inputs excluded
+    halfway: int | None  # held between the halves of the runtime's own split, inputs among it
 
 
 def _peaks(specimen: Specimen) -> Peaks:
@@ -175,14 +175,26 @@ def _peaks(specimen: Specimen) -> Peaks:
 
 
 def _with_halves(specimen: Specimen, peaks: Peaks) -> Peaks:
+    """With inputs of its own, that are gone unless the first half leaves them to the second; a gradient of an input
+    may be one of an output too, which the second half needs."""
     with meter_of(specimen.device) as live:
-        roots = roots_of(specimen.outputs(specimen.halves.forward))
+        own = replace(specimen, inputs={name: _copy(x) for name, x in specimen.inputs.items()})
+        roots = roots_of(own.outputs(own.halves.forward))
         after = live.now
         live.restart()
-        halfway = specimen.input_half(roots, gradients_of(roots))
-        del roots
-        held = live.now - sum(x.nbytes for x in specimen.differentiable_inputs)
+        halfway = own.input_half(roots, gradients_of(roots))
+        forget_gradients(own)
+        del roots, own
+        first, held = live.peak - after, live.now
+        live.restart()
         specimen.weight_half(halfway)
-        backward = max(peaks.backward, live.peak - after)
-    forget_gradients(specimen)
-    return Peaks(peaks.forward, backward, max(0, held))
+        second = live.peak - held
+    return Peaks(peaks.forward, max(peaks.backward, first, second), held)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Of the storage, so that strides stay, also of what is expanded."""
+    count = tensor.untyped_storage().nbytes() // tensor.element_size()
+    flat = torch.as_strided(tensor.detach(), (count,), (1,), 0).clone()
+    lies = flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+    return lies.requires_grad_(tensor.requires_grad)

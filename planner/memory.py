@@ -161,11 +161,12 @@ class _Returns:
         return 2 * positions[forward] if forward < len(positions) else end
 
     def _until(self, start: int, stop: int, pipe: int, stage: int, part: int, end: int) -> Iterator[_Span]:
-        """What lives to the end of a step lives on until the stage's first forward of the next."""
+        """What lives to the end of a step lives on until the stage's first forward of the next; before the first
+        action of all, receives are posted while it does."""
         if start < stop:
             yield start, stop, stage, part
         if start < stop == end:
-            yield 0, 2 * self._forwards[pipe, stage][0], stage, part
+            yield 0, max(1, 2 * self._forwards[pipe, stage][0]), stage, part
 
 
 def live_counts(own: Spans, stages: int) -> IntArray:

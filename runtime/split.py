@@ -48,7 +48,7 @@ class _Entered:
     def _leave(self) -> None:
         for name, gradient in self._take().collect().items():
             self._leaves[name].grad = gradient
-        self._boundary = None
+        self._boundary, self._leaves = None, {}
 
 
 class Walked(_Entered):

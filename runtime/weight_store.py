@@ -76,12 +76,12 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: _Context, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, used = ctx.saved_tensors
         weight, bias = ctx.parameters
-        dy_rows = dy.reshape(-1, dy.shape[-1])
-        dx = dy_rows.mm(used).reshape(x.shape) if ctx.needs_input_grad[1] else None
-        # torch adds the bias to rows where it can flatten the input, else to the output as it lies in memory
-        bias_rows = dy_rows if x.is_contiguous() or x.ndim == 2 else dy
+        dx = dy.reshape(-1, dy.shape[-1]).mm(used).reshape(x.shape) if ctx.needs_input_grad[1] else None
 
         def debt() -> None:
+            dy_rows = dy.reshape(-1, dy.shape[-1])  # here, since it may be a copy, and one of them is enough
+            # torch adds the bias to rows where it can flatten the input, else to the output as it lies in memory
+            bias_rows = dy_rows if x.is_contiguous() or x.ndim == 2 else dy
             if weight.requires_grad:
                 add_grad(weight, dy_rows.t().mm(x.reshape(-1, x.shape[-1])))
             if bias is not None and bias.requires_grad:

@@ -16,6 +16,7 @@ from planner.measure import with_slack
 from planner.measure_bench import Bench
 from planner.measure_bytes import LiveBytes
 from planner.measure_footprint import Saved, footprint
+from planner.measure_reserves import Reserves
 from planner.measure_rows import counted_rows
 from planner.measure_specimen import Way, fake_specimen, in_precision, real_specimen, situations
 from planner.measure_work import Counter
@@ -73,7 +74,7 @@ def bench_of_foreign(name: str) -> Bench:
 def kept_by_the_whole(captured: Captured, batch: dict[str, Tensor], precision: str) -> int:
     """What autograd holds after one forward of the model in one piece, by its own account."""
     graph = captured.graph
-    with FakeTensorMode():
+    with FakeTensorMode(), Reserves():
         tensors = {
             row.name: torch.empty(row.shape, dtype=getattr(torch, row.dtype))
             for row in (*graph.parameters, *graph.buffers)

@@ -130,8 +130,9 @@ def test_messages_are_there_ahead_of_their_use_and_until_their_arrival_is_known(
     table = weights([nothing, one])
     during = [row[0] for row in use(spans(schedule)[1], table).tolist()]
     # the receive of the second, twice; then the gradient of the first: no forward of stage 0 comes after 0B0 and
-    # tells that it arrived, so it stays until the next step has begun
-    assert during == [1, 1, 1, 1]
+    # tells that it arrived, so it stays until the next step has begun, as that of the second does: at first there
+    # are both of the step before, and the receive
+    assert during == [3, 1, 1, 1]
     sent = [row[0] for row in use(spans(schedule)[0], weights([replace(nothing, sent=1), nothing])).tolist()]
     assert sent == [1, 2, 1, 0]
     back = [

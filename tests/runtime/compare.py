@@ -85,14 +85,21 @@ def together(parts: list[dict[str, Tensor]], compare: bool = True) -> dict[str, 
     return found
 
 
-def expected(plan: Plan, folder: Path, *, steps: int = 5, clip_norm: float | None = None) -> Reference:
-    """From the checkpoint 0 of a run's folder."""
+def expected(
+    plan: Plan,
+    folder: Path,
+    *,
+    steps: int = 5,
+    clip_norm: float | None = None,
+    micro: int | None = None,
+) -> Reference:
+    """From the checkpoint 0 of a run's folder; perhaps in micro-batches of another size."""
     start = checkpoints.Checkpoint.open(checkpoints.complete(folder / "checkpoints")[0])
     return _expected(
         plan.model.workload,
         tuple(sorted((k, str(v)) for k, v in plan.model.arguments.items())),
-        plan.batch.micro,
-        plan.batch.micros * plan.axes.data,
+        micro or plan.batch.micro,
+        plan.batch.samples // (micro or plan.batch.micro),
         steps,
         clip_norm,
         str(start.folder),

@@ -97,6 +97,7 @@ def test_evaluation_is_that_of_the_module_in_evaluation_mode(name: str) -> None:
     before = {name: tensor.clone() for name, tensor in stage.named_buffers()}
     made = EvaluationStage(stage, 0, None).forward(0, captured.batch_values(inputs, targets))
     assert torch.equal(made["loss:0"], workload.loss(module.eval()(inputs), targets))
+    assert not made["loss:0"].requires_grad
     assert all(torch.equal(before[name], tensor) for name, tensor in stage.named_buffers())
 
 

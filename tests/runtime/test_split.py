@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -71,3 +73,41 @@ def test_the_process_that_measures_makes_the_split_again() -> None:
     found = measure.profile(load("mlp"), "cpu", micros=(1,), split=Split(), seconds_per_row=0.001)
     (setting,) = found.settings
     assert all(found.cost(layer.name, setting).forward.median > 0 for layer in found.graph.layers)
+
+
+RESIDUAL = """
+import torch.nn.functional as F
+from torch import Tensor, nn, randn
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.line, self.norm = nn.Linear(8, 8), nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def forward(self, x):
+        x = self.up(x)
+        return self.norm(x + self.line(x))
+
+def build():
+    return Residual()
+
+def batch(n):
+    return randn(n, 8), randn(n, 8)
+
+def loss(outputs, targets):
+    return F.mse_loss(outputs, targets)
+"""
+
+
+def test_between_the_halves_a_layer_holds_what_its_weights_still_need(tmp_path: Path) -> None:
+    """Of a residual layer the gradient goes on to the input as it is, and is needed for the weights all the same;
+    a norm's weights are paid with the first half, so that nothing of it is left."""
+    path = tmp_path / "residual.py"
+    path.write_text(RESIDUAL)
+    made = measure.profile(load(str(path)), "roofline:cpu", micros=(4,), split=Split())
+    (key,) = made.settings
+    held = {layer.name: made.cost(layer.name, key).held_bytes for layer in made.graph.layers}
+    value = 4 * 8 * 4
+    counters = 8  # leaves that stand for what enters
+    assert 2 * value <= held["line"] <= 2 * value + counters
+    assert held["norm"] <= counters

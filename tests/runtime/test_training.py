@@ -27,6 +27,14 @@ def test_the_loss_is_the_mean_over_what_was_counted_not_over_means(pool: Pool, t
     assert found.worst() <= 1e-12, found
 
 
+@pytest.mark.parametrize("family", ["1f1b", "zb-v", "chimera"])
+def test_micro_batches_add_up_to_the_whole_batch(family: str, pool: Pool, tmp_path: Path) -> None:
+    plan = plan_of(HERE + "branches.py", {"double": "True"}, family=family, workers=2, micros=4)
+    have = run(pool, plan, tmp_path, steps=2)
+    found = distance(expected(plan, tmp_path, steps=2, micro=plan.batch.samples), have)
+    assert found.worst() <= 1e-12, found
+
+
 @pytest.mark.parametrize("family", ["1f1b", "chimera"])
 def test_clipping_is_by_the_norm_of_all_stages(family: str, pool: Pool, tmp_path: Path) -> None:
     plan = plan_of(HERE + "branches.py", {"double": "True"}, family=family, workers=2, micros=2)
