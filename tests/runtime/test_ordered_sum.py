@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime import groups, ordered_sum
-from runtime.ordered_sum import Line, add_up
+from runtime.ordered_sum import PIECE, Line, add_up
 from tests.pool import Pool
 
 HERE = "tests.runtime.test_ordered_sum"
@@ -47,7 +47,7 @@ def sums_of_parts(rank: int, ranks: int, rendezvous: Path, *, size: int, dtype: 
 
 
 @pytest.mark.parametrize(
-    ("ranks", "dtype", "piece"), [(3, "float32", 5), (4, "float32", 2**24), (4, "bfloat16", 2**24)]
+    ("ranks", "dtype", "piece"), [(3, "float32", 5), (4, "float32", PIECE), (4, "bfloat16", PIECE)]
 )
 def test_a_sum_is_added_up_in_the_order_of_ranks_however_its_buffer_is_cut(
     ranks: int, dtype: str, piece: int, pool: Pool
