@@ -28,10 +28,11 @@ from planner.workload import load
 
 CLAIM = (
     "Aim: gap 0 within the orders; GPT-2 of 1.39 billion parameters on 2,048 devices in 20 s over all families, a shape "
-    "of at most 8 stages in 1 s; ResNet-50, 3-D U-Net and CosmoFlow in 5 s each; 1,000 layers on 4,096 devices with a "
+    "of at most 8 stages in 1 s; ResNet-50, 3-D U-Net, CosmoFlow and Whisper in 5 s each; 1,000 layers on 4,096 devices with a "
     "gap below 1 % in 60 s. The gap to any order is at most 3 % in the mean over the families."
 )
 CLUSTERS = Path(__file__).parent.parent / "plans" / "clusters"
+WHISPER = str(Path(__file__).parent / "adapters" / "whisper.py")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +151,14 @@ INSTANCES = (
         schedules=("chimera",),
     ),
     Instance(
+        name="GPT-2 of 1.39 billion, 2,048 devices, 1F1B of 8 stages",
+        profile=captured("gpt2", P100, (1,), size="chimera"),
+        cluster=shipped("piz-daint"),
+        batch=2048,
+        fix={"pipeline": 8, "data": 256},
+        schedules=("1f1b",),
+    ),
+    Instance(
         name="GPT-2 of 1.39 billion, 2,048 devices, all families",
         profile=captured("gpt2", P100, (1, 2), size="chimera"),
         cluster=shipped("piz-daint"),
@@ -172,6 +181,12 @@ INSTANCES = (
         profile=captured("cosmoflow", "H100-80GB", (1, 2)),
         cluster=shipped("one-node"),
         batch=32,
+    ),
+    Instance(
+        name="Whisper small, 8 devices",
+        profile=captured(WHISPER, "H100-80GB", (1, 4)),
+        cluster=shipped("one-node"),
+        batch=64,
     ),
     Instance(
         name="chain of 1,000 layers, 4,096 devices",
@@ -205,8 +220,10 @@ def row(instance: Instance) -> tuple[Cell, ...]:
     assert found.best is not None
     return (
         instance.name,
+        found.space.layers,
         found.considered,
         found.bounded,
+        len(found.left) + len(found.open),
         str(found.best.shape),
         proof.objective_ns / 1e6,
         proof.gap * 100,
@@ -259,11 +276,51 @@ def contiguous() -> Table:
     )
 
 
+def peers() -> Table:
+    """What others take for questions of their own: no two of them ask the same."""
+    return Table(
+        title="peers",
+        columns=("system", "question", "variables", "rows", "seconds", "gap, %", "where from"),
+        rows=[
+            ("AutoParallel", "1 block on 64 ranks", 60_805, 19_514, 6.4, None, "its program, two busy cores"),
+            (
+                "AutoParallel",
+                "4 blocks on 64 ranks",
+                125_433,
+                38_958,
+                11.9,
+                None,
+                "its program, two busy cores",
+            ),
+            ("AutoParallel", "LLaMA-3 8B on 64 GPUs", None, None, 36.5, None, "published"),
+            ("Piper", "BERT-32 on 64 devices", None, None, 0.18, 0.0, "its program, two busy cores"),
+            ("Piper", "BERT-32 on 2,048 devices", None, None, 48.5, 0.0, "its program, two busy cores"),
+            (
+                "Galvatron",
+                "32 layers on 8 GPUs, one batch size",
+                None,
+                None,
+                86.0,
+                None,
+                "its program, CPU s",
+            ),
+            ("Sailor", "OPT-350M on 128 GPUs", None, None, 0.27, None, "its program, two busy cores"),
+            ("Alpa", "GPT-39B on 64 GPUs, profiling included", None, None, 2393.0, None, "published"),
+            ("PipeDream", "ResNet-50 on 4 x 4 GPUs", None, None, 115.0, None, "its program, two busy cores"),
+        ],
+        notes=(
+            "a gap of 0 is of a dynamic programme that is exact for its own formula; empty where none is told",
+        ),
+    )
+
+
 def run(quick: bool) -> Result:
     columns = (
         "instance",
+        "layers",
         "shapes",
-        "ruled out by bounds",
+        "ruled out by totals alone",
+        "left open",
         "plan",
         "step, ms",
         "gap, %",
@@ -282,10 +339,12 @@ def run(quick: bool) -> Result:
             "variables and rows are those of the mixed-integer program after bounds and tree; empty where what was left "
             "was too large to write, and the tree's bound stands alone",
             "seconds vary with what else runs on the machine; the work done does not: it is limited in counts",
-            "peers: Piper 48.5 s for 2,048 devices (BERT-32, its own C++), AutoParallel 36.5 s for 64 GPUs (published)",
+            "the seconds are of solves one after the other, each in the order of the table",
         ),
     )
-    return Result(name="solver", claim=CLAIM, tables=[table, *([] if quick else [families()]), contiguous()])
+    return Result(
+        name="solver", claim=CLAIM, tables=[table, peers(), *([] if quick else [families()]), contiguous()]
+    )
 
 
 if __name__ == "__main__":
