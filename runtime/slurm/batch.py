@@ -74,7 +74,7 @@ class Supervisor:
     elastic: bool
     environment: Mapping[str, str]
     told: set[int] = field(default_factory=set)
-    step: subprocess.Popen[bytes] | None = None
+    to_tell: bool = False  # the ranks, to stop with a checkpoint
 
     def __post_init__(self) -> None:
         self.nodes = clients.hostnames(self.environment["SLURM_JOB_NODELIST"])
@@ -98,8 +98,7 @@ class Supervisor:
 
     def _tell(self, number: int, frame: object) -> None:
         self.told.add(number)
-        if number == signal.SIGUSR1 and self.step is not None and self.step.poll() is None:
-            self.step.send_signal(signal.SIGUSR1)
+        self.to_tell |= number == signal.SIGUSR1
 
     def run(self) -> int:
         self._say_what_was_before()
@@ -141,7 +140,7 @@ class Supervisor:
             begin_s=time.time(),
         )
         note(self.paths, attempt)
-        outcome = record.outcome(self.paths, self.hosts, generation, self._run_step())
+        outcome = record.outcome(self.paths, self.hosts, generation, self._run_step(generation))
         if signal.SIGTERM in self.told:
             outcome = by_slurm(outcome, self.nodes)
         note(
@@ -150,19 +149,25 @@ class Supervisor:
         )
         return outcome
 
-    def _run_step(self) -> int:
+    def _run_step(self, generation: int) -> int:
         environment, command = dict(self.environment), list(self.command)
         if self.elastic:
             command[1:1] = [f"--nodes={len(set(self.hosts))}", f"--ntasks={len(self.hosts)}"]
         if "--distribution=arbitrary" in command:
             self.paths.hosts.write_text("".join(f"{host}\n" for host in self.hosts))
             environment["SLURM_HOSTFILE"] = str(self.paths.hosts)
-        self.step = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
-        if self.told:  # before there was anyone to tell
-            self.step.send_signal(signal.SIGUSR1)
-        while (code := self.step.poll()) is None:
+        step = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+        self.to_tell |= bool(self.told)
+        while (code := step.poll()) is None:
+            if self.to_tell and self._listening(generation):
+                self.to_tell = False
+                step.send_signal(signal.SIGUSR1)
             time.sleep(POLL_S)
         return code
+
+    def _listening(self, generation: int) -> bool:
+        """All ranks: one that does not yet is ended by the signal."""
+        return all(record.read(self.paths, rank, generation) for rank in range(len(self.hosts)))
 
     def _may_go_on(self) -> bool:
         cancelled = signal.SIGTERM in self.told or self.paths.cancelled.exists()

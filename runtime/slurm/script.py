@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.errors import BadInput
-from runtime.slurm import quote
+from runtime.slurm import limits, quote
 from runtime.slurm.layout import Layout
 from runtime.slurm.options import Container, Options
 
@@ -84,9 +84,15 @@ def _directives(request: Request, options: Options) -> Iterator[str]:
     yield quote.directive("output", LOG)
     yield "#SBATCH --open-mode=append"
     yield "#SBATCH --requeue" if options.requeues else "#SBATCH --no-requeue"
-    yield f"#SBATCH --signal=B:USR1@{options.signal_s}"
+    yield f"#SBATCH --signal=B:USR1@{_signal_s(options)}"
     for key, value in sorted(options.sbatch.items()):
         yield quote.directive(key, value)
+
+
+def _signal_s(options: Options) -> int:
+    """Of a short limit a quarter, so that there is something to stop."""
+    limit_s = 60 * (float("inf") if options.time is None else limits.minutes(str(options.time)))
+    return max(1, int(min(options.signal_s, limit_s / 4)))
 
 
 def named(options: Options) -> Iterator[str]:

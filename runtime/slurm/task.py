@@ -45,12 +45,15 @@ def main(folder: str) -> int:
     os.environ.update(granted.exported(here, plan.places))
     heart = os.memfd_create("heart")
     os.ftruncate(heart, BEAT.size)
-    keeper = os.getpid()
+    parent = os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # until the keeper and the rank listen to it
     pid = os.fork()
     if pid == 0:
         beats = Heart(Path(f"/proc/self/fd/{heart}"), 0, 1)
-        be_a_rank(paths, here.rank, keeper, partial(_train, paths, job, plan, here.rank, beats))
-    return Keeper(paths, job, here, heart, pid).keep()
+        be_a_rank(paths, here.rank, parent, partial(_train, paths, job, plan, here.rank, beats))
+    keeper = Keeper(paths, job, here, heart, pid)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+    return keeper.keep()
 
 
 def _job_of(job: Job, environment: Mapping[str, str]) -> Job:

@@ -116,3 +116,13 @@ def test_to_wait_for_a_job_that_will_never_start_ends_with_the_reason(
     with pytest.raises(TimeoutError):  # held is not for ever
         held = launch(warm, paced_plan(), tmp_path / "held", options={"sbatch": {"hold": ""}})
         held.outcome(8)
+
+
+def test_a_signal_that_comes_while_ranks_start_is_kept_until_they_listen(
+    cluster: Cluster, warm: Warm, tmp_path: Path
+) -> None:
+    run = launch(warm, paced_plan(), tmp_path / "run", steps=STEPS, save_every=2)
+    until(lambda: story(run) == [("", "")], "ranks are started")
+    cluster.run("scancel", "--batch", "--signal=USR1", str(run.job))
+    run.wait(PATIENCE_S).check()
+    assert [state for state, _ in story(run)] == ["stopped", "done"]

@@ -144,3 +144,8 @@ def test_a_mount_with_a_comma_is_refused() -> None:
     job, options = CASES["pyxis"]
     with pytest.raises(BadInput, match="comma"):
         text(replace(job, folder=Path("/a,b")), options)
+
+
+@pytest.mark.parametrize(("time", "before_s"), [(None, 120), ("12:00:00", 120), (2, 30)])
+def test_a_short_limit_leaves_time_before_the_signal(time: str | int | None, before_s: int) -> None:
+    assert f"--signal=B:USR1@{before_s}\n" in text(request(tasks=(1,)), Options(time=time))
