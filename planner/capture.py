@@ -63,6 +63,11 @@ class Captured:
         grouping = Grouping(names=list(names), layer_of=moved)
         return Captured(graph, Layout(layout.traced, grouping, layout.probes))
 
+    @property
+    def saved(self) -> dict[str, str]:
+        """Every name in the state_dict of the user's module, and the name here of the tensor that it has."""
+        return self.layout.traced.saved
+
     def batch_values(self, inputs: object, targets: object) -> dict[str, Tensor]:
         """The tensors of a batch by the names of their Values."""
         leaves = [*named_leaves("input", inputs), *named_leaves("target", targets)]

@@ -66,6 +66,7 @@ class _Flatten:
             constants=self.constants,
             outputs=tuple(self._output(out, env) for out in outputs),
             aliases={names[0]: names[1:] for names in self.aliases if len(names) > 1},
+            saved={name: self.canonical[name] for name in self.module.state_dict() if name in self.canonical},
             symbolic=symbolic,
             micro=micro,
         )

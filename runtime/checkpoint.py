@@ -23,7 +23,7 @@ from planner.errors import BadInput
 from runtime.soundness import INDEX, PREFIX, SUM_OF_INDEX, settle
 from runtime.soundness import complete as complete
 
-VERSION = 1
+VERSION = 2
 MODEL, STATE = "model/", "optimizer/"
 POLL_S = 0.05
 PARTS_S = 600.0  # how long the first rank waits for the parts of the others
@@ -50,7 +50,7 @@ class Checkpoint:
     settings: dict[
         str, dict[str, dict[str, object]]
     ]  # of the optimizer's groups and plain state, by parameter
-    aliases: Mapping[str, str]  # further names of tied parameters
+    names: Mapping[str, str]  # in the state_dict of the user's module, and of the tensors
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
@@ -62,7 +62,7 @@ class Checkpoint:
         if index.get("version") != VERSION:
             raise BadInput(f"version {index.get('version')}", where=str(path), allowed=str(VERSION))
         facts = Facts(**index["facts"])
-        return cls(folder, facts, index["files"], index["settings"], index["aliases"])
+        return cls(folder, facts, index["files"], index["settings"], index["names"])
 
     def parameters(self, names: Iterable[str]) -> dict[str, Tensor]:
         return self._read({name: MODEL + name for name in names})
@@ -78,10 +78,9 @@ class Checkpoint:
         return found
 
     def whole(self) -> dict[str, Tensor]:
-        """Every tensor of the model under the user's own names, tied ones under each: fits load_state_dict."""
-        names = [key.removeprefix(MODEL) for key in self.files if key.startswith(MODEL)]
-        tensors = self.parameters(names)
-        return tensors | {alias: tensors[name] for alias, name in self.aliases.items()}
+        """The state_dict of the user's module: tied tensors under each name, none that the module does not save."""
+        tensors = self.parameters(set(self.names.values()))
+        return {name: tensors[own] for name, own in self.names.items()}
 
     def _read(self, keys: Mapping[str, str]) -> dict[str, Tensor]:
         by_part: dict[str, list[tuple[str, str]]] = {}
@@ -140,13 +139,13 @@ class Writer:
         *,
         rank: int,
         ranks: Sequence[int],
-        aliases: Mapping[str, str],
+        names: Mapping[str, str],
         keep: int,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
         """`beat` is called while a write is waited for, which may take long and is no hanging."""
         self._beat = beat
-        self._folder, self._rank, self._ranks, self._aliases, self._keep = folder, rank, ranks, aliases, keep
+        self._folder, self._rank, self._ranks, self._names, self._keep = folder, rank, ranks, names, keep
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -180,7 +179,7 @@ class Writer:
         building.mkdir(parents=True, exist_ok=True)
         write_part(building, part)
         if self._rank == self._ranks[0]:
-            publish(building, folder, self._ranks, facts, self._aliases)
+            publish(building, folder, self._ranks, facts, self._names)
             for old in complete(self._folder)[: -self._keep]:
                 shutil.rmtree(old)
         else:
@@ -206,7 +205,7 @@ def write_part(folder: Path, part: Part) -> None:
 
 
 def publish(
-    building: Path, folder: Path, ranks: Sequence[int], facts: Facts, aliases: Mapping[str, str]
+    building: Path, folder: Path, ranks: Sequence[int], facts: Facts, names: Mapping[str, str]
 ) -> None:
     """Waits for every part, then gives the folder its name."""
     files: dict[str, str] = {}
@@ -225,7 +224,7 @@ def publish(
         "facts": asdict(facts),
         "files": files,
         "settings": settings,
-        "aliases": dict(aliases),
+        "names": dict(names),
         "sums": sums,
     }
     (building / INDEX).write_text(json.dumps(index, sort_keys=True))
@@ -234,14 +233,14 @@ def publish(
 
 
 def write_initial(
-    folder: Path, tensors: Mapping[str, Tensor], facts: Facts, aliases: Mapping[str, str]
+    folder: Path, tensors: Mapping[str, Tensor], facts: Facts, names: Mapping[str, str]
 ) -> Checkpoint:
     """Checkpoint 0, by the launcher."""
     target = folder / f"{PREFIX}{facts.step:08d}"
     building = target.with_suffix(".partial")
     building.mkdir(parents=True)
     write_part(building, Part(rank=0, tensors={name: _apart(tensor) for name, tensor in tensors.items()}))
-    publish(building, target, [0], facts, aliases)
+    publish(building, target, [0], facts, names)
     return Checkpoint.open(target)
 
 

@@ -41,7 +41,7 @@ from runtime.metrics import losses_of
 from runtime.paths import Paths
 from runtime.slurm import turn
 from runtime.supervise import Outcome, tell
-from runtime.train import Model, NoPulse, Training, aliases
+from runtime.train import Model, NoPulse, Training
 from runtime.words import keep_room
 
 START_DEADLINE_S = 60.0
@@ -250,7 +250,7 @@ def write_start(paths: Paths, model: Model, job: Job) -> Checkpoint:
     if job.weights:
         tensors |= pretrained.read(Path(job.weights), model.captured)
     facts = Facts(step=0, sample=0, seed=job.seed, fingerprint=model.captured.graph.fingerprint)
-    return checkpoints.write_initial(paths.checkpoints, tensors, facts, aliases(model.captured))
+    return checkpoints.write_initial(paths.checkpoints, tensors, facts, model.captured.saved)
 
 
 def _check_resumed(begin: Checkpoint, captured: Captured, job: Job) -> None:

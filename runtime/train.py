@@ -69,7 +69,7 @@ class Training:
             paths.checkpoints,
             rank=world.rank,
             ranks=range(world.size),
-            aliases=aliases(captured),
+            names=captured.saved,
             keep=job.keep,
             beat=partial(pulse.beat, True),
         )
@@ -192,10 +192,6 @@ class Model:
         if not captured.graph.symbolic_batch:
             captured = capture(workload, micro=plan.batch.micro)
         return cls(plan, workload, in_order_of(plan, captured))
-
-
-def aliases(captured: Captured) -> dict[str, str]:
-    return {alias: row.name for row in captured.graph.parameters for alias in row.aliases}
 
 
 def sleep_rank(paths: Paths, job: Job, plan: Plan, rank: int) -> None:

@@ -22,6 +22,7 @@ from tests.runtime.plans import plan_for
 from tests.runtime.test_equality import HERE, plan_of
 
 FACTS = Facts(step=0, sample=0, seed=0, fingerprint="sha256:x")
+NAMES = {"a": "a", "b": "b"}
 BRANCHES = HERE + "branches.py"
 
 
@@ -97,7 +98,7 @@ def test_nobody_holds_a_tensor_twice_in_a_checkpoint(pool: Pool, tmp_path: Path)
 
 
 def test_the_last_k_are_kept(tmp_path: Path) -> None:
-    writer = Writer(tmp_path, rank=0, ranks=[0], aliases={}, keep=2)
+    writer = Writer(tmp_path, rank=0, ranks=[0], names=NAMES, keep=2)
     for step in range(4):
         writer.save(
             Part(rank=0, tensors={"a": torch.tensor([step])}),
@@ -108,7 +109,7 @@ def test_the_last_k_are_kept(tmp_path: Path) -> None:
 
 
 def test_what_is_saved_is_the_state_at_the_call(tmp_path: Path) -> None:
-    writer, tensor = Writer(tmp_path, rank=0, ranks=[0], aliases={}, keep=2), torch.zeros(1000)
+    writer, tensor = Writer(tmp_path, rank=0, ranks=[0], names=NAMES, keep=2), torch.zeros(1000)
     writer.save(Part(rank=0, tensors={"a": tensor}), FACTS)
     tensor.fill_(1)
     writer.wait()
@@ -116,10 +117,10 @@ def test_what_is_saved_is_the_state_at_the_call(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_without_all_its_parts_does_not_count(tmp_path: Path) -> None:
-    second = Writer(tmp_path, rank=1, ranks=[0, 1], aliases={}, keep=2)
+    second = Writer(tmp_path, rank=1, ranks=[0, 1], names=NAMES, keep=2)
     second.save(Part(rank=1, tensors={"b": torch.zeros(1)}), FACTS)
     assert checkpoints.latest(tmp_path) is None
-    first = Writer(tmp_path, rank=0, ranks=[0, 1], aliases={}, keep=2)
+    first = Writer(tmp_path, rank=0, ranks=[0, 1], names=NAMES, keep=2)
     first.save(Part(rank=0, tensors={"a": torch.zeros(1)}), FACTS)
     first.wait()
     second.wait()

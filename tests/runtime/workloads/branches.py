@@ -32,6 +32,7 @@ class Branches(nn.Module):
         self.frozen.requires_grad_(False)
         self.unused = nn.Linear(WIDTH, WIDTH)
         self.register_buffer("unread", torch.arange(3.0))
+        self.register_buffer("unsaved", torch.arange(2.0), persistent=False)
         self.gate = nn.Linear(WIDTH, 1)
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.head.weight = self.embedding.weight
