@@ -16,7 +16,7 @@ from tests.runtime.jobs import captured_of
 from tests.runtime.spatial.test_plans import plan_of
 
 WORKLOAD = "tests/runtime/spatial/workloads/networks.py"
-NETWORKS = ("cosmoflow", "unet3d", "resnet50", "UNet", "SegResNet", "VNet")
+NETWORKS = ("cosmoflow", "unet3d", "resnet50", "UNet", "SegResNet", "VNet of images", "VNet")
 STEPS = 5
 EXACT = 1e-12
 

@@ -23,7 +23,9 @@ def build(net: str = "cosmoflow") -> nn.Module:
         return nets.UNet(3, 1, CLASSES, (4, 8, 16), (2, 2), num_res_units=1).double()
     if net == "SegResNet":
         return nets.SegResNet(3, 8, 1, CLASSES, blocks_down=(1, 1, 1), blocks_up=(1, 1)).double()
-    return nets.VNet(3, 1, CLASSES, dropout_prob_down=0.0, dropout_prob_up=(0.0, 0.0)).double()
+    return nets.VNet(
+        2 if net == "VNet of images" else 3, 1, CLASSES, dropout_prob_down=0.0, dropout_prob_up=(0.0, 0.0)
+    ).double()
 
 
 def batch(n: int, net: str = "cosmoflow") -> tuple[Tensor, Tensor]:
@@ -34,7 +36,7 @@ def batch(n: int, net: str = "cosmoflow") -> tuple[Tensor, Tensor]:
     elif net == "resnet50":
         inputs, targets = torch.randn(n, 3, 64, 64), torch.randint(0, 10, (n,))
     else:
-        shape = (n, 1, SIDE, SIDE, SIDE)
+        shape = (n, 1, 2 * SIDE, 2 * SIDE) if net == "VNet of images" else (n, 1, SIDE, SIDE, SIDE)
         inputs, targets = torch.randn(shape), torch.randint(0, CLASSES, shape)
     return inputs.double(), targets.double() if targets.is_floating_point() else targets
 
