@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,12 @@ class Elastic:
     profile: Path
     cluster: Path
     fix: Mapping[str, str]
+
+    def check(self, old: Plan) -> None:
+        """Solves for the fewest nodes, since what is wrong with the files should not be known only when nodes are lost."""
+        cluster = clusters.load(self.cluster)
+        with tempfile.TemporaryDirectory() as folder:
+            _solved(Path(folder), self.profile, cluster, self.fix, old, self.fewest)
 
     def write(self, paths: Paths) -> None:
         """All that a later plan needs, beside the run."""
@@ -60,11 +67,22 @@ def resized(cluster: Cluster, nodes: int) -> Cluster:
 
 def plan_for(paths: Paths, old: Plan, nodes: int) -> Plan:
     """Solves for so many nodes; the run folder holds the new plan when this returns, and the old one beside it."""
-    there = paths.root / f"cluster-{nodes}.yaml"
-    write_whole(there, clusters.dump(resized(clusters.load(paths.cluster), nodes)))
-    found = paths.root / f"plan-{nodes}.yaml"
     fixed = json.loads(paths.fixed.read_text())
-    words = [f"--profile={paths.profile}", f"--cluster={there}", f"--batch={old.batch.samples}"]
+    plan = _solved(paths.root, paths.profile, clusters.load(paths.cluster), fixed, old, nodes)
+    write_whole(
+        paths.plan.with_name(f"plan-{len({p.node for p in old.places})}-nodes.yaml"), plan_yaml.dump(old)
+    )
+    write_whole(paths.plan, plan_yaml.dump(plan))
+    return plan
+
+
+def _solved(
+    folder: Path, profile: Path, cluster: Cluster, fixed: Mapping[str, str], old: Plan, nodes: int
+) -> Plan:
+    """Beside its cluster in the folder."""
+    there, found = folder / f"cluster-{nodes}.yaml", folder / f"plan-{nodes}.yaml"
+    write_whole(there, clusters.dump(resized(cluster, nodes)))
+    words = [f"--profile={profile}", f"--cluster={there}", f"--batch={old.batch.samples}"]
     words += [f"--output={found}", "--force", *(f"--fix={key}={value}" for key, value in fixed.items())]
     done = subprocess.run(
         [sys.executable, "-P", "-m", "shardwright", "plan", *words],
@@ -73,14 +91,9 @@ def plan_for(paths: Paths, old: Plan, nodes: int) -> Plan:
         check=False,
     )
     if done.returncode:
-        raise Infeasible(f"no plan for {nodes} nodes: {done.stderr.strip()}")
+        raise Infeasible(f"no plan for {nodes} nodes: {done.stderr.strip().rpartition('error: ')[2]}")
     plan = plan_yaml.load(found)
     if plan.model.fingerprint != old.model.fingerprint:
-        raise BadInput("its profile is of another model", where=str(paths.profile))
-    write_whole(
-        paths.plan.with_name(f"plan-{len({p.node for p in old.places})}-nodes.yaml"), plan_yaml.dump(old)
-    )
+        raise BadInput("is of another model", where=str(profile), allowed="a profile of the plan's")
     # The profile knows the model by its fingerprint; which file it is in, and with what arguments, the old plan knows.
-    plan = plan.model_copy(update={"model": old.model})
-    write_whole(paths.plan, plan_yaml.dump(plan))
-    return plan
+    return plan.model_copy(update={"model": old.model})

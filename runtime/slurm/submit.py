@@ -165,6 +165,8 @@ def prepared(
     refuse_running(folder)
     model = Model.of(plan, workload)
     warnings = check(plan, model.captured.graph, folder, job, options)
+    if flexible is not None:
+        flexible.check(plan)
     paths, _ = prepare(model, folder, job)
     if flexible is not None:
         flexible.write(paths)
