@@ -8,6 +8,7 @@ A seed that differs is named, so that it can be looked at again: `--instances 1 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections import Counter
 from functools import partial
@@ -22,6 +23,7 @@ CLAIM = (
     "no code with the solver, and the certificate says so: no differences."
 )
 INSTANCES, QUICK = 2000, 30
+_TOLD = 50  # questions between two lines of progress
 
 
 def kind(given: Case, plan: Plan | None) -> str:
@@ -44,6 +46,12 @@ def judged(first: int, count: int) -> Result:
         kinds[kind(given, plan)] += 1
         families.update(given.families)
         wrong += [(seed, each) for each in differences(given, plan)]
+        if (seed + 1 - first) % _TOLD == 0:
+            print(
+                f"{seed + 1 - first} of {count} questions, {len(wrong)} differences",
+                file=sys.stderr,
+                flush=True,
+            )
     rows: list[tuple[Cell, ...]] = [(name, number) for name, number in sorted(kinds.items())]
     least = min(families[name] for name in FROZEN)
     return Result(

@@ -70,6 +70,9 @@ class ScheduleChoice(Part):
 class StagePlan(Part):
     layers: tuple[str, ...]
     recompute: Flag = False
+    recompute_before: str = Field(
+        "", description="layer before which what is recomputed ends; empty: all of a stage that recomputes"
+    )
     spatial: tuple[Count, ...] = Field((), description="grid over the spatial dims; empty: whole samples")
     gather_before: str = Field(
         "", description="layer from which on samples are whole; empty: where rules end"

@@ -26,8 +26,9 @@ def dump(plan: Plan) -> str:
     if data["fitted"] is None:
         del data["fitted"]
     for stage in data["stages"]:
-        if not stage["gather_before"]:
-            del stage["gather_before"]
+        for key in ("recompute_before", "gather_before"):
+            if not stage[key]:
+                del stage[key]
     data["places"] = [" ".join(map(str, row.values())) for row in data["places"]]
     for part, key in (("model", "arguments"), ("schedule", "settings"), ("provenance", "versions")):
         data[part][key] = dict(sorted(data[part][key].items()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -19,12 +20,24 @@ from planner.schedule.action import Schedule
 
 
 def stage_bytes(
-    profile: Profile, layers: Sequence[str], key: CostKey, *, recompute: bool = False
+    profile: Profile, layers: Sequence[str], key: CostKey, *, recompute: bool = False, before: str = ""
 ) -> StageBytes:
-    """Of consecutive layers on whole samples. What a forward that is done again has sent, nothing else keeps."""
+    """Of consecutive layers on whole samples. What a forward that is done again has sent, nothing else keeps.
+    `before` is the layer before which what is recomputed ends, if that is not all."""
     if not layers:
         return StageBytes(saved=0)
     graph = profile.graph
+    if before:
+        done = layers.index(before)
+        early, late = (stage_bytes(profile, part, key) for part in (layers[:done], layers[done:]))
+        leaving = _leaving(graph, graph.index[layers[0]], graph.index[layers[-1]])
+        passing = (value for value in leaving if value.producer in layers[:done])
+        return in_two(
+            early,
+            late,
+            stage_bytes(profile, layers, key, recompute=True),
+            _total(profile, passing, key),
+        )
     first, last = graph.index[layers[0]], graph.index[layers[-1]]
     costs = [profile.cost(name, key) for name in layers]
     held = [cost.held_bytes for cost in costs]
@@ -57,6 +70,20 @@ def stage_bytes(
         returning=_total(profile, _returning(graph, entering, leaving, last), key),
         far=_total(profile, (v for v in entering if _is_far(graph, v, first)), key),
         update=update_bytes(profile.optimizer, _trained_elements(graph, layers)),
+    )
+
+
+def in_two(early: StageBytes, late: StageBytes, whole: StageBytes, passing: int) -> StageBytes:
+    """Of a stage that recomputes its early layers and keeps what its late ones save. `passing` is what the early ones
+    make for other stages, there while the late ones run."""
+    return replace(
+        whole,
+        saved=early.saved + late.saved,
+        held=early.held + late.held,
+        kept=early.kept + late.saved,
+        workspace=max(early.workspace, late.workspace + passing),
+        splitting=max(early.splitting, late.splitting),
+        weighing=max(early.weighing, late.weighing),
     )
 
 

@@ -69,11 +69,17 @@ def _stages(plan: Plan) -> str:
                 duration(times.forward_ns),
                 duration(times.backward_ns),
                 max((plan.prediction.memory[worker].total for worker in workers), default=0),
-                "recompute" if stage.recompute else "",
+                _again(stage),
             )
         )
     shown = [(*row[:5], memory(row[5]), row[6]) for row in rows]
     return columns(shown, ("stage", "worker", "layers", "forward", "backward", "peak of worker", ""))
+
+
+def _again(stage: StagePlan) -> str:
+    if not stage.recompute_before:
+        return "recompute" if stage.recompute else ""
+    return f"recompute before {stage.recompute_before}"
 
 
 def _span(stage: StagePlan) -> str:

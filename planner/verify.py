@@ -208,6 +208,13 @@ def _recompute(plan: Plan) -> Iterator[Violation]:
         if done[index] != needed:
             message = f"has {done[index]} R actions; recompute: {str(stage.recompute).lower()} needs {needed}"
             yield Violation(rule="recompute", where=f"stage {index}", message=message)
+        before = stage.recompute_before
+        if before and (not stage.recompute or before not in stage.layers[1:]):
+            message = f"recompute_before is '{before}'; a layer but the first, of a stage that recomputes"
+            yield Violation(rule="recompute", where=f"stage {index}", message=message)
+        elif before and (plan.axes.spatial > 1 or plan.execution == "compiled"):
+            message = "recomputes a part, which compiled stages and split samples do not"
+            yield Violation(rule="recompute", where=f"stage {index}", message=message)
 
 
 def _times(plan: Plan) -> Iterator[Violation]:

@@ -28,6 +28,10 @@ def _key(plan: Plan) -> CostKey:
     return CostKey("", plan.batch.micro, (), plan.precision, plan.execution)
 
 
+def _before(stage: StagePlan) -> str:
+    return stage.recompute_before if stage.recompute_before in stage.layers[1:] else ""
+
+
 def _rows(plan: Plan, profile: Profile, stage: StagePlan, name: str) -> list[LayerCost]:
     """What a layer may cost: on whole samples, and on shards where it can be cut at all."""
     whole = _key(plan)._replace(signature=profile.graph.layer[name].signature)
@@ -70,10 +74,12 @@ def _times(plan: Plan, profile: Profile) -> Iterator[Violation]:
         costs = [_rows(plan, profile, stage, name) for name in stage.layers]
         forward_s = sum(min(c.forward.median for c in each) for each in costs)
         backward_s = sum(min(c.backward.median for c in each) for each in costs)
+        again = stage.layers.index(_before(stage)) if _before(stage) else len(costs)
+        again_s = sum(min(c.forward.median for c in each) for each in costs[:again])
         rows = [
             (Kind.F, "forward_ns", times.forward_ns, forward_s),
             (Kind.B, "backward_ns", times.backward_ns, backward_s),
-            (Kind.R, "recompute_ns", times.recompute_ns, forward_s),
+            (Kind.R, "recompute_ns", times.recompute_ns, again_s),
         ]
         if index > 0:
             halves = sum(min(c.input_grad.median + c.weight_grad.median for c in each) for each in costs)
@@ -134,7 +140,8 @@ def _needs(plan: Plan, profile: Profile, stage: StagePlan, schedule: Schedule) -
     shards = prod(stage.spatial)
     rows = {} if shards == 1 else dict(_leanest(plan, profile, stage, shards))
     least = replace(profile, costs={**profile.costs, **rows}) if rows else profile
-    found = stage_bytes(least, stage.layers, _key(plan), recompute=stage.recompute)
+    again = stage.recompute
+    found = stage_bytes(least, stage.layers, _key(plan), recompute=again, before=_before(stage))
     share = schedule.pipes * plan.axes.data * plan.axes.spatial if plan.shard_optimizer else 1
     found = replace(found, update=found.update // share)
     if shards == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,6 +26,7 @@ from runtime.diagnose import first_bad_layer
 from runtime.execute import Interpreter, Pulse
 from runtime.groups import World
 from runtime.optimizer import LrSchedule, Make, Updater
+from runtime.parted_stage import AnyStage, PartedStage, in_two
 from runtime.places import Mesh
 from runtime.programs import AUTOCAST, program_of
 from runtime.rank import Feed, Rank
@@ -100,13 +102,13 @@ class Assembly:
         self.sharing = sharing(self.plan, every, self.mesh, self.world)
         self.replicas = synchronised.peers(self.plan, every, self.world)
         mine: dict[int, StageModule] = {}
-        draws = rewrite.numbered(every, self.graph)
+        self.draws = rewrite.numbered(every, self.graph)
         for stage, module in enumerate(every):
             if any(stage == number for _, number in self.held):
                 module.materialise(load(self._rows(module)), self.world.device)
                 rewrite.share_parameters(module, self.parameters)
                 rewrite.share_buffers(module, self.buffers)
-                rewrite.key_random_operations(module, self.keys, draws[stage])
+                rewrite.key_random_operations(module, self.keys, self.draws[stage])
                 mine[stage] = module
         return mine
 
@@ -147,38 +149,77 @@ class Assembly:
 
     def stages(
         self, modules: Mapping[int, StageModule], statistics: Mapping[int, Sequence[RunningStatistics]]
-    ) -> dict[Node, TorchStage]:
+    ) -> dict[Node, AnyStage]:
         kinds = _kinds(self.schedule)
-        needs_grad = {value.name for value in self.graph.values if value.needs_grad and value.producer}
-        first = self.place.data * self.plan.batch.micros
+        parts = {stage: self._parts(stage, module) for stage, module in modules.items()}
+        every = [part for own in parts.values() for part in own]
         if self.replicas is not None:
-            synchronised.synchronise(modules, self.replicas)
+            synchronised.synchronise(dict(enumerate(every)), self.replicas)
         if self.sharing is not None:
             self.sharing.shard(modules, {stage for stage in modules if Kind.I in kinds[stage]})
         splits = {stage: self._split(module, kinds[stage]) for stage, module in modules.items()}
         stores = {stage: WeightStore() for stage, split in splits.items() if split == "store"}
         for stage, store in stores.items():
-            rewrite.store_weights(modules[stage], store)
+            for part in parts[stage]:
+                rewrite.store_weights(part, store)
         for module in modules.values() if self.plan.execution == "compiled" else ():
             compile_stage(module, [self.graph.layer[name].signature for name in module.layers])
-        made = {}
+        made: dict[Node, AnyStage] = {}
         for pipe, stage in self.held:
-            made[pipe, stage] = TorchStage(
-                modules[stage],
-                needs_grad=needs_grad,
-                scale=self.scale,
-                keys=self.keys,
-                first_micro=first,
-                split=splits[stage],
-                store=stores.get(stage),
-                recompute=Kind.R in kinds[stage],
-                written=self._written(stage),
-                autocast=AUTOCAST[self.plan.precision],
-                on_forward=observed(statistics[stage]) if stage in statistics else None,
-                diagnose=None if self.sharing else partial(first_bad_layer, self.captured, modules[stage]),
-                made_up=self.options.made_up,
+            seen = observed(statistics[stage]) if stage in statistics else None
+            ran = [
+                self._torch_stage(
+                    part,
+                    splits[stage],
+                    stores.get(stage),
+                    recompute=Kind.R in kinds[stage] and part is parts[stage][0],
+                    on_forward=seen if len(parts[stage]) == 1 else None,
+                )
+                for part in parts[stage]
+            ]
+            made[pipe, stage] = (
+                ran[0] if len(ran) == 1 else PartedStage(modules[stage], *ran, on_forward=seen)
             )
         return made
+
+    def _parts(self, stage: int, module: StageModule) -> list[StageModule]:
+        """The stage itself, or what of it is recomputed and what is not; with the same tensors."""
+        before, numbers = self.plan.stages[stage].recompute_before, self.draws[stage]
+        if not before:
+            return [module]
+        found = in_two(module, before, self.captured, self.world.device)
+        for part in found:
+            rewrite.share_parameters(part, self.parameters)
+            rewrite.share_buffers(part, self.buffers)
+            count = len(rewrite.random_operations(part))
+            rewrite.key_random_operations(part, self.keys, numbers[:count])
+            numbers = numbers[count:]
+        return found
+
+    def _torch_stage(
+        self,
+        module: StageModule,
+        split: Split,
+        store: WeightStore | None,
+        *,
+        recompute: bool,
+        on_forward: Callable[[int], AbstractContextManager[object]] | None,
+    ) -> TorchStage:
+        return TorchStage(
+            module,
+            needs_grad={value.name for value in self.graph.values if value.needs_grad and value.producer},
+            scale=self.scale,
+            keys=self.keys,
+            first_micro=self.place.data * self.plan.batch.micros,
+            split=split,
+            store=store,
+            recompute=recompute,
+            written=self._written(module.index),
+            autocast=AUTOCAST[self.plan.precision],
+            on_forward=on_forward,
+            diagnose=None if self.sharing else partial(first_bad_layer, self.captured, module),
+            made_up=self.options.made_up,
+        )
 
     def _split(self, module: StageModule, kinds: Collection[Kind]) -> Split:
         if Kind.I not in kinds:
@@ -192,7 +233,7 @@ class Assembly:
         self,
         flats: Sequence[Flat],
         groups: Mapping[Bucket, dist.ProcessGroup],
-        stages: Mapping[Node, TorchStage],
+        stages: Mapping[Node, AnyStage],
         make: Make,
         lr_schedule: LrSchedule,
         tracer: Tracer,
@@ -307,7 +348,7 @@ def _one() -> float:
 class _Counter:
     """How much the losses of this rank counted in the step."""
 
-    stages: Mapping[Node, TorchStage]
+    stages: Mapping[Node, AnyStage]
 
     def __call__(self) -> float:
         return sum(float(row[COUNT]) for stage in self.stages.values() for row in stage.losses.values())

@@ -19,6 +19,7 @@ from runtime.evaluate import EvaluationStage, losses_of
 from runtime.execute import Interpreter
 from runtime.groups import World
 from runtime.optimizer import Saved, Updater, load_state, state_of
+from runtime.parted_stage import AnyStage
 from runtime.places import Mesh
 from runtime.programs import AUTOCAST, forward_program
 from runtime.rewrite import Keys
@@ -27,7 +28,6 @@ from runtime.scaler import Scaler
 from runtime.stage import Tensors
 from runtime.statistics import RunningStatistics
 from runtime.sync import Flat
-from runtime.torch_stage import TorchStage
 from runtime.trace import Tracer
 from runtime.transport import Transport
 
@@ -43,7 +43,7 @@ class Rank:
     mesh: Mesh
     world: World
     graph: ModelGraph
-    stages: dict[Node, TorchStage]
+    stages: dict[Node, AnyStage]
     parameters: dict[str, nn.Parameter]
     buffers: dict[str, Tensor]
     idle: dict[str, Tensor]  # parameters and buffers that no layer uses, on the first rank

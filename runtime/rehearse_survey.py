@@ -19,10 +19,10 @@ from planner.plan import Plan
 from planner.schedule.action import Kind, Schedule
 from runtime.assemble import Assembly, Options
 from runtime.groups import World
+from runtime.parted_stage import AnyStage
 from runtime.rehearse_world import fill
 from runtime.routes import Direction, Routes
 from runtime.stage import Tensors
-from runtime.torch_stage import TorchStage
 from runtime.transport import Edge, Layout
 
 MADE_UP = Options(made_up=True)
@@ -47,7 +47,7 @@ def _kept(schedule: Schedule) -> Schedule:
     return replace(schedule, orders=tuple(orders))
 
 
-def _through(stages: Sequence[TorchStage], routes: Routes, batch: Tensors) -> dict[Edge, list[Layout]]:
+def _through(stages: Sequence[AnyStage], routes: Routes, batch: Tensors) -> dict[Edge, list[Layout]]:
     found: dict[Edge, list[Layout]] = {}
     values = dict(batch)
     for number, stage in enumerate(stages):

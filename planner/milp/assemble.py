@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
@@ -100,11 +101,17 @@ def _stages(posed: Problem, cut: IntArray) -> tuple[StagePlan, ...]:
             StagePlan(
                 layers=tuple(names[i:j]),
                 recompute=p in posed.order.recomputing,
+                recompute_before=_before(posed, p, (i, j), names),
                 spatial=grid,
                 gather_before=gather,
             )
         )
     return tuple(found)
+
+
+def _before(posed: Problem, stage: int, stage_of: tuple[int, int], names: Sequence[str]) -> str:
+    until = stage_of[1] if posed.until is None else int(posed.until[stage])
+    return names[until] if stage_of[0] < until < stage_of[1] else ""
 
 
 def stage_times(posed: Problem, cut: IntArray) -> tuple[StageTimes, ...]:

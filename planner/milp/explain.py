@@ -41,11 +41,12 @@ def scope(space: Space, considered: int, bounded: int, left: int, listed: int) -
         if grids
         else ""
     )
+    part = "as few of their first layers as do" if space.parts_recompute else "whole"
     return (
         f"{considered} shapes ({bounded} ruled out by bounds, {left} only bounded): {families}, orders frozen as generated{orders}; cuts of the "
         f"layers in the order of the model{where}; whole nodes from the first on, up to 64 pipeline workers unless fixed; recomputation "
-        f"where memory excludes a cut, of the stages that need it or, where workers hold several, of all, then of "
-        f"fewer in the best plans; "
+        f"where memory excludes a cut, of the stages that need it, in {part}, or, where workers hold several, "
+        f"of all, then of fewer in the best plans; "
         f"sharded optimizer state where that or time asks for it, of all stages alike; "
         f"replicas as slow as the slowest{cut}"
     )

@@ -19,6 +19,7 @@ from planner.milp.out_of_order import FAMILY, arranged
 from planner.milp.problem import Problem
 from planner.milp.shapes import Pins, Shape
 from planner.milp.shards import Choice, Prices, asked, choices, sharded
+from planner.milp.sparing import PARTED
 from planner.milp.stages import COMPUTE
 from planner.profile import CostKey, Profile
 from planner.schedule.action import Kind, Schedule
@@ -149,7 +150,8 @@ class Space:
         posed = _launched(posed, self.cluster.fitted)
         if shape.sparing:
             plain = self.order(replace(shape, sparing=False))
-            return None if plain is None else posed.spared(plain)
+            by_layer = self.parts_recompute and not shape.grid
+            return None if plain is None else posed.spared(plain, by_layer=by_layer)
         if shape.family != FAMILY or self.pins.stages is not None:
             return posed
         return arranged(posed, shape.update == "rolling" and self._at_use(shape))
@@ -166,6 +168,11 @@ class Space:
         direct = self.whole(self.micros()[0]).direct
         every: BoolArray = np.ones(self.layers + 1, np.bool_)
         return every if self.layers <= _ANYWHERE or self.pins.stages is not None else direct
+
+    @property
+    def parts_recompute(self) -> bool:
+        """Whether stages may recompute some of their layers, where samples are whole."""
+        return self.execution == "eager" and self.layers <= PARTED
 
     @cached_property
     def chained(self) -> bool:

@@ -1,8 +1,10 @@
-"""Recomputation stage by stage: a stage recomputes where its activations would not fit, and nowhere else.
+"""Recomputation layer by layer: a stage recomputes where its activations would not fit, and no more layers than it must.
 
 Where every worker holds one stage, whether a stage must recompute depends on its own layers alone, and recomputing
-never saves time: so the choice is made within each stage's interval, and proofs hold for all 2^D choices. Orders
-have recomputation everywhere; where it is spared it takes no time, which leaves every other action where it was.
+never saves time: so the choice is made within each stage's interval, and proofs hold for all choices of all stages.
+What is recomputed is the first layers of a stage, as few as fit, or all; what the others save is kept, beside what
+enters the stage. Orders have recomputation everywhere; where it is spared it takes no time, which leaves every other
+action where it was.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from planner.milp.order import Order
 from planner.milp.shapes import Shape
 from planner.schedule.action import Kind, Schedule
 
+PARTED = 300  # layers of a model up to which stages may recompute some of theirs
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sparing:
@@ -24,11 +28,12 @@ class Sparing:
     prefix_ns: IntArray  # [stage, layers + 1]
     launch_ns: int
     moments: tuple[IntArray, ...]  # a worker, as in `Order`
+    by_layer: bool = False  # whether a stage may recompute some of its layers
 
-    def ns(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
-        """Of a stage that recomputes."""
+    def ns(self, stage: int, low: IntArray, until: IntArray) -> IntArray:
+        """Of a stage that recomputes its layers before `until`."""
         line = self.prefix_ns[stage]
-        whole: IntArray = line[high] - line[low] + self.launch_ns
+        whole: IntArray = np.where(until > low, line[until] - line[low] + self.launch_ns, 0)
         return whole
 
     def peak_bytes(self, worker: int, stage: int, moving: IntArray) -> IntArray:

@@ -58,6 +58,7 @@ class Stages:
     allowed: BoolArray  # the boundaries that a cut may have
     fixed: IntArray | None = None  # the cut, where the shape includes it
     sparing: Sparing | None = None  # where only some stages recompute; `prefix_ns` then has no recomputation
+    until: IntArray | None = None  # [stage]: where what it recomputes ends, once that is settled
 
     @cached_property
     def chained(self) -> bool:
@@ -118,13 +119,36 @@ class Stages:
             out[:, worker] = (parts @ counts.T).max(1)
         return out
 
-    def again(self, stage: int, low: IntArray, high: IntArray) -> BoolArray:
-        """Whether a stage recomputes: because it must, or because every one does."""
-        if self.sparing is None:
-            return np.full(np.broadcast(low, high).shape, stage in self.order.recomputing)
-        moving = self.moving_of(low, high, np.False_)
-        must: BoolArray = self.plain_shortage(stage, self.fixed_bytes(low, high), moving) > 0
-        return must
+    def recomputed(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
+        """The layer before which what a stage recomputes ends: its own first one where it need not, its end where
+        fewer layers do not do or are no choice."""
+        assert self.sparing is not None
+        low, high = np.broadcast_arrays(low, high)
+        fixed, plain = self.fixed_bytes(low, high), self.moving_of(low, high, np.False_)
+        until: IntArray = np.where(self.plain_shortage(stage, fixed, plain) > 0, high, low)
+        if self.sparing.by_layer:
+            must = (until > low) & (self._shortage(stage, fixed, self.moving_of(low, high, np.True_)) <= 0)
+            until[must] = self._least(stage, low[must], high[must], fixed[must])
+        return until
+
+    def _least(self, stage: int, low: IntArray, high: IntArray, fixed: IntArray) -> IntArray:
+        """The same of stages that fit where they recompute all, and do not where they recompute nothing."""
+        until, left = high.copy(), np.arange(len(low))
+        for done in range(1, int((high - low).max(initial=0))):
+            left = left[low[left] + done < high[left]]
+            middle = low[left] + done
+            moving = self.moving_in_two(low[left], middle, high[left])
+            fits = self._shortage(stage, fixed[left], moving) <= 0
+            until[left[fits]] = middle[fits]
+            left = left[~fits]
+        return until
+
+    def _shortage(self, stage: int, fixed: IntArray, moving: IntArray) -> IntArray:
+        """Bytes that a stage lacks on a worker of its own, in the order that recomputes."""
+        (worker,) = np.flatnonzero(self.hosted[:, stage])
+        counts = np.unique(self.moments[worker][:, stage], axis=0)
+        lacks: IntArray = fixed + (moving @ counts.T).max(-1) - self.available_bytes[worker]
+        return lacks
 
     def plain_shortage(self, stage: int, fixed: IntArray, moving: IntArray) -> IntArray:
         """Bytes that a stage lacks where nothing is recomputed, as far as its worker holds no other."""
@@ -145,12 +169,17 @@ class Stages:
 
     def _again_ns(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
         assert self.sparing is not None
-        return np.where(self.again(stage, low, high), self.sparing.ns(stage, low, high), 0)
+        return self.sparing.ns(stage, low, self.recomputed(stage, low, high))
 
-    def spared(self, plain: Order) -> Self:
+    def spared(self, plain: Order, *, by_layer: bool) -> Self:
         """The same where stages recompute only if they must; `plain` is the order without recomputation."""
         row, prefix, launch = COMPUTE.index(Kind.R), self.prefix_ns.copy(), self.launch_ns.copy()
-        sparing = Sparing(prefix_ns=prefix[row].copy(), launch_ns=int(launch[row]), moments=plain.moments)
+        sparing = Sparing(
+            prefix_ns=prefix[row].copy(),
+            launch_ns=int(launch[row]),
+            moments=plain.moments,
+            by_layer=by_layer,
+        )
         prefix[row], launch[row] = 0, 0
         return replace(self, prefix_ns=prefix, launch_ns=launch, sparing=sparing)
 
@@ -160,9 +189,11 @@ class Stages:
             return self
         row, prefix, launch = COMPUTE.index(Kind.R), self.prefix_ns.copy(), self.launch_ns.copy()
         prefix[row], launch[row] = self.sparing.prefix_ns, self.sparing.launch_ns
-        again = np.array([self.again(p, cut[p], cut[p + 1]) for p in range(self.stages)])
-        order = settled(self.schedule, again)
-        return replace(self, order=order, prefix_ns=prefix, launch_ns=launch, sparing=None)
+        until = np.concatenate(
+            [self.recomputed(p, cut[p : p + 1], cut[p + 1 : p + 2]) for p in range(self.stages)]
+        )
+        order = settled(self.schedule, until > cut[:-1])
+        return replace(self, order=order, prefix_ns=prefix, launch_ns=launch, sparing=None, until=until)
 
     def fixed_bytes(self, low: IntArray, high: IntArray) -> IntArray:
         """Of a stage in one pipe: its state, and what it holds throughout a step beside."""
@@ -193,7 +224,27 @@ class Stages:
 
     def moving_bytes(self, low: IntArray, high: IntArray) -> IntArray:
         """[..., stage, part]: of one micro-batch, in the stages as the order has them."""
-        return self.moving_of(low, high, self._again)
+        moving = self.moving_of(low, high, self._again)
+        if self.until is not None:
+            some = np.broadcast_to((low < self.until) & (self.until < high), moving.shape[:-1])
+            middle = np.broadcast_to(self.until, low.shape)
+            moving[some] = self.moving_in_two(low[some], middle[some], high[some])
+        return moving
+
+    def moving_in_two(self, low: IntArray, middle: IntArray, high: IntArray) -> IntArray:
+        """[..., part]: of stages that recompute their layers before the middle; see `planner.stage_bytes.in_two`."""
+        early, late = self.moving_of(low, middle, np.False_), self.moving_of(middle, high, np.False_)
+        whole = self.moving_of(low, high, np.True_)
+        passing = self.tables.leaving[low, high] - self.tables.leaving[middle, high]
+        at = {name: part for part, name in enumerate(PART_NAMES)}
+        for name in ("saved", "held"):
+            whole[..., at[name]] = early[..., at[name]] + late[..., at[name]]
+        whole[..., at["kept"]] = early[..., at["kept"]] + late[..., at["saved"]]
+        work = at["workspace"]
+        whole[..., work] = np.maximum(early[..., work], late[..., work] + passing)
+        for name in ("splitting", "weighing"):
+            whole[..., at[name]] = np.maximum(early[..., at[name]], late[..., at[name]])
+        return whole
 
     @cached_property
     def _again(self) -> BoolArray:
@@ -241,8 +292,12 @@ class Stages:
         for p, alike in self._alike:
             out[:, KINDS.index(Kind.SYNC), alike] = self.sync_ns(p, low[:, alike], high[:, alike])
             out[:, KINDS.index(Kind.STEP), alike] = self.step_ns(p, low[:, alike], high[:, alike])
+        again = KINDS.index(Kind.R)
         for p in range(self.stages) if self.sparing is not None else ():
-            out[:, KINDS.index(Kind.R), p] = self._again_ns(p, low[:, p], high[:, p])
+            out[:, again, p] = self._again_ns(p, low[:, p], high[:, p])
+        if self.until is not None:
+            row, launch = self.prefix_ns[COMPUTE.index(Kind.R)], self.launch_ns[COMPUTE.index(Kind.R)]
+            out[:, again] = row[stage, self.until] - row[stage, low] + launch
         return out
 
     @cached_property

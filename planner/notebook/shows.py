@@ -73,7 +73,7 @@ def plan_rows(plan: Plan) -> list[dict[str, object]]:
             "layers": list(stage.layers),
             "forward_ns": times.forward_ns,
             "backward_ns": times.backward_ns,
-            "recompute": stage.recompute,
+            "recompute": stage.recompute_before or stage.recompute,
             "sent_bytes": sum(hop.bytes for hop in plan.hops if hop.sender == index),
         }
         for index, (stage, times) in enumerate(zip(plan.stages, plan.times, strict=True))

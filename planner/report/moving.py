@@ -28,7 +28,10 @@ def moving(plan: Plan, costs: Profile) -> list[StageBytes] | None:
     """An optimizer that replicas share updates a share at a time. None where grids are not as the solver has them."""
     key = setting(plan)
     costs = replace(costs, graph=as_planned(costs.graph, plan))
-    found = [stage_bytes(costs, stage.layers, key) for stage in plan.stages]
+    found = [
+        stage_bytes(costs, stage.layers, key, recompute=stage.recompute, before=stage.recompute_before)
+        for stage in plan.stages
+    ]
     if any(stage.spatial for stage in plan.stages):
         choice = _choice(plan.stages, costs)
         if choice is None:

@@ -107,7 +107,8 @@ def _stage(plan: Plan, index: int, stage: StagePlan) -> tuple[str, ...]:
         span = (
             f"<details><summary>{span} ({len(stage.layers)})</summary><ul class=plain>{names}</ul></details>"
         )
-    extra = [*(["recomputed"] if stage.recompute else [])]
+    before = f" before {text(stage.recompute_before)}" if stage.recompute_before else ""
+    extra = [*([f"recomputed{before}"] if stage.recompute else [])]
     if stage.spatial:
         extra.append(f"each sample in {'×'.join(map(str, stage.spatial))} parts")
         extra += [f"whole from {text(stage.gather_before)} on"] if stage.gather_before else []

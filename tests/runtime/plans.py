@@ -57,6 +57,7 @@ def plan_for(
     pairs: int = 1,
     cuts: Sequence[int] | None = None,
     recompute: Sequence[int] = (),
+    recompute_first: int = 0,
     precision: str = "fp32",
     shard: bool = False,
     times: StageTimes = TIMES,
@@ -89,7 +90,12 @@ def plan_for(
             orders=tuple(schedule.to_text().splitlines()),
         ),
         stages=tuple(
-            StagePlan(layers=tuple(names[a:b]), recompute=i in recompute, spatial=())
+            StagePlan(
+                layers=tuple(names[a:b]),
+                recompute=i in recompute,
+                recompute_before=names[a + recompute_first] if i in recompute and recompute_first else "",
+                spatial=(),
+            )
             for i, (a, b) in enumerate(pairwise(bounds))
         ),
         places=tuple(

@@ -46,8 +46,8 @@ def profile(workload: str, arguments: tuple[tuple[str, str], ...], micro: int) -
     return measure.profile(loaded, device="roofline:cpu", micros=(micro,), split=Split())
 
 
-def machines(ranks: int) -> Cluster:
-    group = NodeGroup(count=1, device="cpu", devices_per_node=ranks, memory_bytes=2**34)
+def machines(ranks: int, memory_bytes: int = 2**34) -> Cluster:
+    group = NodeGroup(count=1, device="cpu", devices_per_node=ranks, memory_bytes=memory_bytes)
     return Cluster(
         name="here", nodes=(group,), links=Links(node=Link(latency_s=2e-4, bandwidth_bytes_per_s=2e9))
     )
@@ -88,3 +88,14 @@ def test_no_rank_holds_more_than_was_predicted(seed: int) -> None:
     found = ratios(plan)
     assert max(found) <= 1.0, (plan.model.workload, plan.schedule.family, plan.axes, found)
     assert max(found) >= 0.7, "a prediction that nothing comes near is of no use"
+
+
+def test_a_rank_that_recomputes_its_first_layers_holds_no_more_either() -> None:
+    costs, fix = profile("gpt2", (("size", "tiny"),), 2), {"pipeline": 2, "data": 1, "schedule": "1f1b"}
+    roomy = solve(costs, machines(2), batch=16, fix=fix | {"recompute": False})
+    stages = [list(stage.layers) for stage in roomy.stages]
+    fullest = max(roomy.prediction.memory, key=lambda memory: memory.total)
+    tight = machines(2, fullest.total - fullest.activations // 10)
+    plan = solve(costs, tight, batch=16, fix=fix | {"stages": stages})
+    assert any(stage.recompute_before for stage in plan.stages)
+    assert max(ratios(plan)) <= 1.0

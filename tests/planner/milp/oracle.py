@@ -7,13 +7,13 @@ device a node and one distance, where every placement is alike.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise, product
 from math import ceil, prod
 
 from planner.cluster import Cluster, Slot, all_reduce_s, limit_bytes, transfer_s
 from planner.errors import BadInput
-from planner.memory import peaks
+from planner.memory import Spans, StageBytes, spans, use, weights
 from planner.model import Layer, crossings, stage_of_layers
 from planner.plan import Hop, StageTimes
 from planner.profile import CostKey, Profile
@@ -35,6 +35,27 @@ class Best:
     judged: int
 
 
+@dataclass
+class Known:
+    """What many cuts share, looked up once; a question is asked of one profile."""
+
+    profile: Profile
+    stages: dict[tuple[object, ...], StageBytes] = field(default_factory=dict)
+    orders: dict[int, tuple[Schedule, tuple[Spans, ...]]] = field(default_factory=dict)
+
+    def bytes(self, layers: Sequence[str], key: CostKey, done: int) -> StageBytes:
+        asked = (tuple(layers), key, done)
+        if asked not in self.stages:
+            before = layers[done] if 0 < done < len(layers) else ""
+            self.stages[asked] = stage_bytes(self.profile, layers, key, recompute=done > 0, before=before)
+        return self.stages[asked]
+
+    def spans(self, schedule: Schedule) -> tuple[Spans, ...]:
+        if id(schedule) not in self.orders:
+            self.orders[id(schedule)] = schedule, spans(schedule)
+        return self.orders[id(schedule)][1]
+
+
 def best(
     profile: Profile,
     cluster: Cluster,
@@ -46,13 +67,13 @@ def best(
     ranks: int = 1,
 ) -> Best | None:
     """`launch_ns` is what every action takes besides its layers; `ranks` share each sample, at the costs given."""
-    found, judged = None, 0
+    found, judged, known = None, 0, Known(profile)
     for micro, data, family, schedule, recompute, shard in _shapes(profile, cluster, batch, families, ranks):
         layers = len(profile.graph.layers)
         for boundaries in combinations(range(1, layers), schedule.stages - 1):
             judged += 1
             ns = _judge(
-                profile,
+                known,
                 cluster,
                 micro,
                 data * ranks,
@@ -62,6 +83,7 @@ def best(
                 shard,
                 update,
                 launch_ns,
+                ranks,
             )
             if ns is not None and (found is None or ns < found[0]):
                 found = (ns, family, data, boundaries)
@@ -136,7 +158,7 @@ def _schedules(family: str, workers: int, micros: int, layers: int) -> Iterator[
 
 
 def _judge(
-    profile: Profile,
+    known: Known,
     cluster: Cluster,
     micro: int,
     replicas: int,
@@ -146,13 +168,15 @@ def _judge(
     shard: bool,
     update: str,
     launch_ns: int,
+    ranks: int,
 ) -> int | None:
-    key = CostKey("", micro, (), "fp32", "eager")
+    profile, key = known.profile, CostKey("", micro, (), "fp32", "eager")
     names = [layer.name for layer in profile.graph.layers]
     edges = [0, *boundaries, len(names)]
     stages = [names[i:j] for i, j in pairwise(edges)]
     holders = replicas * len(schedule.place)
-    if not _fits(profile, cluster, key, stages, schedule, holders if shard else 1, holders):
+    done = _done_again(known, cluster, key, stages, schedule, holders if shard else 1, replicas, ranks)
+    if done is None:
         return None
     times = [
         _times(
@@ -162,6 +186,7 @@ def _judge(
             stage,
             replicas * len({row[s] for row in schedule.place}),
             holders if shard else 1,
+            done[s],
         )
         for s, stage in enumerate(stages)
     ]
@@ -172,7 +197,13 @@ def _judge(
 
 
 def _times(
-    profile: Profile, cluster: Cluster, key: CostKey, layers: Sequence[str], holders: int, share: int
+    profile: Profile,
+    cluster: Cluster,
+    key: CostKey,
+    layers: Sequence[str],
+    holders: int,
+    share: int,
+    done: int,
 ) -> StageTimes:
     costs = [profile.cost(name, key) for name in layers]
     used = {name for layer in layers for name in profile.graph.layer[layer].parameters}
@@ -186,7 +217,7 @@ def _times(
         backward_ns=sum(round(c.backward.median * NS) for c in costs),
         input_grad_ns=sum(round(c.input_grad.median * NS) for c in costs),
         weight_grad_ns=sum(round(c.weight_grad.median * NS) for c in costs),
-        recompute_ns=sum(round(c.forward.median * NS) for c in costs),
+        recompute_ns=sum(round(c.forward.median * NS) for c in costs[:done]),
         sync_ns=ceil(sync - 1e-6),
         step_ns=_step_ns([prod(p.shape) for p in trained], rate, share, ceil(sync - 1e-6)),
     )
@@ -238,32 +269,68 @@ def _hops(
     return found
 
 
-def _fits(
-    profile: Profile,
+def _done_again(
+    known: Known,
     cluster: Cluster,
     key: CostKey,
     stages: Sequence[Sequence[str]],
     schedule: Schedule,
     share: int,
-    holders: int,
-) -> bool:
-    graph = profile.graph
+    replicas: int,
+    ranks: int,
+) -> list[int] | None:
+    """Of each stage how many layers it recomputes, so that all fits and none could do with less; None where it cannot
+    be. A stage that has its worker alone, and whole samples, may recompute its first layers only."""
+    profile = known.profile
     again = {action.stage for order in schedule.orders for action in order if action.kind is Kind.R}
-    state, moving = [], []
-    copies = copies_of_statistics(holders, recompute=bool(again))
-    for stage, layers in enumerate(stages):
-        used = {name for layer in layers for name in graph.layer[layer].parameters}
-        weights = [graph.parameter[name] for name in used]
-        trained = [p for p in weights if p.trainable]
-        elements = _most_elements([prod(p.shape) for p in trained], share)
-        total = sum(p.bytes for p in weights) + sum(p.bytes for p in trained)
-        kept = elements * profile.optimizer.state_bytes_per_parameter
-        kept += len(trained) * profile.optimizer.state_bytes_per_tensor
-        total += step_bytes(profile, layers, key, losses=losses_held(schedule), copies=copies)
-        state.append(total + ceil(kept - 1e-6))
-        moving.append(stage_bytes(profile, layers, key, recompute=stage in again))
-    for worker, peak in enumerate(peaks(schedule, moving)):
+    copies = copies_of_statistics(replicas * len(schedule.place), recompute=bool(again))
+    losses = losses_held(schedule)
+    state = [_state(profile, key, layers, share, losses, copies) for layers in stages]
+    chosen = [len(layers) if stage in again else 0 for stage, layers in enumerate(stages)]
+    alone = ranks == 1 and len(schedule.place) == 1 and schedule.stages == schedule.workers
+    for stage in again if alone else ():
+        options = [[*chosen[:stage], done, *chosen[stage + 1 :]] for done in range(1, len(stages[stage]) + 1)]
+        worker = schedule.place[0][stage]
+        fitting = [o for o in options if worker not in _full(known, cluster, key, stages, schedule, state, o)]
+        if not fitting:
+            return None
+        chosen = min(fitting, key=lambda option: _forward_s(profile, key, stages[stage][: option[stage]]))
+    return None if _full(known, cluster, key, stages, schedule, state, chosen) else chosen
+
+
+def _forward_s(profile: Profile, key: CostKey, layers: Sequence[str]) -> float:
+    return sum(profile.cost(name, key).forward.median for name in layers)
+
+
+def _state(
+    profile: Profile, key: CostKey, layers: Sequence[str], share: int, losses: int, copies: int
+) -> int:
+    graph = profile.graph
+    used = {name for layer in layers for name in graph.layer[layer].parameters}
+    weights = [graph.parameter[name] for name in used]
+    trained = [p for p in weights if p.trainable]
+    elements = _most_elements([prod(p.shape) for p in trained], share)
+    total = sum(p.bytes for p in weights) + sum(p.bytes for p in trained)
+    kept = elements * profile.optimizer.state_bytes_per_parameter
+    kept += len(trained) * profile.optimizer.state_bytes_per_tensor
+    total += step_bytes(profile, layers, key, losses=losses, copies=copies)
+    return total + ceil(kept - 1e-6)
+
+
+def _full(
+    known: Known,
+    cluster: Cluster,
+    key: CostKey,
+    stages: Sequence[Sequence[str]],
+    schedule: Schedule,
+    state: Sequence[int],
+    done: Sequence[int],
+) -> set[int]:
+    """The workers that lack memory."""
+    table = weights([known.bytes(layers, key, count) for layers, count in zip(stages, done, strict=True)])
+    found = set()
+    for worker, own in enumerate(known.spans(schedule)):
         fixed = sum(state[s] for row in schedule.place for s, w in enumerate(row) if w == worker)
-        if fixed + peak.bytes > limit_bytes(cluster, Slot(worker, 0)):
-            return False
-    return True
+        if fixed + use(own, table)[:, 0].max(initial=0) > limit_bytes(cluster, Slot(worker, 0)):
+            found.add(worker)
+    return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import asdict, replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -10,16 +12,21 @@ import pytest
 from planner.cluster import Cluster
 from planner.errors import Infeasible
 from planner.fitted import Correction, Fitted
-from planner.milp import stages
+from planner.memory import PART_NAMES
+from planner.milp import space, stages
 from planner.milp.search import judge
 from planner.milp.shapes import Shape
 from planner.milp.solve import solve, space_of
 from planner.milp.stages import KINDS
 from planner.plan import Plan
+from planner.plan_yaml import dump
+from planner.plan_yaml import parse as loads
+from planner.profile import CostKey
 from planner.schedule.action import Kind
 from planner.schedule.check_program import program_violations
 from planner.schedule.lower import lower
 from planner.simulate import period_of_plan, schedule_of
+from planner.stage_bytes import stage_bytes
 from planner.verify import violations
 from tests.planner.milp.instances import Block, chain, cluster, profile
 
@@ -71,6 +78,49 @@ def test_models_too_large_for_tables_of_every_interval_get_the_same_plan(
     assert plan_of(60_000) == tabled
 
 
+def test_a_stage_recomputes_no_more_of_its_layers_than_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first stage lacks room for a layer of four micro-batches or so: it does again its first layer, not both."""
+    some = plan_of(75_000)
+    assert [stage.recompute_before for stage in some.stages] == ["l1", "", "", ""]
+    assert some.times[0].recompute_ns == 1000 < some.times[0].forward_ns
+    assert "as few of their first layers as do" in (some.certificate.scope if some.certificate else "")
+    assert loads(dump(some)) == some
+    monkeypatch.setattr(space, "PARTED", 0)
+    whole = plan_of(75_000)
+    assert not any(stage.recompute_before for stage in whole.stages)
+    assert some.prediction.step_ns < whole.prediction.step_ns
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_bytes_of_a_stage_in_two_are_those_of_the_definition(seed: int) -> None:
+    costs = profile(chain(7, seed, skips=3, loose=seed % 2 == 1))
+    posed = space_of(costs, cluster(1), batch=1).problem(replace(SHAPE, workers=1, micros=1))
+    assert posed is not None
+    names = [layer.name for layer in costs.graph.layers]
+    for i, k, j in combinations(range(len(names) + 1), 3):
+        low, middle, high = (np.array([at]) for at in (i, k, j))
+        row = dict(zip(PART_NAMES, posed.moving_in_two(low, middle, high)[0].tolist(), strict=True))
+        key = CostKey("", 1, (), "fp32", "eager")
+        want = asdict(stage_bytes(costs, names[i:j], key, recompute=True, before=names[k]))
+        assert row == want | {"update": row["update"]}
+        assert row["kept"] <= row["saved"]
+
+
+def test_a_layer_that_ends_nothing_is_a_violation() -> None:
+    plan = plan_of(75_000)
+    first, *others = plan.stages
+    for wrong in (
+        first.model_copy(update={"recompute_before": "l0"}),
+        first.model_copy(update={"recompute_before": "l7"}),
+        first.model_copy(update={"recompute_before": "l1", "recompute": False}),
+    ):
+        changed = plan.model_copy(update={"stages": (wrong, *others)})
+        assert any("recompute" in str(each) for each in violations(changed, profile=ALIKE))
+    less = plan.times[0].model_copy(update={"recompute_ns": 10})
+    quick = plan.model_copy(update={"times": (less, *plan.times[1:])})
+    assert any("recompute_ns" in str(each) for each in violations(quick, profile=ALIKE))
+
+
 def test_where_there_is_room_nothing_recomputes() -> None:
     assert not any(again(plan_of(1 << 30)))
 
@@ -93,6 +143,20 @@ def test_a_plan_that_recomputes_in_part_runs_like_any_other(schedule: str) -> No
     assert program_violations(program, order) == []
 
 
+SHAPE = Shape(
+    family="zb-h1",
+    data=1,
+    workers=4,
+    pairs=1,
+    chunks=1,
+    micro=1,
+    micros=6,
+    recompute=False,
+    shard=False,
+    axes=("data", "pipeline", "spatial"),
+)
+
+
 def corrected(machines: Cluster) -> Cluster:
     """Every forward, a second one too, takes 700 ns besides its layers."""
     late = Correction(start_s=700e-9, samples=1)
@@ -103,21 +167,9 @@ def corrected(machines: Cluster) -> Cluster:
 def test_times_are_those_of_the_order_in_which_only_these_stages_recompute(launched: bool) -> None:
     rng = random.Random(3)
     machines = cluster(4, memory=140_000)
-    space = space_of(profile(chain(9, 4)), corrected(machines) if launched else machines, batch=6)
-    shape = Shape(
-        family="zb-h1",
-        data=1,
-        workers=4,
-        pairs=1,
-        chunks=1,
-        micro=1,
-        micros=6,
-        recompute=False,
-        shard=False,
-        axes=("data", "pipeline", "spatial"),
-        sparing=True,
-    )
-    posed = space.problem(shape)
+    asked = space_of(profile(chain(9, 4)), corrected(machines) if launched else machines, batch=6)
+    shape = replace(SHAPE, sparing=True)
+    posed = asked.problem(shape)
     assert posed is not None
     seen = set()
     for _ in range(30):
