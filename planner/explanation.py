@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from planner.cluster import Cluster
 from planner.console import columns, duration, memory
-from planner.frontier import Asked, changed, with_more
+from planner.frontier import Asked
 from planner.milp.explain import parts_ns
+from planner.milp.questions import changed, with_more
 from planner.milp.solve import answered, fastest
 from planner.milp.survey import Search, Tried
 from planner.plan import Plan

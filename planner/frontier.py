@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from math import isqrt
 from typing import Literal
 
-from planner.cluster import Cluster, NodeGroup, total_devices, with_nodes
-from planner.milp.shapes import Pins
+from planner.cluster import Cluster, NodeGroup, total_devices
+from planner.milp.questions import changed, with_at_most
 from planner.milp.solve import fastest, space_of
 from planner.milp.space import Space
 from planner.milp.survey import Effort
@@ -234,35 +234,6 @@ def _least_bytes(space: Space) -> int:
     weights = space.profile.graph.parameters
     own = sum(weight.bytes * (2 if weight.trainable else 1) for weight in weights)
     return own // total_devices(space.cluster) - 1
-
-
-def changed(space: Space, *, cluster: Cluster | None = None, pins: Pins | None = None) -> Space:
-    """Another question about the same costs: what was worked out for layers and orders is kept."""
-    return Space(
-        profile=space.profile,
-        cluster=cluster or space.cluster,
-        batch=space.batch,
-        precision=space.precision,
-        execution=space.execution,
-        pins=pins or space.pins,
-        _tables=space._tables,
-        _orders=space._orders,
-    )
-
-
-def with_at_most(cluster: Cluster, limit: int) -> Cluster:
-    """The same machines, of whose devices a plan may use no more than `limit` bytes, their margin aside."""
-    return _with_memory(cluster, lambda group: min(group.capacity_bytes, group.margin_bytes + limit))
-
-
-def with_more(cluster: Cluster, more: int) -> Cluster:
-    """The same machines with so many bytes more on each device."""
-    return _with_memory(cluster, lambda group: group.capacity_bytes + more)
-
-
-def _with_memory(cluster: Cluster, size: Callable[[NodeGroup], int]) -> Cluster:
-    groups = tuple(group.model_copy(update={"memory_bytes": size(group)}) for group in cluster.nodes)
-    return with_nodes(cluster, groups)
 
 
 def _with_limits_of(cluster: Cluster, plan: Plan) -> Plan:

@@ -9,7 +9,8 @@ from typing import Literal
 
 from planner.cluster import Cluster
 from planner.errors import BadInput
-from planner.frontier import Asked, changed, peak_bytes, samples_per_s
+from planner.frontier import Asked, peak_bytes, samples_per_s
+from planner.milp.questions import changed
 from planner.milp.solve import fastest
 from planner.plan import Plan, world_size
 from planner.profile import Profile

@@ -15,6 +15,7 @@ from planner.milp.bounds import every_cut, shortage, windows
 from planner.milp.infeasible_space import degrees
 from planner.milp.pinned import each_freed, told
 from planner.milp.problem import Problem
+from planner.milp.questions import changed, with_more
 from planner.milp.shapes import Pins, Shape
 from planner.milp.space import Space, short_bytes
 
@@ -41,9 +42,9 @@ class Looked(Protocol):
 def no_shape(space: Space, possible: Callable[[Space], bool]) -> str:
     """Which of the pins excludes everything; `possible` tells whether a question has any shape."""
     pinned = told(space.pins)
-    alone = [key for key, pins in each_freed(space.pins) if possible(_asked(space, pins=pins))]
+    alone = [key for key, pins in each_freed(space.pins) if possible(changed(space, pins=pins))]
     free = Pins(update=space.pins.update)
-    if not pinned or not possible(_asked(space, pins=free)):
+    if not pinned or not possible(changed(space, pins=free)):
         return _indivisible(space)
     if alone:
         keys = " and ".join(f"{key}={pinned[key]}" for key in alone)
@@ -131,8 +132,8 @@ def _sentence(found: Looked, cut: IntArray, worker: int, need: int) -> str:
 
 
 def _changes(space: Space, nearest: Nearest | None, fits: Fits) -> Iterator[tuple[str, str]]:
-    for name, changed in _questions(space, nearest):
-        plan = fits(changed, nearest)
+    for name, asked in _questions(space, nearest):
+        plan = fits(asked, nearest)
         if plan is not None:
             yield name, plan
 
@@ -140,30 +141,14 @@ def _changes(space: Space, nearest: Nearest | None, fits: Fits) -> Iterator[tupl
 def _questions(space: Space, nearest: Nearest | None) -> Iterator[tuple[str, Space]]:
     pinned = space.pins
     for key, pins in each_freed(pinned):
-        yield f"leaving {key} free", _asked(space, pins=pins)
+        yield f"leaving {key} free", changed(space, pins=pins)
     if nearest is not None and nearest.short_bytes > 0:
         short = nearest.short_bytes
-        yield f"{short} bytes more on each device", _asked(space, cluster=_roomier(space.cluster, short))
+        yield f"{short} bytes more on each device", changed(space, cluster=with_more(space.cluster, short))
     times = 2
     while times <= _MOST_NODES and (larger := _larger(space.cluster, times)) is not None:
-        yield f"{times} times the nodes", _asked(space, cluster=larger)
+        yield f"{times} times the nodes", changed(space, cluster=larger)
         times *= 2
-
-
-def _asked(space: Space, *, pins: Pins | None = None, cluster: Cluster | None = None) -> Space:
-    return Space(
-        profile=space.profile,
-        cluster=cluster or space.cluster,
-        batch=space.batch,
-        precision=space.precision,
-        execution=space.execution,
-        pins=pins or space.pins,
-    )
-
-
-def _roomier(cluster: Cluster, more: int) -> Cluster:
-    groups = tuple(g.model_copy(update={"memory_bytes": g.capacity_bytes + more}) for g in cluster.nodes)
-    return with_nodes(cluster, groups)
 
 
 def _larger(cluster: Cluster, times: int) -> Cluster | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Required, TypedDict, Unpack
 
 from planner.cluster import Cluster
 from planner.errors import BadInput, Infeasible
@@ -20,28 +21,19 @@ from planner.profile import Profile
 _CHANGED = 20  # shapes looked at for each change that might make an infeasible question feasible
 
 
+class Question(TypedDict, total=False):
+    batch: Required[int]
+    fix: Mapping[str, object] | None
+    schedules: Sequence[str] | None
+    precision: str | None
+    execution: str | None
+
+
 def solve(
-    profile: Profile,
-    cluster: Cluster,
-    *,
-    batch: int,
-    fix: Mapping[str, object] | None = None,
-    schedules: Sequence[str] | None = None,
-    precision: str | None = None,
-    execution: str | None = None,
-    effort: Effort | None = None,
+    profile: Profile, cluster: Cluster, *, effort: Effort | None = None, **asked: Unpack[Question]
 ) -> Plan:
     """The fastest plan that fits, with its certificate; Infeasible says what is missing, and what would fit."""
-    space = space_of(
-        profile,
-        cluster,
-        batch=batch,
-        fix=fix,
-        schedules=schedules,
-        precision=precision,
-        execution=execution,
-    )
-    return answered(space, effort)[0]
+    return answered(space_of(profile, cluster, **asked), effort)[0]
 
 
 def answered(space: Space, effort: Effort | None = None) -> tuple[Plan, Search]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from planner.cluster import Cluster
-from planner.frontier import Asked, Frontier, Row, changed, frontier, with_at_most
+from planner.frontier import Asked, Frontier, Row, frontier
+from planner.milp.questions import changed, with_at_most
 from planner.milp.solve import fastest
 from planner.profile import Profile
 from planner.verify import violations
