@@ -17,8 +17,9 @@ from benchmarks.harness import Cell, Result, Table, main
 from planner import devices, measure
 from planner.cluster import Cluster, Link, Links, NodeGroup
 from planner.milp.course import search
+from planner.milp.fixed import pins
 from planner.milp.lattice import ideals_of
-from planner.milp.shapes import SEARCHED, pins
+from planner.milp.shapes import SEARCHED
 from planner.milp.space import Space
 from planner.milp.survey import Effort, Search
 from planner.model import Layer, ModelGraph, Parameter, Value

@@ -108,7 +108,7 @@ def register(app: typer.Typer, measure: Measure, observe: cli_calibrate.Observe)
 def plan(given: Options, measure: Measure, observe: cli_calibrate.Observe) -> None:
     from planner import cluster as clusters
     from planner.frontier import Asked
-    from planner.milp.shapes import pins
+    from planner.milp.fixed import pins
     from planner.workload_settings import parse_settings
 
     goal = _goal(given.batch, given.devices, given.frontier)

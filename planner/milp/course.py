@@ -14,10 +14,11 @@ from itertools import product
 
 from planner.errors import Infeasible
 from planner.milp import explain, infeasible, relisting, sparing
+from planner.milp.fixed import Pins
 from planner.milp.floors import Floors
 from planner.milp.problem import Problem
 from planner.milp.search import NEVER, Answer, even, judge
-from planner.milp.shapes import Pins, Shape, shapes
+from planner.milp.shapes import Shape, shapes
 from planner.milp.space import Space
 from planner.milp.survey import Effort, Search
 

@@ -9,9 +9,10 @@ from typing import Protocol
 import numpy as np
 
 from planner.cost import IntArray
+from planner.milp.fixed import Pins
 from planner.milp.problem import Problem
 from planner.milp.search import NEVER, Answer, judge
-from planner.milp.shapes import Pins, Shape, shapes
+from planner.milp.shapes import Shape, shapes
 from planner.milp.shards import shown
 from planner.milp.space import Space
 from planner.milp.stages import KINDS

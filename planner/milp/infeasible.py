@@ -12,11 +12,12 @@ import numpy as np
 from planner.cluster import Cluster, total_devices, with_nodes
 from planner.cost import IntArray
 from planner.milp.bounds import every_cut, shortage, windows
+from planner.milp.fixed import Pins
 from planner.milp.infeasible_space import degrees
 from planner.milp.pinned import each_freed, told
 from planner.milp.problem import Problem
 from planner.milp.questions import changed, with_more
-from planner.milp.shapes import Pins, Shape
+from planner.milp.shapes import Shape
 from planner.milp.space import Space, short_bytes
 
 Fits = Callable[[Space, "Nearest | None"], str | None]

@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.cost import BoolArray, IntArray
 from planner.memory import memory_rows
-from planner.milp.shapes import Update
+from planner.milp.fixed import Update
 from planner.plan import Hop
 from planner.schedule.action import Kind, Schedule
 from planner.simulate import Compiled, compile

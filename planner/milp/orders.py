@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from planner.layer_order import alone, dependences, misplaced
 from planner.milp.course import ranked, search
+from planner.milp.fixed import Pins
 from planner.milp.lattice import Sent, TooManyIdeals, Work, best_stages
 from planner.milp.search import NEVER
-from planner.milp.shapes import Pins
 from planner.milp.space import Space
 from planner.milp.survey import Effort, Search
 from planner.model import ModelGraph

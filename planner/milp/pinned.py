@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from planner.errors import BadInput
-from planner.milp.shapes import Pins
+from planner.milp.fixed import Pins
 from planner.model import ModelGraph
 
 _FIELDS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from planner.cluster import Cluster, NodeGroup, with_nodes
-from planner.milp.shapes import Pins
+from planner.milp.fixed import Pins
 from planner.milp.space import Space
 
 

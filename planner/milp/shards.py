@@ -19,8 +19,8 @@ from planner.cost import NS, Tables, tables
 from planner.errors import BadInput
 from planner.halo.call import NoRule
 from planner.halo.price import Cost, Price, Traffic, price
+from planner.milp.fixed import Pins
 from planner.milp.mesh import NOISE, Group
-from planner.milp.shapes import Pins
 from planner.model import ModelGraph
 from planner.profile import CostKey, LayerCost, Profile, Seconds
 

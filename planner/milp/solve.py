@@ -10,9 +10,10 @@ from planner.errors import BadInput, Infeasible
 from planner.milp import infeasible, orders
 from planner.milp.assemble import plan_of
 from planner.milp.course import ranked, thriftier
+from planner.milp.fixed import pins
 from planner.milp.pinned import with_stages
 from planner.milp.search import NEVER, judge
-from planner.milp.shapes import Shape, pins
+from planner.milp.shapes import Shape
 from planner.milp.space import Space
 from planner.milp.survey import Effort, Search
 from planner.plan import Plan

@@ -13,11 +13,12 @@ from planner.cost import NS, BoolArray, IntArray, Tables, price
 from planner.errors import BadInput
 from planner.fitted import Fitted, corrected, launch_ns
 from planner.milp.bounds import windows
+from planner.milp.fixed import Pins
 from planner.milp.mesh import Group, Machines, Mesh, Sum, mesh
 from planner.milp.order import Meter, Order
 from planner.milp.out_of_order import FAMILY, arranged
 from planner.milp.problem import Problem
-from planner.milp.shapes import Pins, Shape
+from planner.milp.shapes import Shape
 from planner.milp.shards import Choice, Prices, asked, choices, sharded
 from planner.milp.sparing import PARTED
 from planner.milp.stages import COMPUTE

@@ -12,10 +12,11 @@ import pytest
 from planner.cost import IntArray
 from planner.milp.bounds import windows
 from planner.milp.box import ROUNDING, weigh
+from planner.milp.fixed import pins
 from planner.milp.floors import Floors
 from planner.milp.lines import Lines
 from planner.milp.problem import Problem
-from planner.milp.shapes import OUTER_DATA, Shape, pins, shapes
+from planner.milp.shapes import OUTER_DATA, Shape, shapes
 from planner.milp.space import Space
 from planner.profile import Profile, Seconds
 from planner.schedule.action import Kind

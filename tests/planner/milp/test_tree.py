@@ -12,12 +12,13 @@ from planner.cost import IntArray
 from planner.milp import formulation
 from planner.milp.bounds import every_cut, fitting, memory_weights, windows
 from planner.milp.box import ROUNDING, weigh
+from planner.milp.fixed import Pins
 from planner.milp.game import Pool
 from planner.milp.lines import Lines
 from planner.milp.problem import Problem
 from planner.milp.record import Record
 from planner.milp.search import NEVER, Answer, descend, even, judge
-from planner.milp.shapes import OUTER_DATA, Pins, Shape
+from planner.milp.shapes import OUTER_DATA, Shape
 from planner.milp.space import Space
 from planner.milp.tree import Tree
 from tests.planner.milp.instances import chain, cluster, profile
