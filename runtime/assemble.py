@@ -177,9 +177,8 @@ class Assembly:
                 )
                 for part in parts[stage]
             ]
-            made[pipe, stage] = (
-                ran[0] if len(ran) == 1 else PartedStage(modules[stage], *ran, on_forward=seen)
-            )
+            first, last = ran[0], ran[-1]
+            made[pipe, stage] = first if first is last else PartedStage(modules[stage], first, last, seen)
         return made
 
     def _parts(self, stage: int, module: StageModule) -> list[StageModule]:
