@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
@@ -16,6 +17,9 @@ from runtime.spatial.shard import analyse, entries
 from tests.runtime.spatial import threads
 from tests.runtime.spatial.equality import differences, on_shards, reference, stage_of
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Using padding='same' with even kernel"
+)  # torch's, of what is padded
 WIDTH = 4
 
 
@@ -36,6 +40,12 @@ def _skip(x: Tensor, block: nn.Module) -> Tensor:
 
 def _joined(x: Tensor, block: nn.Module, merge: nn.Module) -> Tensor:
     y: Tensor = merge(torch.cat([x, F.interpolate(block(x), size=x.shape[2:])], 1))
+    return y
+
+
+def _beside_means(x: Tensor, merge: nn.Module) -> Tensor:
+    """What is cut along one dimension of a grid of two beside what is cut along both."""
+    y: Tensor = merge(torch.cat([x.mean(3, keepdim=True).expand_as(x), x], 1))
     return y
 
 
@@ -66,6 +76,11 @@ LAYERS: tuple[Callable[[], nn.Module], ...] = (
     lambda: Around(lambda x: F.pad(x, (1, 0, 2, 1), mode="reflect")),
     lambda: Around(_gated, nn.Conv2d(WIDTH, WIDTH, 1)),
     lambda: Around(_skip, nn.Sequential(nn.Conv2d(WIDTH, WIDTH, 3, 2, 1), nn.ReLU())),
+    lambda: nn.AvgPool2d(4, 3, 2, ceil_mode=True, count_include_pad=False),
+    lambda: nn.Conv2d(WIDTH, WIDTH, 4, padding="same", dilation=3),
+    lambda: nn.ConvTranspose2d(WIDTH, WIDTH, 2, 3, 1, 2),
+    lambda: Around(lambda x: x / (1 + x.mean(2, keepdim=True).expand_as(x).square())),
+    lambda: Around(_beside_means, nn.Conv2d(2 * WIDTH, WIDTH, 1)),
     lambda: Around(_joined, nn.MaxPool2d(2), nn.Conv2d(2 * WIDTH, WIDTH, 3, padding=1)),
 )
 
