@@ -30,6 +30,7 @@ _KICKS = 6
 _WORK_NS = 40e9  # of `Meter`
 _PROGRAM_NODES = 2000  # of the mixed-integer program
 _MOST_ARCS = 3000  # beyond, the program is left unwritten and the tree's proof stands alone
+_ARCS_PROVED = 500  # where everything is proved already, and the program only states it
 _BOXES = 100  # of one shape at first, divided by its depth
 _NODES = 3000  # boxes of one shape in a turn at most, divided by its depth
 
@@ -164,7 +165,8 @@ class Search:
             return
         others = [tried for tried in self.open if tried is not self.best and tried.bound_ns < self.limit]
         parts = [part for part in map(self._part, [self.best, *others]) if part is not None]
-        if not parts or sum(int(a.sum()) for part in parts for a in part.box.alive) > _MOST_ARCS:
+        most = _MOST_ARCS if others else _ARCS_PROVED
+        if not parts or sum(int(a.sum()) for part in parts for a in part.box.alive) > most:
             return
         done = formulation.solve(parts, self.limit, nodes=self.effort.program_nodes)
         self.program = done
