@@ -8,6 +8,7 @@ import pytest
 
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run
+from tests.runtime.jobs import captured_of
 from tests.runtime.test_equality import HERE, plan_of
 
 # workload, arguments, shape of the plan; sizes keep gradients far from rounding noise
@@ -62,8 +63,12 @@ CASES: dict[str, tuple[str, dict[str, str], dict[str, object]]] = {
 def test_a_model_trains_under_a_plan_as_in_one_process(case: str, pool: Pool, tmp_path: Path) -> None:
     workload, arguments, shape = CASES[case]
     plan, steps = plan_of(workload, arguments, **shape), 1 if workload == "resnet50" else 3
+    model = captured_of(workload, arguments, 2)[1].graph
     have = run(pool, plan, tmp_path, steps=steps)
     found = distance(expected(plan, tmp_path, steps=steps), have)
     assert found.loss <= 1e-6, found
+    if len(plan.schedule.place) == plan.axes.data == 1:
+        once = [row.name for row in model.parameters if len(set(row.users)) == 1]
+        assert found.loss == 0 and {n: found.grads[n] for n in once if found.grads.get(n)} == {}
     assert max(found.grads.values()) <= 1e-6, {n: d for n, d in found.grads.items() if d > 1e-6}
     assert max(found.after.values()) <= 2e-6, {n: d for n, d in found.after.items() if d > 2e-6}
