@@ -52,7 +52,7 @@ def board(paths: Paths, *, first: int, generation: int, samples: int) -> Board |
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    writer: Writer = SummaryWriter(  # type: ignore[no-untyped-call]
+    writer: Writer = SummaryWriter(
         str(paths.tensorboard), purge_step=first if first > 1 else None, flush_secs=round(EVERY_S)
     )
     return Board(writer, Lines(paths), generation=generation, samples=samples)
