@@ -41,6 +41,9 @@ def _pages(size: int) -> int:
 class Reserves(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Under a FakeTensorMode, gives recurrent kernels the reserve that they would make."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         result = function(*args, **(kwargs or {}))
         if function is not aten.mkldnn_rnn_layer.default:
