@@ -94,9 +94,7 @@ class ModelGraph:
     symbolic_batch: bool  # one capture serves every micro-batch
     captured_micro: int  # the micro-batch that was captured when the batch is not symbolic
     operations: tuple[str, ...] = ()  # of models that slide over space, as `planner.halo.text` writes them
-    captured_order: tuple[
-        str, ...
-    ] = ()  # names of the layers as captured, where they stand in another order here
+    captured_order: tuple[str, ...] = ()  # names of the layers as captured, where that is another
 
     @cached_property
     def layer(self) -> dict[str, Layer]:
