@@ -22,7 +22,7 @@ from planner.profile import Profile
 from planner.schedule import check as schedule_check
 from planner.schedule.action import Kind
 from planner.schedule.grid import draw
-from planner.schedule.overlap import overlap_of
+from planner.schedule.overlap import ROUNDS_BY_PART, overlap_of, rounds_by_part
 from planner.simulate import period_of_plan, schedule_of
 from planner.violation import Violation
 
@@ -193,6 +193,9 @@ def _schedule(plan: Plan) -> Iterator[Violation]:
         overlap_of(dict(plan.schedule.settings), "schedule.settings")
     except BadInput as error:
         yield Violation(rule="schedule", where="", message=str(error))
+    in_parts = plan.schedule.family == "overlap" and plan.schedule.chunks > 1
+    if in_parts and rounds_by_part(plan.precision, plan.execution):
+        yield Violation(rule="schedule", where="execution", message=f"{ROUNDS_BY_PART}; eager, or fp32")
     barrier = plan.schedule.update == "barrier"
     for found in schedule_check.violations(schedule, plan.hops, barrier=barrier):
         picture = draw(schedule.orders, found.marks) if found.marks else ""

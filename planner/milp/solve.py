@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Required, TypedDict, Unpack
 
 from planner.cluster import Cluster
@@ -10,7 +11,7 @@ from planner.errors import BadInput, Infeasible
 from planner.milp import infeasible, orders
 from planner.milp.assemble import plan_of
 from planner.milp.course import ranked, thriftier
-from planner.milp.fixed import pins
+from planner.milp.fixed import Pins, pins
 from planner.milp.pinned import with_stages
 from planner.milp.search import NEVER, judge
 from planner.milp.shapes import Shape
@@ -18,6 +19,7 @@ from planner.milp.space import Space
 from planner.milp.survey import Effort, Search
 from planner.plan import Plan
 from planner.profile import Profile
+from planner.schedule.overlap import ROUNDS_BY_PART, rounds_by_part
 
 _CHANGED = 20  # shapes looked at for each change that might make an infeasible question feasible
 
@@ -65,14 +67,27 @@ def space_of(
     if batch < 1:
         raise BadInput(f"batch is {batch}", allowed="1 or more")
     profile, pinned = orders.as_pinned(profile, with_stages(pins(fix or {}, schedules), profile.graph))
+    precision = _choice(profile, "precision", precision, "fp32")
+    execution = _choice(profile, "execution", execution, "eager")
     return Space(
         profile=profile,
         cluster=cluster,
         batch=batch,
-        precision=_choice(profile, "precision", precision, "fp32"),
-        execution=_choice(profile, "execution", execution, "eager"),
-        pins=pinned,
+        precision=precision,
+        execution=execution,
+        pins=_alike_in_parts(pinned) if rounds_by_part(precision, execution) else pinned,
     )
+
+
+def _alike_in_parts(pinned: Pins) -> Pins:
+    """Replicas are not cut into parts where a part would train otherwise than the whole."""
+    if "overlap" in pinned.schedules and pinned.chunks != 1:
+        raise BadInput(
+            f"overlap in parts: {ROUNDS_BY_PART}",
+            where="schedule",
+            allowed="chunks=1, fp32, or execution eager",
+        )
+    return pinned if pinned.schedules else replace(pinned, out_of_order=False)
 
 
 def _plan(found: orders.Searched) -> Plan | None:

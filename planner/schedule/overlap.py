@@ -32,6 +32,7 @@ OPTIONS = {
     "streams": "1; weight gradients on a second stream of one device are not built",
 }
 _ONCE = (Kind.SYNC, Kind.STEP)
+ROUNDS_BY_PART = "a compiler fuses within a part and rounds where it does not, so that parts train otherwise"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,11 @@ class Overlap:
 
 
 _DEFAULTS: dict[str, Setting] = {"sums": "", "parts": 1, "late": 0, "updates": "at_end"}
+
+
+def rounds_by_part(precision: str, execution: str) -> bool:
+    """Whether the last bits depend on where a stage is cut into parts."""
+    return execution == "compiled" and precision != "fp32"
 
 
 def overlap_of(settings: dict[str, Setting], where: str = "settings") -> Overlap:

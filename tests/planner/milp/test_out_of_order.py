@@ -77,3 +77,12 @@ def test_a_pipeline_in_parts_is_planned_where_it_is_asked_for() -> None:
 def test_on_or_off_is_all_that_can_be_said_of_it() -> None:
     with pytest.raises(BadInput, match="out_of_order is 'maybe'"):
         plan_of(0, out_of_order="maybe")
+
+
+def test_compiled_replicas_that_round_to_bf16_stay_in_one() -> None:
+    made = profile(chain(24, 0))
+    rows = {key._replace(precision="bf16", execution="compiled"): cost for key, cost in made.costs.items()}
+    costs, asked = replace(made, costs=rows), {"precision": "bf16", "execution": "compiled", "batch": 8}
+    assert solve(costs, cluster(4, 1), fix=WIDE, **asked).schedule.family == "1f1b"  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="overlap in parts: a compiler fuses"):
+        solve(costs, cluster(4, 1), fix={**WIDE, "schedule": "overlap"}, **asked)  # type: ignore[arg-type]
