@@ -11,9 +11,8 @@ import argparse
 import sys
 import time
 from collections import Counter
-from functools import partial
 
-from benchmarks.harness import Cell, Result, Table, main
+from benchmarks.harness import Cell, Result, Table, main, markdown
 from planner.plan import Plan
 from tests.planner.milp.random_cases import FROZEN, Case, answer, case, differences
 
@@ -73,15 +72,16 @@ def judged(first: int, count: int) -> Result:
     )
 
 
-def run(quick: bool, *, first: int = 0, count: int | None = None) -> Result:
-    return judged(first, count or (QUICK if quick else INSTANCES))
+def run(quick: bool) -> Result:
+    return judged(0, QUICK if quick else INSTANCES)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--instances", type=int)
-    parser.add_argument("--first", type=int, default=0)
-    given, rest = parser.parse_known_args()
-    chosen = partial(run, first=given.first, count=given.instances)
-    chosen.__module__ = run.__module__
-    main(chosen, rest)
+    parser.add_argument("--instances", type=int, help="so many questions")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    given, _ = parser.parse_known_args()
+    if given.instances is None:
+        main(run)
+    else:
+        print(markdown(judged(given.first, given.instances)))
