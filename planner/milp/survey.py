@@ -191,11 +191,9 @@ class Search:
         return least if least > self.limit - 1 else max(least, self.floors.summed_ns(shape))
 
     def promise_ns(self, shape: Shape) -> float:
-        """The same, of the shape or of it with shared updates."""
+        """The same, of the shape or of it with shared updates: whatever the limit falls to, both wait behind it."""
         least = self.least_ns(shape)
-        if least > self.limit - 1 and self._may_share(shape):
-            return min(least, self.least_ns(replace(shape, shard=True)))
-        return least
+        return min(least, self.least_ns(replace(shape, shard=True))) if self._may_share(shape) else least
 
     def examine(self, shape: Shape) -> bool:
         """Rules a shape out, or closes it; whether memory narrows it."""
