@@ -38,7 +38,8 @@ HEADER = 2 + 2 * MOST_DIMS
 
 
 class Layout(NamedTuple):
-    """A dense tensor as it lies in memory: sizes and dims from the slowest to the fastest."""
+    """A dense tensor as it lies in memory: sizes and dims from the slowest to the fastest. Dims that were expanded lie
+    nowhere and come first, so that what is dense in its last dim, as fused kernels ask, stays so."""
 
     dtype: torch.dtype
     sizes: tuple[int, ...]
@@ -47,7 +48,7 @@ class Layout(NamedTuple):
     @classmethod
     def of(cls, tensor: Tensor) -> Layout:
         strides = tensor.stride()
-        order = tuple(sorted(range(tensor.ndim), key=lambda dim: -strides[dim]))
+        order = tuple(sorted(range(tensor.ndim), key=lambda dim: (strides[dim] != 0, -strides[dim])))
         return cls(tensor.dtype, tuple(tensor.shape[dim] for dim in order), order)
 
     def packed(self, tensor: Tensor) -> Tensor:

@@ -90,6 +90,18 @@ def test_no_rank_holds_more_than_was_predicted(seed: int) -> None:
     assert max(found) >= 0.7, "a prediction that nothing comes near is of no use"
 
 
+def solved(workload: str, micro: int, batch: int, **fix: object) -> Plan:
+    costs = profile(workload, (), micro)
+    return solve(
+        costs, machines(int(str(fix["pipeline"]))), batch=batch, fix={"data": 1, "recompute": False} | fix
+    )
+
+
+def test_heads_that_share_keys_cross_stages_into_the_kernel_that_was_priced() -> None:
+    plan = solved("tests/runtime/workloads/hf_llama.py", 2, 12, pipeline=3, schedule="1f1b")
+    assert max(ratios(plan)) <= 1.0
+
+
 def test_a_rank_that_recomputes_its_first_layers_holds_no_more_either() -> None:
     costs, fix = profile("gpt2", (("size", "tiny"),), 2), {"pipeline": 2, "data": 1, "schedule": "1f1b"}
     roomy = solve(costs, machines(2), batch=16, fix=fix | {"recompute": False})

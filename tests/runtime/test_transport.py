@@ -42,6 +42,14 @@ def test_a_tensor_with_gaps_or_repeats_arrives_dense(tensor: Tensor) -> None:
     assert torch.equal(back, tensor)
 
 
+def test_what_was_expanded_arrives_dense_in_its_last_dim_as_it_was_sent() -> None:
+    """As heads of attention that share their keys: a fused kernel asks for it, and takes other memory than the rest."""
+    heads = torch.arange(48.0).reshape(2, 1, 3, 8).expand(2, 4, 3, 8)
+    layout = Layout.of(heads)
+    back = layout.unpacked(layout.packed(heads))
+    assert torch.equal(back, heads) and back.stride(-1) == heads.stride(-1) == 1
+
+
 def test_too_many_dims_are_refused() -> None:
     with pytest.raises(BadInput, match="9 dims"):
         Layout.of(torch.zeros([1] * 9)).header()
