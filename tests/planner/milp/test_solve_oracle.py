@@ -27,6 +27,12 @@ def test_no_cut_of_any_shape_is_faster_than_the_plan(seed: int) -> None:
     assert differences(small(seed), solved(seed)) == []
 
 
+@pytest.mark.parametrize("seed", [200834, 200883, 201286])
+def test_what_once_was_proved_falsely_is_not_again(seed: int) -> None:
+    """Shared updates were forgotten of shapes that the limit ruled out while they waited."""
+    assert differences(case(seed), answer(case(seed))) == []
+
+
 def test_the_cases_cover_what_fits_nowhere_and_every_kind_of_update() -> None:
     every = [small(seed) for seed in range(SEEDS)]
     assert {given.update for given in every} == {"barrier", "rolling"}
