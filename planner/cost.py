@@ -13,9 +13,9 @@ from functools import cached_property
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner.cost_moving import Moving, moving
+from planner.cost_moving import BoolArray as BoolArray
+from planner.cost_moving import Moving, Walking, moving
 from planner.errors import BadInput
 from planner.intervals import IntArray as IntArray
 from planner.intervals import Rectangles, running_maximum
@@ -23,8 +23,6 @@ from planner.model import ModelGraph, Value
 from planner.profile import CostKey, LayerCost, Profile, Seconds
 from planner.schedule.action import Kind
 from planner.stage_bytes import storages
-
-BoolArray = NDArray[np.bool_]
 
 NS = 1e9
 
@@ -65,7 +63,6 @@ class Tables:
     saved: IntArray  # [i, j] kept for one micro-batch in flight, runtime-held inputs included
     entered: IntArray  # [i, j] Values that come from before i or from the batch
     leaving: IntArray  # [i, j] Values that a later stage reads
-    held: IntArray  # prefix sums: still there between I and W
     parameters: IntArray  # [i, j] with buffers
     gradients: IntArray  # [i, j]
     tied: IntArray  # [i, j] gradients of parameters that other stages use as well
@@ -76,6 +73,7 @@ class Tables:
     whole_elements: IntArray  # [i, j] the most of them that no sharing among holders divides
     largest: IntArray  # [i, j] elements of the largest trainable parameter
     moving: Moving
+    walking: Walking
     edges: Edges
     state_bytes_per_element: float
     state_bytes_per_tensor: float
@@ -147,6 +145,7 @@ def tables(
     graph = profile.graph
     saved, entered, leaving = _values(graph, costs, size_of)
     parameters, gradients, tied, elements, trained = _parameters(graph)
+    moved, walking = moving(graph, costs, size_of, saved=saved, entered=entered)
     return Tables(
         graph=graph,
         setting=setting,
@@ -156,7 +155,6 @@ def tables(
         saved=saved,
         entered=entered,
         leaving=leaving,
-        held=_prefix(cost.held_bytes for cost in costs),
         parameters=parameters,
         gradients=gradients,
         tied=tied,
@@ -166,7 +164,8 @@ def tables(
         loss_bytes=sum(size_of[name] for name in graph.layers[-1].outputs),
         whole_elements=_whole_elements(graph),
         largest=_largest(graph),
-        moving=moving(graph, costs, size_of, saved=saved, entered=entered),
+        moving=moved,
+        walking=walking,
         edges=_edges(graph, size_of),
         state_bytes_per_element=profile.optimizer.state_bytes_per_parameter,
         state_bytes_per_tensor=profile.optimizer.state_bytes_per_tensor,

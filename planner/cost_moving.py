@@ -6,24 +6,47 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.intervals import IntArray, Rectangles
 from planner.model import ModelGraph
 from planner.profile import LayerCost
-from planner.stage_bytes import storages
+from planner.stage_bytes import LEAF_BYTES, storages
+
+BoolArray = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moving:
+class Halves:
     """`[i, j]` is the stage of layers i..j-1; names as in StageBytes."""
 
-    workspace: IntArray
+    held: IntArray
     splitting: IntArray
     weighing: IntArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moving(Halves):
+    workspace: IntArray
     arriving: IntArray
     sent: IntArray
     returning: IntArray
     far: IntArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walking:
+    """Of stages whose backward is split by a walk through the graph."""
+
+    stages: BoolArray  # those that have a layer for which nothing else will do
+    halves: Halves  # as if every stage were one
+
+    def chosen(self, stored: Halves) -> Halves:
+        return Halves(
+            held=np.where(self.stages, self.halves.held, stored.held),
+            splitting=np.where(self.stages, self.halves.splitting, stored.splitting),
+            weighing=np.where(self.stages, self.halves.weighing, stored.weighing),
+        )
 
 
 def moving(
@@ -33,25 +56,83 @@ def moving(
     *,
     saved: IntArray,
     entered: IntArray,
-) -> Moving:
+) -> tuple[Moving, Walking]:
     messages = _messages(graph, costs, size_of)
     arriving, sent, returning, far, passing = (rectangles.table for rectangles in messages)
-    held = np.concatenate([[0], np.cumsum([cost.held_bytes for cost in costs])])
+    held = _sums([cost.held_bytes for cost in costs])
     work = np.array([cost.workspace_bytes for cost in costs], np.int64)
-    during = saved[:-1, 1:] - entered[:-1, 1:] + passing[:-1, :-1] + work
-    highest = entered + _over_layers(during)
-    halved = entered + held + _over_layers(during - held[1:])
+    on_top = passing[:-1, :-1] + work
+    during = saved[:-1, 1:] - entered[:-1, 1:] + on_top
+    told = np.zeros(len(held), np.int64)
+    told[-1] = sum(size_of[name] for name in graph.layers[-1].outputs)
+    workspace = _on_top(entered + told + _over_layers(during) - saved)
+    halved = entered + told + held + _over_layers(during - held[1:])
     weighed = _over_layers(np.broadcast_to(held[1:] + work, during.shape)) - held
-    workspace = _on_top(highest - saved)
-    return Moving(
-        workspace=workspace,
+    stored = Halves(
+        held=np.triu(held - held[:, None], 1),
         splitting=_on_top(halved - saved - workspace),
         weighing=_on_top(weighed - workspace),
+    )
+    walks = _sums([cost.walks for cost in costs])
+    stages = np.triu(walks > walks[:, None], 1)
+    walked = stored
+    if stages.any():
+        walked = _walked(graph, costs, saved, returning, told, on_top, workspace)
+    walking = Walking(stages=stages, halves=walked)
+    return Moving(
+        **vars(walking.chosen(stored)),
+        workspace=workspace,
         arriving=arriving,
         sent=sent,
         returning=returning,
         far=far,
+    ), walking
+
+
+def _walked(
+    graph: ModelGraph,
+    costs: Sequence[LayerCost],
+    saved: IntArray,
+    returning: IntArray,
+    told: IntArray,
+    on_top: IntArray,
+    workspace: IntArray,
+) -> Halves:
+    walked, last = _sums([cost.walked_bytes for cost in costs]), _after_trained(graph)
+    entered = _differentiable(graph)
+    first, second = told + _over_layers(on_top - walked[1:]) + walked, told + _over_layers(on_top)
+    below = np.take_along_axis(saved, np.broadcast_to(last, saved.shape), 1)
+    below[last[None, :] <= np.arange(len(last))[:, None]] = 0
+    below += walked - walked[:, None]
+    return Halves(
+        held=np.triu(LEAF_BYTES + np.where(entered, below, saved + returning + told), 1),
+        splitting=_on_top(LEAF_BYTES + np.where(entered, first, second) - workspace),
+        weighing=_on_top(second - workspace),
     )
+
+
+def _after_trained(graph: ModelGraph) -> IntArray:
+    """[j]: behind the last layer before j that trains."""
+    users = {name for row in graph.parameters if row.trainable for name in row.users}
+    at = [i + 1 if layer.name in users else 0 for i, layer in enumerate(graph.layers)]
+    found: IntArray = np.maximum.accumulate(np.array([0, *at], np.int64))
+    return found
+
+
+def _differentiable(graph: ModelGraph) -> BoolArray:
+    """[i, j]: a gradient goes on to the stages before."""
+    entered = Rectangles(len(graph.layers))
+    for value in graph.values:
+        if value.producer and value.needs_grad:
+            users = sorted(graph.index[name] for name in set(value.consumers))
+            entered.add_once(users, 1, after=graph.index[value.producer])
+    found: BoolArray = entered.table > 0
+    return found
+
+
+def _sums(amounts: Sequence[int]) -> IntArray:
+    found: IntArray = np.concatenate([[0], np.cumsum(np.array(amounts, np.int64))])
+    return found
 
 
 def _over_layers(amounts: IntArray) -> IntArray:

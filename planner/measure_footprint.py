@@ -37,6 +37,8 @@ class Footprint:
     slack_bytes: int  # of outputs that are a part of what they keep alive; not among the bytes above
     held_bytes: int
     workspace_bytes: int
+    walks: bool
+    walked_bytes: int
 
 
 class Saved:
@@ -86,6 +88,8 @@ def footprint(specimen: Specimen) -> Footprint:
         slack_bytes=sum(sources.slack.values()),
         held_bytes=held,
         workspace_bytes=max(0, sum(sources.sizes) + peaks.forward - kept_bytes, peaks.backward),
+        walks=specimen.halves.walks,
+        walked_bytes=_walked_bytes(specimen),
     )
 
 
@@ -190,6 +194,23 @@ def _with_halves(specimen: Specimen, peaks: Peaks) -> Peaks:
         specimen.weight_half(halfway)
         second = live.peak - held
     return Peaks(peaks.forward, max(peaks.backward, first, second), held)
+
+
+def _walked_bytes(specimen: Specimen) -> int:
+    """On top of what the forward has saved, which a walk keeps. Without inputs to walk to, gradients wait as they
+    come."""
+    if specimen.walked is None or not specimen.trainable:
+        return 0
+    with meter_of(specimen.device) as live:
+        roots = roots_of(specimen.outputs(specimen.walked.forward))
+        if not specimen.differentiable_inputs:
+            return sum(root.nbytes for root in roots)
+        before, inputs = live.now, specimen.differentiable_inputs
+        halfway = specimen.walked.input_half(roots, gradients_of(roots), inputs, specimen.trainable)
+        forget_gradients(specimen)
+        held = live.now - before
+        del halfway
+    return max(0, held)
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -24,6 +24,10 @@ Forward = Callable[[Values], Values]
 class Halves(Protocol):
     """One layer whose backward runs in two halves."""
 
+    @property
+    def walks(self) -> bool:
+        """By a walk through the graph, as its whole stage has to then."""
+
     def forward(self, values: Values) -> Values: ...
 
     def input_half(
@@ -44,6 +48,9 @@ class BackwardSplit(Protocol):
 
     def of(self, module: StageModule) -> Halves:
         """May edit the module's graph."""
+
+    def walked(self, module: StageModule) -> Halves:
+        """As in a stage that another layer makes walk."""
 
 
 class SpatialSplit(Protocol):
@@ -66,6 +73,7 @@ class Apart:
     """Where there is no split to execute: each half for itself, and both go over the operations that they share."""
 
     forward: Forward
+    walks: bool = False
 
     def input_half(
         self,
@@ -90,6 +98,7 @@ class Specimen:
     layer: Layer
     forward: Forward
     halves: Halves
+    walked: Halves | None  # where halves are executed
     inputs: Values  # leaves; those that take part in the backward require a gradient
     parameters: tuple[Tensor, ...]
     buffers: tuple[Tensor, ...]

@@ -7,7 +7,7 @@ tensors ever need to fit, however large the model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -139,21 +139,30 @@ def _specimen(
             parameter.grad = torch.zeros_like(parameter)
     run: Forward = torch.compile(module, dynamic=False) if way.compiled else module
     forward = way.entered(run)
-    if way.split is None:
-        halves: Halves = Apart(forward)
-    else:
-        other = _module(captured, situation, tensors, way)
-        other._parameters.update(module._parameters)
-        other._buffers.update(module._buffers)
-        halves = _Entered(way.split.of(other), way)
+
+    def other() -> StageModule:
+        made = _module(captured, situation, tensors, way)
+        made._parameters.update(module._parameters)
+        made._buffers.update(module._buffers)
+        return made
+
+    halves, walked = _halves(way, forward, other)
     return Specimen(
         layer=situation.layer,
         forward=forward,
         halves=halves,
+        walked=walked,
         inputs=values,
         parameters=tuple(module.parameters()),
         buffers=tuple(module.buffers()),
     )
+
+
+def _halves(way: Way, forward: Forward, module: Callable[[], StageModule]) -> tuple[Halves, Halves | None]:
+    if way.split is None:
+        return Apart(forward), None
+    halves = _Entered(way.split.of(module()), way)
+    return halves, halves if halves.walks else _Entered(way.split.walked(module()), way)
 
 
 def _module(captured: Captured, situation: Situation, tensors: Mapping[str, Tensor], way: Way) -> StageModule:
@@ -170,6 +179,7 @@ class _Entered:
     def __init__(self, halves: Halves, way: Way) -> None:
         self.forward = way.entered(halves.forward)
         self.input_half, self.weight_half = halves.input_half, halves.weight_half
+        self.walks = halves.walks
 
 
 def in_precision(precision: str, device: str) -> AbstractContextManager[object]:

@@ -54,6 +54,8 @@ class LayerCost:
     output_bytes: tuple[int, ...] = ()  # of each output in this precision; empty: as the graph says
     # (output, input): this output is a view of that input, so both are one storage; of a parameter if PERSISTENT
     aliases: tuple[tuple[int, int], ...] = ()
+    walks: bool = False  # stages with it keep all that they have saved between I and W
+    walked_bytes: int = 0  # gradients that such a stage keeps of it besides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +252,7 @@ def _optimizer_faults(optimizer: OptimizerCost) -> Iterator[Fault]:
 def _cost_faults(layer: Layer, cost: LayerCost) -> Iterator[tuple[str, str, str]]:
     for name in ("forward", "backward", "input_grad", "weight_grad"):
         yield from _seconds_fault(name, getattr(cost, name))
-    for name in ("own_saved_bytes", "held_bytes", "workspace_bytes"):
+    for name in ("own_saved_bytes", "held_bytes", "workspace_bytes", "walked_bytes"):
         yield from _number_fault(name, getattr(cost, name))
     for size in cost.output_bytes:
         yield from _number_fault("output_bytes", size)

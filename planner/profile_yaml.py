@@ -50,6 +50,8 @@ class CostRow:
     workspace_bytes: int
     output_bytes: tuple[int, ...] = ()
     aliases: tuple[tuple[int, int], ...] = ()
+    walks: bool = False
+    walked_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,18 +18,30 @@ from planner.model import ModelGraph, Value
 from planner.profile import PERSISTENT, CostKey, LayerCost, OptimizerCost, Profile, stage_memory
 from planner.schedule.action import Schedule
 
+LEAF_BYTES = 4  # of the one that stands for all that enters a stage, which a walk ends at
+
 
 def stage_bytes(
-    profile: Profile, layers: Sequence[str], key: CostKey, *, recompute: bool = False, before: str = ""
+    profile: Profile,
+    layers: Sequence[str],
+    key: CostKey,
+    *,
+    recompute: bool = False,
+    before: str = "",
+    walking: bool = False,
 ) -> StageBytes:
     """Of consecutive layers on whole samples. What a forward that is done again has sent, nothing else keeps.
-    `before` is the layer before which what is recomputed ends, if that is not all."""
+    `before` is the layer before which what is recomputed ends, if that is not all. They are `walking` where a layer
+    of the same stage does, if it is none of them."""
     if not layers:
         return StageBytes(saved=0)
     graph = profile.graph
+    costs = [profile.cost(name, key) for name in layers]
+    walking |= any(cost.walks for cost in costs)
     if before:
         done = layers.index(before)
-        early, late = (stage_bytes(profile, part, key) for part in (layers[:done], layers[done:]))
+        parts = layers[:done], layers[done:]
+        early, late = (stage_bytes(profile, part, key, walking=walking) for part in parts)
         leaving = _leaving(graph, graph.index[layers[0]], graph.index[layers[-1]])
         passing = (value for value in leaving if value.producer in layers[:done])
         return in_two(
@@ -39,50 +51,75 @@ def stage_bytes(
             _total(profile, passing, key),
         )
     first, last = graph.index[layers[0]], graph.index[layers[-1]]
-    costs = [profile.cost(name, key) for name in layers]
-    held = [cost.held_bytes for cost in costs]
     saved = [stage_memory(profile, layers[:k], key) for k in range(1, len(layers) + 1)]
     inputs = [_total(profile, _entering(graph, layers[:k]), key) for k in range(1, len(layers) + 1)]
-    during = [
-        kept
-        + inputs[-1]
-        - seen
-        + _total(profile, _passing(graph, first, first + k), key)
-        + cost.workspace_bytes
-        for k, (kept, seen, cost) in enumerate(zip(saved, inputs, costs, strict=True))
+    told = _total(profile, _told(graph, layers), key)  # gradients of the loss, there throughout a backward
+    on_top = [
+        told + _total(profile, _passing(graph, first, first + k), key) + cost.workspace_bytes
+        for k, cost in enumerate(costs)
     ]
-    halved = [now + sum(held[k + 1 :]) for k, now in enumerate(during)]
-    weighed = [sum(held[: k + 1]) + cost.workspace_bytes for k, cost in enumerate(costs)]
+    during = [kept + inputs[-1] - seen + top for kept, seen, top in zip(saved, inputs, on_top, strict=True)]
     workspace = max(0, max(during) - saved[-1])
     entering, leaving = _entering(graph, layers), _leaving(graph, first, last)
+    returning = _total(profile, _returning(graph, entering, leaving, last), key)
+    if not walking:
+        halves = _stored(costs, during)
+    elif any(value.producer and value.needs_grad for value in entering):
+        trained = [k for k, name in enumerate(layers) if _trained_elements(graph, [name])]
+        below = saved[trained[-1]] if trained else 0
+        halves = _walked(saved[-1], below, on_top, [cost.walked_bytes for cost in costs])
+    else:  # nowhere to walk to: the weight half is all of the backward
+        halves = _walked(saved[-1], saved[-1] + returning + told, on_top, [0] * len(costs))
     kept_in = storages(graph, [profile.cost(x.name, key) for x in graph.layers]).keepers()
     return StageBytes(
         saved=saved[-1],
-        held=sum(held),
+        held=halves.held,
         kept=inputs[-1],
         workspace=workspace,
-        splitting=max(0, max(halved) - saved[-1] - workspace),
-        weighing=max(0, max(weighed) - sum(held) - workspace),
+        splitting=max(0, halves.first - saved[-1] - workspace),
+        weighing=max(0, halves.second - halves.held - workspace),
         arriving=_total(profile, (v for v in entering if v.producer), key),
         sent=_total(
             profile, (v for v in leaving if recompute or not first <= kept_in.get(v.name, -1) <= last), key
         ),
-        returning=_total(profile, _returning(graph, entering, leaving, last), key),
+        returning=returning,
         far=_total(profile, (v for v in entering if _is_far(graph, v, first)), key),
         update=update_bytes(profile.optimizer, _trained_elements(graph, layers)),
     )
 
 
+class _Halves(NamedTuple):
+    held: int
+    first: int  # the most while the first half of a backward runs
+    second: int
+
+
+def _stored(costs: Sequence[LayerCost], during: Sequence[int]) -> _Halves:
+    """Each layer lets go of all that its weights do not ask for."""
+    held = [cost.held_bytes for cost in costs]
+    first = [now + sum(held[k + 1 :]) for k, now in enumerate(during)]
+    second = [sum(held[: k + 1]) + cost.workspace_bytes for k, cost in enumerate(costs)]
+    return _Halves(sum(held), max(first), max(second))
+
+
+def _walked(saved: int, below: int, on_top: Sequence[int], walked: Sequence[int]) -> _Halves:
+    """Nothing is let go while the graph is walked, and then what lies above all weights; the rest hangs together."""
+    first = [saved + LEAF_BYTES + sum(walked[k + 1 :]) + top for k, top in enumerate(on_top)]
+    held = below + LEAF_BYTES + sum(walked)
+    return _Halves(held, max(first), held + max(on_top))
+
+
 def in_two(early: StageBytes, late: StageBytes, whole: StageBytes, passing: int) -> StageBytes:
     """Of a stage that recomputes its early layers and keeps what its late ones save. `passing` is what the early ones
-    make for other stages, there while the late ones run."""
+    make for other stages, there while the late ones run. While the early ones run backwards, the late ones hold what
+    is left for their weights, which may be more than they had saved."""
     return replace(
         whole,
         saved=early.saved + late.saved,
         held=early.held + late.held,
         kept=early.kept + late.saved,
         workspace=max(early.workspace, late.workspace + passing),
-        splitting=max(early.splitting, late.splitting),
+        splitting=max(early.splitting + max(0, late.held - late.saved), late.splitting),
         weighing=max(early.weighing, late.weighing),
     )
 
@@ -102,8 +139,13 @@ def step_bytes(profile: Profile, layers: Sequence[str], key: CostKey, *, losses:
     """What a stage holds throughout a step beside its state, however many micro-batches are in flight."""
     graph, names = profile.graph, set(layers)
     copied = sum(row.bytes for row in graph.buffers if row.mutated and names.intersection(row.users))
-    told = graph.layers[-1].outputs if graph.layers[-1].name in names else ()
-    return copies * copied + losses * sum(profile.value_bytes(name, key) for name in told)
+    return copies * copied + losses * _total(profile, _told(graph, layers), key)
+
+
+def _told(graph: ModelGraph, layers: Sequence[str]) -> list[Value]:
+    """The loss and what it counted."""
+    last = graph.layers[-1]
+    return [graph.value[name] for name in last.outputs] if last.name in layers else []
 
 
 def _total(profile: Profile, values: Iterable[Value], key: CostKey) -> int:

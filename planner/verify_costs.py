@@ -174,6 +174,8 @@ def _leanest(
                     whole,
                     own_saved_bytes=min(whole.own_saved_bytes, cut[0].own_saved_bytes * shards),
                     held_bytes=min(whole.held_bytes, cut[0].held_bytes * shards),
+                    walks=whole.walks and cut[0].walks,
+                    walked_bytes=min(whole.walked_bytes, cut[0].walked_bytes * shards),
                     kept_inputs=tuple(i for i in whole.kept_inputs if i in cut[0].kept_inputs),
                     kept_outputs=tuple(i for i in whole.kept_outputs if i in cut[0].kept_outputs),
                 ),

@@ -19,10 +19,13 @@ class Split:
     def of(self, module: StageModule) -> Stored | Walked:
         large = {name for name, p in module.named_parameters() if p.requires_grad and p.ndim > 1}
         if not large <= rewrite.could_owe(module):
-            return Walked(module)
+            return self.walked(module)
         store = WeightStore()
         rewrite.store_weights(module, store)
         return Stored(module, store)
+
+    def walked(self, module: StageModule) -> Walked:
+        return Walked(module)
 
 
 class _Entered:
@@ -54,6 +57,8 @@ class _Entered:
 class Walked(_Entered):
     """The graph walk: any layer."""
 
+    walks = True
+
     def input_half(self, outputs: Tensors, gradients: Tensors, inputs: Tensors, parameters: Tensors) -> Owed:
         owed = backward.input_half(_roots(outputs, gradients), self._take().anchor, parameters)
         self._leave()
@@ -66,6 +71,8 @@ class Walked(_Entered):
 
 class Stored(_Entered):
     """The weight store: linear, convolution and embedding layers."""
+
+    walks = False
 
     def __init__(self, module: StageModule, store: WeightStore) -> None:
         super().__init__(module)

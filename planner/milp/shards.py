@@ -125,7 +125,8 @@ def _largest(row: LayerCost, cost: Cost) -> LayerCost:
         return row
     more = cost.share / cost.middle
     times = {name: getattr(row, name) for name in ("forward", "backward", "input_grad", "weight_grad")}
-    sizes = {name: getattr(row, name) for name in ("own_saved_bytes", "held_bytes", "workspace_bytes")}
+    names = ("own_saved_bytes", "held_bytes", "workspace_bytes", "walked_bytes")
+    sizes = {name: getattr(row, name) for name in names}
     return replace(
         row,
         **{name: replace(time, median=time.median * more) for name, time in times.items()},

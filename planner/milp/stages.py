@@ -233,7 +233,8 @@ class Stages:
 
     def moving_in_two(self, low: IntArray, middle: IntArray, high: IntArray) -> IntArray:
         """[..., part]: of stages that recompute their layers before the middle; see `planner.stage_bytes.in_two`."""
-        early, late = self.moving_of(low, middle, np.False_), self.moving_of(middle, high, np.False_)
+        walks = self.tables.walking.stages[low, high]
+        early, late = (self._walking_of(*part, walks) for part in ((low, middle), (middle, high)))
         whole = self.moving_of(low, high, np.True_)
         passing = self.tables.leaving[low, high] - self.tables.leaving[middle, high]
         at = {name: part for part, name in enumerate(PART_NAMES)}
@@ -242,9 +243,19 @@ class Stages:
         whole[..., at["kept"]] = early[..., at["kept"]] + late[..., at["saved"]]
         work = at["workspace"]
         whole[..., work] = np.maximum(early[..., work], late[..., work] + passing)
-        for name in ("splitting", "weighing"):
-            whole[..., at[name]] = np.maximum(early[..., at[name]], late[..., at[name]])
+        first, second = at["splitting"], at["weighing"]
+        more = np.maximum(late[..., at["held"]] - late[..., at["saved"]], 0)
+        whole[..., first] = np.maximum(early[..., first] + more, late[..., first])
+        whole[..., second] = np.maximum(early[..., second], late[..., second])
         return whole
+
+    def _walking_of(self, low: IntArray, high: IntArray, walks: BoolArray) -> IntArray:
+        """[..., part]: of a part of a stage that recomputes nothing, where some of the stages walk."""
+        found, walked = self.moving_of(low, high, np.False_), self.tables.walking.halves
+        for part, name in enumerate(PART_NAMES):
+            if name in ("held", "splitting", "weighing"):
+                found[..., part] = np.where(walks, getattr(walked, name)[low, high], found[..., part])
+        return found
 
     @cached_property
     def _again(self) -> BoolArray:
@@ -256,7 +267,7 @@ class Stages:
         tables, moving = self.tables, self.tables.moving
         parts = {
             "saved": tables.saved[low, high],
-            "held": tables.held[high] - tables.held[low],
+            "held": moving.held[low, high],
             "kept": tables.entered[low, high],
             "workspace": moving.workspace[low, high],
             "splitting": moving.splitting[low, high],

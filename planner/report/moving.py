@@ -65,7 +65,7 @@ def _on_shards(tables: Tables, stage: StagePlan, update: int) -> StageBytes:
     moved = tables.moving
     return StageBytes(
         saved=int(tables.saved[at]),
-        held=int(tables.held[at[1]] - tables.held[at[0]]),
+        held=int(moved.held[at]),
         kept=int(tables.entered[at]),
         workspace=int(moved.workspace[at]),
         splitting=int(moved.splitting[at]),

@@ -3,33 +3,79 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from random import Random
 
 import numpy as np
 import pytest
 
 from planner.cost import price
 from planner.model import Buffer
-from planner.profile import CostKey, OptimizerCost, Seconds
+from planner.profile import CostKey, LayerCost, OptimizerCost, Profile, Seconds
 from planner.schedule.families import generate
-from planner.stage_bytes import copies_of_statistics, losses_held, stage_bytes, step_bytes, update_bytes
+from planner.stage_bytes import (
+    LEAF_BYTES,
+    copies_of_statistics,
+    losses_held,
+    stage_bytes,
+    step_bytes,
+    update_bytes,
+)
+from tests.planner.graphs import BYTES, chain, cost, profile
 from tests.planner.milp.instances import with_bf16
 from tests.planner.test_cost import KEY, intervals, model
 
 
-@pytest.mark.parametrize("seed", range(12))
+def with_walks(made: Profile, seed: int) -> Profile:
+    """Some layers whose stages walk."""
+    rng = Random(seed)
+    costs = {
+        key: replace(cost, walks=rng.random() < 0.2, walked_bytes=rng.randint(0, 3000))
+        for key, cost in made.costs.items()
+    }
+    return replace(made, costs=costs)
+
+
+@pytest.mark.parametrize("seed", range(16))
 def test_every_cut_has_the_bytes_of_the_definition(seed: int) -> None:
     made, key = (model(seed), KEY) if seed % 3 else (with_bf16(model(seed)), KEY._replace(precision="bf16"))
+    made = with_walks(made, seed) if seed % 2 else made
     tables = price(made, key)
     for i, j, names in intervals(tables):
         here = {name: int(table[i, j]) for name, table in vars(tables.moving).items()}
         found = asdict(stage_bytes(made, names, key))
         assert here == {name: found[name] for name in here}, names
         assert found["saved"] == tables.saved[i, j] and found["kept"] == tables.entered[i, j]
-        assert found["held"] == tables.held[j] - tables.held[i]
         assert stage_bytes(made, names, key, recompute=True).sent == tables.leaving[i, j]
         optimizer = replace(made.optimizer, largest_bytes_per_parameter=8.0, other_bytes_per_parameter=1.0)
         found_update = stage_bytes(replace(made, optimizer=optimizer), names, key).update
         assert found_update == 7 * tables.largest[i, j] + tables.elements[i, j]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_as_a_part_of_a_stage_that_walks_every_cut_has_the_bytes_of_the_definition_too(seed: int) -> None:
+    made = with_walks(model(seed), seed)
+    tables = price(made, KEY)
+    assert tables.walking.stages.any()
+    for i, j, names in intervals(tables):
+        found = stage_bytes(made, names, KEY, walking=True)
+        here = {name: int(table[i, j]) for name, table in vars(tables.walking.halves).items()}
+        assert here == {name: asdict(found)[name] for name in here}, names
+
+
+def test_a_walk_keeps_all_that_lies_below_the_last_weights_and_the_gradients_that_wait_for_them() -> None:
+    graph = chain(3)
+    costs = {"a0": cost(own=1), "a1": cost(own=20), "a2": cost(own=300), "loss": cost(own=4000)}
+    made = profile(graph, {name: replace(row, walked_bytes=7, held_bytes=5) for name, row in costs.items()})
+    walks = profile(graph, {name: replace(row, walks=True) for name, row in named(made).items()})
+    key, late = next(iter(made.costs))._replace(signature=""), ["a1", "a2", "loss"]
+    assert stage_bytes(made, late, key).held == 3 * 5
+    assert stage_bytes(walks, late, key).held == 20 + 300 + BYTES + 3 * 7 + LEAF_BYTES
+    # nothing to walk to: the weight half is all of the backward
+    assert stage_bytes(walks, ["a0", "a1"], key).held == 1 + 20 + BYTES + BYTES + LEAF_BYTES
+
+
+def named(made: Profile) -> dict[str, LayerCost]:
+    return {layer.name: made.cost(layer.name, next(iter(made.costs))) for layer in made.graph.layers}
 
 
 @pytest.mark.parametrize("seed", range(4))

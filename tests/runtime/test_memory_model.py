@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from random import Random
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from runtime.train import Model
 from tests.runtime.jobs import captured_of
 
 PLANS = 12
+TINY = {"lstm": {"size": "tiny"}}
 
 
 class Case(NamedTuple):
@@ -90,8 +92,10 @@ def test_no_rank_holds_more_than_was_predicted(seed: int) -> None:
     assert max(found) >= 0.7, "a prediction that nothing comes near is of no use"
 
 
-def solved(workload: str, micro: int, batch: int, **fix: object) -> Plan:
-    costs = profile(workload, (), micro)
+def solved(
+    workload: str, micro: int, batch: int, arguments: Mapping[str, str] | None = None, **fix: object
+) -> Plan:
+    costs = profile(workload, tuple((arguments or {}).items()), micro)
     return solve(
         costs, machines(int(str(fix["pipeline"]))), batch=batch, fix={"data": 1, "recompute": False} | fix
     )
@@ -100,6 +104,16 @@ def solved(workload: str, micro: int, batch: int, **fix: object) -> Plan:
 def test_heads_that_share_keys_cross_stages_into_the_kernel_that_was_priced() -> None:
     plan = solved("tests/runtime/workloads/hf_llama.py", 2, 12, pipeline=3, schedule="1f1b")
     assert max(ratios(plan)) <= 1.0
+
+
+@pytest.mark.parametrize(("workload", "workers"), [("walking", 2), ("lstm", 3)])
+def test_a_stage_whose_backward_walks_the_graph_keeps_it_until_the_weights_are_done(
+    workload: str, workers: int
+) -> None:
+    """The linear layers of the stage too, which would have let most of it go beside layers of their own kind."""
+    file, arguments = f"tests/runtime/workloads/{workload}.py", TINY.get(workload, {})
+    plan = solved(file, 2, 4 * workers, arguments, pipeline=workers, schedule="zb-h2")
+    assert 0.95 <= max(ratios(plan)) <= 1.0
 
 
 def test_a_rank_that_recomputes_its_first_layers_holds_no_more_either() -> None:
