@@ -24,6 +24,9 @@ from planner.schedule.graph import IntArray
 
 LOOKAHEAD = 4  # actions between posting a receive and needing it; measured: more gains nothing
 
+# gradients whose squares are added up at a time, for the norm of a step, and bytes that one of them takes meanwhile
+SQUARED_ELEMENTS, SQUARE_BYTES = 2**20, 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageBytes:

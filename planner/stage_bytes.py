@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from planner.memory import StageBytes
+from planner.memory import SQUARE_BYTES, SQUARED_ELEMENTS, StageBytes
 from planner.model import ModelGraph, Value
 from planner.profile import PERSISTENT, CostKey, LayerCost, OptimizerCost, Profile, stage_memory
 from planner.schedule.action import Schedule
@@ -213,8 +213,8 @@ def _trained_elements(graph: ModelGraph, layers: Sequence[str]) -> list[int]:
 
 
 def update_bytes(optimizer: OptimizerCost, elements: Sequence[int]) -> int:
+    """Where the norm of all gradients is asked for, their squares are added up before."""
     largest, total = max(elements, default=0), sum(elements)
-    return round(
-        optimizer.largest_bytes_per_parameter * largest
-        + optimizer.other_bytes_per_parameter * (total - largest)
-    )
+    made = optimizer.largest_bytes_per_parameter * largest
+    made += optimizer.other_bytes_per_parameter * (total - largest)
+    return max(round(made), SQUARE_BYTES * min(largest, SQUARED_ELEMENTS))

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from planner.memory import SQUARE_BYTES, SQUARED_ELEMENTS
 from runtime.stage import NotFinite
 from runtime.sync import Bucket, Flat
 
@@ -36,7 +37,14 @@ class Squares:
     def take(self, flat: Flat) -> None:
         """A parameter counts once, on the first of its holders."""
         for name, (start, end) in flat.ranges.items() if flat.bucket.ranks[0] == self._rank else ():
-            self.table[self._row[name]] = flat.grads[start:end].double().square().sum()
+            pieces = torch.split(flat.grads[start:end], SQUARED_ELEMENTS)
+            self.table[self._row[name]] = torch.stack([_square(piece) for piece in pieces]).sum()
+
+
+def _square(gradient: Tensor) -> Tensor:
+    wide = gradient.to(torch.float64, copy=True)
+    assert wide.element_size() == SQUARE_BYTES
+    return wide.square_().sum()
 
 
 class PreviousNorm:

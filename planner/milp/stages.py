@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 
 from planner.cost import BoolArray, IntArray, Tables
-from planner.memory import PART_NAMES
+from planner.memory import PART_NAMES, SQUARE_BYTES, SQUARED_ELEMENTS
 from planner.milp.hops import hop_bytes
 from planner.milp.mesh import NOISE, FloatArray, Mesh, Sum
 from planner.milp.order import Meter, Order
@@ -281,12 +281,14 @@ class Stages:
         return np.stack([parts[name] for name in PART_NAMES], -1)
 
     def update_bytes(self, low: IntArray, high: IntArray) -> IntArray:
-        """On top while the busiest holder of a stage updates its share."""
+        """On top while the busiest holder of a stage updates its share, or squares all of its gradients."""
         tables, updated = self.tables, self._updated(low, high)
         largest = np.minimum(tables.largest[low, high], updated)
         rates = tables.largest_bytes_per_element, tables.other_bytes_per_element
         size: IntArray = np.round(rates[0] * largest + rates[1] * (updated - largest)).astype(np.int64)
-        return size
+        squared = SQUARE_BYTES * np.minimum(tables.largest[low, high], SQUARED_ELEMENTS)
+        found: IntArray = np.maximum(size, squared)
+        return found
 
     def durations(self, cuts: IntArray) -> Durations:
         cuts = np.atleast_2d(cuts)

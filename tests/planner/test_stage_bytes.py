@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from planner.cost import price
+from planner.memory import SQUARE_BYTES, SQUARED_ELEMENTS
 from planner.model import Buffer
 from planner.profile import CostKey, LayerCost, OptimizerCost, Profile, Seconds
 from planner.schedule.families import generate
@@ -109,14 +110,16 @@ def test_losses_are_held_by_pipe_and_statistics_are_copied_where_others_hold_the
 
 
 def test_an_update_one_by_one_takes_the_largest_and_one_of_all_at_once_takes_all() -> None:
+    """And at least what the squares of gradients take, which are added up before."""
     cost = OptimizerCost(
         name="adamw", state_bytes_per_parameter=8.0, seconds_per_parameter=Seconds(median=0.0)
     )
-    one_by_one = replace(cost, largest_bytes_per_parameter=8.0)
-    at_once = replace(one_by_one, other_bytes_per_parameter=8.0)
-    assert update_bytes(cost, [3, 5]) == 0
-    assert update_bytes(one_by_one, [3, 5]) == 40
-    assert update_bytes(at_once, [3, 5]) == 64
+    one_by_one = replace(cost, largest_bytes_per_parameter=12.0)
+    at_once = replace(one_by_one, other_bytes_per_parameter=12.0)
+    assert update_bytes(cost, [3, 5]) == SQUARE_BYTES * 5
+    assert update_bytes(cost, [3, 5 * SQUARED_ELEMENTS]) == SQUARE_BYTES * SQUARED_ELEMENTS
+    assert update_bytes(one_by_one, [3, 5]) == 60
+    assert update_bytes(at_once, [3, 5]) == 96
 
 
 def test_while_a_layer_runs_later_ones_have_saved_nothing() -> None:

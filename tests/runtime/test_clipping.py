@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
+from runtime import clipping
 from runtime.clipping import Squares
 from runtime.sync import Bucket, Flat
 
@@ -36,6 +38,16 @@ def test_squares_do_not_depend_on_who_shares_a_bucket() -> None:
     whole = table(flats("abc"))
     assert torch.equal(whole, table(flats("c", "ab"))) and torch.equal(whole, table(flats("b", "ca")))
     assert bool((whole > 0).all())
+
+
+def test_squares_are_taken_in_double_precision_of_a_copy_piece_by_piece(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (made,) = flats("b")
+    made.grads = made.grads.double()
+    before, whole = made.grads.clone(), table([made])
+    monkeypatch.setattr(clipping, "SQUARED_ELEMENTS", 300)
+    assert torch.allclose(table([made]), whole, rtol=1e-12) and torch.equal(made.grads, before)
 
 
 def test_the_first_of_its_holders_counts_a_parameter() -> None:

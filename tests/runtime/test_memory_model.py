@@ -116,6 +116,12 @@ def test_a_stage_whose_backward_walks_the_graph_keeps_it_until_the_weights_are_d
     assert 0.95 <= max(ratios(plan)) <= 1.0
 
 
+def test_the_squares_of_gradients_take_no_more_than_was_predicted() -> None:
+    """Of a stage that does little else."""
+    plan = solved("bert", 2, 6, {"size": "tiny", "seq": "16"}, pipeline=3, schedule="zb-h1")
+    assert max(ratios(plan)) <= 1.0
+
+
 def test_a_rank_that_recomputes_its_first_layers_holds_no_more_either() -> None:
     costs, fix = profile("gpt2", (("size", "tiny"),), 2), {"pipeline": 2, "data": 1, "schedule": "1f1b"}
     roomy = solve(costs, machines(2), batch=16, fix=fix | {"recompute": False})
