@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
@@ -19,7 +19,7 @@ from tests.planner.milp import oracle
 from tests.planner.milp.images import Grid, Images, effective, images, profile
 from tests.planner.milp.instances import cluster
 
-SEEDS = 40
+SEEDS = (*range(48), 105)  # few gather within a stage
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def solved(given: Case, **fix: object) -> Plan | None:
         return None
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_no_cut_of_layers_or_samples_is_faster_than_the_plan(seed: int) -> None:
     given = case(seed)
     plan, right = plan_of(seed), best(given)
@@ -96,9 +96,14 @@ def test_no_cut_of_layers_or_samples_is_faster_than_the_plan(seed: int) -> None:
 
 
 def test_the_cases_cover_every_grid_gathers_and_what_fits_on_no_device_alone() -> None:
-    plans = [plan_of(seed) for seed in range(SEEDS)]
+    plans = [plan_of(seed) for seed in SEEDS]
     stages = [stage for plan in plans if plan is not None for stage in plan.stages]
     assert {(), (2,), (4,), (2, 2)} <= {stage.spatial for stage in stages}
     assert any(stage.gather_before for stage in stages)
     assert any(plan is not None and len(plan.stages) > 1 and plan.axes.spatial > 1 for plan in plans)
-    assert any(solved(case(seed), spatial=1) is None and plan is not None for seed, plan in enumerate(plans))
+    given = case(30)
+    nodes = tuple(group.model_copy(update={"memory_bytes": 24_000}) for group in given.cluster.nodes)
+    narrow = replace(given, cluster=given.cluster.model_copy(update={"nodes": nodes}))
+    found = solved(narrow)
+    assert found is not None and solved(narrow, spatial=1) is None
+    assert found.prediction.step_ns == best(narrow)
