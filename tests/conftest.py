@@ -20,6 +20,12 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(room if room == "slurm" else str(item.path)))
 
 
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs the tests may have told how wide their terminal is."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
     """Processes with torch imported, shared by all tests; started when the first test needs them."""
