@@ -104,7 +104,7 @@ def _in_one(found: Search) -> Part | None:
     shape = found.best.shape
     if not FAMILIES[shape.family].mixes:
         return None
-    tried = found.look(replace(shape, family="1f1b", chunks=1, listed=False))
+    tried = found.look(replace(shape, family="1f1b", chunks=1, listed=""))
     if tried is not None and tried.answer is None:
         found.answer(tried)
     return None if tried is None or tried.answer is None else _part(tried)
