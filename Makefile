@@ -24,8 +24,8 @@ install: $(VENV)/installed  ## make .venv and install everything into it
 demo: install  ## capture, profile, plan and run small models here, predicted beside measured
 	$(BIN)/shardwright demo
 
-test: install  ## the tests, two at a time
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+test: install  ## the tests
+	$(BIN)/python -m pytest
 
 lint: install
 	$(BIN)/ruff check .

@@ -1,24 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 from tests.pool import Pool
-
-HERE = Path(__file__).parent
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """What two runners side by side (`make test`) must not tear apart: files, which share fixtures, and the tests of
-    the one cluster. Pages and notebooks share nothing."""
-    for item in items:
-        room = item.path.relative_to(HERE).parts[0]
-        if room != "docs":
-            item.add_marker(pytest.mark.xdist_group(room if room == "slurm" else str(item.path)))
-
 
 @pytest.fixture(autouse=True)
 def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
