@@ -6,6 +6,7 @@ import pytest
 
 from tests.pool import Pool
 
+
 @pytest.fixture(autouse=True)
 def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever runs the tests may have told how wide their terminal is."""
