@@ -35,9 +35,7 @@ class Traced:
     constants: dict[str, torch.Tensor]
     outputs: tuple[fx.Node, ...]
     aliases: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    saved: dict[str, str] = field(
-        default_factory=dict
-    )  # names in the module's state_dict, and of the tensors
+    saved: dict[str, str] = field(default_factory=dict)  # names in the state_dict, and of the tensors
     symbolic: bool
     micro: int
 

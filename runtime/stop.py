@@ -65,15 +65,17 @@ class Agreed:
             raise TimeoutError("told to stop, but not every rank answered")
         return step > self._last
 
-    def vote(self) -> None:
+    def vote(self) -> int | None:
+        """The step that all stop after; None where this rank has voted before."""
         with self._lock:
             if self._said:
-                return
+                return None
             self._said = True
         try:
             votes = votes_in(self._path, self._ranks)
             votes.set(str(self._rank), str(self._begun))
             self._last = max(int(votes.get(str(rank))) for rank in range(self._ranks))
+            return self._last
         finally:
             self._known.set()
 
@@ -83,7 +85,9 @@ def listen(stop: Agreed) -> None:
 
     def wait() -> None:
         signal.sigwait({signal.SIGUSR1})
-        stop.vote()
+        last = stop.vote()
+        if last is not None:
+            print(f"told to stop: every rank stops after step {last}", flush=True)
 
     threading.Thread(target=wait, daemon=True, name="stop").start()
 

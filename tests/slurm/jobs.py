@@ -70,6 +70,12 @@ def until_step(run: SlurmRun, step: int) -> None:
     until(lambda: max(steps_of(run.paths), default=0) >= step, f"step {step}")
 
 
+def until_stopping(run: SlurmRun) -> None:
+    """Every rank was told to stop, and knows after which step."""
+    logs = [run.paths.log(rank) for rank in range(run.ranks)]
+    until(lambda: all("told to stop" in log.read_text() for log in logs), "all know where to stop")
+
+
 def task(paths: Paths, rank: int) -> Record:
     """The rank as it runs now."""
     import json

@@ -25,7 +25,18 @@ from runtime.slurm import batch, state, submit
 from runtime.slurm.run import SlurmRun
 from runtime.supervise import STOPPED
 from tests.slurm.cluster import Cluster
-from tests.slurm.jobs import PATIENCE_S, Gate, hurt, launch, paced_plan, shardwright, task, until, until_step
+from tests.slurm.jobs import (
+    PATIENCE_S,
+    Gate,
+    hurt,
+    launch,
+    paced_plan,
+    shardwright,
+    task,
+    until,
+    until_step,
+    until_stopping,
+)
 from tests.slurm.warm import Warm
 
 STEPS = 8
@@ -132,6 +143,7 @@ def test_a_signal_before_the_limit_stops_all_ranks_after_one_step_and_the_job_go
     run = start(warm, tmp_path)
     until_step(run, 3)
     cluster.run("scancel", "--batch", "--signal=USR1", str(run.job))
+    until_stopping(run)
     gate.open()
     done = run.wait(PATIENCE_S).check()
     assert done.losses == undisturbed
@@ -147,6 +159,7 @@ def test_a_job_is_queued_again_as_often_as_was_said(
     run = start(warm, tmp_path, options={"requeues": 0})
     until_step(run, 2)
     cluster.run("scancel", "--batch", "--signal=USR1", str(run.job))
+    until_stopping(run)
     gate.open()
     outcome = run.outcome(PATIENCE_S)
     assert outcome.state == "stopped"
@@ -159,6 +172,7 @@ def test_jobs_of_an_array_go_on_from_each_other(
     run = start(warm, tmp_path, options={"requeues": 0, "sbatch": {"array": "1-2%1"}})
     until_step(run, 3)
     cluster.run("scancel", "--batch", "--signal=USR1", f"{run.job}_1")
+    until_stopping(run)
     gate.open()
     until(lambda: [state for state, _ in story(run)] == ["stopped", "done"], "the second job", PATIENCE_S)
     assert {row["step"]: row["loss"] for row in run.metrics()} == undisturbed
