@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from torch import Tensor
 
@@ -37,8 +38,8 @@ class _Entered:
         self._boundary: Boundary | None = None
 
     def forward(self, values: Values) -> Values:
-        device = next(iter(values.values())).device
-        boundary = self._boundary = Boundary(anchor_on(device))
+        held = chain(values.values(), self._module.parameters())  # a layer may take in weights alone
+        boundary = self._boundary = Boundary(anchor_on(next(held).device))
         self._leaves = {name: x for name, x in values.items() if x.requires_grad}
         entered = {name: boundary.enter(name, x) for name, x in self._leaves.items()}
         made: Values = self._module({**values, **entered})

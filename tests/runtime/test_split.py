@@ -14,6 +14,28 @@ from planner.measure_specimen import Way, fake_specimen, real_specimen, situatio
 from planner.workload import load
 from runtime.split import Split, Stored, Walked
 
+WEIGHTS_ALONE = """
+import torch
+
+class Relative(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.places = torch.nn.Embedding(16, 8)
+        self.norm = torch.nn.LayerNorm(8)
+        self.out = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.out(x + self.norm(self.places.weight).mean(0))
+
+def build():
+    return Relative()
+
+def batch(n):
+    return torch.randn(n, 8), torch.randn(n, 8)
+
+def loss(outputs, targets):
+    return torch.nn.functional.mse_loss(outputs, targets)
+"""
 MODELS = {"gpt2": {"size": "tiny"}, "unet3d": {"size": "tiny"}, "lstm": {"size": "tiny"}}
 
 
@@ -41,6 +63,18 @@ def test_the_halves_of_every_layer_add_up_to_its_whole_backward(name: str) -> No
         for leaf, gradient in zip(leaves, expected, strict=True):
             assert torch.allclose(leaf.grad, gradient, rtol=1e-5), situation.layer.name  # type: ignore[arg-type]
     assert kinds <= {Stored, Walked} and kinds
+
+
+def test_a_layer_that_takes_in_nothing_but_weights_is_measured(tmp_path: Path) -> None:
+    """As relative positions are made."""
+    (tmp_path / "relative.py").write_text(WEIGHTS_ALONE)
+    workload = load(f"{tmp_path}/relative.py")
+    captured = capture(workload)
+    batch = captured.batch_values(*workload.batch(2))
+    found = {x.layer.name: x for x in situations(captured, batch, Way())}
+    assert not found["norm"].inputs
+    memory = footprint(real_specimen(captured, found["norm"], batch, Way(split=Split())))
+    assert memory.saved_bytes > 0
 
 
 def test_what_the_weight_half_still_needs_is_measured() -> None:
