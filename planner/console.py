@@ -51,7 +51,7 @@ class Output:
 
 
 @contextmanager
-def patient(doing: str, first_s: float = 10.0) -> Iterator[None]:
+def patient(doing: str, first_s: float = 1.0) -> Iterator[None]:
     """Says every now and then, ever more rarely, that something which takes long is still being done."""
     done, begun = threading.Event(), time.monotonic()
 

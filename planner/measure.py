@@ -18,9 +18,9 @@ from planner import devices
 from planner.errors import BadInput
 from planner.measure_events import Done, Request
 from planner.measure_parent import measure
-from planner.measure_report import Report
 from planner.model import Layer
 from planner.profile import CostKey, Profile, check, kept_values
+from planner.progress import Report
 
 if TYPE_CHECKING:
     from planner.measure_passes import BackwardSplit as BackwardSplit
@@ -85,6 +85,7 @@ def _by_roofline(
     bench = bench_of(workload, request, "cpu", split, spatial)
     micros = sorted(set(request.micros))
     with Report(f"profile {workload.name} by roofline") as report:
+        report.at(0.0)
         total = len(micros) * len(bench.situations(micros[0]))
         rows = [
             _told(row, report, (i + 1) / total) for i, row in enumerate(counted_rows(bench, micros, device))
@@ -110,6 +111,7 @@ def _told(row: Done, report: Report, share: float) -> Done:
 def _by_measuring(workload: Workload, request: Request, journal: Path | None) -> Profile:
     partial = journal.with_name(f"{journal.name}.partial") if journal is not None else None
     with Report(f"profile {workload.name} on {request.device}") as report:
+        report.at(0.0)
         try:
             found = measure(request, partial, report)
         except KeyboardInterrupt:

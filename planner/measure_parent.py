@@ -29,8 +29,8 @@ from planner.measure_events import (
     parse,
 )
 from planner.measure_journal import Journal
-from planner.measure_report import Report
 from planner.profile import CostKey, OptimizerCost
+from planner.progress import Report
 
 
 @dataclass(slots=True, kw_only=True)

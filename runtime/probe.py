@@ -119,7 +119,9 @@ def sum_of(world: World, ranks: Sequence[int], size: int, repeats: int = REPEATS
 def probe(world: World, result: Path, repeats: int = REPEATS) -> None:
     """Collective; the first rank writes what was found."""
     parts = [_part(result, rank) for rank in range(world.size)]
+    told = Told(result, world)
     for rank in range(world.size):  # one after another, so that none slows another
+        told.now(0.2 * rank / world.size, f"device of rank {rank}, {rank + 1} of {world.size}")
         if rank == world.rank:
             mine = {"host": socket.gethostname(), "device": asdict(device_of(world.device, repeats))}
             write_whole(parts[rank], json.dumps(mine))
@@ -128,18 +130,46 @@ def probe(world: World, result: Path, repeats: int = REPEATS) -> None:
     hosts, devices = [row["host"] for row in rows], [row["device"] for row in rows]
     talk = pairs(hosts)
     for number, (a, b) in enumerate(talk):
+        told.now(
+            0.2 + 0.4 * number / len(talk), f"link between ranks {a} and {b}, {number + 1} of {len(talk)}"
+        )
         wire = wire_of(world, a, b, within_node=hosts[a] == hosts[b], repeats=repeats)
         if wire is not None and world.rank == a:
             write_whole(_part(result, f"wire-{number}"), json.dumps(asdict(wire)))
         world.barrier()
-    sums = [sum_of(world, range(count), LARGE_BYTES, repeats) for count in range(2, world.size + 1)]
+    sums = []
+    for count in range(2, world.size + 1):
+        told.now(0.6 + 0.2 * count / (world.size + 1), f"sum over {count} of {world.size} ranks")
+        sums.append(sum_of(world, range(count), LARGE_BYTES, repeats))
+    told.now(0.8, "sums beside each other")
     together = [together_of(world, groups, repeats) for groups in beside(hosts)]
+    told.now(0.9, "products beside a sum")
     slowed = slowed_of(world, repeats)
     if world.rank == 0:
         wires = [json.loads(_part(result, f"wire-{number}").read_text()) for number in range(len(talk))]
         data = {"hosts": hosts, "devices": devices, "wires": wires, "slowed": asdict(slowed)}
         data |= {"sums": [asdict(s) for s in sums if s], "together": [asdict(t) for t in together if t]}
         write_whole(result, json.dumps(data))
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is being measured, for those who wait: the first rank keeps it in a file beside the result."""
+
+    result: Path
+    world: World
+
+    def now(self, share: float, doing: str) -> None:
+        if self.world.rank == 0:
+            write_whole(_part(self.result, "now"), json.dumps([share, doing]))
+
+
+def now(result: Path) -> tuple[float, str] | None:
+    """None before anything is measured."""
+    try:
+        return TypeAdapter(tuple[float, str]).validate_json(_part(result, "now").read_text())
+    except FileNotFoundError:
+        return None
 
 
 def _part(result: Path, name: str | int) -> Path:

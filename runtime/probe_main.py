@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from planner.errors import ShardwrightError
+from planner.progress import Report
 from runtime import probe
 from runtime.groups import join
 from runtime.paths import Paths
@@ -23,6 +24,7 @@ from runtime.slurm import granted
 from runtime.supervise import supervise
 
 PATIENCE_S = 300.0
+LOOK_S = 0.2
 
 
 class ProbeFailed(ShardwrightError):
@@ -33,10 +35,16 @@ def local(folder: Path, ranks: int) -> Found:
     """Processes of this machine; `folder` is private to them."""
     paths = Paths(folder).make()
     torch.set_num_threads(1)  # a process that has run threads cannot be forked
-    outcome = supervise(paths, ranks, PATIENCE_S, partial(_rank, paths, ranks))
+    with Report("probe") as report:
+        look = partial(_look, paths, report, "processes start")
+        outcome = supervise(paths, ranks, PATIENCE_S, partial(_rank, paths, ranks), look)
     if outcome.state != "done":
         raise ProbeFailed(outcome.cause)
     return probe.read(paths.probed)
+
+
+def _look(paths: Paths, report: Report, before: str) -> None:
+    report.at(*(probe.now(paths.probed) or (0.0, before)))
 
 
 def _rank(paths: Paths, ranks: int, rank: int, slot: int = 0, repeats: int = REPEATS) -> None:
@@ -68,13 +76,32 @@ def by_srun(
     ]
     command += ["--distribution=block", "--kill-on-bad-exit=1", *words]
     command += [python, "-P", "-m", "runtime.probe_main", str(repeats), str(paths.root)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ProbeFailed(f"{shlex.join(command)} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+    status, said = _watched(command, paths)
+    if status:
+        raise ProbeFailed(f"{shlex.join(command)} ended with {status}: {said.strip()[-500:]}")
     end = time.monotonic() + 30  # for file systems that show a file late
     while not paths.probed.exists() and time.monotonic() < end:
         time.sleep(0.2)
     return probe.read(paths.probed)
+
+
+def _watched(command: Sequence[str], paths: Paths) -> tuple[int, str]:
+    """Its exit status, and what it wrote to standard error."""
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True) as process,
+        Report("probe") as report,
+    ):
+        try:
+            while True:
+                try:
+                    _, said = process.communicate(timeout=LOOK_S)
+                    return process.returncode, said
+                except subprocess.TimeoutExpired:
+                    _look(paths, report, "srun waits for nodes")
+        except BaseException:
+            process.kill()
+            raise
 
 
 def main(repeats: str, folder: str) -> None:

@@ -11,7 +11,7 @@ is what the plan says. Data replicas do the same, and one of them stands for all
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import prod
 
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from planner.errors import BadInput
 from planner.plan import Place, Plan
+from planner.progress import Report
 from planner.schedule.check import check
 from planner.simulate import schedule_of
 from planner.workload import Workload
@@ -37,6 +38,9 @@ from runtime.trained import trained
 from runtime.transport import Edge, Layout
 
 STEPS = 3
+Around = Callable[
+    [float, str], AbstractContextManager[None]
+]  # each rank: the share that is done, and its name
 
 
 def rehearse(
@@ -47,11 +51,13 @@ def rehearse(
     if steps < 1:
         raise BadInput(f"{steps} steps", where="rehearse", allowed="1 or more")
     check(schedule_of(plan), plan.hops, barrier=plan.schedule.update == "barrier")
-    model = Model.of(plan, workload)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = list(runs(model, where, steps))
+        with Report(f"rehearse {plan.model.workload}") as report:
+            with report.step(0.0, "the model"):
+                model = Model.of(plan, workload)
+            found = list(runs(model, where, steps, report.step))
     finally:
         torch.set_num_threads(before)
     return compared(plan, device, found)
@@ -65,14 +71,23 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def runs(model: Model, device: torch.device, steps: int) -> Iterator[Rehearsed]:
+def _in_silence(share: float, doing: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def runs(model: Model, device: torch.device, steps: int, around: Around = _in_silence) -> Iterator[Rehearsed]:
     """Each distinct rank in turn; without timed steps it is for their memory alone."""
     known: dict[int, Mapping[Edge, Sequence[Layout]]] = {}  # by spatial coordinate
-    for place in distinct(model):
-        with _world(place.rank, len(model.plan.places), device) as world:
+    places = distinct(model)
+    for number, place in enumerate(places):
+        with (
+            around(number / len(places), f"rank {place.rank}, {number + 1} of {len(places)}"),
+            _world(place.rank, len(model.plan.places), device) as world,
+        ):
             if place.spatial not in known:
                 known[place.spatial] = layouts(model.plan, model.captured, _one_batch(model), world)
-            yield rehearsed(model, world, known[place.spatial], steps)
+            found = rehearsed(model, world, known[place.spatial], steps)
+        yield found
         if device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from planner.errors import BadInput
 from planner.plan import Plan
+from planner.progress import Report
 from runtime import local
 from runtime.local import Result
 from runtime.memory import free_bytes
@@ -33,9 +34,14 @@ class Checked:
 
 def checked(plan: Plan) -> Checked:
     _refuse_large(plan)
-    with tempfile.TemporaryDirectory(prefix="shardwright-check-") as folder:
-        alone = local.launch_inline(plan, Path(folder) / "alone", steps=STEPS)
-        together = local.launch(plan, Path(folder) / "together", steps=STEPS).wait().check()
+    with (
+        tempfile.TemporaryDirectory(prefix="shardwright-check-") as folder,
+        Report(f"check {plan.model.workload}") as report,
+    ):
+        with report.step(0.0, "two steps in one process"):
+            alone = local.launch_inline(plan, Path(folder) / "alone", steps=STEPS)
+        with report.step(0.5, f"two steps by the plan, in {len(plan.places)} processes"):
+            together = local.launch(plan, Path(folder) / "together", steps=STEPS).wait().check()
     return Checked(together=_losses(together), alone=_losses(alone), tolerance=TOLERANCE[plan.precision])
 
 

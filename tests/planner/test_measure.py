@@ -15,7 +15,6 @@ from planner.errors import BadInput, Infeasible
 from planner.measure_events import Done, encode
 from planner.measure_journal import Journal
 from planner.measure_parent import child
-from planner.measure_report import Report
 from planner.profile import CostKey, Profile, Seconds
 from planner.workload import Workload, load
 from tests.planner.graphs import cost
@@ -218,11 +217,6 @@ def test_a_roofline_allocates_nothing_of_a_large_model() -> None:
     seconds = sum(found.cost(x.name, setting).forward.median for x in found.graph.layers)
     flops = sum(x.flops(1) for x in found.graph.layers)
     assert seconds >= flops / 67e12, "no faster than the peak"
-
-
-def test_progress_tells_the_time_left() -> None:
-    assert Report("profile").line(0.25, spent_s=10) == "profile: 25%, about 30 s left"
-    assert Report("profile").line(0.0, spent_s=10) == "profile: 0%"
 
 
 def test_the_process_that_measures_ends_with_the_one_that_waits(tmp_path: Path) -> None:

@@ -114,6 +114,7 @@ def probed(rank: int, ranks: int, rendezvous: Path, *, folder: str) -> None:
 
 
 def test_four_processes_measure_each_other(pool: Pool, tmp_path: Path) -> None:
+    assert probe.now(tmp_path / "probe.json") is None
     pool.run("tests.runtime.test_probe:probed", 4, folder=str(tmp_path))
     have = probe.read(tmp_path / "probe.json")
     assert len(have.devices) == len(have.hosts) == 4
@@ -121,4 +122,5 @@ def test_four_processes_measure_each_other(pool: Pool, tmp_path: Path) -> None:
     assert [s.ranks for s in have.sums] == [(0, 1), (0, 1, 2), (0, 1, 2, 3)]
     assert [each.groups for each in have.together] == [((0, 1), (2, 3))]
     assert have.together[0].factor > 0 and have.slowed is not None and have.slowed.factor.value > 0
+    assert probe.now(tmp_path / "probe.json") == (0.9, "products beside a sum")
     assert have.wires[0].latency_s.value > 0 and have.devices[1].flop_per_s.value > 0

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from planner import progress
 from planner.errors import BadInput
 from planner.plan import Plan
 from planner.timeline import Timeline
@@ -90,6 +91,15 @@ def test_replicas_are_rehearsed_once_and_the_step_is_replayed_from_what_was_foun
     busiest = max(3 * (took[stage, "F"] + took[stage, "B"]) for stage in (0, 1))
     assert found.rehearsed_step_ns >= busiest + 2 * 7 * MS  # messages as planned
     assert found.most_different is not None
+
+
+def test_every_part_of_a_rehearsal_that_lasts_is_spoken_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "FIRST_LINE_S", 1e-4)
+    rehearse(plan_of(*BRANCHES, family="1f1b", workers=2, micros=2), steps=1)
+    said = {line.rpartition(": ")[0].partition(": ")[2] for line in capsys.readouterr().err.splitlines()}
+    assert said == {"the model", "rank 0, 1 of 2", "rank 1, 2 of 2"}
 
 
 def test_what_cannot_be_rehearsed_is_refused() -> None:
