@@ -24,9 +24,14 @@ def test_progress_tells_the_time_left() -> None:
 def test_a_step_is_spoken_of_once_it_has_lasted_a_second_and_then_rarely(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now_s = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
     said = io.StringIO()
+
+    def at(now_s: float, doing: str) -> None:
+        clock[0] = now_s
+        report.at(0.5, doing)
+
     with Report("probe", said) as report:
         for now_s, doing in (
             (100.0, "a"),
@@ -36,13 +41,12 @@ def test_a_step_is_spoken_of_once_it_has_lasted_a_second_and_then_rarely(
             (103.1, "b"),
             (112.0, "b"),
         ):
-            report.at(0.5, doing)
+            at(now_s, doing)
         assert said.getvalue().splitlines() == [
             "probe: a: 50%, about 1 s left",
             "probe: b: 50%, about 3 s left",
         ]
-        now_s = 113.2
-        report.at(0.5, "b")
+        at(113.2, "b")
     assert said.getvalue().count("probe: b") == 2
 
 
