@@ -37,6 +37,7 @@ class Row:
     saved_bytes: int
     seconds: Mapping[int, tuple[float, float]]  # micro-batch -> forward and backward
     shares: int | None = None  # the layer whose weights it uses
+    workspace_bytes: int = 0  # more than what is saved, while it runs
 
 
 def profile(
@@ -127,7 +128,7 @@ def _cost(row: Row, micro: int) -> LayerCost:
         kept_inputs=(),
         kept_outputs=(),
         held_bytes=row.saved_bytes * micro,
-        workspace_bytes=0,
+        workspace_bytes=row.workspace_bytes * micro,
     )
 
 

@@ -13,12 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.adapters.public import Row, profile
+from planner import devices
 from planner.cluster import Cluster, Link, Links, NodeGroup
 from planner.profile import Profile
 
 MODEL, GPU, ZONE, TENSOR = "OPT-350", "GH-96", "us-central1-a", "4"
 MEMORY_BYTES = 96 * 10**9
 ADAM_STATE = 8.0  # bytes an element: two moments in fp32
+# The table's seconds of an update are the same for every layer, of 3 or of 15 million elements: those of launching it
+# layer by layer, where the engine updates all at once. So it takes what it moves: weights, gradients and moments, in
+# fp32, of which the gradients are not written.
+UPDATE_BYTES = 7 * 4
+DEVICE = "GH200-96GB"
+SEQUENCE, HEADS = 2048, 16  # of OPT-350M
+# Attention is no fused kernel there: its backward has the gradients of the probabilities and of the scores at once.
+BLOCK_BYTES = 2 * 4 * SEQUENCE**2 * HEADS // int(TENSOR)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +65,8 @@ def _groups(stage: object) -> list[tuple[object, int]]:
     return [tuple(stage)] if isinstance(stage[-1], int) else [g for part in stage for g in _groups(part)]
 
 
-def costs(folder: Path) -> Profile:
+def costs(folder: Path, *, alone: bool = False) -> Profile:
+    """Of one micro-batch that has no other before it (`alone`), or of several."""
     seconds = json.loads((folder / "profiles.json").read_text())[MODEL][GPU]
     sizes = json.loads((folder / "llm_info.json").read_text())[MODEL][TENSOR]
     micros = sorted(int(m) for m in seconds if TENSOR in seconds[m])
@@ -66,18 +76,26 @@ def costs(folder: Path) -> Profile:
             weight_bytes=sizes[name]["params_bytes"],
             out_bytes=sizes[name]["act_output_bytes"],
             saved_bytes=sizes[name]["act_mem_bytes"],
+            workspace_bytes=_workspace_bytes(name, names, sizes[name]["act_output_bytes"], alone),
             seconds={m: tuple(seconds[str(m)][TENSOR][name][:2]) for m in micros},
         )
         for name in names
     ]
-    updates = [sum(layer[2] for layer in seconds[str(m)][TENSOR].values()) for m in micros]
-    elements = sum(sizes[name]["params_floats"] for name in names)
     return profile(
         GPU,
         rows,
         state_bytes_per_element=ADAM_STATE,
-        seconds_per_element=sum(updates) / len(updates) / elements,
+        seconds_per_element=UPDATE_BYTES / devices.find(DEVICE).memory_bytes_per_s,
     )
+
+
+def _workspace_bytes(name: str, names: Sequence[str], out_bytes: int, alone: bool) -> int:
+    """The table has what is kept. The loss of that engine makes its logits less their maximum and the exponentials of
+    these, each as a tensor of its own, while the engine holds the logits: one more than the two in the table. It has
+    two slots for what the last stage puts out, and empties none: the logits of the micro-batch before are there too."""
+    if name == names[0]:
+        return 0
+    return (1 if alone else 2) * out_bytes if name == names[-1] else BLOCK_BYTES
 
 
 def cluster(folder: Path, groups: int) -> Cluster:

@@ -51,8 +51,7 @@ class Measured:
 
 
 def measured(folder: Path) -> list[Measured]:
-    with (folder / "single.csv").open(encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.reader(file))[1:]
+    """Those of one node and tensor degree 1."""
     return [
         Measured(
             gpus=int(row[0]),
@@ -65,9 +64,22 @@ def measured(folder: Path) -> list[Measured]:
             pipeline=int(row[9]),
             step_s=float(row[10]) * 1e-3,
         )
-        for row in rows
+        for row in _rows(folder / "single.csv")
         if int(row[7]) == 1
     ]
+
+
+def degrees(folder: Path) -> dict[str, list[int]]:
+    """The tensor degree of every measured plan, by file; `multi.csv`, over several nodes, begins with the model's size."""
+    found = {"single.csv": [int(row[7]) for row in _rows(folder / "single.csv")]}
+    if (folder / "multi.csv").exists():
+        found["multi.csv"] = [int(row[8]) for row in _rows(folder / "multi.csv")]
+    return found
+
+
+def _rows(path: Path) -> list[list[str]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        return list(csv.reader(file))[1:]
 
 
 def all_reduces(folder: Path) -> dict[int, FloatArray]:

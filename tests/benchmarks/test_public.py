@@ -71,3 +71,20 @@ def test_without_its_data_a_benchmark_says_so_and_claims_nothing(
     monkeypatch.setenv("SHARDWRIGHT_DATA", str(tmp_path))
     for result in (sailor.run(True), vtrain.run(True)):
         assert result.tables == [] and "Skipped: no folder" in result.claim
+
+
+def test_a_line_is_least_sure_far_from_the_points_it_was_fitted_to() -> None:
+    points = [(1.0, 2.02), (2.0, 3.96), (3.0, 6.06), (4.0, 7.92)]  # 1 % off a slope of 2, this way and that
+    near, far = (sailor.standard_error(points, 0.0, 2.0, at) for at in (2.5, 8.0))
+    assert near == pytest.approx(0.01 * (2 * 1.25) ** 0.5) and far > 2 * near
+
+
+def test_plans_that_are_not_scored_are_counted(tmp_path: Path) -> None:
+    plan = "{},16,4,1024,16,24,1024,{},2,2,100.0\n"
+    (tmp_path / "single.csv").write_text("head\n" + plan.format(4, 1) + plan.format(8, 2))
+    (tmp_path / "multi.csv").write_text("head\n" + "3.6," + plan.format(64, 1) + "3.6," + plan.format(64, 2))
+    told = vtrain.unscored(tmp_path)
+    assert (
+        "Of 4 measured plans 1 are scored" in told
+        and "all 2 over several nodes (1 of tensor degree 1)" in told
+    )
