@@ -8,6 +8,7 @@ planning from a profile file needs no torch.
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -439,11 +440,18 @@ def main() -> None:
 
 
 def plan_main() -> None:
-    sys.exit(run(["plan", *sys.argv[1:]]))
+    _main_of("plan")
 
 
 def launch_main() -> None:
-    sys.exit(run(["launch", *sys.argv[1:]]))
+    _main_of("launch")
+
+
+def _main_of(word: str) -> None:
+    from planner.command import completing
+
+    completing(word, os.environ)
+    sys.exit(run([word, *sys.argv[1:]]))
 
 
 if __name__ == "__main__":

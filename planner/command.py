@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import nullcontext
 from dataclasses import MISSING, fields
 from importlib import metadata
@@ -29,6 +29,8 @@ PlanFile = Annotated[Path, typer.Argument(help="a plan.yaml", metavar="PLAN")]
 RunFolder = Annotated[Path, typer.Argument(help="a folder that launch made", metavar="RUN")]
 
 NAME = "shardwright"
+WORDS = ("plan", "launch")  # commands that are programs of their own too
+COMPLETION = ("--install-completion", "--show-completion")
 Options = TypeVar("Options", bound="DataclassInstance")
 
 
@@ -95,14 +97,28 @@ def answer(made: Callable[[], typer.Typer], arguments: Sequence[str]) -> int:
     own = list(takewhile("--".__ne__, arguments))  # after it: a script's
     as_json = "--json" in own
     with answers_alone() if as_json and not {"--help", "-h"}.intersection(own) else nullcontext():
-        return _answer(made, arguments, as_json=as_json)
+        programs = (NAME, *WORDS) if own and own[0] in COMPLETION else (NAME,)
+        return max(_answer(made, arguments, program, as_json=as_json) for program in programs)
 
 
-def _answer(made: Callable[[], typer.Typer], arguments: Sequence[str], *, as_json: bool) -> int:
+def completing(word: str, environment: MutableMapping[str, str]) -> None:
+    """What a shell asks of the program `plan` becomes what it would ask of `shardwright plan`."""
+    asked = environment.pop(f"_{word.upper()}_COMPLETE", None)
+    if asked is None:
+        return
+    environment[f"_{NAME.upper()}_COMPLETE"] = asked
+    if "COMP_CWORD" in environment:  # bash
+        environment["COMP_WORDS"] = f"{NAME}\n{environment['COMP_WORDS']}"
+        environment["COMP_CWORD"] = str(int(environment["COMP_CWORD"]) + 1)
+    if "_TYPER_COMPLETE_ARGS" in environment:  # zsh
+        environment["_TYPER_COMPLETE_ARGS"] = f"{NAME} {environment['_TYPER_COMPLETE_ARGS']}"
+
+
+def _answer(made: Callable[[], typer.Typer], arguments: Sequence[str], program: str, *, as_json: bool) -> int:
     # Typer's own, or that of click, as its version has it.
     WrongUsage: type[Exception] = typer.BadParameter.__mro__[1]
     try:
-        status = made()(list(arguments) or ["--help"], prog_name=NAME, standalone_mode=False)
+        status = made()(list(arguments) or ["--help"], prog_name=program, standalone_mode=False)
     except ShardwrightError as error:
         return report_error(error, as_json=as_json)
     except WrongUsage as error:

@@ -55,7 +55,7 @@ def commands() -> str:
         "Every command takes `--help`, and `--json` for one JSON object on standard output. Exit status: 0 done; "
         "1 a run that failed, or something that `doctor` finds wrong; 2 bad input; 3 infeasible; 4 a plan that violates "
         "something; 130 interrupted. `plan` and `launch` are also commands of their own. "
-        "`shardwright --install-completion` completes commands and options in bash and zsh; `NO_COLOR` is respected.\n",
+        "`shardwright --install-completion` completes commands and options in bash and zsh, after `plan` and `launch` too; `NO_COLOR` is respected.\n",
     ]
     for command in shardwright._app().registered_commands:
         assert command.callback is not None
