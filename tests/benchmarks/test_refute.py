@@ -36,3 +36,6 @@ def test_a_step_outside_its_interval_is_seen() -> None:
 def test_an_error_as_large_as_the_step_claims_nothing() -> None:
     assert claim(error=1.5).regret == float("inf")
     assert claim(error=1.5).interval_ns[0] == 0.0
+    assert judged(claim(error=0.5), PREDICTED, PREDICTED).word == "undecided"
+    assert judged(claim(), PREDICTED, PREDICTED).word == "holds"
+    assert judged(claim(), 1.06 * PREDICTED, PREDICTED).word == "refuted"
