@@ -41,10 +41,8 @@ from planner.plan import Plan  # noqa: E402
 if TYPE_CHECKING:
     import typer
 
-    from planner.calibrate import Observation
     from planner.capture import Captured
     from planner.fitted import Fitted
-    from planner.measure_passes import BackwardSplit, SpatialSplit
     from planner.notebook.front import Front
     from planner.notebook.question import Question
     from planner.notebook.solved import Solved
@@ -116,14 +114,15 @@ def profile(
     With `grids`, such as `[(2,), (2, 2)]`, also what a shard costs of samples cut into so many parts a dim.
     """
     from planner import measure
+    from runtime import handed
 
     return measure.profile(
         _load(workload, arguments),
         device=device,
         micros=tuple(micros),
         precision=precision,
-        split=_backward_split(),
-        spatial=_spatial_split() if grids else None,
+        split=handed.backward_split(),
+        spatial=handed.spatial_split() if grids else None,
         grids=grids,
     )
 
@@ -197,8 +196,9 @@ def compare(*plans: Plan) -> Versus:
 def calibrate(*runs: str | Path) -> Fitted:
     """Corrections fitted to finished runs, for `plan(..., calibration=...)`: costs as those runs had them."""
     from planner.calibrate import fit
+    from runtime.observe import observation
 
-    return fit([_observe(Path(folder)) for folder in runs])
+    return fit([observation(Path(folder)) for folder in runs])
 
 
 def simulate(chosen: Plan) -> Timeline:
@@ -251,7 +251,9 @@ def runs(folder: str | Path = "runs") -> Runs:
 
 def record(folder: str | Path) -> RunRecord:
     """What a run has left behind, predicted beside measured."""
-    return _record(Path(folder))
+    from runtime import record
+
+    return record.record(Path(folder))
 
 
 def refine(run: RunRecord | str | Path) -> Solved:
@@ -259,7 +261,7 @@ def refine(run: RunRecord | str | Path) -> Solved:
     from planner.notebook.solved import Solved
     from planner.refine import refined
 
-    ran = _record(Path(run)) if isinstance(run, str | Path) else run
+    ran = record(run) if isinstance(run, str | Path) else run
     return Solved.of(refined(ran.plan, ran.measured), before=ran.plan)
 
 
@@ -269,7 +271,7 @@ def report(
     """Writes the page for a browser; what is there is overwritten."""
     from planner.notebook.solved import Solved
 
-    ran = _record(Path(run)) if isinstance(run, str | Path) else run
+    ran = record(run) if isinstance(run, str | Path) else run
     return Solved.of(chosen, chosen.asked if isinstance(chosen, Solved) else None).report(
         path, run=ran, costs=costs
     )
@@ -315,52 +317,6 @@ def _load(workload: str | Path, arguments: Mapping[str, str | int | float | bool
     return load(str(workload), {name: str(value) for name, value in arguments.items()})
 
 
-def _backward_split() -> BackwardSplit:
-    from runtime.split import Split
-
-    return Split()
-
-
-def _spatial_split() -> SpatialSplit:
-    from runtime.spatial.alone import Alone
-
-    return Alone()
-
-
-def _record(folder: Path) -> RunRecord:
-    from runtime import record
-
-    return record.record(folder)
-
-
-def _observe(folder: Path) -> Observation:
-    from runtime.observe import observation
-
-    return observation(folder)
-
-
-def _profile_by_slurm(
-    words: Sequence[str],
-    output: Path,
-    *,
-    cuda: bool,
-    force: bool,
-    sbatch: Sequence[str],
-    note: Callable[[str], None],
-) -> list[Path]:
-    from runtime.slurm import cli, measure
-
-    options = cli.chosen(None, sbatch=list(sbatch), time=None)
-    return measure.run(words, output, options, cuda=cuda, force=force, note=note)
-
-
-def _show_run(folder: Path) -> tuple[dict[str, object], str]:
-    from runtime import report_run
-
-    found = report_run.comparison(folder)
-    return report_run.as_dict(found), report_run.text(found, report_run.drift(folder, found))
-
-
 DEMO = (("gpt2", "tiny"), ("unet3d", "tiny"))
 
 
@@ -399,7 +355,7 @@ def _demo(say: Callable[[str], None]) -> Iterator[dict[str, object]]:
         done = launch(chosen, folder, steps=10, on="local").wait().check()
         found = report_run.comparison(folder)
         say(f"loss {done.losses[1]:.4f} at first, {done.losses[10]:.4f} at last\n{report_run.text(found)}")
-        page = chosen.report(Paths(folder).report, run=_record(folder))
+        page = chosen.report(Paths(folder).report, run=record(folder))
         say(f"plan, trace and checkpoints: {folder}\nto look at in a browser: {page}")
         facts = {"workload": name, "run": str(folder), "report": str(page), "losses": done.losses}
         yield facts | report_run.as_dict(found)
@@ -409,20 +365,14 @@ def _app() -> typer.Typer:
     from planner import cli as deciding
     from planner import cli_calibrate, command
     from runtime import cli as running
+    from runtime import handed
 
     app = command.app(
         "Decide how to split the training of a torch model over a cluster, with a proof, and run it."
     )
-    tools = deciding.Tools(
-        backward_split=_backward_split,
-        spatial_split=_spatial_split,
-        observe=_observe,
-        show_run=_show_run,
-        record=_record,
-        profile_by_slurm=_profile_by_slurm,
-    )
+    tools = handed.tools()
     deciding.register(app, tools)
-    cli_calibrate.register(app, _observe)
+    cli_calibrate.register(app, tools.observe)
     running.register(app)
     app.command("demo", epilog="Example: shardwright demo")(_demo_command())
     return app
