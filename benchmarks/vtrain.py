@@ -60,18 +60,16 @@ def rule(rows: Sequence[Measured]) -> Measured:
     return max(rows, key=lambda row: (row.data, row.micro))
 
 
-def regrets(
-    rows: Sequence[Measured], said: dict[Measured, float]
-) -> Iterator[tuple[float, float, tuple[int, ...]]]:
+def regrets(rows: Sequence[Measured], said: dict[Measured, float]) -> Iterator[tuple[float, float]]:
     """Ours and the rule's, of every job with a choice."""
     jobs: dict[tuple[int, ...], list[Measured]] = defaultdict(list)
     for row in rows:
         jobs[row.job].append(row)
-    for job, answers in jobs.items():
+    for answers in jobs.values():
         if len(answers) > 1:
             best = min(row.step_s for row in answers)
             ours = min(answers, key=said.__getitem__)
-            yield ours.step_s / best - 1, rule(answers).step_s / best - 1, job
+            yield ours.step_s / best - 1, rule(answers).step_s / best - 1
 
 
 def regret_table(rows: Sequence[Measured], wire: Link, left_out: str) -> Table:
@@ -82,7 +80,7 @@ def regret_table(rows: Sequence[Measured], wire: Link, left_out: str) -> Table:
     lines: list[tuple[Cell, ...]] = []
     for name, part in (("all jobs", found), ("jobs where the rule is wrong", wrong)):
         for who, column in (("ours", 0), ("most replicas, largest micro-batch", 1)):
-            values = [float(row[column]) for row in part]
+            values = [row[column] for row in part]
             lines.append((name, len(part), who, *_shares(values)))
     return Table(
         title="Regret of the chosen plan, tensor degree 1",
