@@ -38,4 +38,4 @@ def test_an_error_as_large_as_the_step_claims_nothing() -> None:
     assert claim(error=1.5).interval_ns[0] == 0.0
     assert judged(claim(error=0.5), PREDICTED, PREDICTED).word == "undecided"
     assert judged(claim(), PREDICTED, PREDICTED).word == "holds"
-    assert judged(claim(), 1.06 * PREDICTED, PREDICTED).word == "refuted"
+    assert judged(claim(), PREDICTED, 0.94 * PREDICTED).word == "refuted"
