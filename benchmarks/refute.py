@@ -316,8 +316,8 @@ def run(quick: bool) -> Result:
                 notes=(
                     f"Ours: {sum(row[-1] == 'holds' for row in ours)} of {len(ours)} hold. Lies caught: {caught} of "
                     f"{len(lies)}. Undecided are those whose error e is above {LARGEST_ERROR:.0%}: the machine was busy.",
-                    f"Of a model's plans {SAMPLED} are drawn by seed, evenly over the shapes, beside the {LIKELY} that promise "
-                    "most and the rules of others: the space is sampled, not exhausted.",
+                    f"Of a model's plans {3 if quick else SAMPLED} are drawn by seed, evenly over the shapes, beside the "
+                    f"{2 if quick else LIKELY} that promise most and the rules of others: the space is sampled, not exhausted.",
                     "e is the error that corrections leave on runs that they were not fitted to; the plans that they "
                     "were fitted to are not among those judged.",
                 ),
