@@ -11,6 +11,15 @@ from numpy.typing import NDArray
 from planner.intervals import IntArray, Rectangles
 from planner.model import ModelGraph
 from planner.profile import LayerCost
+from planner.reuse import (
+    arriving_at_made,
+    early_table,
+    reused,
+    reused_values,
+    summed_tables,
+    waiting_from,
+    weighing,
+)
 from planner.stage_bytes import LEAF_BYTES, storages
 
 BoolArray = NDArray[np.bool_]
@@ -65,7 +74,8 @@ def moving(
     during = saved[:-1, 1:] - entered[:-1, 1:] + on_top
     told = np.zeros(len(held), np.int64)
     told[-1] = sum(size_of[name] for name in graph.layers[-1].outputs)
-    workspace = _on_top(entered + told + _over_layers(during) - saved)
+    waits = waiting_from(reused(graph), len(costs))
+    workspace = _on_top(entered + told + _over_layers_waiting(during, waits) - saved)
     halved = entered + told + held + _over_layers(during - held[1:])
     weighed = _over_layers(np.broadcast_to(held[1:] + work, during.shape)) - held
     stored = Halves(
@@ -77,7 +87,7 @@ def moving(
     stages = np.triu(walks > walks[:, None], 1)
     walked = stored
     if stages.any():
-        walked = _walked(graph, costs, saved, returning, told, on_top, workspace)
+        walked = _walked(graph, costs, size_of, saved, returning, told, on_top, workspace)
     walking = Walking(stages=stages, halves=walked)
     return Moving(
         **vars(walking.chosen(stored)),
@@ -92,29 +102,33 @@ def moving(
 def _walked(
     graph: ModelGraph,
     costs: Sequence[LayerCost],
+    size_of: Mapping[str, int],
     saved: IntArray,
     returning: IntArray,
     told: IntArray,
     on_top: IntArray,
     workspace: IntArray,
 ) -> Halves:
-    walked, last = _sums([cost.walked_bytes for cost in costs]), _after_trained(graph)
-    entered = _differentiable(graph)
+    made, reuses, count = arriving_at_made(graph, size_of), reused(graph), len(costs)
+    walked = _sums([cost.walked_bytes + more for cost, more in zip(costs, made, strict=True)])
+    last, entered = _after_weights(graph), _differentiable(graph)
     first, second = told + _over_layers(on_top - walked[1:]) + walked, told + _over_layers(on_top)
     below = np.take_along_axis(saved, np.broadcast_to(last, saved.shape), 1)
     below[last[None, :] <= np.arange(len(last))[:, None]] = 0
-    below += walked - walked[:, None]
+    soon = early_table(reuses, count)
+    below += walked - walked[:, None] + soon
+    at_once = _over_layers_waiting(np.zeros_like(on_top), waiting_from(reuses, count))
+    at_end = summed_tables([*reuses, *reused_values(graph, size_of)], count)
     return Halves(
         held=np.triu(LEAF_BYTES + np.where(entered, below, saved + returning + told), 1),
-        splitting=_on_top(LEAF_BYTES + np.where(entered, first, second) - workspace),
-        weighing=_on_top(second - workspace),
+        splitting=_on_top(LEAF_BYTES + np.where(entered, first + 2 * soon, second) - workspace),
+        weighing=_on_top(second + np.where(entered, at_end, at_once) - workspace),
     )
 
 
-def _after_trained(graph: ModelGraph) -> IntArray:
-    """[j]: behind the last layer before j that trains."""
-    users = {name for row in graph.parameters if row.trainable for name in row.users}
-    at = [i + 1 if layer.name in users else 0 for i, layer in enumerate(graph.layers)]
+def _after_weights(graph: ModelGraph) -> IntArray:
+    """[j]: behind the last layer before j that a weight half has something to do in."""
+    at = [i + 1 if weighs else 0 for i, weighs in enumerate(weighing(graph))]
     found: IntArray = np.maximum.accumulate(np.array([0, *at], np.int64))
     return found
 
@@ -141,6 +155,14 @@ def _over_layers(amounts: IntArray) -> IntArray:
     table: IntArray = np.zeros((count + 1, count + 1), np.int64)
     for i in range(count):
         table[i, i + 1 :] = np.maximum.accumulate(amounts[i, i:])
+    return table
+
+
+def _over_layers_waiting(amounts: IntArray, waits: Sequence[tuple[int, IntArray]]) -> IntArray:
+    """With what waits while a layer runs, which depends on where the interval ends."""
+    table = _over_layers(amounts)
+    for end, more in waits:
+        table[:, end:] = _over_layers(amounts + more)[:, end:]
     return table
 
 

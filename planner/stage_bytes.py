@@ -16,6 +16,7 @@ from typing import NamedTuple
 from planner.memory import SQUARE_BYTES, SQUARED_ELEMENTS, StageBytes
 from planner.model import ModelGraph, Value
 from planner.profile import PERSISTENT, CostKey, LayerCost, OptimizerCost, Profile, stage_memory
+from planner.reuse import arriving_at_made, early, reused, reused_values, summed, waiting, weighing
 from planner.schedule.action import Schedule
 
 LEAF_BYTES = 4  # of the one that stands for all that enters a stage, which a walk ends at
@@ -50,38 +51,23 @@ def stage_bytes(
             stage_bytes(profile, layers, key, recompute=True),
             _total(profile, passing, key),
         )
-    first, last = graph.index[layers[0]], graph.index[layers[-1]]
-    saved = [stage_memory(profile, layers[:k], key) for k in range(1, len(layers) + 1)]
-    inputs = [_total(profile, _entering(graph, layers[:k]), key) for k in range(1, len(layers) + 1)]
-    told = _total(profile, _told(graph, layers), key)  # gradients of the loss, there throughout a backward
-    on_top = [
-        told + _total(profile, _passing(graph, first, first + k), key) + cost.workspace_bytes
-        for k, cost in enumerate(costs)
-    ]
-    during = [kept + inputs[-1] - seen + top for kept, seen, top in zip(saved, inputs, on_top, strict=True)]
-    workspace = max(0, max(during) - saved[-1])
+    stage = _Stage(profile, layers, key)
+    first, last, saved = stage.first, stage.last, stage.saved[-1]
     entering, leaving = _entering(graph, layers), _leaving(graph, first, last)
     returning = _total(profile, _returning(graph, entering, leaving, last), key)
-    if not walking:
-        halves = _stored(costs, during)
-    elif any(value.producer and value.needs_grad for value in entering):
-        trained = [k for k, name in enumerate(layers) if _trained_elements(graph, [name])]
-        below = saved[trained[-1]] if trained else 0
-        halves = _walked(saved[-1], below, on_top, [cost.walked_bytes for cost in costs])
-    else:  # nowhere to walk to: the weight half is all of the backward
-        halves = _walked(saved[-1], saved[-1] + returning + told, on_top, [0] * len(costs))
+    halves = stage.walked(entering, returning) if walking else stage.stored()
+    workspace = stage.workspace
     kept_in = storages(graph, [profile.cost(x.name, key) for x in graph.layers]).keepers()
+    sent = (v for v in leaving if recompute or not first <= kept_in.get(v.name, -1) <= last)
     return StageBytes(
-        saved=saved[-1],
+        saved=saved,
         held=halves.held,
-        kept=inputs[-1],
+        kept=stage.inputs[-1],
         workspace=workspace,
-        splitting=max(0, halves.first - saved[-1] - workspace),
+        splitting=max(0, halves.first - saved - workspace),
         weighing=max(0, halves.second - halves.held - workspace),
         arriving=_total(profile, (v for v in entering if v.producer), key),
-        sent=_total(
-            profile, (v for v in leaving if recompute or not first <= kept_in.get(v.name, -1) <= last), key
-        ),
+        sent=_total(profile, sent, key),
         returning=returning,
         far=_total(profile, (v for v in entering if _is_far(graph, v, first)), key),
         update=update_bytes(profile.optimizer, _trained_elements(graph, layers)),
@@ -94,19 +80,67 @@ class _Halves(NamedTuple):
     second: int
 
 
-def _stored(costs: Sequence[LayerCost], during: Sequence[int]) -> _Halves:
-    """Each layer lets go of all that its weights do not ask for."""
-    held = [cost.held_bytes for cost in costs]
-    first = [now + sum(held[k + 1 :]) for k, now in enumerate(during)]
-    second = [sum(held[: k + 1]) + cost.workspace_bytes for k, cost in enumerate(costs)]
-    return _Halves(sum(held), max(first), max(second))
+class _Stage:
+    """What is there while each of its layers runs."""
 
+    def __init__(self, profile: Profile, layers: Sequence[str], key: CostKey) -> None:
+        graph = self._graph = profile.graph
+        self._costs = [profile.cost(name, key) for name in layers]
+        self.first, self.last = graph.index[layers[0]], graph.index[layers[-1]]
+        count = len(layers)
+        self.saved = [stage_memory(profile, layers[:k], key) for k in range(1, count + 1)]
+        self.inputs = [_total(profile, _entering(graph, layers[:k]), key) for k in range(1, count + 1)]
+        self._told = _total(
+            profile, _told(graph, layers), key
+        )  # gradients of the loss, throughout a backward
+        self._size_of = {value.name: profile.value_bytes(value.name, key) for value in graph.values}
+        self._on_top = [
+            self._told
+            + _total(profile, _passing(graph, self.first, self.first + k), key)
+            + cost.workspace_bytes
+            for k, cost in enumerate(self._costs)
+        ]
+        rows = zip(self.saved, self.inputs, self._on_top, strict=True)
+        self._during = [kept + self.inputs[-1] - seen + top for kept, seen, top in rows]
 
-def _walked(saved: int, below: int, on_top: Sequence[int], walked: Sequence[int]) -> _Halves:
-    """Nothing is let go while the graph is walked, and then what lies above all weights; the rest hangs together."""
-    first = [saved + LEAF_BYTES + sum(walked[k + 1 :]) + top for k, top in enumerate(on_top)]
-    held = below + LEAF_BYTES + sum(walked)
-    return _Halves(held, max(first), held + max(on_top))
+    @property
+    def workspace(self) -> int:
+        reuses, end = reused(self._graph), self.last + 1
+        during = [
+            now + waiting(reuses, self.first, end, self.first + k) for k, now in enumerate(self._during)
+        ]
+        return max(0, max(during) - self.saved[-1])
+
+    def stored(self) -> _Halves:
+        """Each layer lets go of all that its weights do not ask for; no gradient of a weight waits for another."""
+        held = [cost.held_bytes for cost in self._costs]
+        first = [now + sum(held[k + 1 :]) for k, now in enumerate(self._during)]
+        second = [sum(held[: k + 1]) + cost.workspace_bytes for k, cost in enumerate(self._costs)]
+        return _Halves(sum(held), max(first), max(second))
+
+    def walked(self, entering: Sequence[Value], returning: int) -> _Halves:
+        graph, end = self._graph, self.last + 1
+        reuses = reused(graph)
+        if not any(value.producer and value.needs_grad for value in entering):
+            # nowhere to walk to: the weight half is all of the backward
+            below, walked = self.saved[-1] + returning + self._told, [0] * len(self._costs)
+            together, soon = max(waiting(reuses, self.first, end, at) for at in range(self.first, end)), 0
+        else:
+            weighs, made = weighing(graph), arriving_at_made(graph, self._size_of)
+            at = [k for k in range(len(self._costs)) if weighs[self.first + k]]
+            below = self.saved[at[-1]] if at else 0
+            walked = [cost.walked_bytes + made[self.first + k] for k, cost in enumerate(self._costs)]
+            together = summed([*reuses, *reused_values(graph, self._size_of)], self.first, end)
+            soon = early(reuses, self.first, end)
+        return self._walked(below + soon, walked, together, soon)
+
+    def _walked(self, below: int, walked: Sequence[int], together: int, soon: int) -> _Halves:
+        """Nothing is let go while the graph is walked, and then what lies above all weights; the rest hangs
+        together."""
+        top = self._on_top
+        first = [self.saved[-1] + LEAF_BYTES + sum(walked[k + 1 :]) + top[k] for k in range(len(top))]
+        held = below + LEAF_BYTES + sum(walked)
+        return _Halves(held, max(first) + 2 * soon, held + max(top) + together)
 
 
 def in_two(early: StageBytes, late: StageBytes, whole: StageBytes, passing: int) -> StageBytes:

@@ -9,7 +9,6 @@ input half: exact, only earlier than it had to be.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -86,6 +85,9 @@ class Branch:
     arrived: tuple[Tensor | None, ...] = ()
 
 
+Entered = Branch | Root
+
+
 @dataclass
 class Owed:
     """What the input half leaves for the weight half."""
@@ -100,10 +102,11 @@ def input_half(roots: Sequence[Root], anchor: Tensor, parameters: Sequence[Tenso
     toward_parameters = _reaching(roots, parameters)
     now = [root for root in roots if root[0].node in toward_inputs]
     owed = Owed(roots=[root for root in roots if root[0].node not in toward_inputs])
-    owed.branches, shared = _branches(now, toward_inputs, toward_parameters)
     if not now:
         return owed
-    hooks = [_record(branch) for branch in owed.branches]
+    arrived: list[Branch] = []
+    branches, shared = _branches(now, toward_inputs, toward_parameters)
+    hooks = [_record(branch, arrived) for branch in branches]
     grads = torch.autograd.grad(
         [e for e, _ in now],
         [edge(anchor), *shared],
@@ -113,25 +116,43 @@ def input_half(roots: Sequence[Root], anchor: Tensor, parameters: Sequence[Tenso
     )
     for hook in hooks:
         hook.remove()
-    arrived = zip(shared, grads[1:], strict=True)
-    owed.roots += [(entry, grad) for entry, grad in arrived if grad is not None]
+    owed.roots += [(e, grad) for e, grad in zip(shared, grads[1:], strict=True) if grad is not None]
+    owed.branches = arrived
     return owed
 
 
 def weight_half(owed: Owed) -> None:
-    """Adds the gradients of the parameters to their `.grad`, branch by branch, so that few are there at a time;
-    what several branches lead to is summed before it is added, as a whole backward does."""
-    entered = list(owed.roots)
-    owed.roots = []
-    uses = Counter(leaf for branch in owed.branches for leaf in _leaves(branch.entries))
-    uses.update(_leaves([root for root, _ in entered]))
-    while owed.branches:
-        branch = owed.branches.pop()
-        if all(uses[leaf] == 1 for leaf in _leaves(branch.entries)):
-            whole(_enter(branch))
-        else:
-            entered += _enter(branch)
-    whole(entered)
+    """Adds the gradients of the parameters to their `.grad`, few of them at a time; what several branches lead to is
+    summed before it is added, in the order in which it arrived, as a whole backward does."""
+    entered: list[Entered] = [*owed.branches, *owed.roots]
+    owed.branches, owed.roots = [], []
+    groups = _sharing(entered)
+    entered.clear()
+    while groups:
+        whole(_summed(groups.pop()))
+
+
+def _summed(group: list[Entered]) -> list[Root]:
+    sums: dict[GradientEdge, Tensor] = {}
+    while group:
+        for at, grad in _roots_of(group.pop(0)):
+            sums[at] = sums[at] + grad if at in sums else grad
+    return list(sums.items())
+
+
+def _sharing(entered: Sequence[Entered]) -> list[list[Entered]]:
+    """Those in one list that lead to a parameter in common."""
+    groups: list[tuple[set[Node], list[Entered]]] = []
+    for each in entered:
+        leaves, members = _leaves(each.entries if isinstance(each, Branch) else [each[0]]), [each]
+        apart = []
+        for others, group in groups:
+            if leaves.isdisjoint(others):
+                apart.append((others, group))
+            else:
+                leaves, members = leaves | others, group + members
+        groups = [*apart, (leaves, members)]
+    return [group for _, group in groups]
 
 
 def _leaves(entries: Iterable[GradientEdge]) -> set[Node]:
@@ -150,7 +171,9 @@ def _leaves(entries: Iterable[GradientEdge]) -> set[Node]:
     return found
 
 
-def _enter(branch: Branch) -> list[Root]:
+def _roots_of(branch: Entered) -> list[Root]:
+    if not isinstance(branch, Branch):
+        return [branch]
     outputs = [(GradientEdge(branch.node, i), g) for i, g in enumerate(branch.arrived) if g is not None]
     if not outputs:
         return []
@@ -165,19 +188,20 @@ def _enter(branch: Branch) -> list[Root]:
 
 
 class _Handle:
-    def __init__(self, branch: Branch) -> None:
+    def __init__(self, branch: Branch, arrived: list[Branch]) -> None:
         self._handle = branch.node.register_prehook(self._store)
-        self._branch = branch
+        self._branch, self._arrived = branch, arrived
 
     def _store(self, arrived: tuple[Tensor | None, ...]) -> None:
         self._branch.arrived = arrived
+        self._arrived.append(self._branch)
 
     def remove(self) -> None:
         self._handle.remove()
 
 
-def _record(branch: Branch) -> _Handle:
-    return _Handle(branch)
+def _record(branch: Branch, arrived: list[Branch]) -> _Handle:
+    return _Handle(branch, arrived)
 
 
 def _successors(node: Node) -> Iterator[GradientEdge]:

@@ -67,7 +67,9 @@ class Walked(_Entered):
 
     def weight_half(self, halfway: object, parameters: Tensors) -> None:
         assert isinstance(halfway, Owed)
+        nodes = [branch.node for branch in halfway.branches]  # the layers above would hold on to them
         backward.weight_half(halfway)
+        nodes.clear()
 
 
 class Stored(_Entered):

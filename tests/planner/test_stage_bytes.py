@@ -10,8 +10,9 @@ import pytest
 
 from planner.cost import price
 from planner.memory import SQUARE_BYTES, SQUARED_ELEMENTS
-from planner.model import Buffer
+from planner.model import Buffer, Layer
 from planner.profile import CostKey, LayerCost, OptimizerCost, Profile, Seconds
+from planner.reuse import made_weights, reused
 from planner.schedule.families import generate
 from planner.stage_bytes import (
     LEAF_BYTES,
@@ -36,6 +37,27 @@ def with_walks(made: Profile, seed: int) -> Profile:
     return replace(made, costs=costs)
 
 
+def with_made_weights(made: Profile, at: int) -> Profile:
+    """One layer takes in parameters alone, and all after it take in what it makes."""
+    graph, name = made.graph, made.graph.layers[at].name
+    weight, last = made.graph.layers[at].outputs[0], len(made.graph.layers) - 1
+
+    def inputs(k: int, row: Layer) -> tuple[str, ...]:
+        if k == at:
+            return ()
+        return (*row.inputs, weight) if at < k < last and weight not in row.inputs else row.inputs
+
+    layers = tuple(replace(row, inputs=inputs(k, row)) for k, row in enumerate(graph.layers))
+    values = tuple(
+        replace(row, consumers=tuple(x.name for x in layers if row.name in x.inputs)) for row in graph.values
+    )
+    costs = {
+        key: replace(row, kept_inputs=(), aliases=()) if key.signature == graph.layer[name].signature else row
+        for key, row in made.costs.items()
+    }
+    return replace(made, graph=replace(graph, layers=layers, values=values), costs=costs)
+
+
 @pytest.mark.parametrize("seed", range(16))
 def test_every_cut_has_the_bytes_of_the_definition(seed: int) -> None:
     made, key = (model(seed), KEY) if seed % 3 else (with_bf16(model(seed)), KEY._replace(precision="bf16"))
@@ -54,9 +76,9 @@ def test_every_cut_has_the_bytes_of_the_definition(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_as_a_part_of_a_stage_that_walks_every_cut_has_the_bytes_of_the_definition_too(seed: int) -> None:
-    made = with_walks(model(seed), seed)
+    made = with_made_weights(with_walks(model(seed), seed), 1 + seed)
     tables = price(made, KEY)
-    assert tables.walking.stages.any()
+    assert tables.walking.stages.any() and made_weights(made.graph) and reused(made.graph)
     for i, j, names in intervals(tables):
         found = stage_bytes(made, names, KEY, walking=True)
         here = {name: int(table[i, j]) for name, table in vars(tables.walking.halves).items()}

@@ -116,6 +116,28 @@ def test_a_stage_whose_backward_walks_the_graph_keeps_it_until_the_weights_are_d
     assert 0.95 <= max(ratios(plan)) <= 1.0
 
 
+@pytest.mark.parametrize(
+    ("kind", "walks", "family", "workers"),
+    [
+        ("twice", False, "1f1b", 3),
+        ("twice", True, "zb-h2", 3),
+        ("product", True, "zb-h1", 2),
+        ("product-twice", False, "zb-h1", 2),
+        ("product-twice", True, "zb-h2", 3),
+        ("made", False, "zb-h2", 3),
+        ("made", True, "interleaved", 2),
+        ("normed", False, "zb-v", 2),
+    ],
+)
+def test_gradients_of_weights_that_are_made_or_used_twice_wait_for_each_other(
+    kind: str, walks: bool, family: str, workers: int
+) -> None:
+    arguments = {"kind": kind, "walks": str(walks)}
+    file = "tests/runtime/workloads/weighed.py"
+    plan = solved(file, 2, 4 * workers, arguments, pipeline=workers, schedule=family)
+    assert 0.85 <= max(ratios(plan)) <= 1.0
+
+
 def test_the_squares_of_gradients_take_no_more_than_was_predicted() -> None:
     """Of a stage that does little else."""
     plan = solved("bert", 2, 6, {"size": "tiny", "seq": "16"}, pipeline=3, schedule="zb-h1")
