@@ -57,7 +57,7 @@ class Tables:
 
     graph: ModelGraph
     setting: CostKey
-    whole_from: int
+    regridded: tuple[object, ...]  # where samples that are cut lie otherwise than at first
     time_ns: Mapping[Kind, IntArray]  # prefix sums over layers
     spread_ns: Mapping[Kind, IntArray]
     saved: IntArray  # [i, j] kept for one micro-batch in flight, runtime-held inputs included
@@ -88,7 +88,7 @@ class Tables:
     @property
     def key(self) -> tuple[object, ...]:
         """What bytes depend on."""
-        return self.setting.micro, self.setting.split, self.whole_from
+        return self.setting.micro, self.setting.split, *self.regridded
 
     @cached_property
     def direct(self) -> BoolArray:
@@ -139,9 +139,9 @@ def tables(
     costs: Sequence[LayerCost],
     size_of: Mapping[str, int],
     *,
-    whole_from: int = 0,
+    regridded: tuple[object, ...] = (),
 ) -> Tables:
-    """Of costs by layer and sizes by Value; `whole_from` is the layer from which on no sample is in shards."""
+    """Of costs by layer and sizes by Value; `regridded` tells those of one split apart."""
     graph = profile.graph
     saved, entered, leaving = _values(graph, costs, size_of)
     parameters, gradients, tied, elements, trained = _parameters(graph)
@@ -149,7 +149,7 @@ def tables(
     return Tables(
         graph=graph,
         setting=setting,
-        whole_from=whole_from,
+        regridded=regridded,
         time_ns=_prefixes(costs, "median"),
         spread_ns=_prefixes(costs, "spread"),
         saved=saved,

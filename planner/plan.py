@@ -67,6 +67,13 @@ class ScheduleChoice(Part):
     orders: tuple[Order, ...] = Field(description="one line of actions a pipeline worker")
 
 
+class Regrid(Part):
+    before: Text = Field(description="layer from which on samples lie on another grid")
+    spatial: tuple[Count, ...] = Field(
+        description="that grid; with fewer parts than ranks, some compute one alike"
+    )
+
+
 class StagePlan(Part):
     layers: tuple[str, ...]
     recompute: Flag = False
@@ -77,6 +84,7 @@ class StagePlan(Part):
     gather_before: str = Field(
         "", description="layer from which on samples are whole; empty: where rules end"
     )
+    regrid: tuple[Regrid, ...] = Field((), description="where samples are re-split on the way, in order")
 
 
 class Place(Part):
@@ -202,6 +210,11 @@ class Coordinates(NamedTuple):
     data: int
     pipeline: int
     spatial: int
+
+
+def grids_of(stage: StagePlan) -> tuple[tuple[int, ...], ...]:
+    """Those that samples lie on in a stage, one after the other; none where they are whole throughout."""
+    return (*([stage.spatial] if stage.spatial else []), *(turn.spatial for turn in stage.regrid))
 
 
 def world_size(axes: Axes) -> int:

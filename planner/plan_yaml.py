@@ -26,7 +26,7 @@ def dump(plan: Plan) -> str:
     if data["fitted"] is None:
         del data["fitted"]
     for stage in data["stages"]:
-        for key in ("recompute_before", "gather_before"):
+        for key in ("recompute_before", "gather_before", "regrid"):
             if not stage[key]:
                 del stage[key]
     data["places"] = [" ".join(map(str, row.values())) for row in data["places"]]

@@ -17,7 +17,7 @@ from planner.cluster import Cluster
 from planner.errors import BadInput, BadPlan
 from planner.layer_order import as_planned
 from planner.model import ModelGraph
-from planner.plan import Plan
+from planner.plan import Plan, grids_of
 from planner.profile import Profile
 from planner.schedule import check as schedule_check
 from planner.schedule.action import Kind
@@ -155,12 +155,20 @@ def _stages_have_layers(plan: Plan) -> Iterator[Violation]:
 
 
 def _grids(plan: Plan) -> Iterator[Violation]:
-    """A stage's grid has one cell a spatial rank, or it computes whole samples."""
+    """A stage's grids have one cell a spatial rank, or a few ranks compute each alike, or it computes whole samples."""
     for index, stage in enumerate(plan.stages):
-        if stage.spatial and prod(stage.spatial) != plan.axes.spatial:
-            grid = " x ".join(map(str, stage.spatial))
-            message = f"a grid of {grid} is not {plan.axes.spatial} shards, the spatial axis"
-            yield Violation(rule="spatial", where=f"stage {index}", message=message)
+        where = f"stage {index}"
+        for cells in grids_of(stage):
+            if plan.axes.spatial % prod(cells) or prod(cells) == 1 < plan.axes.spatial:
+                grid = " x ".join(map(str, cells))
+                message = f"a grid of {grid} is not {plan.axes.spatial} shards, the spatial axis, nor a part of them"
+                yield Violation(rule="spatial", where=where, message=message)
+        turns = [turn.before for turn in stage.regrid] + [stage.gather_before] * bool(stage.gather_before)
+        at = [stage.layers.index(layer) if layer in stage.layers else -1 for layer in turns]
+        first = 1 if stage.regrid else 0
+        if at and (at[0] < first or at != sorted(set(at)) or bool(stage.regrid) > bool(stage.spatial)):
+            message = f"samples change before {', '.join(turns)}; layers of a stage on shards but its first, in their order"
+            yield Violation(rule="spatial", where=where, message=message)
 
 
 def _workers(plan: Plan) -> Iterator[Violation]:

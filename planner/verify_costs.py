@@ -9,7 +9,7 @@ from math import ceil, prod
 from planner.fitted import corrected
 from planner.memory import StageBytes, peaks
 from planner.model import ModelGraph
-from planner.plan import Plan, StagePlan
+from planner.plan import Plan, StagePlan, grids_of
 from planner.profile import CostKey, LayerCost, Profile
 from planner.schedule.action import Kind, Schedule
 from planner.simulate import schedule_of
@@ -36,9 +36,8 @@ def _rows(plan: Plan, profile: Profile, stage: StagePlan, name: str) -> list[Lay
     """What a layer may cost: on whole samples, and on shards where it can be cut at all."""
     whole = _key(plan)._replace(signature=profile.graph.layer[name].signature)
     found = [profile.costs[whole]]
-    if stage.spatial and (row := profile.costs.get(whole._replace(split=stage.spatial))) is not None:
-        found.append(row)
-    return found
+    cut = (profile.costs.get(whole._replace(split=grid)) for grid in grids_of(stage))
+    return [*found, *(row for row in cut if row is not None)]
 
 
 def _profiled(plan: Plan, profile: Profile) -> Iterator[Violation]:
@@ -49,11 +48,10 @@ def _profiled(plan: Plan, profile: Profile) -> Iterator[Violation]:
     )
     key = _key(plan)
     for index, stage in enumerate(plan.stages):
-        if stage.spatial and key._replace(split=stage.spatial) not in profile.shards:
-            message = (
-                f"no layer was profiled on shards {list(stage.spatial)} at these settings; there is {known}"
-            )
-            yield Violation(rule="profile", where=f"stage {index}", message=message)
+        for grid in grids_of(stage):
+            if key._replace(split=grid) not in profile.shards:
+                message = f"no layer was profiled on shards {list(grid)} at these settings; there is {known}"
+                yield Violation(rule="profile", where=f"stage {index}", message=message)
         for name in stage.layers:
             row = key._replace(signature=profile.graph.layer[name].signature)
             if row not in profile.costs:
@@ -137,7 +135,7 @@ def _stage_state(plan: Plan, profile: Profile, stage: int, *, replicas: int) -> 
 
 def _needs(plan: Plan, profile: Profile, stage: StagePlan, schedule: Schedule) -> StageBytes:
     """Of one micro-batch; of the largest shard at least its share of what layers keep, as whole or in shards."""
-    shards = prod(stage.spatial)
+    shards = plan.axes.spatial if stage.spatial else 1
     rows = {} if shards == 1 else dict(_leanest(plan, profile, stage, shards))
     least = replace(profile, costs={**profile.costs, **rows}) if rows else profile
     again = stage.recompute
@@ -172,11 +170,13 @@ def _leanest(
                 key,
                 replace(
                     whole,
-                    own_saved_bytes=min(whole.own_saved_bytes, cut[0].own_saved_bytes * shards),
-                    held_bytes=min(whole.held_bytes, cut[0].held_bytes * shards),
-                    walks=whole.walks and cut[0].walks,
-                    walked_bytes=min(whole.walked_bytes, cut[0].walked_bytes * shards),
-                    kept_inputs=tuple(i for i in whole.kept_inputs if i in cut[0].kept_inputs),
-                    kept_outputs=tuple(i for i in whole.kept_outputs if i in cut[0].kept_outputs),
+                    own_saved_bytes=min(whole.own_saved_bytes, *(x.own_saved_bytes * shards for x in cut)),
+                    held_bytes=min(whole.held_bytes, *(x.held_bytes * shards for x in cut)),
+                    walks=whole.walks and all(x.walks for x in cut),
+                    walked_bytes=min(whole.walked_bytes, *(x.walked_bytes * shards for x in cut)),
+                    kept_inputs=tuple(i for i in whole.kept_inputs if all(i in x.kept_inputs for x in cut)),
+                    kept_outputs=tuple(
+                        i for i in whole.kept_outputs if all(i in x.kept_outputs for x in cut)
+                    ),
                 ),
             )

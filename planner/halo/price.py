@@ -16,6 +16,7 @@ from typing import Final
 from planner.errors import BadInput
 from planner.halo.fetch import Fetch
 from planner.halo.layout import Layout, check_grid, coordinates, middle_of
+from planner.halo.resplit import Grid, Resplit
 from planner.halo.segment import INPUT, Placed, Ref, Segment, cut_model
 from planner.halo.text import from_text
 from planner.model import ModelGraph
@@ -42,6 +43,8 @@ class Traffic:
     back_hidden_bytes: int = 0
     back_hidden_rounds: int = 0
     gather_bytes: int = 0  # sent by the busiest rank, forward only
+    resplit_bytes: int = 0  # the same, both ways
+    back_resplit_bytes: int = 0
     reductions: int = 0
     reduced_bytes: int = 0  # all-reduced forward
     back_reductions: int = 0
@@ -60,6 +63,7 @@ class Cost:
     traffic: Traffic
     on_shards: bool  # some of it at least
     gathered_bytes: int  # of the tensors that are made whole in it
+    resplit_bytes: int = 0  # of the largest new parts of tensors that are re-split in it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +76,14 @@ class Price:
     samples: int  # of the batch that bytes are for
 
 
-def price(graph: ModelGraph, grid: Sequence[int], gather_before: Collection[str] = ()) -> Price:
-    """NoRule where an operation within the segment cannot be done on shards; BadInput if the grid does not fit."""
+def price(
+    graph: ModelGraph,
+    grid: Sequence[int],
+    gather_before: Collection[str] = (),
+    turns: Mapping[str, Grid] | None = None,
+) -> Price:
+    """NoRule where an operation within the segment cannot be done on shards; BadInput if the grid does not fit.
+    `turns` are the grids from other layers on."""
     operations = tuple(map(from_text, graph.operations))
     given = [x for x in operations if x.operation == INPUT]
     if not given:
@@ -81,18 +91,18 @@ def price(graph: ModelGraph, grid: Sequence[int], gather_before: Collection[str]
     for operation in given:
         if len(operation.outputs[0]) > 2:
             check_grid(operation.outputs[0], grid, f"'{operation.name}'")
-    segment = cut_model(operations, grid, gather_before)
+    segment = cut_model(operations, grid, gather_before, turns)
     return Price(
-        layers=_layers(segment, grid),
-        values={value.name: _held(segment, value.name, grid) for value in graph.values},
+        layers=_layers(segment),
+        values={value.name: _held(segment, value.name) for value in graph.values},
         gathered=ends(segment),
         samples=given[0].outputs[0][0],
     )
 
 
-def _layers(segment: Segment, grid: Sequence[int]) -> dict[str, Cost]:
-    sent, cut, gathered = traffic(segment, grid), cut_layers(segment), gathered_elements(segment)
-    middle = work_shares(segment, grid, middle_of(grid))
+def _layers(segment: Segment) -> dict[str, Cost]:
+    sent, cut, gathered = traffic(segment), cut_layers(segment), gathered_elements(segment)
+    middle, moved = work_shares(segment, middle=True), resplit_elements(segment)
     return {
         layer: Cost(
             share=share,
@@ -100,35 +110,37 @@ def _layers(segment: Segment, grid: Sequence[int]) -> dict[str, Cost]:
             traffic=sent.get(layer, Traffic()),
             on_shards=layer in cut,
             gathered_bytes=gathered.get(layer, 0) * ELEMENT_BYTES,
+            resplit_bytes=moved.get(layer, 0) * ELEMENT_BYTES,
         )
-        for layer, share in work_shares(segment, grid).items()
+        for layer, share in work_shares(segment).items()
     }
 
 
-def _held(segment: Segment, name: str, grid: Sequence[int]) -> float:
+def _held(segment: Segment, name: str) -> float:
     (layout, *_) = segment.layouts[name]
-    return shard_elements(layout, grid) / max(1, prod(layout.shape))
+    return shard_elements(layout, segment.grids[name]) / max(1, prod(layout.shape))
 
 
-def work_shares(segment: Segment, grid: Sequence[int], at: Sequence[int] | None = None) -> dict[str, float]:
-    """By layer: elements made by the rank at a place, or by the one that makes most, over those of the whole."""
+def work_shares(segment: Segment, *, middle: bool = False) -> dict[str, float]:
+    """By layer: elements made by the rank in the middle, or by the one that makes most, over those of the whole."""
     local: dict[str, int] = defaultdict(int)
     total: dict[str, int] = defaultdict(int)
     for placed in segment.placed:
+        grid = segment.grids[placed.operation.name]
         for layout in segment.layouts[placed.operation.name]:
-            own = shard_elements(layout, grid) if at is None else prod(layout.local_shape(at))
+            own = prod(layout.local_shape(middle_of(grid))) if middle else shard_elements(layout, grid)
             local[placed.operation.layer] += own
             total[placed.operation.layer] += prod(layout.shape)
     return {layer: local[layer] / max(1, total[layer]) for layer in total if layer}
 
 
-def traffic(segment: Segment, grid: Sequence[int], element_bytes: int = ELEMENT_BYTES) -> dict[str, Traffic]:
+def traffic(segment: Segment, element_bytes: int = ELEMENT_BYTES) -> dict[str, Traffic]:
     """By layer; layers that nothing is sent for are missing."""
     found: dict[str, Traffic] = defaultdict(Traffic)
     made = {placed.operation.name for placed in segment.placed}
-    seen: set[str] = set()
+    seen: set[tuple[str, Resplit | None]] = set()
     for placed in segment.placed:
-        for cost in _costs(placed, grid, element_bytes, seen, made):
+        for cost in _costs(placed, element_bytes, seen, made):
             found[placed.operation.layer] = found[placed.operation.layer] + cost
     return dict(found)
 
@@ -144,12 +156,29 @@ def gathered_elements(segment: Segment) -> dict[str, int]:
     return dict(found)
 
 
+def resplit_elements(segment: Segment) -> dict[str, int]:
+    """By layer: of the new parts, each made once for all readers on one grid."""
+    found: dict[str, int] = defaultdict(int)
+    seen: set[tuple[str, Resplit]] = set()
+    for placed in segment.placed:
+        for name, move in placed.resplits.items():
+            if (name, move) not in seen:
+                seen.add((name, move))
+                found[placed.operation.layer] += move.made_elements()
+    return dict(found)
+
+
 def _costs(
-    placed: Placed, grid: Sequence[int], element_bytes: int, seen: set[str], made: Collection[str]
+    placed: Placed, element_bytes: int, seen: set[tuple[str, Resplit | None]], made: Collection[str]
 ) -> Iterator[Traffic]:
+    grid = placed.grid
+    for name, move in placed.resplits.items():
+        if (name, move) not in seen:
+            seen.add((name, move))
+            yield _moved(move, element_bytes, back=name in made)
     for name, fetches in placed.gathers.items():
-        if name not in seen:  # a tensor is gathered once for all its readers
-            seen.add(name)
+        if (name, None) not in seen:  # a tensor is gathered once for all its readers
+            seen.add((name, None))
             sent = sent_elements(placed.inputs[name], fetches, grid)
             yield Traffic(gather_bytes=sent * element_bytes, rounds=len(fetches))
     step = placed.step
@@ -183,6 +212,13 @@ def _costs(
         layout = placed.inputs.get(name)
         if name in made and layout is not None and layout.whole and step.axes:  # its gradient is summed
             yield Traffic(back_reductions=1, reduced_backward_bytes=prod(layout.shape) * element_bytes)
+
+
+def _moved(move: Resplit, element_bytes: int, *, back: bool) -> Traffic:
+    """All to all, one round: every rank sends all its messages at once."""
+    there = move.sent_elements() * element_bytes
+    home = move.back.sent_elements() * element_bytes if back else 0
+    return Traffic(resplit_bytes=there, rounds=bool(there), back_resplit_bytes=home, back_rounds=bool(home))
 
 
 def _hidden(placed: Placed, layout: Layout, fetches: Sequence[Fetch], grid: Sequence[int]) -> int:

@@ -3,12 +3,15 @@
 An operation whose tensors are all whole is computed alike by every rank. One that has no rule for what it is given
 is computed alike on gathered tensors, but only where that ends the segment: when too few rows are left for the
 ranks, or when nothing behind it slides over space. In the middle of a segment it is an error that names it.
+
+The grid may change on the way: from a layer on, what lies on another grid is re-split before it is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Final
 
 from planner.halo import reductions, resample, rule, windows
@@ -16,6 +19,7 @@ from planner.halo.call import Argument, Call, NoRule, Step, TooFew
 from planner.halo.fetch import Fetch, gather
 from planner.halo.layout import Layout, along, entry, whole
 from planner.halo.pointwise import AFTER, IN_PLACE
+from planner.halo.resplit import Grid, Resplit, mesh_of, resplit
 
 GETITEM: Final = "getitem"
 INPUT, TARGET, STATE = "given.input", "given.target", "given.state"  # what a model is given, in its list
@@ -50,42 +54,87 @@ class Placed:
 
     operation: Operation
     step: Step | None
-    inputs: Mapping[str, Layout]  # of the tensors it reads, before they are gathered
+    inputs: Mapping[str, Layout]  # of the tensors it reads, re-split, before they are gathered
     gathers: Mapping[str, tuple[Fetch, ...]] = field(default_factory=dict)  # by name of the tensor
+    resplits: Mapping[str, Resplit] = field(default_factory=dict)  # the same
+    grid: Grid = ()  # of all ranks, on which it is computed
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     placed: tuple[Placed, ...]
     layouts: Mapping[str, tuple[Layout, ...]]  # of every tensor, given or made
+    grids: Mapping[str, Grid]  # of all ranks, on which each of them lies
+
+
+@dataclass(frozen=True, slots=True)
+class Grids:
+    """Of the ranks that share a sample: the first grid, those from other layers on, and on which tensors come."""
+
+    ranks: int
+    first: Grid
+    turns: Mapping[str, Grid] = field(default_factory=dict)
+    lying: Mapping[str, Grid] = field(default_factory=dict)  # by name, of all ranks; others lie on the first
+
+    @property
+    def mesh(self) -> Grid:
+        return mesh_of(self.first, self.ranks)
+
+
+ALONE: Final = Grids(1, ())
 
 
 def propagate(
-    operations: Sequence[Operation], given: Mapping[str, Layout], gather_before: Collection[str] = ()
+    operations: Sequence[Operation],
+    given: Mapping[str, Layout],
+    gather_before: Collection[str] = (),
+    grids: Grids = ALONE,
 ) -> Segment:
     """Layouts from those of the tensors given (whole if missing); NoRule names what cannot be done on shards.
 
     Layers in `gather_before` and everything after them read gathered tensors.
     """
     layouts: dict[str, tuple[Layout, ...]] = {name: (layout,) for name, layout in given.items()}
+    lying = {name: grids.lying.get(name, grids.mesh) for name in given}
+    now = grids.first
     slid = _slid_behind(operations)
     made = {operation.name: operation for operation in operations}
     placed = []
     ended = False
     for operation in operations:
         ended = ended or operation.layer in gather_before
-        if any(not layouts[name][0].whole for name in operation.reads() if name in layouts):
+        now = grids.turns.get(operation.layer, now)
+        mesh = mesh_of(now, grids.ranks)
+        reads = {name: layouts[name][0] for name in operation.reads() if name in layouts}
+        if not all(layout.whole for layout in reads.values()):
             _check_write(operation, made)
-        done = _place(operation, layouts, ended, may_end=not slid[operation.name])
+        moves = {
+            name: resplit(layout, lying[name], () if ended else now, grids.ranks, operation.layer)
+            for name, layout in reads.items()
+            if lying[name] != mesh and not layout.whole and operation.operation != GETITEM
+        }
+        reads |= {name: move.target for name, move in moves.items()}
+        done = _place(operation, reads, moves, ended, may_end=not slid[operation.name])
+        placed.append(replace(done, resplits=moves, grid=mesh))
         layouts[operation.name] = _outputs(operation, done, layouts)
-        placed.append(done)
-    return Segment(tuple(placed), layouts)
+        lying[operation.name] = _lying(operation, lying, mesh)
+    return Segment(tuple(placed), layouts, lying)
+
+
+def _lying(operation: Operation, lying: Mapping[str, Grid], mesh: Grid) -> Grid:
+    """A part of what lies elsewhere lies there, too."""
+    source = operation.arguments.get("self")
+    return lying[source.name] if operation.operation == GETITEM and isinstance(source, Ref) else mesh
 
 
 def cut_model(
-    operations: Sequence[Operation], grid: Sequence[int], gather_before: Collection[str] = ()
+    operations: Sequence[Operation],
+    grid: Sequence[int],
+    gather_before: Collection[str] = (),
+    turns: Mapping[str, Grid] | None = None,
 ) -> Segment:
-    """A whole model over a grid: samples cut evenly behind the channels, parameters whole."""
+    """A whole model over a grid: samples cut evenly behind the channels, parameters whole; `turns` are the grids from
+    other layers on."""
     given = {
         operation.name: entry(operation.outputs[0], grid)
         if operation.operation == INPUT
@@ -95,18 +144,21 @@ def cut_model(
     }
     targets = {x.name: x.outputs[0] for x in operations if x.operation == TARGET}
     inner = [x for x in operations if x.name not in given]
-    return with_targets(inner, given, {} if gather_before else targets, gather_before)[0]
+    grids = Grids(prod(grid), tuple(grid), turns or {})
+    return with_targets(inner, given, {} if gather_before or turns else targets, gather_before, grids)[0]
 
 
 def with_targets(
     operations: Sequence[Operation],
     given: Mapping[str, Layout],
     targets: Mapping[str, tuple[int, ...]],
-    gather_before: Collection[str] = (),
+    gather_before: Collection[str],
+    grids: Grids,
 ) -> tuple[Segment, Mapping[str, Layout]]:
     """`propagate` with targets cut as the samples are, if all operations on them can be done so; else whole. And what
     was given in the end."""
-    leading = [layout for layout in given.values() if not layout.whole]
+    here = (name for name in given if grids.lying.get(name, grids.mesh) == grids.mesh)
+    leading = [given[name] for name in here if not given[name].whole]
     cut = {
         name: layout
         for name, shape in targets.items()
@@ -114,13 +166,13 @@ def with_targets(
     }
     if cut:
         try:
-            trial = propagate(operations, {**given, **cut}, gather_before)
+            trial = propagate(operations, {**given, **cut}, gather_before, grids)
         except NoRule:
             pass
         else:
             if not any(name in cut for placed in trial.placed for name in placed.gathers):
                 return trial, {**given, **cut}
-    return propagate(operations, given, gather_before), given
+    return propagate(operations, given, gather_before, grids), given
 
 
 def _check_write(operation: Operation, made: Mapping[str, Operation]) -> None:
@@ -154,9 +206,15 @@ def _slid_behind(operations: Sequence[Operation]) -> dict[str, bool]:
 
 
 def _place(
-    operation: Operation, layouts: Mapping[str, tuple[Layout, ...]], ended: bool, *, may_end: bool
+    operation: Operation,
+    inputs: Mapping[str, Layout],
+    moved: Collection[str],
+    ended: bool,
+    *,
+    may_end: bool,
 ) -> Placed:
-    inputs = {name: layouts[name][0] for name in operation.reads() if name in layouts}
+    if moved and operation.operation in (*IN_PLACE, AFTER):  # into what would be a copy
+        raise _lost_write(operation)
     if operation.operation == GETITEM or all(layout.whole for layout in inputs.values()):
         return Placed(operation, None, inputs)
     if not ended:

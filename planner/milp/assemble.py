@@ -10,9 +10,9 @@ from typing import Literal
 import numpy as np
 
 from planner.cost import IntArray
+from planner.milp.choices import choice_of, stage_of
 from planner.milp.problem import Problem
 from planner.milp.search import Answer
-from planner.milp.shards import Choice, stage_of
 from planner.milp.space import Space
 from planner.milp.stages import COMPUTE, KINDS
 from planner.model import Crossing, crossings, stage_of_layers
@@ -94,9 +94,9 @@ def schedule_choice(posed: Problem) -> ScheduleChoice:
 
 def _stages(posed: Problem, cut: IntArray) -> tuple[StagePlan, ...]:
     names = [layer.name for layer in posed.tables.graph.layers]
-    choice, found = Choice(posed.shape.grid, posed.shape.whole_from), []
+    choice, found = choice_of(posed.shape), []
     for p, (i, j) in enumerate(pairwise(cut.tolist())):
-        grid, gather = stage_of(choice, (i, j), names)
+        grid, gather, regrid = stage_of(choice, (i, j), names)
         found.append(
             StagePlan(
                 layers=tuple(names[i:j]),
@@ -104,6 +104,7 @@ def _stages(posed: Problem, cut: IntArray) -> tuple[StagePlan, ...]:
                 recompute_before=_before(posed, p, (i, j), names),
                 spatial=grid,
                 gather_before=gather,
+                regrid=regrid,
             )
         )
     return tuple(found)

@@ -9,11 +9,11 @@ from typing import Protocol
 import numpy as np
 
 from planner.cost import IntArray
+from planner.milp.choices import shown
 from planner.milp.fixed import Pins
 from planner.milp.problem import Problem
 from planner.milp.search import NEVER, Answer, judge
 from planner.milp.shapes import Shape, shapes
-from planner.milp.shards import shown
 from planner.milp.space import Space
 from planner.milp.stages import KINDS
 from planner.plan import Rival
@@ -38,7 +38,7 @@ def scope(space: Space, considered: int, bounded: int, left: int, listed: int) -
     where = "" if space.boundaries.all() else ", each stage feeding the next"
     grids = sorted({choice.grid for micro in space.micros() for choice in space.splits(micro) if choice.grid})
     cut = (
-        f"; samples whole or, up to a gather, cut alike in all layers: {', '.join(map(shown, grids))}"
+        f"; samples whole or, up to a gather, cut alike in all layers or otherwise from one on: {', '.join(map(shown, grids))}"
         if grids
         else ""
     )
@@ -103,7 +103,11 @@ def trivial(space: Space) -> list[tuple[str, list[Shape]]]:
     most = max((shape.data for shape in wide), default=1)
     deep = [x for x in _shapes(space, free) if 1 < x.workers <= _DEEPEST_TRIVIAL]
     used = max((x.devices for x in deep), default=0)
-    cut = [shape for shape in _shapes(space, replace(free, spatial=None, pipeline=1, data=1)) if shape.grid]
+    cut = [
+        shape
+        for shape in _shapes(space, replace(free, spatial=None, pipeline=1, data=1))
+        if shape.grid and not shape.then
+    ]
     near = max((shape.spatial for shape in cut), default=1)
     spatial = (
         [("samples over most devices", [shape for shape in cut if shape.spatial == near])] if cut else []

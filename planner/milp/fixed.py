@@ -17,6 +17,7 @@ PINS = (
     "pipeline",
     "spatial",
     "gather",
+    "regrid",
     "micro",
     "schedule",
     "pairs",
@@ -40,6 +41,9 @@ class Pins:
     spatial: int | None = None  # ranks that share a sample
     grid: tuple[int, ...] | None = None
     gather: str | None = None  # the layer before which shards are gathered; "" is where their rules end
+    regrid: str | None = (
+        None  # LAYER:GRID, from which layer on samples lie on which other grid; "" is nowhere
+    )
     micro: int | None = None
     schedules: tuple[str, ...] = ()
     pairs: int | None = None
@@ -68,6 +72,7 @@ def pins(fix: Mapping[str, object], schedules: Sequence[str] | None) -> Pins:
         spatial=None if (grid := _grid(fix)) is None else prod(grid),
         grid=grid if grid is not None and len(grid) > 1 else None,
         gather=None if (gather := fix.get("gather")) is None else "" if gather == "end" else str(gather),
+        regrid=_regrid(fix),
         micro=_whole(fix, "micro"),
         schedules=chosen,
         pairs=_whole(fix, "pairs"),
@@ -104,6 +109,18 @@ def _grid(fix: Mapping[str, object]) -> tuple[int, ...] | None:
             f"spatial is {value!r}", where="fix", allowed="a degree such as 2, or a grid such as 2x2"
         )
     return tuple(map(int, parts))
+
+
+def _regrid(fix: Mapping[str, object]) -> str | None:
+    value = fix.get("regrid")
+    if value is None or value == "none":
+        return None if value is None else ""
+    layer, _, grid = str(value).rpartition(":")
+    if not layer or not all(part.isdecimal() and int(part) > 0 for part in grid.split("x")):
+        raise BadInput(
+            f"regrid is {value!r}", where="fix", allowed="none, or a layer and a grid such as conv3:2x2"
+        )
+    return str(value)
 
 
 def _flag(fix: Mapping[str, object], key: str) -> bool | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from planner.cluster import Cluster, Link, Links, total_devices
-from planner.milp.shards import choices
+from planner.milp.choices import choices
 from planner.milp.space import Space
 from planner.profile import CostKey
 

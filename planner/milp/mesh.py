@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,10 +90,11 @@ class Machines:
         )
 
     def spatial_group(self, shape: Shape) -> Group:
-        """The worst of the groups that share a sample."""
+        """The worst of the groups that share a sample. Re-split, any two ranks talk to each other."""
         count, near = shape.devices, shape.spatial
         groups = [self.slots[first : first + near] for first in range(0, count, near)]
-        pairs = [(group[a], group[b]) for group in groups for a, b in neighbours(shape.grid)]
+        apart_by = list(combinations(range(near), 2)) if shape.then else neighbours(shape.grid)
+        pairs = [(group[a], group[b]) for group in groups for a, b in apart_by]
         sharers = card_sharers(self.cluster, pairs)
         apart = {distance(self.cluster, a, b): (a, b) for a, b in pairs}
         lines = [_line(self.cluster, a, b, sharers) for a, b in apart.values()]

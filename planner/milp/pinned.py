@@ -12,7 +12,7 @@ from planner.model import ModelGraph
 
 _FIELDS = {
     "schedule": ("schedules",),
-    "spatial": ("spatial", "grid", "gather"),
+    "spatial": ("spatial", "grid", "gather", "regrid"),
 }  # where a key is not the field itself
 
 
@@ -59,6 +59,7 @@ def told(pinned: Pins) -> dict[str, str]:
         "pairs": pinned.pairs,
         "chunks": pinned.chunks,
         "gather": pinned.gather,
+        "regrid": pinned.regrid,
         "spatial": grid,
         "pipeline": pinned.pipeline,
         "data": pinned.data,

@@ -43,6 +43,8 @@ class Shape:
     update: Update = "barrier"
     grid: tuple[int, ...] = ()  # parts of each sample along its spatial dims; () is whole samples
     whole_from: int = 0  # the layer before which shards are gathered; 0 is where their rules end
+    then: tuple[int, ...] = ()  # parts of each sample from the layer `then_from` on; () is the same
+    then_from: int = 0
     listed: str = ""  # the name of an order listed anew; empty is the family's own
     mirrored: bool = False  # the first stage on the last worker, as the machines are ordered
     sparing: bool = False  # stages recompute where they would not fit without; `recompute` is all of them
@@ -75,6 +77,7 @@ class Shape:
         extra += ["recompute where needed"] if self.sparing else []
         extra += ["sharded optimizer"] if self.shard else []
         space = f" x spatial {'x'.join(map(str, self.grid))}" if self.grid else ""
+        extra += [f"{'x'.join(map(str, self.then))} from layer {self.then_from} on"] if self.then else []
         extra += [f"whole from layer {self.whole_from} on"] if self.whole_from else []
         extra += ["first stage on the last devices"] if self.mirrored else []
         extra += ["order listed anew"] if self.listed else []
@@ -83,8 +86,9 @@ class Shape:
         return ", ".join([base, *extra]) + inner
 
 
-Split = tuple[tuple[int, ...], int]  # grid, and the layer from which on samples are whole
-WHOLE: Split = ((), 0)
+# Grid, the layer from which on samples are whole, another grid and the layer from which on samples lie on that.
+Split = tuple[tuple[int, ...], int, tuple[int, ...], int]
+WHOLE: Split = ((), 0, (), 0)
 
 
 def shapes(
@@ -119,7 +123,7 @@ def _with_data(
     pinned: Pins,
     split: Split,
 ) -> Iterator[Shape]:
-    grid, whole_from = split
+    grid, whole_from, then, then_from = split
     replicas = data * prod(grid)
     deepest = min(layers, total // replicas, DEEPEST)
     depths = range(1, deepest + 1) if pinned.pipeline is None else [pinned.pipeline]
@@ -153,6 +157,8 @@ def _with_data(
                         update=pinned.update,
                         grid=grid,
                         whole_from=whole_from,
+                        then=then,
+                        then_from=then_from,
                         mirrored=mirrored,
                     )
 

@@ -13,13 +13,14 @@ from planner.cost import NS, BoolArray, IntArray, Tables, price
 from planner.errors import BadInput
 from planner.fitted import Fitted, corrected, launch_ns
 from planner.milp.bounds import windows
+from planner.milp.choices import Choice, Prices, asked, choice_of, choices
 from planner.milp.fixed import Pins
 from planner.milp.mesh import Group, Machines, Mesh, Sum, mesh
 from planner.milp.order import Meter, Order
 from planner.milp.out_of_order import FAMILY, arranged
 from planner.milp.problem import Problem
 from planner.milp.shapes import Shape
-from planner.milp.shards import Choice, Prices, asked, choices, sharded
+from planner.milp.shards import sharded
 from planner.milp.sparing import PARTED
 from planner.milp.stages import COMPUTE
 from planner.profile import CostKey, Profile
@@ -68,11 +69,11 @@ class Space:
     def tables(self, shape: Shape) -> Tables:
         if not shape.grid:
             return self.whole(shape.micro)
-        where = (shape.grid, shape.devices)
+        where = (shape.grid, shape.devices, bool(shape.then))
         if where not in self._groups:
             self._groups[where] = self.machines.spatial_group(shape)
         group, overlap = self._groups[where], not FAMILIES[shape.family].splits
-        choice = Choice(shape.grid, shape.whole_from)
+        choice = choice_of(shape)
         key = (shape.micro, choice, group, overlap)
         if key not in self._tables:
             setting, found = self._setting(shape.micro), self.prices(choice)
@@ -92,9 +93,14 @@ class Space:
         """How samples may be cut in space, whole ones first; as far as the pins allow."""
         if micro not in self._splits:
             pinned = self.pins
-            plain = pinned.spatial in (None, 1)
+            plain = pinned.spatial in (None, 1) and not pinned.regrid
+            named = {pinned.gather or "", (pinned.regrid or "").rpartition(":")[0]}
             cut = (
-                asked(choices(self.profile, self._setting(micro), self.prices), self.prices, pinned)
+                asked(
+                    choices(self.profile, self._setting(micro), self.prices, named),
+                    self.prices,
+                    pinned,
+                )
                 if self.execution == "eager" and pinned.spatial != 1
                 else ()
             )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
+from math import prod
 
 from planner.cost import Tables
 from planner.layer_order import as_planned
 from planner.memory import StageBytes
+from planner.milp.choices import Choice, Prices
 from planner.milp.mesh import Group, Sum
-from planner.milp.shards import Choice, Prices, sharded
+from planner.milp.shards import sharded
 from planner.plan import Plan, StagePlan
 from planner.profile import CostKey, Profile
 from planner.schedule.families import FAMILIES
@@ -33,7 +36,7 @@ def moving(plan: Plan, costs: Profile) -> list[StageBytes] | None:
         for stage in plan.stages
     ]
     if any(stage.spatial for stage in plan.stages):
-        choice = _choice(plan.stages, costs)
+        choice = _choice(plan.stages, costs, plan.axes.spatial)
         if choice is None:
             return None
         overlap = plan.schedule.family not in FAMILIES or not FAMILIES[plan.schedule.family].splits
@@ -47,16 +50,23 @@ def moving(plan: Plan, costs: Profile) -> list[StageBytes] | None:
     return [replace(each, update=each.update // share) for each in found]
 
 
-def _choice(stages: Sequence[StagePlan], costs: Profile) -> Choice | None:
-    """One grid from the first stage on, and the layer from which on samples are whole."""
-    grid, *others = dict.fromkeys(stage.spatial for stage in stages if stage.spatial)
-    cut = [bool(stage.spatial) for stage in stages]
-    if others or cut != sorted(cut, reverse=True) or grid not in {key.split for key in costs.shards}:
-        return None
+def _choice(stages: Sequence[StagePlan], costs: Profile, ranks: int) -> Choice | None:
+    """One grid from the first stage on, perhaps another one from some layer on, and the layer from which on samples
+    are whole."""
     index = costs.graph.index
+    cut = [bool(stage.spatial) for stage in stages]
+    begun = [(index[stage.layers[0]], stage.spatial) for stage in stages if stage.spatial]
+    turned = [(index[turn.before], turn.spatial) for stage in stages for turn in stage.regrid]
+    lying = [next(each) for _, each in groupby(sorted(begun + turned), key=lambda each: each[1])]
+    known = {key.split for key in costs.shards}
+    if len(lying) > 2 or cut != sorted(cut, reverse=True) or not known.issuperset(g for _, g in lying):
+        return None
+    (_, grid), (then_from, then) = (*lying, (0, ()))[:2]
+    if prod(grid) != ranks:
+        return None
     wholes = [index[stage.gather_before] for stage in stages if stage.gather_before]
     wholes += [index[stage.layers[0]] for stage in stages if not stage.spatial]
-    return Choice(grid, min(wholes, default=0))
+    return Choice(grid, min(wholes, default=0), then, then_from)
 
 
 def _on_shards(tables: Tables, stage: StagePlan, update: int) -> StageBytes:

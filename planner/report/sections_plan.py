@@ -111,6 +111,9 @@ def _stage(plan: Plan, index: int, stage: StagePlan) -> tuple[str, ...]:
     extra = [*([f"recomputed{before}"] if stage.recompute else [])]
     if stage.spatial:
         extra.append(f"each sample in {'×'.join(map(str, stage.spatial))} parts")
+        extra += [
+            f"in {'×'.join(map(str, turn.spatial))} from {text(turn.before)} on" for turn in stage.regrid
+        ]
         extra += [f"whole from {text(stage.gather_before)} on"] if stage.gather_before else []
     sent = [hop for hop in plan.hops if hop.sender == index and hop.direction == "act"]
     return (

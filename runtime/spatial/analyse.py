@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 from torch import Tensor, fx
@@ -12,7 +13,8 @@ from planner.capture_operations import operation_of
 from planner.cut import StageModule
 from planner.halo import Layout, entry, whole
 from planner.halo.fetch import Fetch, take
-from planner.halo.segment import Operation, Placed, Ref, Segment, with_targets
+from planner.halo.resplit import Grid
+from planner.halo.segment import Grids, Operation, Placed, Ref, Segment, with_targets
 from runtime.spatial.site import Use
 
 ATEN = torch.ops.aten
@@ -21,10 +23,11 @@ IMAGE = 3  # dimensions that no image or volume has so few of
 
 @dataclass(frozen=True)
 class Analysed:
-    grid: tuple[int, ...]
+    grid: Grid  # of all ranks, on which it begins
     segment: Segment
     inputs: Mapping[str, Layout]  # by name of the Value: as it comes
     outputs: Mapping[str, Layout]
+    grids: Mapping[str, Grid]  # of all ranks, on which each of the outputs lies
     partial: frozenset[str]
     uses: Mapping[str, Mapping[str, Use]]  # operation -> argument
     takes: Mapping[str, tuple[Fetch, ...]]  # Values that are cut on entry
@@ -75,20 +78,27 @@ def analyse(
     grid: Sequence[int],
     delivered: Mapping[str, Layout] | None = None,
     gather_before: Collection[str] = (),
+    grids: Grids | None = None,
     *,
     entering: bool = True,
 ) -> Analysed:
-    """`delivered`: how Values come; the others come whole, and if `entering` are cut."""
+    """`delivered`: how Values come; the others come whole, and if `entering` are cut. `grids` where there are others
+    than `grid`; those that Values lie on go by their names."""
     layout, shapes, known = module._layout, value_shapes(module), delivered or {}
     inputs = {name: known.get(name, whole(shape)) for name, shape in shapes.items()}
     wanted = _wanted(module, inputs, grid) if entering else dict(inputs)
     wanted |= {name: known[name] for name in known if name in wanted}
     given = {node.name: wanted[layout.name(node)] for node in module._slice.reads}
     given |= {node.name: _whole(layout.probes[0].tensor(node)) for node in module._slice.states}
-    targets = _targets(module, shapes) if entering and not gather_before else {}
-    segment, given_ = with_targets(operations_of(module), given, targets, gather_before)
+    grids = grids or Grids(prod(grid), tuple(grid))
+    lying = {node.name: grids.lying.get(layout.name(node), grids.mesh) for node in module._slice.reads}
+    targets = _targets(module, shapes) if entering and not gather_before and not grids.turns else {}
+    segment, given_ = with_targets(
+        operations_of(module), given, targets, gather_before, replace(grids, lying=lying)
+    )
     wanted = {layout.name(node): given_[node.name] for node in module._slice.reads}
     outputs = {name: segment.layouts[node.name][0] for node, name in module._made.items()}
+    lies = {name: segment.grids[node.name] for node, name in module._made.items()}
     states = {node.name: layout.traced.sources[node] for node in module._slice.states}
     parameters = {name: source.name for name, source in states.items() if source.kind == "parameter"}
     uses, partial = _uses(segment.placed, parameters)
@@ -97,7 +107,7 @@ def analyse(
     batch = {
         layout.name(node): wanted[layout.name(node)] for node in module._slice.reads if _kind(module, node)
     }
-    return Analysed(tuple(grid), segment, inputs, outputs, partial, uses, takes, held, batch)
+    return Analysed(grids.mesh, segment, inputs, outputs, lies, partial, uses, takes, held, batch)
 
 
 def _wanted(module: StageModule, inputs: Mapping[str, Layout], grid: Sequence[int]) -> dict[str, Layout]:

@@ -72,6 +72,7 @@ def sharing(plan: Plan, every: Sequence[StageModule], places: Places, world: Wor
         [stage.spatial for stage in plan.stages],
         plan.axes.spatial,
         [stage.gather_before for stage in plan.stages],
+        [{turn.before: turn.spatial for turn in stage.regrid} for stage in plan.stages],
     )
     here = places.by_rank[world.rank]
     mine: dist.ProcessGroup | None = None

@@ -23,12 +23,14 @@ from planner.capture_operations import named_arguments
 from planner.cut import StageModule
 from planner.halo import Step
 from planner.halo.fetch import Fetch
+from planner.halo.resplit import Resplit
 from planner.halo.segment import Placed, call_of
 from runtime.spatial import convolution, overlap, overlap_pool, pooling
 from runtime.spatial.analyse import Analysed, analyse, entries, value_shapes
 from runtime.spatial.exchange import enter, fetched, memory_format
 from runtime.spatial.mesh import Mesh
 from runtime.spatial.norm import OverReplicas
+from runtime.spatial.resplit import Moved
 from runtime.spatial.shapes import plain
 from runtime.spatial.site import Site, Use
 from runtime.spatial.table import KERNELS
@@ -50,14 +52,17 @@ class _Writer:
         self.module, self.run, self.mesh, self.analysed = module, module._run, mesh, analysed
         self.nodes = matched(module)
         self.gathered: dict[fx.Node, fx.Node] = {}
+        self.moved: dict[tuple[fx.Node, Resplit], fx.Node] = {}
         self.count = 0
 
     def write(self) -> None:
         self._take_inputs()
         for done in self.analysed.segment.placed:
             node = self.nodes[done.operation.name]
+            self.mesh = Mesh(done.grid, self.mesh.wire)
+            sources = {name: self._move(node, name, move) for name, move in done.resplits.items()}
             if done.gathers:
-                self._gather(node, done)
+                self._gather(node, done, sources)
             elif done.step is not None:
                 self._place(node, done, done.step)
         self.run.graph.lint()
@@ -77,9 +82,17 @@ class _Writer:
                         user.replace_input_with(node, taken)
                 self.nodes = {key: taken if value is node else value for key, value in self.nodes.items()}
 
-    def _gather(self, node: fx.Node, done: Placed) -> None:
+    def _move(self, node: fx.Node, name: str, move: Resplit) -> fx.Node:
+        source = self.nodes[name]
+        if (source, move) not in self.moved:
+            with self.run.graph.inserting_before(node):
+                self.moved[source, move] = self._call(Moved(move, self.mesh.wire), source)
+        node.replace_input_with(source, self.moved[source, move])
+        return self.moved[source, move]
+
+    def _gather(self, node: fx.Node, done: Placed, moved: Mapping[str, fx.Node]) -> None:
         for name, fetches in done.gathers.items():
-            source = self.nodes[name]
+            source = moved.get(name, self.nodes[name])
             if source not in self.gathered:
                 with self.run.graph.inserting_before(node):
                     self.gathered[source] = self._call(Gather(fetches, self.mesh), source)

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 from planner.cut import StageModule
 from planner.errors import BadPlan
 from planner.halo import Layout, check_grid
+from planner.halo.resplit import Grid
+from planner.halo.segment import Grids
 from runtime.spatial.analyse import samples_of
 from runtime.spatial.shard import Analysed, analyse, value_shapes
 
-Grid = tuple[int, ...]
-
 
 def analyse_stages(
-    modules: Sequence[StageModule], grids: Sequence[Grid], ranks: int, gathers: Sequence[str] = ()
+    modules: Sequence[StageModule],
+    grids: Sequence[Grid],
+    ranks: int,
+    gathers: Sequence[str] = (),
+    turns: Sequence[Mapping[str, Grid]] = (),
 ) -> list[Analysed]:
     """One a stage, in order. A stage without a grid gathers what comes cut, and every rank computes all of it.
 
-    Values pass between ranks of the same place in their groups, as they lie: all stages have groups of `ranks`. What
-    a stage with a grid has made whole stays whole. `gathers` names the layer before which a stage gathers, or none.
+    Values pass between ranks of the same place in their groups, as they lie: all stages have groups of `ranks`, and a
+    stage on another grid re-splits what comes. What a stage with a grid has made whole stays whole. `gathers` names
+    the layer before which a stage gathers, or none; `turns` the grids from other layers of it on.
     """
     delivered: dict[str, Layout] = {}
     grid_of: dict[str, Grid] = {}
@@ -27,38 +33,28 @@ def analyse_stages(
     for index, (module, grid) in enumerate(zip(modules, grids, strict=True)):
         where = f"stage {index}"
         known = {name: delivered[name] for name in module.inputs if name in delivered}
-        cut = {name for name, layout in known.items() if not layout.whole}
-        used = grid or _only([grid_of[name] for name in cut]) or (ranks,)
-        for name in cut:
-            if grid_of[name] != used:
-                raise BadPlan(
-                    f"{where}: '{name}' comes cut {_show(grid_of[name])}, the stage is cut {_show(used)}"
-                )
-        if grid:
-            _check(module, grid, where)
-        gather = gathers[index] if gathers else ""
-        if gather and gather not in module.layers:
-            raise BadPlan(f"{where}: gathers before '{gather}', which is not in it")
+        gather, turning = gathers[index] if gathers else "", turns[index] if turns else {}
+        for each in (grid, *turning.values()):
+            _check(module, each, ranks, where)
+        for name in (gather, *turning):
+            if name and name not in module.layers:
+                raise BadPlan(f"{where}: gathers or re-splits before '{name}', which is not in it")
         before = ([gather] if gather else []) if grid else module.layers
-        analysed = analyse(module, used, known, gather_before=before, entering=bool(grid))
+        lying = {name: grid_of[name] for name in known}
+        used = Grids(ranks, grid or (ranks,), turning, lying)
+        analysed = analyse(module, used.first, known, before, used, entering=bool(grid))
         found.append(analysed)
         delivered |= {name: x for name, x in analysed.outputs.items() if grid or not x.whole}
-        grid_of |= dict.fromkeys(analysed.outputs, used)
+        grid_of |= analysed.grids
     return found
 
 
-def _only(grids: Sequence[Grid]) -> Grid:
-    return grids[0] if grids else ()
-
-
-def _check(module: StageModule, grid: Grid, where: str) -> None:
-    shapes = value_shapes(module)
-    for name in samples_of(module):
+def _check(module: StageModule, grid: Grid, ranks: int, where: str) -> None:
+    if grid and ranks % prod(grid):
+        raise BadPlan(f"{where}: {ranks} ranks cannot share {prod(grid)} parts of a sample evenly")
+    shapes = value_shapes(module) if grid else {}
+    for name in samples_of(module) if grid else ():
         check_grid(shapes[name], grid, f"{where}, '{name}'")
-
-
-def _show(grid: Grid) -> str:
-    return "x".join(map(str, grid))
 
 
 def uncounted(analysed: Mapping[int, Analysed], place: int) -> frozenset[str]:

@@ -71,7 +71,7 @@ def test_halos_of_the_convolutions_grow_with_the_face(size: str, mib: float) -> 
 def test_what_is_priced_is_what_the_rules_send() -> None:
     operations = _operations("paper128")
     segment = cut_model(operations, (2,))
-    priced = traffic(segment, (2,))
+    priced = traffic(segment)
     from_convolutions = _one_face_bytes(segment, 1)
     halos = sum(cost.halo_bytes for cost in priced.values())
     assert halos > from_convolutions  # pools of three rows overlap, too

@@ -174,6 +174,16 @@ WRONG: tuple[tuple[str, Mapping[str, object], str], ...] = (
     ),
     ("a hop twice", {"hops": [examples.plan().hops[0].model_dump()] * 2}, "act 0 to 1: stands 2 times"),
     ("a hop of no stage", {"hops.0.receiver": 2}, "hops[0]: there is no stage 2"),
+    (
+        "another grid before a layer that is not there",
+        {"stages.0.spatial": [1], "stages.0.regrid": [{"before": "nowhere", "spatial": [1]}]},
+        "samples change before nowhere; layers of a stage on shards but its first",
+    ),
+    (
+        "another grid that is not the axis",
+        {"stages.0.regrid": [{"before": "nowhere", "spatial": [3]}]},
+        "a grid of 3 is not 1 shards",
+    ),
     ("a grid that is not the axis", {"stages.0.spatial": [2, 2]}, "a grid of 2 x 2 is not 1 shards"),
     (
         "recomputation never done",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 from math import ceil, prod
 
 from planner.cluster import Cluster, Slot, all_reduce_s, transfer_s
@@ -220,27 +220,41 @@ def _operations(model: Images) -> list[Operation]:
 
 
 def effective(
-    given: Profile, model: Images, cluster: Cluster, grid: Grid, whole_from: int, *, overlap: bool
+    given: Profile,
+    model: Images,
+    cluster: Cluster,
+    grid: Grid,
+    whole_from: int,
+    *,
+    overlap: bool,
+    then: Grid = (),
+    then_from: int = 0,
 ) -> Profile:
-    """What one rank of a group has and takes, as a profile of whole samples; `whole_from` 0 never gathers."""
+    """What one rank of a group has and takes, as a profile of whole samples; `whole_from` 0 never gathers. From layer
+    `then_from` on samples lie on the grid `then`, if there is one."""
     end = whole_from or model.count
+    grids = [then if then and k >= then_from else grid for k in range(model.count)]
     costs = {}
     for key in {key._replace(signature="") for key in given.costs if not key.split}:
-        wire = _Wire(model, cluster, grid, key.micro)
+        wires = [_Wire(model, cluster, each, key.micro, prod(grid), bool(then)) for each in grids]
         gathered: set[int] = set()
+        moved: set[int] = set()
         for k in range(model.count):
-            row = given.costs[key._replace(signature=f"s{k}", split=grid if k < end else ())]
+            row = given.costs[key._replace(signature=f"s{k}", split=grids[k] if k < end else ())]
+            strange = {source for source in model.sources(k) if source < end and grids[source] != grids[k]}
             if k < end:
-                row = _on_shards(row, wire, model, k, overlap)
+                row = _on_shards(row, wires[k], model, k, overlap)
+                row = _moving(row, wires[0], grids[k], len(strange - moved))
+                moved |= strange
             else:
                 new = {source for source in model.sources(k) if source < end} - gathered
                 gathered |= new
-                row = _gathering(row, wire, len(new))
+                row = _gathering(row, wires[k], len(new - strange))
+                row = _moving(row, wires[0], (), len(new & strange))
             costs[key._replace(signature=f"s{k}")] = row
-    part = model.largest(grid) * model.channels * 4
     values = tuple(
-        replace(value, sample_bytes=part)
-        if value.sample_bytes and (not value.producer or int(value.producer[1:]) < end)
+        replace(value, sample_bytes=model.largest(grids[made]) * model.channels * 4)
+        if value.sample_bytes and (made := int(value.producer[1:] or 0) if value.producer else 0) < end
         else value
         for value in given.graph.values
     )
@@ -253,10 +267,13 @@ class _Wire:
     cluster: Cluster
     grid: Grid
     micro: int
+    ranks: int
+    everybody: bool  # talks to everybody
 
     def ns(self, elements: int, rounds: int) -> float:
         """Every node has one device: it shares its card among its neighbours."""
         sharers = len(self.grid) if max(self.grid) == 2 else 2
+        sharers = self.ranks - 1 if self.everybody else sharers
         start = transfer_s(self.cluster, Slot(0, 0), Slot(1, 0), 0)
         size = 4 * elements * self.model.channels * self.micro
         return rounds * start / NS + (
@@ -264,9 +281,7 @@ class _Wire:
         ) / NS * size / (1 << 40)
 
     def sum_ns(self, size: int) -> int:
-        return ceil(
-            all_reduce_s(self.cluster, [Slot(n, 0) for n in range(prod(self.grid))], size) / NS - 1e-6
-        )
+        return ceil(all_reduce_s(self.cluster, [Slot(n, 0) for n in range(self.ranks)], size) / NS - 1e-6)
 
     def halo(self) -> tuple[int, int, int, int]:
         """Of a 3 x 3 window: elements that the busiest rank sends and rounds; and of them those of the last dim,
@@ -281,6 +296,23 @@ class _Wire:
         hidden = max(rows for rows, _ in self.model.parts(self.grid))
         thick = self.model.columns // self.grid[1] >= 4
         return sent, 2, hidden * thick, thick
+
+    def moved(self, there: Grid) -> tuple[int, int]:
+        """What the busiest rank sends so that samples lie on another grid, and for their gradients to come back."""
+        before, after = self.pixels(self.grid), self.pixels(there)
+        return _sent(before, after), _sent(after, before)
+
+    def pixels(self, grid: Grid) -> list[set[tuple[int, int]]]:
+        """Of every rank; of a grid of fewer parts neighbours have the same."""
+        ends = [
+            [n * i // parts for i in range(parts + 1)]
+            for n, parts in zip((self.model.rows, self.model.columns), (*grid, 1, 1), strict=False)
+        ]
+        areas = [
+            {(r, c) for r in range(*rows) for c in range(*columns)}
+            for rows, columns in product(*(list(pairwise(each)) for each in ends))
+        ]
+        return [area for area in areas for _ in range(self.ranks // len(areas))]
 
     def gather(self) -> tuple[int, int]:
         parts = self.model.parts(self.grid)
@@ -311,6 +343,29 @@ def _on_shards(row: LayerCost, wire: _Wire, model: Images, k: int, overlap: bool
         forward=forward,
         backward=_plus(row.backward, exposed(row.backward)),
         input_grad=_plus(row.input_grad, waited + travels),
+    )
+
+
+def _sent(before: list[set[tuple[int, int]]], after: list[set[tuple[int, int]]]) -> int:
+    """Everybody takes what it has not itself from the one that has it."""
+    return max(
+        sum(len(own & (wants - has)) for wants, has in zip(after, before, strict=True)) for own in before
+    )
+
+
+def _moving(row: LayerCost, wire: _Wire, there: Grid, tensors: int) -> LayerCost:
+    sent, back = wire.moved(there)
+    part = wire.model.largest(there) if there else wire.model.rows * wire.model.columns
+    copied = tensors * 4 * wire.model.channels * part * wire.micro
+    home = tensors * wire.ns(back, bool(back))
+    return replace(
+        row,
+        forward=_plus(row.forward, tensors * wire.ns(sent, 1)),
+        backward=_plus(row.backward, home),
+        input_grad=_plus(row.input_grad, home),
+        own_saved_bytes=row.own_saved_bytes + copied,
+        held_bytes=row.held_bytes + (copied if row.held_bytes else 0),
+        workspace_bytes=row.workspace_bytes + copied,
     )
 
 

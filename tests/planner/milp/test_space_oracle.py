@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -52,13 +53,13 @@ def case(seed: int) -> Case:
 
 
 def best(given: Case) -> int | None:
-    """Over whole samples, every grid and every gather."""
+    """Over whole samples, every grid, every change to another and every gather."""
     found = [oracle.best(given.profile, given.cluster, given.batch, given.families)]
-    for grid in given.grids:
+    for grid, then, then_from in ways(given):
         ranks = 4 if sum(grid) == 4 else 2
         if ranks > len(given.cluster.groups):
             continue
-        for whole_from in (0, *range(1, given.model.count)):
+        for whole_from in (0, *range(then_from + 1, given.model.count)):
             for family in given.families:
                 costs = effective(
                     given.profile,
@@ -67,9 +68,20 @@ def best(given: Case) -> int | None:
                     grid,
                     whole_from,
                     overlap=not FAMILIES[family].splits,
+                    then=then,
+                    then_from=then_from,
                 )
                 found.append(oracle.best(costs, given.cluster, given.batch, (family,), ranks=ranks))
     return min((each.ns for each in found if each is not None), default=None)
+
+
+def ways(given: Case) -> Iterator[tuple[Grid, Grid, int]]:
+    """Of cutting samples: a grid, and another from a layer on; that of no more parts."""
+    for grid in given.grids:
+        yield grid, (), 0
+        for then in given.grids:
+            if then != grid and sum(grid) == 4:
+                yield from ((grid, then, layer) for layer in range(1, given.model.count))
 
 
 @cache
@@ -100,6 +112,7 @@ def test_the_cases_cover_every_grid_gathers_and_what_fits_on_no_device_alone() -
     stages = [stage for plan in plans if plan is not None for stage in plan.stages]
     assert {(), (2,), (4,), (2, 2)} <= {stage.spatial for stage in stages}
     assert any(stage.gather_before for stage in stages)
+    assert {turn.spatial for stage in stages for turn in stage.regrid} == {(4,), (2, 2)}
     assert any(plan is not None and len(plan.stages) > 1 and plan.axes.spatial > 1 for plan in plans)
     given = case(30)
     nodes = tuple(group.model_copy(update={"memory_bytes": 24_000}) for group in given.cluster.nodes)

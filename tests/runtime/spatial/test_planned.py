@@ -72,6 +72,12 @@ CHOICES: dict[str, tuple[int, int, dict[str, object]]] = {  # devices, batch, pi
         4,
         {"spatial": 2, "pipeline": 2, "gather": "up", "schedule": "1f1b"},
     ),
+    "re-split within a stage": (4, 2, {"spatial": 4, "regrid": "down.0:2", "pipeline": 1}),
+    "re-split, then gathered, between stages": (
+        8,
+        4,
+        {"spatial": 4, "pipeline": 2, "regrid": "down.0:2", "gather": "up", "schedule": "1f1b"},
+    ),
     "sharded state": (2, 2, {"spatial": 2, "shard": True}),
 }
 
@@ -89,6 +95,8 @@ def test_what_the_planner_chooses_trains_as_one_process_does(name: str, pool: Po
     assert violations(plan, profile=volumes(), cluster=machines(devices)) == []
     assert period_of_plan(plan) == plan.prediction.step_ns
     assert parse(dump(plan)) == plan
+    if "regrid" in fix:
+        assert resplit_before(plan) == fix["regrid"]
     if "gather" in fix:
         assert gathered_before(plan) == fix["gather"]
     have = run(pool, plan, tmp_path, steps=3, compare_holders=False)
@@ -97,7 +105,15 @@ def test_what_the_planner_chooses_trains_as_one_process_does(name: str, pool: Po
 
 
 @pytest.mark.parametrize(
-    "name", ["a grid", "split backward", "gathered within a stage", "gathered between stages"]
+    "name",
+    [
+        "a grid",
+        "split backward",
+        "gathered within a stage",
+        "gathered between stages",
+        "re-split within a stage",
+        "re-split, then gathered, between stages",
+    ],
 )
 def test_a_report_shows_memory_over_time_on_shards_as_the_solver_has_it(name: str) -> None:
     """When nothing is in flight, the first worker holds its state, and losses and statistics of a few bytes."""
@@ -125,6 +141,15 @@ def gathered_before(plan: Plan) -> str:
     return within[0] if within else next(stage.layers[0] for stage in plan.stages if not stage.spatial)
 
 
+def resplit_before(plan: Plan) -> str:
+    """The first layer on another grid, and that."""
+    first = plan.stages[0].spatial
+    lying = [(stage.layers[0], stage.spatial) for stage in plan.stages if stage.spatial]
+    lying += [(turn.before, turn.spatial) for stage in plan.stages for turn in stage.regrid]
+    layer, grid = next(each for each in lying if each[1] != first)
+    return f"{layer}:{'x'.join(map(str, grid))}"
+
+
 def test_what_is_pinned_is_kept_and_one_is_whole_samples() -> None:
     assert {stage.spatial for stage in chosen("a grid").stages} == {(2, 2)}
     whole = solve(volumes(), machines(4), batch=2, fix={"spatial": 1})
@@ -147,6 +172,9 @@ def test_no_trivial_plan_is_faster() -> None:
         ({"spatial": "2x2x2"}, "spatial is 2x2x2, but no such split"),
         ({"spatial": "2x"}, r"spatial is '2x' \(allowed: a degree such as 2, or a grid such as 2x2\)"),
         ({"spatial": 2, "gather": "nowhere"}, "with a gather at 'nowhere'"),
+        ({"spatial": 4, "regrid": "nowhere:2"}, "spatial is 4 with regrid nowhere:2, but no such split"),
+        ({"regrid": "down.0:4"}, "spatial is any with regrid down.0:4, but no such split"),
+        ({"regrid": "2x2"}, r"regrid is '2x2' \(allowed: none, or a layer and a grid such as conv3:2x2\)"),
     ],
 )
 def test_a_split_that_was_not_profiled_is_refused(fix: dict[str, object], what: str) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.cut import cut, whole
-from planner.errors import BadInput, BadPlan
+from planner.cut import whole
+from planner.errors import BadInput
 from planner.plan import Axes, Place, Plan, coordinates, world_size
 from runtime.spatial.stages import analyse_stages
 from tests.pool import Pool
@@ -78,9 +78,3 @@ def test_a_grid_that_no_sample_has_rows_for_is_refused(grid: tuple[int, ...], ra
     _, captured = captured_of(VOLUME, {}, 2)
     with pytest.raises(BadInput, match=what):
         analyse_stages([whole(captured)], [grid], ranks)
-
-
-def test_stages_of_different_grids_are_refused() -> None:
-    _, captured = captured_of(VOLUME, {}, 2)
-    with pytest.raises(BadPlan, match=r"stage 1: .* comes cut 4, the stage is cut 2x2"):
-        analyse_stages(cut(captured, [2]), [(4,), (2, 2)], 4)

@@ -48,7 +48,7 @@ def _sent(ref: Reference, grid: tuple[int, ...], wire: threads.ThreadWire) -> in
 def test_the_busiest_rank_sends_what_is_priced(name: str, grid: tuple[int, ...]) -> None:
     ref = Variant(CASES[name], "odd", grid).reference()
     segment = cut_model(operations_of(ref.captured.layout), grid)
-    priced = sum(cost.halo_bytes for layer, cost in traffic(segment, grid, DOUBLE).items() if layer != "loss")
+    priced = sum(cost.halo_bytes for layer, cost in traffic(segment, DOUBLE).items() if layer != "loss")
     ranks = 1
     for parts in grid:
         ranks *= parts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from planner.capture import Captured, capture
 from planner.cut import StageModule, whole
 from planner.halo import coordinates
+from planner.halo.segment import Grids
 from runtime.spatial.mesh import Mesh, Wire
 from runtime.spatial.shard import Analysed, analyse, shard
 from tests.runtime.spatial import threads
@@ -72,11 +73,16 @@ def alone_nearby(given: Job) -> Trained:
 
 
 def on_shards(given: Job, grid: tuple[int, ...]) -> list[Trained]:
-    how = analyse(whole(given.captured), grid)
-    return threads.run(prod(grid), lambda wire: _rank(given, how, grid, wire))
+    return on_grids(given, Grids(prod(grid), grid))
 
 
-def _rank(given: Job, how: Analysed, grid: tuple[int, ...], wire: Wire) -> Trained:
+def on_grids(given: Job, grids: Grids, gather_before: Collection[str] = ()) -> list[Trained]:
+    how = analyse(whole(given.captured), grids.first, None, gather_before, grids)
+    return threads.run(grids.ranks, lambda wire: _rank(given, how, wire))
+
+
+def _rank(given: Job, how: Analysed, wire: Wire) -> Trained:
+    grid = how.grid
     stage, mesh = _stage(given), Mesh(grid, wire)
     shard(stage, how, mesh)
     place = coordinates(wire.rank, grid)

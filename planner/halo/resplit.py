@@ -1,0 +1,92 @@
+"""From one grid of ranks to another: which part of a tensor each rank sends each other, an all-to-all.
+
+Every rank sends what its old part and the others' new ones share; what it has itself stays. The gradient goes the
+same way back: where several ranks hold a part alike each has the whole gradient of it, so that nothing is summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+from planner.halo.call import NoRule
+from planner.halo.layout import Layout, coordinates, entry, whole
+
+Grid = tuple[int, ...]
+SPACE = 2  # dimensions in front of those of space: samples and channels
+
+
+def mesh_of(grid: Grid, ranks: int) -> Grid:
+    """A grid over all ranks of a group: where it has fewer cells, a last axis of ranks that compute a cell alike."""
+    return grid if prod(grid) == ranks else (*grid, ranks // prod(grid))
+
+
+class Piece(NamedTuple):
+    """Global rows [low, high) of the dimensions that are cut before or after."""
+
+    sender: int
+    rows: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resplit:
+    source: Layout
+    before: Grid  # of all ranks, see `mesh_of`
+    target: Layout
+    after: Grid
+
+    @property
+    def back(self) -> Resplit:
+        return Resplit(self.target, self.after, self.source, self.before)
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        return tuple(sorted({*self.source.cut_dims, *self.target.cut_dims}))
+
+    def held(self, rank: int) -> tuple[tuple[int, int], ...]:
+        region = self.source.region(coordinates(rank, self.before))
+        return tuple(region[dim] for dim in self.dims)
+
+    def wanted(self, rank: int) -> tuple[tuple[int, int], ...]:
+        return self.back.held(rank)
+
+    def pieces(self, receiver: int) -> Iterator[Piece]:
+        """What a rank puts its new part together from: its own rows first of all, else those of one that has them."""
+        wanted = self.wanted(receiver)
+        holders: dict[tuple[tuple[int, int], ...], list[int]] = {}
+        for rank in range(prod(self.before)):
+            holders.setdefault(self.held(rank), []).append(rank)
+        for held, ranks in holders.items():
+            rows = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(held, wanted, strict=True))
+            if all(low < high for low, high in rows):
+                yield Piece(receiver if receiver in ranks else ranks[receiver % len(ranks)], rows)
+
+    def sent_elements(self) -> int:
+        """Of the rank that sends most."""
+        sent = [0] * prod(self.before)
+        others = prod(n for dim, n in enumerate(self.source.shape) if dim not in self.dims)
+        for receiver in range(len(sent)):
+            for piece in self.pieces(receiver):
+                if piece.sender != receiver:
+                    sent[piece.sender] += others * prod(high - low for low, high in piece.rows)
+        return max(sent)
+
+    def made_elements(self) -> int:
+        """Of the largest new part."""
+        return max(
+            prod(self.target.local_shape(coordinates(rank, self.after))) for rank in range(prod(self.after))
+        )
+
+
+def resplit(source: Layout, before: Grid, grid: Grid, ranks: int, where: str) -> Resplit:
+    """To even parts of a grid; whole where that is empty. NoRule where it cannot be told which dimension is which."""
+    if grid and any(cut is not None and dim != SPACE + cut.axis for dim, cut in enumerate(source.cuts)):
+        raise NoRule(
+            f"a tensor cut along dimensions {list(source.cut_dims)} is re-split",
+            where=where,
+            allowed="samples and channels first, then space; or a gather before it",
+        )
+    target = entry(source.shape, grid) if grid else whole(source.shape)
+    return Resplit(source, before, target, mesh_of(grid, ranks) if grid else (ranks,))

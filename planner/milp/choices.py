@@ -1,0 +1,218 @@
+"""How samples may be cut in space: a grid, perhaps another one from some layer on, and where samples are whole again.
+
+Grids are those that were profiled; where models are large only some layers are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+from math import prod
+from typing import NamedTuple
+
+from planner.errors import BadInput
+from planner.halo.call import NoRule
+from planner.halo.price import Price, price
+from planner.milp.fixed import Pins
+from planner.milp.shapes import Shape
+from planner.model import ModelGraph
+from planner.plan import Regrid
+from planner.profile import CostKey, Profile
+
+EVERY = 24  # layers up to which a gather is considered before each of them
+_FEW = 6  # places for a gather, in larger models
+_PAIRS = 8  # layers up to which a change of the grid is considered before each of them
+_FEW_PAIRS = 4
+
+Grid = tuple[int, ...]
+
+
+class Choice(NamedTuple):
+    grid: Grid = ()
+    whole_from: int = 0  # the layer before which shards are gathered; 0 is where their rules end
+    then: Grid = ()  # another grid, of at most as many parts, from the layer `then_from` on
+    then_from: int = 0
+
+    @property
+    def ranks(self) -> int:
+        return prod(self.grid)
+
+    def at(self, layer: int) -> Grid:
+        return self.then if self.then and layer >= self.then_from else self.grid
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Of one model, under every choice asked for so far."""
+
+    graph: ModelGraph
+    refused: dict[Grid, str] = field(default_factory=dict)  # why a grid's shards end early
+    _known: dict[Choice, Price] = field(default_factory=dict)
+
+    def __call__(self, choice: Choice) -> Price:
+        if choice not in self._known:
+            layers = self.graph.layers
+            before = [layers[choice.whole_from].name] if choice.whole_from else []
+            turns = {layers[choice.then_from].name: choice.then} if choice.then else {}
+            self._known[choice] = price(self.graph, choice.grid, before, turns)
+        return self._known[choice]
+
+
+def choices(
+    profile: Profile, setting: CostKey, prices: Prices, named: Collection[str] = ()
+) -> tuple[Choice, ...]:
+    """Every grid that was profiled with these settings, and every change to another, gathered wherever that is exact;
+    where only a few layers are looked at, those `named` are, too."""
+    alike = (key for key in profile.shards if key._replace(split=()) == setting._replace(split=()))
+    grids = [key.split for key in alike if prod(key.split) > 1]
+    found = [each for grid in grids for each in _of_grid(prices, grid, named)]
+    for grid, then in permutations(grids, 2):
+        if prod(grid) % prod(then) == 0:
+            found += _changing(prices, grid, then, named)
+    return tuple(each for each in found if _possible(profile, setting, each, prices(each)))
+
+
+def _of_grid(prices: Prices, grid: Grid, named: Collection[str]) -> Iterator[Choice]:
+    """Gathered as late as can be, and before every earlier layer on shards but the first; in large models a few."""
+    last = _latest(prices, grid)
+    if last is None:
+        return
+    cut = _on_shards(prices, last)[1:]
+    few = _FEW if len(prices.graph.layers) > EVERY else len(cut)
+    yield last
+    yield from (Choice(grid, i) for i in _spread(prices, cut, few, named))
+
+
+def _changing(prices: Prices, grid: Grid, then: Grid, named: Collection[str]) -> Iterator[Choice]:
+    """To the other grid before every layer on shards but the first, and gathered as late as can be or before any
+    later one; in larger models before a few."""
+    last = _latest(prices, grid)
+    cut = _on_shards(prices, last)[1:] if last is not None else []
+    few = _FEW_PAIRS if len(prices.graph.layers) > _PAIRS else len(prices.graph.layers)
+    for at in _spread(prices, cut, few, named):
+        latest = _latest_after(prices, Choice(grid, 0, then, at))
+        if latest is None:
+            continue
+        yield latest
+        later = [i for i in _on_shards(prices, latest) if i > at]
+        yield from (latest._replace(whole_from=i) for i in _spread(prices, later, few, named))
+
+
+def _spread(prices: Prices, cut: Sequence[int], few: int, named: Collection[str]) -> list[int]:
+    """At most so many layers, evenly, and those that are named."""
+    asked_for = (i for i in cut if prices.graph.layers[i].name in named)
+    return sorted({*cut[:: max(1, -(-len(cut) // max(1, few)))], *asked_for})
+
+
+def _on_shards(prices: Prices, choice: Choice) -> list[int]:
+    layers = prices(choice).layers
+    names = (layer.name for layer in prices.graph.layers)
+    return [i for i, name in enumerate(names) if name in layers and layers[name].on_shards]
+
+
+def _latest(prices: Prices, grid: Grid) -> Choice | None:
+    """Where the rules end the shards, else before the first layer that has none; None where that is the first."""
+    try:
+        prices(Choice(grid))
+    except NoRule as refused:
+        prices.refused[grid] = str(refused)
+        end = prices.graph.index.get(refused.where, 0)
+        return Choice(grid, end) if end else None
+    return Choice(grid)
+
+
+def _latest_after(prices: Prices, changing: Choice) -> Choice | None:
+    """The same behind a change; None where that leaves nothing on the other grid, or cannot be had."""
+    try:
+        prices(changing)
+    except NoRule as refused:
+        end = prices.graph.index.get(refused.where, 0)
+        if end <= changing.then_from:
+            return None
+        changing = changing._replace(whole_from=end)
+        try:
+            prices(changing)
+        except NoRule:
+            return None
+    return changing if any(i >= changing.then_from for i in _on_shards(prices, changing)) else None
+
+
+def _possible(profile: Profile, setting: CostKey, choice: Choice, found: Price) -> bool:
+    """Every layer on shards was profiled, and no parameter is used on shards here and on whole samples there."""
+    graph = profile.graph
+    on_shards = {name for name, cost in found.layers.items() if cost.on_shards}
+    rows = (
+        setting._replace(signature=layer.signature, split=choice.at(i))
+        for i, layer in enumerate(graph.layers)
+        if layer.name in on_shards
+    )
+    if not on_shards or any(row not in profile.costs for row in rows):
+        return False
+    return not any(0 < len(on_shards.intersection(p.users)) < len(set(p.users)) for p in graph.parameters)
+
+
+def asked(found: Sequence[Choice], prices: Prices, pinned: Pins) -> tuple[Choice, ...]:
+    """Those of a pinned degree or grid, and gather; BadInput where that was not profiled, or has no rule."""
+    kept = tuple(
+        each
+        for each in found
+        if pinned.spatial in (None, each.ranks)
+        and pinned.grid in (None, each.grid)
+        and pinned.gather in (None, _gather(prices.graph, each))
+        and _wanted(prices.graph, each, pinned)
+    )
+    if not kept and (pinned.spatial is not None or pinned.regrid):
+        known = sorted({each.grid for each in found}, key=lambda grid: (prod(grid), grid))
+        why = "".join(
+            f"; on {shown(grid)}: {text}"
+            for grid, text in prices.refused.items()
+            if pinned.spatial in (None, prod(grid)) and pinned.grid in (None, grid)
+        )
+        gathered = f" with a gather at '{pinned.gather or 'end'}'" if pinned.gather is not None else ""
+        gathered += f" with regrid {pinned.regrid}" if pinned.regrid else ""
+        degree = "any" if pinned.spatial is None else shown(pinned.grid or (pinned.spatial,))
+        raise BadInput(
+            f"spatial is {degree}{gathered}, but no such split can be had of this profile{why}",
+            where="fix",
+            allowed=", ".join(["1", *map(shown, known)])
+            + "; others once `profile --spatial` has priced them",
+        )
+    return kept
+
+
+def _wanted(graph: ModelGraph, choice: Choice, pinned: Pins) -> bool:
+    """A grid that is fixed stays, unless the change is, too."""
+    if pinned.regrid is None:
+        return pinned.grid is None or not choice.then
+    return pinned.regrid == _regrid(graph, choice)
+
+
+def _regrid(graph: ModelGraph, choice: Choice) -> str:
+    return f"{graph.layers[choice.then_from].name}:{shown(choice.then)}" if choice.then else ""
+
+
+def _gather(graph: ModelGraph, choice: Choice) -> str:
+    return graph.layers[choice.whole_from].name if choice.whole_from else ""
+
+
+def shown(grid: Grid) -> str:
+    return "x".join(map(str, grid)) or "1"
+
+
+def choice_of(shape: Shape) -> Choice:
+    return Choice(shape.grid, shape.whole_from, shape.then, shape.then_from)
+
+
+def stage_of(
+    choice: Choice, span: tuple[int, int], names: Sequence[str]
+) -> tuple[Grid, str, tuple[Regrid, ...]]:
+    """Of a stage of layers [i, j): its grid, nothing where all of its samples are whole; the layer in it before which
+    its shards are gathered, nothing where there is none; and where in it they are re-split."""
+    first, end = span
+    if choice.whole_from and first >= choice.whole_from:
+        return (), "", ()
+    turn = choice.then_from
+    regrid = (Regrid(before=names[turn], spatial=choice.then),) if first < turn < end else ()
+    gather = names[choice.whole_from] if first < choice.whole_from < end else ""
+    return choice.at(first), gather, regrid
