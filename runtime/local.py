@@ -32,6 +32,7 @@ from planner.timeline import Timeline
 from planner.workload import Workload
 from runtime import at_use, holder, pretrained, soundness, status, trace
 from runtime import checkpoint as checkpoints
+from runtime import job as jobs
 from runtime.assemble import check_supported
 from runtime.checkpoint import Checkpoint, Facts
 from runtime.groups import alone
@@ -263,7 +264,10 @@ def _check_resumed(begin: Checkpoint, captured: Captured, job: Job) -> None:
 
 
 def _next_generation(paths: Paths) -> int:
-    return 1 + max((int(p.name.rpartition("-")[2]) for p in paths.root.glob("rendezvous-*")), default=-1)
+    """Ranks take the file at which they met away with them, mostly, so it does not tell of all that were before."""
+    met = (int(path.name.rpartition("-")[2]) for path in paths.root.glob("rendezvous-*"))
+    told = [jobs.read(paths).generation] if paths.job.exists() else []
+    return 1 + max((*met, *told), default=-1)
 
 
 def one_process(plan: Plan) -> Plan:

@@ -216,6 +216,8 @@ def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
 
 
 def fork_ranks(paths: Paths, ranks: int, main: Callable[[int], None]) -> dict[int, int]:
+    for old in paths.causes():  # of ranks that were started before
+        old.unlink(missing_ok=True)
     paths.heartbeat.write_bytes(bytes(BEAT.size * ranks))
     pids: dict[int, int] = {}
     parent = os.getpid()

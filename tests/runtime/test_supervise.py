@@ -82,6 +82,22 @@ def test_ranks_that_all_return_end_well(tmp_path: Path) -> None:
     assert outcome.state == "done" and list(outcome.exits) == [0, 0, 0, 0]
 
 
+def test_a_try_is_not_blamed_for_what_the_one_before_left(tmp_path: Path) -> None:
+    before = Paths(tmp_path).make().cause(0)
+    cause = {"rank": 0, "time_ns": 0, "secondary": False, "what": "rank 0: ValueError: long ago", "where": []}
+    before.write_text(json.dumps(cause))
+    assert supervised(tmp_path, "kill").cause == "rank 2 was killed by SIGKILL"
+
+
+def test_no_two_launches_in_a_folder_share_the_number_of_a_try(tmp_path: Path) -> None:
+    """Also where the ranks of the one before ended well, and left no file at which they had met."""
+    plan, job = plan_of(HERE + "mlp.py", {}, workers=2, micros=2), local.job_of
+    numbers = [
+        local.prepare_folder(plan, tmp_path, job(plan, 1, {"restarts": 1}))[1].generation for _ in range(3)
+    ]
+    assert numbers == [0, 1, 2] and not list(tmp_path.glob("rendezvous-*"))
+
+
 def test_ranks_die_with_their_supervisor(tmp_path: Path) -> None:
     process, paths = start(tmp_path, "hang"), Paths(tmp_path)
     end = time.monotonic() + 20

@@ -1,6 +1,8 @@
 """Weights that are made of weights, and weights that are used twice, in layers whose weights are larger than what
 passes through them; with a recurrent layer among them, stages split their backward by the graph walk."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -69,7 +71,7 @@ class Normed(nn.Module):
 class Weighed(nn.Module):
     def __init__(self, kind: str, blocks: int, walks: bool) -> None:
         super().__init__()
-        made = {
+        made: dict[str, Callable[[], nn.Module]] = {
             "product": Product,
             "made": Made,
             "normed": Normed,
@@ -78,7 +80,7 @@ class Weighed(nn.Module):
         }
         self.before = nn.ModuleList(made[kind]() for _ in range(blocks))
         self.recurrent = nn.LSTM(WIDTH, WIDTH, batch_first=True) if walks else None
-        self.after = nn.ModuleList(made[kind]() for _ in range(blocks))  # type: ignore[no-untyped-call]
+        self.after = nn.ModuleList(made[kind]() for _ in range(blocks))
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.before:
