@@ -16,6 +16,7 @@ NOT_BENCHMARKS = {
     "__init__",
     "__main__",
     "candidates",
+    "compute_stages",
     "harness",
     "on_cluster",
     "pool",

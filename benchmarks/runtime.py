@@ -1,7 +1,8 @@
 """How close real steps come to their simulation, and torch.distributed.pipelining beside ours in the same rounds.
 
 Stages are small torch modules whose forward and backward sleep, so that ranks that share cores do not slow each
-other down; messages, autograd and both runtimes are real. Every rank is a process over gloo.
+other down; messages, autograd and both runtimes are real. Every rank is a process over gloo. At two ranks stages
+that compute are run too (`compute_stages`), each rank on a core of its own.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
+from benchmarks.compute_stages import ROWS, WIDTH, Apart, Work, WorkingStage, on_a_core, times_of
 from benchmarks.harness import Cell, Result, Table, main
 from planner.plan import (
     Axes,
@@ -47,6 +49,7 @@ from runtime.places import Mesh
 from runtime.programs import program_of
 from runtime.replay import replay
 from runtime.sleep_stage import Sleeper, routes_of_hops
+from runtime.stage import Stage
 from runtime.supervise import Heart, supervise
 from runtime.trace import Tracer
 from runtime.transport import Transport
@@ -56,6 +59,7 @@ SHAPE = (4, 4096)  # a message of 64 KiB
 OURS = ("gpipe", "1f1b", "zb-h1", "interleaved", "zb-v", "chimera", "chimera-zb")
 PEERS = ("gpipe", "1f1b", "interleaved")
 PEER = "torch "
+APART = "half of it each, no message"
 WARM_UP = 2
 
 
@@ -126,8 +130,16 @@ class NoUpdates:
 class Setting:
     workers: int
     micros: int
-    forward_ms: float
+    forward_ms: float  # that a worker sleeps; 0 where it computes
     rounds: int
+
+    @property
+    def computes(self) -> bool:
+        return not self.forward_ms
+
+    @property
+    def message(self) -> tuple[int, int]:
+        return (ROWS, WIDTH) if self.computes else SHAPE
 
 
 def plan_of(family: str, setting: Setting) -> Plan:
@@ -136,7 +148,8 @@ def plan_of(family: str, setting: Setting) -> Plan:
     stages = schedule.stages
     f = int(setting.forward_ms * MS * setting.workers / stages)
     times = StageTimes(forward_ns=f, backward_ns=2 * f, input_grad_ns=f, weight_grad_ns=f)
-    size = 4 * SHAPE[0] * SHAPE[1]
+    times = times_of(stages) if setting.computes else times
+    size = 4 * setting.message[0] * setting.message[1]
     pairs = [("act", s, s + 1) for s in range(stages - 1)] + [("grad", s + 1, s) for s in range(stages - 1)]
     memory = Memory(parameters=0, gradients=0, optimizer=0, activations=0, buffers=0, margin=0, limit=0)
     return Plan(
@@ -167,7 +180,7 @@ def plan_of(family: str, setting: Setting) -> Plan:
 class Ours:
     """One family on one rank."""
 
-    def __init__(self, plan: Plan, world: World, pulse: Pulse) -> None:
+    def __init__(self, plan: Plan, setting: Setting, world: World, pulse: Pulse) -> None:
         mesh, schedule, routes = Mesh.of(plan), schedule_of(plan), routes_of_hops(plan.hops)
         self.tracer = Tracer(world.rank)
         split = any("I" in line for line in plan.schedule.orders)
@@ -178,14 +191,9 @@ class Ours:
             device=world.device,
             group=world.group,
         )
-        stages = {}
+        stages: dict[tuple[int, int], Stage] = {}
         for pipe, s in mesh.held(world.rank):
-            t = plan.times[s]
-            back = t.input_grad_ns if split else t.backward_ns
-            module = Sleeping(t.forward_ns * 1e-9, back * 1e-9)
-            stages[pipe, s] = SleepingStage(
-                module, t.weight_grad_ns * 1e-9, f"grad {s}>{s - 1}", f"act {s}>{s + 1}"
-            )
+            stages[pipe, s] = _stage(plan, s, split, setting.computes)
         self.interpreter = Interpreter(
             program_of(plan, world),
             world.rank,
@@ -203,6 +211,14 @@ class Ours:
         self.transport.finish()
 
 
+def _stage(plan: Plan, s: int, split: bool, computes: bool) -> Stage:
+    t, incoming, outgoing = plan.times[s], f"grad {s}>{s - 1}", f"act {s}>{s + 1}"
+    if computes:
+        return WorkingStage(Work(len(plan.stages)), incoming, outgoing, split=split)
+    module = Sleeping(t.forward_ns * 1e-9, (t.input_grad_ns if split else t.backward_ns) * 1e-9)
+    return SleepingStage(module, t.weight_grad_ns * 1e-9, incoming, outgoing)
+
+
 class Theirs:
     """The same stages under torch's own schedules."""
 
@@ -213,9 +229,10 @@ class Theirs:
         chunks = 2 if family == "interleaved" else 1
         f = setting.forward_ms * 1e-3 / chunks
         total = setting.workers * chunks
+        modules = [Work(total) if setting.computes else Sleeping(f, 2 * f) for _ in range(chunks)]
         stages = [
-            pp.PipelineStage(Sleeping(f, 2 * f), world.rank + c * setting.workers, total, world.device)
-            for c in range(chunks)
+            pp.PipelineStage(module, world.rank + c * setting.workers, total, world.device)
+            for c, module in enumerate(modules)
         ]
         loss = partial(_sum)
         if family == "interleaved":
@@ -225,7 +242,8 @@ class Theirs:
             self._schedule = kind(stages[0], setting.micros, loss_fn=loss)  # type: ignore[assignment]
 
     def step(self, step: int) -> None:
-        x = torch.zeros(SHAPE[0] * self._setting.micros, SHAPE[1], requires_grad=True)
+        rows, width = self._setting.message
+        x = torch.zeros(rows * self._setting.micros, width, requires_grad=not self._setting.computes)
         first, last = self._world.rank == 0, self._world.rank == self._world.size - 1
         given = (x,) if first else ()
         wanted = {"target": x.detach()} if last else {}
@@ -241,8 +259,13 @@ def rank_main(paths: Paths, setting: Setting, rank: int) -> None:
     world = groups.join(paths.rendezvous(0), rank, setting.workers, torch.device("cpu"))
     plans = {family: plan_of(family, setting) for family in allowed(setting)}
     heart = Heart(paths.heartbeat, rank, setting.workers)
-    variants: dict[str, Ours | Theirs] = {family: Ours(plan, world, heart) for family, plan in plans.items()}
+    variants: dict[str, Ours | Theirs | Apart] = {
+        family: Ours(plan, setting, world, heart) for family, plan in plans.items()
+    }
     variants |= {PEER + family: Theirs(family, setting, world) for family in PEERS if family in plans}
+    if setting.computes:
+        variants[APART] = Apart(setting.micros, setting.workers)
+        on_a_core(rank)
     gc.collect()
     gc.freeze()  # as a launched rank does
     took: dict[str, list[tuple[int, int]]] = {name: [] for name in variants}
@@ -285,13 +308,13 @@ def measure(setting: Setting) -> dict[str, Measured]:
 
 def _of_variant(name: str, setting: Setting, paths: Paths, spans: list[list[tuple[int, int]]]) -> Measured:
     family = name.removeprefix(PEER)
-    plan = plan_of(family, setting)
+    plan = plan_of("1f1b" if name == APART else family, setting)
     compiled = compile(schedule_of(plan), plan.hops, update="rolling")
     ideal = int(makespan(compiled, duration_vector(plan.times, plan.hops))) / MS
     rounds = range(WARM_UP, WARM_UP + setting.rounds)
     walls = [(max(s[i][1] for s in spans) - min(s[i][0] for s in spans)) / MS for i in rounds]
     replayed = None
-    if name == family:
+    if name == family != APART:
         traces = [Timeline.load(paths.root / f"{name}-{rank}.npz") for rank in range(setting.workers)]
         replayed = statistics.median(
             w / r for w, r in zip(walls, _replays(plan, traces, rounds), strict=True)
@@ -340,6 +363,44 @@ def table_of(setting: Setting) -> Table:
     )
 
 
+def computed(quick: bool) -> list[Table]:
+    return [_computed(Setting(2, micros, 0, 5 if quick else 25)) for micros in ((2,) if quick else (2, 4))]
+
+
+def _computed(setting: Setting) -> Table:
+    """Ratios are of rounds side by side."""
+    found = measure(setting)
+    rows: list[tuple[Cell, ...]] = []
+    for name, m in found.items():
+        beside = [found.get(PEER + name), found["1f1b"], found[APART]]
+        ratios = [
+            statistics.median(a / b for a, b in zip(m.rounds_ms, other.rounds_ms, strict=True))
+            if other
+            else None
+            for other in beside
+        ]
+        simulated = None if name == APART else m.ideal_ms / found["1f1b"].ideal_ms
+        rows.append((name, m.median_ms, min(m.rounds_ms), m.replayed, *ratios, simulated))
+    return Table(
+        title=f"real compute, D={setting.workers}, N={setting.micros}, a core a rank",
+        columns=(
+            "schedule",
+            "ms",
+            "least ms",
+            "over replay",
+            "over torch's, paired",
+            "over 1F1B, paired",
+            "over no message",
+            "simulated over 1F1B",
+        ),
+        rows=rows,
+        notes=(
+            f"medians of {setting.rounds} interleaved rounds of linear layers, {ROWS} x {WIDTH}, without replicas' sums. "
+            f"1F1B over no message must read {1 + 1 / setting.micros:.2f}; otherwise other jobs had the idle core.",
+        ),
+    )
+
+
 def settings(quick: bool) -> list[Setting]:
     """All of them take about eight minutes where nothing else runs, most of that asleep."""
     if quick:
@@ -353,7 +414,7 @@ def run(quick: bool) -> Result:
         name="runtime",
         claim="Measured over replay at most 1.03 at 20 ms and 1.05 at 5 ms, over the ideal 1.03 and 1.06; over torch's own "
         "runtime at most 1.01; Chimera over 1F1B within 3 % of the simulated ratio.",
-        tables=[table_of(setting) for setting in settings(quick)],
+        tables=[*map(table_of, settings(quick)), *computed(quick)],
     )
 
 
