@@ -94,6 +94,7 @@ def shortage(problem: Problem, p: int, box: Box) -> IntArray:
         worst = np.maximum(worst, need - problem.available_bytes[worker])
     if problem.sparing is not None:
         worst = np.minimum(worst, problem.plain_shortage(p, fixed, box.cell(problem.plain_grid, p)))
+        worst = problem.parted_shortage(p, box.window(p)[:, None], box.window(p + 1)[None, :], worst)
     return worst
 
 

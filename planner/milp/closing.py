@@ -16,7 +16,7 @@ from planner.milp.bounds import every_cut, fitting, memory_weights, most_bytes, 
 from planner.milp.box import ROUNDING, Box, Weights, stack
 from planner.milp.game import Pool
 from planner.milp.lines import Lines
-from planner.milp.problem import Problem
+from planner.milp.problem import Problem, Row
 from planner.milp.record import Record
 from planner.milp.root import Windows, surrounded
 from planner.milp.search import Answer, even
@@ -38,6 +38,7 @@ class Closing:
     root: Box | None = None
     tree: Tree | None = None
     rounds: int = _ROUNDS
+    rows: list[Row] = field(default_factory=list)  # that were of use for this order, whatever its costs
 
     def __post_init__(self) -> None:
         fixed = self.spans is not None and _point(self.spans)
@@ -77,12 +78,24 @@ class Closing:
         assert self.spans is not None
         if _point(self.spans):
             return
-        self.record.around(even(self.problem))
+        self._begin()
         if self.record.answer is not None:
             self.record.learn(self.record.answer.cut)
         if self.problem.chained:
             bound, self.spans = surrounded(self.record, Lines(self.problem), self.spans, self.rounds)
             self.bound = max(self.bound, bound)
+        self.rows = self.record.pool.useful()
+
+    def _begin(self) -> None:
+        """With what other shapes of this order have taught, or with rows of a cut as good as any."""
+        if self.record.pool.rows:
+            return
+        for row in self.rows:
+            self.record.pool.add_row(row)
+        if self.rows:
+            self.record.learn(even(self.problem))
+        else:
+            self.record.around(even(self.problem))
 
     def _forget(self) -> None:
         """Rows of many stages take megabytes each: they are learnt again if the shape is taken further."""

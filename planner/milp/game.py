@@ -18,6 +18,7 @@ from planner.milp.problem import Problem, Row
 from planner.milp.stages import Durations
 
 _OFTEN, _LATEST = 60, 30  # rows at play
+_GROWN = 150  # of them, before they are chosen anew
 
 
 @dataclass(kw_only=True)
@@ -42,8 +43,24 @@ class Pool:
         self.rows.append(row)
         self.used.append(0)
         self.weights = stack([self.weights, weigh(row)], self.problem.stages)
-        new = np.array([self._values(column, -1)[0] for column in self.columns]).reshape(1, -1)
+        new = self._along().reshape(1, -1)
         self.values = np.vstack([self.values.reshape(len(self.rows) - 1, len(self.cuts)), new])
+
+    def _along(self) -> FloatArray:
+        """Of the latest row, the values of every cut; see `_values`."""
+        if not self.columns:
+            return np.zeros(0)
+        kinds, hops = self.weights.kinds[-1].ravel(), self.weights.hops[-1].ravel()
+        total: FloatArray = np.stack([column.kinds[0].ravel() for column in self.columns]) @ kinds
+        owner = np.arange(len(self.columns)).repeat([len(column.cells) for column in self.columns])
+        counts = hops[np.concatenate([column.cells for column in self.columns])]
+        lasts = np.concatenate([column.hop_ns[0] for column in self.columns])
+        total += np.bincount(owner, counts * lasts, len(total))
+        if not self.problem.chained:
+            sizes = np.concatenate([column.hop_bytes[0] for column in self.columns])
+            there = np.bincount(owner, (counts != 0) & (sizes > 0), len(total))
+            total[there < np.count_nonzero(hops)] = 0.0
+        return total
 
     def find(self, cut: IntArray) -> int | None:
         return self._numbers.get(cut.tobytes())
@@ -53,16 +70,16 @@ class Pool:
         column = self.problem.durations(cut)
         self.cuts.append(cut)
         self.columns.append(column)
-        new = self._values(column, 0).reshape(-1, 1)
+        new = self._values(column).reshape(-1, 1)
         self.values = np.hstack([self.values.reshape(len(self.rows), len(self.cuts) - 1), new])
         over = _excess(self.problem, self.memory, cut).reshape(-1, 1)
         self.excess = np.hstack([self.excess.reshape(len(self.memory), len(self.cuts) - 1), over])
         return len(self.cuts) - 1
 
-    def _values(self, column: Durations, first: int) -> FloatArray:
-        """Of rows from `first` on. 0 where the cut lacks a message that the row counts, and nothing else makes its
-        receiver wait."""
-        kinds, hops = self.weights.kinds[first:], self.weights.hops[first:]
+    def _values(self, column: Durations) -> FloatArray:
+        """Of every row. 0 where the cut lacks a message that the row counts, and nothing else makes its receiver
+        wait."""
+        kinds, hops = self.weights.kinds, self.weights.hops
         counts = hops.reshape(len(hops), 2 * self.problem.stages**2)
         found = counts[:, column.cells]
         total: FloatArray = (
@@ -79,6 +96,10 @@ class Pool:
         count = len(self.rows)
         old = sorted(range(max(0, count - _LATEST)), key=lambda r: (-self.used[r], -r))[:_OFTEN]
         return np.array([*sorted(old), *range(max(0, count - _LATEST), count)], np.int64)
+
+    def useful(self) -> list[Row]:
+        """The active rows that were in a combination."""
+        return [self.rows[r] for r in self.active().tolist() if self.used[r]]
 
     def inside(self, low: IntArray, high: IntArray) -> list[int]:
         return [k for k, cut in enumerate(self.cuts) if (cut >= low).all() and (cut <= high).all()]
@@ -127,7 +148,7 @@ class Game:
         for row in range(self.met, len(self.pool.rows)):
             self._add_row(row)
         self.met = len(self.pool.rows)
-        return len(self.active) <= _OFTEN + _LATEST
+        return len(self.active) <= _GROWN
 
     def add(self, cut: int) -> None:
         self.columns.append(cut)

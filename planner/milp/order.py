@@ -15,6 +15,8 @@ from planner.schedule.action import Kind, Schedule
 from planner.simulate import Compiled, compile
 
 _LONG = 4096  # actions of an order that is compiled for one pattern of messages at a time
+_SLOW = 2048  # actions of an order that takes longer to compile than many others to simulate
+_NEAR = 1 / 8  # of the stages: a message so far that one cut has, another will have from the next stage on
 
 
 @dataclass(kw_only=True)
@@ -59,6 +61,11 @@ class Order:
     def actions(self) -> int:
         return sum(map(len, self.schedule.orders))
 
+    @property
+    def slow(self) -> bool:
+        """To compile: as seldom as can be."""
+        return self.actions > _SLOW
+
     @cached_property
     def single(self) -> bool:
         """Every worker holds one stage of a pipe at most: no two hops share a channel."""
@@ -67,7 +74,9 @@ class Order:
     def covering(self, pattern: BoolArray, update: Update) -> BoolArray:
         """A pattern met so far, or enlarged now, that holds this one."""
         known = self._known.get(update)
-        self._known[update] = pattern if known is None else known | pattern
+        if known is None or (pattern & ~known).any():
+            wide = _widened(pattern, self.schedule.stages)
+            self._known[update] = wide if known is None else known | wide
         return self._known[update]
 
     def compiled(self, pattern: BoolArray, update: Update, meter: Meter) -> Compiled:
@@ -86,3 +95,13 @@ class Order:
             Hop(direction="grad" if way else "act", sender=a, receiver=b, values=(), bytes=0, ns=0)
             for way, a, b in np.argwhere(pattern.reshape(2, depth, depth)).tolist()
         ]
+
+
+def _widened(pattern: BoolArray, stages: int) -> BoolArray:
+    """With every message that goes as far as one of a few stages: compiling takes longer than sending for nothing."""
+    grid = pattern.reshape(2, stages, stages).copy()
+    far = np.arange(stages)[None, :] - np.arange(stages)[:, None]
+    for way in grid:
+        met = np.unique(far[way])
+        way |= np.isin(far, met[abs(met) <= _NEAR * stages])
+    return grid.ravel()

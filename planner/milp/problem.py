@@ -82,7 +82,7 @@ class Problem(Stages):
     def patterned(self) -> bool:
         """Compiled anew for whatever messages a cut has, which takes longer than anything else; what passes between
         neighbours tells nearly as much, and is the same for all."""
-        return self.chained and not self.implied
+        return self.chained and (self.order.slow or not self.implied)
 
     def rough(self, spans: Durations) -> tuple[Row, int]:
         """A path as if only neighbours talked, and its time: no more than that of the cut, and compiled once."""
@@ -101,7 +101,7 @@ class Problem(Stages):
         if self.implied and not rough:
             pattern = self.order.covering(pattern, self.shape.update)
         compiled = self._compile(pattern)
-        self.meter.simulated(1, 10 * self.order.actions)
+        self.meter.simulated(1, 5 * self.order.actions)
         vector = self._vectors(spans, np.zeros(1, np.int64), pattern)[0]
         rolling = self.shape.update == "rolling"
         bound: Bound = period(compiled, vector) if rolling else critical_path(compiled, vector)
@@ -121,7 +121,7 @@ class Problem(Stages):
         """The paths that determine the time when one worker after the other is so much slower than it is."""
         spans = self.durations(cut)
         pattern = self._neighbours if self.patterned else self._pattern(spans.cells)
-        if self.implied:
+        if self.implied and not self.patterned:
             pattern = self.order.covering(pattern, self.shape.update)
         compiled = self._compile(pattern)
         vector = self._vectors(spans, np.zeros(1, np.int64), pattern)[0]

@@ -60,9 +60,10 @@ def _squeezed(record: Record, lines: Lines, spans: Windows, rounds: int) -> tupl
         hopeless = turn >= _TRIAL and bound < _HOPE * record.limit
         if bound > record.most or (turn >= _TRIAL and since > _PATIENCE) or hopeless or not len(cut):
             break
+        between = record.learn_between(game, most)
         if pool.find(cut) not in chosen:
             chosen.append(record.learn(cut))
             game.add(chosen[-1])
-        elif not record.learn_between(game, most):
+        elif not between:
             break
     return bound, mixtures

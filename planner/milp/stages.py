@@ -26,6 +26,8 @@ from planner.stage_bytes import copies_of_statistics, losses_held
 KINDS = tuple(Kind)
 _GRIDS = 100  # kept at a time
 _TABLED = 300  # layers up to which what a single problem needs of every interval is kept
+# parts that may be less where some layers of a stage are recomputed than where all are
+_LESS = [PART_NAMES.index(name) for name in ("held", "kept", "workspace", "splitting", "weighing")]
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
 
 
@@ -107,6 +109,10 @@ class Stages:
             moving = self.moving_of(low, high, np.False_)
             plain: IntArray = fixed + self._peaks(self.sparing.moments, moving)
             total = np.where(plain <= self.available_bytes, plain, total)
+            for p, worker in enumerate(self.hosted.argmax(0).tolist()):
+                lacks = total[:, worker] - self.available_bytes[worker]
+                more = self.parted_shortage(p, low[:, p], high[:, p], lacks)
+                total[:, worker] = more + self.available_bytes[worker]
         return total
 
     def _peaks(self, moments: tuple[IntArray, ...], moving: IntArray) -> IntArray:
@@ -127,14 +133,16 @@ class Stages:
         fixed, plain = self.fixed_bytes(low, high), self.moving_of(low, high, np.False_)
         until: IntArray = np.where(self.plain_shortage(stage, fixed, plain) > 0, high, low)
         if self.sparing.by_layer:
-            must = (until > low) & (self._shortage(stage, fixed, self.moving_of(low, high, np.True_)) <= 0)
+            must = until > low
             until[must] = self._least(stage, low[must], high[must], fixed[must])
         return until
 
     def _least(self, stage: int, low: IntArray, high: IntArray, fixed: IntArray) -> IntArray:
-        """The same of stages that fit where they recompute all, and do not where they recompute nothing."""
-        until, left = high.copy(), np.arange(len(low))
-        for done in range(1, int((high - low).max(initial=0))):
+        """The same of stages that do not fit where they recompute nothing."""
+        until, whole = high.copy(), self.moving_of(low, high, np.True_)
+        whole[..., _LESS] = 0
+        left = np.flatnonzero(self._shortage(stage, fixed, whole) <= 0)
+        for done in range(1, int((high - low)[left].max(initial=0))):
             left = left[low[left] + done < high[left]]
             middle = low[left] + done
             moving = self.moving_in_two(low[left], middle, high[left])
@@ -142,6 +150,24 @@ class Stages:
             until[left[fits]] = middle[fits]
             left = left[~fits]
         return until
+
+    def parted_shortage(self, stage: int, low: IntArray, high: IntArray, lacks: IntArray) -> IntArray:
+        """Bytes that a stage lacks, given what it does where it recomputes nothing or all: some of its layers may fit
+        where neither does."""
+        assert self.sparing is not None
+        low, high = np.broadcast_arrays(low, high)
+        short = (lacks > 0) & (high > low)
+        if not self.sparing.by_layer or not short.any():
+            return lacks
+        low, high, found = low[short], high[short], lacks.copy()
+        fixed = self.fixed_bytes(low, high)
+        until = self._least(stage, low, high, fixed)
+        some = until < high
+        moving = self.moving_in_two(low[some], until[some], high[some])
+        own = found[short]
+        own[some] = self._shortage(stage, fixed[some], moving)
+        found[short] = own
+        return found
 
     def _shortage(self, stage: int, fixed: IntArray, moving: IntArray) -> IntArray:
         """Bytes that a stage lacks on a worker of its own, in the order that recomputes."""

@@ -17,9 +17,11 @@ from planner.milp import explain, formulation
 from planner.milp.bounds import whole
 from planner.milp.box import ROUNDING, Box
 from planner.milp.closing import Closing
+from planner.milp.fixed import Update
 from planner.milp.floors import Floors
 from planner.milp.free import free_bound_ns
-from planner.milp.problem import Problem
+from planner.milp.order import Order
+from planner.milp.problem import Problem, Row
 from planner.milp.search import NEVER, Answer, balanced, descend, even, kicked
 from planner.milp.shapes import Shape
 from planner.milp.space import Space, short_bytes
@@ -75,6 +77,10 @@ class Search:
         default_factory=dict
     )  # shared updates, by what they depend on
 
+    rows: dict[tuple[Order, Update], list[Row]] = field(
+        default_factory=dict
+    )  # of orders that several shapes have
+
     def __post_init__(self) -> None:
         self.floors = Floors(self.space)
 
@@ -112,8 +118,12 @@ class Search:
 
     def close(self, tried: Tried) -> bool:
         """A first look: refutes the shape, or leaves it open with a bound; whether memory narrows it."""
-        tried.closing = Closing(problem=tried.problem, spans=self.space.windows(tried.problem))
+        posed, learnt = tried.problem, (tried.problem.order, tried.shape.update)
+        tried.closing = Closing(
+            problem=posed, spans=self.space.windows(posed), rows=self.rows.get(learnt, [])
+        )
         tried.closing.look(tried.answer, self.limit)
+        self.rows[learnt] = tried.closing.rows
         self._learn(tried)
         if tried.closing.open:
             self.open.append(tried)

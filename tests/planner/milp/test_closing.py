@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -49,3 +51,26 @@ def test_against_a_better_plan_of_another_shape_nothing_is_left(seed: int) -> No
     assert not closing.open
     assert closing.record.answer is None
     assert closing.bound_ns == best
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_what_one_shape_teaches_about_an_order_bounds_no_other_shape_of_it_above_its_best_cut(
+    seed: int,
+) -> None:
+    """Nothing but the order is the same: the other's layers take longer or less, its messages another time."""
+    problem = posed(seed)
+    first = Closing(problem=problem, spans=windows(problem))
+    first.look(None, NEVER)
+    rng = np.random.default_rng(seed)
+    factor = rng.integers(1, 9, (problem.prefix_ns.shape[0], 1, problem.layers))
+    layers = np.diff(problem.prefix_ns, axis=2) * factor
+    prefix = np.concatenate([np.zeros_like(problem.prefix_ns[:, :, :1]), layers.cumsum(2)], 2)
+    other = replace(problem, prefix_ns=prefix, latency_ns=problem.latency_ns * rng.uniform(0.1, 9.0))
+    best = int(judge(other, cuts(other)).min())
+    closing = Closing(problem=other, spans=windows(other), rows=first.rows)
+    closing.look(None, NEVER)
+    assert closing.bound_ns <= best
+    for _ in range(40):
+        closing.prove(closing.record.answer, closing.record.limit, 500, np.inf)
+    assert not closing.open
+    assert closing.record.limit == best

@@ -33,6 +33,11 @@ def test_what_once_was_proved_falsely_is_not_again(seed: int) -> None:
     assert differences(case(seed), answer(case(seed))) == []
 
 
+def test_a_stage_that_fits_only_where_some_of_its_layers_are_recomputed_is_found() -> None:
+    """Recomputing none of them lacks memory, and so does recomputing all."""
+    assert differences(case(910072), answer(case(910072))) == []
+
+
 def test_the_cases_cover_what_fits_nowhere_and_every_kind_of_update() -> None:
     every = [small(seed) for seed in range(SEEDS)]
     assert {given.update for given in every} == {"barrier", "rolling"}
