@@ -12,7 +12,8 @@ from torch import Tensor
 from models import cosmoflow, unet3d
 from planner.cut import cut, whole
 from planner.errors import BadPlan
-from planner.halo import Layout, coordinates, entry
+from planner.halo import Cut, Layout, coordinates, entry
+from planner.halo import whole as whole_layout
 from planner.halo.call import NoRule
 from planner.halo.price import traffic
 from planner.halo.resplit import Grid, Resplit, mesh_of
@@ -90,6 +91,15 @@ def test_a_rank_sends_what_its_old_part_and_the_new_ones_of_others_share() -> No
     assert Resplit(halves, (2, 2), none, (4,)).sent_elements() == 32
     assert Resplit(none, (4,), strips, (4,)).sent_elements() == 0
     assert Resplit(halves, (2, 2), strips, (4,)).sent_elements() == 0
+
+
+def test_nobody_is_sent_what_it_has() -> None:
+    """Halves by columns, which ranks 0 and 2, and 1 and 3, hold alike, to strips of two rows."""
+    halves = whole_layout((1, 1, 8, 8)).with_cut(3, Cut(1, (0, 4, 8)))
+    plan = Resplit(halves, (2, 2), entry((1, 1, 8, 8), (4,)), (4,))
+    for receiver in range(4):
+        senders = [piece.sender for piece in plan.pieces(receiver)]
+        assert receiver in senders and len(senders) == 2
 
 
 MODELS = {
