@@ -34,7 +34,8 @@ from planner.plan import Plan
 from planner.profile import Profile
 from planner.schedule.families import FAMILIES
 from planner.workload import Workload
-from runtime.assemble import Options, assemble
+from runtime.assemble import assemble
+from runtime.assembly import Options
 from runtime.rehearse import runs
 from runtime.rehearse_world import world_of
 from runtime.split import Split

@@ -33,7 +33,7 @@ from planner.workload import Workload
 from runtime import at_use, holder, pretrained, soundness, status, trace
 from runtime import checkpoint as checkpoints
 from runtime import job as jobs
-from runtime.assemble import check_supported
+from runtime.assembly import check_supported
 from runtime.checkpoint import Checkpoint, Facts
 from runtime.groups import alone
 from runtime.handle import Handle

@@ -17,7 +17,7 @@ from planner.capture import Captured
 from planner.model import Buffer, ModelGraph, Parameter
 from planner.plan import Plan
 from planner.schedule.action import Kind, Schedule
-from runtime.assemble import Assembly, Options
+from runtime.assembly import Assembly, Options
 from runtime.groups import World
 from runtime.parted_stage import AnyStage
 from runtime.rehearse_world import fill

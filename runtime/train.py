@@ -17,7 +17,8 @@ from planner.plan import Plan
 from planner.workload import Workload
 from runtime import checkpoint as checkpoints
 from runtime import groups
-from runtime.assemble import Options, assemble
+from runtime.assemble import assemble
+from runtime.assembly import Options
 from runtime.board import Board, board
 from runtime.checkpoint import Checkpoint, Facts, Writer
 from runtime.data import Batches

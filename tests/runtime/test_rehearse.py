@@ -13,7 +13,8 @@ from planner.errors import BadInput
 from planner.plan import Plan
 from planner.timeline import Timeline
 from runtime import rehearse_check, rehearse_report
-from runtime.assemble import Load, assemble
+from runtime.assemble import assemble
+from runtime.assembly import Load
 from runtime.local import job_of, prepare
 from runtime.memory import LiveBytes
 from runtime.paths import Paths
