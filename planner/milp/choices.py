@@ -73,6 +73,15 @@ def choices(
     return tuple(each for each in found if _possible(profile, setting, each, prices(each)))
 
 
+def looked_at(layers: int) -> str:
+    """Before which layers a change of the grid and a gather are considered, in words."""
+    changes = f"one of at most {_FEW_PAIRS}" if layers > _PAIRS else "any"
+    gathers = f"one of at most {_FEW}" if layers > EVERY else "any"
+    return (
+        f"alike or otherwise from {changes} of the layers on, gathered as late as can be or before {gathers}"
+    )
+
+
 def _of_grid(prices: Prices, grid: Grid, named: Collection[str]) -> Iterator[Choice]:
     """Gathered as late as can be, and before every earlier layer on shards but the first; in large models a few."""
     last = _latest(prices, grid)

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from planner.cost import IntArray
-from planner.milp.choices import shown
+from planner.milp.choices import looked_at, shown
 from planner.milp.fixed import Pins
 from planner.milp.problem import Problem
 from planner.milp.search import NEVER, Answer, judge
@@ -38,9 +38,7 @@ def scope(space: Space, considered: int, bounded: int, left: int, listed: int) -
     where = "" if space.boundaries.all() else ", each stage feeding the next"
     grids = sorted({choice.grid for micro in space.micros() for choice in space.splits(micro) if choice.grid})
     cut = (
-        f"; samples whole or, up to a gather, cut alike in all layers or otherwise from one on: {', '.join(map(shown, grids))}"
-        if grids
-        else ""
+        f"; samples whole or cut ({', '.join(map(shown, grids))}), {looked_at(space.layers)}" if grids else ""
     )
     part = "as few of their first layers as do" if space.parts_recompute else "whole"
     return (
