@@ -106,7 +106,7 @@ def expected(
     )
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def _expected(
     workload: str,
     arguments: tuple[tuple[str, str], ...],
