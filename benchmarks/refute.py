@@ -34,11 +34,8 @@ from runtime.spatial.alone import Alone
 from runtime.split import Split
 
 STEPS = 6
-SAMPLED, LIKELY, AGAIN = (
-    20,
-    6,
-    5,
-)  # plans by seed, those that promise most, the fastest once more: a few minutes a model
+# Plans by seed, those that promise most, the fastest once more: a few minutes a model.
+SAMPLED, LIKELY, AGAIN = 20, 6, 5
 LARGEST_ERROR = 0.2  # with more the claims say nothing: a busy machine decides nothing, it does not confirm
 SAMPLE_S = 0.16  # that one sample computes for, over the whole model
 

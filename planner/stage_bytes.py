@@ -90,9 +90,8 @@ class _Stage:
         count = len(layers)
         self.saved = [stage_memory(profile, layers[:k], key) for k in range(1, count + 1)]
         self.inputs = [_total(profile, _entering(graph, layers[:k]), key) for k in range(1, count + 1)]
-        self._told = _total(
-            profile, _told(graph, layers), key
-        )  # gradients of the loss, throughout a backward
+        # Gradients of the loss, throughout a backward.
+        self._told = _total(profile, _told(graph, layers), key)
         self._size_of = {value.name: profile.value_bytes(value.name, key) for value in graph.values}
         self._on_top = [
             self._told

@@ -38,9 +38,8 @@ from runtime.trained import trained
 from runtime.transport import Edge, Layout
 
 STEPS = 3
-Around = Callable[
-    [float, str], AbstractContextManager[None]
-]  # each rank: the share that is done, and its name
+# Of each rank: the share that is done, and its name.
+Around = Callable[[float, str], AbstractContextManager[None]]
 
 
 def rehearse(
