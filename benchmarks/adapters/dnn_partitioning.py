@@ -18,7 +18,8 @@ from pathlib import Path
 
 import networkx as nx
 
-from planner.milp.lattice import Sent, Work, best_stages
+from planner.milp.elements import Sent, Work
+from planner.milp.lattice import best_stages
 
 
 @dataclass(frozen=True, kw_only=True)

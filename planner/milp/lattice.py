@@ -19,6 +19,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.milp.elements import Sent, Work
+from planner.milp.weightless import reduced
+
 BoolArray = NDArray[np.bool_]
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -31,27 +34,6 @@ class TooManyIdeals(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sent:
-    source: int  # element
-    readers: tuple[int, ...]
-    cost: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """Elements by number; `before[k]` are those that must come before k, which has no cycles."""
-
-    cost: tuple[float, ...]
-    size: tuple[float, ...]
-    before: tuple[tuple[int, ...], ...]
-    sent: tuple[Sent, ...] = ()
-
-    @property
-    def count(self) -> int:
-        return len(self.cost)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Stages:
     elements: tuple[tuple[int, ...], ...]  # of each stage
     load: float  # the largest
@@ -61,6 +43,19 @@ def best_stages(
     work: Work, most: int, *, room: float = float("inf"), ideals: int = MOST_IDEALS
 ) -> Stages | None:
     """At most `most` stages, each of at most `room`; None where none fit. TooManyIdeals where there are more."""
+    small = reduced(work)
+    if small.work.count == work.count:
+        return _best_stages(work, most, room, ideals)
+    relaxed = _best_stages(small.work, most, room, ideals)
+    if relaxed is None:
+        return None
+    stages = small.expanded(relaxed.elements)
+    if max(sum(work.size[k] for k in stage) for stage in stages) <= room:
+        return Stages(elements=stages, load=relaxed.load)
+    return _best_stages(work, most, room, ideals)
+
+
+def _best_stages(work: Work, most: int, room: float, ideals: int) -> Stages | None:
     every = ideals_of(work.before, ideals)
     found: Stages | None = None
     for order in (_wide(work.before), _deep(work.before)):

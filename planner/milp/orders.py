@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from planner.layer_order import alone, dependences, misplaced
 from planner.milp.course import ranked, search
+from planner.milp.elements import Sent, Work
 from planner.milp.fixed import Pins
-from planner.milp.lattice import Sent, TooManyIdeals, Work, best_stages
+from planner.milp.lattice import TooManyIdeals, best_stages
 from planner.milp.search import NEVER
 from planner.milp.space import Space
 from planner.milp.survey import Effort, Search

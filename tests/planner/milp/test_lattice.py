@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
 
-from planner.milp.lattice import Sent, Stages, TooManyIdeals, Work, best_stages, ideals_of
+from planner.milp.elements import Sent, Work
+from planner.milp.lattice import Stages, TooManyIdeals, best_stages, ideals_of
 
 
-def work(seed: int) -> Work:
-    """Forward values, gradients that go the other way, and what is read anywhere."""
+def work(seed: int, costly: float = 1.0) -> Work:
+    """Forward values, gradients that go the other way, and what is read anywhere; so many of them cost anything."""
     rng = random.Random(seed)
     count = rng.randint(1, 7)
     before = tuple(tuple(j for j in range(k) if rng.random() < 0.3) for k in range(count))
@@ -22,8 +24,9 @@ def work(seed: int) -> Work:
         lambda k: tuple(rng.sample(range(count), rng.randint(0, count))),
     ]
     sent = [Sent(source=k, readers=rng.choice(ways)(k), cost=float(rng.randint(0, 5))) for k in range(count)]
+    sent = [replace(s, cost=s.cost * (rng.random() < costly)) for s in sent]
     return Work(
-        cost=tuple(float(rng.randint(0, 9)) for _ in range(count)),
+        cost=tuple(float(rng.randint(0, 9)) * (rng.random() < costly) for _ in range(count)),
         size=tuple(float(rng.randint(0, 5)) for _ in range(count)),
         before=before,
         sent=tuple(sent),
@@ -65,9 +68,10 @@ def holds(given: Work, found: Stages, room: float) -> None:
     assert found.load == max(load(given, stage) for stage in found.elements)
 
 
+@pytest.mark.parametrize("costly", (1.0, 0.4))
 @pytest.mark.parametrize("seed", range(60))
-def test_no_chain_of_closed_sets_has_a_smaller_largest_load(seed: int) -> None:
-    given, rng = work(seed), random.Random(seed)
+def test_no_chain_of_closed_sets_has_a_smaller_largest_load(seed: int, costly: float) -> None:
+    given, rng = work(seed, costly), random.Random(seed)
     most, room = rng.choice([given.count, given.count, 4]), rng.choice([float("inf"), 10.0, 5.0])
     found = best_stages(given, most, room=room)
     assert (None if found is None else found.load) == exhausted(given, most, room)
@@ -87,6 +91,19 @@ def test_branches_may_go_to_different_stages() -> None:
 def test_chains_are_one_order_and_free_elements_every_set() -> None:
     assert len(ideals_of([(k - 1,) if k else () for k in range(50)])) == 51
     assert len(ideals_of([()] * 10)) == 1024
+
+
+def test_free_elements_that_cost_nothing_do_not_make_a_lattice_large() -> None:
+    """A chain of 20 elements, each with an input of its own and an output that nobody reads."""
+    chain = tuple((3 * (k - 1), 3 * k + 1) if k else (1,) for k in range(20))
+    before = tuple(row for k, needs in enumerate(chain) for row in (needs, (), (3 * k,)))
+    given = Work(cost=(1.0, 0.0, 0.0) * 20, size=(0.0, 0.0, 1.0) * 20, before=before)
+    found = best_stages(given, 4, room=5.0, ideals=100)
+    assert found is not None
+    holds(given, found, 5.0)
+    assert found.load == 5.0
+    with pytest.raises(TooManyIdeals):
+        best_stages(given, 4, room=4.0, ideals=100)
 
 
 def test_a_lattice_too_large_is_refused_and_not_searched_in_part() -> None:
