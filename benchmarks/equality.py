@@ -36,7 +36,7 @@ LARGE: tuple[tuple[str, dict[str, str], float], ...] = (
     (HERE + "unet3d.py", {"size": "tiny"}, TOLERANCE),
     (HERE + "hf_llama.py", {}, TOLERANCE),
     (HERE + "monai_unet.py", {}, TOLERANCE),
-    ("resnet50", {"side": "32"}, TOLERANCE),
+    (HERE + "resnet50.py", {"side": "64"}, TOLERANCE),
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -94,38 +93,16 @@ def expected(
     micro: int | None = None,
 ) -> Reference:
     """From the checkpoint 0 of a run's folder; perhaps in micro-batches of another size."""
+    loaded, captured = captured_of(plan.model.workload, plan.model.arguments, micro or plan.batch.micro)
     start = checkpoints.Checkpoint.open(checkpoints.complete(folder / "checkpoints")[0])
-    return _expected(
-        plan.model.workload,
-        tuple(sorted((k, str(v)) for k, v in plan.model.arguments.items())),
-        micro or plan.batch.micro,
-        plan.batch.samples // (micro or plan.batch.micro),
-        steps,
-        clip_norm,
-        str(start.folder),
-    )
-
-
-@lru_cache(maxsize=8)
-def _expected(
-    workload: str,
-    arguments: tuple[tuple[str, str], ...],
-    micro: int,
-    micros: int,
-    steps: int,
-    clip_norm: float | None,
-    folder: str,
-) -> Reference:
-    loaded, captured = captured_of(workload, dict(arguments), micro)
-    start = checkpoints.Checkpoint.open(Path(folder))
     names = [row.name for row in (*captured.graph.parameters, *captured.graph.buffers)]
     torch.set_num_threads(1)
     return reference.train(
         loaded,
         captured,
         start.parameters(names),
-        micro=micro,
-        micros=micros,
+        micro=micro or plan.batch.micro,
+        micros=plan.batch.samples // (micro or plan.batch.micro),
         steps=steps,
         clip_norm=clip_norm,
     )
