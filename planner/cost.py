@@ -16,39 +16,16 @@ import numpy as np
 
 from planner.cost_moving import BoolArray as BoolArray
 from planner.cost_moving import Moving, Walking, moving
+from planner.edges import Edges, edges
 from planner.errors import BadInput
 from planner.intervals import IntArray as IntArray
 from planner.intervals import Rectangles, running_maximum
-from planner.model import ModelGraph, Value
+from planner.model import ModelGraph
 from planner.profile import CostKey, LayerCost, Profile, Seconds
 from planner.schedule.action import Kind
 from planner.stage_bytes import storages
 
 NS = 1e9
-
-
-@dataclass(frozen=True, kw_only=True)
-class Edges:
-    """One row a (Value, consumer): where it was made, the consumer before (or the producer), the consumer."""
-
-    value: IntArray
-    made: IntArray
-    previous: IntArray
-    consumer: IntArray
-    bytes: IntArray
-    backward: BoolArray  # a gradient flows back
-
-    def between(self, low: int, high: int) -> Edges:
-        """Those that some boundary from `low` to `high` cuts."""
-        chosen = (self.previous < high) & (self.consumer >= low)
-        return Edges(
-            value=self.value[chosen],
-            made=self.made[chosen],
-            previous=self.previous[chosen],
-            consumer=self.consumer[chosen],
-            bytes=self.bytes[chosen],
-            backward=self.backward[chosen],
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +97,17 @@ class Tables:
         found: IntArray = copies * self.written[low, high] + told
         return found
 
+    def moving_parts(self, low: IntArray, high: IntArray, again: BoolArray | np.bool_) -> dict[str, IntArray]:
+        """Of intervals, as `stage_bytes.stage_bytes` but for the update."""
+        found = {name: table[low, high] for name, table in vars(self.moving).items()}
+        following, _ = found.pop("following"), found.pop("carried")
+        return found | {
+            "saved": self.saved[low, high] - found["shared"],
+            "kept": self.entered[low, high] - found["shared"],
+            "sent": np.where(again, self.leaving[low, high] - following, found["sent"]),
+            "handed": np.where(again, following, found["handed"]),
+        }
+
     def stage_ns(self, kind: Kind, cuts: IntArray) -> IntArray:
         """Duration of each stage; `cuts` (..., D + 1) holds 0, the boundaries and the number of layers."""
         return np.diff(self.time_ns[kind][cuts], axis=-1)
@@ -166,7 +154,7 @@ def tables(
         largest=_largest(graph),
         moving=moved,
         walking=walking,
-        edges=_edges(graph, size_of),
+        edges=edges(graph, size_of),
         state_bytes_per_element=profile.optimizer.state_bytes_per_parameter,
         state_bytes_per_tensor=profile.optimizer.state_bytes_per_tensor,
         largest_bytes_per_element=profile.optimizer.largest_bytes_per_parameter,
@@ -268,32 +256,3 @@ def _largest(graph: ModelGraph) -> IntArray:
             users = [graph.index[name] for name in parameter.users]
             largest[users] = np.maximum(largest[users], prod(parameter.shape))
     return running_maximum(largest)
-
-
-def _edges(graph: ModelGraph, size_of: Mapping[str, int]) -> Edges:
-    rows: list[tuple[int, int, int, int, int, bool]] = []
-    for number, value in enumerate(graph.values):
-        rows += _edges_of(graph, number, value, size_of[value.name])
-    table = np.array(rows, np.int64).reshape(-1, 6).T
-    value_, made, previous, consumer, size, backward = table
-    return Edges(
-        value=value_,
-        made=made,
-        previous=previous,
-        consumer=consumer,
-        bytes=size,
-        backward=backward.astype(np.bool_),
-    )
-
-
-def _edges_of(
-    graph: ModelGraph, number: int, value: Value, size: int
-) -> list[tuple[int, int, int, int, int, bool]]:
-    if not value.producer:
-        return []
-    made = graph.index[value.producer]
-    users = sorted(graph.index[name] for name in set(value.consumers))
-    return [
-        (number, made, previous, user, size, value.needs_grad)
-        for previous, user in zip([made, *users], users, strict=False)
-    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from planner.reuse import (
 from planner.stage_bytes import LEAF_BYTES, storages
 
 BoolArray = NDArray[np.bool_]
+_NEVER = -(1 << 62)  # of no layer of an interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +39,16 @@ class Halves:
 @dataclass(frozen=True, kw_only=True)
 class Moving(Halves):
     workspace: IntArray
+    shared: IntArray
     arriving: IntArray
+    near: IntArray
+    crossing: IntArray
     sent: IntArray
+    handed: IntArray
+    following: IntArray  # the same of all that leaves, as where it is recomputed
+    carried: IntArray  # [i, k] differentiable Values from before i that are read from k on
     returning: IntArray
+    back: IntArray
     far: IntArray
 
 
@@ -68,15 +77,17 @@ def moving(
 ) -> tuple[Moving, Walking]:
     messages = _messages(graph, costs, size_of)
     arriving, sent, returning, far, passing = (rectangles.table for rectangles in messages)
+    tables = (rectangles.table for rectangles in _between_neighbours(graph, costs, size_of))
+    shared, near, crossing, handed, following, back, carried = tables
     held = _sums([cost.held_bytes for cost in costs])
     work = np.array([cost.workspace_bytes for cost in costs], np.int64)
     on_top = passing[:-1, :-1] + work
     during = saved[:-1, 1:] - entered[:-1, 1:] + on_top
     told = np.zeros(len(held), np.int64)
     told[-1] = sum(size_of[name] for name in graph.layers[-1].outputs)
-    waits = waiting_from(reused(graph), len(costs))
-    workspace = _on_top(entered + told + _over_layers_waiting(during, waits) - saved)
-    halved = entered + told + held + _over_layers(during - held[1:])
+    waits, early = waiting_from(reused(graph), len(costs)), _early(graph, size_of)
+    workspace = _on_top(entered + told + _over_layers_waiting(during, waits, early) - saved)
+    halved = entered + told + held + _over_layers(during - held[1:], early)
     weighed = _over_layers(np.broadcast_to(held[1:] + work, during.shape)) - held
     stored = Halves(
         held=np.triu(held - held[:, None], 1),
@@ -87,14 +98,21 @@ def moving(
     stages = np.triu(walks > walks[:, None], 1)
     walked = stored
     if stages.any():
-        walked = _walked(graph, costs, size_of, saved, returning, told, on_top, workspace)
+        walked = _walked(graph, costs, size_of, saved, returning, told, on_top, workspace, early)
     walking = Walking(stages=stages, halves=walked)
     return Moving(
         **vars(walking.chosen(stored)),
         workspace=workspace,
-        arriving=arriving,
-        sent=sent,
-        returning=returning,
+        shared=shared,
+        arriving=arriving - near,
+        near=near,
+        crossing=np.triu(crossing, 1),
+        sent=sent - handed,
+        handed=handed,
+        following=following,
+        carried=carried,
+        returning=returning - back,
+        back=back,
         far=far,
     ), walking
 
@@ -108,11 +126,12 @@ def _walked(
     told: IntArray,
     on_top: IntArray,
     workspace: IntArray,
+    pending: Sequence[_Early],
 ) -> Halves:
     made, reuses, count = arriving_at_made(graph, size_of), reused(graph), len(costs)
     walked = _sums([cost.walked_bytes + more for cost, more in zip(costs, made, strict=True)])
     last, entered = _after_weights(graph), _differentiable(graph)
-    first, second = told + _over_layers(on_top - walked[1:]) + walked, told + _over_layers(on_top)
+    first, second = told + _over_layers(on_top - walked[1:], pending) + walked, told + _over_layers(on_top)
     below = np.take_along_axis(saved, np.broadcast_to(last, saved.shape), 1)
     below[last[None, :] <= np.arange(len(last))[:, None]] = 0
     soon = early_table(reuses, count)
@@ -149,20 +168,57 @@ def _sums(amounts: Sequence[int]) -> IntArray:
     return found
 
 
-def _over_layers(amounts: IntArray) -> IntArray:
+class _Early(NamedTuple):
+    """Of a Value that enters, the gradient by a late reader: there while earlier layers run backwards, and once more
+    while it is added to that of an earlier reader."""
+
+    made: int
+    before: int  # the reader before, or where it was made
+    reader: int
+    bytes: int
+
+    def add_to(self, amounts: IntArray) -> None:
+        """By [i, l], of intervals that hold the reader."""
+        first = self.made + 1
+        at, layers = np.arange(first, self.reader)[:, None], np.arange(self.before, self.reader)[None, :]
+        more = np.where(layers == self.before, 2 if self.before > self.made else 1, 1) * self.bytes
+        amounts[first : self.reader, self.before : self.reader] += np.where(layers >= at, more, 0)
+
+
+def _early(graph: ModelGraph, size_of: Mapping[str, int]) -> list[_Early]:
+    found = []
+    for value in graph.values:
+        if value.producer and value.needs_grad:
+            made = graph.index[value.producer]
+            users = sorted(graph.index[name] for name in set(value.consumers))
+            pairs = zip([made, *users], users, strict=False)
+            found += [_Early(made, a, b, size_of[value.name]) for a, b in pairs if b > made + 1]
+    return sorted(found, key=lambda each: each.reader)
+
+
+def _over_layers(amounts: IntArray, early: Sequence[_Early] = ()) -> IntArray:
     """[i, j]: the most of amounts[i, l] over the layers l of an interval; 0 where it has none."""
-    count = len(amounts)
+    count, left = len(amounts), list(reversed(early))
     table: IntArray = np.zeros((count + 1, count + 1), np.int64)
-    for i in range(count):
-        table[i, i + 1 :] = np.maximum.accumulate(amounts[i, i:])
+    amounts = np.where(np.tri(count, k=-1, dtype=np.bool_), _NEVER, amounts)
+    most = np.full(count, _NEVER)
+    for j in range(1, count + 1):
+        since = j - 1
+        while left and left[-1].reader == j - 1:
+            since = min(since, left[-1].before)
+            left.pop().add_to(amounts)
+        most[:j] = np.maximum(most[:j], amounts[:j, since:j].max(1))
+        table[:j, j] = most[:j]
     return table
 
 
-def _over_layers_waiting(amounts: IntArray, waits: Sequence[tuple[int, IntArray]]) -> IntArray:
+def _over_layers_waiting(
+    amounts: IntArray, waits: Sequence[tuple[int, IntArray]], early: Sequence[_Early] = ()
+) -> IntArray:
     """With what waits while a layer runs, which depends on where the interval ends."""
-    table = _over_layers(amounts)
+    table = _over_layers(amounts, early)
     for end, more in waits:
-        table[:, end:] = _over_layers(amounts + more)[:, end:]
+        table[:, end:] = _over_layers(amounts + more, early)[:, end:]
     return table
 
 
@@ -185,6 +241,9 @@ def _messages(
         last = users[-1]
         arriving.add_once(users, size, after=made)
         passing.add((0, made + 1), (made + 1, last), size)
+        for user in users[:-1] if value.needs_grad else ():
+            if keepers.get(value.name) != user:
+                passing.add((0, made + 1), (user, user + 1), size)
         keeper = keepers.get(value.name, count)
         if keeper >= made:
             sent.add((0, made + 1), (made + 1, min(keeper, last) + 1), size)
@@ -196,3 +255,31 @@ def _messages(
             for before, user in zip([made, *users], users, strict=False):
                 returning.add((before + 1, user + 1), (user + 1, last + 1), size)
     return arriving, sent, returning, far, passing
+
+
+def _between_neighbours(
+    graph: ModelGraph, costs: Sequence[LayerCost], size_of: Mapping[str, int]
+) -> tuple[Rectangles, ...]:
+    """shared, near, crossing, handed, following, back, carried."""
+    count, held_in = len(graph.layers), storages(graph, costs)
+    shared, near, crossing, handed, following, back, carried = (Rectangles(count) for _ in range(7))
+    keepers = held_in.keepers()
+    for value in graph.values:
+        if not value.producer or not value.consumers:
+            continue
+        made, size = graph.index[value.producer], size_of[value.name]
+        users = sorted(graph.index[name] for name in set(value.consumers))
+        right_after = (made + 1, made + 2), (users[0] + 1, count + 1)
+        near.add(*right_after, size)
+        if held_in.own(value.name, made):
+            shared.add(*right_after, size)
+        if value.needs_grad:
+            crossing.add((made + 1, users[-1] + 1), (0, count + 1), size)
+            carried.add((made + 1, count + 1), (0, users[-1] + 1), size)
+            keeper = keepers.get(value.name, count)
+            for before, user in zip([made, *users], users, strict=False):
+                following.add((0, made + 1), (user, user + 1), size)
+                back.add((0, before + 1), (user, user + 1), size)
+                if not made <= keeper < user:
+                    handed.add((keeper + 1 if keeper < made else 0, made + 1), (user, user + 1), size)
+    return shared, near, crossing, handed, following, back, carried

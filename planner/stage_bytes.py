@@ -8,7 +8,7 @@ ones have not saved yet, or have let go), beside what passes by it, and the grad
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import NamedTuple
@@ -45,30 +45,44 @@ def stage_bytes(
         early, late = (stage_bytes(profile, part, key, walking=walking) for part in parts)
         leaving = _leaving(graph, graph.index[layers[0]], graph.index[layers[-1]])
         passing = (value for value in leaving if value.producer in layers[:done])
+        crossing = _crossing(graph, graph.index[layers[0]])
+        carried = (value for value in crossing if _last_use(graph, value) >= graph.index[before])
         return in_two(
             early,
             late,
             stage_bytes(profile, layers, key, recompute=True),
-            _total(profile, passing, key),
+            passing=_total(profile, passing, key),
+            carried=_total(profile, carried, key),
         )
     stage = _Stage(profile, layers, key)
     first, last, saved = stage.first, stage.last, stage.saved[-1]
     entering, leaving = _entering(graph, layers), _leaving(graph, first, last)
-    returning = _total(profile, _returning(graph, entering, leaving, last), key)
-    halves = stage.walked(entering, returning) if walking else stage.stored()
+    returning = _returning(graph, entering, leaving, last)
+    halves = stage.walked(entering, _total(profile, returning, key)) if walking else stage.stored()
     workspace = stage.workspace
-    kept_in = storages(graph, [profile.cost(x.name, key) for x in graph.layers]).keepers()
-    sent = (v for v in leaving if recompute or not first <= kept_in.get(v.name, -1) <= last)
+    held_in = storages(graph, [profile.cost(x.name, key) for x in graph.layers])
+    kept_in = held_in.keepers()
+    sent = [v for v in leaving if recompute or not first <= kept_in.get(v.name, -1) <= last]
+    came = [v for v in entering if v.producer]
+    near = [v for v in came if graph.index[v.producer] == first - 1]
+    handed, back = ([v for v in values if _read_at(graph, v, last + 1)] for values in (sent, returning))
+    handed = [v for v in handed if v.needs_grad]
+    shared = _total(profile, (v for v in near if held_in.own(v.name, first - 1)), key)
     return StageBytes(
-        saved=saved,
+        saved=saved - shared,
         held=halves.held,
-        kept=stage.inputs[-1],
+        kept=stage.inputs[-1] - shared,
+        shared=shared,
         workspace=workspace,
         splitting=max(0, halves.first - saved - workspace),
         weighing=max(0, halves.second - halves.held - workspace),
-        arriving=_total(profile, (v for v in entering if v.producer), key),
-        sent=_total(profile, sent, key),
-        returning=returning,
+        arriving=_total(profile, came, key) - _total(profile, near, key),
+        near=_total(profile, near, key),
+        crossing=_total(profile, _crossing(graph, first), key),
+        sent=_total(profile, sent, key) - _total(profile, handed, key),
+        handed=_total(profile, handed, key),
+        returning=_total(profile, returning, key) - _total(profile, back, key),
+        back=_total(profile, back, key),
         far=_total(profile, (v for v in entering if _is_far(graph, v, first)), key),
         update=update_bytes(profile.optimizer, _trained_elements(graph, layers)),
     )
@@ -93,14 +107,18 @@ class _Stage:
         # Gradients of the loss, throughout a backward.
         self._told = _total(profile, _told(graph, layers), key)
         self._size_of = {value.name: profile.value_bytes(value.name, key) for value in graph.values}
+        keepers = storages(graph, [profile.cost(x.name, key) for x in graph.layers]).keepers()
         self._on_top = [
             self._told
             + _total(profile, _passing(graph, self.first, self.first + k), key)
+            + _total(profile, _added(graph, keepers, self.first, self.first + k), key)
             + cost.workspace_bytes
             for k, cost in enumerate(self._costs)
         ]
-        rows = zip(self.saved, self.inputs, self._on_top, strict=True)
-        self._during = [kept + self.inputs[-1] - seen + top for kept, seen, top in rows]
+        early = [_early(graph, self.first, self.first + k, self.last) for k in range(count)]
+        self._early = [_total(profile, values, key) for values in early]
+        rows = zip(self.saved, self.inputs, self._on_top, self._early, strict=True)
+        self._during = [kept + self.inputs[-1] - seen + top + soon for kept, seen, top, soon in rows]
 
     @property
     def workspace(self) -> int:
@@ -137,21 +155,28 @@ class _Stage:
         """Nothing is let go while the graph is walked, and then what lies above all weights; the rest hangs
         together."""
         top = self._on_top
-        first = [self.saved[-1] + LEAF_BYTES + sum(walked[k + 1 :]) + top[k] for k in range(len(top))]
+        first = [
+            self.saved[-1] + LEAF_BYTES + sum(walked[k + 1 :]) + top[k] + self._early[k]
+            for k in range(len(top))
+        ]
         held = below + LEAF_BYTES + sum(walked)
         return _Halves(held, max(first) + 2 * soon, held + max(top) + together)
 
 
-def in_two(early: StageBytes, late: StageBytes, whole: StageBytes, passing: int) -> StageBytes:
+def in_two(
+    early: StageBytes, late: StageBytes, whole: StageBytes, *, passing: int, carried: int
+) -> StageBytes:
     """Of a stage that recomputes its early layers and keeps what its late ones save. `passing` is what the early ones
-    make for other stages, there while the late ones run. While the early ones run backwards, the late ones hold what
+    make for other stages, there while the late ones run; `carried` what the late ones may read of what enters, whose
+    gradients are there, and may be added to others, while the early ones run backwards. While the early ones run backwards, the late ones hold what
     is left for their weights, which may be more than they had saved."""
+    apart = early.shared + late.shared - whole.shared
     return replace(
         whole,
-        saved=early.saved + late.saved,
+        saved=early.saved + late.saved + apart,
         held=early.held + late.held,
-        kept=early.kept + late.saved,
-        workspace=max(early.workspace, late.workspace + passing),
+        kept=early.kept + late.saved + apart,
+        workspace=max(early.workspace + 2 * carried, late.workspace + passing),
         splitting=max(early.splitting + max(0, late.held - late.saved), late.splitting),
         weighing=max(early.weighing, late.weighing),
     )
@@ -202,6 +227,23 @@ def _passing(graph: ModelGraph, first: int, at: int) -> list[Value]:
     return [value for value in made if _last_use(graph, value) > at]
 
 
+def _added(graph: ModelGraph, keepers: Mapping[str, int], first: int, at: int) -> list[Value]:
+    """Of what passes by layer `at`, that of which it adds a gradient to that of a later reader: both are there beside
+    the sum, for which there is room only where the layer lets go of the Value itself."""
+    name = graph.layers[at].name
+    passing = _passing(graph, first, at)
+    return [v for v in passing if name in v.consumers and v.needs_grad and keepers.get(v.name) != at]
+
+
+def _early(graph: ModelGraph, first: int, at: int, last: int) -> list[Value]:
+    """From before `first`, and read after layer `at` of the same stage: a gradient of it waits. Twice where that layer
+    adds another one to it."""
+    name = graph.layers[at].name
+    made = [graph.value[x] for layer in graph.layers[:first] for x in layer.outputs]
+    late = [v for v in made if v.needs_grad and any(at < graph.index[x] <= last for x in v.consumers)]
+    return late + [v for v in late if name in v.consumers]
+
+
 def _leaving(graph: ModelGraph, first: int, last: int) -> list[Value]:
     made = [graph.value[name] for layer in graph.layers[first : last + 1] for name in layer.outputs]
     return [value for value in made if _last_use(graph, value) > last]
@@ -211,6 +253,16 @@ def _returning(graph: ModelGraph, entering: list[Value], leaving: list[Value], l
     """Gradients that come from later stages: of what was sent to them, and of inputs that they read as well."""
     shared = [value for value in entering if value.producer and _last_use(graph, value) > last]
     return [value for value in (*leaving, *shared) if value.needs_grad]
+
+
+def _read_at(graph: ModelGraph, value: Value, at: int) -> bool:
+    return any(graph.index[name] == at for name in value.consumers)
+
+
+def _crossing(graph: ModelGraph, first: int) -> list[Value]:
+    """Made before a layer, and read by it or later ones; those that gradients come back of."""
+    made = [graph.value[name] for layer in graph.layers[:first] for name in layer.outputs]
+    return [value for value in made if value.needs_grad and _last_use(graph, value) >= first]
 
 
 def _is_far(graph: ModelGraph, value: Value, first: int) -> bool:
@@ -225,6 +277,10 @@ class Storages(NamedTuple):
     def keepers(self) -> dict[str, int]:
         """The same of each Value."""
         return {name: self.first[x] for name, x in self.origin.items() if x is not None and x in self.first}
+
+    def own(self, value: str, layer: int) -> bool:
+        """Whether it is a storage of its own that this layer keeps before any other."""
+        return self.origin[value] == value and self.first.get(value) == layer
 
 
 def storages(graph: ModelGraph, costs: Sequence[LayerCost]) -> Storages:

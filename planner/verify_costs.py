@@ -147,15 +147,16 @@ def _needs(plan: Plan, profile: Profile, stage: StagePlan, schedule: Schedule) -
     return StageBytes(**{name: size // shards for name, size in asdict(found).items()} | {"workspace": 0})
 
 
+_BETWEEN = ("kept", "shared", "arriving", "near", "crossing", "sent", "handed", "returning", "back", "far")
+
+
 def _of_parts(found: StageBytes, shards: int) -> StageBytes:
     """What comes to a stage on whole samples, and what goes back, may be in shards."""
+    workspace = found.workspace if shards == 1 else 0
     return replace(
         found,
-        kept=found.kept // shards,
-        arriving=found.arriving // shards,
-        returning=found.returning // shards,
-        sent=found.sent // shards,
-        far=found.far // shards,
+        workspace=workspace,
+        **{name: getattr(found, name) // shards for name in _BETWEEN},
     )
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from planner.cost import IntArray
+from planner.memory import PART_NAMES
 from planner.milp.choices import choice_of, stage_of
 from planner.milp.problem import Problem
 from planner.milp.search import Answer
@@ -175,6 +176,9 @@ def _ways(crossing: Crossing, backward: bool) -> list[tuple[str, int, int]]:
     return ways
 
 
+_KEPT = [PART_NAMES.index(name) for name in ("saved", "held", "kept", "shared")]
+
+
 def memory(posed: Problem, cut: IntArray) -> tuple[Memory, ...]:
     """A worker: its peak, by what holds it. The parts add up to what the solver held against the limit."""
     low, high, tables = cut[:-1], cut[1:], posed.tables
@@ -190,7 +194,7 @@ def memory(posed: Problem, cut: IntArray) -> tuple[Memory, ...]:
         held = {name: int(counts @ sizes) for name, sizes in parts.items()}
         moments = posed.moments[worker]
         worst = moments[int((moments * moving).sum((1, 2)).argmax())]
-        activations = int((worst[:, :3] * moving[:, :3]).sum())
+        activations = int((worst[:, _KEPT] * moving[:, _KEPT]).sum())
         found.append(
             Memory(
                 **held,

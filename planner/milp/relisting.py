@@ -137,8 +137,8 @@ def _room(posed: Problem, answer: Answer) -> Limits:
     """What activations may take on each worker."""
     low, high = answer.cut[:-1], answer.cut[1:]
     part = dict(zip(PART_NAMES, posed.moving_bytes(low, high).T, strict=True))
-    saved, held = part.pop("saved"), part.pop("held")
-    work = sum(size for name, size in part.items() if name != "kept")  # at most all at once
+    saved, held = part.pop("saved") + part.pop("shared"), part.pop("held")
+    work = sum(size for name, size in part.items() if name not in ("kept", "crossing"))  # at most all at once
     fixed = posed.fixed_bytes(low, high) @ posed.hosted.T
     most_work = (np.minimum(posed.hosted, 1) * work).max(1)
     free = np.maximum(posed.available_bytes - fixed - most_work, 0)

@@ -82,11 +82,13 @@ class Sizes:
         whole = self.moving_of(low, high, np.True_)
         passing = self.tables.leaving[low, high] - self.tables.leaving[middle, high]
         at = {name: part for part, name in enumerate(PART_NAMES)}
-        for name in ("saved", "held"):
-            whole[..., at[name]] = early[..., at[name]] + late[..., at[name]]
-        whole[..., at["kept"]] = early[..., at["kept"]] + late[..., at["saved"]]
+        apart = early[..., at["shared"]] + late[..., at["shared"]] - whole[..., at["shared"]]
+        whole[..., at["saved"]] = early[..., at["saved"]] + late[..., at["saved"]] + apart
+        whole[..., at["held"]] = early[..., at["held"]] + late[..., at["held"]]
+        whole[..., at["kept"]] = early[..., at["kept"]] + late[..., at["saved"]] + apart
         work = at["workspace"]
-        whole[..., work] = np.maximum(early[..., work], late[..., work] + passing)
+        carried = 2 * self.tables.moving.carried[low, middle]
+        whole[..., work] = np.maximum(early[..., work] + carried, late[..., work] + passing)
         first, second = at["splitting"], at["weighing"]
         more = np.maximum(late[..., at["held"]] - late[..., at["saved"]], 0)
         whole[..., first] = np.maximum(early[..., first] + more, late[..., first])
@@ -108,20 +110,8 @@ class Sizes:
 
     def moving_of(self, low: IntArray, high: IntArray, again: BoolArray | np.bool_) -> IntArray:
         """[..., part]: of one micro-batch in a stage, the parts of `StageBytes`; what is recomputed sends it all."""
-        tables, moving = self.tables, self.tables.moving
-        parts = {
-            "saved": tables.saved[low, high],
-            "held": moving.held[low, high],
-            "kept": tables.entered[low, high],
-            "workspace": moving.workspace[low, high],
-            "splitting": moving.splitting[low, high],
-            "weighing": moving.weighing[low, high],
-            "arriving": moving.arriving[low, high],
-            "sent": np.where(again, tables.leaving[low, high], moving.sent[low, high]),
-            "returning": moving.returning[low, high],
-            "far": moving.far[low, high],
-            "update": self.update_bytes(low, high),
-        }
+        tables = self.tables
+        parts = tables.moving_parts(low, high, again) | {"update": self.update_bytes(low, high)}
         return np.stack([parts[name] for name in PART_NAMES], -1)
 
     def update_bytes(self, low: IntArray, high: IntArray) -> IntArray:

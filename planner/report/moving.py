@@ -7,6 +7,8 @@ from dataclasses import replace
 from itertools import groupby
 from math import prod
 
+import numpy as np
+
 from planner.cost import Tables
 from planner.layer_order import as_planned
 from planner.memory import StageBytes
@@ -72,17 +74,5 @@ def _choice(stages: Sequence[StagePlan], costs: Profile, ranks: int) -> Choice |
 def _on_shards(tables: Tables, stage: StagePlan, update: int) -> StageBytes:
     index = tables.graph.index
     at = index[stage.layers[0]], index[stage.layers[-1]] + 1
-    moved = tables.moving
-    return StageBytes(
-        saved=int(tables.saved[at]),
-        held=int(moved.held[at]),
-        kept=int(tables.entered[at]),
-        workspace=int(moved.workspace[at]),
-        splitting=int(moved.splitting[at]),
-        weighing=int(moved.weighing[at]),
-        arriving=int(moved.arriving[at]),
-        sent=int((tables.leaving if stage.recompute else moved.sent)[at]),
-        returning=int(moved.returning[at]),
-        far=int(moved.far[at]),
-        update=update,
-    )
+    parts = tables.moving_parts(np.array(at[0]), np.array(at[1]), np.bool_(stage.recompute))
+    return StageBytes(**{name: int(size) for name, size in parts.items()}, update=update)

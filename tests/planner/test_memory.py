@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.memory import StageBytes, memory_rows, peaks, spans, use, weights
-from planner.schedule.action import Action, Kind, from_text
+from planner.memory import PART_NAMES, StageBytes, memory_rows, peaks, spans, use, weights
+from planner.schedule.action import Action, Kind, Schedule, from_text
 from planner.schedule.assemble import with_recompute
 from planner.schedule.families import generate
 from planner.simulate import node_ends
@@ -28,8 +28,8 @@ def random_sizes(stages: int, draw: Random) -> list[StageBytes]:
 
 
 def with_messages(sizes: list[StageBytes], draw: Random) -> list[StageBytes]:
-    names = ("arriving", "sent", "returning", "far", "update", "splitting", "weighing")
-    return [replace(size, **{name: draw.randint(0, 20) for name in names}) for size in sizes]
+    names = set(PART_NAMES) - {"saved", "held", "kept", "workspace"}
+    return [replace(size, **{name: draw.randint(0, 20) for name in sorted(names)}) for size in sizes]
 
 
 def replayed(case: Case, sizes: list[StageBytes]) -> list[int]:
@@ -139,3 +139,37 @@ def test_messages_are_there_ahead_of_their_use_and_until_their_arrival_is_known(
         row[0] for row in use(spans(schedule)[0], weights([replace(nothing, returning=1), nothing])).tolist()
     ]
     assert back == [2, 2, 2, 1]
+
+
+NOTHING = StageBytes(saved=0)
+
+
+def during(schedule: Schedule, sizes: list[StageBytes], worker: int = 0) -> list[int]:
+    return [row[0] for row in use(spans(schedule)[worker], weights(sizes)).tolist()]
+
+
+def test_a_stage_of_the_same_worker_is_handed_what_it_reads_and_hands_back_its_gradient() -> None:
+    """From the forward that makes it to the one that takes it, and from the backward to the end of the other."""
+    schedule = from_text("0F0 0SYNC 1F0 1B0 0SYNC 0B0", place=((0, 0),), pipe_of=(0,))
+    maker, reader = replace(NOTHING, handed=1, back=100), replace(NOTHING, near=10, arriving=1000)
+    assert during(schedule, [maker, reader]) == [1, 1, 0, 0, 0, 0]
+    assert during(schedule, [NOTHING, replace(NOTHING, crossing=1)]) == [0, 0, 0, 0, 1, 1]
+
+
+def test_what_two_stages_of_a_worker_keep_is_held_once_unless_the_first_makes_it_anew() -> None:
+    text, keeps = "0F0 1F0 1B0 0B0", [replace(NOTHING, saved=10), replace(NOTHING, shared=3)]
+    one = from_text(text, place=((0, 0),), pipe_of=(0,))
+    assert during(one, keeps) == [10, 10, 10, 10]
+    anew = from_text(text.replace("0B0", "0R0 0B0"), place=((0, 0),), pipe_of=(0,))
+    assert during(anew, keeps) == [0, 3, 3, 10, 10]
+    apart = from_text("0F0 0B0\n1F0 1B0", place=((0, 1),), pipe_of=(0,))
+    assert during(apart, keeps, worker=1) == [3, 3]
+
+
+def test_what_comes_from_another_worker_past_a_neighbour_has_its_buffer() -> None:
+    """The turn of a wave: the last stage has one neighbour beside it, and the first stage elsewhere."""
+    schedule = from_text("0F0 0B0\n1F0 2F0 2B0 1B0", place=((0, 1, 1),), pipe_of=(0,))
+    assert during(schedule, [NOTHING, NOTHING, replace(NOTHING, near=1)], worker=1) == [0, 0, 0, 1]
+    far = replace(NOTHING, arriving=1)
+    assert during(schedule, [NOTHING, NOTHING, far], worker=1) == [2, 0, 0, 1]
+    assert during(schedule, [NOTHING, replace(NOTHING, returning=1, back=10), NOTHING], worker=1) == [0] * 4

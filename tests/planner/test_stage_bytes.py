@@ -64,11 +64,12 @@ def test_every_cut_has_the_bytes_of_the_definition(seed: int) -> None:
     made = with_walks(made, seed) if seed % 2 else made
     tables = price(made, key)
     for i, j, names in intervals(tables):
-        here = {name: int(table[i, j]) for name, table in vars(tables.moving).items()}
-        found = asdict(stage_bytes(made, names, key))
-        assert here == {name: found[name] for name in here}, names
-        assert found["saved"] == tables.saved[i, j] and found["kept"] == tables.entered[i, j]
-        assert stage_bytes(made, names, key, recompute=True).sent == tables.leaving[i, j]
+        for again in (False, True):
+            parts = tables.moving_parts(np.array(i), np.array(j), np.bool_(again))
+            found = asdict(stage_bytes(made, names, key, recompute=again))
+            assert {name: int(size) for name, size in parts.items()} | {"update": found["update"]} == found, (
+                names
+            )
         optimizer = replace(made.optimizer, largest_bytes_per_parameter=8.0, other_bytes_per_parameter=1.0)
         found_update = stage_bytes(replace(made, optimizer=optimizer), names, key).update
         assert found_update == 7 * tables.largest[i, j] + tables.elements[i, j]

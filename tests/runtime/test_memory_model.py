@@ -138,6 +138,33 @@ def test_gradients_of_weights_that_are_made_or_used_twice_wait_for_each_other(
     assert 0.85 <= max(ratios(plan)) <= 1.0
 
 
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("cut", [None, "early", "late"])
+def test_gradients_of_a_value_that_is_read_twice_are_there_beside_their_sum(
+    kept: bool, cut: str | None
+) -> None:
+    """In the stage that made it, in one that it is handed to, and where its readers are in two."""
+    layers = ["first", "early", "between", "late", "out", "loss"]
+    at = layers.index(cut) if cut else 0
+    fix: dict[str, object] = {"stages": [layers[:at], layers[at:]]} if cut else {}
+    family = "interleaved" if cut else "1f1b"
+    file, arguments = "tests/runtime/workloads/read_twice.py", {"kept": str(kept)}
+    found = ratios(solved(file, 128, 128, arguments, pipeline=1, schedule=family, **fix))
+    assert 0.7 <= max(found) <= 1.0
+    if cut != "late":
+        assert max(found) >= 0.99
+
+
+def test_parts_of_a_stage_hold_no_more_than_the_stage_does() -> None:
+    """What passes between them is handed over."""
+    arguments = {"size": "tiny"}
+    plan = solved("gpt2", 2, 8, arguments, pipeline=1, schedule="overlap", chunks=8)
+    whole = solved("gpt2", 2, 8, arguments, pipeline=1, schedule="1f1b")
+    assert len(plan.stages) == 8 and 0.9 <= max(ratios(plan)) <= 1.0
+    (parts,), (one,) = plan.prediction.memory, whole.prediction.memory
+    assert parts.activations + parts.buffers <= 1.1 * (one.activations + one.buffers)
+
+
 def test_the_squares_of_gradients_take_no_more_than_was_predicted() -> None:
     """Of a stage that does little else."""
     plan = solved("bert", 2, 6, {"size": "tiny", "seq": "16"}, pipeline=3, schedule="zb-h1")
