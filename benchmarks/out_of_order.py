@@ -319,9 +319,9 @@ def equality_table(combinations: list[Combination]) -> Table:
 
 
 def run(quick: bool) -> Result:
-    pipelines = [Pipeline(8, 4, 4, 20.0)] if quick else [Pipeline(8, 4, 4, 40.0), Pipeline(24, 8, 8, 20.0)]
+    pipelines = [Pipeline(8, 4, 4, 12.0)] if quick else [Pipeline(8, 4, 4, 40.0), Pipeline(24, 8, 8, 20.0)]
     ratios = (0.71,) if quick else (0.36, 0.71, 0.85, 1.07)
-    layers, rounds, steps = (8, 3, 6) if quick else (16, 5, 7)
+    layers, rounds, steps, layer_ms = (8, 3, 6, 6.0) if quick else (16, 5, 7, 10.0)
     combinations = every(0)[:: 27 if quick else 1]
     return Result(
         name="out_of_order",
@@ -329,7 +329,7 @@ def run(quick: bool) -> Result:
         "simulated within 5 %. Losses and weights to the bit.",
         tables=[
             *(pipeline_table(case, rounds) for case in pipelines),
-            *(replicas_table(Replicas(4, layers, 10.0, ratio), rounds, steps) for ratio in ratios),
+            *(replicas_table(Replicas(4, layers, layer_ms, ratio), rounds, steps) for ratio in ratios),
             equality_table(combinations),
         ],
     )

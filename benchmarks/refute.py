@@ -33,11 +33,11 @@ from planner.workload import load
 from runtime.spatial.alone import Alone
 from runtime.split import Split
 
-STEPS = 6
+STEPS, QUICK_STEPS = 6, 4
 # Plans by seed, those that promise most, the fastest once more: a few minutes a model.
 SAMPLED, LIKELY, AGAIN = 20, 6, 5
 LARGEST_ERROR = 0.2  # with more the claims say nothing: a busy machine decides nothing, it does not confirm
-SAMPLE_S = 0.16  # that one sample computes for, over the whole model
+SAMPLE_S, QUICK_SAMPLE_S = 0.16, 0.1  # that one sample computes for, over the whole model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class Claim:
         return 2 * self.error / (1 - self.error) if self.error < 1 else math.inf
 
 
-def costs_of(subject: Subject) -> Profile:
+def costs_of(subject: Subject, sample_s: float) -> Profile:
     found = measure.profile(
         load(subject.workload, subject.arguments),
         "cpu",
@@ -89,7 +89,7 @@ def costs_of(subject: Subject) -> Profile:
     )
     keys = [key for key in found.settings if key.micro == 1]
     rows = [found.cost(layer.name, keys[0]) for layer in found.graph.layers]
-    return slowed(found, SAMPLE_S / sum(row.forward.median + row.backward.median for row in rows))
+    return slowed(found, sample_s / sum(row.forward.median + row.backward.median for row in rows))
 
 
 def wrong(costs: Profile) -> Profile:
@@ -127,10 +127,10 @@ def closed_form(every: Sequence[Candidate], error: float) -> Claim:
     return Claim(plan=chosen.plan, bound_ns=formula(chosen.plan), error=error)
 
 
-def measured(every: Sequence[Candidate], ranks: Pool, seed: int) -> None:
+def measured(every: Sequence[Candidate], ranks: Pool, seed: int, steps: int) -> None:
     for candidate in random.Random(seed).sample(list(every), len(every)):
         try:
-            candidate.runs.append(ranks.run(nominal_plan(candidate.plan), steps=STEPS, content="sleep"))
+            candidate.runs.append(ranks.run(nominal_plan(candidate.plan), steps=steps, content="sleep"))
         except PlanFailed as error:
             tell(f"{candidate.name} is left out: {error}")
 
@@ -170,11 +170,11 @@ def tell(text: str) -> None:
 def experiment(
     subject: Subject, ranks: Pool, quick: bool
 ) -> tuple[list[tuple[Cell, ...]], list[tuple[Cell, ...]]]:
-    costs = costs_of(subject)
+    costs, steps = costs_of(subject, QUICK_SAMPLE_S if quick else SAMPLE_S), QUICK_STEPS if quick else STEPS
     plain = space(costs, subject, None)
     tuning, _ = sampled(plain, 3 if quick else 8, seed=2)
     for number in range(2):
-        measured(tuning, ranks, number)
+        measured(tuning, ranks, number, steps)
     fitted = fit([min(candidate.runs, key=lambda run: run.step_ns) for candidate in tuning if candidate.runs])
     asked = space(costs, subject, fitted)
     claim = claimed(asked, fitted.step_spread)
@@ -192,7 +192,8 @@ def experiment(
     others, total = sampled(asked, 3 if quick else SAMPLED, seed=1)
     every = [chosen, true, *others, *likeliest(asked, 2 if quick else LIKELY), *rules(asked)]
     for number in range(2):
-        measured(every if number == 0 else _contenders(every, 3 if quick else AGAIN), ranks, number)
+        again = every if number == 0 else _contenders(every, 3 if quick else AGAIN)
+        measured(again, ranks, number, steps)
         every = [candidate for candidate in every if candidate.runs]
     assert chosen in every and true in every, "the chosen plan did not run"
     formula = closed_form(every, claim.error)
