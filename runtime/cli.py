@@ -88,18 +88,19 @@ class Options:
     @property
     def words(self) -> dict[str, str | None]:
         """Of SLURM, as it has them."""
-        named = ("partition", "account", "qos", "constraint", "job_name", "dependency")
-        return {name: getattr(self, name) for name in named}
+        return self.named("partition", "account", "qos", "constraint", "job_name", "dependency")
 
     @property
     def of_slurm(self) -> dict[str, object]:
         """All that only a job has."""
-        named = ("time", "sbatch", "site", "elastic", "dry_run", "check")
-        return {**self.words, **{name: getattr(self, name) for name in named}}
+        return self.words | self.named("time", "sbatch", "site", "elastic", "dry_run", "check")
 
     @property
     def planning(self) -> dict[str, object]:
-        return {"profile": self.profile, "cluster": self.cluster, "fix": self.fix}
+        return self.named("profile", "cluster", "fix")
+
+    def named(self, *names: str) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names}
 
 
 def register(app: typer.Typer) -> None:
@@ -145,9 +146,7 @@ def _settings(given: Options, plan: Plan, folder: Path, backend: Backend) -> dic
     save_every = given.save_every
     if given.failures is not None:
         save_every = _save_every(plan, folder, given.failures, save_every, given.out)
-    settings: dict[str, Any] = {
-        name: getattr(given, name) for name in ("seed", "device", "rendezvous", "clip_norm", "clip_by")
-    }
+    settings = given.named("seed", "device", "rendezvous", "clip_norm", "clip_by")
     settings |= {"save_every": save_every, "weights": str(given.weights.resolve()) if given.weights else ""}
     if given.script:
         script, *arguments = given.script

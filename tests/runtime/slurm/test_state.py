@@ -9,11 +9,18 @@ import pytest
 from runtime.slurm import clients, state
 from runtime.slurm.clients import Said
 
+KILLED = "its supervisor was killed by SIGKILL"
 
-def told(monkeypatch: pytest.MonkeyPatch, **said: str) -> None:
-    """By program; others know of nothing."""
+
+def told(monkeypatch: pytest.MonkeyPatch, **said: str) -> state.JobState:
+    """What follows of a job from what programs say of it; others know of nothing."""
     known = {name: Said(0, text, "") for name, text in said.items()}
     monkeypatch.setattr(clients, "call", lambda *command, **_: known.get(command[0], Said(1, "", "no")))
+    return state.of(7)
+
+
+def pending(monkeypatch: pytest.MonkeyPatch, reason: str) -> state.JobState:
+    return told(monkeypatch, squeue=row("PENDING", reason, ""))
 
 
 def row(*words: str) -> str:
@@ -34,8 +41,7 @@ def row(*words: str) -> str:
     ],
 )
 def test_a_job_that_can_never_start_is_said_to(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    told(monkeypatch, squeue=row("PENDING", reason, ""))
-    found = state.of(7)
+    found = pending(monkeypatch, reason)
     assert (found.state, found.reason, found.stuck) == ("queued", f"{reason}: it will never start", True)
 
 
@@ -56,32 +62,29 @@ def test_a_job_that_can_never_start_is_said_to(reason: str, monkeypatch: pytest.
     ],
 )
 def test_a_job_that_may_start_yet_is_waited_for(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    told(monkeypatch, squeue=row("PENDING", reason, ""))
-    found = state.of(7)
+    found = pending(monkeypatch, reason)
     assert found.state == "queued" and found.reason.startswith(reason) and not found.stuck
 
 
 def test_a_job_that_is_held_says_who_can_end_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    told(monkeypatch, squeue=row("PENDING", "JobHeldAdmin", ""))
-    assert state.of(7).reason == "JobHeldAdmin: until an administrator releases it"
+    assert pending(monkeypatch, "JobHeldAdmin").reason == "JobHeldAdmin: until an administrator releases it"
 
 
 def test_an_array_of_which_one_task_runs_is_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    told(monkeypatch, squeue=row("RUNNING", "None", "n1") + row("PENDING", "JobArrayTaskLimit", ""))
-    assert state.of(7).state == "running"
+    rows = row("RUNNING", "None", "n1") + row("PENDING", "JobArrayTaskLimit", "")
+    assert told(monkeypatch, squeue=rows).state == "running"
 
 
 def test_a_supervisor_that_was_killed_is_no_failed_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     line = "JobId=7 JobState=FAILED Reason=JobLaunchFailure ExitCode=0:9 NodeList=n[1-2]"
-    told(monkeypatch, scontrol=line)
-    assert state.of(7) == state.JobState("failed", "its supervisor was killed by SIGKILL", "n[1-2]")
+    assert told(monkeypatch, scontrol=line) == state.JobState("failed", KILLED, "n[1-2]")
 
 
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
         ("COMPLETED|0:0|n1\n", state.JobState("done", "", "n1")),
-        ("FAILED|0:9|n1\n", state.JobState("failed", "its supervisor was killed by SIGKILL", "n1")),
+        ("FAILED|0:9|n1\n", state.JobState("failed", KILLED, "n1")),
         ("FAILED|5:0|n[1-2]\n", state.JobState("failed", "", "n[1-2]")),
         ("CANCELLED by 0|0:0|None assigned\n", state.JobState("cancelled")),
         ("TIMEOUT|0:0|n1\n", state.JobState("out of time", "", "n1")),
@@ -90,8 +93,7 @@ def test_a_supervisor_that_was_killed_is_no_failed_launch(monkeypatch: pytest.Mo
 def test_accounting_knows_how_a_job_ended_that_the_controller_has_forgotten(
     row: str, expected: state.JobState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told(monkeypatch, sacct=row)
-    assert state.of(7) == expected
+    assert told(monkeypatch, sacct=row) == expected
 
 
 def test_a_cluster_that_does_not_answer_is_not_one_that_has_forgotten(
