@@ -12,7 +12,17 @@ from torch._ops import OpOverload
 
 from planner.capture_layers import FREE
 from planner.capture_slice import Layout
-from planner.halo.segment import GETITEM, INPUT, STATE, TARGET, Given, Operation, Ref
+from planner.halo.operation import (
+    GETITEM,
+    INPUT,
+    NONE,
+    OTHERWISE,
+    STATE,
+    TARGET,
+    Given,
+    Operation,
+    Ref,
+)
 
 
 def operations_of(layout: Layout) -> tuple[Operation, ...]:
@@ -27,7 +37,7 @@ def operations_of(layout: Layout) -> tuple[Operation, ...]:
             names[node] = f"state:{sources[node].name}" if state else sources[node].name
             shapes = _shapes(values[node]) or ((),)
             given = STATE if state else INPUT if kind == "input" else TARGET
-            found.append(Operation(names[node], "", given, {}, shapes))
+            found.append(Operation(names[node], "", given, {}, shapes, samples_of(layout, node)))
             continue
         names[node] = layout.crossing.get(node, f"%{node.name}")
         index = layout.grouping.layer_of.get(node, FREE)
@@ -36,8 +46,26 @@ def operations_of(layout: Layout) -> tuple[Operation, ...]:
         if operation is not None and not layout.is_size(node):
             renamed = {x.name: names[x] for x in node.all_input_nodes}
             arguments = {name: _renamed(value, renamed) for name, value in operation.arguments.items()}
-            found.append(replace(operation, name=names[node], arguments=arguments))
+            samples = samples_of(layout, node)
+            found.append(replace(operation, name=names[node], arguments=arguments, samples=samples))
     return tuple(found)
+
+
+def samples_of(layout: Layout, node: fx.Node) -> tuple[int, ...]:
+    """Of each tensor that a node makes, the dimension that is a multiple of the batch; nothing where that is not known,
+    as the model was captured for one batch."""
+    low, high = layout.probes
+    if low.n == high.n:
+        return ()
+    few, many = (_shapes(probe.value[node]) or ((),) for probe in layout.probes)
+    return tuple(_growing(a, b, low.n, high.n) for a, b in zip(few, many, strict=True))
+
+
+def _growing(few: tuple[int, ...], many: tuple[int, ...], low: int, high: int) -> int:
+    dims = [dim for dim, (a, b) in enumerate(zip(few, many, strict=True)) if a != b]
+    if not dims:
+        return NONE
+    return dims[0] if len(dims) == 1 and few[dims[0]] * high == many[dims[0]] * low else OTHERWISE
 
 
 def _renamed(value: Given, names: Mapping[str, str]) -> Given:

@@ -68,9 +68,12 @@ class ScheduleChoice(Part):
 
 
 class Regrid(Part):
-    before: Text = Field(description="layer from which on samples lie on another grid")
+    before: Text = Field(description="layer from which on samples lie otherwise")
     spatial: tuple[Count, ...] = Field(
-        description="that grid; with fewer parts than ranks, some compute one alike"
+        (), description="another grid; with fewer parts than ranks, some compute one alike"
+    )
+    samples: Flag = Field(
+        False, description="in the place of a grid: each rank has whole samples, its share of the micro-batch"
     )
 
 
@@ -214,7 +217,13 @@ class Coordinates(NamedTuple):
 
 def grids_of(stage: StagePlan) -> tuple[tuple[int, ...], ...]:
     """Those that samples lie on in a stage, one after the other; none where they are whole throughout."""
-    return (*([stage.spatial] if stage.spatial else []), *(turn.spatial for turn in stage.regrid))
+    turned = (turn.spatial for turn in stage.regrid if not turn.samples)
+    return (*([stage.spatial] if stage.spatial else []), *turned)
+
+
+def shared_from(stage: StagePlan) -> str:
+    """The layer from which on ranks share the samples of a stage; empty where they do not."""
+    return next((turn.before for turn in stage.regrid if turn.samples), "")
 
 
 def world_size(axes: Axes) -> int:

@@ -29,6 +29,8 @@ def dump(plan: Plan) -> str:
         for key in ("recompute_before", "gather_before", "regrid"):
             if not stage[key]:
                 del stage[key]
+        for turn in stage.get("regrid", ()):
+            del turn["spatial" if turn["samples"] else "samples"]
     data["places"] = [" ".join(map(str, row.values())) for row in data["places"]]
     for part, key in (("model", "arguments"), ("schedule", "settings"), ("provenance", "versions")):
         data[part][key] = dict(sorted(data[part][key].items()))

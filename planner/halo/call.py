@@ -24,6 +24,7 @@ class Call:
     arguments: Mapping[str, Argument]
     outputs: tuple[tuple[int, ...], ...]  # global shapes
     where: str = ""  # the layer, for errors
+    parts: str = "parts of a sample"  # that its tensors are, for errors
 
     def get(self, name: str, default: Argument = None) -> Argument:
         value = self.arguments.get(name)
@@ -70,7 +71,7 @@ class Call:
                 yield from ((f"{name}.{i}", x) for i, x in enumerate(value) if isinstance(x, Layout))
 
     def refuse(self, why: str, allowed: str = "a gather before it") -> BadInput:
-        return NoRule(f"{self.operation} on parts of a sample: {why}", where=self.where, allowed=allowed)
+        return NoRule(f"{self.operation} on {self.parts}: {why}", where=self.where, allowed=allowed)
 
     def too_few(self, rows: int, ranks: int) -> BadInput:
         why = f"{self.operation} leaves {rows} rows for {ranks} ranks"

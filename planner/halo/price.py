@@ -16,8 +16,9 @@ from typing import Final
 from planner.errors import BadInput
 from planner.halo.fetch import Fetch
 from planner.halo.layout import Layout, check_grid, coordinates, middle_of
+from planner.halo.operation import INPUT, Ref
 from planner.halo.resplit import Grid, Resplit
-from planner.halo.segment import INPUT, Placed, Ref, Segment, cut_model
+from planner.halo.segment import Placed, Segment, cut_model
 from planner.halo.text import from_text
 from planner.model import ModelGraph
 
@@ -74,6 +75,7 @@ class Price:
     values: Mapping[str, float]  # share of each Value that the rank with the largest part holds
     gathered: Mapping[str, str]  # layers that gather a tensor first -> the operation that needs it
     samples: int  # of the batch that bytes are for
+    shared: frozenset[str] = frozenset()  # layers computed on whole samples, of which each rank has its own
 
 
 def price(
@@ -81,9 +83,10 @@ def price(
     grid: Sequence[int],
     gather_before: Collection[str] = (),
     turns: Mapping[str, Grid] | None = None,
+    shares: str = "",
 ) -> Price:
     """NoRule where an operation within the segment cannot be done on shards; BadInput if the grid does not fit.
-    `turns` are the grids from other layers on."""
+    `turns` are the grids from other layers on, `shares` is the layer from which on each rank has samples of its own."""
     operations = tuple(map(from_text, graph.operations))
     given = [x for x in operations if x.operation == INPUT]
     if not given:
@@ -91,12 +94,13 @@ def price(
     for operation in given:
         if len(operation.outputs[0]) > 2:
             check_grid(operation.outputs[0], grid, f"'{operation.name}'")
-    segment = cut_model(operations, grid, gather_before, turns)
+    segment = cut_model(operations, grid, gather_before, turns, shares)
     return Price(
         layers=_layers(segment),
         values={value.name: _held(segment, value.name) for value in graph.values},
         gathered=ends(segment),
-        samples=given[0].outputs[0][0],
+        samples=given[0].outputs[0][0] * (prod(grid) if shares else 1),
+        shared=frozenset(x.operation.layer for x in segment.placed if x.shared),
     )
 
 
@@ -160,9 +164,11 @@ def resplit_elements(segment: Segment) -> dict[str, int]:
     """By layer: of the new parts, each made once for all readers on one grid."""
     found: dict[str, int] = defaultdict(int)
     seen: set[tuple[str, Resplit]] = set()
+    made = {placed.operation.name for placed in segment.placed}
     for placed in segment.placed:
         for name, move in placed.resplits.items():
-            if (name, move) not in seen:
+            seen_whole = move.source.whole and name not in made  # a part of what was given is looked at where it is
+            if (name, move) not in seen and not seen_whole:
                 seen.add((name, move))
                 found[placed.operation.layer] += move.made_elements()
     return dict(found)

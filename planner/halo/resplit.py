@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
 from planner.halo.call import NoRule
-from planner.halo.layout import Layout, coordinates, entry, whole
+from planner.halo.layout import Cut, Layout, coordinates, entry, even, whole
+from planner.halo.operation import NONE
 
 Grid = tuple[int, ...]
 SPACE = 2  # dimensions in front of those of space: samples and channels
@@ -36,10 +38,19 @@ class Resplit:
     before: Grid  # of all ranks, see `mesh_of`
     target: Layout
     after: Grid
+    samples: int = NONE  # the dimension of samples, where those are shared before or after
 
     @property
     def back(self) -> Resplit:
-        return Resplit(self.target, self.after, self.source, self.before)
+        return Resplit(self.target, self.after, self.source, self.before, self.samples)
+
+    @property
+    def shared(self) -> bool:
+        return self.samples != NONE
+
+    def of(self, rows: int) -> Resplit:
+        """The same of as many rows of samples as there are here; what was planned with is an example."""
+        return self if rows == self.source.shape[self.samples] else _of(self, rows)
 
     @property
     def dims(self) -> tuple[int, ...]:
@@ -78,6 +89,24 @@ class Resplit:
         return max(
             prod(self.target.local_shape(coordinates(rank, self.after))) for rank in range(prod(self.after))
         )
+
+
+@lru_cache(maxsize=4096)
+def _of(plan: Resplit, rows: int) -> Resplit:
+    return Resplit(
+        _sized(plan.source, plan.samples, rows),
+        plan.before,
+        _sized(plan.target, plan.samples, rows),
+        plan.after,
+        plan.samples,
+    )
+
+
+def _sized(layout: Layout, dim: int, size: int) -> Layout:
+    shape, cuts, cut = list(layout.shape), list(layout.cuts), layout.cuts[dim]
+    shape[dim] = size
+    cuts[dim] = None if cut is None else Cut(cut.axis, even(size, len(cut.points) - 1))
+    return Layout(tuple(shape), tuple(cuts))
 
 
 def resplit(source: Layout, before: Grid, grid: Grid, ranks: int, where: str) -> Resplit:

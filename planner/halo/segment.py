@@ -4,7 +4,8 @@ An operation whose tensors are all whole is computed alike by every rank. One th
 is computed alike on gathered tensors, but only where that ends the segment: when too few rows are left for the
 ranks, or when nothing behind it slides over space. In the middle of a segment it is an error that names it.
 
-The grid may change on the way: from a layer on, what lies on another grid is re-split before it is read.
+The grid may change on the way: from a layer on, what lies on another grid is re-split before it is read. And from a
+layer on ranks may share the samples instead, each with whole ones of its own; see `planner.halo.shares`.
 """
 
 from __future__ import annotations
@@ -14,38 +15,15 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Final
 
-from planner.halo import reductions, resample, rule, windows
+from planner.halo import reductions, resample, rule, shares, windows
 from planner.halo.call import Argument, Call, NoRule, Step, TooFew
 from planner.halo.fetch import Fetch, gather
 from planner.halo.layout import Layout, along, entry, whole
+from planner.halo.operation import GETITEM, INPUT, OTHERWISE, STATE, TARGET, Given, Operation, Ref
 from planner.halo.pointwise import AFTER, IN_PLACE
 from planner.halo.resplit import Grid, Resplit, mesh_of, resplit
 
-GETITEM: Final = "getitem"
-INPUT, TARGET, STATE = "given.input", "given.target", "given.state"  # what a model is given, in its list
 SLIDING: Final = frozenset((*windows.RULES, *resample.RULES, *reductions.SPATIAL_NORMS))
-
-
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """A tensor by the name of the operation that made it, or of what the segment was given."""
-
-    name: str
-
-
-Given = None | bool | int | float | str | Ref | tuple["Given", ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    name: str
-    layer: str
-    operation: str  # "aten.conv3d", or GETITEM with arguments "self" and "index"
-    arguments: Mapping[str, Given]  # by the names of the schema
-    outputs: tuple[tuple[int, ...], ...]  # global shapes; one entry for a single tensor
-
-    def reads(self) -> list[str]:
-        return [ref.name for value in self.arguments.values() for ref in _refs(value)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +36,7 @@ class Placed:
     gathers: Mapping[str, tuple[Fetch, ...]] = field(default_factory=dict)  # by name of the tensor
     resplits: Mapping[str, Resplit] = field(default_factory=dict)  # the same
     grid: Grid = ()  # of all ranks, on which it is computed
+    shared: bool = False  # on whole samples, of which each rank has its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +54,8 @@ class Grids:
     first: Grid
     turns: Mapping[str, Grid] = field(default_factory=dict)
     lying: Mapping[str, Grid] = field(default_factory=dict)  # by name, of all ranks; others lie on the first
+    shares: str = ""  # the layer from which on each rank has whole samples of its own, if any
+    samples: Mapping[str, int] = field(default_factory=dict)  # by name, where tensors that are given have theirs
 
     @property
     def mesh(self) -> Grid:
@@ -92,30 +73,40 @@ def propagate(
 ) -> Segment:
     """Layouts from those of the tensors given (whole if missing); NoRule names what cannot be done on shards.
 
-    Layers in `gather_before` and everything after them read gathered tensors.
+    Layers in `gather_before` and everything after them read gathered tensors. Where samples are shared, the batch is
+    a multiple of the ranks: see `wider`.
     """
     layouts: dict[str, tuple[Layout, ...]] = {name: (layout,) for name, layout in given.items()}
     lying = {name: grids.lying.get(name, grids.mesh) for name in given}
     now = grids.first
-    slid = _slid_behind(operations)
+    slid = _slid_behind(operations, grids.shares)
     made = {operation.name: operation for operation in operations}
+    samples: dict[str, int | None] = dict(grids.samples)
+    inside: set[str] = set()  # tensors made where samples are shared
     placed = []
-    ended = False
+    ended = sharing = False
     for operation in operations:
         ended = ended or operation.layer in gather_before
+        sharing = sharing or (bool(grids.shares) and operation.layer == grids.shares)
         now = grids.turns.get(operation.layer, now)
-        mesh = mesh_of(now, grids.ranks)
+        mesh = (grids.ranks,) if sharing else mesh_of(now, grids.ranks)
         reads = {name: layouts[name][0] for name in operation.reads() if name in layouts}
         if not all(layout.whole for layout in reads.values()):
             _check_write(operation, made)
-        moves = {
-            name: resplit(layout, lying[name], () if ended else now, grids.ranks, operation.layer)
-            for name, layout in reads.items()
-            if lying[name] != mesh and not layout.whole and operation.operation != GETITEM
-        }
+        if sharing:
+            moves = _shared(operation, reads, lying, samples, inside, grids.ranks)
+            inside |= {operation.name} if operation.operation != GETITEM or inside.issuperset(reads) else set()
+        else:
+            moves = {
+                name: resplit(layout, lying[name], () if ended else now, grids.ranks, operation.layer)
+                for name, layout in reads.items()
+                if lying[name] != mesh and not layout.whole and operation.operation != GETITEM
+            }
         reads |= {name: move.target for name, move in moves.items()}
-        done = _place(operation, reads, moves, ended, may_end=not slid[operation.name])
-        placed.append(replace(done, resplits=moves, grid=mesh))
+        may_end = not slid[operation.name]
+        done = _on_samples(operation, reads, moves) if sharing else _place(operation, reads, moves, ended, may_end)
+        placed.append(replace(done, resplits=moves, grid=mesh, shared=sharing))
+        samples[operation.name] = operation.samples[0] if operation.samples else None
         layouts[operation.name] = _outputs(operation, done, layouts)
         lying[operation.name] = _lying(operation, lying, mesh)
     return Segment(tuple(placed), layouts, lying)
@@ -127,14 +118,31 @@ def _lying(operation: Operation, lying: Mapping[str, Grid], mesh: Grid) -> Grid:
     return lying[source.name] if operation.operation == GETITEM and isinstance(source, Ref) else mesh
 
 
+def wider(operation: Operation, times: int) -> Operation:
+    """For a batch of so many times as many samples; NoRule where it is not known what that makes."""
+    if not operation.samples or OTHERWISE in operation.samples:
+        why = f"it is not known how '{operation.name}', made by {operation.operation}, grows with the batch"
+        raise NoRule(f"samples are shared: {why}", where=operation.layer, allowed=shares.ALLOWED)
+    pairs = zip(operation.outputs, operation.samples, strict=True)
+    return replace(operation, outputs=tuple(grown(shape, dim, times) for shape, dim in pairs))
+
+
+def grown(shape: Sequence[int], dim: int, times: int) -> tuple[int, ...]:
+    return tuple(n * times if i == dim else n for i, n in enumerate(shape))
+
+
 def cut_model(
     operations: Sequence[Operation],
     grid: Sequence[int],
     gather_before: Collection[str] = (),
     turns: Mapping[str, Grid] | None = None,
+    shares: str = "",
 ) -> Segment:
     """A whole model over a grid: samples cut evenly behind the channels, parameters whole; `turns` are the grids from
-    other layers on."""
+    other layers on, and `shares` the layer from which on each rank has samples of its own."""
+    ranks = prod(grid)
+    if shares:
+        operations = [wider(x, ranks) for x in operations]
     given = {
         operation.name: entry(operation.outputs[0], grid)
         if operation.operation == INPUT
@@ -144,8 +152,10 @@ def cut_model(
     }
     targets = {x.name: x.outputs[0] for x in operations if x.operation == TARGET}
     inner = [x for x in operations if x.name not in given]
-    grids = Grids(prod(grid), tuple(grid), turns or {})
-    return with_targets(inner, given, {} if gather_before or turns else targets, gather_before, grids)[0]
+    samples = {x.name: x.samples[0] for x in operations if x.name in given and x.samples}
+    grids = Grids(ranks, tuple(grid), turns or {}, shares=shares, samples=samples)
+    plain = not (gather_before or turns or shares)
+    return with_targets(inner, given, targets if plain else {}, gather_before, grids)[0]
 
 
 def with_targets(
@@ -194,10 +204,11 @@ def _lost_write(operation: Operation) -> NoRule:
     )
 
 
-def _slid_behind(operations: Sequence[Operation]) -> dict[str, bool]:
-    """Whether anything that depends on an operation slides over space."""
+def _slid_behind(operations: Sequence[Operation], shares: str) -> dict[str, bool]:
+    """Whether anything that depends on an operation slides over space, where samples are not whole again."""
     slid = {operation.name: False for operation in operations}
-    for operation in reversed(operations):
+    ends = (i for i, operation in enumerate(operations) if shares and operation.layer == shares)
+    for operation in reversed(operations[: next(ends, None)]):
         if slid[operation.name] or operation.operation in SLIDING:
             for name in operation.reads():
                 if name in slid:
@@ -210,7 +221,6 @@ def _place(
     inputs: Mapping[str, Layout],
     moved: Collection[str],
     ended: bool,
-    *,
     may_end: bool,
 ) -> Placed:
     if moved and operation.operation in (*IN_PLACE, AFTER):  # into what would be a copy
@@ -229,6 +239,32 @@ def _place(
         raise _lost_write(operation)
     gathers = {name: gathered(layout) for name, layout in inputs.items() if not layout.whole}
     return Placed(operation, None, inputs, gathers)
+
+
+def _shared(
+    operation: Operation,
+    reads: Mapping[str, Layout],
+    lying: Mapping[str, Grid],
+    samples: Mapping[str, int | None],
+    inside: Collection[str],
+    ranks: int,
+) -> dict[str, Resplit]:
+    found = {}
+    for name, layout in reads.items() if operation.operation != GETITEM else ():
+        if layout.whole or name not in inside:
+            where = operation.operation, operation.layer
+            move = shares.moved(layout, samples.get(name), lying[name], ranks, *where)
+            found |= {name: move} if move is not None else {}
+    return found
+
+
+def _on_samples(operation: Operation, inputs: Mapping[str, Layout], moved: Collection[str]) -> Placed:
+    if moved and operation.operation in (*IN_PLACE, AFTER):
+        raise _lost_write(operation)
+    if operation.operation == GETITEM or all(layout.whole for layout in inputs.values()):
+        return Placed(operation, None, inputs)
+    call = replace(call_of(operation, inputs), parts=shares.SHARE)
+    return Placed(operation, shares.step(call, operation.samples), inputs)
 
 
 def gathered(layout: Layout) -> tuple[Fetch, ...]:
@@ -259,9 +295,3 @@ def _resolved(value: Given, inputs: Mapping[str, Layout]) -> Argument:
     if isinstance(value, tuple):
         return tuple(_resolved(x, inputs) for x in value)
     return value
-
-
-def _refs(value: Given) -> list[Ref]:
-    if isinstance(value, Ref):
-        return [value]
-    return [ref for x in value for ref in _refs(x)] if isinstance(value, tuple) else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from planner.errors import BadInput
-from planner.halo.segment import Given, Operation, Ref
+from planner.halo.operation import Given, Operation, Ref
 
 TENSOR = "tensor"  # key of a reference
 
@@ -18,6 +18,8 @@ def to_text(operation: Operation) -> str:
         "arguments": {name: _plain(value) for name, value in operation.arguments.items()},
         "outputs": operation.outputs,
     }
+    if operation.samples:
+        facts["samples"] = operation.samples
     return json.dumps(facts, separators=(",", ":"))
 
 
@@ -26,11 +28,12 @@ def from_text(text: str) -> Operation:
         facts = json.loads(text)
         arguments = {str(name): _given(value) for name, value in facts["arguments"].items()}
         shapes = tuple(tuple(int(n) for n in shape) for shape in facts["outputs"])
+        samples = tuple(int(n) for n in facts.get("samples", ()))
         names = (facts[key] for key in ("name", "layer", "operation"))
         name, layer, operation = map(str, names)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"not an operation: {text:.80}", where="operations") from error
-    return Operation(name, layer, operation, arguments, shapes)
+    return Operation(name, layer, operation, arguments, shapes, samples)
 
 
 def _plain(value: Given) -> object:

@@ -9,12 +9,13 @@ from math import prod
 import torch
 from torch import Tensor, fx
 
-from planner.capture_operations import operation_of
+from planner.capture_operations import operation_of, samples_of
 from planner.cut import StageModule
 from planner.halo import Layout, entry, whole
 from planner.halo.fetch import Fetch, take
 from planner.halo.resplit import Grid
-from planner.halo.segment import Grids, Operation, Placed, Ref, Segment, with_targets
+from planner.halo.operation import Operation, Ref
+from planner.halo.segment import Grids, Placed, Segment, grown, wider, with_targets
 from runtime.spatial.site import Use
 
 ATEN = torch.ops.aten
@@ -48,7 +49,7 @@ def operations_of(module: StageModule) -> list[Operation]:
         index = layout.grouping.layer_of.get(node, -1)
         operation = operation_of(node, values, names[index] if index >= 0 else "")
         if operation is not None:
-            found.append(operation)
+            found.append(replace(operation, samples=samples_of(layout, node)))
     return found
 
 
@@ -84,17 +85,24 @@ def analyse(
 ) -> Analysed:
     """`delivered`: how Values come; the others come whole, and if `entering` are cut. `grids` where there are others
     than `grid`; those that Values lie on go by their names."""
+    grids = grids or Grids(prod(grid), tuple(grid))
     layout, shapes, known = module._layout, value_shapes(module), delivered or {}
+    operations, samples = operations_of(module), _samples(module)
+    if grids.shares:
+        operations = [wider(x, grids.ranks) for x in operations]
+        dims = {layout.name(node): samples[node.name] for node in module._slice.reads}
+        shapes = {name: grown(shape, dims[name], grids.ranks) for name, shape in shapes.items()}
+        known = {name: Layout(shapes[name], x.cuts) for name, x in known.items()}
     inputs = {name: known.get(name, whole(shape)) for name, shape in shapes.items()}
     wanted = _wanted(module, inputs, grid) if entering else dict(inputs)
     wanted |= {name: known[name] for name in known if name in wanted}
     given = {node.name: wanted[layout.name(node)] for node in module._slice.reads}
     given |= {node.name: _whole(layout.probes[0].tensor(node)) for node in module._slice.states}
-    grids = grids or Grids(prod(grid), tuple(grid))
     lying = {node.name: grids.lying.get(layout.name(node), grids.mesh) for node in module._slice.reads}
-    targets = _targets(module, shapes) if entering and not gather_before and not grids.turns else {}
+    plain = entering and not (gather_before or grids.turns or grids.shares)
+    targets = _targets(module, shapes) if plain else {}
     segment, given_ = with_targets(
-        operations_of(module), given, targets, gather_before, replace(grids, lying=lying)
+        operations, given, targets, gather_before, replace(grids, lying=lying, samples=samples)
     )
     wanted = {layout.name(node): given_[node.name] for node in module._slice.reads}
     outputs = {name: segment.layouts[node.name][0] for node, name in module._made.items()}
@@ -121,7 +129,16 @@ def _wanted(module: StageModule, inputs: Mapping[str, Layout], grid: Sequence[in
     return wanted
 
 
-def samples_of(module: StageModule) -> list[str]:
+def _samples(module: StageModule) -> dict[str, int]:
+    """Where what it is given has its samples, by node, as far as that is known."""
+    found = {}
+    for node in (*module._slice.reads, *module._slice.states):
+        for dim in samples_of(module._layout, node):
+            found[node.name] = dim
+    return found
+
+
+def inputs_of(module: StageModule) -> list[str]:
     """Names of what the stage reads of a batch's inputs."""
     return [module._layout.name(node) for node in module._slice.reads if _kind(module, node) == "input"]
 

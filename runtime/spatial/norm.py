@@ -77,8 +77,8 @@ class _Normalise(torch.autograd.Function):
         wide, dys = _view(_wide(x), groups), _view(_wide(dy), groups)
         space = tuple(range(3, wide.dim()))
         centred = wide - mean
-        by_channel = dys.sum(space, keepdim=True)  # (sample, group, channel)
-        by_channel_x = (dys * centred).sum(space, keepdim=True) * inverse
+        by_channel = _over(dys, space)  # (sample, group, channel)
+        by_channel_x = _over(dys * centred, space) * inverse
         w = _affine(weight, groups, wide.dim())
         inner = tuple(dim for dim in groups.dims if dim < 3)
         sums = [
@@ -91,6 +91,11 @@ class _Normalise(torch.autograd.Function):
         dw = by_channel_x.sum(0).reshape(shape).to(weight.dtype) if weight is not None and shape else None
         db = by_channel.sum(0).reshape(-1).to(dy.dtype) if ctx.has[1] else None
         return dx.flatten(1, 2).to(x.dtype), dw, db, None, None
+
+
+def _over(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Of no dimensions torch would take the sum of all."""
+    return x.sum(dims, keepdim=True) if dims else x
 
 
 def _wide(x: Tensor) -> Tensor:

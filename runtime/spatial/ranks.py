@@ -10,7 +10,7 @@ import torch.distributed as dist
 from planner.cut import StageModule
 from planner.errors import BadPlan
 from planner.halo import coordinates
-from planner.plan import Plan
+from planner.plan import Plan, shared_from
 from runtime.data import Region, Rows
 from runtime.groups import World
 from runtime.places import Mesh as Places
@@ -61,6 +61,16 @@ class Sharing:
         return uncounted({stage: self.analysed[stage] for stage in stages}, self.place)
 
 
+def _shares(plan: Plan) -> str:
+    """The layer from which on ranks share the samples; only the stage that ends with the loss may."""
+    found = [shared_from(stage) for stage in plan.stages]
+    if any(found[:-1]):
+        raise BadPlan("samples are shared in a stage that hands on what it makes: only the last one may")
+    if found[-1] and plan.batch.micro % plan.axes.spatial:
+        raise BadPlan(f"{plan.axes.spatial} ranks cannot share {plan.batch.micro} samples evenly")
+    return found[-1]
+
+
 def sharing(plan: Plan, every: Sequence[StageModule], places: Places, world: World) -> Sharing | None:
     """Collective over all ranks: every group is made by everybody, in one order. None without a spatial axis."""
     if plan.axes.spatial == 1:
@@ -72,7 +82,8 @@ def sharing(plan: Plan, every: Sequence[StageModule], places: Places, world: Wor
         [stage.spatial for stage in plan.stages],
         plan.axes.spatial,
         [stage.gather_before for stage in plan.stages],
-        [{turn.before: turn.spatial for turn in stage.regrid} for stage in plan.stages],
+        [{x.before: x.spatial for x in stage.regrid if not x.samples} for stage in plan.stages],
+        _shares(plan),
     )
     here = places.by_rank[world.rank]
     mine: dist.ProcessGroup | None = None

@@ -24,6 +24,9 @@ class Moved:
     wire: Wire
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.plan.shared and self.plan.source.whole and not x.requires_grad:
+            share = x.shape[self.plan.samples] // self.wire.size
+            return x.narrow(self.plan.samples, self.wire.rank * share, share)
         result: Tensor = _Moved.apply(x, self.plan, self.wire)  # type: ignore[no-untyped-call]
         return result
 
@@ -36,8 +39,8 @@ class _Context(FunctionCtx):
 class _Moved(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _Context, x: Tensor, plan: Resplit, wire: Wire) -> Tensor:
-        ctx.plan, ctx.wire = plan, wire
-        return moved(x, plan, wire)
+        ctx.wire, ctx.plan = wire, plan.of(x.shape[plan.samples]) if plan.shared else plan
+        return moved(x, ctx.plan, wire)
 
     @staticmethod
     @once_differentiable

@@ -31,6 +31,7 @@ from runtime.spatial.exchange import enter, fetched, memory_format
 from runtime.spatial.mesh import Mesh
 from runtime.spatial.norm import OverReplicas
 from runtime.spatial.resplit import Moved
+from runtime.spatial.samples import kernel_of
 from runtime.spatial.shapes import plain
 from runtime.spatial.site import Site, Use
 from runtime.spatial.table import KERNELS
@@ -100,7 +101,8 @@ class _Writer:
 
     def _place(self, node: fx.Node, done: Placed, step: Step) -> None:
         target = node.target
-        kernel = KERNELS[done.operation.operation]
+        name = done.operation.operation
+        kernel = kernel_of(name, step) if done.shared else KERNELS[name]
         uses = self.analysed.uses.get(done.operation.name, {})
         if kernel is plain and not step.fetches and all(self._idle(use) for use in uses.values()):
             return

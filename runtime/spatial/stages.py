@@ -10,7 +10,7 @@ from planner.errors import BadPlan
 from planner.halo import Layout, check_grid
 from planner.halo.resplit import Grid
 from planner.halo.segment import Grids
-from runtime.spatial.analyse import samples_of
+from runtime.spatial.analyse import inputs_of
 from runtime.spatial.shard import Analysed, analyse, value_shapes
 
 
@@ -20,13 +20,17 @@ def analyse_stages(
     ranks: int,
     gathers: Sequence[str] = (),
     turns: Sequence[Mapping[str, Grid]] = (),
+    shares: str = "",
 ) -> list[Analysed]:
     """One a stage, in order. A stage without a grid gathers what comes cut, and every rank computes all of it.
 
     Values pass between ranks of the same place in their groups, as they lie: all stages have groups of `ranks`, and a
     stage on another grid re-splits what comes. What a stage with a grid has made whole stays whole. `gathers` names
-    the layer before which a stage gathers, or none; `turns` the grids from other layers of it on.
+    the layer before which a stage gathers, or none; `turns` the grids from other layers of it on. From the layer
+    `shares` of the last stage on ranks share the samples.
     """
+    if shares and shares not in modules[-1].layers:
+        raise BadPlan(f"samples are shared from '{shares}' on, which is not in the last stage")
     delivered: dict[str, Layout] = {}
     grid_of: dict[str, Grid] = {}
     found = []
@@ -41,7 +45,8 @@ def analyse_stages(
                 raise BadPlan(f"{where}: gathers or re-splits before '{name}', which is not in it")
         before = ([gather] if gather else []) if grid else module.layers
         lying = {name: grid_of[name] for name in known}
-        used = Grids(ranks, grid or (ranks,), turning, lying)
+        last = index == len(modules) - 1
+        used = Grids(ranks, grid or (ranks,), turning, lying, shares if last else "")
         analysed = analyse(module, used.first, known, before, used, entering=bool(grid))
         found.append(analysed)
         delivered |= {name: x for name, x in analysed.outputs.items() if grid or not x.whole}
@@ -53,7 +58,7 @@ def _check(module: StageModule, grid: Grid, ranks: int, where: str) -> None:
     if grid and ranks % prod(grid):
         raise BadPlan(f"{where}: {ranks} ranks cannot share {prod(grid)} parts of a sample evenly")
     shapes = value_shapes(module) if grid else {}
-    for name in samples_of(module) if grid else ():
+    for name in inputs_of(module) if grid else ():
         check_grid(shapes[name], grid, f"{where}, '{name}'")
 
 

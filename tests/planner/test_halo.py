@@ -25,7 +25,8 @@ from planner.halo import (
 )
 from planner.halo.fetch import gather, intervals, listed, recut, take
 from planner.halo.layout import even, scaled, whole
-from planner.halo.segment import Operation, Ref, cut_model, propagate
+from planner.halo.operation import Operation, Ref
+from planner.halo.segment import cut_model, propagate
 from planner.halo.text import from_text
 from planner.halo.windows import Window
 

@@ -12,7 +12,7 @@ from itertools import pairwise, product
 from math import ceil, prod
 
 from planner.cluster import Cluster, Slot, all_reduce_s, transfer_s
-from planner.halo.segment import Operation, Ref
+from planner.halo.operation import Operation, Ref
 from planner.halo.text import to_text
 from planner.model import Layer, ModelGraph, Parameter, Value
 from planner.profile import CostKey, LayerCost, OptimizerCost, Profile, Seconds

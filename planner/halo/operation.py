@@ -1,0 +1,40 @@
+"""One operation of a captured model as integers: what it reads, and the shapes of what it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+GETITEM: Final = "getitem"
+INPUT, TARGET, STATE = "given.input", "given.target", "given.state"  # what a model is given, in its list
+NONE, OTHERWISE = -1, -2  # no size depends on the batch; some do otherwise than one that is a multiple of it
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A tensor by the name of the operation that made it, or of what the segment was given."""
+
+    name: str
+
+
+Given = None | bool | int | float | str | Ref | tuple["Given", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    name: str
+    layer: str
+    operation: str  # "aten.conv3d", or GETITEM with arguments "self" and "index"
+    arguments: Mapping[str, Given]  # by the names of the schema
+    outputs: tuple[tuple[int, ...], ...]  # global shapes; one entry for a single tensor
+    samples: tuple[int, ...] = ()  # dimension along which each output has its samples; empty if not known
+
+    def reads(self) -> list[str]:
+        return [ref.name for value in self.arguments.values() for ref in _refs(value)]
+
+
+def _refs(value: Given) -> list[Ref]:
+    if isinstance(value, Ref):
+        return [value]
+    return [ref for x in value for ref in _refs(x)] if isinstance(value, tuple) else []
