@@ -9,7 +9,7 @@ from math import ceil, prod
 from planner.fitted import corrected
 from planner.memory import StageBytes, peaks
 from planner.model import ModelGraph
-from planner.plan import Plan, StagePlan, grids_of
+from planner.plan import Plan, StagePlan, grids_of, shared_from
 from planner.profile import CostKey, LayerCost, Profile
 from planner.schedule.action import Kind, Schedule
 from planner.simulate import schedule_of
@@ -33,11 +33,19 @@ def _before(stage: StagePlan) -> str:
 
 
 def _rows(plan: Plan, profile: Profile, stage: StagePlan, name: str) -> list[LayerCost]:
-    """What a layer may cost: on whole samples, and on shards where it can be cut at all."""
+    """What a layer may cost: on whole samples, on shards where it can be cut at all, and on a share of the samples."""
     whole = _key(plan)._replace(signature=profile.graph.layer[name].signature)
     found = [profile.costs[whole]]
+    if name in _sharing(stage):
+        found.append(profile.costs[whole._replace(micro=plan.batch.micro // plan.axes.spatial)])
     cut = (profile.costs.get(whole._replace(split=grid)) for grid in grids_of(stage))
     return [*found, *(row for row in cut if row is not None)]
+
+
+def _sharing(stage: StagePlan) -> tuple[str, ...]:
+    """Layers on shares of the samples."""
+    first = shared_from(stage)
+    return stage.layers[stage.layers.index(first) :] if first in stage.layers else ()
 
 
 def _profiled(plan: Plan, profile: Profile) -> Iterator[Violation]:
@@ -52,13 +60,15 @@ def _profiled(plan: Plan, profile: Profile) -> Iterator[Violation]:
             if key._replace(split=grid) not in profile.shards:
                 message = f"no layer was profiled on shards {list(grid)} at these settings; there is {known}"
                 yield Violation(rule="profile", where=f"stage {index}", message=message)
+        shared, share = _sharing(stage), plan.batch.micro // plan.axes.spatial
         for name in stage.layers:
-            row = key._replace(signature=profile.graph.layer[name].signature)
-            if row not in profile.costs:
-                why = profile.failures.get(row, f"not profiled; there is {known}")
-                setting = f"micro {key.micro}, {key.split}, {key.precision}, {key.execution}"
-                message = f"stage {index} at {setting}: {why}"
-                yield Violation(rule="profile", where=f"layer '{name}'", message=message)
+            for micro in (key.micro, share) if name in shared else (key.micro,):
+                row = key._replace(signature=profile.graph.layer[name].signature, micro=micro)
+                if row not in profile.costs:
+                    why = profile.failures.get(row, f"not profiled; there is {known}")
+                    setting = f"micro {micro}, {key.split}, {key.precision}, {key.execution}"
+                    message = f"stage {index} at {setting}: {why}"
+                    yield Violation(rule="profile", where=f"layer '{name}'", message=message)
 
 
 def _times(plan: Plan, profile: Profile) -> Iterator[Violation]:

@@ -25,6 +25,7 @@ from planner.model import ModelGraph
 ELEMENT_BYTES: Final = 4  # of what is captured; lower precisions send less
 # Operations that compute while halos travel.
 OVERLAPPED: Final = ("aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.avg_pool")
+DROPPING: Final = ("aten.dropout", "aten.feature_dropout")
 THIN: Final = 4  # shards of so many times their halos
 
 
@@ -65,6 +66,9 @@ class Cost:
     on_shards: bool  # some of it at least
     gathered_bytes: int  # of the tensors that are made whole in it
     resplit_bytes: int = 0  # of the largest new parts of tensors that are re-split in it
+    drawn_bytes: int = (
+        0  # while the masks of whole samples, or of all, are drawn that parts of them are dropped by
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +111,7 @@ def price(
 def _layers(segment: Segment) -> dict[str, Cost]:
     sent, cut, gathered = traffic(segment), cut_layers(segment), gathered_elements(segment)
     middle, moved = work_shares(segment, middle=True), resplit_elements(segment)
+    drawn = drawn_elements(segment)
     return {
         layer: Cost(
             share=share,
@@ -115,6 +120,7 @@ def _layers(segment: Segment) -> dict[str, Cost]:
             on_shards=layer in cut,
             gathered_bytes=gathered.get(layer, 0) * ELEMENT_BYTES,
             resplit_bytes=moved.get(layer, 0) * ELEMENT_BYTES,
+            drawn_bytes=drawn.get(layer, 0) * ELEMENT_BYTES,
         )
         for layer, share in work_shares(segment).items()
     }
@@ -167,10 +173,22 @@ def resplit_elements(segment: Segment) -> dict[str, int]:
     made = {placed.operation.name for placed in segment.placed}
     for placed in segment.placed:
         for name, move in placed.resplits.items():
-            seen_whole = move.source.whole and name not in made  # a part of what was given is looked at where it is
+            seen_whole = (
+                move.source.whole and name not in made
+            )  # a part of what was given is looked at where it is
             if (name, move) not in seen and not seen_whole:
                 seen.add((name, move))
                 found[placed.operation.layer] += move.made_elements()
+    return dict(found)
+
+
+def drawn_elements(segment: Segment) -> dict[str, int]:
+    """By layer: ones, what is drawn for them, and what is made of both, for the largest mask."""
+    found: dict[str, int] = defaultdict(int)
+    for placed in segment.placed:
+        if placed.step is not None and placed.operation.operation in DROPPING:
+            layer = placed.operation.layer
+            found[layer] = max(found[layer], 3 * prod(placed.operation.outputs[0]))
     return dict(found)
 
 

@@ -55,7 +55,9 @@ class Grids:
     turns: Mapping[str, Grid] = field(default_factory=dict)
     lying: Mapping[str, Grid] = field(default_factory=dict)  # by name, of all ranks; others lie on the first
     shares: str = ""  # the layer from which on each rank has whole samples of its own, if any
-    samples: Mapping[str, int] = field(default_factory=dict)  # by name, where tensors that are given have theirs
+    samples: Mapping[str, int] = field(
+        default_factory=dict
+    )  # by name, where tensors that are given have theirs
 
     @property
     def mesh(self) -> Grid:
@@ -95,7 +97,9 @@ def propagate(
             _check_write(operation, made)
         if sharing:
             moves = _shared(operation, reads, lying, samples, inside, grids.ranks)
-            inside |= {operation.name} if operation.operation != GETITEM or inside.issuperset(reads) else set()
+            inside |= (
+                {operation.name} if operation.operation != GETITEM or inside.issuperset(reads) else set()
+            )
         else:
             moves = {
                 name: resplit(layout, lying[name], () if ended else now, grids.ranks, operation.layer)
@@ -104,7 +108,11 @@ def propagate(
             }
         reads |= {name: move.target for name, move in moves.items()}
         may_end = not slid[operation.name]
-        done = _on_samples(operation, reads, moves) if sharing else _place(operation, reads, moves, ended, may_end)
+        done = (
+            _on_samples(operation, reads, moves)
+            if sharing
+            else _place(operation, reads, moves, ended, may_end)
+        )
         placed.append(replace(done, resplits=moves, grid=mesh, shared=sharing))
         samples[operation.name] = operation.samples[0] if operation.samples else None
         layouts[operation.name] = _outputs(operation, done, layouts)
@@ -249,7 +257,7 @@ def _shared(
     inside: Collection[str],
     ranks: int,
 ) -> dict[str, Resplit]:
-    found = {}
+    found: dict[str, Resplit] = {}
     for name, layout in reads.items() if operation.operation != GETITEM else ():
         if layout.whole or name not in inside:
             where = operation.operation, operation.layer

@@ -112,16 +112,19 @@ def reduction(call: Call) -> Step:
 def picked(call: Call) -> Step:
     """Along other dimensions than that of samples, or all of them."""
     for _, source in call.tensors():
-        if touched := _touched(call, len(source.shape)) & set(source.cut_dims):
-            everything = call.get("end") is None or call.integer("end") >= _LAST
-            if call.operation == "aten.slice" and not call.get("start") and everything and _one(call):
-                return _along(call, *touched, source.cuts[next(iter(touched))])
-            raise _refused(call, "it picks among samples")
+        for dim in _touched(call, len(source.shape)) & set(source.cut_dims):
+            if not _everything(call):
+                raise _refused(call, "it picks among samples")
+            return _along(call, dim, source.cuts[dim])
     return rows.RULES[call.operation](call)
 
 
-def _one(call: Call) -> bool:
-    return call.integer("step", 1) == 1
+def _everything(call: Call) -> bool:
+    """Whether a slice is one of all rows, however many there are."""
+    endless = call.get("end") is None or call.integer("end") >= _LAST
+    return (
+        call.operation == "aten.slice" and not call.get("start") and endless and call.integer("step", 1) == 1
+    )
 
 
 def _touched(call: Call, ndim: int) -> set[int]:
@@ -165,7 +168,11 @@ def attention(call: Call) -> Step:
     shared = isinstance(mask, Layout) and not mask.whole
     if any(x.cut_dims != (0,) or len(x.shape) < 4 for x in parts) or call.get("dropout_p", 0.0):
         raise _refused(call, "its samples do not come first, or it drops some weights")
-    if shared and isinstance(mask, Layout) and (mask.cut_dims != (0,) or len(mask.shape) != len(parts[0].shape)):
+    if (
+        shared
+        and isinstance(mask, Layout)
+        and (mask.cut_dims != (0,) or len(mask.shape) != len(parts[0].shape))
+    ):
         raise _refused(call, "its mask has its samples elsewhere")
     return _along(call, 0, parts[0].cuts[0])
 

@@ -11,7 +11,7 @@ TENSOR = "tensor"  # key of a reference
 
 
 def to_text(operation: Operation) -> str:
-    facts = {
+    facts: dict[str, object] = {
         "name": operation.name,
         "layer": operation.layer,
         "operation": operation.operation,

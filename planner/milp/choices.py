@@ -1,4 +1,5 @@
-"""How samples may be cut in space: a grid, perhaps another one from some layer on, and where samples are whole again.
+"""How samples may be cut in space: a grid, perhaps another one from some layer on, and where samples are whole again:
+gathered, or shared among the ranks.
 
 Grids are those that were profiled; where models are large only some layers are looked at.
 """
@@ -14,9 +15,9 @@ from typing import NamedTuple
 from planner.errors import BadInput
 from planner.halo.call import NoRule
 from planner.halo.price import Price, price
-from planner.milp.fixed import Pins
+from planner.milp.fixed import SAMPLES, Pins
 from planner.milp.shapes import Shape
-from planner.model import ModelGraph
+from planner.model import Layer, ModelGraph
 from planner.plan import Regrid
 from planner.profile import CostKey, Profile
 
@@ -33,6 +34,9 @@ class Choice(NamedTuple):
     whole_from: int = 0  # the layer before which shards are gathered; 0 is where their rules end
     then: Grid = ()  # another grid, of at most as many parts, from the layer `then_from` on
     then_from: int = 0
+    shared: bool = (
+        False  # from `whole_from` on each rank has its share of the micro-batch's samples, not all of them
+    )
 
     @property
     def ranks(self) -> int:
@@ -48,14 +52,16 @@ class Prices:
 
     graph: ModelGraph
     refused: dict[Grid, str] = field(default_factory=dict)  # why a grid's shards end early
+    unshared: dict[str, str] = field(default_factory=dict)  # why samples are not shared from a layer on
     _known: dict[Choice, Price] = field(default_factory=dict)
 
     def __call__(self, choice: Choice) -> Price:
         if choice not in self._known:
             layers = self.graph.layers
-            before = [layers[choice.whole_from].name] if choice.whole_from else []
+            whole = layers[choice.whole_from].name if choice.whole_from else ""
+            before, shares = ([], whole) if choice.shared else ([whole] if whole else [], "")
             turns = {layers[choice.then_from].name: choice.then} if choice.then else {}
-            self._known[choice] = price(self.graph, choice.grid, before, turns)
+            self._known[choice] = price(self.graph, choice.grid, before, turns, shares)
         return self._known[choice]
 
 
@@ -66,11 +72,28 @@ def choices(
     where only a few layers are looked at, those `named` are, too."""
     alike = (key for key in profile.shards if key._replace(split=()) == setting._replace(split=()))
     grids = [key.split for key in alike if prod(key.split) > 1]
-    found = [each for grid in grids for each in _of_grid(prices, grid, named)]
+    found = [each for grid in grids for each in _of_grid(prices, setting, grid, named)]
     for grid, then in permutations(grids, 2):
         if prod(grid) % prod(then) == 0:
-            found += _changing(prices, grid, then, named)
+            found += _changing(prices, setting, grid, then, named)
     return tuple(each for each in found if _possible(profile, setting, each, prices(each)))
+
+
+def _sharing(
+    prices: Prices, setting: CostKey, plain: Choice, few: int, named: Collection[str]
+) -> Iterator[Choice]:
+    """Samples shared before every layer behind the first on a grid, where each rank has as many and nothing mixes them
+    that has no rule; in large models before a few."""
+    if setting.micro % plain.ranks:
+        return
+    for at in _spread(prices, range(plain.then_from + 1, len(prices.graph.layers)), few, named):
+        choice = plain._replace(whole_from=at, shared=True)
+        try:
+            prices(choice)
+        except NoRule as refused:
+            prices.unshared[prices.graph.layers[at].name] = str(refused)
+        else:
+            yield choice
 
 
 def looked_at(layers: int) -> str:
@@ -78,28 +101,38 @@ def looked_at(layers: int) -> str:
     changes = f"one of at most {_FEW_PAIRS}" if layers > _PAIRS else "any"
     gathers = f"one of at most {_FEW}" if layers > EVERY else "any"
     return (
-        f"alike or otherwise from {changes} of the layers on, gathered as late as can be or before {gathers}"
+        f"alike or otherwise from {changes} of the layers on, gathered as late as can be or before {gathers}, "
+        f"or from one of as many on shared in the last stage, where what mixes samples has a rule"
     )
 
 
-def _of_grid(prices: Prices, grid: Grid, named: Collection[str]) -> Iterator[Choice]:
-    """Gathered as late as can be, and before every earlier layer on shards but the first; in large models a few."""
+def _of_grid(prices: Prices, setting: CostKey, grid: Grid, named: Collection[str]) -> Iterator[Choice]:
+    """Gathered as late as can be, and before every earlier layer on shards but the first; in large models a few. Or
+    shared."""
+    yield from _sharing(prices, setting, Choice(grid), _few(prices), named)
     last = _latest(prices, grid)
     if last is None:
         return
     cut = _on_shards(prices, last)[1:]
-    few = _FEW if len(prices.graph.layers) > EVERY else len(cut)
     yield last
-    yield from (Choice(grid, i) for i in _spread(prices, cut, few, named))
+    yield from (Choice(grid, i) for i in _spread(prices, cut, _few(prices), named))
 
 
-def _changing(prices: Prices, grid: Grid, then: Grid, named: Collection[str]) -> Iterator[Choice]:
+def _few(prices: Prices) -> int:
+    count = len(prices.graph.layers)
+    return _FEW if count > EVERY else count
+
+
+def _changing(
+    prices: Prices, setting: CostKey, grid: Grid, then: Grid, named: Collection[str]
+) -> Iterator[Choice]:
     """To the other grid before every layer on shards but the first, and gathered as late as can be or before any
     later one; in larger models before a few."""
     last = _latest(prices, grid)
     cut = _on_shards(prices, last)[1:] if last is not None else []
     few = _FEW_PAIRS if len(prices.graph.layers) > _PAIRS else len(prices.graph.layers)
     for at in _spread(prices, cut, few, named):
+        yield from _sharing(prices, setting, Choice(grid, 0, then, at), few, named)
         latest = _latest_after(prices, Choice(grid, 0, then, at))
         if latest is None:
             continue
@@ -152,13 +185,20 @@ def _possible(profile: Profile, setting: CostKey, choice: Choice, found: Price) 
     graph = profile.graph
     on_shards = {name for name, cost in found.layers.items() if cost.on_shards}
     rows = (
-        setting._replace(signature=layer.signature, split=choice.at(i))
+        row_of(choice, i, layer, found, setting)
         for i, layer in enumerate(graph.layers)
         if layer.name in on_shards
     )
     if not on_shards or any(row not in profile.costs for row in rows):
         return False
     return not any(0 < len(on_shards.intersection(p.users)) < len(set(p.users)) for p in graph.parameters)
+
+
+def row_of(choice: Choice, index: int, layer: Layer, found: Price, setting: CostKey) -> CostKey:
+    """Of the profile, for a layer on shards or on a share of the samples."""
+    if layer.name in found.shared:
+        return setting._replace(signature=layer.signature, split=(), micro=setting.micro // choice.ranks)
+    return setting._replace(signature=layer.signature, split=choice.at(index))
 
 
 def asked(found: Sequence[Choice], prices: Prices, pinned: Pins) -> tuple[Choice, ...]:
@@ -168,7 +208,7 @@ def asked(found: Sequence[Choice], prices: Prices, pinned: Pins) -> tuple[Choice
         for each in found
         if pinned.spatial in (None, each.ranks)
         and pinned.grid in (None, each.grid)
-        and pinned.gather in (None, _gather(prices.graph, each))
+        and (pinned.gather is None or (pinned.gather == _gather(prices.graph, each) and not each.shared))
         and _wanted(prices.graph, each, pinned)
     )
     if not kept and (pinned.spatial is not None or pinned.regrid):
@@ -177,6 +217,11 @@ def asked(found: Sequence[Choice], prices: Prices, pinned: Pins) -> tuple[Choice
             f"; on {shown(grid)}: {text}"
             for grid, text in prices.refused.items()
             if pinned.spatial in (None, prod(grid)) and pinned.grid in (None, grid)
+        )
+        why += "".join(
+            f"; samples shared from '{layer}' on: {text}"
+            for layer, text in prices.unshared.items()
+            if f"{layer}:{SAMPLES}" in (pinned.regrid or "").split(",")
         )
         gathered = f" with a gather at '{pinned.gather or 'end'}'" if pinned.gather is not None else ""
         gathered += f" with regrid {pinned.regrid}" if pinned.regrid else ""
@@ -198,7 +243,9 @@ def _wanted(graph: ModelGraph, choice: Choice, pinned: Pins) -> bool:
 
 
 def _regrid(graph: ModelGraph, choice: Choice) -> str:
-    return f"{graph.layers[choice.then_from].name}:{shown(choice.then)}" if choice.then else ""
+    turns = [f"{graph.layers[choice.then_from].name}:{shown(choice.then)}"] if choice.then else []
+    turns += [f"{graph.layers[choice.whole_from].name}:{SAMPLES}"] if choice.shared else []
+    return ",".join(turns)
 
 
 def _gather(graph: ModelGraph, choice: Choice) -> str:
@@ -210,7 +257,7 @@ def shown(grid: Grid) -> str:
 
 
 def choice_of(shape: Shape) -> Choice:
-    return Choice(shape.grid, shape.whole_from, shape.then, shape.then_from)
+    return Choice(shape.grid, shape.whole_from, shape.then, shape.then_from, shape.shared)
 
 
 def stage_of(
@@ -219,9 +266,11 @@ def stage_of(
     """Of a stage of layers [i, j): its grid, nothing where all of its samples are whole; the layer in it before which
     its shards are gathered, nothing where there is none; and where in it they are re-split."""
     first, end = span
-    if choice.whole_from and first >= choice.whole_from:
+    turn, whole = choice.then_from, choice.whole_from
+    if whole and first >= whole and not choice.shared:
         return (), "", ()
-    turn = choice.then_from
-    regrid = (Regrid(before=names[turn], spatial=choice.then),) if first < turn < end else ()
-    gather = names[choice.whole_from] if first < choice.whole_from < end else ""
-    return choice.at(first), gather, regrid
+    regrid = [Regrid(before=names[turn], spatial=choice.then, samples=False)] if first < turn < end else []
+    if choice.shared:
+        regrid += [Regrid(before=names[whole], spatial=(), samples=True)] if first <= whole < end else []
+        return choice.at(first), "", tuple(regrid)
+    return choice.at(first), names[whole] if first < whole < end else "", tuple(regrid)

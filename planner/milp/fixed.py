@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Final, Literal
 
 from planner.errors import BadInput
 from planner.schedule.families import FAMILIES
 
 Update = Literal["rolling", "barrier"]
+SAMPLES: Final = "samples"  # in the place of a grid: from the layer on ranks share whole samples
 
 PINS = (
     "data",
@@ -42,7 +43,7 @@ class Pins:
     grid: tuple[int, ...] | None = None
     gather: str | None = None  # the layer before which shards are gathered; "" is where their rules end
     regrid: str | None = (
-        None  # LAYER:GRID, from which layer on samples lie on which other grid; "" is nowhere
+        None  # LAYER:GRID, from which layer on samples lie on which other grid, or LAYER:samples; "" is nowhere
     )
     micro: int | None = None
     schedules: tuple[str, ...] = ()
@@ -115,11 +116,15 @@ def _regrid(fix: Mapping[str, object]) -> str | None:
     value = fix.get("regrid")
     if value is None or value == "none":
         return None if value is None else ""
-    layer, _, grid = str(value).rpartition(":")
-    if not layer or not all(part.isdecimal() and int(part) > 0 for part in grid.split("x")):
-        raise BadInput(
-            f"regrid is {value!r}", where="fix", allowed="none, or a layer and a grid such as conv3:2x2"
-        )
+    for turn in str(value).split(","):
+        layer, _, grid = turn.rpartition(":")
+        right = grid == SAMPLES or all(part.isdecimal() and int(part) > 0 for part in grid.split("x"))
+        if not layer or not right:
+            raise BadInput(
+                f"regrid is {value!r}",
+                where="fix",
+                allowed=f"none, or a layer and a grid such as conv3:2x2, or fc:{SAMPLES}",
+            )
     return str(value)
 
 

@@ -45,6 +45,7 @@ class Shape:
     whole_from: int = 0  # the layer before which shards are gathered; 0 is where their rules end
     then: tuple[int, ...] = ()  # parts of each sample from the layer `then_from` on; () is the same
     then_from: int = 0
+    shared: bool = False  # from `whole_from` on each rank has its share of the samples
     listed: str = ""  # the name of an order listed anew; empty is the family's own
     mirrored: bool = False  # the first stage on the last worker, as the machines are ordered
     sparing: bool = False  # stages recompute where they would not fit without; `recompute` is all of them
@@ -78,7 +79,8 @@ class Shape:
         extra += ["sharded optimizer"] if self.shard else []
         space = f" x spatial {'x'.join(map(str, self.grid))}" if self.grid else ""
         extra += [f"{'x'.join(map(str, self.then))} from layer {self.then_from} on"] if self.then else []
-        extra += [f"whole from layer {self.whole_from} on"] if self.whole_from else []
+        how = "shared" if self.shared else "whole"
+        extra += [f"{how} from layer {self.whole_from} on"] if self.whole_from else []
         extra += ["first stage on the last devices"] if self.mirrored else []
         extra += ["order listed anew"] if self.listed else []
         inner = f", {self.axes[-2]} innermost" if self.data > 1 and self.workers > 1 else ""
@@ -86,9 +88,10 @@ class Shape:
         return ", ".join([base, *extra]) + inner
 
 
-# Grid, the layer from which on samples are whole, another grid and the layer from which on samples lie on that.
-Split = tuple[tuple[int, ...], int, tuple[int, ...], int]
-WHOLE: Split = ((), 0, (), 0)
+# Grid, the layer from which on samples are whole, another grid and the layer from which on samples lie on that; whether
+# ranks share whole samples.
+Split = tuple[tuple[int, ...], int, tuple[int, ...], int, bool]
+WHOLE: Split = ((), 0, (), 0, False)
 
 
 def shapes(
@@ -123,7 +126,7 @@ def _with_data(
     pinned: Pins,
     split: Split,
 ) -> Iterator[Shape]:
-    grid, whole_from, then, then_from = split
+    grid, whole_from, then, then_from, shared = split
     replicas = data * prod(grid)
     deepest = min(layers, total // replicas, DEEPEST)
     depths = range(1, deepest + 1) if pinned.pipeline is None else [pinned.pipeline]
@@ -159,6 +162,7 @@ def _with_data(
                         whole_from=whole_from,
                         then=then,
                         then_from=then_from,
+                        shared=shared,
                         mirrored=mirrored,
                     )
 

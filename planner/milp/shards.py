@@ -1,7 +1,8 @@
 """Samples cut in space, as one of the choices has it: what every layer then costs.
 
 Layers on shards take the time and the bytes that the profile
-has of the largest shard, others those of whole samples, which every rank of a group computes alike. Halos, sums and
+has of the largest shard, others those of whole samples: of a rank's share of them, or of all, which every rank of a
+group computes alike. Halos, sums and
 gathers are added to the layer that waits for them, as are messages to all when samples are re-split; what travels while a layer computes costs what exceeds that.
 """
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from planner.cost import NS, Tables, tables
 from planner.halo.price import Cost, Price, Traffic
-from planner.milp.choices import Choice
+from planner.milp.choices import Choice, row_of
 from planner.milp.mesh import NOISE, Group
 from planner.profile import CostKey, LayerCost, Profile, Seconds
 
@@ -30,7 +31,8 @@ def sharded(
     costs = []
     for i, layer in enumerate(graph.layers):
         cost = found.layers.get(layer.name, _NOTHING)
-        row = profile.cost(layer.name, whole._replace(split=choice.at(i)) if cost.on_shards else whole)
+        key = row_of(choice, i, layer, found, whole) if cost.on_shards else whole
+        row = profile.cost(layer.name, key)
         scale = Fraction(setting.micro, found.samples) * _narrower(profile, layer.inputs, whole)
         costs.append(_priced(_largest(row, cost), cost, scale, group, overlap=overlap))
     sizes = {
@@ -83,7 +85,7 @@ def _priced(row: LayerCost, cost: Cost, scale: Fraction, group: Group, *, overla
         input_grad=_longer(row.input_grad, backward + back_hidden),
         own_saved_bytes=row.own_saved_bytes + copied,
         held_bytes=row.held_bytes + (copied if row.held_bytes else 0),
-        workspace_bytes=row.workspace_bytes + copied,
+        workspace_bytes=row.workspace_bytes + copied + ceil(cost.drawn_bytes * scale),
     )
 
 

@@ -94,7 +94,8 @@ class Space:
         if micro not in self._splits:
             pinned = self.pins
             plain = pinned.spatial in (None, 1) and not pinned.regrid
-            named = {pinned.gather or "", (pinned.regrid or "").rpartition(":")[0]}
+            turns = (pinned.regrid or "").split(",")
+            named = {pinned.gather or "", *(turn.rpartition(":")[0] for turn in turns)}
             cut = (
                 asked(
                     choices(self.profile, self._setting(micro), self.prices, named),
@@ -137,7 +138,8 @@ class Space:
 
     def problem(self, shape: Shape) -> Problem | None:
         order = self.order(shape)
-        if order is None or order.schedule.stages >= np.count_nonzero(self.boundaries):
+        allowed = self._allowed(shape)
+        if order is None or order.schedule.stages >= np.count_nonzero(allowed):
             return None
         where = (shape.data, shape.workers, shape.axes, shape.grid)
         if where not in self._meshes:
@@ -151,9 +153,7 @@ class Space:
                 self._sums[key] = tuple(self.machines.sums(slots))
             return self._sums[key]
 
-        posed = _problem(
-            shape, self.tables(shape), order, machine, priced, self._grids, self.meter, self.boundaries
-        )
+        posed = _problem(shape, self.tables(shape), order, machine, priced, self._grids, self.meter, allowed)
         posed = _launched(posed, self.cluster.fitted)
         if shape.sparing:
             plain = self.order(replace(shape, sparing=False))
@@ -175,6 +175,14 @@ class Space:
         direct = self.whole(self.micros()[0]).direct
         every: BoolArray = np.ones(self.layers + 1, np.bool_)
         return every if self.layers <= _ANYWHERE or self.pins.stages is not None else direct
+
+    def _allowed(self, shape: Shape) -> BoolArray:
+        """Where samples are shared in the last stage, that stage has all of the layers on shares."""
+        if not shape.shared:
+            return self.boundaries
+        found = self.boundaries.copy()
+        found[shape.whole_from + 1 : -1] = False
+        return found
 
     @property
     def parts_recompute(self) -> bool:

@@ -58,7 +58,9 @@ def _choice(stages: Sequence[StagePlan], costs: Profile, ranks: int) -> Choice |
     index = costs.graph.index
     cut = [bool(stage.spatial) for stage in stages]
     begun = [(index[stage.layers[0]], stage.spatial) for stage in stages if stage.spatial]
-    turned = [(index[turn.before], turn.spatial) for stage in stages for turn in stage.regrid]
+    turns = [turn for stage in stages for turn in stage.regrid]
+    turned = [(index[turn.before], turn.spatial) for turn in turns if not turn.samples]
+    shared = [index[turn.before] for turn in turns if turn.samples]
     lying = [next(each) for _, each in groupby(sorted(begun + turned), key=lambda each: each[1])]
     known = {key.split for key in costs.shards}
     if len(lying) > 2 or cut != sorted(cut, reverse=True) or not known.issuperset(g for _, g in lying):
@@ -68,7 +70,7 @@ def _choice(stages: Sequence[StagePlan], costs: Profile, ranks: int) -> Choice |
         return None
     wholes = [index[stage.gather_before] for stage in stages if stage.gather_before]
     wholes += [index[stage.layers[0]] for stage in stages if not stage.spatial]
-    return Choice(grid, min(wholes, default=0), then, then_from)
+    return Choice(grid, min(wholes + shared, default=0), then, then_from, bool(shared))
 
 
 def _on_shards(tables: Tables, stage: StagePlan, update: int) -> StageBytes:

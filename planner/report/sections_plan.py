@@ -112,7 +112,10 @@ def _stage(plan: Plan, index: int, stage: StagePlan) -> tuple[str, ...]:
     if stage.spatial:
         extra.append(f"each sample in {'×'.join(map(str, stage.spatial))} parts")
         extra += [
-            f"in {'×'.join(map(str, turn.spatial))} from {text(turn.before)} on" for turn in stage.regrid
+            f"samples shared from {text(turn.before)} on"
+            if turn.samples
+            else f"in {'×'.join(map(str, turn.spatial))} from {text(turn.before)} on"
+            for turn in stage.regrid
         ]
         extra += [f"whole from {text(stage.gather_before)} on"] if stage.gather_before else []
     sent = [hop for hop in plan.hops if hop.sender == index and hop.direction == "act"]

@@ -13,8 +13,8 @@ from planner.capture_operations import operation_of, samples_of
 from planner.cut import StageModule
 from planner.halo import Layout, entry, whole
 from planner.halo.fetch import Fetch, take
-from planner.halo.resplit import Grid
 from planner.halo.operation import Operation, Ref
+from planner.halo.resplit import Grid
 from planner.halo.segment import Grids, Placed, Segment, grown, wider, with_targets
 from runtime.spatial.site import Use
 

@@ -116,7 +116,7 @@ def dropout(local: Local) -> Tensor:
     for dim in layout.cut_dims:
         low, high = local.rows(layout, dim)
         mask = mask.narrow(dim, low, high - low)
-    return x * mask
+    return x * mask.clone(memory_format=memory_format(x))  # the rest of the mask is let go
 
 
 KERNELS: Final[Mapping[str, Kernel]] = (
