@@ -166,7 +166,7 @@ def attention(call: Call) -> Step:
     parts = [call.tensor(name) for name in ("query", "key", "value")]
     mask = call.get("attn_mask")
     shared = isinstance(mask, Layout) and not mask.whole
-    if any(x.cut_dims != (0,) or len(x.shape) < 4 for x in parts) or call.get("dropout_p", 0.0):
+    if any(x.cut_dims != (0,) or len(x.shape) < 3 for x in parts) or call.get("dropout_p", 0.0):
         raise _refused(call, "its samples do not come first, or it drops some weights")
     if (
         shared

@@ -202,8 +202,8 @@ def row_of(choice: Choice, index: int, layer: Layer, found: Price, setting: Cost
 
 
 def asked(found: Sequence[Choice], prices: Prices, pinned: Pins) -> tuple[Choice, ...]:
-    """Those of a pinned degree or grid, and gather; BadInput where that was not profiled, or has no rule."""
-    kept = tuple(
+    """Those of a pinned degree or grid, and gather."""
+    return tuple(
         each
         for each in found
         if pinned.spatial in (None, each.ranks)
@@ -211,28 +211,31 @@ def asked(found: Sequence[Choice], prices: Prices, pinned: Pins) -> tuple[Choice
         and (pinned.gather is None or (pinned.gather == _gather(prices.graph, each) and not each.shared))
         and _wanted(prices.graph, each, pinned)
     )
-    if not kept and (pinned.spatial is not None or pinned.regrid):
-        known = sorted({each.grid for each in found}, key=lambda grid: (prod(grid), grid))
-        why = "".join(
-            f"; on {shown(grid)}: {text}"
-            for grid, text in prices.refused.items()
-            if pinned.spatial in (None, prod(grid)) and pinned.grid in (None, grid)
-        )
-        why += "".join(
-            f"; samples shared from '{layer}' on: {text}"
-            for layer, text in prices.unshared.items()
-            if f"{layer}:{SAMPLES}" in (pinned.regrid or "").split(",")
-        )
-        gathered = f" with a gather at '{pinned.gather or 'end'}'" if pinned.gather is not None else ""
-        gathered += f" with regrid {pinned.regrid}" if pinned.regrid else ""
-        degree = "any" if pinned.spatial is None else shown(pinned.grid or (pinned.spatial,))
-        raise BadInput(
-            f"spatial is {degree}{gathered}, but no such split can be had of this profile{why}",
-            where="fix",
-            allowed=", ".join(["1", *map(shown, known)])
-            + "; others once `profile --spatial` has priced them",
-        )
-    return kept
+
+
+def none_of(found: Sequence[Choice], prices: Prices, pinned: Pins) -> None:
+    """BadInput where what is pinned was not profiled, or has no rule."""
+    if pinned.spatial is None and not pinned.regrid:
+        return
+    known = sorted({each.grid for each in found}, key=lambda grid: (prod(grid), grid))
+    why = "".join(
+        f"; on {shown(grid)}: {text}"
+        for grid, text in prices.refused.items()
+        if pinned.spatial in (None, prod(grid)) and pinned.grid in (None, grid)
+    )
+    why += "".join(
+        f"; shared from '{layer}' on: {text}"
+        for layer, text in prices.unshared.items()
+        if f"{layer}:{SAMPLES}" in (pinned.regrid or "").split(",")
+    )
+    gathered = f" with a gather at '{pinned.gather or 'end'}'" if pinned.gather is not None else ""
+    gathered += f" with regrid {pinned.regrid}" if pinned.regrid else ""
+    degree = "any" if pinned.spatial is None else shown(pinned.grid or (pinned.spatial,))
+    raise BadInput(
+        f"spatial is {degree}{gathered}, but no such split can be had of this profile{why}",
+        where="fix",
+        allowed=", ".join(["1", *map(shown, known)]) + "; others once `profile --spatial` has priced them",
+    )
 
 
 def _wanted(graph: ModelGraph, choice: Choice, pinned: Pins) -> bool:

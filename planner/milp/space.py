@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -13,7 +13,7 @@ from planner.cost import NS, BoolArray, IntArray, Tables, price
 from planner.errors import BadInput
 from planner.fitted import Fitted, corrected, launch_ns
 from planner.milp.bounds import windows
-from planner.milp.choices import Choice, Prices, asked, choice_of, choices
+from planner.milp.choices import Choice, Prices, asked, choice_of, choices, none_of
 from planner.milp.fixed import Pins
 from planner.milp.mesh import Group, Machines, Mesh, Sum, mesh
 from planner.milp.order import Meter, Order
@@ -43,7 +43,6 @@ class Space:
     pins: Pins
     meter: Meter = field(default_factory=Meter)
     _tables: dict[tuple[object, ...], Tables] = field(default_factory=dict)
-    _splits: dict[int, tuple[Choice, ...]] = field(default_factory=dict)
     _groups: dict[tuple[object, ...], Group] = field(default_factory=dict)
     _orders: dict[tuple[object, ...], Order | None] = field(default_factory=dict)
     _meshes: dict[tuple[object, ...], Mesh] = field(default_factory=dict)
@@ -91,22 +90,25 @@ class Space:
 
     def splits(self, micro: int) -> tuple[Choice, ...]:
         """How samples may be cut in space, whole ones first; as far as the pins allow."""
-        if micro not in self._splits:
-            pinned = self.pins
-            plain = pinned.spatial in (None, 1) and not pinned.regrid
-            turns = (pinned.regrid or "").split(",")
-            named = {pinned.gather or "", *(turn.rpartition(":")[0] for turn in turns)}
-            cut = (
-                asked(
-                    choices(self.profile, self._setting(micro), self.prices, named),
-                    self.prices,
-                    pinned,
-                )
-                if self.execution == "eager" and pinned.spatial != 1
-                else ()
-            )
-            self._splits[micro] = (*((Choice(),) if plain else ()), *cut)
-        return self._splits[micro]
+        plain = self.pins.spatial in (None, 1) and not self.pins.regrid
+        return (*((Choice(),) if plain else ()), *self._cut.get(micro, ()))
+
+    @cached_property
+    def _cut(self) -> Mapping[int, tuple[Choice, ...]]:
+        """By micro-batch, of which some may have a split that others have not; BadInput where none has what is fixed."""
+        pinned = self.pins
+        if self.execution != "eager" or pinned.spatial == 1:
+            return {}
+        turns = (pinned.regrid or "").split(",")
+        named = {pinned.gather or "", *(turn.rpartition(":")[0] for turn in turns)}
+        every = {
+            micro: choices(self.profile, self._setting(micro), self.prices, named) for micro in self.micros()
+        }
+        found = {micro: asked(given, self.prices, pinned) for micro, given in every.items()}
+        wanted = [micro for micro in found if pinned.micro in (None, micro)]
+        if wanted and not any(found[micro] for micro in wanted):
+            none_of(every[wanted[0]], self.prices, pinned)
+        return found
 
     def micros(self) -> list[int]:
         """Micro-batches that every layer was profiled at."""
