@@ -128,9 +128,11 @@ def _lying(operation: Operation, lying: Mapping[str, Grid], mesh: Grid) -> Grid:
 
 def wider(operation: Operation, times: int) -> Operation:
     """For a batch of so many times as many samples; NoRule where it is not known what that makes."""
+    why = f"'{operation.name}', made by {operation.operation}, is no multiple of the batch"
+    if not operation.samples:
+        why = "the model was captured for one batch alone, or profiled before this was asked"
     if not operation.samples or OTHERWISE in operation.samples:
-        why = f"it is not known how '{operation.name}', made by {operation.operation}, grows with the batch"
-        raise NoRule(f"samples are shared: {why}", where=operation.layer, allowed=shares.ALLOWED)
+        raise NoRule(f"samples are not shared: {why}", where=operation.layer, allowed=shares.ALLOWED)
     pairs = zip(operation.outputs, operation.samples, strict=True)
     return replace(operation, outputs=tuple(grown(shape, dim, times) for shape, dim in pairs))
 

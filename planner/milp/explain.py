@@ -104,7 +104,7 @@ def trivial(space: Space) -> list[tuple[str, list[Shape]]]:
     cut = [
         shape
         for shape in _shapes(space, replace(free, spatial=None, pipeline=1, data=1))
-        if shape.grid and not shape.then
+        if shape.grid and not (shape.then or shape.shared)
     ]
     near = max((shape.spatial for shape in cut), default=1)
     spatial = (

@@ -68,7 +68,7 @@ class Space:
     def tables(self, shape: Shape) -> Tables:
         if not shape.grid:
             return self.whole(shape.micro)
-        where = (shape.grid, shape.devices, bool(shape.then))
+        where = (shape.grid, shape.devices, bool(shape.then) or shape.shared)
         if where not in self._groups:
             self._groups[where] = self.machines.spatial_group(shape)
         group, overlap = self._groups[where], not FAMILIES[shape.family].splits

@@ -12,7 +12,7 @@ from itertools import pairwise, product
 from math import ceil, prod
 
 from planner.cluster import Cluster, Slot, all_reduce_s, transfer_s
-from planner.halo.operation import Operation, Ref
+from planner.halo.operation import NONE, Operation, Ref
 from planner.halo.text import to_text
 from planner.model import Layer, ModelGraph, Parameter, Value
 from planner.profile import CostKey, LayerCost, OptimizerCost, Profile, Seconds
@@ -202,20 +202,21 @@ def _layer(model: Images, k: int) -> Layer:
 
 def _operations(model: Images) -> list[Operation]:
     shape = (CAPTURED, model.channels, model.rows, model.columns)
-    found = [Operation("x", "", "given.input", {}, (shape,))]
+    found = [Operation("x", "", "given.input", {}, (shape,), (0,))]
     for k, kernel in enumerate(model.kernels):
         name, pad = f"l{k}", kernel // 2
         weight = (model.channels, model.channels, kernel, kernel)
-        found.append(Operation(f"state:{name}", "", "given.state", {}, (weight,)))
+        found.append(Operation(f"state:{name}", "", "given.state", {}, (weight,), (NONE,)))
         source, skip = Ref(f"l{k - 1}:0" if k else "x"), model.skips[k]
         made = f"{name}:0" if skip is None else f"%{name}"
         arguments = {"input": source, "weight": Ref(f"state:{name}"), "bias": None, "padding": (pad, pad)}
-        found.append(Operation(made, name, "aten.conv2d", arguments, (shape,)))
+        found.append(Operation(made, name, "aten.conv2d", arguments, (shape,), (0,)))
         if skip is not None:
             terms = {"self": Ref(made), "other": Ref(f"l{skip}:0")}
-            found.append(Operation(f"{name}:0", name, "aten.add", terms, (shape,)))
+            found.append(Operation(f"{name}:0", name, "aten.add", terms, (shape,), (0,)))
     last = model.count - 1
-    found.append(Operation(f"l{last}:0", f"l{last}", "aten.mean", {"self": Ref(f"l{last - 1}:0")}, ((),)))
+    mean = Operation(f"l{last}:0", f"l{last}", "aten.mean", {"self": Ref(f"l{last - 1}:0")}, ((),), (NONE,))
+    found.append(mean)
     return found
 
 
@@ -229,23 +230,35 @@ def effective(
     overlap: bool,
     then: Grid = (),
     then_from: int = 0,
+    shared: bool = False,
 ) -> Profile:
     """What one rank of a group has and takes, as a profile of whole samples; `whole_from` 0 never gathers. From layer
-    `then_from` on samples lie on the grid `then`, if there is one."""
+    `then_from` on samples lie on the grid `then`, if there is one. If `shared` every rank has its share of the samples
+    that are whole; of micro-batches that are not shared evenly nothing is said."""
+    ranks = prod(grid)
     end = whole_from or model.count
     grids = [then if then and k >= then_from else grid for k in range(model.count)]
     costs = {}
-    for key in {key._replace(signature="") for key in given.costs if not key.split}:
-        wires = [_Wire(model, cluster, each, key.micro, prod(grid), bool(then)) for each in grids]
+    every = {key._replace(signature="") for key in given.costs if not key.split}
+    shares = {key: key._replace(micro=key.micro // ranks) for key in every if key.micro % ranks == 0}
+    for key in {key for key, share in shares.items() if share in every} if shared else every:
+        wires = [_Wire(model, cluster, each, key.micro, ranks, bool(then) or shared) for each in grids]
         gathered: set[int] = set()
         moved: set[int] = set()
         for k in range(model.count):
-            row = given.costs[key._replace(signature=f"s{k}", split=grids[k] if k < end else ())]
+            least = shares[key] if shared and k >= end else key
+            row = given.costs[least._replace(signature=f"s{k}", split=grids[k] if k < end else ())]
             strange = {source for source in model.sources(k) if source < end and grids[source] != grids[k]}
             if k < end:
                 row = _on_shards(row, wires[k], model, k, overlap)
                 row = _moving(row, wires[0], grids[k], len(strange - moved))
                 moved |= strange
+            elif shared:
+                if k == model.count - 1:
+                    row = replace(row, forward=_plus(row.forward, wires[k].sum_ns(4)))
+                for source in {source for source in model.sources(k) if source < end} - gathered:
+                    gathered.add(source)
+                    row = _sharing(row, wires[source])
             else:
                 new = {source for source in model.sources(k) if source < end} - gathered
                 gathered |= new
@@ -255,7 +268,7 @@ def effective(
     values = tuple(
         replace(value, sample_bytes=model.largest(grids[made]) * model.channels * 4)
         if value.sample_bytes and (made := int(value.producer[1:] or 0) if value.producer else 0) < end
-        else value
+        else replace(value, sample_bytes=value.sample_bytes // (ranks if shared else 1))
         for value in given.graph.values
     )
     return replace(given, costs=costs, graph=replace(given.graph, values=values))
@@ -270,7 +283,7 @@ class _Wire:
     ranks: int
     everybody: bool  # talks to everybody
 
-    def ns(self, elements: int, rounds: int) -> float:
+    def ns(self, elements: float, rounds: int) -> float:
         """Every node has one device: it shares its card among its neighbours."""
         sharers = len(self.grid) if max(self.grid) == 2 else 2
         sharers = self.ranks - 1 if self.everybody else sharers
@@ -301,6 +314,17 @@ class _Wire:
         """What the busiest rank sends so that samples lie on another grid, and for their gradients to come back."""
         before, after = self.pixels(self.grid), self.pixels(there)
         return _sent(before, after), _sent(after, before)
+
+    def shared(self) -> tuple[float, float]:
+        """What the busiest rank sends of each sample so that they are shared, and for their gradients to come back."""
+        parts = self.pixels(self.grid)
+        sent = [0] * self.ranks
+        for part in {frozenset(part) for part in parts}:
+            holders = [rank for rank in range(self.ranks) if parts[rank] == part]
+            for receiver in set(range(self.ranks)) - set(holders):
+                sent[holders[receiver % len(holders)]] += len(part)
+        home = [sum(map(len, parts)) - len(part) for part in parts]
+        return max(sent) / self.ranks, max(home) / self.ranks
 
     def pixels(self, grid: Grid) -> list[set[tuple[int, int]]]:
         """Of every rank; of a grid of fewer parts neighbours have the same."""
@@ -363,6 +387,20 @@ def _moving(row: LayerCost, wire: _Wire, there: Grid, tensors: int) -> LayerCost
         forward=_plus(row.forward, tensors * wire.ns(sent, 1)),
         backward=_plus(row.backward, home),
         input_grad=_plus(row.input_grad, home),
+        own_saved_bytes=row.own_saved_bytes + copied,
+        held_bytes=row.held_bytes + (copied if row.held_bytes else 0),
+        workspace_bytes=row.workspace_bytes + copied,
+    )
+
+
+def _sharing(row: LayerCost, wire: _Wire) -> LayerCost:
+    sent, back = wire.shared()
+    copied = 4 * wire.model.channels * wire.model.rows * wire.model.columns * wire.micro // wire.ranks
+    return replace(
+        row,
+        forward=_plus(row.forward, wire.ns(sent, 1)),
+        backward=_plus(row.backward, wire.ns(back, 1)),
+        input_grad=_plus(row.input_grad, wire.ns(back, 1)),
         own_saved_bytes=row.own_saved_bytes + copied,
         held_bytes=row.held_bytes + (copied if row.held_bytes else 0),
         workspace_bytes=row.workspace_bytes + copied,

@@ -65,12 +65,14 @@ def best(
     update: str = "barrier",
     launch_ns: int = 0,
     ranks: int = 1,
+    until: int | None = None,
 ) -> Best | None:
-    """`launch_ns` is what every action takes besides its layers; `ranks` share each sample, at the costs given."""
+    """`launch_ns` is what every action takes besides its layers; `ranks` share each sample, at the costs given. The last
+    stage begins at layer `until` at the latest."""
     found, judged, known = None, 0, Known(profile)
     for micro, data, family, schedule, recompute, shard in _shapes(profile, cluster, batch, families, ranks):
         layers = len(profile.graph.layers)
-        for boundaries in combinations(range(1, layers), schedule.stages - 1):
+        for boundaries in combinations(range(1, (until or layers - 1) + 1), schedule.stages - 1):
             judged += 1
             ns = _judge(
                 known,

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 
 import pytest
 
@@ -33,13 +34,13 @@ class Case:
     families: tuple[str, ...]
 
 
-def case(seed: int) -> Case:
+def case(seed: int, micros: tuple[int, ...] = ()) -> Case:
     rng = random.Random(seed)
     model = images(seed)
     grids = tuple(sorted({*rng.sample([(2,), (4,), (2, 2), (2, 2)], rng.randint(1, 3))}))
     return Case(
         model=model,
-        profile=profile(model, grids, seed, micros=rng.choice([(1,), (1, 2)])),
+        profile=profile(model, grids, seed, micros=micros or rng.choice([(1,), (1, 2)])),
         grids=grids,
         cluster=cluster(
             rng.choice([1, 2, 4, 4, 4]),
@@ -53,13 +54,14 @@ def case(seed: int) -> Case:
 
 
 def best(given: Case) -> int | None:
-    """Over whole samples, every grid, every change to another and every gather."""
+    """Over whole samples, every grid, every change to another, and every layer to gather or share samples before."""
     found = [oracle.best(given.profile, given.cluster, given.batch, given.families)]
     for grid, then, then_from in ways(given):
         ranks = 4 if sum(grid) == 4 else 2
         if ranks > len(given.cluster.groups):
             continue
-        for whole_from in (0, *range(then_from + 1, given.model.count)):
+        behind = range(then_from + 1, given.model.count)
+        for whole_from, shared in ((0, False), *product(behind, (False, True))):
             for family in given.families:
                 costs = effective(
                     given.profile,
@@ -70,8 +72,12 @@ def best(given: Case) -> int | None:
                     overlap=not FAMILIES[family].splits,
                     then=then,
                     then_from=then_from,
+                    shared=shared,
                 )
-                found.append(oracle.best(costs, given.cluster, given.batch, (family,), ranks=ranks))
+                until = whole_from if shared else None
+                found.append(
+                    oracle.best(costs, given.cluster, given.batch, (family,), ranks=ranks, until=until)
+                )
     return min((each.ns for each in found if each is not None), default=None)
 
 

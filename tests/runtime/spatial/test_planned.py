@@ -174,7 +174,7 @@ def test_no_trivial_plan_is_faster() -> None:
         ({"spatial": 2, "gather": "nowhere"}, "with a gather at 'nowhere'"),
         ({"spatial": 4, "regrid": "nowhere:2"}, "spatial is 4 with regrid nowhere:2, but no such split"),
         ({"regrid": "down.0:4"}, "spatial is any with regrid down.0:4, but no such split"),
-        ({"regrid": "2x2"}, r"regrid is '2x2' \(allowed: none, or a layer and a grid such as conv3:2x2\)"),
+        ({"regrid": "2x2"}, r"regrid is '2x2' \(allowed: none, or a layer and a grid such as conv3:2x2, or"),
     ],
 )
 def test_a_split_that_was_not_profiled_is_refused(fix: dict[str, object], what: str) -> None:

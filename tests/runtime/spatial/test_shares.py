@@ -6,15 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from planner.cut import cut
-from planner.errors import BadInput, BadPlan
-from planner.halo.call import NoRule
 from planner.plan import Plan, Regrid
 from planner.plan_yaml import dump, parse
-from runtime.spatial.stages import analyse_stages
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run
-from tests.runtime.jobs import captured_of
 from tests.runtime.spatial.test_plans import plan_of
 
 CLASSIFIER = "tests/runtime/spatial/workloads/classifier.py"
@@ -45,11 +40,8 @@ SHAPES: dict[str, tuple[dict[int, Grid], int, str, dict[str, object]]] = {
 }
 
 
-
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_plan_that_shares_samples_trains_as_one_process_does(
-    name: str, pool: Pool, tmp_path: Path
-) -> None:
+def test_a_plan_that_shares_samples_trains_as_one_process_does(name: str, pool: Pool, tmp_path: Path) -> None:
     """Batch statistics over the samples of all ranks, running ones and every gradient among it."""
     grids, ranks, layer, shape = SHAPES[name]
     plan = shared(plan_of(CLASSIFIER, grids, ranks, **{"micros": 2, "micro": 4, **shape}), layer)

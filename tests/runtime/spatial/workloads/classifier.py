@@ -14,7 +14,9 @@ class Net(nn.Module):
         self.first = nn.Sequential(
             nn.Conv3d(1, 4, 3, padding=1, bias=False), nn.BatchNorm3d(4), nn.ReLU(inplace=True)
         )
-        self.down = nn.Sequential(nn.Conv3d(4, 4, 3, 2, 1, bias=False), nn.BatchNorm3d(4), nn.GELU(), nn.MaxPool3d(2))
+        self.down = nn.Sequential(
+            nn.Conv3d(4, 4, 3, 2, 1, bias=False), nn.BatchNorm3d(4), nn.GELU(), nn.MaxPool3d(2)
+        )
         self.deep = nn.Conv3d(4, 8, 3, padding=1, bias=False)
         self.drop = nn.Dropout3d(dropout)
         self.wide = nn.Linear(8 * 8, 16, bias=False)
