@@ -11,8 +11,8 @@ from planner import workload
 from planner.capture import Captured, capture
 from planner.capture_operations import operations_of
 from planner.errors import BadInput
-from planner.halo.price import cut_layers, ends, price, shard_elements, traffic
 from planner.halo.operation import Operation
+from planner.halo.price import cut_layers, ends, price, shard_elements, traffic
 from planner.halo.segment import Segment, cut_model
 from planner.halo.text import from_text, to_text
 

@@ -111,7 +111,6 @@ MIXING: dict[str, tuple[Callable[[Tensor], object], str]] = {
     "rolled": (lambda x: x.roll(4, 0), "aten.roll .* picks among samples"),
     "summed up one by one": (lambda x: x.cumsum(0), "aten.cumsum .* no rule"),
     "a few of them": (lambda x: x[:2], "aten.slice .* picks among samples"),
-    "all but the first": (lambda x: x[1:], "aten.slice, is no multiple of the batch"),
     "the first taken away": (lambda x: x - x[0], "aten.select .* picks among samples"),
     "a few together": (lambda x: x.reshape(2, -1), "captured for one batch alone"),
     "with all others": (lambda x: x.flatten(1) @ x.flatten(1).t(), "captured for one batch alone"),

@@ -1,4 +1,4 @@
-"""A small classifier of volumes, in double precision: convolutions with batch norms, and a head that drops and norms."""
+"""A small classifier of volumes, in double precision if not asked otherwise: convolutions with batch norms, and a head that drops and norms."""
 
 import torch
 import torch.nn.functional as F
@@ -33,13 +33,13 @@ class Net(nn.Module):
         return y
 
 
-def build(dropout: float = 0.0, mixing: bool = False) -> nn.Module:
-    return Net(dropout, mixing).double()
+def build(dropout: float = 0.0, mixing: bool = False, double: bool = True) -> nn.Module:
+    return Net(dropout, mixing).double() if double else Net(dropout, mixing)
 
 
-def batch(n: int, side: int = 8) -> tuple[Tensor, Tensor]:
+def batch(n: int, side: int = 8, double: bool = True) -> tuple[Tensor, Tensor]:
     shape = (n, 1, side, side, side)
-    return torch.randn(shape, dtype=torch.float64), torch.randint(0, CLASSES, (n,))
+    return torch.randn(shape, dtype=torch.float64 if double else None), torch.randint(0, CLASSES, (n,))
 
 
 def loss(logits: Tensor, labels: Tensor) -> Tensor:
