@@ -1,6 +1,6 @@
 """How a tensor lies on a grid of ranks: which dimensions are cut, along which axis of the grid, and where.
 
-A Layout without cuts means that every rank holds the whole tensor. Sizes are global; the batch is never cut.
+A Layout without cuts means that every rank holds the whole tensor. Sizes are global. The batch is cut where ranks share samples, and nowhere else.
 """
 
 from __future__ import annotations

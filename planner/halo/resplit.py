@@ -2,6 +2,7 @@
 
 Every rank sends what its old part and the others' new ones share; what it has itself stays. The gradient goes the
 same way back: where several ranks hold a part alike each has the whole gradient of it, so that nothing is summed.
+Shares of the samples are one more way that a tensor may lie.
 """
 
 from __future__ import annotations

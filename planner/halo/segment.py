@@ -19,9 +19,10 @@ from planner.halo import reductions, resample, rule, shares, windows
 from planner.halo.call import Argument, Call, NoRule, Step, TooFew
 from planner.halo.fetch import Fetch, gather
 from planner.halo.layout import Layout, along, entry, whole
-from planner.halo.operation import GETITEM, INPUT, OTHERWISE, STATE, TARGET, Given, Operation, Ref
+from planner.halo.operation import GETITEM, INPUT, STATE, TARGET, Given, Operation, Ref
 from planner.halo.pointwise import AFTER, IN_PLACE
 from planner.halo.resplit import Grid, Resplit, mesh_of, resplit
+from planner.halo.shares import wider
 
 SLIDING: Final = frozenset((*windows.RULES, *resample.RULES, *reductions.SPATIAL_NORMS))
 
@@ -124,21 +125,6 @@ def _lying(operation: Operation, lying: Mapping[str, Grid], mesh: Grid) -> Grid:
     """A part of what lies elsewhere lies there, too."""
     source = operation.arguments.get("self")
     return lying[source.name] if operation.operation == GETITEM and isinstance(source, Ref) else mesh
-
-
-def wider(operation: Operation, times: int) -> Operation:
-    """For a batch of so many times as many samples; NoRule where it is not known what that makes."""
-    why = f"'{operation.name}', made by {operation.operation}, is no multiple of the batch"
-    if not operation.samples:
-        why = "the model was captured for one batch alone, or profiled before this was asked"
-    if not operation.samples or OTHERWISE in operation.samples:
-        raise NoRule(f"samples are not shared: {why}", where=operation.layer, allowed=shares.ALLOWED)
-    pairs = zip(operation.outputs, operation.samples, strict=True)
-    return replace(operation, outputs=tuple(grown(shape, dim, times) for shape, dim in pairs))
-
-
-def grown(shape: Sequence[int], dim: int, times: int) -> tuple[int, ...]:
-    return tuple(n * times if i == dim else n for i, n in enumerate(shape))
 
 
 def cut_model(

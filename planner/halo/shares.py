@@ -9,17 +9,34 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from planner.errors import BadInput
 from planner.halo import pointwise, reductions, resample, reshapes, rows, windows
 from planner.halo.call import Call, NoRule, Rule, Step
 from planner.halo.layout import Cut, Layout, even, whole
-from planner.halo.operation import NONE, OTHERWISE
+from planner.halo.operation import NONE, OTHERWISE, Operation
 from planner.halo.resplit import Grid, Resplit
 
 SHARE: Final = "a share of the samples"
+ALLOWED: Final = "samples shared from a later layer on, or a gather"
 _LAST: Final = 1 << 62  # the end of a slice that has none
+
+
+def wider(operation: Operation, times: int) -> Operation:
+    """For a batch of so many times as many samples; NoRule where it is not known what that makes."""
+    why = f"'{operation.name}', made by {operation.operation}, is no multiple of the batch"
+    if not operation.samples:
+        why = "the model was captured for one batch alone, or profiled before this was asked"
+    if not operation.samples or OTHERWISE in operation.samples:
+        raise NoRule(f"samples are not shared: {why}", where=operation.layer, allowed=ALLOWED)
+    pairs = zip(operation.outputs, operation.samples, strict=True)
+    return replace(operation, outputs=tuple(grown(shape, dim, times) for shape, dim in pairs))
+
+
+def grown(shape: Sequence[int], dim: int, times: int) -> tuple[int, ...]:
+    return tuple(n * times if i == dim else n for i, n in enumerate(shape))
 
 
 def moved(
@@ -46,9 +63,6 @@ def step(call: Call, samples: Sequence[int]) -> Step:
     if any(made.fetches.values()) or OTHERWISE in samples or [x.cut_dims for x in made.outputs] != right:
         raise call.refuse("it mixes samples", ALLOWED)
     return made
-
-
-ALLOWED: Final = "samples shared from a later layer on, or a gather"
 
 
 def _refused(call: Call, why: str) -> BadInput:

@@ -93,7 +93,9 @@ class Machines:
         """The worst of the groups that share a sample. Re-split, any two ranks talk to each other."""
         count, near = shape.devices, shape.spatial
         groups = [self.slots[first : first + near] for first in range(0, count, near)]
-        apart_by = list(combinations(range(near), 2)) if shape.then or shape.shared else neighbours(shape.grid)
+        apart_by = (
+            list(combinations(range(near), 2)) if shape.then or shape.shared else neighbours(shape.grid)
+        )
         pairs = [(group[a], group[b]) for group in groups for a, b in apart_by]
         sharers = card_sharers(self.cluster, pairs)
         apart = {distance(self.cluster, a, b): (a, b) for a, b in pairs}

@@ -15,7 +15,8 @@ from planner.halo import Layout, entry, whole
 from planner.halo.fetch import Fetch, take
 from planner.halo.operation import Operation, Ref
 from planner.halo.resplit import Grid
-from planner.halo.segment import Grids, Placed, Segment, grown, wider, with_targets
+from planner.halo.segment import Grids, Placed, Segment, with_targets
+from planner.halo.shares import grown, wider
 from runtime.spatial.site import Use
 
 ATEN = torch.ops.aten

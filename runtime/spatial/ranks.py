@@ -61,7 +61,7 @@ class Sharing:
         return uncounted({stage: self.analysed[stage] for stage in stages}, self.place)
 
 
-def _shares(plan: Plan) -> str:
+def shares_of(plan: Plan) -> str:
     """The layer from which on ranks share the samples; only the stage that ends with the loss may."""
     found = [shared_from(stage) for stage in plan.stages]
     if any(found[:-1]):
@@ -83,7 +83,7 @@ def sharing(plan: Plan, every: Sequence[StageModule], places: Places, world: Wor
         plan.axes.spatial,
         [stage.gather_before for stage in plan.stages],
         [{x.before: x.spatial for x in stage.regrid if not x.samples} for stage in plan.stages],
-        _shares(plan),
+        shares_of(plan),
     )
     here = places.by_rank[world.rank]
     mine: dist.ProcessGroup | None = None

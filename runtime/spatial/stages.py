@@ -8,7 +8,7 @@ from math import prod
 from planner.cut import StageModule
 from planner.errors import BadPlan
 from planner.halo import Layout, check_grid
-from planner.halo.resplit import Grid
+from planner.halo.resplit import SPACE, Grid
 from planner.halo.segment import Grids
 from runtime.spatial.analyse import inputs_of
 from runtime.spatial.shard import Analysed, analyse, value_shapes
@@ -58,7 +58,10 @@ def _check(module: StageModule, grid: Grid, ranks: int, where: str) -> None:
     if grid and ranks % prod(grid):
         raise BadPlan(f"{where}: {ranks} ranks cannot share {prod(grid)} parts of a sample evenly")
     shapes = value_shapes(module) if grid else {}
-    for name in inputs_of(module) if grid else ():
+    given = inputs_of(module) if grid else []
+    for name in [
+        name for name in given if len(shapes[name]) > SPACE
+    ] or given:  # others lie whole beside them
         check_grid(shapes[name], grid, f"{where}, '{name}'")
 
 

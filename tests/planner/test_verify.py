@@ -184,6 +184,16 @@ WRONG: tuple[tuple[str, Mapping[str, object], str], ...] = (
         {"stages.0.regrid": [{"before": "nowhere", "spatial": [3]}]},
         "a grid of 3 is not 1 shards",
     ),
+    (
+        "samples shared before the last stage",
+        {"stages.0.regrid": [{"before": "nowhere", "samples": True}]},
+        "shares samples from 'nowhere' on; only the last stage does, and to its end",
+    ),
+    (
+        "neither another grid nor samples",
+        {"stages.1.regrid": [{"before": "nowhere"}]},
+        "before 'nowhere' samples lie on another grid or are shared: one of the two",
+    ),
     ("a grid that is not the axis", {"stages.0.spatial": [2, 2]}, "a grid of 2 x 2 is not 1 shards"),
     (
         "recomputation never done",

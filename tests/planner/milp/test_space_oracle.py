@@ -13,7 +13,7 @@ import pytest
 from planner.cluster import Cluster
 from planner.errors import Infeasible
 from planner.milp.solve import solve
-from planner.plan import Plan
+from planner.plan import Plan, shared_from
 from planner.profile import Profile
 from planner.schedule.families import FAMILIES
 from planner.verify import violations
@@ -22,6 +22,7 @@ from tests.planner.milp.images import Grid, Images, effective, images, profile
 from tests.planner.milp.instances import cluster
 
 SEEDS = (*range(48), 105)  # few gather within a stage
+SHARING = (8, 23, 37, 45, 47, 56, 64, 70, 74)  # of micro-batches that ranks may share
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,16 @@ def test_no_cut_of_layers_or_samples_is_faster_than_the_plan(seed: int) -> None:
         assert plan.certificate is not None
         assert plan.certificate.bound_ns == right
         assert violations(plan, profile=given.profile, cluster=given.cluster) == []
+
+
+@pytest.mark.parametrize("seed", SHARING)
+def test_no_plan_is_faster_than_one_that_shares_samples(seed: int) -> None:
+    given = replace(case(seed, (1, 2, 4)), batch=4)
+    plan, right = solved(given), best(given)
+    assert plan is not None and plan.certificate is not None
+    assert plan.prediction.step_ns == plan.certificate.bound_ns == right
+    assert shared_from(plan.stages[-1])
+    assert violations(plan, profile=given.profile, cluster=given.cluster) == []
 
 
 def test_the_cases_cover_every_grid_gathers_and_what_fits_on_no_device_alone() -> None:

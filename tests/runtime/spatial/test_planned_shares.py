@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -140,7 +141,7 @@ def test_what_mixes_samples_is_refused_by_name_when_the_plan_is_made() -> None:
         spatial=Alone(),
         grids=((2,),),
     )
-    with pytest.raises(BadInput, match="shared from 'deep' on: norm: aten.flip on a share of the samples"):
+    with pytest.raises(BadInput, match=r"shared from 'deep' on: norm: aten\.flip on a share of the samples"):
         solve(mixing, machines(2), batch=4, fix={"spatial": 2, "regrid": "deep:samples"})
 
 
@@ -151,3 +152,21 @@ def test_no_rank_holds_more_than_was_predicted(name: str) -> None:
     predicted = [memory.total - memory.margin for memory in plan.prediction.memory]
     found = [run.peak_bytes / predicted[run.worker] for run in runs(model, torch.device("cpu"), steps=0)]
     assert 0.5 <= max(found) <= 1.0
+
+
+def test_a_plan_that_shares_is_held_against_the_profile_of_the_share() -> None:
+    """No faster than its layers on half of the samples, no smaller than what they keep, and evenly."""
+    plan, profile = chosen("free"), classifier()
+    faster = plan.times[0].model_copy(update={"backward_ns": plan.times[0].backward_ns // 2})
+    batch = plan.batch.model_copy(update={"micro": 3, "samples": 3})
+    least = plan.prediction.memory[0].model_copy(update={"activations": 0, "buffers": 0})
+    for change, why in (
+        ({"times": (faster,)}, "backward_ns is .*, but its layers take"),
+        ({"batch": batch}, "micro-batches of 3 are not shared evenly by 2 ranks"),
+        (
+            {"prediction": plan.prediction.model_copy(update={"memory": (least,)})},
+            "needs at least .* of state",
+        ),
+    ):
+        wrong = violations(plan.model_copy(update=change), profile=profile, cluster=machines(2))
+        assert any(re.search(why, str(each)) for each in wrong), wrong

@@ -24,6 +24,7 @@ from tests.runtime.spatial.test_plans import plan_of
 from tests.runtime.test_run import SCRIPT
 
 CLASSIFIER = "tests/runtime/spatial/workloads/classifier.py"
+SIDES = "tests/runtime/spatial/workloads/sides.py"
 Grid = tuple[int, ...]
 
 
@@ -60,6 +61,18 @@ def test_a_plan_that_shares_samples_trains_as_one_process_does(name: str, pool: 
     have = run(pool, plan, tmp_path, steps=3, compare_holders=False)
     found = distance(expected(plan, tmp_path, steps=3), have)
     assert found.worst() < 1e-10, found
+
+
+@pytest.mark.parametrize("layer", ["second", "side", "norm"])
+def test_what_comes_beside_images_and_sums_over_samples_are_shared_too(
+    layer: str, pool: Pool, tmp_path: Path
+) -> None:
+    """Rows, words and weights that every rank is given whole; a matrix made of weights; means, and a loss with count."""
+    plan = shared(
+        plan_of(SIDES, {0: (2,)}, 2, workers=1, micros=2, micro=4, data=1 + (layer == "side")), layer
+    )
+    have = run(pool, plan, tmp_path, steps=3, compare_holders=False)
+    assert distance(expected(plan, tmp_path, steps=3), have).worst() < 1e-12
 
 
 def test_dropout_draws_for_every_sample_what_one_process_draws(pool: Pool, tmp_path: Path) -> None:
