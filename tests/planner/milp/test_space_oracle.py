@@ -22,7 +22,7 @@ from tests.planner.milp.images import Grid, Images, effective, images, profile
 from tests.planner.milp.instances import cluster
 
 SEEDS = (*range(48), 105)  # few gather within a stage
-SHARING = (8, 23, 37, 45, 47, 56, 64, 70, 74)  # of micro-batches that ranks may share
+SHARING = (8, 23, 37, 45, 47, 64, 70)  # of micro-batches that ranks may share
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,8 @@ def test_the_cases_cover_every_grid_gathers_and_what_fits_on_no_device_alone() -
     stages = [stage for plan in plans if plan is not None for stage in plan.stages]
     assert {(), (2,), (4,), (2, 2)} <= {stage.spatial for stage in stages}
     assert any(stage.gather_before for stage in stages)
-    assert {turn.spatial for stage in stages for turn in stage.regrid} == {(4,), (2, 2)}
+    turns = [turn for stage in stages for turn in stage.regrid]
+    assert {turn.spatial for turn in turns if not turn.samples} == {(4,), (2, 2)}
     assert any(plan is not None and len(plan.stages) > 1 and plan.axes.spatial > 1 for plan in plans)
     given = case(30)
     nodes = tuple(group.model_copy(update={"memory_bytes": 24_000}) for group in given.cluster.nodes)
