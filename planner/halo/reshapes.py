@@ -62,7 +62,7 @@ def expand(call: Call) -> Step:
 
 def repeat(call: Call) -> Step:
     source, shape = call.tensor("self"), call.outputs[0]
-    return expand(Call(call.operation, {"self": source}, (shape,), call.where))
+    return expand(Call(call.operation, {"self": source}, (shape,), call.where, call.parts))
 
 
 def groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:

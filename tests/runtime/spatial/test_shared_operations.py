@@ -120,6 +120,8 @@ MIXING: dict[str, tuple[Callable[[Tensor], object], str]] = {
     "doubled": (lambda x: torch.cat([x, x]), "aten.cat .* picks among samples"),
     "padded": (lambda x: nn.functional.pad(x, (0, 0, 0, 0, 0, 0, 1, 0)), "aten.pad, is no multiple of the batch"),
     "attending to each other": (_attention_over_samples, "aten.scaled_dot_product_attention .* come first"),
+    "as columns": (lambda x: x.flatten().view(-1, x.shape[0]).t(), "aten.view .* mixes samples"),
+    "twice": (lambda x: x.repeat(2, 1, 1, 1), "aten.repeat .* repeats a dimension"),
     "channels for samples": (lambda x: nn.functional.avg_pool2d(x.transpose(0, 1), 2), "aten.avg_pool2d .* come first"),
 }  # fmt: skip
 TOGETHER: dict[str, Callable[[Tensor], object]] = {
