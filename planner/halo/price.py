@@ -66,9 +66,7 @@ class Cost:
     on_shards: bool  # some of it at least
     gathered_bytes: int  # of the tensors that are made whole in it
     resplit_bytes: int = 0  # of the largest new parts of tensors that are re-split in it
-    drawn_bytes: int = (
-        0  # while the masks of whole samples, or of all, are drawn that parts of them are dropped by
-    )
+    drawn_bytes: int = 0  # while masks are drawn, of more than is dropped by them here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,10 +171,8 @@ def resplit_elements(segment: Segment) -> dict[str, int]:
     made = {placed.operation.name for placed in segment.placed}
     for placed in segment.placed:
         for name, move in placed.resplits.items():
-            seen_whole = (
-                move.source.whole and name not in made
-            )  # a part of what was given is looked at where it is
-            if (name, move) not in seen and not seen_whole:
+            view = move.source.whole and name not in made  # of what was given whole
+            if (name, move) not in seen and not view:
                 seen.add((name, move))
                 found[placed.operation.layer] += move.made_elements()
     return dict(found)

@@ -58,7 +58,7 @@ class Grids:
     shares: str = ""  # the layer from which on each rank has whole samples of its own, if any
     samples: Mapping[str, int] = field(
         default_factory=dict
-    )  # by name, where tensors that are given have theirs
+    )  # by name of what is given, the dim of its samples
 
     @property
     def mesh(self) -> Grid:
@@ -98,9 +98,6 @@ def propagate(
             _check_write(operation, made)
         if sharing:
             moves = _shared(operation, reads, lying, samples, inside, grids.ranks)
-            inside |= (
-                {operation.name} if operation.operation != GETITEM or inside.issuperset(reads) else set()
-            )
         else:
             moves = {
                 name: resplit(layout, lying[name], () if ended else now, grids.ranks, operation.layer)
@@ -109,11 +106,12 @@ def propagate(
             }
         reads |= {name: move.target for name, move in moves.items()}
         may_end = not slid[operation.name]
-        done = (
-            _on_samples(operation, reads, moves)
-            if sharing
-            else _place(operation, reads, moves, ended, may_end)
-        )
+        if sharing:
+            done = _on_samples(operation, reads, moves)
+            if operation.operation != GETITEM or inside.issuperset(reads):
+                inside.add(operation.name)
+        else:
+            done = _place(operation, reads, moves, ended, may_end)
         placed.append(replace(done, resplits=moves, grid=mesh, shared=sharing))
         samples[operation.name] = operation.samples[0] if operation.samples else None
         layouts[operation.name] = _outputs(operation, done, layouts)

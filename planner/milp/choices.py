@@ -34,9 +34,7 @@ class Choice(NamedTuple):
     whole_from: int = 0  # the layer before which shards are gathered; 0 is where their rules end
     then: Grid = ()  # another grid, of at most as many parts, from the layer `then_from` on
     then_from: int = 0
-    shared: bool = (
-        False  # from `whole_from` on each rank has its share of the micro-batch's samples, not all of them
-    )
+    shared: bool = False  # from `whole_from` on each rank has its share of the samples, not all of them
 
     @property
     def ranks(self) -> int:
@@ -101,8 +99,8 @@ def looked_at(layers: int) -> str:
     changes = f"one of at most {_FEW_PAIRS}" if layers > _PAIRS else "any"
     gathers = f"one of at most {_FEW}" if layers > EVERY else "any"
     return (
-        f"alike or otherwise from {changes} of the layers on, gathered as late as can be or before {gathers}, "
-        f"or from one of as many on shared in the last stage, where what mixes samples has a rule"
+        f"alike or otherwise from {changes} of the layers on, gathered as late as can be or before {gathers}, or "
+        f"shared in the last stage from {gathers} on where what mixes samples has a rule, of grids that change {changes}"
     )
 
 
