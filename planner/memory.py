@@ -67,10 +67,11 @@ def peaks(schedule: Schedule, memory: Sequence[StageBytes]) -> tuple[Peak, ...]:
 def memory_rows(schedule: Schedule) -> tuple[IntArray, ...]:
     """Of every worker, the moments that can be its peak for some sizes: distinct [row, stage, part] counts of which
     none is covered by another, so that `peak = max over rows of counts * bytes` for any bytes."""
-    return tuple(_uncovered(live_counts(own, schedule.stages)) for own in spans(schedule))
+    return tuple(uncovered(live_counts(own, schedule.stages)) for own in spans(schedule))
 
 
-def _uncovered(counts: IntArray) -> IntArray:
+def uncovered(counts: IntArray) -> IntArray:
+    """Of rows of counts the distinct ones that no other covers."""
     every = counts.reshape(len(counts), -1)
     used = every.any(0)
     flat = np.unique(every[:, used], axis=0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
 from planner.cost import IntArray
+from planner.memory import uncovered
 from planner.milp.box import Box, Weights, empty, stack
 from planner.milp.problem import Problem
 from planner.schedule.action import Kind
@@ -87,18 +89,21 @@ def shortage(problem: Problem, p: int, box: Box) -> IntArray:
     """[c_p, c_{p+1}]: bytes by which a stage alone exceeds the worst of its workers, negative where it fits."""
     fixed, moving = box.cell(problem.fixed_grid, p), box.cell(problem.moving_grid(p), p)
     worst: IntArray = np.full(fixed.shape, -(1 << 62), np.int64)
+    known = set()
     for worker in np.flatnonzero(problem.hosted[:, p]):
-        counts = set(map(tuple, problem.moments[worker][:, p].tolist()))
-        peak = np.maximum.reduce([_weighted(moving, row) for row in counts])
-        need = fixed * problem.hosted[worker, p] + peak
-        worst = np.maximum(worst, need - problem.available_bytes[worker])
+        counts = uncovered(problem.moments[worker][:, p])
+        hosted, available = problem.hosted[worker, p], problem.available_bytes[worker]
+        if (key := (counts.tobytes(), int(hosted), int(available))) not in known:
+            known.add(key)
+            peak = np.maximum.reduce([_weighted(moving, row) for row in counts.tolist()])
+            worst = np.maximum(worst, fixed * hosted + peak - available)
     if problem.sparing is not None:
         worst = np.minimum(worst, problem.plain_shortage(p, fixed, box.cell(problem.plain_grid, p)))
         worst = problem.parted_shortage(p, box.window(p)[:, None], box.window(p + 1)[None, :], worst)
     return worst
 
 
-def _weighted(parts: IntArray, counts: tuple[int, ...]) -> IntArray:
+def _weighted(parts: IntArray, counts: Sequence[int]) -> IntArray:
     total: IntArray = np.zeros(parts.shape[:-1], np.int64)
     for part, count in enumerate(counts):
         if count:
@@ -117,3 +122,22 @@ def memory_weights(problem: Problem) -> Weights:
             rows_of = empty(rows, problem.stages)
             found.append(replace(rows_of, fixed=fixed, moving=moments.astype(np.float64), constant=limit))
     return stack(found, problem.stages)
+
+
+def binding(box: Box, rows: Weights) -> Weights:
+    """The rows of memory that some cut of the box may exceed: each stage as large as any of its arcs, whatever the
+    others are; of equal rows the first."""
+    most = rows.constant.copy()
+    for p, alive in enumerate(box.alive):
+        used = np.flatnonzero(rows.fixed[:, p] + rows.moving[:, p].sum(1))
+        if len(used):
+            fixed = box.cell(box.problem.fixed_grid, p)[alive].astype(np.float64)
+            moving = box.cell(box.problem.moving_grid(p), p)[alive].astype(np.float64)
+            counts = np.column_stack([rows.fixed[used, p], rows.moving[used, p]])
+            kinds, at = np.unique(counts, axis=0, return_inverse=True)
+            largest = np.array([(fixed * own[0] + moving @ own[1:]).max() for own in kinds])
+            most[used] += largest[at.ravel()]
+    left = np.flatnonzero(most > 0)
+    table = np.concatenate([rows.fixed, rows.moving.reshape(len(rows), -1), rows.constant[:, None]], 1)[left]
+    kept = {own.tobytes(): m for m, own in zip(left[::-1].tolist(), table[::-1], strict=True)}
+    return rows.part(np.array(sorted(kept.values()), np.int64))

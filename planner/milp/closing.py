@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from planner.cost import IntArray
-from planner.milp.bounds import every_cut, fitting, memory_weights, most_bytes, reachable
+from planner.milp.bounds import binding, every_cut, fitting, memory_weights, most_bytes, reachable
 from planner.milp.box import ROUNDING, Box, Weights, stack
 from planner.milp.game import Pool
 from planner.milp.lines import Lines
@@ -104,7 +104,8 @@ class Closing:
 
     def _arm(self) -> None:
         """Rows of memory beside those of time."""
-        memory, known = memory_weights(self.problem), self.record
+        assert self.root is not None
+        memory, known = binding(self.root, memory_weights(self.problem)), self.record
         if len(memory) == len(known.pool.memory):
             return
         pool = Pool(problem=self.problem, memory=memory)
@@ -189,7 +190,7 @@ def _may_exceed(box: Box) -> bool:
     posed = box.problem
     if (most_bytes(posed) <= posed.available_bytes).all():
         return False
-    rows = memory_weights(posed)
+    rows = binding(box, memory_weights(posed))
     return any(
         -box.least(rows.part(slice(m, m + 1)).mixed(np.array([-1.0])))[0] > 0 for m in range(len(rows))
     )

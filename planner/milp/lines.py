@@ -21,12 +21,13 @@ from math import prod
 
 import numpy as np
 
-from planner.cost import BoolArray, IntArray
+from planner.cost import IntArray
 from planner.milp.box import ROUNDING, STEP, SYNC, Weights
 from planner.milp.mesh import FloatArray, Sum
 from planner.milp.problem import Problem
 from planner.milp.stages import COMPUTE
 
+Span = tuple[int, int]
 _SLACK = ROUNDING / 2  # of a sum over stages, for what prices may be off by before they are rounded up
 
 
@@ -110,49 +111,70 @@ class Lines:
 
     def least(self, weights: Weights, low: IntArray, high: IntArray) -> tuple[float, IntArray]:
         """The least value of a single row over the windows, and a cut that has it; infinite where there is none."""
-        self.problem.meter.priced(self.problem.stages * len(self.places))
-        total = self.heights(weights)[0] + self._windows(low, high)
-        values = [total[0]]
+        spans = self._spans(low, high)
+        self.problem.meter.priced(sum(last - first for first, last in spans))
+        total = self._parts(weights, spans)
+        values = [total[0][0]]
         for p in range(1, len(total)):
-            values.append(_onward(values[-1]) + total[p])
-        best = float(values[-1][-1])
+            values.append(_onward(values[-1], spans[p - 1], spans[p]) + total[p][0])
+        best = float(values[-1].min(initial=np.inf))
         if not np.isfinite(best):
             return np.inf, np.zeros(0, np.int64)
-        at = [len(self.places) - 1]
+        at = [spans[-1][0] + int(values[-1].argmin())]
         for p in range(len(values) - 2, -1, -1):
-            at.append(int(values[p][: at[-1]].argmin()))
+            at.append(spans[p][0] + int(values[p][: at[-1] - spans[p][0]].argmin()))
         return best + float(self._constants(weights)[0]), self.places[at[::-1]]
 
     def narrowed(
         self, weights: Weights, most: float, low: IntArray, high: IntArray
     ) -> tuple[IntArray, IntArray] | None:
         """Windows without the boundaries at which every cut costs more than `most` in some row."""
-        depth = self.problem.stages
-        self.problem.meter.priced(3 * len(weights) * depth * len(self.places))
-        total = self.heights(weights) + self._windows(low, high)
-        ahead = [total[:, 0]]
+        depth, spans = self.problem.stages, self._spans(low, high)
+        self.problem.meter.priced(3 * len(weights) * sum(last - first for first, last in spans))
+        total = self._parts(weights, spans)
+        ahead = [total[0]]
         for p in range(1, depth + 1):
-            ahead.append(_onward(ahead[-1]) + total[:, p])
-        behind = np.where(np.isfinite(total[:, depth]), self._constants(weights)[:, None], np.inf)
+            ahead.append(_onward(ahead[-1], spans[p - 1], spans[p]) + total[p])
+        behind = np.repeat(self._constants(weights)[:, None], total[depth].shape[1], 1)
         low, high = low.copy(), high.copy()
         for p in range(depth, -1, -1):
             left = np.flatnonzero((ahead[p] + behind <= most).all(0))
             if not len(left):
                 return None
-            low[p], high[p] = self.places[left[0]], self.places[left[-1]]
-            behind = _onward((behind + total[:, p])[:, ::-1])[:, ::-1]
+            low[p], high[p] = self.places[spans[p][0] + left[[0, -1]]]
+            if p > 0:
+                behind = _backward(behind + total[p], spans[p], spans[p - 1])
         return low, high
 
-    def _windows(self, low: IntArray, high: IntArray) -> FloatArray:
-        """[boundary, place]: infinite outside."""
-        inside: BoolArray = (self.places >= low[:, None]) & (self.places <= high[:, None])
-        return np.where(inside, 0.0, np.inf)
+    def _spans(self, low: IntArray, high: IntArray) -> list[Span]:
+        """Of every boundary, its part of the places."""
+        first, last = np.searchsorted(self.places, low), np.searchsorted(self.places, high, side="right")
+        return list(zip(first.tolist(), np.maximum(first, last).tolist(), strict=True))
+
+    def _parts(self, weights: Weights, spans: list[Span]) -> list[FloatArray]:
+        """`heights`, a boundary, as far as its window goes."""
+        heights = self.heights(weights)
+        return [heights[:, p, first:last] for p, (first, last) in enumerate(spans)]
 
 
-def _onward(values: FloatArray) -> FloatArray:
-    """Of every place, the least value at one before it."""
-    out: FloatArray = np.full(values.shape, np.inf)
-    np.minimum.accumulate(values[..., :-1], axis=-1, out=out[..., 1:])
+def _onward(values: FloatArray, here: Span, there: Span) -> FloatArray:
+    """Of every place of the next window, the least value at one before it."""
+    most = np.minimum(
+        np.arange(*there) - here[0], here[1] - here[0]
+    )  # how many places of this window come before
+    return _running(values)[..., np.maximum(most, 0)]
+
+
+def _backward(values: FloatArray, here: Span, there: Span) -> FloatArray:
+    """Of every place of the window before, the least value at one after it."""
+    most = np.minimum(here[1] - 1 - np.arange(*there), here[1] - here[0])
+    return _running(values[..., ::-1])[..., np.maximum(most, 0)]
+
+
+def _running(values: FloatArray) -> FloatArray:
+    """The least of the first k values, of none at first."""
+    out: FloatArray = np.full((*values.shape[:-1], values.shape[-1] + 1), np.inf)
+    np.minimum.accumulate(values, axis=-1, out=out[..., 1:])
     return out
 
 

@@ -65,7 +65,11 @@ class Problem(Stages):
 
     def critical(self, cut: IntArray) -> tuple[Row, int]:
         """A path (or cycle) that determines the time of this cut, and that time."""
-        return self._critical(self.durations(cut))
+        return self.critical_of(self.durations(cut))
+
+    def critical_of(self, spans: Durations) -> tuple[Row, int]:
+        """The same of a cut whose durations are known."""
+        return self._critical(spans)
 
     def critical_between(self, cuts: IntArray, shares: FloatArray) -> Row:
         """The path that determines the time at a mixture of cuts: a row like any other."""

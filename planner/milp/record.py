@@ -6,7 +6,7 @@ from planner.cost import IntArray
 from planner.milp.box import ROUNDING
 from planner.milp.game import Game, Pool
 from planner.milp.problem import Problem
-from planner.milp.search import NEVER, Answer, judge
+from planner.milp.search import NEVER, Answer, fits
 
 _GAIN = 1e-4  # of the limit: what a row between cuts must add to be of use
 _SLOWER = 1.3
@@ -52,12 +52,13 @@ class Record:
         known = self.pool.values[:, number].max(initial=0.0)
         if self.problem.patterned and self._rough(number, known):
             return number
+        if len(self.pool.rows) and known > self.limit + ROUNDING:
+            return number
+        row, value = self.problem.critical_of(self.pool.columns[number])
         if self.pinned is None or (cut == self.pinned).all():
-            self._consider(cut, int(judge(self.problem, cut[None, :])[0]))
-        if not len(self.pool.rows) or known <= self.most:
-            row, value = self.problem.critical(cut)
-            if not len(self.pool.rows) or value > known:
-                self.pool.add_row(row)
+            self._consider(cut, value)
+        if not len(self.pool.rows) or value > known:
+            self.pool.add_row(row)
         return number
 
     def _rough(self, number: int, known: float) -> bool:
@@ -68,10 +69,9 @@ class Record:
         return max(value, known) > self.most
 
     def _consider(self, cut: IntArray, ns: int) -> None:
-        if ns == NEVER:
-            return
         found = Answer(cut=cut, ns=ns)
-        if ns < self.limit or (ns == self.limit and self.answer is not None and found.better(self.answer)):
+        tied = ns == self.limit and self.answer is not None and found.better(self.answer)
+        if (ns < self.limit or tied) and fits(self.problem, cut[None, :])[0]:
             self.answer, self.limit = found, ns
 
     def learn_between(self, game: Game, most: float) -> bool:

@@ -31,11 +31,16 @@ class Answer:
 
 def judge(problem: Problem, cuts: IntArray, most: int | None = None) -> IntArray:
     """Simulated nanoseconds, NEVER where a worker's memory is exceeded; beyond `most`, only that it is more."""
-    fits = (problem.memory(cuts) <= problem.available_bytes).all(1)
+    fitting = fits(problem, cuts)
     out: IntArray = np.full(len(cuts), NEVER, np.int64)
-    if fits.any():
-        out[fits] = problem.times(cuts[fits], most)
+    if fitting.any():
+        out[fitting] = problem.times(cuts[fitting], most)
     return out
+
+
+def fits(problem: Problem, cuts: IntArray) -> BoolArray:
+    within: BoolArray = np.asarray((problem.memory(cuts) <= problem.available_bytes).all(1))
+    return within
 
 
 def descend(problem: Problem, low: IntArray, high: IntArray, start: IntArray) -> Answer | None:
