@@ -291,12 +291,37 @@ def all_reduce_s(cluster: Cluster, places: Iterable[Located], size_bytes: int, *
     link of the farthest distance crossed. `sharers` is how many such sums go through one card at the same time:
     `card_sharers` counts them.
     """
+    return sum_s(cluster, spread(cluster, places), size_bytes, sharers=sharers)
+
+
+class Spread(NamedTuple):
+    """What the time of an all-reduce over a set of places depends on."""
+
+    nodes: int
+    far: Distance  # the farthest crossed between nodes
+    fullest: int  # places of the node with most
+    cards: int  # of the node whose places are behind fewest
+
+
+def spread(cluster: Cluster, places: Iterable[Located]) -> Spread:
     members = {Slot(place.node, place.slot) for place in places}
-    by_node = Counter(place.node for place in members)
-    if len(members) < 2:
+    fullest = Counter(place.node for place in members)
+    cards = Counter(node for node, _ in {(place.node, card(cluster, place)) for place in members})
+    far: Distance = "cluster" if len({cluster.racks[node] for node in fullest}) > 1 else "rack"
+    return Spread(
+        nodes=len(fullest),
+        far=far,
+        fullest=max(fullest.values(), default=0),
+        cards=min(cards.values(), default=0),
+    )
+
+
+def sum_s(cluster: Cluster, over: Spread, size_bytes: int, *, sharers: int = 1) -> float:
+    """`all_reduce_s` of places that lie so."""
+    if over.nodes < 2 and over.fullest < 2:
         return 0.0
-    within = _within_s(cluster, max(by_node.values()), size_bytes)
-    between = _between_s(cluster, members, size_bytes * sharers)
+    within = _within_s(cluster, over.fullest, size_bytes)
+    between = _between_s(cluster, over, size_bytes * sharers)
     return _as_run(within + between, cluster.fitted.sum if cluster.fitted else None)
 
 
@@ -311,14 +336,12 @@ def _within_s(cluster: Cluster, members: int, size_bytes: int) -> float:
     return 2 * (members - 1) * (wire.latency_s + size_bytes / members / wire.bandwidth_bytes_per_s)
 
 
-def _between_s(cluster: Cluster, members: Collection[Slot], size_bytes: int) -> float:
-    nodes = {place.node for place in members}
-    count = len(nodes)
+def _between_s(cluster: Cluster, over: Spread, size_bytes: int) -> float:
+    count = over.nodes
     if count < 2:
         return 0.0
-    wire = link_over(cluster, "cluster" if len({cluster.racks[node] for node in nodes}) > 1 else "rack")
-    cards = Counter(node for node, _ in {(place.node, card(cluster, place)) for place in members})
-    stream_s = size_bytes / (min(cards.values()) * wire.bandwidth_bytes_per_s)
+    wire = link_over(cluster, over.far)
+    stream_s = size_bytes / (over.cards * wire.bandwidth_bytes_per_s)
     ring = 2 * (count - 1) * (wire.latency_s + stream_s / count)
     trees = 2 * math.ceil(math.log2(count)) * wire.latency_s + 2 * stream_s
     return min(ring, trees)

@@ -138,6 +138,8 @@ def binding(box: Box, rows: Weights) -> Weights:
             largest = np.array([(fixed * own[0] + moving @ own[1:]).max() for own in kinds])
             most[used] += largest[at.ravel()]
     left = np.flatnonzero(most > 0)
-    table = np.concatenate([rows.fixed, rows.moving.reshape(len(rows), -1), rows.constant[:, None]], 1)[left]
-    kept = {own.tobytes(): m for m, own in zip(left[::-1].tolist(), table[::-1], strict=True)}
+    kept = {
+        (rows.fixed[m].tobytes(), rows.moving[m].tobytes(), float(rows.constant[m])): m
+        for m in left[::-1].tolist()
+    }
     return rows.part(np.array(sorted(kept.values()), np.int64))

@@ -82,6 +82,7 @@ class Floors:
     _works: dict[tuple[object, ...], Work] = field(default_factory=dict)
     _layers: dict[tuple[object, ...], float] = field(default_factory=dict)
     _hops: dict[object, float] = field(default_factory=dict)
+    _bytes: dict[tuple[object, bool], IntArray] = field(default_factory=dict)
 
     def work(self, shape: Shape) -> Work:
         tables, family = self.space.tables(shape), FAMILIES[shape.family]
@@ -171,12 +172,18 @@ class Floors:
     def _queued_ns(self, shape: Shape, sums: tuple[Sum, ...], even: bool) -> float:
         """Compute and sums of a worker on average, as far as the ones must follow the others."""
         tables, work = self.space.tables(shape), self.work(shape)
-        size = _own_bytes(tables, shared=even)
+        size = self._own(tables, even)
         after = size * (float(_least(sums, size.sum(keepdims=True))[0] - 1) / max(1, int(size.sum())))
         each, count = (shape.micros // shape.pipes) * work.total, shape.pipes * shape.chunks
         done, left = _shares(count, float(each.sum()), float(after.sum()))
         either = np.min(done[:, None] * each + left[:, None] * np.maximum(after, 0.0), 0)
         return float(either.sum()) * shape.pipes / shape.workers
+
+    def _own(self, tables: Tables, shared: bool) -> IntArray:
+        """`_own_bytes`, worked out once."""
+        if (key := (tables.key, shared)) not in self._bytes:
+            self._bytes[key] = _own_bytes(tables, shared=shared)
+        return self._bytes[key]
 
     def _layer_ns(self, shape: Shape, sums: tuple[Sum, ...]) -> float:
         """A layer with the sum and the update of its stage."""

@@ -12,10 +12,12 @@ import highspy
 import numpy as np
 
 from planner.cost import IntArray
-from planner.milp.box import Weights, stack, weigh
+from planner.memory import PARTS
+from planner.milp.box import Weights, stack
+from planner.milp.grown import Grown, Table
 from planner.milp.mesh import FloatArray
 from planner.milp.problem import Problem, Row
-from planner.milp.stages import Durations
+from planner.milp.stages import KINDS, Durations
 
 _OFTEN, _LATEST = 60, 30  # rows at play
 _GROWN = 150  # of them, before they are chosen anew
@@ -29,36 +31,59 @@ class Pool:
     memory: Weights
     rows: list[Row] = field(default_factory=list)
     used: list[int] = field(default_factory=list)  # of each row, how often it was in a combination
-    weights: Weights = field(init=False)
     cuts: list[IntArray] = field(default_factory=list)
     columns: list[Durations] = field(default_factory=list)
     _numbers: dict[bytes, int] = field(default_factory=dict)
-    values: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # [row, cut]
-    excess: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))  # [memory row, cut]
+    _values: Table = field(default_factory=Table)
+    _excess: Table = field(init=False)
 
     def __post_init__(self) -> None:
-        self.weights = stack([], self.problem.stages)
+        stages = self.problem.stages
+        self._excess = Table(len(self.memory))
+        self._kinds = Grown((len(KINDS), stages), np.float64)  # of the rows
+        self._hops = Grown((2, stages, stages), np.float64)
+        self._spans = Grown((len(KINDS), stages), np.float64)  # of the cuts
+        self._places = Grown((stages + 1,), np.int64)
+        self._messages = Grown((4,), np.int64)  # [cut, cell, nanoseconds, bytes]
+
+    @property
+    def values(self) -> FloatArray:
+        """[row, cut]"""
+        return self._values.array
+
+    @property
+    def excess(self) -> FloatArray:
+        """[memory row, cut]"""
+        return self._excess.array
+
+    @property
+    def weights(self) -> Weights:
+        """Of the rows."""
+        rows, stages = len(self.rows), self.problem.stages
+        return Weights(
+            kinds=self._kinds.array,
+            hops=self._hops.array,
+            fixed=np.zeros((rows, stages)),
+            moving=np.zeros((rows, stages, PARTS)),
+            constant=np.zeros(rows),
+        )
 
     def add_row(self, row: Row) -> None:
         self.rows.append(row)
         self.used.append(0)
-        self.weights = stack([self.weights, weigh(row)], self.problem.stages)
-        new = self._along().reshape(1, -1)
-        self.values = np.vstack([self.values.reshape(len(self.rows) - 1, len(self.cuts)), new])
+        self._kinds.extend(row.kinds[None] / row.steps)
+        self._hops.extend(row.hops[None] / row.steps)
+        self._values.add_row(self._along())
 
     def _along(self) -> FloatArray:
-        """Of the latest row, the values of every cut; see `_values`."""
-        if not self.columns:
-            return np.zeros(0)
-        kinds, hops = self.weights.kinds[-1].ravel(), self.weights.hops[-1].ravel()
-        total: FloatArray = np.stack([column.kinds[0].ravel() for column in self.columns]) @ kinds
-        owner = np.arange(len(self.columns)).repeat([len(column.cells) for column in self.columns])
-        counts = hops[np.concatenate([column.cells for column in self.columns])]
-        lasts = np.concatenate([column.hop_ns[0] for column in self.columns])
-        total += np.bincount(owner, counts * lasts, len(total))
+        """Of the latest row, the values of every cut; see `_down`."""
+        kinds, hops = self._kinds.array[-1].ravel(), self._hops.array[-1].ravel()
+        total: FloatArray = self._spans.array.reshape(len(self.cuts), kinds.size) @ kinds
+        owner, cell, ns, size = self._messages.array.T
+        counts = hops[cell]
+        total += np.bincount(owner, counts * ns, len(total))
         if not self.problem.chained:
-            sizes = np.concatenate([column.hop_bytes[0] for column in self.columns])
-            there = np.bincount(owner, (counts != 0) & (sizes > 0), len(total))
+            there = np.bincount(owner, (counts != 0) & (size > 0), len(total))
             total[there < np.count_nonzero(hops)] = 0.0
         return total
 
@@ -66,20 +91,23 @@ class Pool:
         return self._numbers.get(cut.tobytes())
 
     def add_cut(self, cut: IntArray) -> int:
-        self._numbers[cut.tobytes()] = len(self.cuts)
+        number = self._numbers[cut.tobytes()] = len(self.cuts)
         column = self.problem.durations(cut)
         self.cuts.append(cut)
         self.columns.append(column)
-        new = self._values(column).reshape(-1, 1)
-        self.values = np.hstack([self.values.reshape(len(self.rows), len(self.cuts) - 1), new])
-        over = _excess(self.problem, self.memory, cut).reshape(-1, 1)
-        self.excess = np.hstack([self.excess.reshape(len(self.memory), len(self.cuts) - 1), over])
-        return len(self.cuts) - 1
+        self._places.extend(cut[None])
+        self._spans.extend(column.kinds)
+        cells = column.cells
+        owner = np.full(len(cells), number)
+        self._messages.extend(np.column_stack([owner, cells, column.hop_ns[0], column.hop_bytes[0]]))
+        self._values.add_column(self._down(column))
+        self._excess.add_column(_excess(self.problem, self.memory, cut))
+        return number
 
-    def _values(self, column: Durations) -> FloatArray:
+    def _down(self, column: Durations) -> FloatArray:
         """Of every row. 0 where the cut lacks a message that the row counts, and nothing else makes its receiver
         wait."""
-        kinds, hops = self.weights.kinds, self.weights.hops
+        kinds, hops = self._kinds.array, self._hops.array
         counts = hops.reshape(len(hops), 2 * self.problem.stages**2)
         found = counts[:, column.cells]
         total: FloatArray = (
@@ -94,15 +122,19 @@ class Pool:
     def active(self) -> IntArray:
         """The rows that were of use most often, and the latest."""
         count = len(self.rows)
-        old = sorted(range(max(0, count - _LATEST)), key=lambda r: (-self.used[r], -r))[:_OFTEN]
-        return np.array([*sorted(old), *range(max(0, count - _LATEST), count)], np.int64)
+        first = max(0, count - _LATEST)
+        old = np.lexsort((-np.arange(first), -np.array(self.used[:first], np.int64)))[:_OFTEN]
+        return np.concatenate([np.sort(old), np.arange(first, count)])
 
     def useful(self) -> list[Row]:
         """The active rows that were in a combination."""
         return [self.rows[r] for r in self.active().tolist() if self.used[r]]
 
     def inside(self, low: IntArray, high: IntArray) -> list[int]:
-        return [k for k, cut in enumerate(self.cuts) if (cut >= low).all() and (cut <= high).all()]
+        """The cuts met that lie there."""
+        every = self._places.array
+        found: list[int] = np.flatnonzero(((every >= low) & (every <= high)).all(1)).tolist()
+        return found
 
 
 def _excess(problem: Problem, memory: Weights, cut: IntArray) -> FloatArray:
@@ -132,21 +164,25 @@ class Game:
         for _ in range(len(self.memory)):
             self.lp.addVar(0.0, 1e6)
         self.lp.addRow(1.0, 1.0, 0, np.zeros(0, np.int32), np.zeros(0))
-        for row in pool.active().tolist():
-            self._add_row(row)
+        self._add_rows(pool.active())
         for k in chosen:
             self.add(k)
 
-    def _add_row(self, row: int) -> None:
-        values = self.pool.values[row, self.columns] / -self.scale
-        every = np.arange(1 + len(values), dtype=np.int32)
-        self.lp.addCol(0.0, 0.0, 1.0, len(every), every, np.append(1.0, values))
-        self.active.append(row)
+    def _add_rows(self, rows: IntArray) -> None:
+        table = self.pool.values[np.ix_(rows, np.array(self.columns, np.int64))] / -self.scale
+        columns = np.hstack([np.ones((len(rows), 1)), table])
+        count, nothing = columns.shape[1], np.zeros(len(rows))
+        starts = np.arange(0, columns.size, count, dtype=np.int32)
+        places = np.tile(np.arange(count, dtype=np.int32), len(rows))
+        self.lp.addCols(
+            len(rows), nothing, nothing, np.ones(len(rows)), columns.size, starts, places, columns.ravel()
+        )
+        self.active += rows.tolist()
 
     def grow(self) -> bool:
         """Takes in the rows that the pool has learnt; False where there are too many by now to keep them all."""
-        for row in range(self.met, len(self.pool.rows)):
-            self._add_row(row)
+        if self.met < len(self.pool.rows):
+            self._add_rows(np.arange(self.met, len(self.pool.rows)))
         self.met = len(self.pool.rows)
         return len(self.active) <= _GROWN
 

@@ -20,11 +20,13 @@ from planner.cluster import (
     Cluster,
     NodeGroup,
     Slot,
-    all_reduce_s,
+    Spread,
     card,
     card_sharers,
     distance,
     slots,
+    spread,
+    sum_s,
     transfer_s,
 )
 from planner.cost import NS, IntArray
@@ -73,7 +75,7 @@ class Machines:
     """A cluster with what is worked out once."""
 
     cluster: Cluster
-    _sums: dict[tuple[object, ...], Sum] = field(default_factory=dict)
+    _sums: dict[tuple[Spread, int], Sum] = field(default_factory=dict)
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
@@ -112,10 +114,9 @@ class Machines:
         sharers = _sharers(self.cluster, groups)
         found = []
         for group in groups:
-            members = sorted(set(group))
-            key = (*_likeness(self.cluster, members), sharers)
+            key = spread(self.cluster, group), sharers
             if key not in self._sums:
-                self._sums[key] = _lines(self.cluster, members, sharers)
+                self._sums[key] = _lines(self.cluster, *key)
             found.append(self._sums[key])
         return found
 
@@ -206,20 +207,9 @@ def _sharers(cluster: Cluster, groups: Sequence[Sequence[Slot]]) -> int:
     return max(Counter((place.node, card(cluster, place)) for place in outgoing).values(), default=1)
 
 
-def _likeness(cluster: Cluster, members: Sequence[Slot]) -> tuple[object, ...]:
-    """What the price of a sum depends on."""
-    nodes: dict[int, set[int]] = {}
-    fullest: dict[int, int] = {}
-    for place in members:
-        nodes.setdefault(place.node, set()).add(card(cluster, place))
-        fullest[place.node] = fullest.get(place.node, 0) + 1
-    racks = {cluster.racks[node] for node in nodes}
-    return len(nodes), len(racks) > 1, max(fullest.values()), min(map(len, nodes.values()))
-
-
-def _lines(cluster: Cluster, members: Sequence[Slot], sharers: int) -> Sum:
+def _lines(cluster: Cluster, over: Spread, sharers: int) -> Sum:
     def seconds(size: int) -> float:
-        return all_reduce_s(cluster, members, size, sharers=sharers)
+        return sum_s(cluster, over, size, sharers=sharers)
 
     def slope(size: int) -> float:
         return (seconds(2 * size) - seconds(size)) / size

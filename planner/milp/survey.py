@@ -20,6 +20,7 @@ from planner.milp.closing import Closing
 from planner.milp.fixed import Update
 from planner.milp.floors import Floors
 from planner.milp.free import free_bound_ns
+from planner.milp.lines import Lines
 from planner.milp.order import Order
 from planner.milp.problem import Problem, Row
 from planner.milp.search import NEVER, Answer, balanced, descend, even, kicked
@@ -33,6 +34,7 @@ _WORK_NS = 40e9  # of `Meter`
 _PROGRAM_NODES = 2000  # of the mixed-integer program
 _MOST_ARCS = 3000  # beyond, the program is left unwritten and the tree's proof stands alone
 _ARCS_PROVED = 500  # where everything is proved already, and the program only states it
+_FILTERS = 2  # of what the program is written over
 _BOXES = 100  # of one shape at first, divided by its depth
 _NODES = 3000  # boxes of one shape in a turn at most, divided by its depth
 
@@ -190,9 +192,13 @@ class Search:
         """The cuts that the rows do not refute; ties with the best answer stay."""
         if tried.closing is None or tried.closing.root is None:
             return None
-        rows = tried.closing.record.pool.weights
-        box = tried.closing.root.filtered(rows, self.limit + ROUNDING)
-        box = None if box is None else box.filtered(rows, self.limit + ROUNDING)
+        rows, most = tried.closing.record.pool.weights, self.limit + ROUNDING
+        box: Box | None = tried.closing.root
+        if box is not None and tried.problem.chained:
+            spans = Lines(tried.problem).narrowed(rows, most, box.low, box.high)
+            box = None if spans is None else box.narrowed(*spans)
+        for _ in range(_FILTERS):
+            box = None if box is None else box.filtered(rows, most)
         return None if box is None else formulation.Part(box=box, rows=rows, bound_ns=tried.bound_ns)
 
     def least_ns(self, shape: Shape) -> float:

@@ -22,9 +22,9 @@ from planner.milp.search import Answer, work_ns
 
 _PRICINGS = 60  # shortest paths a box, at most
 _ROUNDS = 3  # of filtering by single rows
-_CHEAP = 100_000  # arcs x rows
+_CHEAP = 400_000  # arcs x rows
 _SPARE, _SPARE_AT_ROOT = 3, 40  # pricings of a box that cannot be refuted, for a better bound and fewer arcs
-_CLOSE = 1e-5  # of the limit: bound and estimate as near as they need be
+_CLOSE = 1e-3  # of the limit: bound and estimate as near as they need be
 
 
 @dataclass(frozen=True, kw_only=True)
