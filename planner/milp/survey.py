@@ -192,7 +192,8 @@ class Search:
         """The cuts that the rows do not refute; ties with the best answer stay."""
         if tried.closing is None or tried.closing.root is None:
             return None
-        rows, most = tried.closing.record.pool.weights, self.limit + ROUNDING
+        pool, most = tried.closing.record.pool, self.limit + ROUNDING
+        rows = pool.weights.part(pool.active())
         box: Box | None = tried.closing.root
         if box is not None and tried.problem.chained:
             spans = Lines(tried.problem).narrowed(rows, most, box.low, box.high)
