@@ -18,7 +18,8 @@ class Run:
     """One pass over time. A node is a (pipe, stage), numbered pipe * stages + stage; micro-batches of a pipe go
     through every node in their order, so counters are all the state there is."""
 
-    def __init__(self, job: Job, *, whole_way: bool) -> None:
+    def __init__(self, job: Job, *, whole_way: bool, below: int = FOREVER) -> None:
+        """`below`: given up as soon as it is sure to end no sooner, where it cannot get stuck."""
         self.job, self.whole_way = job, whole_way
         self.stages = len(job.place[0])
         self.worker = [w for pipe in job.place for w in pipe]
@@ -35,6 +36,13 @@ class Run:
         self._prices()
         self._rooms(workers)
         self.turns = self._sequence()
+        sure = not whole_way and self.turns is None and min(self.room) >= 0
+        self.below = below if sure else FOREVER
+        kinds = (F, B, W) if job.split else (F, B)
+        self.left = [  # of each worker, work to come
+            sum(self.total[n] * self.time[n][kind] for n in own for kind in kinds) for own in self.nodes_of
+        ]
+        self.late = False  # it was given up
         self.free = [0] * workers
         self.order: list[list[int]] = [[] for _ in range(workers)]  # node * 3 + kind, actions in turn
         self.owing = [False] * len(self.worker)  # weight gradients past their limit
@@ -100,10 +108,14 @@ class Run:
         for n in range(0, len(self.worker), self.stages):
             self.arrived[n][0] = [0] * self.total[n]
             heappush(self.events, (0, self.worker[n]))
-        while self.events:
-            now, worker = heappop(self.events)
-            if self.free[worker] > now:
+        events, free, left, below = self.events, self.free, self.left, self.below
+        while events:
+            now, worker = heappop(events)
+            if free[worker] > now:
                 continue
+            if now + left[worker] >= below and left[worker]:
+                self.late = True
+                return
             if self.turns is None:
                 self._decide(worker, now)
             else:
@@ -111,21 +123,22 @@ class Run:
 
     def _decide(self, worker: int, now: int) -> None:
         best, chosen, soon = FOREVER, -1, FOREVER
-        rank, split = self.rank, self.job.split
+        ranks, split, tie, owes = self.rank, self.job.split, self._tie, self.job.policy.pending is not None
         for n in self.nodes_of[worker]:
             done, arrived = self.done[n], self.arrived[n]
             for kind in (1, 0):
-                turn = done[kind]
-                if turn < len(arrived[kind]) and (kind or self._fits(n)):
-                    at = arrived[kind][turn]
+                turn, times, rank = done[kind], arrived[kind], ranks[kind]
+                if turn < len(times):
+                    at = times[turn]
                     if at > now:
-                        soon = min(soon, at << 2 | rank[kind])
+                        if (at << 2 | rank) < soon and (kind or self._fits(n)):
+                            soon = at << 2 | rank
                         continue
-                    key = rank[kind] << 56 | self._tie(n, turn, at)
-                    if key < best:
+                    key = rank << 56 | tie(n, turn, at)
+                    if key < best and (kind or self._fits(n)):
                         best, chosen = key, n * 3 + kind
             if split and done[1] > done[2]:
-                key = -1 if self._owes(n) else rank[2] << 56 | self._tie(n, done[2], 0)
+                key = -1 if owes and self._owes(n) else ranks[2] << 56 | tie(n, done[2], 0)
                 if key < best:
                     best, chosen = key, n * 3 + 2
         self._act(worker, now, chosen, soon)
@@ -198,6 +211,7 @@ class Run:
     def _start(self, worker: int, now: int, n: int, kind: int) -> None:
         end = now + self.time[n][kind]
         self.free[worker] = end
+        self.left[worker] -= self.time[n][kind]
         self.order[worker].append(n * 3 + kind)
         heappush(self.events, (end, worker))
         self.done[n][kind] += 1

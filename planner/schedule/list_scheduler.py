@@ -19,7 +19,7 @@ from planner.errors import BadInput
 from planner.schedule.action import Action
 from planner.schedule.costs import Costs, PerNode, PerStage
 from planner.schedule.list_job import Job
-from planner.schedule.list_run import Run
+from planner.schedule.list_run import FOREVER, Run
 from planner.schedule.replay import span_of
 
 
@@ -31,16 +31,26 @@ class Listing:
 
 def listed(job: Job) -> Listing:
     """The order of a job; BadInput with the grid drawn where a single micro-batch does not fit its caps."""
+    found = _sooner(job, FOREVER)
+    assert found is not None, "nothing ends later than never"
+    run, span = found
+    return Listing(orders=run.actions(), span=span)
+
+
+def _sooner(job: Job, below: int) -> tuple[Run, int] | None:
+    """A run with its span; None where it surely does not end below so much."""
     check_job(job)
-    run = Run(job, whole_way=False)
+    run = Run(job, whole_way=False, below=below)
+    if run.late:
+        return None
     if run.finished():
-        return Listing(orders=run.actions(), span=max(run.free))
+        return run, max(run.free)
     if job.sequence is None:
         run = Run(job, whole_way=True)
     if not run.finished():
         raise run.stuck()
-    orders = run.actions()  # some waited on entry for room elsewhere, which the frozen order need not
-    return Listing(orders=orders, span=span_of(job.place, orders, job.costs))
+    # some waited on entry for room elsewhere, which the frozen order need not
+    return run, span_of(job.place, run.actions(), job.costs)
 
 
 def best_listed(jobs: Iterable[Job]) -> Listing:
@@ -48,21 +58,21 @@ def best_listed(jobs: Iterable[Job]) -> Listing:
 
     Jobs that get stuck are passed over, unless all do.
     """
-    best: Listing | None = None
+    best: tuple[Run, int] | None = None
     stuck: BadInput | None = None
     for job in jobs:
         try:
-            listing = listed(job)
+            found = _sooner(job, FOREVER if best is None else best[1])
         except BadInput as error:
             stuck = error
             continue
-        if best is None or listing.span < best.span:
-            best = listing
-        if best.span <= bound(job):
+        if found is not None and (best is None or found[1] < best[1]):
+            best = found
+        if best is not None and best[1] <= bound(job):
             break
     if best is None:
         raise stuck or BadInput("no job to list")
-    return best
+    return Listing(orders=best[0].actions(), span=best[1])
 
 
 def bound(job: Job) -> int:
