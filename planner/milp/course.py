@@ -23,6 +23,7 @@ from planner.milp.space import Space
 from planner.milp.survey import Effort, Search
 
 _EVEN, _FIRST = 40, 6  # shapes whose even cut is simulated, and that are answered, before any is looked into
+_HOPE = 1.2  # of the best answer so far: an even cut that takes more is not descended from
 _GLANCES = 0.1  # of the work allowed is for those even cuts
 _LOOKS = 0.85  # of it is spent by the end of first looks; shapes left then keep the bound of their totals
 
@@ -113,7 +114,8 @@ def _first_answers(found: Search, given: list[Shape]) -> None:
         known = sorted(known, key=lambda tried: (_even_ns(tried.problem), tried.shape))
     chosen = [*known[:_FIRST], *(tried for tried in known if firsts[tried.shape.family] == tried.shape)]
     for tried in {tried.shape: tried for tried in chosen}.values():
-        if found.space.meter.spent_ns < found.effort.work_ns / 3:
+        hopeless = found.space.pins.stages is None and _even_ns(tried.problem) > _HOPE * found.limit
+        if found.space.meter.spent_ns < found.effort.work_ns / 3 and not hopeless:
             found.answer(tried)
 
 

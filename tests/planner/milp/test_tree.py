@@ -10,7 +10,7 @@ import pytest
 
 from planner.cost import IntArray
 from planner.milp import formulation
-from planner.milp.bounds import every_cut, fitting, memory_weights, windows
+from planner.milp.bounds import binding, every_cut, fitting, memory_weights, windows
 from planner.milp.box import ROUNDING, weigh
 from planner.milp.fixed import Pins
 from planner.milp.game import Pool
@@ -106,6 +106,24 @@ def test_a_box_keeps_every_cut_that_a_row_does_not_refute(seed: int) -> None:
             assert alive[cut[p] - box.low[p], cut[p + 1] - box.low[p + 1]]
     if box is not None:
         assert box.least(rows)[0] <= times[(every >= box.low).all(1) & (every <= box.high).all(1)].min()
+
+
+@pytest.mark.parametrize("seed", [k for k in range(42) if SHAPES[k % len(SHAPES)][0] in ("chimera", "zb-v")])
+def test_a_row_of_memory_that_is_left_out_is_exceeded_by_no_cut(seed: int) -> None:
+    problem = posed(seed)
+    box = every_cut(problem, *windows(problem))
+    assert box is not None
+    rows = memory_weights(problem)
+    every = Pool(problem=problem, memory=rows)
+    kept = Pool(problem=problem, memory=binding(box, rows))
+    for cut in cuts(problem):
+        every.add_cut(cut)
+        kept.add_cut(cut)
+    whole, left = every.excess.max(0), kept.excess.max(0, initial=-np.inf)
+    assert ((whole > 0) == (left > 0)).all()
+    assert (whole[whole > 0] == left[whole > 0]).all()
+    ample = problem.available_bytes.min() > 1 << 30
+    assert len(kept.memory) <= (0 if ample else len(rows))
 
 
 @pytest.mark.parametrize("seed", range(21))

@@ -19,6 +19,19 @@ from tests.planner.schedule.jobs import jobs, schedule_of
 from tests.planner.schedule.slots import ends, span, thirds
 
 
+@settings(max_examples=100, deadline=None)
+@given(jobs(), jobs())
+def test_the_best_listing_is_the_shortest_of_all_and_the_first_of_those_as_short(one: Job, two: Job) -> None:
+    for several in ([one, two], [two, one, two]):
+        every = [listed(job) for job in several]
+        least = min(listing.span for listing in every)
+        reached = [listing.span <= bound(job) for listing, job in zip(every, several, strict=True)]
+        upto = reached.index(True) + 1 if True in reached else len(every)
+        first = next(x for x in every[:upto] if x.span == min(y.span for y in every[:upto]))
+        assert best_listed(several) == first
+        assert first.span >= least
+
+
 @settings(max_examples=150, deadline=None)
 @given(jobs())
 def test_nothing_deadlocks_and_every_micro_batch_passes_every_stage_once_each_way(job: Job) -> None:
