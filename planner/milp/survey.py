@@ -138,11 +138,15 @@ class Search:
         tried.bound_ns = max(tried.closing.bound_ns, least)
 
     def prove(self) -> None:
-        """Takes what is open further, a few boxes of every shape at a time, the lowest bound first."""
+        """Takes what is open further, a few boxes of every shape at a time, the lowest bound first; only what bounds
+        the plan below any shape that was not looked into."""
         self._polish()
-        boxes = _BOXES
-        while self.open and boxes <= self.effort.nodes and self.space.meter.spent_ns < self.effort.work_ns:
-            for tried in sorted(self.open, key=lambda each: (each.bound_ns, each.shape)):
+        boxes, least = _BOXES, min(self.left, default=NEVER)
+        while boxes <= self.effort.nodes and self.space.meter.spent_ns < self.effort.work_ns:
+            lowest = [tried for tried in self.open if tried.bound_ns < least]
+            if not lowest:
+                return
+            for tried in sorted(lowest, key=lambda each: (each.bound_ns, each.shape)):
                 if tried.bound_ns < self.limit and self.space.meter.spent_ns < self.effort.work_ns:
                     self._prove(tried, max(1, boxes // tried.shape.stages))
             self.open = [tried for tried in self.open if self._left(tried)]
