@@ -228,7 +228,9 @@ def _work(tables: Tables, splits: bool, mixes: bool, recompute: bool) -> Work:
 
 
 def _hops_to(shape: Shape, stage: IntArray) -> IntArray:
-    """Messages on the way to a stage; at the turns of a pipe two stages share a worker, if the family has any."""
+    """Messages on the way to a stage: stages of one worker that follow each other need none."""
+    if FAMILIES[shape.family].in_parts:
+        return stage // shape.chunks
     return stage - stage // shape.workers
 
 

@@ -47,8 +47,8 @@ class Sizes:
 
     @cached_property
     def _throughout(self) -> tuple[int, int]:
-        """Losses of a pipe, and copies of running statistics."""
-        again = self.shape.recompute or self.shape.sparing
+        """Losses of a pipe, and copies of running statistics; of all stages where any may recompute."""
+        again = self.shape.sparing or bool(self.order.recomputing)
         return losses_held(self.schedule), copies_of_statistics(self.holders, recompute=again)
 
     def state_bytes(self, low: IntArray, high: IntArray) -> IntArray:

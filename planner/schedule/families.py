@@ -30,6 +30,7 @@ class Family:
     about: str
     splits: bool = False  # I and W instead of B
     mixes: bool = False  # some backward passes may be I and W, others B
+    in_parts: bool = False  # stages of a worker follow each other
     paired: bool = False  # takes `pairs`; every stage has 2 * pairs holders
     chunks: tuple[int, ...] | int = (
         1,
@@ -56,6 +57,7 @@ FAMILIES: Mapping[str, Family] = {
         make=_overlap,
         about="1F1B in parts: gradients are summed while the backward goes on; for data-parallel replicas",
         mixes=True,
+        in_parts=True,
         chunks=(2, 4, 8, 16, 32),
         settings=WARMUP,
     ),
