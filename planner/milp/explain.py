@@ -45,10 +45,22 @@ def scope(space: Space, considered: int, bounded: int, left: int, listed: int) -
         f"{considered} shapes ({bounded} ruled out by bounds, {left} only bounded): {families}, orders frozen as generated{orders}; cuts of the "
         f"layers in the order of the model{where}; whole nodes from the first on, up to 64 pipeline workers unless fixed; recomputation "
         f"where memory excludes a cut, of the stages that need it, in {part}, or, where workers hold several, "
-        f"of all, then of fewer in the best plans; "
+        f"of all{_fewer(space)}; "
         f"sharded optimizer state where that or time asks for it, of all stages alike; "
-        f"replicas as slow as the slowest{cut}"
+        f"replicas as slow as the slowest{cut}{_at_use(space)}"
     )
+
+
+def _fewer(space: Space) -> str:
+    """What is tried where the proof says nothing of it."""
+    return (
+        "" if space.pins.recompute else " (of fewer in the best plans only, which is not part of the proof)"
+    )
+
+
+def _at_use(space: Space) -> str:
+    shown = space.pins.update == "rolling" and space.pins.out_of_order is not False
+    return "; where updates come at use, parts of about equal work or equal bytes only" if shown else ""
 
 
 def rivals(space: Space, best: Problem, answer: Answer, looked: Sequence[Looked]) -> Iterator[Rival]:

@@ -1,20 +1,18 @@
-"""The parts in which data-parallel replicas sum their gradients: where they are cut, and in which order things go.
+"""The parts in which data-parallel replicas sum their gradients, where updates come when a part is used.
 
-A shape of the family `overlap` includes both, so that what is proved of it holds for them. The cut is the better of
-parts of equal work and parts of equal bytes, improved by descent where the order does not depend on it; k and the
-order of the sums are searched for its costs.
+There the best order depends on the cut, and a shape of the family `overlap` includes both: what is proved of it holds
+for them. The cut is the better of parts of equal work and parts of equal bytes; k and the order of the sums are
+searched for its costs. Otherwise parts are cut as the stages of any family are.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from planner.cost import IntArray
 from planner.milp.order import Order
 from planner.milp.problem import Problem
-from planner.milp.search import NEVER, descend, even, judge, near
+from planner.milp.search import even, judge, near
 from planner.milp.stages import KINDS
 from planner.plan import StageTimes
 from planner.schedule.action import Kind
@@ -26,22 +24,13 @@ from planner.schedule.overlap_search import best_overlap
 FAMILY = "overlap"
 
 
-def arranged(posed: Problem, at_use: bool) -> Problem:
-    """The problem with its cut fixed and, where updates may come when a part is used, the best order for it."""
-    starts = [even(posed), near(posed, posed.tables.gradients[0])]
-    ready = [_ordered(posed, cut) if at_use else posed for cut in starts]
-    ns = [int(judge(each, cut[None, :])[0]) for each, cut in zip(ready, starts, strict=True)]
+def arranged(posed: Problem, own: IntArray | None) -> Problem:
+    """The problem with its cut fixed, to the user's own where there is one, and the best order for it."""
+    cuts = [own] if own is not None else [even(posed), near(posed, posed.tables.gradients[0])]
+    ready = [_ordered(posed, cut) for cut in cuts]
+    ns = [int(judge(each, cut[None, :])[0]) for each, cut in zip(ready, cuts, strict=True)]
     best = ns.index(min(ns))
-    cut = starts[best]
-    if not at_use and ns[best] < NEVER:
-        found = descend(posed, *_anywhere(posed), cut)
-        cut = cut if found is None else found.cut
-    return replace(ready[best], fixed=cut)
-
-
-def _anywhere(posed: Problem) -> tuple[IntArray, IntArray]:
-    places = np.flatnonzero(posed.allowed)
-    return places[: posed.stages + 1], places[len(places) - posed.stages - 1 :]
+    return replace(ready[best], fixed=cuts[best])
 
 
 def _ordered(posed: Problem, cut: IntArray) -> Problem:

@@ -161,9 +161,8 @@ class Space:
             plain = self.order(replace(shape, sparing=False))
             by_layer = self.parts_recompute and not shape.grid
             return None if plain is None else posed.spared(plain, by_layer=by_layer)
-        if shape.family != FAMILY or self.pins.stages is not None:
-            return posed
-        return arranged(posed, shape.update == "rolling" and self._at_use(shape))
+        at_use = shape.family == FAMILY and shape.update == "rolling" and self._at_use(shape)
+        return arranged(posed, self._own_cut) if at_use else posed
 
     def _at_use(self, shape: Shape) -> bool:
         """Whether nothing has to see every gradient before the first update; see `runtime.at_use`."""
@@ -222,8 +221,13 @@ class Space:
         low, high = windows(posed)
         if self.pins.stages is None:
             return (low, high) if posed.fixed is None else (posed.fixed, posed.fixed.copy())
-        own = pinned_cut(self.profile, self.pins.stages)
-        return (own, own.copy()) if len(own) == len(low) else None
+        own = self._own_cut
+        return (own, own.copy()) if own is not None and len(own) == len(low) else None
+
+    @cached_property
+    def _own_cut(self) -> IntArray | None:
+        """Of the user."""
+        return None if self.pins.stages is None else pinned_cut(self.profile, self.pins.stages)
 
 
 def _problem(

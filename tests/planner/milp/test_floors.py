@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise, product
 
 import numpy as np
 import pytest
 
 from planner.cost import IntArray
+from planner.errors import BadInput
 from planner.milp.bounds import windows
 from planner.milp.box import ROUNDING, weigh
 from planner.milp.fixed import pins
-from planner.milp.floors import Floors
+from planner.milp.floors import Floors, _hops_to
 from planner.milp.lines import Lines
 from planner.milp.problem import Problem
 from planner.milp.shapes import OUTER_DATA, Shape, shapes
@@ -190,3 +191,27 @@ def test_a_family_with_whole_and_split_backward_passes_says_so(name: str) -> Non
         family = FAMILIES[name]
         assert family.mixes or (Kind.I in kinds) == family.splits
         assert family.mixes or not {Kind.B, Kind.I} <= kinds
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_no_stage_is_said_to_be_further_away_than_messages_take_to_it(family: str) -> None:
+    for workers, chunks in product((2, 4), (FAMILIES[family].default_chunks, 4)):
+        try:
+            place = generate(family, workers=workers, micros=workers, chunks=chunks).place
+        except BadInput:
+            continue
+        shape = Shape(
+            family=family,
+            data=1,
+            workers=workers,
+            pairs=1,
+            chunks=chunks,
+            micro=1,
+            micros=workers,
+            recompute=False,
+            shard=False,
+            axes=OUTER_DATA,
+        )
+        for pipe in place:
+            sent = np.cumsum([0, *(a != b for a, b in pairwise(pipe))])
+            assert (_hops_to(shape, np.arange(len(pipe))) <= sent).all()

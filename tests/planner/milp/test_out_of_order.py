@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 
@@ -86,3 +87,24 @@ def test_compiled_replicas_that_round_to_bf16_stay_in_one() -> None:
     assert solve(costs, cluster(4, 1), fix=WIDE, **asked).schedule.family == "1f1b"  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="overlap in parts: a compiler fuses"):
         solve(costs, cluster(4, 1), fix={**WIDE, "schedule": "overlap"}, **asked)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("micros", [1, 2])
+def test_parts_of_a_pipeline_are_cut_where_no_other_cut_is_faster(seed: int, micros: int) -> None:
+    costs, machines = profile(chain(7, seed)), cluster(2, 1)
+    fix = {"data": 1, "pipeline": 2, "micro": 1, "schedule": "overlap", "chunks": 2}
+    plan = solve(costs, machines, batch=micros, fix=fix)
+    assert plan.certificate is not None and plan.certificate.gap == 0
+    for cuts in combinations(range(1, len(costs.graph.layers)), 3):
+        other = solve(costs, machines, batch=micros, fix={**fix, "cuts": ",".join(map(str, cuts))})
+        assert other.prediction.step_ns >= plan.prediction.step_ns
+
+
+def test_a_plan_with_updates_at_use_keeps_its_time_where_its_cut_is_given() -> None:
+    costs, machines = profile(chain(24, 0)), cluster(4, 1)
+    plan = plan_of(0, update="rolling")
+    cuts = ",".join(stage.layers[0] for stage in plan.stages[1:])
+    fix = {**WIDE, "update": "rolling", "schedule": "overlap", "micro": plan.batch.micro, "cuts": cuts}
+    same = solve(costs, machines, batch=8, fix={**fix, "chunks": plan.schedule.chunks})
+    assert same.prediction.step_ns == plan.prediction.step_ns

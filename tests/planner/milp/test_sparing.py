@@ -18,6 +18,7 @@ from planner.milp.search import judge
 from planner.milp.shapes import Shape
 from planner.milp.solve import solve, space_of
 from planner.milp.stages import KINDS
+from planner.model import Buffer
 from planner.plan import Plan
 from planner.plan_yaml import dump
 from planner.plan_yaml import parse as loads
@@ -131,6 +132,34 @@ def test_stages_that_share_a_worker_recompute_no_more_than_they_must() -> None:
     assert any(again(some))
     assert not all(again(some))
     assert some.prediction.step_ns < every.prediction.step_ns
+
+
+def test_running_statistics_are_copied_where_only_some_stages_of_a_worker_recompute() -> None:
+    """`verify` counts the copies of those that do."""
+    layers = [replace(layer, buffers=(f"mean {layer.name}",)) for layer in ALIKE.graph.layers]
+    statistics = [
+        Buffer(
+            name=f"mean {row.name}",
+            users=(row.name,),
+            shape=(25,),
+            dtype="float32",
+            bytes=100,
+            mutated=True,
+        )
+        for row in layers
+    ]
+    costs = replace(ALIKE, graph=replace(ALIKE.graph, layers=tuple(layers), buffers=tuple(statistics)))
+    seen = set()
+    for memory in range(50_000, 110_000, 4_000):
+        try:
+            plan = solve(
+                costs, cluster(2, memory=memory), batch=4, fix={"data": 1, "schedule": "interleaved"}
+            )
+        except Infeasible:
+            continue
+        assert violations(plan, profile=costs, cluster=cluster(2, memory=memory)) == []
+        seen.add(sum(again(plan)))
+    assert seen & {1, 2, 3}
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zb-v"])
