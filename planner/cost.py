@@ -38,6 +38,7 @@ class Tables:
     time_ns: Mapping[Kind, IntArray]  # prefix sums over layers
     spread_ns: Mapping[Kind, IntArray]
     saved: IntArray  # [i, j] kept for one micro-batch in flight, runtime-held inputs included
+    owing: IntArray  # prefix sums over layers: what they save besides where weight gradients are owed
     entered: IntArray  # [i, j] Values that come from before i or from the batch
     leaving: IntArray  # [i, j] Values that a later stage reads
     parameters: IntArray  # [i, j] with buffers
@@ -141,6 +142,7 @@ def tables(
         time_ns=_prefixes(costs, "median"),
         spread_ns=_prefixes(costs, "spread"),
         saved=saved,
+        owing=_prefix(cost.owing_bytes for cost in costs),
         entered=entered,
         leaving=leaving,
         parameters=parameters,

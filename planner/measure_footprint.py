@@ -39,6 +39,7 @@ class Footprint:
     workspace_bytes: int
     walks: bool
     walked_bytes: int
+    owing_bytes: int
 
 
 class Saved:
@@ -73,6 +74,7 @@ def footprint(specimen: Specimen) -> Footprint:
         own += sum(sources.slack.pop(i, 0) for i in kept_outputs)
         kept_bytes = own + sources.value_bytes(kept_inputs, kept_outputs)
         held = _held_bytes(specimen, outputs, saved, sources)
+    owing = max(0, _owing_bytes(specimen, kept_inputs, kept_outputs) - own)
     saved.kept.clear()
     saved.used.clear()
     del outputs
@@ -90,7 +92,22 @@ def footprint(specimen: Specimen) -> Footprint:
         workspace_bytes=max(0, sum(sources.sizes) + peaks.forward - kept_bytes, peaks.backward),
         walks=specimen.halves.walks,
         walked_bytes=_walked_bytes(specimen),
+        owing_bytes=owing,
     )
+
+
+def _owing_bytes(specimen: Specimen, kept_inputs: Iterable[int], kept_outputs: Iterable[int]) -> int:
+    """Saved on shards where the stage owes weight gradients: there what neighbours send is joined to a copy. Beside
+    the Values that are kept anyway."""
+    if isinstance(specimen.halves, Apart) or not specimen.on_shards:
+        return 0
+    saved = Saved()
+    with saved.watching():
+        outputs = specimen.outputs(specimen.halves.forward)
+        sources = _Sources(specimen, outputs)
+        own, inputs, made = sources.sort(saved.kept.values())
+    own += sum(sources.slack.get(i, 0) for i in made)
+    return own + sources.value_bytes({*inputs} - {*kept_inputs}, {*made} - {*kept_outputs})
 
 
 class _Sources:

@@ -64,8 +64,11 @@ class SpatialSplit(Protocol):
     ) -> Mapping[str, Layout]:
         """How the outputs lie."""
 
-    def shard(self, module: StageModule, grid: tuple[int, ...], delivered: Mapping[str, Layout]) -> None:
-        """From here on the module computes one shard that has neighbours, whose messages cost nothing."""
+    def shard(
+        self, module: StageModule, grid: tuple[int, ...], delivered: Mapping[str, Layout], *, owing: bool
+    ) -> None:
+        """From here on the module computes one shard that has neighbours, whose messages cost nothing; as in a stage
+        that owes weight gradients, or in another one."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,7 @@ class Specimen:
     inputs: Values  # leaves; those that take part in the backward require a gradient
     parameters: tuple[Tensor, ...]
     buffers: tuple[Tensor, ...]
+    on_shards: bool = False
 
     @property
     def device(self) -> torch.device:

@@ -141,7 +141,7 @@ def _specimen(
     forward = way.entered(run)
 
     def other() -> StageModule:
-        made = _module(captured, situation, tensors, way)
+        made = _module(captured, situation, tensors, way, owing=True)
         made._parameters.update(module._parameters)
         made._buffers.update(module._buffers)
         return made
@@ -155,6 +155,7 @@ def _specimen(
         inputs=values,
         parameters=tuple(module.parameters()),
         buffers=tuple(module.buffers()),
+        on_shards=bool(situation.grid),
     )
 
 
@@ -165,11 +166,18 @@ def _halves(way: Way, forward: Forward, module: Callable[[], StageModule]) -> tu
     return halves, halves if halves.walks else _Entered(way.split.walked(module()), way)
 
 
-def _module(captured: Captured, situation: Situation, tensors: Mapping[str, Tensor], way: Way) -> StageModule:
+def _module(
+    captured: Captured,
+    situation: Situation,
+    tensors: Mapping[str, Tensor],
+    way: Way,
+    *,
+    owing: bool = False,
+) -> StageModule:
     module = materialise(layer_module(captured, situation.layer.name), tensors, way.device)
     if situation.grid:
         assert way.spatial is not None
-        way.spatial.shard(module, situation.grid, situation.delivered)
+        way.spatial.shard(module, situation.grid, situation.delivered, owing=owing)
     return module
 
 

@@ -56,6 +56,7 @@ class LayerCost:
     aliases: tuple[tuple[int, int], ...] = ()
     walks: bool = False  # stages with it keep all that they have saved between I and W
     walked_bytes: int = 0  # gradients that such a stage keeps of it besides
+    owing_bytes: int = 0  # saved besides where weight gradients are owed: shards with what neighbours send
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +253,7 @@ def _optimizer_faults(optimizer: OptimizerCost) -> Iterator[Fault]:
 def _cost_faults(layer: Layer, cost: LayerCost) -> Iterator[tuple[str, str, str]]:
     for name in ("forward", "backward", "input_grad", "weight_grad"):
         yield from _seconds_fault(name, getattr(cost, name))
-    for name in ("own_saved_bytes", "held_bytes", "workspace_bytes", "walked_bytes"):
+    for name in ("own_saved_bytes", "held_bytes", "workspace_bytes", "walked_bytes", "owing_bytes"):
         yield from _number_fault(name, getattr(cost, name))
     for size in cost.output_bytes:
         yield from _number_fault("output_bytes", size)

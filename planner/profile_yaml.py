@@ -52,6 +52,7 @@ class CostRow:
     aliases: tuple[tuple[int, int], ...] = ()
     walks: bool = False
     walked_bytes: int = 0
+    owing_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

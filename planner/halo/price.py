@@ -22,7 +22,7 @@ from planner.halo.segment import Placed, Segment, cut_model
 from planner.halo.text import from_text
 from planner.model import ModelGraph
 
-ELEMENT_BYTES: Final = 4  # of what is captured; lower precisions send less
+ELEMENT_BYTES: Final = 4  # unless what is captured has others; lower precisions send less
 # Operations that compute while halos travel.
 OVERLAPPED: Final = ("aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.avg_pool")
 DROPPING: Final = ("aten.dropout", "aten.feature_dropout")
@@ -98,7 +98,7 @@ def price(
             check_grid(operation.outputs[0], grid, f"'{operation.name}'")
     segment = cut_model(operations, grid, gather_before, turns, shares)
     return Price(
-        layers=_layers(segment),
+        layers=_layers(segment, _element_bytes(graph)),
         values={value.name: _held(segment, value.name) for value in graph.values},
         gathered=ends(segment),
         samples=given[0].outputs[0][0] * (prod(grid) if shares else 1),
@@ -106,8 +106,18 @@ def price(
     )
 
 
-def _layers(segment: Segment) -> dict[str, Cost]:
-    sent, cut, gathered = traffic(segment), cut_layers(segment), gathered_elements(segment)
+def _element_bytes(graph: ModelGraph) -> int:
+    """Of the widest Value with a gradient."""
+    sizes = [
+        (value.fixed_bytes + value.sample_bytes * graph.captured_micro) // elements
+        for value in graph.values
+        if value.needs_grad and (elements := prod(value.shape))
+    ]
+    return max(sizes, default=ELEMENT_BYTES)
+
+
+def _layers(segment: Segment, element_bytes: int) -> dict[str, Cost]:
+    sent, cut, gathered = traffic(segment, element_bytes), cut_layers(segment), gathered_elements(segment)
     middle, moved = work_shares(segment, middle=True), resplit_elements(segment)
     drawn = drawn_elements(segment)
     return {
@@ -116,9 +126,9 @@ def _layers(segment: Segment) -> dict[str, Cost]:
             middle=middle[layer],
             traffic=sent.get(layer, Traffic()),
             on_shards=layer in cut,
-            gathered_bytes=gathered.get(layer, 0) * ELEMENT_BYTES,
-            resplit_bytes=moved.get(layer, 0) * ELEMENT_BYTES,
-            drawn_bytes=drawn.get(layer, 0) * ELEMENT_BYTES,
+            gathered_bytes=gathered.get(layer, 0) * element_bytes,
+            resplit_bytes=moved.get(layer, 0) * element_bytes,
+            drawn_bytes=drawn.get(layer, 0) * element_bytes,
         )
         for layer, share in work_shares(segment).items()
     }

@@ -53,6 +53,11 @@ class Order:
         return memory_rows(self.schedule)
 
     @cached_property
+    def owes(self) -> bool:
+        """Whether any stage has weight gradients to do later."""
+        return any(a.kind is Kind.I for order in self.schedule.orders for a in order)
+
+    @cached_property
     def recomputing(self) -> frozenset[int]:
         """The stages that do."""
         return frozenset(a.stage for order in self.schedule.orders for a in order if a.kind is Kind.R)

@@ -51,7 +51,7 @@ def _largest(row: LayerCost, cost: Cost) -> LayerCost:
         return row
     more = cost.share / cost.middle
     times = {name: getattr(row, name) for name in ("forward", "backward", "input_grad", "weight_grad")}
-    names = ("own_saved_bytes", "held_bytes", "workspace_bytes", "walked_bytes")
+    names = ("own_saved_bytes", "held_bytes", "workspace_bytes", "walked_bytes", "owing_bytes")
     sizes = {name: getattr(row, name) for name in names}
     return replace(
         row,

@@ -112,6 +112,8 @@ class Sizes:
         """[..., part]: of one micro-batch in a stage, the parts of `StageBytes`; what is recomputed sends it all."""
         tables = self.tables
         parts = tables.moving_parts(low, high, again) | {"update": self.update_bytes(low, high)}
+        if self.order.owes:
+            parts["saved"] = parts["saved"] + tables.owing[high] - tables.owing[low]
         return np.stack([parts[name] for name in PART_NAMES], -1)
 
     def update_bytes(self, low: IntArray, high: IntArray) -> IntArray:

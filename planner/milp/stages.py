@@ -274,7 +274,7 @@ class Stages(Sizes):
 
     def _moving_grid(self, again: np.bool_) -> IntArray:
         share = self.holders if self.shape.shard else 1
-        key = ("moving", self.tables.key, share, bool(again))
+        key = ("moving", self.tables.key, share, bool(again), self.order.owes)
         return self._grid(key, lambda i, j: self.moving_of(i, j, again))
 
     def _grid(self, key: tuple[object, ...], price: Callable[[IntArray, IntArray], IntArray]) -> IntArray:

@@ -35,7 +35,10 @@ class Alone:
     ) -> Mapping[str, Layout]:
         return analyse(module, grid, delivered).outputs
 
-    def shard(self, module: StageModule, grid: tuple[int, ...], delivered: Mapping[str, Layout]) -> None:
+    def shard(
+        self, module: StageModule, grid: tuple[int, ...], delivered: Mapping[str, Layout], *, owing: bool
+    ) -> None:
         """The shard in the middle: it has neighbours on both sides where any has."""
         middle = rank_at(middle_of(grid), grid)
-        shard(module, analyse(module, grid, delivered), Mesh(grid, Silence(middle, prod(grid))))
+        mesh = Mesh(grid, Silence(middle, prod(grid)))
+        shard(module, analyse(module, grid, delivered), mesh, overlap=not owing)

@@ -12,16 +12,19 @@ import pytest
 import torch
 
 from planner import measure
+from planner.cost import price
 from planner.errors import BadInput
+from planner.halo import price as halo
 from planner.milp.solve import solve
 from planner.plan import Plan, shared_from
-from planner.profile import LayerCost, Profile, Seconds
+from planner.profile import CostKey, LayerCost, Profile, Seconds
 from planner.report.contents import Contents
 from planner.simulate import period_of_plan
 from planner.verify import violations
 from planner.workload import load
 from runtime.rehearse import runs
 from runtime.spatial.alone import Alone
+from runtime.split import Split
 from runtime.train import Model
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run
@@ -148,10 +151,54 @@ def test_what_mixes_samples_is_refused_by_name_when_the_plan_is_made() -> None:
 @pytest.mark.parametrize("name", ["free", "from a layer on", "in the last of two stages", "in Chimera"])
 def test_no_rank_holds_more_than_was_predicted(name: str) -> None:
     plan = chosen(name, double=False)
+    assert 0.5 <= _ratio(plan) <= 1.0
+
+
+def _ratio(plan: Plan) -> float:
+    """Of the worker that holds most of what was predicted for it."""
     model = Model(plan, *captured_of(CLASSIFIER, plan.model.arguments, plan.batch.micro))
     predicted = [memory.total - memory.margin for memory in plan.prediction.memory]
-    found = [run.peak_bytes / predicted[run.worker] for run in runs(model, torch.device("cpu"), steps=0)]
-    assert 0.5 <= max(found) <= 1.0
+    return max(run.peak_bytes / predicted[run.worker] for run in runs(model, torch.device("cpu"), steps=0))
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-h2"])
+def test_stages_on_shards_that_owe_weight_gradients_keep_what_neighbours_sent(schedule: str) -> None:
+    costs = measure.profile(
+        load(CLASSIFIER, {"double": "false"}),
+        "roofline:cpu",
+        micros=(MICRO,),
+        split=Split(),
+        spatial=Alone(),
+        grids=((2,),),
+    )
+    fix = {"spatial": 2, "gather": "deep", "pipeline": 2, "cuts": "down.1", "schedule": schedule}
+    plan = solve(costs, machines(4), batch=8 * MICRO, fix={**fix, "recompute": False})
+    assert 0.6 <= _ratio(plan) <= 1.0
+
+
+def test_what_is_sent_in_double_precision_is_twice_as_much() -> None:
+    sent = [
+        sum(cost.traffic.halo_bytes for cost in halo.price(classifier(double).graph, (2,)).layers.values())
+        for double in (True, False)
+    ]
+    assert sent[0] == 2 * sent[1] > 0
+
+
+def test_only_what_overlaps_with_messages_saves_more_where_weight_gradients_are_owed() -> None:
+    """There it is joined to what neighbours send, and not kept apart from it."""
+    split = Split()
+    costs = measure.profile(
+        load("unet3d", {"size": "tiny"}),
+        "roofline:cpu",
+        micros=(1,),
+        split=split,
+        spatial=Alone(),
+        grids=((2,),),
+    )
+    owing = {key.split for key, cost in costs.costs.items() if cost.owing_bytes}
+    assert owing == {(2,)}
+    tables = price(costs, CostKey("", 1, (), "fp32", "eager"))
+    assert not tables.owing.any()
 
 
 def test_a_plan_that_shares_is_held_against_the_profile_of_the_share() -> None:
