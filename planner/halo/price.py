@@ -6,6 +6,7 @@ do not. Counted is the rank that sends most, one direction at a time as links ar
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -107,13 +108,9 @@ def price(
 
 
 def _element_bytes(graph: ModelGraph) -> int:
-    """Of the widest Value with a gradient."""
-    sizes = [
-        (value.fixed_bytes + value.sample_bytes * graph.captured_micro) // elements
-        for value in graph.values
-        if value.needs_grad and (elements := prod(value.shape))
-    ]
-    return max(sizes, default=ELEMENT_BYTES)
+    """Of the widest Value with a gradient, by the bits in its type's name."""
+    bits = (re.search(r"\d+", value.dtype) for value in graph.values if value.needs_grad)
+    return max((int(found[0]) // 8 for found in bits if found), default=ELEMENT_BYTES)
 
 
 def _layers(segment: Segment, element_bytes: int) -> dict[str, Cost]:

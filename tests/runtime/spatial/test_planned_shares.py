@@ -14,7 +14,7 @@ import torch
 from planner import measure
 from planner.cost import price
 from planner.errors import BadInput
-from planner.halo import price as halo
+from planner.halo.price import price as split_price
 from planner.milp.solve import solve
 from planner.plan import Plan, shared_from
 from planner.profile import CostKey, LayerCost, Profile, Seconds
@@ -178,7 +178,10 @@ def test_stages_on_shards_that_owe_weight_gradients_keep_what_neighbours_sent(sc
 
 def test_what_is_sent_in_double_precision_is_twice_as_much() -> None:
     sent = [
-        sum(cost.traffic.halo_bytes for cost in halo.price(classifier(double).graph, (2,)).layers.values())
+        sum(
+            cost.traffic.halo_bytes
+            for cost in split_price(classifier(double).graph, (2,), {"deep"}).layers.values()
+        )
         for double in (True, False)
     ]
     assert sent[0] == 2 * sent[1] > 0
