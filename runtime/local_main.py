@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
@@ -65,4 +66,7 @@ def rank_main(paths: Paths, job: Job, plan: Plan, model: Model | None) -> Callab
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    status = main(*sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # at once: taking a large model apart may last for seconds
