@@ -203,7 +203,8 @@ def schedules() -> str:
         "worker; digits are micro-batches; blanks are bubbles. The solver prices them with your costs instead.\n",
         "A list of actions is all that a schedule is: `0F3` is the forward of micro-batch 3 through stage 0, B its "
         "backward, I and W the halves of it, R a recomputation; a letter behind the number names a second pipe. "
-        "`--schedule LIST` names the families to choose from, `--fix` pins one with its settings.\n",
+        "`--schedule LIST` names the families to choose from, `--fix` pins one with its `pairs` and `chunks`; what "
+        "else it has is for `planner.schedule.families.generate`.\n",
         "Any family also takes the settings of out-of-order backprop, which change the order of the same work "
         "(`docs/out-of-order.md`):\n",
         *(f"- `{name}`: {meaning}" for name, meaning in OPTIONS.items()),
