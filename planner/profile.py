@@ -223,8 +223,10 @@ def faults(profile: Profile) -> Iterator[Fault]:
             continue
         if key.micro < 1 or any(part < 1 for part in key.split):
             yield Fault(("costs", row, "micro"), f"micro-batch {key.micro}, split {key.split}", "1 or more")
-        place = _describe(layers[key.signature], key)
-        for name, what, allowed in _cost_faults(layers[key.signature], cost):
+        layer = layers[key.signature]
+        place = _describe(layer, key)
+        trains = any(profile.graph.parameter[name].trainable for name in layer.parameters)
+        for name, what, allowed in (*_cost_faults(layer, cost), *_instant(cost, trains)):
             yield Fault(("costs", row, name), f"{place}: {what}", allowed)
     yield from _missing_rows(profile, layers)
 
@@ -237,6 +239,17 @@ def _number_fault(name: str, value: float) -> Iterator[tuple[str, str, str]]:
 def _seconds_fault(name: str, value: Seconds) -> Iterator[tuple[str, str, str]]:
     yield from _number_fault(f"{name}.median", value.median)
     yield from _number_fault(f"{name}.spread", value.spread)
+
+
+def _instant(cost: LayerCost, trains: bool) -> Iterator[tuple[str, str, str]]:
+    """Plans are in nanoseconds, and no pass of a stage takes none."""
+    passes = {"forward": cost.forward.median}
+    if trains:
+        passes |= {"backward": cost.backward.median}
+        passes |= {"input_grad": cost.input_grad.median + cost.weight_grad.median}
+    for name, seconds in passes.items():
+        if 0 <= seconds < 0.5e-9:
+            yield name, f"{name} takes no time", "a nanosecond or more"
 
 
 def _optimizer_faults(optimizer: OptimizerCost) -> Iterator[Fault]:
