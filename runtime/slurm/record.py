@@ -39,14 +39,20 @@ def read(paths: Paths, rank: int, generation: int) -> Record | None:
     return found if found.generation == generation else None
 
 
+_OVER = (
+    0,
+    128 + signal.SIGTERM,
+)  # of srun whose ranks have ended; the signal of a preemption may come after them
+
+
 def outcome(paths: Paths, hosts: Sequence[str], generation: int, code: int) -> Outcome:
     """How a try to run the ranks ended; `hosts` has one for each rank, `code` is srun's."""
     records = [read(paths, rank, generation) for rank in range(len(hosts))]
     exits = tuple(record.status if record else 0 for record in records)
     states = {record.state if record else "lost" for record in records}
-    if code == 0 and states == {"done"}:
+    if code in _OVER and states == {"done"}:
         return Outcome("done", exits=exits)
-    if code == 0 and states <= {"stopped", "done"}:
+    if code in _OVER and states <= {"stopped", "done"}:
         return Outcome("stopped", cause="told to stop, with a checkpoint", exits=exits)
     return _failed(paths, hosts, records, exits, code)
 

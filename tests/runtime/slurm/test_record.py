@@ -57,6 +57,14 @@ def test_ranks_that_stopped_with_a_checkpoint_have_not_failed(paths: Paths) -> N
     assert found.status == STOPPED
 
 
+def test_ranks_that_stopped_are_believed_where_the_signal_reached_srun_after_them(paths: Paths) -> None:
+    for rank in range(4):
+        left(paths, rank, "stopped", STOPPED)
+    found = outcome(paths, 143)
+    assert found.state == "stopped"
+    assert found.status == STOPPED
+
+
 def test_an_error_of_ones_own_comes_before_those_that_follow_from_it(paths: Paths) -> None:
     left(paths, 0, "failed", 1)
     raised(paths, 0, "rank 0: RuntimeError: Connection closed by peer", 5, secondary=True)
