@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -49,18 +50,12 @@ def test_all_done_is_done(paths: Paths) -> None:
     assert outcome(paths, 0) == Outcome("done", exits=(0, 0, 0, 0))
 
 
-def test_ranks_that_stopped_with_a_checkpoint_have_not_failed(paths: Paths) -> None:
+@pytest.mark.parametrize("code", [0, 128 + signal.SIGTERM])
+def test_ranks_that_stopped_with_a_checkpoint_have_not_failed(paths: Paths, code: int) -> None:
+    """Nor where the signal of a preemption reached srun after them."""
     for rank in range(4):
         left(paths, rank, "stopped", STOPPED)
-    found = outcome(paths, 0)
-    assert found.state == "stopped"
-    assert found.status == STOPPED
-
-
-def test_ranks_that_stopped_are_believed_where_the_signal_reached_srun_after_them(paths: Paths) -> None:
-    for rank in range(4):
-        left(paths, rank, "stopped", STOPPED)
-    found = outcome(paths, 143)
+    found = outcome(paths, code)
     assert found.state == "stopped"
     assert found.status == STOPPED
 
