@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.harness import Result, Table, markdown
@@ -31,15 +34,31 @@ def scripts() -> list[str]:
 
 def result_of(name: str, quick: bool) -> Result | str:
     command = [sys.executable, "-m", f"benchmarks.{name}", "--json", *(["--quick"] if quick else [])]
-    done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, check=False)
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        done = subprocess.run(command, cwd=HERE.parent, stdout=output, stderr=errors, check=False)
+        output.seek(0)
+        errors.seek(0)
+        said, complained = output.read(), errors.read()
     if done.returncode:
-        return f"{name} failed: {done.stderr.strip().splitlines()[-1:]}"
-    facts = json.loads(done.stdout)
+        print(complained, end="", file=sys.stderr, flush=True)
+        return f"{name} failed: {cause(done.returncode, complained)}"
+    facts = json.loads(said)
     tables = [
         Table(**{**table, "columns": tuple(table["columns"]), "notes": tuple(table["notes"])})
         for table in facts.pop("tables")
     ]
     return Result(**facts, tables=tables)
+
+
+def cause(status: int, complained: str) -> str:
+    """Why a script gave no result: its own last words, or what ended it before it could say."""
+    said = complained.strip().splitlines()[-1:]
+    if status > 0:
+        return said[0] if said else f"exit status {status}; it said nothing"
+    number = signal.Signals(-status)
+    memory = ", as the kernel does where memory runs out" if number is signal.SIGKILL else ""
+    last = f"the last it said: {said[0]}" if said else "it said nothing"
+    return f"ended by {number.name}{memory}; {last}"
 
 
 def _there() -> dict[str, str]:
@@ -48,25 +67,32 @@ def _there() -> dict[str, str]:
     return {name: f"## {name}{text.rstrip()}\n" for name, text in found.items() if name in scripts()}
 
 
+def _write(parts: Mapping[str, str]) -> None:
+    """After every script, so that one that takes the others with it leaves what they found."""
+    text = "# Results\n\nWritten by `python -m benchmarks` (`make bench` runs all, whole); each section says on what machine, under what load and when.\n\n"
+    ordered = [name for name in (*parts, *scripts()) if name in parts]
+    RESULTS.write_text(text + "\n".join(parts[name] for name in dict.fromkeys(ordered)))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a sample of each, under a minute")
     parser.add_argument("only", nargs="*", help=f"of {', '.join(scripts())}")
     options = parser.parse_args()
     there, failed = _there(), 0
-    parts = dict(there) if options.only else {}
+    parts = dict(there)
     for name in options.only or scripts():
         print(f"{name} ...", file=sys.stderr, flush=True)
         result = result_of(name, options.quick)
-        failed += isinstance(result, str)
+        if isinstance(result, str):
+            failed += 1
+            print(result, file=sys.stderr, flush=True)
         if isinstance(result, Result) and not result.tables and name in there:
             print(f"{result.claim} What it wrote before is kept.", file=sys.stderr)
             parts[name] = there[name]
         else:
             parts[name] = f"## {name}\n\n{result}\n" if isinstance(result, str) else markdown(result)
-    text = "# Results\n\nWritten by `python -m benchmarks` (`make bench` runs all, whole); each section says on what machine, under what load and when.\n\n"
-    ordered = [name for name in (*parts, *scripts()) if name in parts]
-    RESULTS.write_text(text + "\n".join(parts[name] for name in dict.fromkeys(ordered)))
+        _write(parts)
     if "demo" in parts:
         renew(HERE.parent / "README.md", parts["demo"])
     return failed
