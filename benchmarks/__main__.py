@@ -70,8 +70,7 @@ def _there() -> dict[str, str]:
 def _write(parts: Mapping[str, str]) -> None:
     """After every script, so that one that takes the others with it leaves what they found."""
     text = "# Results\n\nWritten by `python -m benchmarks` (`make bench` runs all, whole); each section says on what machine, under what load and when.\n\n"
-    ordered = [name for name in (*parts, *scripts()) if name in parts]
-    RESULTS.write_text(text + "\n".join(parts[name] for name in dict.fromkeys(ordered)))
+    RESULTS.write_text(text + "\n".join(parts.values()))
 
 
 def main() -> int:
@@ -79,22 +78,20 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a sample of each, under a minute")
     parser.add_argument("only", nargs="*", help=f"of {', '.join(scripts())}")
     options = parser.parse_args()
-    there, failed = _there(), 0
-    parts = dict(there)
+    failed = 0
     for name in options.only or scripts():
         print(f"{name} ...", file=sys.stderr, flush=True)
-        result = result_of(name, options.quick)
+        result, there = result_of(name, options.quick), _there()
         if isinstance(result, str):
             failed += 1
             print(result, file=sys.stderr, flush=True)
-        if isinstance(result, Result) and not result.tables and name in there:
-            print(f"{result.claim} What it wrote before is kept.", file=sys.stderr)
-            parts[name] = there[name]
+            _write({**there, name: f"## {name}\n\n{result}\n"})
+        elif result.tables or name not in there:
+            _write({**there, name: markdown(result)})
         else:
-            parts[name] = f"## {name}\n\n{result}\n" if isinstance(result, str) else markdown(result)
-        _write(parts)
-    if "demo" in parts:
-        renew(HERE.parent / "README.md", parts["demo"])
+            print(f"{result.claim} What it wrote before is kept.", file=sys.stderr)
+    if "demo" in (there := _there()):
+        renew(HERE.parent / "README.md", there["demo"])
     return failed
 
 

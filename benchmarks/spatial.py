@@ -14,13 +14,16 @@ import multiprocessing
 import os
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 from math import prod
 from multiprocessing.connection import Connection
+from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -74,6 +77,7 @@ def _exactness(quick: bool) -> Table:
     count: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
     worst: dict[str, float] = defaultdict(float)
     latest: tuple[tuple[str, str], Reference] | None = None
+    print(f"{len(chosen)} operation cases ...", file=sys.stderr, flush=True)
     for variant in chosen:
         key = (variant.case.name, variant.parts)
         if latest is None or latest[0] != key:
@@ -96,14 +100,17 @@ def _networks(quick: bool) -> Table:
     """Five losses of every network under every hybrid of axes, in processes, against one process."""
     light = [case for case in matrix.CASES if case[0] in ("cosmoflow", "unet3d")]
     cases = random.Random(1).sample(light, 3) if quick else matrix.CASES
-    pool, rows = Pool(["torch", "tests.runtime.spatial.jobs"]), list[tuple[Cell, ...]]()
-    try:
-        for network, hybrid in cases:
-            with tempfile.TemporaryDirectory() as folder:
-                found = matrix.apart(network, hybrid, pool, Path(folder))
-            rows.append((network, hybrid, found.first, found.later, found.rounding, found.equal))
-    finally:
-        pool.close()
+    rows: list[tuple[Cell, ...]] = []
+    for network, beside in groupby(cases, key=itemgetter(0)):
+        pool = Pool(["torch", "tests.runtime.spatial.jobs"])  # workers keep what they captured
+        try:
+            for _, hybrid in beside:
+                print(f"{network}, {hybrid} ...", file=sys.stderr, flush=True)
+                with tempfile.TemporaryDirectory() as folder:
+                    found = matrix.apart(network, hybrid, pool, Path(folder))
+                rows.append((network, hybrid, found.first, found.later, found.rounding, found.equal))
+        finally:
+            pool.close()
     return Table(
         title=f"Networks on shared samples in the runtime, losses of {matrix.STEPS} steps, fp64, relative to one process",
         columns=("network", "ranks", "first loss", "worst loss", "of one rounding alone", "equal"),
@@ -170,6 +177,7 @@ def _overheads(quick: bool) -> list[Table]:
     rows: list[tuple[Cell, ...]] = []
     scaling: list[tuple[Cell, ...]] = []
     for name in NETS if not quick else ("conv3d 16^3", "U-Net"):
+        print(f"{name}, timed ...", file=sys.stderr, flush=True)
         clocks = _measured(name, rounds)
         scaling.append((name, *_scaled(clocks), FASTER))
         wall = {way: statistics.median(clocks[way].wall_s) for way in WAYS}

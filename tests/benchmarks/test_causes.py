@@ -61,3 +61,21 @@ def test_workers_that_outlive_a_killed_one_do_not_keep_its_end_from_being_known(
 def test_what_is_said_beside_a_result_is_no_part_of_it(script: Path) -> None:
     script.write_text(f"{SCRIPT}print({WHOLE!r})\n")
     assert isinstance(every.result_of("probe", quick=False), Result)
+
+
+def test_one_that_fails_leaves_what_others_found_before_and_in_the_meantime(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = script.parent / "RESULTS.md"
+    monkeypatch.setattr(every, "RESULTS", results)
+    results.write_text("# Results\n\n## earlier\n\nfour\n")
+    script.with_name("earlier.py").touch()
+    beside = script.with_name("beside.py")
+    beside.touch()
+    script.write_text(
+        f"open({str(results)!r}, 'a').write('\\n## beside\\n\\nfive\\n')\n{SCRIPT}raise OSError('full')\n"
+    )
+    monkeypatch.setattr("sys.argv", ["benchmarks", "probe"])
+    assert every.main() == 1
+    written = results.read_text()
+    assert "four" in written and "five" in written and "probe failed: OSError: full" in written

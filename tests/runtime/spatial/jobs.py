@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import torch.distributed as dist
 from runtime import checkpoint as checkpoints
 from runtime import groups
 from runtime import job as runs
+from runtime.groups import World
 from runtime.paths import Paths
 from runtime.spatial.mesh import GroupWire
-from runtime.train import NoPulse, Training
+from runtime.train import Losses, NoPulse, Training
 from tests.runtime.jobs import model_of
 from tests.runtime.spatial.cases import CASES
 from tests.runtime.spatial.equality import Made, on_shards, own_differences
@@ -32,20 +34,22 @@ def operations(
         dist.destroy_process_group()
 
 
-def losses(
-    rank: int, ranks: int, rendezvous: Path, *, folder: str, steps: int
-) -> list[dict[int, dict[str, float]]]:
+def losses(rank: int, ranks: int, rendezvous: Path, *, folder: str, steps: int) -> list[Losses]:
     """Of a prepared run, a step at a time; nothing is written."""
-    paths = Paths(Path(folder))
     world = groups.join(rendezvous, rank, ranks, torch.device("cpu"))
     try:
-        start = checkpoints.latest(paths.checkpoints)
-        assert start is not None
-        training = Training(model_of(paths), start, world, runs.read(paths), paths, NoPulse())
-        batches = training.batches()
-        return [training.step(next(batches)) for _ in range(steps)]
+        return _trained(Paths(Path(folder)), world, steps)
     finally:
         world.close()
+        gc.collect()  # a training is held by itself, and a worker would hold that of the case before as well
+
+
+def _trained(paths: Paths, world: World, steps: int) -> list[Losses]:
+    start = checkpoints.latest(paths.checkpoints)
+    assert start is not None
+    training = Training(model_of(paths), start, world, runs.read(paths), paths, NoPulse())
+    batches = training.batches()
+    return [training.step(next(batches)) for _ in range(steps)]
 
 
 def _differences(variant: Variant, wire: GroupWire) -> tuple[str, float]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -74,14 +78,14 @@ class Apart:
 
 def apart(network: str, name: str, pool: Pool, folder: Path) -> Apart:
     chosen = plan(network, HYBRIDS[name])
-    have = _together(chosen, pool, folder / "together")
-    right = _alone(chosen, folder / "alone")
+    have = _together(chosen, pool, folder)
+    right = _alone(network, chosen.axes.data)
     found = _apart(have, right)
-    moved = _apart(_alone(chosen, folder / "near", moved=True), right) if max(found) > EXACT else [0.0]
+    moved = _apart(_alone(network, chosen.axes.data, moved=True), right) if max(found) > EXACT else [0.0]
     return Apart(found[0], max(found), max(moved))
 
 
-def _apart(have: list[float], right: list[float]) -> list[float]:
+def _apart(have: Sequence[float], right: Sequence[float]) -> list[float]:
     return [abs(a - b) / abs(b) for a, b in zip(have, right, strict=True)]
 
 
@@ -100,10 +104,16 @@ def _together(chosen: Plan, pool: Pool, folder: Path) -> list[float]:
     return [mean_loss(row) for row in rows]
 
 
-def _alone(chosen: Plan, folder: Path, *, moved: bool = False) -> list[float]:
-    workload = workloads.load(WORKLOAD, {name: str(value) for name, value in chosen.model.arguments.items()})
-    with Run.open(chosen, folder, workload=workload) as run:
+@cache
+def _alone(network: str, replicas: int, *, moved: bool = False) -> tuple[float, ...]:
+    """Of one process, which is the same beside every hybrid of as many samples a step."""
+    whole = plan(network, Hybrid((), {"data": replicas}))
+    workload = workloads.load(WORKLOAD, {name: str(value) for name, value in whole.model.arguments.items()})
+    with tempfile.TemporaryDirectory() as folder, Run.open(whole, Path(folder), workload=workload) as run:
         for parameter in run._training.rank.parameters.values() if moved else ():
             parameter.data.mul_(1 + 2**-52)
         batches = run.batches()
-        return [run.step(next(batches)) for _ in range(STEPS)]
+        found = tuple(run.step(next(batches)) for _ in range(STEPS))
+    del run, batches
+    gc.collect()  # a training is held by itself, and large networks by each case would fill the machine
+    return found
