@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 import torch
@@ -19,7 +19,7 @@ from planner.measure_passes import (
     roots_of,
     whole_backward,
 )
-from planner.profile import Seconds
+from planner.profile import NANOSECOND, Seconds
 
 T = TypeVar("T")
 
@@ -161,12 +161,23 @@ def pass_times(specimen: Specimen, samples: Samples) -> PassTimes:
 def with_halves(
     specimen: Specimen, forward: Seconds, whole: Seconds, halves: tuple[Seconds, Seconds]
 ) -> PassTimes:
+    """No pass takes less than a plan can say, where there is one: views are no work, nor is a backward of parameters
+    that nothing differentiable is made with."""
+    forward = _no_instant(forward)
+    if specimen.trainable:
+        whole = _no_instant(whole)
     nothing = Seconds(median=0.0)
     if not specimen.has_halves:
         halves = (whole, nothing) if specimen.differentiable_inputs else (nothing, whole)
     elif isinstance(specimen.halves, Apart):
         halves = shared_out(whole, *halves)
+    if specimen.has_halves and halves[0].median + halves[1].median < NANOSECOND:
+        halves = _no_instant(halves[0]), halves[1]
     return PassTimes(forward=forward, backward=whole, input_grad=halves[0], weight_grad=halves[1])
+
+
+def _no_instant(time: Seconds) -> Seconds:
+    return time if time.median >= NANOSECOND else replace(time, median=NANOSECOND)
 
 
 def shared_out(whole_: Seconds, first: Seconds, second: Seconds) -> tuple[Seconds, Seconds]:

@@ -19,6 +19,7 @@ from planner.model import Layer, ModelGraph
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+NANOSECOND = 1e-9  # what plans count time in
 PERSISTENT = -1  # in `LayerCost.aliases`: the output is a view of a parameter or buffer
 
 
@@ -248,7 +249,7 @@ def _instant(cost: LayerCost, trains: bool) -> Iterator[tuple[str, str, str]]:
         passes |= {"backward": cost.backward.median}
         passes |= {"input_grad": cost.input_grad.median + cost.weight_grad.median}
     for name, seconds in passes.items():
-        if 0 <= seconds < 0.5e-9:
+        if 0 <= seconds < NANOSECOND / 2:
             yield name, f"{name} takes no time", "a nanosecond or more"
 
 

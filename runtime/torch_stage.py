@@ -88,9 +88,8 @@ class TorchStage:
 
     def backward(self, micro: int, grads: Tensors) -> dict[str, Tensor]:
         live = self._live.pop(micro)
-        backward.whole(self._roots(micro, live, grads))
-        if self._store is not None:
-            weight_store.pay(self._store.collect())
+        with nullcontext() if self._store is None else self._store.paying_at_once():
+            backward.whole(self._roots(micro, live, grads))
         return live.boundary.collect()
 
     def input_half(self, micro: int, grads: Tensors) -> dict[str, Tensor]:

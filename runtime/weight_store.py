@@ -1,14 +1,15 @@
 """The weight store: linear, convolution and embedding layers that owe their weight gradient until it is asked for.
 
 Each autograd Function here returns the gradient of its input and files what the weight gradient needs; `pay` works
-it out later and adds it to `.grad`. Every other parameter (norms, biases of other layers) gets its gradient with
+it out later and adds it to `.grad`. A backward that is not split owes nothing: each is paid where it arises. Every other parameter (norms, biases of other layers) gets its gradient with
 the input half, which costs little. The formulas are those of torch's own backward, so that a split backward equals
 a whole one to the bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -24,6 +25,21 @@ class WeightStore:
     """Collects debts while an input half runs; `current` is the micro-batch's list."""
 
     current: list[Debt] = field(default_factory=list)
+    _at_once: bool = False
+
+    def owe(self, debt: Debt) -> None:
+        if self._at_once:
+            debt()
+        else:
+            self.current.append(debt)
+
+    @contextmanager
+    def paying_at_once(self) -> Iterator[None]:
+        self._at_once = True
+        try:
+            yield
+        finally:
+            self._at_once = False
 
     def collect(self) -> list[Debt]:
         debts, self.current = self.current, []
@@ -87,7 +103,7 @@ class _Linear(torch.autograd.Function):
             if bias is not None and bias.requires_grad:
                 add_grad(bias, bias_rows.sum(tuple(range(bias_rows.ndim - 1))))
 
-        ctx.store.current.append(debt)
+        ctx.store.owe(debt)
         return None, dx, None, None, None
 
 
@@ -130,7 +146,7 @@ class _Convolution(torch.autograd.Function):
             if trained:
                 add_grad(bias, bias_grad)
 
-        ctx.store.current.append(debt)
+        ctx.store.owe(debt)
         dx = half([True, False, False])[0] if ctx.needs_input_grad[1] else None
         return None, dx, None, None, None, None
 
@@ -158,7 +174,7 @@ class _Embedding(torch.autograd.Function):
             )
             add_grad(weight, grad)
 
-        ctx.store.current.append(debt)
+        ctx.store.owe(debt)
         return None, None, None, None, None
 
 

@@ -15,8 +15,9 @@ from planner.errors import BadInput, Infeasible
 from planner.measure_events import Done, encode
 from planner.measure_journal import Journal
 from planner.measure_parent import child
-from planner.profile import CostKey, Profile, Seconds
+from planner.profile import NANOSECOND, CostKey, Profile, Seconds
 from planner.workload import Workload, load
+from runtime.split import Split
 from tests.planner.graphs import cost
 
 # A workload whose middle layer runs an operation of its own, so that a test can make it fail where it likes.
@@ -96,6 +97,13 @@ def test_layers_alike_are_measured_once() -> None:
     signatures = [layer.signature for layer in found.graph.layers]
     assert len(set(signatures)) < len(signatures)
     assert len(found.costs) == len(set(signatures))
+
+
+def test_weights_that_nothing_learns_by_can_be_planned_with() -> None:
+    branches = load("tests/runtime/workloads/branches.py")
+    found = measure.profile(branches, "roofline:cpu", micros=(4,), split=Split())
+    gate = found.cost("gate", found.settings[0])  # only integers come of it
+    assert gate.backward.median == NANOSECOND
 
 
 def test_running_out_of_memory_is_a_row_without_costs(tmp_path: Path) -> None:

@@ -101,6 +101,12 @@ def solved(
     )
 
 
+def test_a_whole_backward_among_split_ones_keeps_nothing_for_its_weights() -> None:
+    cuts = "down.0.1,up.0.convolutions.4,up.1.upsample"
+    plan = solved("unet3d", 2, 8, {"size": "tiny"}, pipeline=2, schedule="dualpipe-v", cuts=cuts)
+    assert max(ratios(plan)) <= 1.0
+
+
 def test_heads_that_share_keys_cross_stages_into_the_kernel_that_was_priced() -> None:
     plan = solved("tests/runtime/workloads/hf_llama.py", 2, 12, pipeline=3, schedule="1f1b")
     assert max(ratios(plan)) <= 1.0

@@ -141,3 +141,16 @@ def test_nothing_is_owed_before_the_backward_and_nothing_after_paying() -> None:
     assert len(store.current) == 1 and w.grad is None and x.grad is not None
     weight_store.pay(store.collect())
     assert store.current == [] and w.grad is not None
+
+
+def test_a_backward_that_is_not_split_owes_nothing_from_one_layer_to_the_next() -> None:
+    store = WeightStore()
+    x, first, second = (torch.randn(3, 3, requires_grad=True) for _ in range(3))
+    middle = weight_store.linear(store, x, first)
+    middle.register_hook(lambda _: paid.append(second.grad is not None))
+    y, paid = weight_store.linear(store, middle, second), list[bool]()
+    with store.paying_at_once():
+        y.sum().backward()
+    assert paid == [True] and store.current == [] and first.grad is not None
+    weight_store.linear(store, x, first).sum().backward()
+    assert len(store.current) == 1
