@@ -11,6 +11,7 @@ import numpy as np
 
 from planner.cluster import Cluster, total_devices, with_nodes
 from planner.cost import IntArray
+from planner.errors import BadInput
 from planner.milp.bounds import every_cut, shortage, windows
 from planner.milp.fixed import Pins
 from planner.milp.infeasible_space import degrees
@@ -19,6 +20,7 @@ from planner.milp.problem import Problem
 from planner.milp.questions import changed, with_more
 from planner.milp.shapes import Shape
 from planner.milp.space import Space, short_bytes
+from planner.schedule.families import generate
 
 Fits = Callable[[Space, "Nearest | None"], str | None]
 _EXAMINED = 300  # shapes, for the least shortage
@@ -50,9 +52,25 @@ def no_shape(space: Space, possible: Callable[[Space], bool]) -> str:
     if alone:
         keys = " and ".join(f"{key}={pinned[key]}" for key in alone)
         leave = "exclude every one, and either let go leaves some" if len(alone) > 1 else "excludes every one"
-        return f"no plan of {space.batch} samples: {keys} {leave}; {_indivisible(space, brief=True)}"
+        what = f"no plan of {space.batch} samples: {keys} {leave}"
+        return "; ".join([what, *_refused(space.pins), _indivisible(space, brief=True)])
     keys = ", ".join(f"{key}={value}" for key, value in pinned.items())
     return f"no plan of {space.batch} samples: {keys} exclude each other; {_indivisible(space, brief=True)}"
+
+
+def _refused(pins: Pins) -> list[str]:
+    """What the schedules that are asked for say to so many workers, where none takes them."""
+    workers = pins.pipeline
+    if workers is None:
+        return []
+    words: list[str] = []
+    for family in pins.schedules:
+        try:
+            generate(family, workers=workers, micros=2 * workers, pairs=pins.pairs or 1, chunks=pins.chunks)
+            return []
+        except BadInput as error:
+            words.append(str(error))
+    return words
 
 
 def _indivisible(space: Space, *, brief: bool = False) -> str:

@@ -22,7 +22,7 @@ MACHINES = cluster(4)
         ({"pipeline": 7}, "pipeline=7 excludes every one.*6 layers"),
         (
             {"schedule": "chimera", "pipeline": 3},
-            "schedule=chimera and pipeline=3 exclude every one, and either",
+            "schedule=chimera and pipeline=3 exclude every one, and either.*3 workers .allowed: an even number",
         ),
         ({"schedule": "zb-v", "chunks": 1}, "schedule=zb-v and chunks=1 exclude"),
         ({"devices": 1, "pipeline": 2}, "pipeline=2 and devices=1 exclude"),
