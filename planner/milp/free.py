@@ -2,10 +2,15 @@
 
 Each worker is a machine on its own, each action a job with a head (what must come before it anywhere) and a tail (what
 must come after it anywhere); the preemptive schedule that always works on the job with the longest tail is the best
-there is for a machine, and Jackson's bound is its length. Heads and tails are those of one micro-batch through the
-stages and back, messages included, with the sum of the stage at the end. They are staggered: the k-th micro-batch
-to reach a stage has waited for k - 1 others at the slowest stage before it, and the k-th last one is followed by
-k - 1 others at the slowest stage after it. Micro-batches are alike, so that this holds in whatever order they come.
+there is for a machine, and Jackson's bound is its length.
+
+Heads and tails are staggered. The way of a micro-batch is its forwards from stage to stage, and its backwards back,
+messages included, with the sum of a stage at the end of each. When the k-th micro-batch comes to a place on the way, k
+of them have been through all places before it, on every machine; so for any of these in a row of which a machine has
+some, none starts before one micro-batch can be there, the machine then works k times on all that it has of the row,
+and the last of them has still to go from the end of the row to the place. The same holds backwards in time: k - 1
+others that are no further follow the k-th last. Micro-batches are alike, so that this holds in whatever order they
+come.
 
 The sums of a worker are a machine too: none starts before all of its stage is done. Updates follow when everything is
 done. Under a rolling update only loads count, and the way of one micro-batch.
@@ -15,9 +20,10 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -58,10 +64,10 @@ class _Free:
         steps = [self._load(counts, (Kind.STEP,)) for counts in self.counts]
         work = tuple(kind for kind in KINDS if kind not in _ONCE)
         loads = [self._load(counts, work) for counts in self.counts]
-        chain = max(_Pipe(self, pipe).chain for pipe in self.sizes) if self.chained else 0
+        pipes = {pipe: _Pipe(self, pipe) for pipe in self.sizes}
+        chain = max(pipe.chain for pipe in pipes.values())
         if self.posed.shape.update == "rolling":
             return max(chain, *(a + b for a, b in zip(loads, steps, strict=True)))
-        pipes = {pipe: _Pipe(self, pipe) for pipe in self.sizes}
         machines = [
             jackson(
                 [job for key, n in counts.items() if key[2] in work for job in pipes[key[0]].jobs(key, n)]
@@ -85,17 +91,27 @@ class _Free:
         return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """One action of every micro-batch, on its way."""
+
+    machine: int
+    starts: int  # before none can be there
+    takes: int
+    after: int  # from its end to that of the last sum that waits for it
+
+
 class _Pipe:
-    """Heads and tails of the stages of one pipe."""
+    """Heads and tails of the stages of one pipe: place s is the forward of a stage, place -1 - s its backward."""
 
     def __init__(self, free: _Free, pipe: int) -> None:
         self.take, self.stages, self.micros = free.take, free.posed.stages, free.sizes[pipe]
-        self.chained, self.place = free.chained, free.posed.schedule.place[pipe]
+        self.chained, self.on = free.chained, free.posed.schedule.place[pipe]
         own: set[tuple[int, Kind]] = {(s, k) for counts in free.counts for p, s, k in counts if p == pipe}
         self.kinds = [{kind for s, kind in own if s == stage} for stage in range(self.stages)]
         self.wire = free.wire
-        self.forward = self.take[Kind.F]
         self.back = [self._back(s) for s in range(self.stages)]
+        self.way = self._way()
 
     def _back(self, s: int) -> int:
         """What hands the gradient on: the whole backward or its first half, the shorter where both are."""
@@ -105,105 +121,100 @@ class _Pipe:
         return 0 if Kind.B in self.kinds[s] else self.take[Kind.W][s]
 
     def _hop(self, way: int, a: int, b: int) -> int:
-        return 0 if self.place[a] == self.place[b] else int(self.wire[way, a, b])
+        return 0 if self.on[a] == self.on[b] else int(self.wire[way, a, b])
 
-    @cached_property
-    def ahead(self) -> list[int]:
-        """Before the first forward of a stage."""
-        found = [0]
-        for s in range(1, self.stages):
-            found.append(found[-1] + self.forward[s - 1] + self._hop(0, s - 1, s) if self.chained else 0)
-        return found
-
-    @cached_property
-    def returned(self) -> list[int]:
-        """Before the first backward of a stage."""
+    def _way(self) -> list[_Place]:
+        """Where stages do not follow each other, each is a way of its own: starts and ends are those of one stage."""
+        forward, ends = (
+            self.take[Kind.F],
+            [self._late(s) + self.take[Kind.SYNC][s] for s in range(self.stages)],
+        )
+        stages = [*range(self.stages), *reversed(range(self.stages))]
+        takes = [*forward, *reversed(self.back)]
         if not self.chained:
-            return [int(ns) for ns in self.forward]
-        found = [self.ahead[-1] + self.forward[-1]]
-        for s in range(self.stages - 2, -1, -1):
-            found.append(found[-1] + self.back[s + 1] + self._hop(1, s + 1, s))
-        return found[::-1]
-
-    @cached_property
-    def _ends(self) -> IntArray:
-        """After the backward of a stage, or its first half, until its sum is done."""
-        return np.array([self._late(s) + self.take[Kind.SYNC][s] for s in range(self.stages)])
-
-    def _down(self, s: int) -> tuple[IntArray, IntArray]:
-        """From the backward of stage s on, the ways through the stages before it to the sum of each: [stage] their
-        length, and the slowest backward on them."""
-        if not self.chained or s == 0:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        ways = np.array([self._hop(1, q + 1, q) + self.back[q] for q in range(s)])
-        slow = np.array(self.back[:s])
-        length = np.cumsum(ways[::-1])[::-1] + self._ends[:s]
-        return length, np.maximum.accumulate(slow[::-1])[::-1]
-
-    def _after_back(self, s: int, own: int) -> tuple[IntArray, IntArray]:
-        length, slow = self._down(s)
-        return np.append(length, own), np.append(slow, 0)
-
-    def _after_forward(self, s: int) -> tuple[IntArray, IntArray]:
-        if not self.chained:
-            return np.array([self.back[s] + self._ends[s]]), np.zeros(1, np.int64)
-        onward = sum(self._hop(0, q - 1, q) + self.forward[q] for q in range(s + 1, self.stages))
-        last = self.stages - 1
-        length, slow = self._after_back(last, int(self._ends[last]))
-        slow = np.maximum(slow, max([self.back[last], *self.forward[s + 1 :]]))
-        return length + onward + self.back[last], slow
+            starts = [0] * self.stages + forward[::-1]
+            after = [b + e for b, e in zip(self.back, ends, strict=True)] + ends[::-1]
+        else:
+            hops = [self._hop(0, a, b) for a, b in pairwise(range(self.stages))] + [0]
+            hops += [self._hop(1, a, b) for a, b in pairwise(reversed(range(self.stages)))]
+            starts = np.cumsum([0, *(t + h for t, h in zip(takes, hops, strict=False))]).tolist()
+            after = [ends[0]]
+            for place in range(2 * self.stages - 2, -1, -1):
+                onward = hops[place] + takes[place + 1] + after[-1]
+                after.append(max(onward, ends[stages[place]] if place >= self.stages else 0))
+            after.reverse()
+        return [
+            _Place(machine=self.on[s], starts=start, takes=take, after=left)
+            for s, start, take, left in zip(stages, starts, takes, after, strict=True)
+        ]
 
     @property
     def chain(self) -> int:
-        return self.returned[0] + self.back[0]
+        return self.way[-1].starts + self.way[-1].takes if self.chained else 0
+
+    @cached_property
+    def heads(self) -> list[IntArray]:
+        """Of each place, when the k-th micro-batch can be there, for k from the first on."""
+        ranks, rows = np.arange(1, self.micros + 1), self._rows()
+        found, latest = [], np.zeros(self.micros, np.int64)
+        for place, row in zip(self.way, rows, strict=True):
+            for first, work in row if self.chained else ():
+                since = first.starts - place.starts - place.takes
+                latest = np.maximum(latest, since + work * ranks)
+            found.append(place.starts + latest)
+        return found
+
+    @cached_property
+    def tails(self) -> list[IntArray]:
+        """Of each place, what comes after the k-th last micro-batch has been there, for k from the last on."""
+        ranks, rows = np.arange(1, self.micros + 1), self._rows(reverse=True)
+        found, latest = [], np.zeros(self.micros, np.int64)
+        for place, row in zip(reversed(self.way), rows, strict=True):
+            for last, work in row if self.chained else ():
+                latest = np.maximum(latest, place.starts + last.after + work * ranks)
+            found.append(np.maximum(place.after, latest - place.starts - place.takes))
+        return found[::-1]
+
+    def _rows(self, reverse: bool = False) -> Iterator[list[tuple[_Place, int]]]:
+        """Of each place, what its machine has of every row that ends there, and where the row begins."""
+        seen: dict[int, list[_Place]] = {}
+        for place in reversed(self.way) if reverse else self.way:
+            own = seen.setdefault(place.machine, [])
+            own.append(place)
+            works = accumulate(each.takes for each in reversed(own))
+            yield list(zip(reversed(own), works, strict=True))
 
     @cached_property
     def done(self) -> list[int]:
         """When everything of a stage may be done."""
         found = []
         for s, kinds in enumerate(self.kinds):
-            last = (
-                min(self.take[Kind.B][s], self.back[s] + self._late(s))
-                if Kind.B in kinds
-                else self.back[s] + self._late(s)
-            )
-            begun = self.ahead[s] + self.micros * (self.forward[s] + last)
-            found.append(max(begun, self.returned[s] + self.micros * last) if self.micros else 0)
+            whole = self.back[s] + self._late(s)
+            last = min(self.take[Kind.B][s], whole) if Kind.B in kinds else whole
+            forward, back = self.way[s], self.way[-1 - s]
+            begun = forward.starts + self.micros * (forward.takes + last)
+            found.append(max(begun, back.starts + self.micros * last, int(self.heads[-1 - s][-1]) + last))
         return found
 
     def jobs(self, key: tuple[int, int, Kind], count: int) -> list[Job]:
         """The actions of one kind on one stage, in the order in which they will be done."""
         _, s, kind = key
-        (head, before), (length, slow) = self._before(s, kind), self._after(s, kind)
-        if not self.chained or count != self.micros:
-            before, slow = 0, np.zeros_like(slow)
-        left = np.arange(count)[::-1, None]
-        tails = (length + left * slow).max(1).tolist()
+        heads, tails = self._around(s, kind)
+        takes = self.take[kind][s]
         return [
-            Job(head=head + k * before, takes=self.take[kind][s], tail=tail) for k, tail in enumerate(tails)
+            Job(head=head, takes=takes, tail=tail)
+            for head, tail in zip(heads[:count].tolist(), tails[:count][::-1].tolist(), strict=True)
         ]
 
-    def _before(self, s: int, kind: Kind) -> tuple[int, int]:
-        """The head, and the slowest stage on the way."""
+    def _around(self, s: int, kind: Kind) -> tuple[IntArray, IntArray]:
         if kind is Kind.F:
-            return self.ahead[s], max(self.forward[:s], default=0)
+            return self.heads[s], self.tails[s]
         if kind is Kind.R:
-            return self.ahead[s] + self.forward[s], 0
+            return self.heads[s] + self.way[s].takes, self.tails[-1 - s] + self.back[s]
         if kind is Kind.W:
-            return self.returned[s] + self.back[s], 0
-        return self.returned[s], max(*self.forward, *self.back[s + 1 :], 0)
-
-    def _after(self, s: int, kind: Kind) -> tuple[IntArray, IntArray]:
-        """The tail by several ways, and the slowest stage on each."""
-        own, none = self.take[Kind.SYNC][s], np.zeros(1, np.int64)
-        if kind is Kind.F:
-            return self._after_forward(s)
-        if kind is Kind.W:
-            return np.array([own]), none
-        if kind is Kind.R:
-            length, slow = self._after_back(s, int(self._ends[s]))
-            return length + self.back[s], np.zeros_like(slow)
-        return self._after_back(s, own if kind is Kind.B else int(self._ends[s]))
+            own: IntArray = np.full(self.micros, self.take[Kind.SYNC][s])
+            return self.heads[-1 - s] + self.back[s], own
+        return self.heads[-1 - s], self.tails[-1 - s]
 
 
 def jackson(jobs: Sequence[Job]) -> int:
