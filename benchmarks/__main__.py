@@ -24,6 +24,7 @@ NOT_BENCHMARKS = {
     "on_cluster",
     "pool",
     "quoted",
+    "sharing",
     "slow_link",
 }
 

@@ -1,63 +1,29 @@
 """Operations on shards: exact in every case, and what sharing a sample costs over computing the same parts alone.
 
-The first table runs every case over threads in fp64. The second times processes over gloo, one thread each: `ours`
-exchanges and reduces, `alone` computes the same shards with no message sent, `replayed` runs the code of `ours` with
-messages of zeros that nobody sends, as a rehearsal does, `copied` fetches rows into a padded copy before it
-convolves, and `alone again` shows the noise. The last table holds one process with the whole sample against two.
-Wall time is the median of interleaved rounds; CPU time is what the processes spent, which other load on the machine
-moves less.
+The first table runs every case over threads in fp64, the second trains networks under splits in space and beside the
+other axes in processes; `benchmarks.sharing` times the rest.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import random
-import statistics
 import sys
 import tempfile
-import time
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import groupby
 from math import prod
-from multiprocessing.connection import Connection
 from operator import itemgetter
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-
+from benchmarks import sharing
 from benchmarks.harness import Cell, Result, Table, main
 from planner.errors import BadInput
-from runtime.spatial.alone import Silence
-from runtime.spatial.mesh import GroupWire, Mesh, Wire
-from runtime.spatial.shard import analyse, entries, shard
 from tests.pool import Pool
 from tests.runtime.spatial import matrix, threads
-from tests.runtime.spatial.equality import Reference, differences, on_shards, part, reference, stage_of
+from tests.runtime.spatial.equality import Reference, differences, on_shards
 from tests.runtime.spatial.variants import Variant, variants
 
 EXACT = 1e-12
-RANKS = 2
-# Measured elsewhere on two cores with other load, median overhead of DistConv over the same shards, per cent.
-DISTCONV = {
-    "conv3d 64^3": "8 to 29",
-    "conv3d 16^3": "55 to 121",
-    "CosmoFlow trunk": "4 to 15",
-    "U-Net": "5 to 14",
-    "U-Net 64^3": "",
-}
-SHARDTENSOR = {
-    "conv3d 64^3": "16",
-    "conv3d 16^3": "92",
-    "CosmoFlow trunk": "11",
-    "U-Net": "17",
-    "U-Net 64^3": "",
-}
-AIMS = {"conv3d 64^3": 10, "conv3d 16^3": 50, "CosmoFlow trunk": 5, "U-Net": 5, "U-Net 64^3": 5}
 
 
 def run(quick: bool) -> Result:
@@ -66,7 +32,7 @@ def run(quick: bool) -> Result:
         claim="Every operation on shards equals one process within 1e-12 in fp64 or is refused by name before it "
         "runs; sharing costs at most 5 % over the same shards alone for a CosmoFlow trunk and a U-Net, 10 % for a "
         "large conv3d, 50 % for a small one.",
-        tables=[_exactness(quick), _networks(quick), *_overheads(quick)],
+        tables=[_exactness(quick), _networks(quick), *sharing.tables(quick)],
     )
 
 
@@ -128,210 +94,6 @@ def _outcome(variant: Variant, ref: Reference) -> tuple[int, float]:
     made = threads.run(prod(variant.grid), lambda wire: on_shards(ref, variant.grid, how, wire))
     apart = max(differences(ref, how, made, variant.grid).values())
     return (0 if apart < EXACT and not variant.case.refused else 2), apart
-
-
-def _trunk() -> nn.Module:
-    layers: list[nn.Module] = []
-    for before, after in ((4, 16), (16, 32), (32, 64)):
-        layers += [nn.Conv3d(before, after, 3, padding=1, bias=False), nn.LeakyReLU(), nn.AvgPool3d(3, 2, 1)]
-    return nn.Sequential(*layers)
-
-
-class UNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Sequential(nn.Conv3d(1, 16, 3, padding=1), nn.InstanceNorm3d(16), nn.ReLU())
-        self.down = nn.Sequential(nn.Conv3d(16, 32, 3, 2, 1), nn.InstanceNorm3d(32), nn.ReLU())
-        self.deep = nn.Sequential(nn.Conv3d(32, 32, 3, padding=1), nn.InstanceNorm3d(32), nn.ReLU())
-        self.up, self.last = nn.ConvTranspose3d(32, 16, 2, 2), nn.Conv3d(32, 3, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        skip = self.first(x)
-        y: Tensor = self.last(torch.cat([skip, self.up(self.deep(self.down(skip)))], 1))
-        return y
-
-
-Build = Callable[[], nn.Module]
-NETS: dict[str, tuple[Build, tuple[int, ...]]] = {
-    "conv3d 64^3": (lambda: nn.Conv3d(16, 16, 3, padding=1), (1, 16, 64, 64, 64)),
-    "conv3d 16^3": (lambda: nn.Conv3d(32, 32, 3, padding=1), (1, 32, 16, 16, 16)),
-    "CosmoFlow trunk": (_trunk, (1, 4, 64, 64, 64)),
-    "U-Net": (UNet, (1, 1, 32, 32, 32)),
-    "U-Net 64^3": (UNet, (1, 1, 64, 64, 64)),
-}
-
-
-@dataclass(frozen=True)
-class Clock:
-    wall_s: list[float]
-    cpu_s: list[float]
-
-
-SHARDS = ("alone", "ours", "replayed", "copied", "alone again")
-WAYS = (*SHARDS, "whole")  # the last on the first rank only
-FASTER = 1.9
-
-
-def _overheads(quick: bool) -> list[Table]:
-    rounds = 5 if quick else 25
-    rows: list[tuple[Cell, ...]] = []
-    scaling: list[tuple[Cell, ...]] = []
-    for name in NETS if not quick else ("conv3d 16^3", "U-Net"):
-        print(f"{name}, timed ...", file=sys.stderr, flush=True)
-        clocks = _measured(name, rounds)
-        scaling.append((name, *_scaled(clocks), FASTER))
-        wall = {way: statistics.median(clocks[way].wall_s) for way in WAYS}
-        cpu = {way: statistics.median(clocks[way].cpu_s) for way in WAYS}
-        rows.append(
-            (
-                name,
-                1e3 * wall["alone"],
-                *(_over(wall[way], wall["alone"]) for way in SHARDS[1:]),
-                *(_over(cpu[way], cpu["alone"]) for way in SHARDS[1:]),
-                AIMS[name],
-                DISTCONV[name],
-                SHARDTENSOR[name],
-            )
-        )
-    notes = (
-        f"Median of {rounds} interleaved rounds on {os.cpu_count()} cores; load {os.getloadavg()[0]:.1f} at the end.",
-        "DistConv and ShardTensor are figures measured before on a machine of two cores with load 7 to 12.",
-    )
-    over = Table(
-        title=f"Overhead of sharing a sample, {RANKS} processes over gloo, one thread each, fp32 forward and backward",
-        columns=(
-            "network",
-            "alone ms",
-            "ours %",
-            "replayed %",
-            "copied %",
-            "noise %",
-            "ours, CPU %",
-            "replayed, CPU %",
-            "copied, CPU %",
-            "noise, CPU %",
-            "aim %",
-            "DistConv %",
-            "ShardTensor %",
-        ),
-        rows=rows,
-        notes=notes,
-    )
-    return [over, _one_to_two(scaling, notes[0])]
-
-
-def _one_to_two(rows: list[tuple[Cell, ...]], note: str) -> Table:
-    return Table(
-        title=f"One process with the whole sample over the slower of {RANKS} that share it, one thread each",
-        columns=("network", "whole ms", "times faster", "times faster, CPU", "times faster, replayed", "aim"),
-        rows=rows,
-        notes=(
-            note,
-            "With one thread torch takes slower kernels for small tensors: half of the U-Net at 32^3 is below, the whole above.",
-            "Replayed: against the CPU time of the shard alone, whose messages are zeros.",
-        ),
-    )
-
-
-def _scaled(clocks: dict[str, Clock]) -> tuple[Cell, ...]:
-    wall, cpu = (statistics.median(x) for x in (clocks["whole"].wall_s, clocks["whole"].cpu_s))
-    found = [wall / statistics.median(clocks["ours"].wall_s)]
-    found += [cpu / (statistics.median(clocks[way].cpu_s) / RANKS) for way in ("ours", "replayed")]
-    return (1e3 * wall, *(round(x, 2) for x in found))
-
-
-def _over(value: float, base: float) -> float:
-    return round(100 * (value / base - 1), 1)
-
-
-def _measured(name: str, rounds: int) -> dict[str, Clock]:
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
-        pipes: list[Connection] = []
-        processes = []
-        for rank in range(RANKS):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_rank, args=(rank, f"{folder}/store", name, rounds, theirs))
-            process.start()
-            pipes.append(ours)
-            processes.append(process)
-        found = [pipe.recv() for pipe in pipes]
-        for process in processes:
-            process.join()
-    slowest = {
-        way: [max(times) for times in zip(*(each[way][0] for each in found), strict=True)] for way in WAYS
-    }
-    spent = {
-        way: [sum(times) for times in zip(*(each[way][1] for each in found), strict=True)] for way in WAYS
-    }
-    return {way: Clock(slowest[way], spent[way]) for way in WAYS}
-
-
-def _rank(rank: int, store: str, name: str, rounds: int, pipe: Connection) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
-    build, shape = NETS[name]
-    steps = _steps(build, shape, GroupWire(dist.group.WORLD))  # type: ignore[arg-type]
-    times: dict[str, tuple[list[float], list[float]]] = {way: ([], []) for way in WAYS}
-    for step in steps.values():
-        step()
-    for _ in range(rounds):
-        for way, step in steps.items():
-            dist.barrier()
-            wall, cpu = time.perf_counter(), time.process_time()
-            if way != "whole" or rank == 0:
-                step()
-            times[way][0].append(time.perf_counter() - wall)
-            times[way][1].append(time.process_time() - cpu)
-    pipe.send(times)
-    dist.destroy_process_group()
-
-
-def _steps(build: Build, shape: tuple[int, ...], wire: Wire) -> dict[str, Callable[[], None]]:
-    """One forward and backward of each way."""
-    torch.manual_seed(0)
-    ref = reference(build(), shape, dtype=torch.float32)
-    alone = _alone(ref, wire)
-    return {
-        "alone": alone,
-        "ours": _shared(ref, wire, overlap=True),
-        "replayed": _shared(ref, Silence(wire.rank, wire.size), overlap=True),
-        "copied": _shared(ref, wire, overlap=False),
-        "alone again": alone,
-        "whole": _whole(ref),
-    }
-
-
-def _shared(ref: Reference, wire: Wire, overlap: bool) -> Callable[[], None]:
-    stage = stage_of(ref)
-    stage.materialise(ref.tensors)
-    how = analyse(stage, (RANKS,), entries(stage, (RANKS,)))
-    shard(stage, how, Mesh((RANKS,), wire), overlap=overlap)
-    values = {name: part(x, how.inputs[name], (wire.rank,)).clone() for name, x in ref.inputs.items()}
-    return lambda: _step(stage, values)
-
-
-def _whole(ref: Reference) -> Callable[[], None]:
-    stage = stage_of(ref)
-    stage.materialise(ref.tensors)
-    return lambda: _step(stage, dict(ref.inputs))
-
-
-def _alone(ref: Reference, wire: Wire) -> Callable[[], None]:
-    """The unchanged stage on this rank's part: halves of even samples are samples themselves."""
-    stage = stage_of(ref)
-    stage.materialise(ref.tensors)
-    how = analyse(stage, (RANKS,), entries(stage, (RANKS,)))
-    values = {name: part(x, how.inputs[name], (wire.rank,)).clone() for name, x in ref.inputs.items()}
-    return lambda: _step(stage, values)
-
-
-def _step(stage: nn.Module, values: dict[str, Tensor]) -> None:
-    leaves = {name: x.detach().requires_grad_() for name, x in values.items()}
-    made = stage(leaves)
-    torch.autograd.backward(list(made.values()), [torch.ones_like(x) for x in made.values()])
-    for parameter in stage.parameters():
-        parameter.grad = None
 
 
 if __name__ == "__main__":
