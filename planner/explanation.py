@@ -104,7 +104,8 @@ def _in_one(found: Search) -> Part | None:
     shape = found.best.shape
     if not FAMILIES[shape.family].mixes:
         return None
-    tried = found.look(replace(shape, family="1f1b", chunks=1, listed=""))
+    some = bool(shape.chosen)
+    tried = found.look(replace(shape, family="1f1b", chunks=1, listed="", chosen=(), sparing=some))
     if tried is not None and tried.answer is None:
         found.answer(tried)
     return None if tried is None or tried.answer is None else _part(tried)
@@ -125,7 +126,7 @@ def _near(found: Search, limit_ns: float) -> Iterator[Part]:
     assert found.best is not None
     firsts: dict[str, Tried] = {}
     for tried in (found.best, *near):
-        firsts.setdefault(str(replace(tried.shape, listed="")), tried)
+        firsts.setdefault(str(replace(tried.shape, listed="", chosen=())), tried)
     yield from [_part(tried) for tried in firsts.values()][1 : 1 + _SHOWN]
 
 

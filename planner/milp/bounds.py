@@ -16,11 +16,11 @@ from planner.schedule.action import Kind
 
 
 def windows(problem: Problem) -> tuple[IntArray, IntArray]:
-    """Of every boundary, so that no stage is empty."""
+    """Of every boundary, so that no stage is empty, and of every flag."""
     depth, layers = problem.stages, problem.layers
     low = np.array([*range(depth), layers], np.int64)
     high = np.array([0, *(layers - depth + p for p in range(1, depth)), layers], np.int64)
-    return low, high
+    return problem.pointed(low, 0), problem.pointed(high, 1)
 
 
 def reachable(problem: Problem, limit: float) -> bool:
@@ -54,7 +54,8 @@ def reachable(problem: Problem, limit: float) -> bool:
 
 def every_cut(problem: Problem, low: IntArray, high: IntArray) -> Box | None:
     """All cuts of these windows without an empty stage, whatever their memory."""
-    spans = [np.arange(a, b + 1) for a, b in zip(low, high, strict=True)]
+    edges = zip(problem.bounds(low), problem.bounds(high), strict=True)
+    spans = [np.arange(a, b + 1) for a, b in edges]
     alive = tuple(
         (begin[:, None] < end[None, :]) & problem.allowed[begin][:, None] & problem.allowed[end][None, :]
         for begin, end in pairwise(spans)
@@ -87,7 +88,16 @@ def most_bytes(problem: Problem) -> IntArray:
 
 def shortage(problem: Problem, p: int, box: Box) -> IntArray:
     """[c_p, c_{p+1}]: bytes by which a stage alone exceeds the worst of its workers, negative where it fits."""
-    fixed, moving = box.cell(problem.fixed_grid, p), box.cell(problem.moving_grid(p), p)
+    worst: IntArray = np.minimum.reduce([_shortage(problem, p, box, flag) for flag in box.flags(p)])
+    if problem.sparing is not None:
+        fixed = box.cell(problem.fixed_grid, p)
+        worst = np.minimum(worst, problem.plain_shortage(p, fixed, box.cell(problem.plain_grid, p)))
+        worst = problem.parted_shortage(p, box.window(p)[:, None], box.window(p + 1)[None, :], worst)
+    return worst
+
+
+def _shortage(problem: Problem, p: int, box: Box, flag: int) -> IntArray:
+    fixed, moving = box.cell(problem.fixed_grid, p), box.cell(problem.moving_grid(p, flag), p)
     worst: IntArray = np.full(fixed.shape, -(1 << 62), np.int64)
     known = set()
     for worker in np.flatnonzero(problem.hosted[:, p]):
@@ -97,9 +107,6 @@ def shortage(problem: Problem, p: int, box: Box) -> IntArray:
             known.add(key)
             peak = np.maximum.reduce([_weighted(moving, row) for row in counts.tolist()])
             worst = np.maximum(worst, fixed * hosted + peak - available)
-    if problem.sparing is not None:
-        worst = np.minimum(worst, problem.plain_shortage(p, fixed, box.cell(problem.plain_grid, p)))
-        worst = problem.parted_shortage(p, box.window(p)[:, None], box.window(p + 1)[None, :], worst)
     return worst
 
 
@@ -113,14 +120,19 @@ def _weighted(parts: IntArray, counts: Sequence[int]) -> IntArray:
 
 def memory_weights(problem: Problem) -> Weights:
     """Of workers with several stages: `value <= 0` for every cut that fits, one row a moment."""
+    shared = np.count_nonzero(problem.hosted, axis=1) > 1
+    return moment_weights(problem, [(w, rows) for w, rows in enumerate(problem.moments) if shared[w]])
+
+
+def moment_weights(problem: Problem, given: Sequence[tuple[int, IntArray]]) -> Weights:
+    """Of these moments of these workers."""
     found = []
-    for worker, moments in enumerate(problem.moments):
-        if np.count_nonzero(problem.hosted[worker]) > 1:
-            rows = len(moments)
-            fixed = np.repeat(problem.hosted[worker][None].astype(np.float64), rows, 0)
-            limit = np.full(rows, -float(problem.available_bytes[worker]))
-            rows_of = empty(rows, problem.stages)
-            found.append(replace(rows_of, fixed=fixed, moving=moments.astype(np.float64), constant=limit))
+    for worker, moments in given:
+        rows = len(moments)
+        fixed = np.repeat(problem.hosted[worker][None].astype(np.float64), rows, 0)
+        limit = np.full(rows, -float(problem.available_bytes[worker]))
+        rows_of = empty(rows, problem.stages)
+        found.append(replace(rows_of, fixed=fixed, moving=moments.astype(np.float64), constant=limit))
     return stack(found, problem.stages)
 
 
@@ -132,7 +144,8 @@ def binding(box: Box, rows: Weights) -> Weights:
         used = np.flatnonzero(rows.fixed[:, p] + rows.moving[:, p].sum(1))
         if len(used):
             fixed = box.cell(box.problem.fixed_grid, p)[alive].astype(np.float64)
-            moving = box.cell(box.problem.moving_grid(p), p)[alive].astype(np.float64)
+            grids = [box.cell(box.problem.moving_grid(p, flag), p)[alive] for flag in box.flags(p)]
+            moving = np.maximum.reduce(grids).astype(np.float64)
             counts = np.column_stack([rows.fixed[used, p], rows.moving[used, p]])
             kinds, at = np.unique(counts, axis=0, return_inverse=True)
             largest = np.array([(fixed * own[0] + moving @ own[1:]).max() for own in kinds])

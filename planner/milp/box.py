@@ -94,7 +94,7 @@ def weigh(row: Row) -> Weights:
 @dataclass(frozen=True, kw_only=True)
 class Box:
     problem: Problem
-    low: IntArray  # [boundary], 0 and the number of layers at the ends
+    low: IntArray  # [boundary], 0 and the number of layers at the ends; then a flag a stage, where they have one
     high: IntArray
     alive: tuple[BoolArray, ...]  # a stage: [c_p - low_p, c_{p+1} - low_{p+1}]
 
@@ -108,6 +108,13 @@ class Box:
 
     def window(self, p: int) -> IntArray:
         return np.arange(self.low[p], self.high[p] + 1)
+
+    def flags(self, p: int) -> range:
+        """Of a stage, those that are open; just one where stages have none."""
+        if not self.problem.flagged:
+            return range(1)
+        at = len(self.alive) + 1 + p
+        return range(int(self.low[at]), int(self.high[at]) + 1)
 
     @cached_property
     def blocked(self) -> tuple[FloatArray, ...]:
@@ -156,12 +163,21 @@ class Box:
             ]
             for p, a in enumerate(self.alive)
         )
-        low = self.low + np.array([s[0] for s in spans])
-        high = self.low + np.array([s[1] for s in spans])
+        low, high = self.low.copy(), self.high.copy()
+        low[: len(spans)] = self.low[: len(spans)] + np.array([s[0] for s in spans])
+        high[: len(spans)] = self.low[: len(spans)] + np.array([s[1] for s in spans])
         return Box(problem=self.problem, low=low, high=high, alive=kept)
 
     def arc(self, weights: Weights, p: int) -> FloatArray:
-        """[row, c_p, c_{p+1}]: infinite where the arc is dead."""
+        """[row, c_p, c_{p+1}]: infinite where the arc is dead; the least over the flags of the stage."""
+        found: FloatArray = np.minimum.reduce(self._arcs(weights, p))
+        return found
+
+    def _arcs(self, weights: Weights, p: int) -> list[FloatArray]:
+        """By flag."""
+        return [self._arc(weights, p, flag) for flag in self.flags(p)]
+
+    def _arc(self, weights: Weights, p: int, flag: int) -> FloatArray:
         problem, low, high = self.problem, self.window(p), self.window(p + 1)
         line = weights.kinds[:, : len(COMPUTE), p] @ problem.prefix_ns[:, p]
         start = line[:, low]
@@ -169,23 +185,23 @@ class Box:
             start = start - self.hops.at(weights.hops, p)
         start = start - (weights.kinds[:, : len(COMPUTE), p] @ problem.launch_ns)[:, None]
         cost: FloatArray = self.blocked[p] + line[:, None, high] - start[:, :, None]
-        for row, table in self._tables(weights, p):
+        for row, table in self._tables(weights, p, flag):
             cost += row[:, None, None] * table
         return cost
 
-    def _tables(self, weights: Weights, p: int) -> Iterator[tuple[FloatArray, IntArray]]:
+    def _tables(self, weights: Weights, p: int, flag: int) -> Iterator[tuple[FloatArray, IntArray]]:
         """What is no difference of prefix sums."""
         problem = self.problem
         if weights.kinds[:, SYNC, p].any():
             yield weights.kinds[:, SYNC, p], self.cell(problem.sync_grid(p), p)
         if weights.kinds[:, STEP, p].any():
             yield weights.kinds[:, STEP, p], self.cell(problem.step_grid(p), p)
-        if problem.sparing is not None and weights.kinds[:, AGAIN, p].any():
+        if problem.redoes(flag) and weights.kinds[:, AGAIN, p].any():
             yield weights.kinds[:, AGAIN, p], problem.again_ns(p, self.window(p), self.window(p + 1))
         if weights.fixed[:, p].any():
             yield weights.fixed[:, p], self.cell(problem.fixed_grid, p)
         if weights.moving[:, p].any():
-            parts = self.cell(problem.moving_grid(p), p)
+            parts = self.cell(problem.moving_grid(p, flag), p)
             for part in range(parts.shape[-1]):
                 yield weights.moving[:, p, part], parts[..., part]
 
@@ -198,23 +214,33 @@ class Box:
         """The least value of a single row over the box, and a cut that has it."""
         self.problem.meter.priced(sum(a.size for a in self.alive))
         value: FloatArray = np.zeros(1)
-        back = []
-        for p in range(len(self.alive)):
-            total = value[:, None] + self.arc(weights, p)[0]
+        back, arcs, depth = [], [], len(self.alive)
+        for p in range(depth):
+            arcs.append(self._arcs(weights, p))
+            total = value[:, None] + np.minimum.reduce(arcs[-1])[0]
             choice = total.argmin(0)
             back.append(choice)
             value = total[choice, np.arange(total.shape[1])]
-        cut, at = [int(self.high[-1])], 0
-        for p in range(len(self.alive) - 1, -1, -1):
-            at = int(back[p][at])
-            cut.append(int(self.low[p]) + at)
+        point, at = self.low.copy(), 0
+        point[depth] = self.high[depth]
+        for p in range(depth - 1, -1, -1):
+            end, at = at, int(back[p][at])
+            point[p] = self.low[p] + at
+            if self.problem.flagged:
+                point[depth + 1 + p] += int(np.argmin([own[0, at, end] for own in arcs[p]]))
         constant = float(weights.constant[0] + self.hops.far(weights.hops)[0])
-        return float(value[0]) + constant, np.array(cut[::-1], np.int64)
+        return float(value[0]) + constant, point
 
     def through(self, weights: Weights) -> list[FloatArray]:
         """[row, c_p, c_{p+1}] of each stage: the least value of the row over the cuts that use the arc."""
-        self.problem.meter.priced(4 * len(weights) * sum(a.size for a in self.alive))
-        costs = [self.arc(weights, p) for p in range(len(self.alive))]
+        return [np.minimum.reduce(own) for own in self._through(weights)]
+
+    def _through(self, weights: Weights) -> list[list[FloatArray]]:
+        """The same by flag."""
+        arcs = [self._arcs(weights, p) for p in range(len(self.alive))]
+        count = sum(own[0][0].size * len(own) for own in arcs)
+        self.problem.meter.priced(4 * len(weights) * count)
+        costs = [np.minimum.reduce(own) for own in arcs]
         ahead: list[FloatArray] = [np.zeros((len(weights), 1))]
         for cost in costs:
             ahead.append((ahead[-1][:, :, None] + cost).min(1))
@@ -222,19 +248,38 @@ class Box:
         for cost in reversed(costs):
             behind.append((cost + behind[-1][:, None, :]).min(2))
         behind.reverse()
-        return [ahead[p][:, :, None] + cost + behind[p + 1][:, None, :] for p, cost in enumerate(costs)]
+        return [
+            [ahead[p][:, :, None] + cost + behind[p + 1][:, None, :] for cost in own]
+            for p, own in enumerate(arcs)
+        ]
 
     def filtered(self, weights: Weights, most: float) -> Box | None:
-        """Without the arcs through which every cut costs more than `most` in some row."""
+        """Without the arcs through which every cut costs more than `most` in some row, and without flags that all
+        arcs of their stage do with."""
         size = max(a.size for a in self.alive)
         rows = max(1, _CELLS // size)
-        dead: list[BoolArray] = [np.zeros(a.shape, np.bool_) for a in self.alive]
+        over = [[np.zeros(a.shape, np.bool_) for _ in self.flags(p)] for p, a in enumerate(self.alive)]
         for first in range(0, len(weights), rows):
-            for p, value in enumerate(self.through(weights.part(slice(first, first + rows)))):
-                dead[p] |= (value > most).any(0)
+            for known, values in zip(
+                over, self._through(weights.part(slice(first, first + rows))), strict=True
+            ):
+                for own, value in zip(known, values, strict=True):
+                    own |= (value > most).any(0)
+        dead = [np.logical_and.reduce(own) for own in over]
+        box = self._decided(over) if self.problem.flagged else self
         if not any((d & a).any() for d, a in zip(dead, self.alive, strict=True)):
-            return self
-        return self.without(dead)
+            return box
+        return box.without(dead)
+
+    def _decided(self, over: Sequence[Sequence[BoolArray]]) -> Box:
+        """With the flags that are left where the others exceed something on every arc."""
+        low, high, first = self.low.copy(), self.high.copy(), len(self.alive) + 1
+        for p, (alive, own) in enumerate(zip(self.alive, over, strict=True)):
+            left = [flag for flag, each in zip(self.flags(p), own, strict=True) if (alive & ~each).any()]
+            if left:
+                low[first + p], high[first + p] = left[0], left[-1]
+        same = (low == self.low).all() and (high == self.high).all()
+        return self if same else replace(self, low=low, high=high)
 
 
 class _Hops:

@@ -41,8 +41,8 @@ class Closing:
     rows: list[Row] = field(default_factory=list)  # that were of use for this order, whatever its costs
 
     def __post_init__(self) -> None:
-        fixed = self.spans is not None and _point(self.spans)
-        self.record = self._fresh(self.spans[0] if self.spans is not None and fixed else None)
+        edges = None if self.spans is None else tuple(map(self.problem.bounds, self.spans))
+        self.record = self._fresh(edges[0] if edges is not None and (edges[0] == edges[1]).all() else None)
 
     def _fresh(self, pinned: IntArray | None) -> Record:
         """Without rows of memory where boundaries alone are looked at."""
@@ -126,7 +126,7 @@ class Closing:
         shared = (self.problem.hosted > 0).sum(1) > 1
         moments = sum(len(rows) for rows, many in zip(self.problem.moments, shared, strict=True) if many)
         small = moments * self.problem.stages**2 <= _MOMENTS
-        return small and self.spans is not None and _cells(*self.spans) <= _ARCS
+        return small and self.spans is not None and _cells(self.problem, *self.spans) <= _ARCS
 
     def _grow(self) -> None:
         """Lays the arcs, where they are not too many: those that fit and that single rows do not refute."""
@@ -168,10 +168,13 @@ def _point(spans: Windows) -> bool:
 
 
 def _fits(problem: Problem, low: IntArray, high: IntArray) -> bool:
-    """Whether every cut of the windows fits: as if each stage were, in each part, as large as any they allow."""
+    """Whether every cut of the windows fits: as if each stage were, in each part, as large as any they allow. Choices
+    are asked for where cuts do not."""
+    if problem.flagged:
+        return False
     if (most_bytes(problem) <= problem.available_bytes).all():
         return True
-    if _cells(low, high) > _ARCS:
+    if _cells(problem, low, high) > _ARCS:
         return False
     spans = [slice(a, b + 1) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
     fixed = np.array([problem.fixed_grid[pair].max() for pair in pairwise(spans)])
@@ -180,8 +183,8 @@ def _fits(problem: Problem, low: IntArray, high: IntArray) -> bool:
     return bool((problem.hosted @ fixed + np.array(peaks) <= problem.available_bytes).all())
 
 
-def _cells(low: IntArray, high: IntArray) -> int:
-    width = high - low + 1
+def _cells(problem: Problem, low: IntArray, high: IntArray) -> int:
+    width = problem.bounds(high - low) + 1
     return int((width[:-1] * width[1:]).sum())
 
 

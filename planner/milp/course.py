@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 from planner.errors import Infeasible
-from planner.milp import explain, infeasible, relisting, sparing
-from planner.milp.fixed import Pins
+from planner.milp import explain, infeasible, relisting
 from planner.milp.floors import Floors
 from planner.milp.problem import Problem
 from planner.milp.search import NEVER, Answer, even, judge
@@ -53,7 +52,7 @@ class Waiting:
                 continue
             shape = self.every[number]
             tight = found.examine(shape)
-            for variant in thriftier(found.space.pins, shape) if tight else found.faster(shape):
+            for variant in thriftier(found.space, shape) if tight else found.faster(shape):
                 self.add(variant)
 
     def _enough(self) -> bool:
@@ -134,14 +133,13 @@ def _take_trivial(found: Search, allowed: set[Shape]) -> None:
                 found.take(tried, None if ns == NEVER else Answer(cut=cut, ns=ns))
 
 
-def thriftier(pinned: Pins, shape: Shape) -> Iterator[Shape]:
-    """Variants that take less memory. Where workers hold one stage each, only stages that must do recompute."""
-    spare = sparing.possible(shape)
-    now = shape.recompute or shape.sparing
+def thriftier(space: Space, shape: Shape) -> Iterator[Shape]:
+    """Variants that take less memory. Only stages that must do recompute, unless that would change the order."""
+    pinned, now = space.pins, shape.recompute or shape.sparing
     recompute = (True,) if now else (False,) if pinned.recompute is False else (False, True)
     shard = (True,) if shape.shard else (False,) if pinned.shard is False else (False, True)
     for again, sharded in product(recompute, shard):
         changed = (again, sharded) != (now, shape.shard)
         if changed and (not sharded or shape.holders > 1):
-            some = again and spare and not shape.recompute
+            some = again and not shape.recompute and not space.at_use(replace(shape, shard=sharded))
             yield replace(shape, recompute=again and not some, sparing=some, shard=sharded)

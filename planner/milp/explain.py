@@ -40,27 +40,33 @@ def scope(space: Space, considered: int, bounded: int, left: int, listed: int) -
     cut = (
         f"; samples whole or cut ({', '.join(map(shown, grids))}), {looked_at(space.layers)}" if grids else ""
     )
-    part = "as few of their first layers as do" if space.parts_recompute else "whole"
     return (
         f"{considered} shapes ({bounded} ruled out by bounds, {left} only bounded): {families}, orders frozen as generated{orders}; cuts of the "
-        f"layers in the order of the model{where}; whole nodes from the first on, up to 64 pipeline workers unless fixed; recomputation "
-        f"where memory excludes a cut, of the stages that need it, in {part}, or, where workers hold several, "
-        f"of all{_fewer(space)}; "
+        f"layers in the order of the model{where}; whole nodes from the first on, up to 64 pipeline workers unless fixed; {_recomputation(space, listed > 0)}; "
         f"sharded optimizer state where that or time asks for it, of all stages alike; "
         f"replicas as slow as the slowest{cut}{_at_use(space)}"
     )
 
 
-def _fewer(space: Space) -> str:
-    """What is tried where the proof says nothing of it."""
+def _recomputation(space: Space, listed: bool) -> str:
+    if space.pins.recompute is not None:
+        return "recomputation of every stage" if space.pins.recompute else "no recomputation"
+    split = any(choice.grid for micro in space.micros() for choice in space.splits(micro))
+    some = "in as few of their first layers as do" + (" (all on cut samples)" if split else "")
     return (
-        "" if space.pins.recompute else " (of fewer in the best plans only, which is not part of the proof)"
+        "recomputation where memory excludes a cut, of any stages: where each worker holds one "
+        f"{some if space.parts_recompute else 'whole'}, where workers hold several whole"
+        + ("; in an order listed anew, of the stages that it was listed for" if listed else "")
     )
 
 
 def _at_use(space: Space) -> str:
     shown = space.pins.update == "rolling" and space.pins.out_of_order is not False
-    return "; where updates come at use, parts of about equal work or equal bytes only" if shown else ""
+    return (
+        "; where updates come at use, parts of about equal work or equal bytes only, of which all recompute or none"
+        if shown
+        else ""
+    )
 
 
 def rivals(space: Space, best: Problem, answer: Answer, looked: Sequence[Looked]) -> Iterator[Rival]:

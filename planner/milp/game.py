@@ -43,7 +43,7 @@ class Pool:
         self._kinds = Grown((len(KINDS), stages), np.float64)  # of the rows
         self._hops = Grown((2, stages, stages), np.float64)
         self._spans = Grown((len(KINDS), stages), np.float64)  # of the cuts
-        self._places = Grown((stages + 1,), np.int64)
+        self._places = Grown((self.problem.width,), np.int64)
         self._messages = Grown((4,), np.int64)  # [cut, cell, nanoseconds, bytes]
 
     @property
@@ -138,10 +138,8 @@ class Pool:
 
 
 def _excess(problem: Problem, memory: Weights, cut: IntArray) -> FloatArray:
-    low, high = cut[:-1], cut[1:]
-    fixed = memory.fixed @ problem.fixed_bytes(low, high)
-    moving = np.tensordot(memory.moving, problem.moving_bytes(low, high), 2)
-    total: FloatArray = fixed + moving + memory.constant
+    fixed, moving = problem.bytes_of(cut)
+    total: FloatArray = memory.fixed @ fixed + np.tensordot(memory.moving, moving, 2) + memory.constant
     return total
 
 

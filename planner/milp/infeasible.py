@@ -122,7 +122,7 @@ def _least(space: Space, found: Looked) -> Nearest:
     for p in range(posed.stages - 1, -1, -1):
         at = int(back[p][at])
         cut.append(int(box.low[p]) + at)
-    row = np.array(cut[::-1], np.int64)
+    row = posed.pointed(np.array(cut[::-1], np.int64), 1)
     need = posed.memory(row[None, :])[0]
     worker = int((need - posed.available_bytes).argmax())
     return Nearest(

@@ -123,7 +123,9 @@ class Lines:
         at = [spans[-1][0] + int(values[-1].argmin())]
         for p in range(len(values) - 2, -1, -1):
             at.append(spans[p][0] + int(values[p][: at[-1] - spans[p][0]].argmin()))
-        return best + float(self._constants(weights)[0]), self.places[at[::-1]]
+        cut = low.copy()  # with the least flags, where there are some
+        cut[: len(at)] = self.places[at[::-1]]
+        return best + float(self._constants(weights)[0]), cut
 
     def narrowed(
         self, weights: Weights, most: float, low: IntArray, high: IntArray
@@ -148,6 +150,7 @@ class Lines:
 
     def _spans(self, low: IntArray, high: IntArray) -> list[Span]:
         """Of every boundary, its part of the places."""
+        low, high = self.problem.bounds(low), self.problem.bounds(high)
         first, last = np.searchsorted(self.places, low), np.searchsorted(self.places, high, side="right")
         return list(zip(first.tolist(), np.maximum(first, last).tolist(), strict=True))
 

@@ -55,7 +55,7 @@ class Record:
         if len(self.pool.rows) and known > self.limit + ROUNDING:
             return number
         row, value = self.problem.critical_of(self.pool.columns[number])
-        if self.pinned is None or (cut == self.pinned).all():
+        if self.pinned is None or (cut[: len(self.pinned)] == self.pinned).all():
             self._consider(cut, value)
         if not len(self.pool.rows) or value > known:
             self.pool.add_row(row)

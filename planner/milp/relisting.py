@@ -1,7 +1,5 @@
 """Orders made anew for the best plans: each enters the search as a shape of its own, until none does.
 
-They are listed for the plan's own costs or, where workers hold several stages, recompute fewer of them.
-
 An order is frozen within its shape, since path rows hold for a fixed order only; so the library of orders grows
 between searches, never during one.
 """
@@ -21,9 +19,7 @@ from planner.milp.assemble import hops, stage_times
 from planner.milp.order import Order
 from planner.milp.problem import Problem
 from planner.milp.search import NEVER, Answer, descend, judge
-from planner.milp.sparing import settled
-from planner.milp.stages import KINDS
-from planner.schedule.action import Kind, Schedule
+from planner.schedule.action import Schedule
 from planner.schedule.costs import Costs, Limits, costs_of
 from planner.schedule.relist import relistings
 
@@ -41,7 +37,8 @@ _LISTING_NS = 250_000.0  # of the meter, an action
 def grow(found: Search) -> int:
     """Lists anew and proves, until no order enters that is better; how many orders entered."""
     pinned = found.space.pins
-    free = not pinned.schedules or "listed" in pinned.schedules
+    if pinned.schedules and "listed" not in pinned.schedules:
+        return 0
     seen: set[tuple[object, ...]] = set()
     count = 0
     for turn in range(ROUNDS):
@@ -50,7 +47,7 @@ def grow(found: Search) -> int:
             key = (tried.shape, None if tried.answer is None else tried.answer.cut.tobytes())
             if key not in seen:
                 seen.add(key)
-                entered += _enter(found, tried, free)
+                entered += _enter(found, tried)
         for tried in entered:
             found.examine(tried.shape)
         count += len(entered)
@@ -71,18 +68,17 @@ def _worth(found: Search, most: int) -> list[Tried]:
     return list(firsts.values())[:most]
 
 
-def _enter(found: Search, tried: Tried, free: bool) -> Iterator[Tried]:
-    """The orders that make this plan faster, each with the best cut found for it; listed anew only where `free`."""
+def _enter(found: Search, tried: Tried) -> Iterator[Tried]:
+    """The orders that make this plan faster, each with the best cut found for it."""
     answer = tried.answer
     posed = tried.problem if answer is None else tried.problem.settled(answer.cut)
     enough = found.space.meter.spent_ns < found.effort.work_ns
     if answer is None or not enough or posed.stages == 1 or posed.order.actions > _MOST_ACTIONS:
         return
     better = []
-    fewer = [] if found.space.pins.recompute else [*_sparing(posed, answer)]
-    for schedule in [*fewer, *(_orders(posed, answer) if free else ())]:
+    for schedule in _orders(posed, answer):
         again = len(Order(schedule).recomputing) == posed.stages
-        shape = replace(tried.shape, sparing=False, recompute=again, listed=_name(schedule))
+        shape = replace(tried.shape, sparing=False, chosen=(), recompute=again, listed=_name(schedule))
         found.space.enter(shape, schedule)
         new = found.look(shape)
         if new is not None and new.answer is None:
@@ -95,23 +91,6 @@ def _enter(found: Search, tried: Tried, free: bool) -> Iterator[Tried]:
         if spans is not None:
             found.take(new, descend(new.problem, *spans, answer.cut))
         yield new
-
-
-def _sparing(posed: Problem, answer: Answer) -> Iterator[Schedule]:
-    """The same order without recomputing what this cut has room to keep, the dearest stages first."""
-    shared = [
-        p for p in posed.order.recomputing if posed.stages > posed.schedule.workers or posed.shape.pipes > 1
-    ]
-    again, schedule = set(posed.order.recomputing), posed.schedule
-    took = posed.durations(answer.cut).kinds[0, KINDS.index(Kind.R)]
-    for stage in sorted(shared, key=lambda p: (-took[p], p)):
-        keeps = np.isin(np.arange(posed.stages), list(again - {stage}))
-        order = settled(posed.schedule, keeps)
-        posed.meter.compiled(order.actions)
-        if (replace(posed, order=order).memory(answer.cut[None, :]) <= posed.available_bytes).all():
-            again, schedule = again - {stage}, order.schedule
-    if schedule is not posed.schedule:
-        yield schedule
 
 
 def _orders(posed: Problem, answer: Answer) -> Iterator[Schedule]:

@@ -46,14 +46,14 @@ def fits(problem: Problem, cuts: IntArray) -> BoolArray:
 def descend(problem: Problem, low: IntArray, high: IntArray, start: IntArray) -> Answer | None:
     """Steepest descent over moves of single boundaries and blocks of them."""
     best = _pick(problem, start[None, :])
-    moves = _moves(problem.stages)
+    moves = _moves(problem)
     stop_ns = problem.meter.spent_ns + _DESCENT_NS
     while True:
         near = (best.cut if best else start) + moves
-        inside: BoolArray = np.asarray(
-            (np.diff(near) > 0).all(1) & (near >= low).all(1) & (near <= high).all(1)
-        )
-        inside[inside] = problem.allowed[near[inside]].all(1)
+        inside: BoolArray = np.asarray((near >= low).all(1) & (near <= high).all(1))
+        edges = problem.bounds(near)
+        inside &= (np.diff(edges) > 0).all(1)
+        inside[inside] = problem.allowed[edges[inside]].all(1)
         most = None if best is None else best.ns
         found = _pick(problem, near[inside], most) if inside.any() else None
         if found is None or not found.better(best):
@@ -72,8 +72,18 @@ def _pick(problem: Problem, cuts: IntArray, most: int | None = None) -> Answer |
     return Answer(cut=min(tied, key=lambda c: c.tolist()), ns=least)
 
 
-def _moves(stages: int) -> IntArray:
+def _moves(problem: Problem) -> IntArray:
+    """Of boundaries, and of flags where there are some."""
+    stages, first_flag = problem.stages, problem.stages + 1
     longest = stages - 1 if stages <= 16 else _LONGEST_BLOCK
+    edges = _edge_moves(stages, longest)
+    moves: IntArray = np.zeros((len(edges), problem.width), np.int64)
+    moves[:, :first_flag] = edges
+    flags = np.eye(problem.width, dtype=np.int64)[first_flag:]
+    return np.concatenate([moves, flags, -flags])
+
+
+def _edge_moves(stages: int, longest: int) -> IntArray:
     rows = []
     for first in range(1, stages):
         for last in range(first, min(stages, first + longest)):
@@ -89,9 +99,10 @@ def kicked(problem: Problem, low: IntArray, high: IntArray, best: Answer, rounds
     random = np.random.default_rng(0)
     for _ in range(rounds):
         noise = random.integers(-3, 4, problem.stages + 1)
-        start = np.clip(best.cut + noise, low, high)
-        start = np.maximum.accumulate(start)
-        if (np.diff(start) > 0).all() and problem.allowed[start].all():
+        start = best.cut.copy()
+        edges = np.clip(problem.bounds(best.cut) + noise, problem.bounds(low), problem.bounds(high))
+        start[: len(edges)] = edges = np.maximum.accumulate(edges)
+        if (np.diff(edges) > 0).all() and problem.allowed[edges].all():
             found = descend(problem, low, high, start)
             if found is not None and found.better(best):
                 best = found
@@ -112,7 +123,7 @@ def balanced(problem: Problem, box: Box) -> IntArray:
     for p in range(problem.stages - 1, -1, -1):
         at = int(back[p][at])
         cut.append(int(box.low[p]) + at)
-    return np.array(cut[::-1], np.int64)
+    return problem.pointed(np.array(cut[::-1], np.int64), 1)
 
 
 def even(problem: Problem) -> IntArray:
@@ -129,7 +140,7 @@ def near(problem: Problem, line: IntArray | FloatArray) -> IntArray:
     goal[0], goal[-1] = 0, last
     for p in range(1, depth):
         goal[p] = min(max(goal[p], goal[p - 1] + 1), last - depth + p)
-    return places[goal].astype(np.int64)
+    return problem.pointed(places[goal].astype(np.int64), 1)
 
 
 def work_ns(problem: Problem) -> IntArray:

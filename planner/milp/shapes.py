@@ -49,6 +49,7 @@ class Shape:
     listed: str = ""  # the name of an order listed anew; empty is the family's own
     mirrored: bool = False  # the first stage on the last worker, as the machines are ordered
     sparing: bool = False  # stages recompute where they would not fit without; `recompute` is all of them
+    chosen: tuple[int, ...] = ()  # just these stages recompute
 
     @property
     def spatial(self) -> int:
@@ -76,6 +77,7 @@ class Shape:
         extra += [f"chunks {self.chunks}"] if self.chunks > 1 else []
         extra += ["recompute"] if self.recompute else []
         extra += ["recompute where needed"] if self.sparing else []
+        extra += [f"recompute in stages {', '.join(map(str, self.chosen))}"] if self.chosen else []
         extra += ["sharded optimizer"] if self.shard else []
         space = f" x spatial {'x'.join(map(str, self.grid))}" if self.grid else ""
         extra += [f"{'x'.join(map(str, self.then))} from layer {self.then_from} on"] if self.then else []

@@ -110,13 +110,13 @@ def _fits(space: Space, nearest: infeasible.Nearest | None) -> str | None:
             tried = found.look(each)
             if tried is not None:
                 found.answer(tried)
-                if tried.answer is not None:
-                    return str(each)
+                if found.best is not None:
+                    return str(found.best.shape)
     return None
 
 
 def _with_variants(space: Space, given: Sequence[Shape]) -> list[Shape]:
-    return [each for shape in given for each in (shape, *thriftier(space.pins, shape))]
+    return [each for shape in given for each in (shape, *thriftier(space, shape))]
 
 
 def _choice(profile: Profile, name: str, asked: str | None, usual: str) -> str:

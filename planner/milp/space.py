@@ -14,6 +14,7 @@ from planner.errors import BadInput
 from planner.fitted import Fitted, corrected, launch_ns
 from planner.milp.bounds import windows
 from planner.milp.choices import Choice, Prices, asked, choice_of, choices, none_of
+from planner.milp.choosing import Choices, Choosing
 from planner.milp.fixed import Pins
 from planner.milp.mesh import Group, Machines, Mesh, Sum, mesh
 from planner.milp.order import Meter, Order
@@ -21,7 +22,7 @@ from planner.milp.out_of_order import FAMILY, arranged
 from planner.milp.problem import Problem
 from planner.milp.shapes import Shape
 from planner.milp.shards import sharded
-from planner.milp.sparing import PARTED
+from planner.milp.sparing import PARTED, alone
 from planner.milp.stages import COMPUTE
 from planner.profile import CostKey, Profile
 from planner.schedule.action import Kind, Schedule
@@ -45,6 +46,7 @@ class Space:
     _tables: dict[tuple[object, ...], Tables] = field(default_factory=dict)
     _groups: dict[tuple[object, ...], Group] = field(default_factory=dict)
     _orders: dict[tuple[object, ...], Order | None] = field(default_factory=dict)
+    _choices: dict[tuple[object, ...], Choices] = field(default_factory=dict)
     _meshes: dict[tuple[object, ...], Mesh] = field(default_factory=dict)
     _sums: dict[tuple[object, ...], tuple[Sum, ...]] = field(default_factory=dict)
     _grids: dict[tuple[object, ...], IntArray] = field(default_factory=dict)
@@ -128,8 +130,8 @@ class Space:
             found = _generate(shape)
             if found is not None and shape.mirrored:
                 found = mirrored(found)
-            if found is not None and (shape.recompute or shape.sparing):
-                found = with_recompute(found, range(found.stages))
+            if found is not None and (shape.recompute or shape.sparing or shape.chosen):
+                found = with_recompute(found, shape.chosen or range(found.stages))
             self._orders[key] = None if found is None else Order(found)
             self.meter.compiled(0 if found is None else sum(map(len, found.orders)))
         return self._orders[key]
@@ -157,17 +159,20 @@ class Space:
 
         posed = _problem(shape, self.tables(shape), order, machine, priced, self._grids, self.meter, allowed)
         posed = _launched(posed, self.cluster.fitted)
+        if shape.sparing and not alone(shape):
+            return Choosing.of(posed, self._choices.setdefault(_order_key(shape), Choices(order.schedule)))
         if shape.sparing:
             plain = self.order(replace(shape, sparing=False))
             by_layer = self.parts_recompute and not shape.grid
             return None if plain is None else posed.spared(plain, by_layer=by_layer)
-        at_use = shape.family == FAMILY and shape.update == "rolling" and self._at_use(shape)
-        return arranged(posed, self._own_cut) if at_use else posed
+        return arranged(posed, self._own_cut) if self.at_use(shape) else posed
 
-    def _at_use(self, shape: Shape) -> bool:
-        """Whether nothing has to see every gradient before the first update; see `runtime.at_use`."""
+    def at_use(self, shape: Shape) -> bool:
+        """Whether updates come when parts are used, so that the order depends on what they take. Nothing may have to
+        see every gradient before the first update; see `runtime.at_use`."""
         counted = self.profile.graph.loss_kind == "sum_count"
-        return shape.pipes == 1 and not (shape.shard or counted or self.precision == "fp16")
+        late = shape.family == FAMILY and shape.update == "rolling"
+        return late and shape.pipes == 1 and not (shape.shard or counted or self.precision == "fp16")
 
     @cached_property
     def boundaries(self) -> BoolArray:
@@ -218,11 +223,11 @@ class Space:
 
     def windows(self, posed: Problem) -> tuple[IntArray, IntArray] | None:
         """Of every boundary; the user's own cut where one is pinned, None where it has other stages."""
-        low, high = windows(posed)
         if self.pins.stages is None:
-            return (low, high) if posed.fixed is None else (posed.fixed, posed.fixed.copy())
+            return windows(posed) if posed.fixed is None else (posed.fixed, posed.fixed.copy())
         own = self._own_cut
-        return (own, own.copy()) if own is not None and len(own) == len(low) else None
+        fits = own is not None and len(own) == posed.stages + 1
+        return (posed.pointed(own, 0), posed.pointed(own.copy(), 1)) if own is not None and fits else None
 
     @cached_property
     def _own_cut(self) -> IntArray | None:
@@ -285,7 +290,8 @@ def _prefixes(tables: Tables, slowness: Sequence[float]) -> IntArray:
 
 def _order_key(shape: Shape) -> tuple[object, ...]:
     numbers = (shape.workers, shape.micros, shape.pairs, shape.chunks)
-    return (shape.family, *numbers, shape.recompute or shape.sparing, shape.mirrored, shape.listed)
+    again = shape.recompute or shape.sparing
+    return (shape.family, *numbers, again, shape.chosen, shape.mirrored, shape.listed)
 
 
 def mirrored(schedule: Schedule) -> Schedule:

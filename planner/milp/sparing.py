@@ -2,6 +2,7 @@
 
 Where every worker holds one stage, whether a stage must recompute depends on its own layers alone, and recomputing
 never saves time: so the choice is made within each stage's interval, and proofs hold for all choices of all stages.
+Where workers hold several, see `planner.milp.choosing`.
 What is recomputed is the first layers of a stage, as few as fit, or all; what the others save is kept, beside what
 enters the stage. Orders have recomputation everywhere; where it is spared it takes no time, which leaves every other
 action where it was.
@@ -43,9 +44,9 @@ class Sparing:
         return peak
 
 
-def possible(shape: Shape) -> bool:
-    """One stage a worker, in an order that recomputing does not change."""
-    return shape.pipes == shape.chunks == 1 and shape.family != "overlap" and not shape.listed
+def alone(shape: Shape) -> bool:
+    """Whether every worker has one stage, so that each decides for itself."""
+    return shape.pipes == shape.chunks == 1
 
 
 def settled(schedule: Schedule, recomputing: BoolArray) -> Order:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -56,6 +56,9 @@ class Stages(Sizes):
     allowed: BoolArray  # the boundaries that a cut may have
     fixed: IntArray | None = None  # the cut, where the shape includes it
     sparing: Sparing | None = None  # where only some stages recompute; `prefix_ns` then has no recomputation
+    flagged: ClassVar[bool] = (
+        False  # whether a flag a stage follows the boundaries; see `planner.milp.choosing`
+    )
 
     @cached_property
     def chained(self) -> bool:
@@ -65,6 +68,31 @@ class Stages(Sizes):
     @property
     def moments(self) -> tuple[IntArray, ...]:
         return self.order.moments
+
+    def pointed(self, cut: IntArray, flag: int) -> IntArray:
+        """A cut with this flag for every stage, where stages have one."""
+        return cut
+
+    @property
+    def width(self) -> int:
+        """Of a cut, as a row."""
+        return self.stages * (2 if self.flagged else 1) + 1
+
+    def bounds(self, points: IntArray) -> IntArray:
+        """Boundaries alone."""
+        return points
+
+    def bytes_of(self, cut: IntArray) -> tuple[IntArray, IntArray]:
+        """[stage] throughout a step and [stage, part] of a micro-batch, as rows of `moments` count them."""
+        return self.fixed_bytes(cut[:-1], cut[1:]), self.moving_bytes(cut[:-1], cut[1:])
+
+    def decided(self, low: IntArray, high: IntArray) -> list[tuple[int, IntArray]]:
+        """Workers whose moments are others than `moments`, and these, for every cut between these two."""
+        return []
+
+    def redoes(self, flag: int) -> bool:
+        """Whether `again_ns` says what recomputing takes."""
+        return self.sparing is not None
 
     @cached_property
     def hosted(self) -> IntArray:
@@ -257,7 +285,7 @@ class Stages(Sizes):
         share = self.holders if self.shape.shard else 1
         return self._grid(("fixed", self.tables.key, share, self._throughout), self.fixed_bytes)
 
-    def moving_grid(self, stage: int) -> IntArray:
+    def moving_grid(self, stage: int, flag: int = 0) -> IntArray:
         return self._moving_grid(self._again[stage])
 
     @cached_property

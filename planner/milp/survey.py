@@ -16,6 +16,7 @@ import numpy as np
 from planner.milp import explain, formulation
 from planner.milp.bounds import whole
 from planner.milp.box import ROUNDING, Box
+from planner.milp.choosing import Choosing
 from planner.milp.closing import Closing
 from planner.milp.fixed import Update
 from planner.milp.floors import Floors
@@ -105,7 +106,8 @@ class Search:
         spans = self.space.windows(posed)
         if spans is None:
             return
-        start = spans[0] if (spans[0] == spans[1]).all() else even(posed)
+        first, last = map(posed.bounds, spans)
+        start = spans[1] if (first == last).all() else even(posed)
         found = descend(posed, *spans, start)
         if found is None:
             root = root or whole(posed, *spans)
@@ -113,10 +115,20 @@ class Search:
         self.take(tried, found)
 
     def take(self, tried: Tried, answer: Answer | None) -> None:
-        if answer is not None and answer.better(tried.answer):
+        if answer is not None and isinstance(tried.problem, Choosing):
+            if answer.ns < self.limit:
+                self.take(*self._decided(tried.problem, answer))
+        elif answer is not None and answer.better(tried.answer):
             tried.answer = answer
             if answer.ns < self.limit:
                 self.best = tried
+
+    def _decided(self, posed: Choosing, answer: Answer) -> tuple[Tried, Answer]:
+        """The shape in which just the stages recompute that do in this answer."""
+        again = tuple(sorted(posed.again(answer.cut)))
+        known = self.look(replace(posed.shape, sparing=False, chosen=again))
+        assert known is not None
+        return known, replace(answer, cut=posed.bounds(answer.cut))
 
     def close(self, tried: Tried) -> bool:
         """A first look: refutes the shape, or leaves it open with a bound; whether memory narrows it."""
@@ -177,10 +189,15 @@ class Search:
 
     def state(self) -> None:
         """The mixed-integer program over the winner and whatever is still open, where it is small enough to write."""
-        if self.best is None or self.best.closing is None:
+        if self.best is None:
             return
+        if self.best.closing is None:
+            spans = self.space.windows(self.best.problem)
+            self.best.closing = Closing(problem=self.best.problem, spans=spans)
+            self.best.closing.look(self.best.answer, self.limit)
         others = [tried for tried in self.open if tried is not self.best and tried.bound_ns < self.limit]
-        parts = [part for part in map(self._part, [self.best, *others]) if part is not None]
+        given = [(tried, self._part(tried)) for tried in [self.best, *others]]
+        parts = [part for _, part in given if part is not None]
         most = _MOST_ARCS if others else _ARCS_PROVED
         if not parts or sum(int(a.sum()) for part in parts for a in part.box.alive) > most:
             return
@@ -189,12 +206,13 @@ class Search:
         if done.part >= 0:
             self.take(self.tried[parts[done.part].box.problem.shape], Answer(cut=done.cut, ns=done.ns))
         least = int(done.bound_ns * (1 - formulation.TOLERANCE))
-        for tried in self.open:
-            tried.bound_ns = max(tried.bound_ns, min(least, self.limit))
+        for tried, part in given:
+            if part is not None:
+                tried.bound_ns = max(tried.bound_ns, min(least, self.limit))
 
     def _part(self, tried: Tried) -> formulation.Part | None:
         """The cuts that the rows do not refute; ties with the best answer stay."""
-        if tried.closing is None or tried.closing.root is None:
+        if tried.closing is None or tried.closing.root is None or tried.problem.flagged:
             return None
         pool, most = tried.closing.record.pool, self.limit + ROUNDING
         rows = pool.weights.part(pool.active())
@@ -204,6 +222,7 @@ class Search:
             box = None if spans is None else box.narrowed(*spans)
         for _ in range(_FILTERS):
             box = None if box is None else box.filtered(rows, most)
+        tried.bound_ns = self.limit if box is None else tried.bound_ns
         return None if box is None else formulation.Part(box=box, rows=rows, bound_ns=tried.bound_ns)
 
     def least_ns(self, shape: Shape) -> float:

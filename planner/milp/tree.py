@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.cost import IntArray
+from planner.milp.bounds import moment_weights
 from planner.milp.box import ROUNDING, Box, Weights
 from planner.milp.game import Game
 from planner.milp.lines import Lines
@@ -98,6 +99,9 @@ class Tree:
             box = narrow
             if len(self.pool.memory):
                 narrow = box.filtered(self.pool.memory, 0.0)
+            known = self.problem.decided(narrow.low, narrow.high) if narrow is not None else []
+            if narrow is not None and known:
+                narrow = narrow.filtered(moment_weights(self.problem, known), 0.0)
             if narrow is not None and (self.nodes == 1 or len(rows) * box.cells <= _CHEAP):
                 narrow = narrow.filtered(rows, most)
             if narrow is box:
@@ -146,15 +150,22 @@ def _middle(box: Box) -> IntArray:
         onward = np.flatnonzero(alive[at])
         at = int(onward[len(onward) // 2])
         cut.append(int(box.low[p + 1]) + at)
-    return np.array(cut, np.int64)
+    return np.concatenate([np.array(cut, np.int64), box.high[len(cut) :]])
 
 
 def _branch(problem: Problem, box: Box, support: list[IntArray]) -> tuple[int, int]:
-    """The boundary on which the last cuts differ by most work, halfway; else the widest window."""
+    """The boundary on which the last cuts differ by most work, halfway, or the flag; else the widest window."""
+    edges = problem.stages + 1
     if len(support) > 1:
         table, line = np.array(support), work_ns(problem)
         low, high = table.min(0), table.max(0)
-        p = int((line[high] - line[low]).argmax())
+        apart = line[high[:edges]] - line[low[:edges]]
+        open_ = np.flatnonzero(low[edges:] < high[edges:])
+        if len(open_):
+            held = (line[table[:, 1:edges]] - line[table[:, : edges - 1]]).mean(0)[open_]
+            if held.max() / 3 > apart.max():
+                return edges + int(open_[held.argmax()]), 0
+        p = int(apart.argmax())
         if high[p] > low[p]:
             half = (line[low[p]] + line[high[p]]) / 2
             at = int(low[p] + np.searchsorted(line[low[p] : high[p] + 1], half, side="right")) - 1

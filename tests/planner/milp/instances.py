@@ -91,6 +91,18 @@ def profile(blocks: list[Block], *, micros: tuple[int, ...] = (1,), scale: float
     )
 
 
+def keeping(made: Profile, seed: int) -> Profile:
+    """Some layers keep what they make, which the stage after theirs holds once with them on one worker."""
+    rng = random.Random(seed)
+    keys = sorted(key for key in made.costs)
+    chosen = {name for name in sorted({key.signature for key in keys}) if rng.random() < 0.6}
+    costs = {
+        key: replace(cost, kept_outputs=(0,)) if key.signature in chosen else cost
+        for key, cost in made.costs.items()
+    }
+    return replace(made, costs=costs)
+
+
 def with_bf16(made: Profile) -> Profile:
     """Also in bf16: half the bytes between layers, three fifths of the time."""
     graph, found = made.graph, dict(made.costs)

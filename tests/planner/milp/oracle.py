@@ -70,25 +70,31 @@ def best(
     """`launch_ns` is what every action takes besides its layers; `ranks` share each sample, at the costs given. The last
     stage begins at layer `until` at the latest."""
     found, judged, known = None, 0, Known(profile)
-    for micro, data, family, schedule, recompute, shard in _shapes(profile, cluster, batch, families, ranks):
+    for micro, data, family, schedule, shard in _shapes(profile, cluster, batch, families, ranks):
         layers = len(profile.graph.layers)
+        subsets = {again: with_recompute(schedule, again) for again in _recomputing(schedule)}
         for boundaries in combinations(range(1, (until or layers - 1) + 1), schedule.stages - 1):
-            judged += 1
-            ns = _judge(
-                known,
-                cluster,
-                micro,
-                data * ranks,
-                schedule,
-                boundaries,
-                recompute,
-                shard,
-                update,
-                launch_ns,
-                ranks,
-            )
-            if ns is not None and (found is None or ns < found[0]):
-                found = (ns, family, data, boundaries)
+            fitting: list[set[int]] = []
+            for again, order in subsets.items():
+                if any(fewer <= set(again) for fewer in fitting):
+                    continue  # recomputing more is never faster
+                judged += 1
+                ns = _judge(
+                    known,
+                    cluster,
+                    micro,
+                    data * ranks,
+                    order,
+                    boundaries,
+                    shard,
+                    update,
+                    launch_ns,
+                    ranks,
+                )
+                if ns is not None:
+                    fitting.append(set(again))
+                    if found is None or ns < found[0]:
+                        found = (ns, family, data, boundaries)
     return None if found is None else Best(*found, judged)
 
 
@@ -123,7 +129,7 @@ def _in_order(profile: Profile, layers: tuple[Layer, ...]) -> Profile:
 
 def _shapes(
     profile: Profile, cluster: Cluster, batch: int, families: Sequence[str], ranks: int
-) -> Iterator[tuple[int, int, str, Schedule, bool, bool]]:
+) -> Iterator[tuple[int, int, str, Schedule, bool]]:
     devices = len(cluster.groups) // ranks
     for micro in sorted({key.micro for key in profile.costs}):
         for data, workers, family in product(range(1, devices + 1), range(1, devices + 1), families):
@@ -132,19 +138,14 @@ def _shapes(
             if workers == 1 and FAMILIES[family].paired:
                 continue
             for schedule in _schedules(family, workers, batch // micro // data, len(profile.graph.layers)):
-                for again, shard in product(_recomputing(schedule), (False, True)):
-                    order = with_recompute(schedule, again) if again else schedule
-                    yield micro, data, family, order, bool(again), shard
+                for shard in (False, True):
+                    yield micro, data, family, schedule, shard
 
 
 def _recomputing(schedule: Schedule) -> Iterator[tuple[int, ...]]:
-    """Stages that recompute: any, where workers hold one each, else none or all."""
-    every = range(schedule.stages)
-    if len(schedule.place) > 1 or schedule.stages > schedule.workers:
-        yield from ((), tuple(every))
-    else:
-        for count in range(schedule.stages + 1):
-            yield from combinations(every, count)
+    """Stages that recompute: any of them, the fewest first."""
+    for count in range(schedule.stages + 1):
+        yield from combinations(range(schedule.stages), count)
 
 
 def _schedules(family: str, workers: int, micros: int, layers: int) -> Iterator[Schedule]:
@@ -166,7 +167,6 @@ def _judge(
     replicas: int,
     schedule: Schedule,
     boundaries: Sequence[int],
-    recompute: bool,
     shard: bool,
     update: str,
     launch_ns: int,

@@ -7,10 +7,11 @@ from functools import cache
 import pytest
 
 from planner.plan import Plan
-from tests.planner.milp.random_cases import Case, answer, case, differences
+from tests.planner.milp.random_cases import Case, answer, case, crowded, differences
 
 FAMILIES = ("1f1b", "gpipe", "chimera", "zb-h1", "zb-v", "interleaved", "chimera-zb", "wave", "v-min")
 SEEDS = 40
+PACKED = 40
 
 
 def small(seed: int) -> Case:
@@ -25,6 +26,23 @@ def solved(seed: int) -> Plan | None:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_no_cut_of_any_shape_is_faster_than_the_plan(seed: int) -> None:
     assert differences(small(seed), solved(seed)) == []
+
+
+@cache
+def packed(seed: int) -> tuple[Case, Plan | None]:
+    return crowded(seed), answer(crowded(seed))
+
+
+@pytest.mark.parametrize("seed", range(PACKED))
+def test_no_choice_of_stages_that_recompute_is_faster_where_workers_hold_several(seed: int) -> None:
+    given, plan = packed(seed)
+    assert differences(given, plan) == []
+
+
+def test_some_of_the_stages_of_a_worker_recompute_in_these_cases() -> None:
+    plans = [plan for _, plan in map(packed, range(PACKED)) if plan is not None]
+    some = [plan for plan in plans if len({stage.recompute for stage in plan.stages}) == 2]
+    assert len({plan.schedule.family for plan in some}) >= 4
 
 
 @pytest.mark.parametrize("seed", [200834, 200883, 201286])
