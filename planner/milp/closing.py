@@ -39,6 +39,9 @@ class Closing:
     tree: Tree | None = None
     rounds: int = _ROUNDS
     rows: list[Row] = field(default_factory=list)  # that were of use for this order, whatever its costs
+    timed: tuple[float, Windows | None] | None = (
+        None  # what time alone says: a bound, and where a better cut lies
+    )
 
     def __post_init__(self) -> None:
         edges = None if self.spans is None else tuple(map(self.problem.bounds, self.spans))
@@ -64,7 +67,11 @@ class Closing:
         if self.spans is None or not self._reachable():
             self.spans = None
             return
+        if self.timed is not None:
+            self._adopt(*self.timed)
+            return
         self._surround()
+        self.timed = self.bound, self.spans
         if self.spans is not None and not _fits(self.problem, *self.spans):
             self.tight = True
             self._grow()
@@ -73,6 +80,19 @@ class Closing:
             self.spans = None
         if self.root is None and len(self.record.pool.rows) * self.problem.stages**2 > _KEPT:
             self._forget()
+
+    def _adopt(self, bound: float, spans: Windows | None) -> None:
+        """What time alone says where no stage recomputes holds whatever does; arcs wait until it is taken further."""
+        assert self.spans is not None
+        self.bound, self.tight = bound, True
+        if spans is None or not self.open:
+            self.spans = None
+            return
+        edges = self.problem.stages + 1
+        self.spans = (
+            np.concatenate([spans[0][:edges], self.spans[0][edges:]]),
+            np.concatenate([spans[1][:edges], self.spans[1][edges:]]),
+        )
 
     def _surround(self) -> None:
         assert self.spans is not None
@@ -148,7 +168,9 @@ class Closing:
         self.record.aim(answer, limit)
         if not self.open or self.spans is None:
             return
-        if self.root is None and (lower or not self.record.pool.rows or not self._light()):
+        if self.timed is not None and self.problem.flagged and self._light():
+            self._begin()
+        elif self.root is None and (lower or not self.record.pool.rows or not self._light()):
             self.rounds *= 2
             self._surround()
         self._grow()

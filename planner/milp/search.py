@@ -16,6 +16,7 @@ from planner.schedule.action import Kind
 NEVER = 1 << 60  # the time of a cut that does not fit
 _STEPS = (1, 2, 4, 8)
 _DESCENT_NS = 1e9  # of the meter, for one descent
+_TURNED = 0.3  # of the flags, in a kick
 _LONGEST_BLOCK = 2  # boundaries that move together, where there are many
 
 
@@ -102,6 +103,8 @@ def kicked(problem: Problem, low: IntArray, high: IntArray, best: Answer, rounds
         start = best.cut.copy()
         edges = np.clip(problem.bounds(best.cut) + noise, problem.bounds(low), problem.bounds(high))
         start[: len(edges)] = edges = np.maximum.accumulate(edges)
+        if problem.flagged:
+            start[len(edges) :] ^= random.random(problem.stages) < _TURNED
         if (np.diff(edges) > 0).all() and problem.allowed[edges].all():
             found = descend(problem, low, high, start)
             if found is not None and found.better(best):

@@ -31,11 +31,13 @@ from planner.plan import Certificate
 
 _FIRST = 6  # shapes whose answers are polished before any is proved
 _KICKS = 6
+_CHOICES = 10  # times as many boxes, and twice as many kicks, where flags are to be chosen
 _WORK_NS = 40e9  # of `Meter`
 _PROGRAM_NODES = 2000  # of the mixed-integer program
 _MOST_ARCS = 3000  # beyond, the program is left unwritten and the tree's proof stands alone
 _ARCS_PROVED = 500  # where everything is proved already, and the program only states it
 _FILTERS = 2  # of what the program is written over
+_PLAIN = 0.75  # of the work left is for shapes without flags first
 _BOXES = 100  # of one shape at first, divided by its depth
 _NODES = 3000  # boxes of one shape in a turn at most, divided by its depth
 
@@ -112,6 +114,8 @@ class Search:
         if found is None:
             root = root or whole(posed, *spans)
             found = None if root is None else descend(posed, *spans, balanced(posed, root))
+        if tried.closing is not None:
+            tried.closing.record.aim(found, self.limit)
         self.take(tried, found)
 
     def take(self, tried: Tried, answer: Answer | None) -> None:
@@ -133,11 +137,17 @@ class Search:
     def close(self, tried: Tried) -> bool:
         """A first look: refutes the shape, or leaves it open with a bound; whether memory narrows it."""
         posed, learnt = tried.problem, (tried.problem.order, tried.shape.update)
+        plain = self.tried.get(replace(tried.shape, sparing=False)) if posed.flagged else None
+        known = None if plain is None else plain.closing
         tried.closing = Closing(
-            problem=posed, spans=self.space.windows(posed), rows=self.rows.get(learnt, [])
+            problem=posed,
+            spans=self.space.windows(posed),
+            rows=self.rows.get(learnt, []) if known is None else known.rows,
+            timed=None if known is None else known.timed,
         )
         tried.closing.look(tried.answer, self.limit)
-        self.rows[learnt] = tried.closing.rows
+        if known is None:
+            self.rows[learnt] = tried.closing.rows
         self._learn(tried)
         if tried.closing.open:
             self.open.append(tried)
@@ -153,15 +163,25 @@ class Search:
         """Takes what is open further, a few boxes of every shape at a time, the lowest bound first; only what bounds
         the plan below any shape that was not looked into."""
         self._polish()
-        boxes, least = _BOXES, min(self.left, default=NEVER)
-        while boxes <= self.effort.nodes and self.space.meter.spent_ns < self.effort.work_ns:
-            lowest = [tried for tried in self.open if tried.bound_ns < least]
+        meter, most = self.space.meter, self.effort.work_ns
+        plain = [tried for tried in self.open if not tried.problem.flagged]
+        if len(plain) < len(self.open):  # what is known without flags refutes most of what has them
+            self._take_further(plain, self.effort.nodes, meter.spent_ns + _PLAIN * (most - meter.spent_ns))
+        self._take_further(self.open, self.effort.nodes, most)
+        self.open = [tried for tried in self.open if self._left(tried)]
+        flagged = [tried for tried in self.open if tried.problem.flagged]
+        self._take_further(flagged, _CHOICES * self.effort.nodes, most)
+        self.open = [tried for tried in self.open if self._left(tried)]
+
+    def _take_further(self, given: list[Tried], nodes: int, work_ns: float) -> None:
+        meter, least, boxes = self.space.meter, min(self.left, default=NEVER), _BOXES
+        while boxes <= nodes and meter.spent_ns < work_ns:
+            lowest = [tried for tried in given if tried.bound_ns < least and self._left(tried)]
             if not lowest:
                 return
-            for tried in sorted(lowest, key=lambda each: (each.bound_ns, each.shape)):
-                if tried.bound_ns < self.limit and self.space.meter.spent_ns < self.effort.work_ns:
-                    self._prove(tried, max(1, boxes // tried.shape.stages))
-            self.open = [tried for tried in self.open if self._left(tried)]
+            for tried in sorted(lowest, key=_turn):
+                if tried.bound_ns < self.limit and meter.spent_ns < work_ns:
+                    self._prove(tried, max(1, boxes // tried.shape.stages), work_ns)
             boxes *= 4
 
     def _polish(self) -> None:
@@ -176,16 +196,20 @@ class Search:
     def _left(self, tried: Tried) -> bool:
         return tried.closing is not None and tried.closing.open and tried.bound_ns < self.limit
 
-    def _prove(self, tried: Tried, boxes: int) -> None:
+    def _prove(self, tried: Tried, boxes: int, work_ns: float) -> None:
         assert tried.closing is not None
         fresh = tried.closing.tree is None
-        tried.closing.prove(tried.answer, self.limit, boxes, self.effort.work_ns)
+        tried.closing.prove(tried.answer, self.limit, boxes, work_ns)
         self._learn(tried)
         root = tried.closing.root
         if fresh and root is not None and self._left(tried):
             self.answer(tried, root)
-            if tried.answer is not None:
-                self.take(tried, kicked(tried.problem, root.low, root.high, tried.answer, self.effort.kicks))
+            known = tried.answer or tried.closing.record.answer
+            if known is not None:
+                kicks = self.effort.kicks * (2 if tried.problem.flagged else 1)
+                found = kicked(tried.problem, root.low, root.high, known, kicks)
+                tried.closing.record.aim(found, self.limit)
+                self.take(tried, found)
 
     def state(self) -> None:
         """The mixed-integer program over the winner and whatever is still open, where it is small enough to write."""
@@ -287,3 +311,8 @@ class Search:
             scope=explain.scope(self.space, self.considered, self.bounded, len(self.left), self.listed),
             rivals=tuple(explain.rivals(self.space, best.problem, best.answer, list(self.tried.values()))),
         )
+
+
+def _turn(tried: Tried) -> tuple[bool, int, Shape]:
+    """Where flags are to be chosen comes last: what is known of the others refutes most of it."""
+    return tried.problem.flagged, tried.bound_ns, tried.shape

@@ -25,6 +25,7 @@ _PRICINGS = 60  # shortest paths a box, at most
 _ROUNDS = 3  # of filtering by single rows
 _CHEAP = 400_000  # arcs x rows
 _SPARE, _SPARE_AT_ROOT = 3, 40  # pricings of a box that cannot be refuted, for a better bound and fewer arcs
+_BETWEEN = 3  # rows between cuts that a box may ask for where flags tell more
 _CLOSE = 1e-3  # of the limit: bound and estimate as near as they need be
 
 
@@ -114,6 +115,7 @@ class Tree:
             chosen = [self.record.learn(_middle(box))]
         game: Game | None = None
         spare = _SPARE_AT_ROOT if self.nodes == 1 else _SPARE
+        between = _BETWEEN if self.problem.flagged else _PRICINGS
         best: Weights | None = None
         for _ in range(_PRICINGS):
             if game is None or not game.grow():
@@ -123,7 +125,8 @@ class Tree:
                 break
             most, mixed = solved
             if most <= self.record.limit - 1:  # these rows cannot refute the box
-                if self.record.learn_between(game, most):
+                if between > 0 and self.record.learn_between(game, most):
+                    between -= 1
                     continue
                 spare -= 1
                 if spare < 0:
@@ -163,7 +166,7 @@ def _branch(problem: Problem, box: Box, support: list[IntArray]) -> tuple[int, i
         open_ = np.flatnonzero(low[edges:] < high[edges:])
         if len(open_):
             held = (line[table[:, 1:edges]] - line[table[:, : edges - 1]]).mean(0)[open_]
-            if held.max() / 3 > apart.max():
+            if held.max() > apart.max():
                 return edges + int(open_[held.argmax()]), 0
         p = int(apart.argmax())
         if high[p] > low[p]:
