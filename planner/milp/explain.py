@@ -52,12 +52,10 @@ def _recomputation(space: Space, listed: bool) -> str:
     if space.pins.recompute is not None:
         return "recomputation of every stage" if space.pins.recompute else "no recomputation"
     split = any(choice.grid for micro in space.micros() for choice in space.splits(micro))
-    some = "in as few of their first layers as do" + (" (all on cut samples)" if split else "")
-    return (
-        "recomputation where memory excludes a cut, of any stages: where each worker holds one "
-        f"{some if space.parts_recompute else 'whole'}, where workers hold several whole"
-        + ("; in an order listed anew, of the stages that it was listed for" if listed else "")
-    )
+    alone = "where each worker holds one" + (", of whole samples," if split else "")
+    some = f"{alone} in as few of their first layers as do, else whole" if space.parts_recompute else "whole"
+    anew = "; in an order listed anew of those that it was listed for" if listed else ""
+    return f"recomputation where memory excludes a cut, of any stages, {some}{anew}"
 
 
 def _at_use(space: Space) -> str:

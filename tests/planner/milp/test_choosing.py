@@ -188,6 +188,22 @@ def test_the_tree_finds_the_best_of_all_cuts_and_choices(family: str, seed: int)
     assert fits(problem, found.record.answer.cut[None, :])[0]
 
 
+@pytest.mark.parametrize(("family", "seed"), CASES)
+def test_what_time_says_where_nothing_recomputes_excludes_no_choice(family: str, seed: int) -> None:
+    space, problem = posed(family, seed)
+    best = int(judge(problem, points(problem)).min())
+    plain = space.problem(shape_of(family))
+    assert plain is not None
+    first = Closing(problem=plain, spans=windows(plain))
+    first.look(None, best + 1)
+    found = Closing(problem=problem, spans=windows(problem), rows=first.rows, timed=first.timed)
+    found.look(None, best + 1)
+    assert found.bound <= best
+    found.prove(None, best + 1, 10_000, 1e12)
+    assert found.record.answer is not None
+    assert found.record.answer.ns == best
+
+
 def test_a_descent_moves_flags_too() -> None:
     _, problem = posed("interleaved", 1)
     spans = windows(problem)
