@@ -8,6 +8,7 @@ memory can go. Messages between stages of the same worker are not in a Program; 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -69,29 +70,29 @@ class Interpreter:
         pulse: Pulse,
         tracer: Tracer,
     ) -> None:
-        self._worker, self._stages, self._routes, self._carrier = worker, stages, routes, carrier
-        self._updates, self._feed, self._pulse, self._tracer = updates, feed, pulse, tracer
-        self._mail: dict[Message, dict[str, Tensor]] = {}
+        self._worker, self._pulse, self._tracer = worker, pulse, tracer
+        self._hands = hands = _Hands(stages, routes, carrier, updates, feed)
         releases = releases_after(program, worker)
         self.calls: list[Call] = []
         for position, instruction in enumerate(program.ranks[worker]):
             action = instruction.action
             if action is not None and action.kind is Kind.STEP:
                 self.calls.append(Call(partial(updates.wait, action.pipe, action.stage), WAITS))
-            self.calls.append(self._compile(instruction))
+            self.calls.append(hands.call(instruction))
             for message in releases.get(position, ()):
                 self.calls.append(Call(partial(carrier.release, message), SILENT))
 
     def variant(self, program: Program, stages: Mapping[Node, Stage]) -> Interpreter:
         """Another program over the same messages; its actions are not traced."""
+        hands = self._hands
         return Interpreter(
             program,
             self._worker,
             stages=stages,
-            routes=self._routes,
-            carrier=self._carrier,
-            updates=self._updates,
-            feed=self._feed,
+            routes=hands.routes,
+            carrier=hands.carrier,
+            updates=hands.updates,
+            feed=hands.feed,
             pulse=self._pulse,
             tracer=Tracer(self._tracer.rank),
         )
@@ -112,30 +113,44 @@ class Interpreter:
             else:
                 add(step, code, start, end, waited)
                 waited = 0
-        assert not self._mail, f"messages nobody took: {sorted(map(str, self._mail))}"
+        mail = self._hands.mail
+        assert not mail, f"messages nobody took: {sorted(map(str, mail))}"
 
-    def _compile(self, instruction: Instruction) -> Call:
+
+@dataclass(frozen=True, eq=False)
+class _Hands:
+    """What calls act on. They hold this and not the interpreter, which holds them: a run whose last user lets go of
+    it is gone at once, and its weights with it."""
+
+    stages: Mapping[Node, Stage]
+    routes: Routes
+    carrier: Carrier
+    updates: Updates
+    feed: Callable[[int, int], Tensors]
+    mail: dict[Message, dict[str, Tensor]] = field(default_factory=dict)
+
+    def call(self, instruction: Instruction) -> Call:
         if instruction.action is not None:
             return Call(self._action(instruction.action), encode(instruction.action))
         message = instruction.message
         assert message is not None
         if instruction.op == "wait":
             return Call(partial(self._wait, message), WAITS)
-        return Call(partial(self._carrier.post if instruction.op == "post" else self._send, message), SILENT)
+        return Call(partial(self.carrier.post if instruction.op == "post" else self._send, message), SILENT)
 
     def _wait(self, message: Message) -> None:
-        self._mail[message] = self._carrier.wait(message)
+        self.mail[message] = self.carrier.wait(message)
 
     def _send(self, message: Message) -> None:
-        self._carrier.send(message, self._mail.pop(message))
+        self.carrier.send(message, self.mail.pop(message))
 
     def _action(self, action: Action) -> Callable[[], None]:
         kind, number, micro, pipe = action
         if kind is Kind.SYNC:
-            return partial(self._updates.launch, pipe, number)
+            return partial(self.updates.launch, pipe, number)
         if kind is Kind.STEP:
-            return partial(self._updates.step, pipe, number)
-        stage = self._stages[pipe, number]
+            return partial(self.updates.step, pipe, number)
+        stage = self.stages[pipe, number]
         if kind is Kind.W:
             return partial(stage.weight_half, micro)
         if kind is Kind.R:
@@ -150,8 +165,8 @@ class Interpreter:
         self, action: Action, direction: Direction
     ) -> tuple[tuple[Message, ...], tuple[tuple[Message, Names], ...]]:
         _, stage, micro, pipe = action
-        sources = self._routes.arriving(direction, stage)
-        targets = self._routes.leaving(direction, stage)
+        sources = self.routes.arriving(direction, stage)
+        targets = self.routes.leaving(direction, stage)
         arriving = tuple(Message(direction, pipe, micro, source, stage) for source, _ in sources)
         return arriving, tuple(
             (Message(direction, pipe, micro, stage, target), names) for target, names in targets
@@ -165,12 +180,12 @@ class Interpreter:
         arriving: Sequence[Message],
         leaving: Sequence[tuple[Message, Names]],
     ) -> None:
-        inputs = dict(self._feed(number, micro))
+        inputs = dict(self.feed(number, micro))
         for message in arriving:
-            inputs |= self._mail.pop(message)
+            inputs |= self.mail.pop(message)
         outputs = stage.forward(micro, inputs)
         for message, names in leaving:
-            self._mail[message] = {name: outputs[name] for name in names}
+            self.mail[message] = {name: outputs[name] for name in names}
 
     def _backward(
         self,
@@ -181,7 +196,7 @@ class Interpreter:
     ) -> None:
         grads: dict[str, Tensor] = {}
         for message in arriving:
-            grads |= self._mail.pop(message)
+            grads |= self.mail.pop(message)
         passed = half(micro, grads)
         for message, names in leaving:
-            self._mail[message] = {name: passed[name] for name in names}
+            self.mail[message] = {name: passed[name] for name in names}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,6 +109,23 @@ def test_a_whole_state_dict_fits_the_user_s_module(tmp_path: Path) -> None:
         run.step(next(run.batches()))
         state = run.state_dict()
     workloads.load(HERE + "branches.py").build().load_state_dict(state)
+
+
+def test_a_run_that_nobody_holds_is_gone_at_once_and_its_weights_with_it(tmp_path: Path) -> None:
+    plan = plan_of(HERE + "branches.py", {"double": "False"}, workers=2, micros=2)
+    gc.collect()
+    gc.disable()
+    try:
+        run = Run.open(plan, tmp_path)
+        run.step(next(run.batches()))
+        run.close()
+        weights = [
+            weakref.ref(p) for stage in run._training.rank.stages.values() for p in stage.module.parameters()
+        ]
+        del run
+        assert weights and not any(ref() is not None for ref in weights)
+    finally:
+        gc.enable()
 
 
 def test_a_job_survives_its_file(tmp_path: Path) -> None:
