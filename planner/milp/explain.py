@@ -13,11 +13,12 @@ from planner.milp.choices import looked_at, shown
 from planner.milp.fixed import Pins
 from planner.milp.problem import Problem
 from planner.milp.search import NEVER, Answer, judge
-from planner.milp.shapes import Shape, shapes
+from planner.milp.shapes import ALONE, FREE_CHUNKS, MOST_ACTIONS, MOST_FORWARDS, SEARCHED, Shape, shapes
 from planner.milp.space import Space
 from planner.milp.stages import KINDS
 from planner.plan import Rival
 from planner.schedule.action import Action, Kind
+from planner.schedule.families import FAMILIES
 
 _RUNNERS = 4
 _DEEPEST_TRIVIAL = 16
@@ -34,18 +35,28 @@ class Looked(Protocol):
 
 def scope(space: Space, considered: int, bounded: int, left: int, listed: int) -> str:
     orders = f", and {listed} listed anew for the costs of the best plans" if listed else ""
-    families = ", ".join(space.pins.schedules) or "all families with an order of their own"
     where = "" if space.boundaries.all() else ", each stage feeding the next"
     grids = sorted({choice.grid for micro in space.micros() for choice in space.splits(micro) if choice.grid})
     cut = (
         f"; samples whole or cut ({', '.join(map(shown, grids))}), {looked_at(space.layers)}" if grids else ""
     )
     return (
-        f"{considered} shapes ({bounded} ruled out by bounds, {left} only bounded): {families}, orders frozen as generated{orders}; cuts of the "
+        f"{considered} shapes ({bounded} ruled out by bounds, {left} only bounded): {_families(space.pins)}, orders frozen as generated{orders}; cuts of the "
         f"layers in the order of the model{where}; whole nodes from the first on, up to 64 pipeline workers unless fixed; {_recomputation(space, listed > 0)}; "
         f"sharded optimizer state where that or time asks for it, of all stages alike; "
         f"replicas as slow as the slowest{cut}{_at_use(space)}"
     )
+
+
+def _families(pins: Pins) -> str:
+    names = ", ".join(pins.schedules)
+    if not names:
+        parts = f", and there alone overlap, of at most {MOST_FORWARDS:,} forwards"
+        alone = f"on one worker only {ALONE[0]}{parts if pins.out_of_order is not False else ''}"
+        names = f"all families with an order of their own ({alone})"
+    several = any(isinstance(FAMILIES[name].chunks, int) for name in pins.schedules or SEARCHED)
+    few = f", the {FREE_CHUNKS} least numbers of stages a worker where a family takes any"
+    return f"{names}{few if several and pins.chunks is None else ''}, at most {MOST_ACTIONS:,} actions"
 
 
 def _recomputation(space: Space, listed: bool) -> str:

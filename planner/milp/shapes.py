@@ -20,12 +20,14 @@ AxisName = Literal["data", "pipeline", "spatial"]
 OUTER_DATA: tuple[AxisName, ...] = ("data", "pipeline", "spatial")
 OUTER_PIPELINE: tuple[AxisName, ...] = ("pipeline", "data", "spatial")
 SEARCHED = tuple(name for name in FAMILIES if name != "listed")  # `listed` is settings, no order of its own
+ALONE = ("1f1b", "overlap")  # of one worker, unless others are asked for by name
 NO_LIMIT = 1 << 60
 MOST_FORWARDS = 1024  # of a device whose sums are hidden in parts, unless one asks for it
 DEEPEST = 64  # pipeline workers, unless one is asked for by name
 MOST_ACTIONS = (
     1 << 17
 )  # of one pipeline group and step; beyond, an order is neither readable nor quick to simulate
+FREE_CHUNKS = 2  # numbers of stages a worker, the least, where a family allows any
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -142,9 +144,7 @@ def _with_data(
                     continue
                 if family == "overlap" and not _overlaps(workers, data, chunks * micros, grid, pinned):
                     continue
-                every = product(
-                    _free(pinned.recompute), _free(pinned.shard), _directions(cluster, workers, family)
-                )
+                every = product(_free(pinned.recompute), _free(pinned.shard), _directions(cluster, workers))
                 for recompute, shard, mirrored in every:
                     if shard and replicas * (2 * pairs if FAMILIES[family].paired else 1) == 1:
                         continue
@@ -169,11 +169,11 @@ def _with_data(
                     )
 
 
-def _directions(cluster: Cluster, workers: int, family: str) -> tuple[bool, ...]:
-    """Which end of the machines has the first stage matters where devices differ; paired pipes have one at each."""
+def _directions(cluster: Cluster, workers: int) -> tuple[bool, ...]:
+    """Which end of the machines has the first stage matters where devices differ: of paired pipes, too, since one may
+    carry more micro-batches."""
     alike = len({(g.device, g.memory_bytes, g.margin_bytes, g.rates) for g in cluster.nodes}) == 1
-    both = not alike and workers > 1 and not FAMILIES[family].paired and family != "overlap"
-    return (False, True) if both else (False,)
+    return (False,) if alike or workers == 1 else (False, True)
 
 
 def _overlaps(workers: int, data: int, forwards: int, grid: tuple[int, ...], pinned: Pins) -> bool:
@@ -216,10 +216,10 @@ def _axis_orders(cluster: Cluster, data: int, workers: int) -> tuple[tuple[AxisN
 def _variants(
     names: Sequence[str], workers: int, micros: int, layers: int, pinned: Pins
 ) -> Iterator[tuple[str, int, int]]:
-    """(family, pairs, chunks). One worker needs no schedule: 1f1b stands for all that are not asked for by name."""
+    """(family, pairs, chunks)."""
     for name in names:
         family = FAMILIES[name]
-        if workers == 1 and not pinned.schedules and name not in ("1f1b", "overlap"):
+        if workers == 1 and not pinned.schedules and name not in ALONE:
             continue
         if workers == 1 and family.paired:
             continue
@@ -238,9 +238,8 @@ def _pairs(workers: int, micros: int, pinned: Pins) -> list[int]:
 
 
 def _chunks(name: str, pinned: Pins) -> tuple[int, ...]:
-    """Those that the family allows; of an open range the two least."""
     allowed = FAMILIES[name].chunks
-    options = (allowed, allowed + 1) if isinstance(allowed, int) else tuple(allowed)
+    options = tuple(range(allowed, allowed + FREE_CHUNKS)) if isinstance(allowed, int) else tuple(allowed)
     if pinned.chunks is None:
         return options
     fits = pinned.chunks >= allowed if isinstance(allowed, int) else pinned.chunks in allowed

@@ -13,12 +13,14 @@ from planner.milp.assemble import plan_of
 from planner.milp.course import ranked, thriftier
 from planner.milp.fixed import Pins, pins
 from planner.milp.pinned import with_stages
+from planner.milp.questions import changed
 from planner.milp.search import NEVER, judge
-from planner.milp.shapes import Shape
+from planner.milp.shapes import SEARCHED, Shape
 from planner.milp.space import Space
 from planner.milp.survey import Effort, Search
 from planner.plan import Plan
 from planner.profile import Profile
+from planner.schedule.families import FAMILIES
 from planner.schedule.overlap import ROUNDS_BY_PART, rounds_by_part
 
 _CHANGED = 20  # shapes looked at for each change that might make an infeasible question feasible
@@ -41,16 +43,27 @@ def solve(
 
 def answered(space: Space, effort: Effort | None = None) -> tuple[Plan, Search]:
     """The plan, and the search that found it; Infeasible as `solve`."""
-    found = orders.searched(space, effort or Effort())
-    plan = _plan(found)
+    plan, found = _found(space, effort or Effort())
     if plan is None:
-        raise Infeasible(infeasible.report(space, found.best.queue, found.best.look, _fits))
-    return plan, found.best
+        raise Infeasible(infeasible.report(found.space, found.queue, found.look, _fits))
+    return plan, found
 
 
 def fastest(space: Space, effort: Effort | None = None) -> Plan | None:
     """As `solve`, without the reasons: None where nothing fits."""
-    return None if not ranked(space) else _plan(orders.searched(space, effort or Effort()))
+    return _found(space, effort or Effort())[0] if ranked(space) else None
+
+
+def _found(space: Space, effort: Effort) -> tuple[Plan | None, Search]:
+    """Where nothing fits, every family is asked by name, those too that hardly ever pay."""
+    found = orders.searched(space, effort)
+    plan = _plan(found)
+    if plan is None and not space.pins.schedules:
+        parts = space.pins.out_of_order is not False
+        named = tuple(name for name in SEARCHED if parts or not FAMILIES[name].in_parts)
+        found = orders.searched(changed(space, pins=replace(space.pins, schedules=named)), effort)
+        plan = _plan(found)
+    return plan, found.best
 
 
 def space_of(

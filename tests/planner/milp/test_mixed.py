@@ -103,6 +103,21 @@ def test_no_cut_in_either_direction_is_faster(seed: int) -> None:
         assert plan.prediction.step_ns == least
 
 
+@pytest.mark.parametrize("family", ["chimera", "chimera-zb", "overlap"])
+def test_a_pipeline_is_as_fast_whichever_end_of_the_machines_is_named_first(family: str) -> None:
+    """Of an odd number of micro-batches one of two pipes has more than the other."""
+    block = Block(forward=100, input_grad=100, weight_grad=100, out=4, own=0, weight=4, reads=(-1,))
+    after = [replace(block, reads=(k,)) for k in range(3 if family == "overlap" else 2)]
+    costs = profile([replace(block, own=4000), *after])
+    small, large = group(1, memory=5500), group(1, memory=8500)
+    one, other = (
+        solve(costs, machines(*nodes), batch=3, schedules=[family], fix={"pipeline": 2, "data": 1})
+        for nodes in ((small, large), (large, small))
+    )
+    assert one.prediction.step_ns == other.prediction.step_ns
+    assert not violations(one, profile=costs, cluster=machines(small, large))
+
+
 def test_alike_machines_have_one_direction() -> None:
     space = space_of(profile(chain(7, 1)), cluster(4), batch=4)
     assert not any(
