@@ -3,8 +3,8 @@
 The graph walk splits any autograd graph. A node is *on the way* when an input of the stage can be reached from it.
 The input half runs the nodes on the way only, and records what arrives at those that also feed a branch towards
 parameters; the weight half runs each of those branches later, from the record. Nothing is detached, so views are
-no special case. A branch that several nodes on the way share (a weight used twice within a stage) is run with the
-input half: exact, only earlier than it had to be.
+no special case. A parameter that several nodes on the way share a branch to (a weight used twice within a stage) gets
+all of its gradient with the input half: exact, only earlier than it had to be.
 """
 
 from __future__ import annotations
@@ -243,8 +243,19 @@ def _branches(
                 stack.append(after.node)
             elif after.node in toward_parameters:
                 parents.setdefault(after, []).append(node)
+    ends = {entry: _leaves([entry]) for entry in parents}
+    early = _joined(ends.values(), [ends[entry] for entry, nodes in parents.items() if len(nodes) > 1])
     single: dict[Node, Branch] = {}
     for entry, nodes in parents.items():
-        if len(nodes) == 1:
+        if ends[entry].isdisjoint(early):
             single.setdefault(nodes[0], Branch(nodes[0], [])).entries.append(entry)
-    return list(single.values()), [entry for entry, nodes in parents.items() if len(nodes) > 1]
+    return list(single.values()), [GradientEdge(leaf, 0) for leaf in early]
+
+
+def _joined(every: Iterable[set[Node]], some: Iterable[set[Node]]) -> set[Node]:
+    """Leaves of some entries, and of all others that lead to one of them: what comes over either way is one sum."""
+    found, left = set().union(*some), list(every)
+    while more := [leaves for leaves in left if not leaves.isdisjoint(found)]:
+        found.update(*more)
+        left = [leaves for leaves in left if leaves.isdisjoint(found)]
+    return found

@@ -61,6 +61,20 @@ class Recurrent(nn.Module):
         return self.lstm(x)[0]
 
 
+class Turned(nn.Module):
+    """One weight as it is, twice, and by two ways of something made from it and another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.scale = nn.Parameter(torch.randn(8, 8) / 3), nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled = self.weight.t() * self.scale
+        x = torch.tanh(x @ self.weight)
+        x = torch.tanh(x @ scaled + x @ self.weight)
+        return (x @ scaled) @ self.weight.t()
+
+
 class Unused(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -80,6 +94,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "transformer": lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
     "custom autograd function": Custom,
     "weight used twice": TiedTwice,
+    "weight used as it is and turned": Turned,
     "embedding in the middle": MidEmbedding,
     "lstm": Recurrent,
     "unused parameter and a view at the end": Unused,
