@@ -259,6 +259,7 @@ def test_a_preempted_job_leaves_a_checkpoint_and_goes_on(
     urgent = cluster.run(
         "sbatch", "--parsable", "-p", "urgent", "-N12", "--exclusive", "--output=/dev/null", "--wrap=sleep 1"
     )
+    until_stopping(run)
     gate.open()
     done = run.wait(PATIENCE_S).check()
     assert done.losses == undisturbed
