@@ -40,20 +40,7 @@ def stage_bytes(
     costs = [profile.cost(name, key) for name in layers]
     walking |= any(cost.walks for cost in costs)
     if before:
-        done = layers.index(before)
-        parts = layers[:done], layers[done:]
-        early, late = (stage_bytes(profile, part, key, walking=walking) for part in parts)
-        leaving = _leaving(graph, graph.index[layers[0]], graph.index[layers[-1]])
-        passing = (value for value in leaving if value.producer in layers[:done])
-        crossing = _crossing(graph, graph.index[layers[0]])
-        carried = (value for value in crossing if _last_use(graph, value) >= graph.index[before])
-        return in_two(
-            early,
-            late,
-            stage_bytes(profile, layers, key, recompute=True),
-            passing=_total(profile, passing, key),
-            carried=_total(profile, carried, key),
-        )
+        return _in_parts(profile, layers, key, before, walking)
     stage = _Stage(profile, layers, key)
     first, last, saved = stage.first, stage.last, stage.saved[-1]
     entering, leaving = _entering(graph, layers), _leaving(graph, first, last)
@@ -85,6 +72,25 @@ def stage_bytes(
         back=_total(profile, back, key),
         far=_total(profile, (v for v in entering if _is_far(graph, v, first)), key),
         update=update_bytes(profile.optimizer, _trained_elements(graph, layers)),
+    )
+
+
+def _in_parts(
+    profile: Profile, layers: Sequence[str], key: CostKey, before: str, walking: bool
+) -> StageBytes:
+    graph, done = profile.graph, layers.index(before)
+    parts = layers[:done], layers[done:]
+    early, late = (stage_bytes(profile, part, key, walking=walking) for part in parts)
+    leaving = _leaving(graph, graph.index[layers[0]], graph.index[layers[-1]])
+    passing = (value for value in leaving if value.producer in layers[:done])
+    crossing = _crossing(graph, graph.index[layers[0]])
+    carried = (value for value in crossing if _last_use(graph, value) >= graph.index[before])
+    return in_two(
+        early,
+        late,
+        stage_bytes(profile, layers, key, recompute=True),
+        passing=_total(profile, passing, key),
+        carried=_total(profile, carried, key),
     )
 
 

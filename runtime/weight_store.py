@@ -1,9 +1,9 @@
 """The weight store: linear, convolution and embedding layers that owe their weight gradient until it is asked for.
 
 Each autograd Function here returns the gradient of its input and files what the weight gradient needs; `pay` works
-it out later and adds it to `.grad`. A backward that is not split owes nothing: each is paid where it arises. Every other parameter (norms, biases of other layers) gets its gradient with
-the input half, which costs little. The formulas are those of torch's own backward, so that a split backward equals
-a whole one to the bit.
+it out later and adds it to `.grad`. A backward that is not split owes nothing: each is paid where it arises. Every
+other parameter (norms, biases of other layers) gets its gradient with the input half, which costs little. The formulas
+are those of torch's own backward, so that a split backward equals a whole one to the bit.
 """
 
 from __future__ import annotations

@@ -39,10 +39,8 @@ def read(paths: Paths, rank: int, generation: int) -> Record | None:
     return found if found.generation == generation else None
 
 
-_OVER = (
-    0,
-    128 + signal.SIGTERM,
-)  # of srun whose ranks have ended; the signal of a preemption may come after them
+# of srun whose ranks have ended: the signal of a preemption may come after them
+_OVER = (0, 128 + signal.SIGTERM)
 
 
 def outcome(paths: Paths, hosts: Sequence[str], generation: int, code: int) -> Outcome:
