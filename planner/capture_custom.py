@@ -90,27 +90,33 @@ def _restore_averages(traced: Traced, names: Mapping[float, str]) -> None:
     for node in traced.graph.nodes:
         if str(node.target) != "aten.batch_norm.default" or node.args[6] not in names:
             continue
-        *tensors, _training, momentum, eps, _ = node.args
+        *tensors, training, momentum, eps, _ = node.args
         count = counts.get(names[momentum])
-        if count is not None:  # else it keeps no statistics, and its momentum is not used
-            node.target, node.args = average_batch_norm, (*tensors, count, eps)
+        if count is not None and training:  # else it changes no statistics, and its momentum is not used
+            node.target, node.args = average_batch_norm, (*tensors, training, count, eps)
 
 
 def average_batch_norm(
-    x: torch.Tensor,
+    input: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
-    mean: torch.Tensor,
-    variance: torch.Tensor,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    training: bool,
     count: torch.Tensor,
     eps: float,
 ) -> torch.Tensor:
-    """BatchNorm with momentum=None: its running statistics are the averages of all batches so far."""
+    """BatchNorm with momentum=None: its running statistics are the averages of all batches so far. Its arguments have
+    the names that batch_norm's have."""
+    momentum = share_of_latest(count) if training else 0.0
+    cudnn = torch.backends.cudnn.enabled
+    return torch.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn)
+
+
+def share_of_latest(count: torch.Tensor) -> float:
+    """Of the latest batch in the average of so many."""
     plain = not count.is_meta and not isinstance(count, FakeTensor)
-    momentum = 1.0 / float(count) if plain else 1.0
-    return torch.batch_norm(
-        x, weight, bias, mean, variance, True, momentum, eps, torch.backends.cudnn.enabled
-    )
+    return 1.0 / float(count) if plain else 1.0
 
 
 _numbers = itertools.count()  # torch keeps the name of an operation beyond its library

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from planner.capture_layers import FREE
+from planner.capture_custom import average_batch_norm
+from planner.capture_layers import FREE, ROOT
 from planner.capture_slice import Layout
 from planner.halo.operation import (
     GETITEM,
@@ -23,6 +25,8 @@ from planner.halo.operation import (
     Operation,
     Ref,
 )
+
+Target = OpOverload | Callable[..., Tensor]  # an operation of torch, or `average_batch_norm`
 
 
 def operations_of(layout: Layout) -> tuple[Operation, ...]:
@@ -76,30 +80,49 @@ def _renamed(value: Given, names: Mapping[str, str]) -> Given:
 
 def operation_of(node: fx.Node, values: Mapping[fx.Node, object], layer: str) -> Operation | None:
     """None for what makes no tensor (sizes, contexts): every rank computes it alike."""
-    shapes = _shapes(values.get(node))
+    shapes, path = _shapes(values.get(node)), _path(node, layer)
     if node.op != "call_function" or shapes is None:
         return None
     if node.target is operator.getitem:
         arguments = {"self": _given(node.args[0], values), "index": _given(node.args[1], values)}
-        return Operation(node.name, layer, GETITEM, arguments, shapes)
-    if not isinstance(node.target, OpOverload):
+        return Operation(node.name, layer, GETITEM, arguments, shapes, path=path)
+    if not isinstance(node.target, OpOverload) and node.target is not average_batch_norm:
         refs = tuple(Ref(x.name) for x in node.all_input_nodes)
         name = getattr(node.target, "__name__", str(node.target))
-        return Operation(node.name, layer, name, {"tensors": refs}, shapes)
+        return Operation(node.name, layer, name, {"tensors": refs}, shapes, path=path)
     named = named_arguments(node.target, node.args, node.kwargs)
     arguments = {name: _given(value, values) for name, value in named.items()}
-    return Operation(node.name, layer, operation_name(node.target), arguments, shapes)
+    return Operation(node.name, layer, operation_name(node.target), arguments, shapes, path=path)
 
 
-def operation_name(target: OpOverload) -> str:
+def _path(node: fx.Node, layer: str) -> str | None:
+    """Of the module that it is written in, where that is not the layer's."""
+    stack = node.meta.get("stack")
+    if not stack or not layer or node.meta.get("in_loss"):
+        return None
+    path, own = str(stack[-1][0]), layer.partition("#")[0]
+    return None if (path or ROOT) == own else path
+
+
+def operation_name(target: Target) -> str:
     """ "aten.conv3d" of every overload."""
+    if not isinstance(target, OpOverload):
+        return "aten.batch_norm"  # its running statistics apart, `average_batch_norm` is no other operation
     return target._schema.name.replace("::", ".")
 
 
+def argument_names(target: Target) -> list[str]:
+    if not isinstance(target, OpOverload):
+        return list(inspect.signature(target).parameters)
+    return [argument.name for argument in target._schema.arguments]
+
+
 def named_arguments(
-    target: OpOverload, args: Iterable[object], kwargs: Mapping[str, object]
+    target: Target, args: Iterable[object], kwargs: Mapping[str, object]
 ) -> dict[str, object]:
     """By the names of the schema, defaults where nothing is given."""
+    if not isinstance(target, OpOverload):
+        return dict(inspect.signature(target).bind(*args, **kwargs).arguments)
     given = list(args)
     named: dict[str, object] = {}
     for i, argument in enumerate(target._schema.arguments):

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
+from planner.capture_custom import average_batch_norm
+from planner.capture_operations import Target, argument_names
 from planner.cut import StageModule
 from runtime.rewrite import ATEN, graph_of, states_of
 from runtime.spatial.shard import operation_of
@@ -32,16 +34,16 @@ def evaluating(module: StageModule) -> fx.GraphModule:
     for node in list(graph.nodes):
         if node.target is ATEN.add_.Tensor and node.args[0] in states and not node.users:
             graph.erase_node(node)
-        elif isinstance(node.target, OpOverload):
+        elif isinstance(node.target, OpOverload) or node.target is average_batch_norm:
             _switch(node, node.target)
         elif (operation := operation_of(run, node)) is not None:
             _switch(node, operation, first=1)
     return fx.GraphModule(run, graph)
 
 
-def _switch(node: fx.Node, operation: OpOverload, first: int = 0) -> None:
+def _switch(node: fx.Node, operation: Target, first: int = 0) -> None:
     """Arguments of the operation begin at position `first` of the node's."""
-    arguments = {argument.name: i + first for i, argument in enumerate(operation._schema.arguments)}
+    arguments = {name: i + first for i, name in enumerate(argument_names(operation))}
     for name, value in (
         ("train", False),
         ("training", False),

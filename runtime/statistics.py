@@ -3,43 +3,60 @@
 One process would update them micro-batch after micro-batch: r <- (1 - m) r + m x. That is linear, so after N
 micro-batches r_N = (1-m)^N r_0 + sum of (1-m)^(N-1-i) m x_i, and each holder can add up the terms of its own
 micro-batches: one sum over the holders gives r_N exactly. Counters are the same with 1 in the place of (1 - m).
+Without a momentum r is the average of all batches so far, c of them: c r is a sum, which adds up like a counter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from planner.capture_custom import average_batch_norm
+from planner.capture_operations import named_arguments
 from planner.cut import StageModule
 from planner.errors import BadInput
 from planner.plan import Place, Plan
 from runtime.rewrite import ATEN, graph_of, states_of
 
 
-def decays(module: StageModule, written: set[str]) -> dict[str, float]:
-    """Factor by which one forward shrinks what each buffer held before."""
+class Decay(NamedTuple):
+    """What one forward leaves of what a buffer held: a factor. Of an average it is that of its sum."""
+
+    factor: float = 1.0
+    counter: str = ""  # of an average: what counts the batches in it
+
+
+def decays(module: StageModule, written: set[str]) -> dict[str, Decay]:
+    """Of each buffer that the forward writes."""
     states = states_of(module)
-    found: dict[str, float] = {}
+    found: dict[str, Decay] = {}
     for node in graph_of(module).graph.nodes:
-        if node.target is ATEN.batch_norm.default or node.target is ATEN.instance_norm.default:
-            found |= {states[x]: 1 - float(node.args[6]) for x in node.args[3:5] if x in states}
+        if node.target is average_batch_norm:
+            given = named_arguments(node.target, node.args, node.kwargs)
+            count = Decay(counter=states[given["count"]])  # type: ignore[index]
+            found |= {states[x]: count for x in node.args[3:5]}
+        elif node.target is ATEN.batch_norm.default or node.target is ATEN.instance_norm.default:
+            for name in (states[x] for x in node.args[3:5] if x in states and node.args[5]):
+                found[name] = Decay(found.get(name, Decay()).factor * (1 - float(node.args[6])))
         elif node.target is ATEN.add_.Tensor and node.args[0] in states:
-            found[states[node.args[0]]] = 1.0
+            found[states[node.args[0]]] = Decay()
     strange = sorted(written - found.keys())
     if strange:
         raise BadInput(
-            f"the forward pass writes '{strange[0]}', which replicas cannot keep equal",
-            allowed="running statistics of batch and instance normalisation, or a plan without replicas",
+            f"the forward pass writes '{strange[0]}', which the ranks or pipes that hold it cannot keep equal",
+            where=strange[0].rpartition(".")[0] or "the model",
+            allowed="running statistics of batch and instance normalisation; or data: 1, spatial: 1 and no Chimera",
         )
     return {name: decay for name, decay in found.items() if name in written}
 
 
 def observers(
-    decay: Mapping[str, float],
+    decay: Mapping[str, Decay],
     buffers: Mapping[str, Tensor],
     synchronised: Collection[str],
     plan: Plan,
@@ -81,7 +98,7 @@ class RunningStatistics:
     def __init__(
         self,
         buffers: Mapping[str, Tensor],
-        decay: Mapping[str, float],
+        decay: Mapping[str, Decay],
         *,
         total: int,
         first: int,
@@ -95,7 +112,7 @@ class RunningStatistics:
         self._sums: dict[str, Tensor] = {}
 
     def begin(self) -> None:
-        self._start = {name: buffer.clone() for name, buffer in self._buffers.items()}
+        self._start = {name: self._summed(name).clone() for name in self._buffers}
         self._sums = {name: torch.zeros_like(buffer) for name, buffer in self._buffers.items()}
 
     @contextmanager
@@ -104,9 +121,15 @@ class RunningStatistics:
         for buffer in self._buffers.values():
             buffer.data.zero_()
         yield
-        for name, buffer in self._buffers.items():
-            weight = self._decay[name] ** (self._total - 1 - self._first - micro)
-            self._sums[name] += buffer if weight == 1.0 else buffer * weight
+        for name in self._buffers:
+            weight = self._decay[name].factor ** (self._total - 1 - self._first - micro)
+            added = self._summed(name)
+            self._sums[name] += added if weight == 1.0 else added * weight
+
+    def _summed(self, name: str) -> Tensor:
+        """An average as the sum that it is made of."""
+        buffer, count = self._buffers[name], self._decay[name].counter
+        return buffer * self._buffers[count] if count else buffer
 
     def finish(self) -> None:
         for name, buffer in self._buffers.items():
@@ -114,7 +137,10 @@ class RunningStatistics:
                 if not self._counted:
                     self._sums[name].zero_()
                 dist.all_reduce(self._sums[name], group=self._group)
-            decay = self._decay[name]
+            decay = self._decay[name].factor
             start = self._start[name]
             start = start if decay == 1.0 else start * decay**self._total
             buffer.data.copy_(start + self._sums[name])
+        for name, buffer in self._buffers.items():
+            if self._decay[name].counter:
+                buffer.data.div_(self._buffers[self._decay[name].counter])

@@ -8,7 +8,6 @@ that their sums meet.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 import torch.distributed as dist
 from torch import fx
@@ -19,12 +18,10 @@ from planner.cut import StageModule
 from planner.errors import BadPlan
 from planner.plan import Plan
 from runtime.groups import World
-from runtime.rewrite import ATEN, graph_of, states_of
+from runtime.rewrite import graph_of, states_of
 from runtime.spatial.mesh import GroupWire, Mesh
 from runtime.spatial.norm import OverReplicas
 from runtime.spatial.shard import called
-
-_TARGET: Final = ATEN.batch_norm.default
 
 
 def marked(module: StageModule) -> list[fx.Node]:
@@ -59,7 +56,6 @@ def check(plan: Plan, captured: Captured) -> None:
     for refused, what in (
         (plan.axes.spatial > 1, "split samples: use spatial: 1"),
         (plan.execution == "compiled", "compiled stages: use execution: eager"),
-        (any(node.target is not _TARGET for node in found), "momentum=None: give it a momentum"),
     ):
         if refused:
             raise BadPlan(f"a SyncBatchNorm over {plan.axes.data} replicas does not go with {what}")
@@ -70,7 +66,8 @@ def synchronise(modules: Mapping[int, StageModule], mesh: Mesh) -> None:
         run = graph_of(module)
         for count, node in enumerate(marked(module)):
             name = f"synchronised_{count}"
-            setattr(run, name, OverReplicas(_TARGET, mesh))
+            assert callable(node.target)
+            setattr(run, name, OverReplicas(node.target, mesh))
             with run.graph.inserting_before(node):
                 held = run.graph.create_node("get_attr", name)
                 new = run.graph.call_function(called, (held, *node.args))

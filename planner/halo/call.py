@@ -23,8 +23,9 @@ class Call:
     operation: str  # "aten.conv3d"
     arguments: Mapping[str, Argument]
     outputs: tuple[tuple[int, ...], ...]  # global shapes
-    where: str = ""  # the layer, for errors
+    where: str = ""  # the user's module, for errors
     parts: str = "parts of a sample"  # that its tensors are, for errors
+    layer: str = ""  # that it belongs to, where that is not `where`
 
     def get(self, name: str, default: Argument = None) -> Argument:
         value = self.arguments.get(name)
@@ -70,16 +71,28 @@ class Call:
             elif isinstance(value, tuple):
                 yield from ((f"{name}.{i}", x) for i, x in enumerate(value) if isinstance(x, Layout))
 
-    def refuse(self, why: str, allowed: str = "a gather before it") -> BadInput:
-        return NoRule(f"{self.operation} on {self.parts}: {why}", where=self.where, allowed=allowed)
+    @property
+    def gather(self) -> str:
+        apart = self.layer not in ("", self.where)
+        return f"a gather before layer '{self.layer}'" if apart else "a gather before it"
+
+    def refuse(self, why: str, allowed: str = "") -> BadInput:
+        what = f"{self.operation} on {self.parts}: {why}"
+        return NoRule(what, where=self.where, allowed=allowed or self.gather, layer=self.layer)
 
     def too_few(self, rows: int, ranks: int) -> BadInput:
         why = f"{self.operation} leaves {rows} rows for {ranks} ranks"
-        return TooFew(why, where=self.where, allowed=f"up to {rows} ranks, or a gather before it")
+        allowed = f"up to {rows} ranks, or {self.gather}"
+        return TooFew(why, where=self.where, allowed=allowed, layer=self.layer)
 
 
 class NoRule(BadInput):
-    """An operation that cannot be computed on shards; computing it alike on every rank is exact, too."""
+    """An operation that cannot be computed on shards; computing it alike on every rank is exact, too. `layer` is the
+    one before which shards are to be gathered at the latest; `where` says it to the user."""
+
+    def __init__(self, what: str, *, where: str = "", allowed: str = "", layer: str = "") -> None:
+        super().__init__(what, where=where, allowed=allowed)
+        self.layer = layer or where
 
 
 class TooFew(NoRule):

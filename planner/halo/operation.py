@@ -29,6 +29,14 @@ class Operation:
     arguments: Mapping[str, Given]  # by the names of the schema
     outputs: tuple[tuple[int, ...], ...]  # global shapes; one entry for a single tensor
     samples: tuple[int, ...] = ()  # dimension along which each output has its samples; empty if not known
+    path: str | None = None  # of the module it is written in, "" of the model; None where that is the layer's
+
+    @property
+    def place(self) -> str:
+        """Where the user finds it; what belongs to no layer of its own is counted to a neighbour."""
+        if self.path is None:
+            return self.layer
+        return f"{self.path or 'forward of the model'} (counted to layer '{self.layer}')"
 
     def reads(self) -> list[str]:
         return [ref.name for value in self.arguments.values() for ref in _refs(value)]

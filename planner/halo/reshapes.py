@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Final
 
@@ -61,8 +62,8 @@ def expand(call: Call) -> Step:
 
 
 def repeat(call: Call) -> Step:
-    source, shape = call.tensor("self"), call.outputs[0]
-    return expand(Call(call.operation, {"self": source}, (shape,), call.where, call.parts))
+    source = call.tensor("self")
+    return expand(replace(call, arguments={"self": source}))
 
 
 def groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:

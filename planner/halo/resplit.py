@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from planner.halo.call import NoRule
 from planner.halo.layout import Cut, Layout, coordinates, entry, even, whole
-from planner.halo.operation import NONE
+from planner.halo.operation import NONE, Operation
 
 Grid = tuple[int, ...]
 SPACE = 2  # dimensions in front of those of space: samples and channels
@@ -110,13 +110,24 @@ def _sized(layout: Layout, dim: int, size: int) -> Layout:
     return Layout(tuple(shape), tuple(cuts))
 
 
-def resplit(source: Layout, before: Grid, grid: Grid, ranks: int, where: str) -> Resplit:
-    """To even parts of a grid; whole where that is empty. NoRule where it cannot be told which dimension is which."""
-    if grid and any(cut is not None and dim != SPACE + cut.axis for dim, cut in enumerate(source.cuts)):
+def turned(layout: Layout) -> bool:
+    """Whether its dimensions are not samples, channels, then space."""
+    return any(cut is not None and dim != SPACE + cut.axis for dim, cut in enumerate(layout.cuts))
+
+
+def resplit(
+    source: Layout, before: Grid, grid: Grid, ranks: int, reader: str, turner: Operation | None = None
+) -> Resplit:
+    """To even parts of a grid; whole where that is empty. NoRule where it cannot be told which dimension is which:
+    it names the operation that has turned them, if that is known."""
+    if grid and turned(source):
+        shown, cut = " x ".join(map(str, grid)), list(source.cut_dims)
+        moved = f"{turner.operation} moves what" if turner is not None else "what"
         raise NoRule(
-            f"a tensor cut along dimensions {list(source.cut_dims)} is re-split",
-            where=where,
-            allowed="samples and channels first, then space; or a gather before it",
+            f"{moved} is cut to dimensions {cut}, which is not re-split to a grid of {shown} before layer '{reader}'",
+            where=turner.place if turner is not None else reader,
+            allowed=f"samples and channels first, then space; or a gather before layer '{reader}'",
+            layer=reader,
         )
     target = entry(source.shape, grid) if grid else whole(source.shape)
     return Resplit(source, before, target, mesh_of(grid, ranks) if grid else (ranks,))

@@ -21,7 +21,7 @@ from planner.halo.fetch import Fetch, gather
 from planner.halo.layout import Layout, along, entry, whole
 from planner.halo.operation import GETITEM, INPUT, STATE, TARGET, Given, Operation, Ref
 from planner.halo.pointwise import AFTER, IN_PLACE
-from planner.halo.resplit import Grid, Resplit, mesh_of, resplit
+from planner.halo.resplit import Grid, Resplit, mesh_of, resplit, turned
 from planner.halo.shares import wider
 
 SLIDING: Final = frozenset((*windows.RULES, *resample.RULES, *reductions.SPATIAL_NORMS))
@@ -45,6 +45,7 @@ class Segment:
     placed: tuple[Placed, ...]
     layouts: Mapping[str, tuple[Layout, ...]]  # of every tensor, given or made
     grids: Mapping[str, Grid]  # of all ranks, on which each of them lies
+    turners: Mapping[str, Operation]  # what moved space elsewhere than behind samples and channels, by tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Grids:
     samples: Mapping[str, int] = field(
         default_factory=dict
     )  # by name of what is given, the dim of its samples
+    turners: Mapping[str, Operation] = field(default_factory=dict)  # of what is given, as of a segment
 
     @property
     def mesh(self) -> Grid:
@@ -86,6 +88,7 @@ def propagate(
     made = {operation.name: operation for operation in operations}
     samples: dict[str, int | None] = dict(grids.samples)
     inside: set[str] = set()  # tensors made where samples are shared
+    turners = dict(grids.turners)
     placed = []
     ended = sharing = False
     for operation in operations:
@@ -97,10 +100,12 @@ def propagate(
         if not all(layout.whole for layout in reads.values()):
             _check_write(operation, made)
         if sharing:
-            moves = _shared(operation, reads, lying, samples, inside, grids.ranks)
+            moves = _shared(operation, reads, lying, samples, inside, grids.ranks, made)
         else:
             moves = {
-                name: resplit(layout, lying[name], () if ended else now, grids.ranks, operation.layer)
+                name: resplit(
+                    layout, lying[name], () if ended else now, grids.ranks, operation.layer, turners.get(name)
+                )
                 for name, layout in reads.items()
                 if lying[name] != mesh and not layout.whole and operation.operation != GETITEM
             }
@@ -116,7 +121,9 @@ def propagate(
         samples[operation.name] = operation.samples[0] if operation.samples else None
         layouts[operation.name] = _outputs(operation, done, layouts)
         lying[operation.name] = _lying(operation, lying, mesh)
-    return Segment(tuple(placed), layouts, lying)
+        if any(map(turned, layouts[operation.name])):
+            turners[operation.name] = next((turners[x] for x in reads if x in turners), operation)
+    return Segment(tuple(placed), layouts, lying, turners)
 
 
 def _lying(operation: Operation, lying: Mapping[str, Grid], mesh: Grid) -> Grid:
@@ -193,8 +200,9 @@ def _check_write(operation: Operation, made: Mapping[str, Operation]) -> None:
 def _lost_write(operation: Operation) -> NoRule:
     return NoRule(
         f"{operation.operation} writes into a part of a tensor",
-        where=operation.layer,
+        where=operation.place,
         allowed="whole samples, or the same operation out of place",
+        layer=operation.layer,
     )
 
 
@@ -242,12 +250,12 @@ def _shared(
     samples: Mapping[str, int | None],
     inside: Collection[str],
     ranks: int,
+    made: Mapping[str, Operation],
 ) -> dict[str, Resplit]:
     found: dict[str, Resplit] = {}
     for name, layout in reads.items() if operation.operation != GETITEM else ():
         if layout.whole or name not in inside:
-            where = operation.operation, operation.layer
-            move = shares.moved(layout, samples.get(name), lying[name], ranks, *where)
+            move = shares.moved(layout, samples.get(name), lying[name], ranks, operation, made.get(name))
             found |= {name: move} if move is not None else {}
     return found
 
@@ -280,7 +288,7 @@ def _outputs(
 
 def call_of(operation: Operation, inputs: Mapping[str, Layout]) -> Call:
     arguments = {name: _resolved(value, inputs) for name, value in operation.arguments.items()}
-    return Call(operation.operation, arguments, operation.outputs, operation.layer)
+    return Call(operation.operation, arguments, operation.outputs, operation.place, layer=operation.layer)
 
 
 def _resolved(value: Given, inputs: Mapping[str, Layout]) -> Argument:

@@ -30,7 +30,8 @@ def wider(operation: Operation, times: int) -> Operation:
     if not operation.samples:
         why = "the model was captured for one batch alone, or profiled before this was asked"
     if not operation.samples or OTHERWISE in operation.samples:
-        raise NoRule(f"samples are not shared: {why}", where=operation.layer, allowed=ALLOWED)
+        what = f"samples are not shared: {why}"
+        raise NoRule(what, where=operation.place, allowed=ALLOWED, layer=operation.layer)
     pairs = zip(operation.outputs, operation.samples, strict=True)
     return replace(operation, outputs=tuple(grown(shape, dim, times) for shape, dim in pairs))
 
@@ -40,13 +41,15 @@ def grown(shape: Sequence[int], dim: int, times: int) -> tuple[int, ...]:
 
 
 def moved(
-    layout: Layout, dim: int | None, before: Grid, ranks: int, operation: str, where: str
+    layout: Layout, dim: int | None, before: Grid, ranks: int, reader: Operation, maker: Operation | None
 ) -> Resplit | None:
     """How a tensor that an operation reads is brought to this rank's samples, which lie along `dim`; one without
     samples is made whole. None where it is so already."""
     if dim is None or dim == OTHERWISE or dim in layout.cut_dims:
-        why = "of a tensor whose samples are not known to lie along one dimension"
-        raise NoRule(f"{operation} on {SHARE}: {why}", where=where, allowed="a model of any batch size")
+        made = f"{maker.operation} made" if maker is not None else f"{reader.operation} reads"
+        what = f"{made} a tensor whose samples are not known to lie along one dimension, which is brought to {SHARE}"
+        where, allowed = (maker or reader).place, f"{ALLOWED}; a model of any batch size"
+        raise NoRule(f"{what} for '{reader.layer}'", where=where, allowed=allowed, layer=reader.layer)
     if dim == NONE:
         return None if layout.whole else Resplit(layout, before, whole(layout.shape), (ranks,))
     target = whole(layout.shape).with_cut(dim, Cut(0, even(layout.shape[dim], ranks)))
@@ -95,8 +98,6 @@ def batch_norm(call: Call) -> Step:
     made = by_sample(call)
     if not call.flag("training"):
         return made
-    if call.get("momentum") is None:
-        raise _refused(call, "its running statistics have no momentum")
     channels = made.output.shape[1]
     return Step(made.outputs, axes=made.axes, reduced=2 * channels + 1, reduced_backward=2 * channels)
 

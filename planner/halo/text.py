@@ -20,6 +20,8 @@ def to_text(operation: Operation) -> str:
     }
     if operation.samples:
         facts["samples"] = operation.samples
+    if operation.path is not None:
+        facts["path"] = operation.path
     return json.dumps(facts, separators=(",", ":"))
 
 
@@ -31,9 +33,10 @@ def from_text(text: str) -> Operation:
         samples = tuple(int(n) for n in facts.get("samples", ()))
         names = (facts[key] for key in ("name", "layer", "operation"))
         name, layer, operation = map(str, names)
+        path = None if facts.get("path") is None else str(facts["path"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"not an operation: {text:.80}", where="operations") from error
-    return Operation(name, layer, operation, arguments, shapes, samples)
+    return Operation(name, layer, operation, arguments, shapes, samples, path)
 
 
 def _plain(value: Given) -> object:

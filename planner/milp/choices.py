@@ -157,7 +157,7 @@ def _latest(prices: Prices, grid: Grid) -> Choice | None:
         prices(Choice(grid))
     except NoRule as refused:
         prices.refused[grid] = str(refused)
-        end = prices.graph.index.get(refused.where, 0)
+        end = prices.graph.index.get(refused.layer, 0)
         return Choice(grid, end) if end else None
     return Choice(grid)
 
@@ -167,7 +167,7 @@ def _latest_after(prices: Prices, changing: Choice) -> Choice | None:
     try:
         prices(changing)
     except NoRule as refused:
-        end = prices.graph.index.get(refused.where, 0)
+        end = prices.graph.index.get(refused.layer, 0)
         if end <= changing.then_from:
             return None
         changing = changing._replace(whole_from=end)

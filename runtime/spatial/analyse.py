@@ -30,6 +30,7 @@ class Analysed:
     inputs: Mapping[str, Layout]  # by name of the Value: as it comes
     outputs: Mapping[str, Layout]
     grids: Mapping[str, Grid]  # of all ranks, on which each of the outputs lies
+    turners: Mapping[str, Operation]  # of outputs whose dimensions have been turned, see `Segment`
     partial: frozenset[str]
     uses: Mapping[str, Mapping[str, Use]]  # operation -> argument
     takes: Mapping[str, tuple[Fetch, ...]]  # Values that are cut on entry
@@ -85,7 +86,7 @@ def analyse(
     entering: bool = True,
 ) -> Analysed:
     """`delivered`: how Values come; the others come whole, and if `entering` are cut. `grids` where there are others
-    than `grid`; those that Values lie on go by their names."""
+    than `grid`; those that Values lie on, and what has turned them, go by their names."""
     grids = grids or Grids(prod(grid), tuple(grid))
     layout, shapes, known = module._layout, value_shapes(module), delivered or {}
     operations, samples = operations_of(module), _samples(module)
@@ -99,15 +100,18 @@ def analyse(
     wanted |= {name: known[name] for name in known if name in wanted}
     given = {node.name: wanted[layout.name(node)] for node in module._slice.reads}
     given |= {node.name: _whole(layout.probes[0].tensor(node)) for node in module._slice.states}
-    lying = {node.name: grids.lying.get(layout.name(node), grids.mesh) for node in module._slice.reads}
+    read = {layout.name(node): node.name for node in module._slice.reads}
+    lying = {node: grids.lying.get(name, grids.mesh) for name, node in read.items()}
+    turners = {read[name]: grids.turners[name] for name in read if name in grids.turners}
     plain = entering and not (gather_before or grids.turns or grids.shares)
     targets = _targets(module, shapes) if plain else {}
-    segment, given_ = with_targets(
-        operations, given, targets, gather_before, replace(grids, lying=lying, samples=samples)
-    )
+    here = replace(grids, lying=lying, samples=samples, turners=turners)
+    segment, given_ = with_targets(operations, given, targets, gather_before, here)
     wanted = {layout.name(node): given_[node.name] for node in module._slice.reads}
     outputs = {name: segment.layouts[node.name][0] for node, name in module._made.items()}
     lies = {name: segment.grids[node.name] for node, name in module._made.items()}
+    turned = {name: node.name for node, name in module._made.items() if node.name in segment.turners}
+    turned_by = {name: segment.turners[node] for name, node in turned.items()}
     states = {node.name: layout.traced.sources[node] for node in module._slice.states}
     parameters = {name: source.name for name, source in states.items() if source.kind == "parameter"}
     uses, partial = _uses(segment.placed, parameters)
@@ -116,7 +120,7 @@ def analyse(
     batch = {
         layout.name(node): wanted[layout.name(node)] for node in module._slice.reads if _kind(module, node)
     }
-    return Analysed(grids.mesh, segment, inputs, outputs, lies, partial, uses, takes, held, batch)
+    return Analysed(grids.mesh, segment, inputs, outputs, lies, turned_by, partial, uses, takes, held, batch)
 
 
 def _wanted(module: StageModule, inputs: Mapping[str, Layout], grid: Sequence[int]) -> dict[str, Layout]:

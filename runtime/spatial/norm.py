@@ -13,10 +13,10 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from planner.capture_operations import named_arguments
+from planner.capture_custom import share_of_latest
+from planner.capture_operations import Target, named_arguments
 from planner.halo import coordinates
 from runtime.spatial.mesh import Mesh
 from runtime.spatial.site import Arguments, Kernel, Local, call_named
@@ -151,7 +151,7 @@ def batch_norm(local: Local) -> Tensor:
 class OverReplicas:
     """Batch normalisation over the samples of all members of a mesh, each of which has as many."""
 
-    target: OpOverload
+    target: Target
     mesh: Mesh
 
     def __call__(self, *args: object) -> Tensor:
@@ -182,7 +182,8 @@ def _normalised_and_remembered(arguments: Arguments, groups: Groups, mesh: Mesh)
 
 def _remember(arguments: Arguments, mean: Tensor, variance: Tensor, elements: int) -> None:
     """Running statistics as one process keeps them: the same on every rank."""
-    momentum = arguments["momentum"]
+    count = arguments.get("count")
+    momentum = share_of_latest(count) if isinstance(count, Tensor) else arguments["momentum"]
     assert isinstance(momentum, float)
     unbiased = variance * (elements / (elements - 1)) if elements > 1 else variance
     for name, value in (("running_mean", mean), ("running_var", unbiased)):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from planner.capture_operations import named_arguments
+from planner.capture_operations import Target, named_arguments
 from planner.cut import StageModule
 from planner.halo import Step
 from planner.halo.fetch import Fetch
@@ -191,7 +191,7 @@ class _Writer:
         return self.run.graph.create_node("get_attr", name)  # get_attr() would warn that it is no tensor
 
 
-def operation_of(run: fx.GraphModule, node: fx.Node) -> OpOverload | None:
+def operation_of(run: fx.GraphModule, node: fx.Node) -> Target | None:
     """The operation, on shards or over replicas, that a node of a rewritten graph stands for."""
     if node.target is not called or not isinstance(node.args[0], fx.Node):
         return None

@@ -9,7 +9,7 @@ from math import prod
 from torch import Tensor
 from torch._ops import OpOverload
 
-from planner.capture_operations import named_arguments
+from planner.capture_operations import Target, named_arguments
 from planner.halo import Call, Layout, Step
 from runtime.spatial.exchange import enter, fetched, once
 from runtime.spatial.mesh import Mesh
@@ -21,7 +21,7 @@ Arguments = dict[str, object]
 class Local:
     """What a kernel sees: the rule's integers, and arguments by name with tensors already fetched."""
 
-    target: OpOverload
+    target: Target
     call: Call
     step: Step
     mesh: Mesh
@@ -48,7 +48,9 @@ class Local:
         return prod(layout.shape), prod(local)
 
 
-def call_named(target: OpOverload, arguments: Mapping[str, object]) -> Tensor:
+def call_named(target: Target, arguments: Mapping[str, object]) -> Tensor:
+    if not isinstance(target, OpOverload):
+        return target(**arguments)
     schema = target._schema.arguments
     args = [arguments[a.name] for a in schema if not a.kwarg_only and a.name in arguments]
     kwargs = {a.name: arguments[a.name] for a in schema if a.kwarg_only and a.name in arguments}
@@ -69,7 +71,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Site:
-    target: OpOverload
+    target: Target
     kernel: Kernel
     call: Call
     step: Step

@@ -8,6 +8,7 @@ from math import prod
 from planner.cut import StageModule
 from planner.errors import BadPlan
 from planner.halo import Layout, check_grid
+from planner.halo.operation import Operation
 from planner.halo.resplit import SPACE, Grid
 from planner.halo.segment import Grids
 from runtime.spatial.analyse import inputs_of
@@ -33,6 +34,7 @@ def analyse_stages(
         raise BadPlan(f"samples are shared from '{shares}' on, which is not in the last stage")
     delivered: dict[str, Layout] = {}
     grid_of: dict[str, Grid] = {}
+    turners: dict[str, Operation] = {}
     found = []
     for index, (module, grid) in enumerate(zip(modules, grids, strict=True)):
         where = f"stage {index}"
@@ -46,11 +48,12 @@ def analyse_stages(
         before = ([gather] if gather else []) if grid else module.layers
         lying = {name: grid_of[name] for name in known}
         last = index == len(modules) - 1
-        used = Grids(ranks, grid or (ranks,), turning, lying, shares if last else "")
+        used = Grids(ranks, grid or (ranks,), turning, lying, shares if last else "", turners=turners)
         analysed = analyse(module, used.first, known, before, used, entering=bool(grid))
         found.append(analysed)
         delivered |= {name: x for name, x in analysed.outputs.items() if grid or not x.whole}
         grid_of |= analysed.grids
+        turners |= analysed.turners
     return found
 
 

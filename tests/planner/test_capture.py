@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from planner.capture import Captured, capture
 from planner.capture_functional import written
 from planner.capture_traced import OWNERS
+from planner.cut import whole
 from planner.model import ModelGraph, crossings, stage_of_layers
 from planner.workload import load
 from tests.planner.capture_cases import CASES
@@ -272,3 +273,24 @@ def test_a_capture_leaves_the_module_and_the_random_numbers_alone(name: str) -> 
         [],
         [None],
     )
+
+
+class _Frozen(nn.BatchNorm1d):
+    """Uses what it has learnt even where the model trains."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.training = False
+        return super().forward(x)
+
+
+def test_a_frozen_norm_without_momentum_uses_and_keeps_what_it_has_learnt() -> None:
+    torch.manual_seed(0)
+    norm = _Frozen(4, momentum=None)
+    nn.init.uniform_(norm.running_mean)  # type: ignore[arg-type]
+    module = nn.Sequential(nn.Linear(4, 4), norm)
+    captured = capture(module, lambda n: (torch.randn(n, 4), torch.randn(n, 4)), F.mse_loss)
+    values = captured.batch_values(torch.randn(3, 4), torch.zeros(3, 4))
+    stage = whole(captured)
+    stage.materialise(captured.initial(module))
+    assert torch.equal(stage(values)["loss:0"], module(values["input"]).square().mean())
+    assert not any(row.mutated for row in captured.graph.buffers)

@@ -86,9 +86,12 @@ def test_a_script_sees_the_same_alone_and_under_a_plan(
     assert many[2] == one[2]
 
 
-@pytest.mark.parametrize("name", ["dropping.py", "normalised.py", "branches.py"])
-def test_evaluation_is_that_of_the_module_in_evaluation_mode(name: str) -> None:
-    workload, captured = captured_of(HERE + name, {}, 2)
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("dropping.py", {}), ("normalised.py", {}), ("normalised.py", {"momentum": "0"}), ("branches.py", {})],
+)
+def test_evaluation_is_that_of_the_module_in_evaluation_mode(name: str, arguments: dict[str, str]) -> None:
+    workload, captured = captured_of(HERE + name, arguments, 2)
     torch.manual_seed(0)
     module = workload.build()
     inputs, targets = workload.batch(4)

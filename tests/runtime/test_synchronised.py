@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from planner.cut import whole
-from planner.errors import BadPlan
 from runtime import checkpoint as checkpoints
 from tests.pool import Pool
 from tests.runtime.compare import apart, run
@@ -20,10 +19,10 @@ WORKLOAD = HERE + "synchronised.py"
 
 
 def trained(
-    folder: Path, *, micro: int, micros: int, replicas: int, steps: int
+    folder: Path, arguments: dict[str, str], *, micro: int, micros: int, replicas: int, steps: int
 ) -> list[dict[str, torch.Tensor]]:
     """Parameters and buffers after each step of a plain loop over the same samples, joined by number."""
-    workload, captured = captured_of(WORKLOAD, {}, micro)
+    workload, captured = captured_of(WORKLOAD, arguments, micro)
     torch.set_num_threads(1)
     start = checkpoints.Checkpoint.open(checkpoints.complete(folder / "checkpoints")[0])
     module = whole(captured)
@@ -48,12 +47,13 @@ def trained(
     ("family", "shape"),
     [("1f1b", {"workers": 1}), ("chimera", {}), ("zb-h1", {"recompute": (0, 1)})],
 )
+@pytest.mark.parametrize("arguments", [{}, {"momentum": "0"}])  # none: averages of all batches
 def test_replicas_normalise_over_the_samples_of_all(
-    family: str, shape: dict[str, object], pool: Pool, tmp_path: Path
+    family: str, shape: dict[str, object], arguments: dict[str, str], pool: Pool, tmp_path: Path
 ) -> None:
-    plan = plan_of(WORKLOAD, {}, **({"family": family, "workers": 2, "micros": 2, "data": 2} | shape))
+    plan = plan_of(WORKLOAD, arguments, **({"family": family, "workers": 2, "micros": 2, "data": 2} | shape))
     have = run(pool, plan, tmp_path, steps=3)
-    want = trained(tmp_path, micro=2, micros=2, replicas=2, steps=3)
+    want = trained(tmp_path, arguments, micro=2, micros=2, replicas=2, steps=3)
     for mine, one in zip(have.after, want, strict=True):
         assert mine.keys() == one.keys()
         assert max(apart(one[name], mine[name]) for name in one) <= 1e-12
@@ -63,11 +63,5 @@ def test_replicas_normalise_over_the_samples_of_all(
 def test_replicas_that_each_normalised_for_themselves_would_be_seen(pool: Pool, tmp_path: Path) -> None:
     plan = plan_of(WORKLOAD, {}, workers=1, micros=2, data=2)
     have = run(pool, plan, tmp_path, steps=1, fault="own statistics")
-    (want,) = trained(tmp_path, micro=2, micros=2, replicas=2, steps=1)
+    (want,) = trained(tmp_path, {}, micro=2, micros=2, replicas=2, steps=1)
     assert max(apart(want[name], have.after[0][name]) for name in want) > 1e-3
-
-
-def test_a_synchronised_norm_without_momentum_is_refused_over_replicas(pool: Pool, tmp_path: Path) -> None:
-    plan = plan_of(WORKLOAD, {"momentum": "0"}, workers=1, micros=2, data=2)
-    with pytest.raises(BadPlan, match="momentum=None"):
-        run(pool, plan, tmp_path, steps=1)

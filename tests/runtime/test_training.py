@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from planner.errors import BadPlan
+from planner.capture import capture
+from planner.cut import whole
+from planner.errors import BadInput, BadPlan
 from runtime import checkpoint as checkpoints
 from runtime.local import launch_inline, prepare
 from runtime.rewrite import Keys, key_random_operations, random_operations
 from runtime.stage import NotFinite
+from runtime.statistics import decays
 from runtime.train import Model
 from tests.pool import Pool
 from tests.runtime import compare
@@ -61,6 +64,39 @@ def test_running_statistics_are_those_of_one_process(
     exact = family != "chimera" and "data" not in shape
     assert max(statistics.values()) <= (0.0 if exact else 1e-6), statistics
     assert found.worst() <= (0.0 if exact else 1e-6), found
+
+
+@pytest.mark.parametrize(
+    "settings", [{"momentum": "0"}, {"twice": "True"}, {"momentum": "0", "twice": "True"}]
+)
+@pytest.mark.parametrize(
+    ("family", "shape"), [("1f1b", {"data": 2}), ("chimera", {"data": 2}), ("zb-h1", {"recompute": (0, 1)})]
+)
+def test_averages_of_all_batches_and_norms_used_twice_are_those_of_one_process(
+    family: str, shape: dict[str, object], settings: dict[str, str], pool: Pool, tmp_path: Path
+) -> None:
+    arguments = {"double": "True", **settings}
+    plan = plan_of(HERE + "normalised.py", arguments, family=family, workers=2, micros=2, **shape)
+    have = run(pool, plan, tmp_path, steps=3)
+    found = distance(expected(plan, tmp_path, steps=3), have)
+    assert found.worst() <= 1e-12, found
+
+
+def test_state_that_holders_cannot_keep_equal_is_named_with_its_module() -> None:
+    class Counts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(3, 3)
+            self.inner.register_buffer("largest", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.inner.largest.copy_(x.amax().detach())
+            y: torch.Tensor = self.inner(x)
+            return y
+
+    captured = capture(Counts(), lambda n: (torch.randn(n, 3),) * 2, torch.nn.functional.mse_loss)
+    with pytest.raises(BadInput, match=r"^inner: .* writes 'inner\.largest', which the ranks .*spatial: 1"):
+        decays(whole(captured), {"inner.largest"})
 
 
 @pytest.mark.parametrize("family", ["1f1b", "zb-h1", "chimera-zb"])

@@ -22,14 +22,16 @@ SHAPES = {
     "on a grid": ({0: (2, 2)}, 4, {"workers": 1}),
     "with stages": ({0: (2,), 1: (2,)}, 2, {"workers": 2}),
     "gathered between stages": ({0: (2,), 1: ()}, 2, {"workers": 2}),
+    "averages of all batches": ({0: (2,)}, 2, {"workers": 1}),
 }
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_evaluation_and_training_alternate_as_in_one_process(name: str, pool: Pool, tmp_path: Path) -> None:
     grids, ranks, shape = SHAPES[name]
-    plan = plan_of(VOLUME, grids, ranks, arguments=ARGUMENTS, micros=2, **shape)
-    model = Model(plan, *captured_of(VOLUME, ARGUMENTS, 2))
+    arguments = {**ARGUMENTS, **({"momentum": "0"} if "averages" in name else {})}
+    plan = plan_of(VOLUME, grids, ranks, arguments=arguments, micros=2, **shape)
+    model = Model(plan, *captured_of(VOLUME, arguments, 2))
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     paths, job = prepare(model, tmp_path / "run", job_of(plan, 1, {}))
@@ -38,7 +40,7 @@ def test_evaluation_and_training_alternate_as_in_one_process(name: str, pool: Po
     told = [json.loads((tmp_path / f"told-{rank}.json").read_text()) for rank in range(len(plan.places))]
     assert all(each == told[0] for each in told)
     trained, evaluated = [], []
-    with Run.open(plan, tmp_path / "alone", workload=workloads.load(VOLUME, ARGUMENTS)) as run:
+    with Run.open(plan, tmp_path / "alone", workload=workloads.load(VOLUME, arguments)) as run:
         for batch in run.batches():
             evaluated.append(run.evaluate(batch))
             trained.append(run.step(batch))

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from models import cosmoflow, resnet50, unet3d
 from planner.cut import whole
 from planner.errors import BadInput
+from planner.halo.call import NoRule
+from planner.halo.price import price
 from runtime.spatial.shard import analyse
 from tests.runtime.spatial.training import Job, Trained, alone, alone_nearby, job, on_shards
 
@@ -106,7 +108,38 @@ class _Attention(nn.Module):
         return out
 
 
-def test_attention_over_space_within_a_segment_is_named_with_its_layer() -> None:
+class _Reshaped(nn.Module):
+    """A view behind a layer, in code that has no parameters: it is counted to that layer, and is not in it."""
+
+    def __init__(self, part: nn.Module | None) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 1, 3, padding=1)
+        self.part = part
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        flat = self.part(y) if self.part is not None else y.view(-1, 256)
+        out: Tensor = self.last(flat.unflatten(1, (4, 8, 8)))
+        return out
+
+
+@pytest.mark.parametrize(
+    ("part", "what"),
+    [(None, r"forward of the model .*: aten\.view"), (nn.Flatten(), r"part .*: aten\.flatten")],
+)
+def test_what_belongs_to_no_layer_is_named_with_the_module_that_it_is_written_in(
+    part: nn.Module | None, what: str
+) -> None:
+    """When a stage is cut, and when a plan is made of a profile, which knows operations as text."""
+    given = job(_Reshaped(part), lambda n: (torch.randn(n, 1, 8, 8), torch.randn(n, 1, 8, 8)), F.mse_loss)
+    for refused in (lambda: analyse(whole(given.captured), (2,)), lambda: price(given.captured.graph, (2,))):
+        with pytest.raises(NoRule, match=f"^{what} on parts .* a gather before layer 'first'") as error:
+            refused()
+        assert error.value.layer == "first"
+        assert "(counted to layer 'first')" in error.value.where
+
+
+def test_attention_over_space_within_a_segment_is_named_with_its_module() -> None:
     given = job(_Attention(), lambda n: (torch.randn(n, 1, 8, 8), torch.randn(n, 1, 8, 8)), F.mse_loss)
-    with pytest.raises(BadInput, match=r"first: aten\.scaled_dot_product_attention"):
+    with pytest.raises(BadInput, match=r"layer 'first'\): aten\.scaled_dot_product_attention"):
         analyse(whole(given.captured), (2,))

@@ -144,7 +144,9 @@ def test_what_mixes_samples_is_refused_by_name_when_the_plan_is_made() -> None:
         spatial=Alone(),
         grids=((2,),),
     )
-    with pytest.raises(BadInput, match=r"shared from 'deep' on: norm: aten\.flip on a share of the samples"):
+    with pytest.raises(
+        BadInput, match=r"shared from 'deep' on: forward of .* layer 'norm'\): aten\.flip on a share"
+    ):
         solve(mixing, machines(2), batch=4, fix={"spatial": 2, "regrid": "deep:samples"})
 
 

@@ -8,13 +8,14 @@ import pytest
 
 from planner.cut import whole
 from planner.errors import BadInput
-from planner.plan import Axes, Place, Plan, coordinates, world_size
+from planner.plan import Axes, Place, Plan, Regrid, coordinates, world_size
 from runtime.spatial.stages import analyse_stages
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run
 from tests.runtime.jobs import captured_of
 from tests.runtime.plans import plan_for
 
+CLASSIFIER = "tests/runtime/spatial/workloads/classifier.py"
 VOLUME = "tests/runtime/spatial/workloads/volume.py"
 
 
@@ -56,6 +57,33 @@ def test_a_plan_over_shards_trains_as_one_process_does(name: str, pool: Pool, tm
     have = run(pool, plan, tmp_path, steps=3, compare_holders=False)
     found = distance(expected(plan, tmp_path, steps=3), have)
     assert found.worst() < 1e-10, found
+
+
+AVERAGED: dict[str, tuple[dict[int, tuple[int, ...]], int, str, dict[str, object]]] = {
+    "a grid of four": ({0: (2, 2)}, 4, "", {"workers": 1}),
+    "beside replicas": ({0: (2,)}, 2, "", {"workers": 1, "data": 2}),
+    "in Chimera": ({0: (2,), 1: (2,)}, 2, "", {"workers": 2, "family": "chimera"}),
+    "recomputed": ({0: (2,), 1: (2,)}, 2, "", {"workers": 2, "recompute": (0, 1)}),
+    "samples shared": ({0: (2,)}, 2, "down.0", {"workers": 1}),
+}
+
+
+@pytest.mark.parametrize("name", AVERAGED)
+def test_running_averages_of_all_batches_are_those_of_one_process(
+    name: str, pool: Pool, tmp_path: Path
+) -> None:
+    """Batch norms with momentum=None."""
+    grids, ranks, shares, shape = AVERAGED[name]
+    settings = {"arguments": {"momentum": "0"}, "micros": 2, "micro": 4, **shape}
+    plan = plan_of(CLASSIFIER if shares else VOLUME, grids, ranks, **settings)
+    if shares:
+        turn = Regrid(before=shares, spatial=(), samples=True)
+        plan = plan.model_copy(update={"stages": (plan.stages[0].model_copy(update={"regrid": (turn,)}),)})
+    have = run(pool, plan, tmp_path, steps=3, compare_holders=False)
+    found = distance(expected(plan, tmp_path, steps=3), have)
+    assert found.worst() <= 1e-12, found
+    counted = [x for key, x in have.after[-1].items() if key.endswith("num_batches_tracked")]
+    assert counted and set(map(int, counted)) == {3 * 2 * plan.axes.data}
 
 
 def test_dropout_is_the_same_on_shards(pool: Pool, tmp_path: Path) -> None:

@@ -213,25 +213,37 @@ def test_grids_that_ranks_cannot_share_and_layers_elsewhere_are_refused() -> Non
         analyse_stages(stages, [(4,), (2, 2)], 4, ["", ""], [{"nowhere": (2, 2)}, {}])
 
 
-def test_what_lies_in_no_order_that_is_known_is_not_re_split() -> None:
+class _Last(torch.nn.Module):
     """Rows of a picture whose channels come last are dimension 1."""
 
-    class Last(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.Linear(4, 2)
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.Linear(4, 2)
+        self.turn = _Turn()
 
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.second(self.first(x).permute(0, 2, 3, 1))
-            return y
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.second(self.turn(self.first(x)).relu())
+        return y
 
+
+class _Turn(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(0, 2, 3, 1) * 2
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_where_what_lies_in_no_known_order_is_not_re_split_the_operation_that_turned_it_is_named(
+    stages: int,
+) -> None:
+    """Not the layer that reads it, nor what passes it on; from another stage, too."""
     given = job(
-        Last(), lambda n: (torch.randn(n, 1, 8, 8), torch.randn(n, 8, 8, 2)), torch.nn.functional.mse_loss
+        _Last(), lambda n: (torch.randn(n, 1, 8, 8), torch.randn(n, 8, 8, 2)), torch.nn.functional.mse_loss
     )
-    layer = next(
-        done.operation.layer
-        for done in analyse(whole(given.captured), (4,)).segment.placed
-        if done.operation.operation == "aten.linear"
-    )
-    with pytest.raises(NoRule, match=r"cut along dimensions \[1\] is re-split"):
-        analyse(whole(given.captured), (4,), None, (), Grids(4, (4,), {layer: (2, 2)}))
+    what = r"aten\.permute moves what is cut to dimensions \[1\], .* a grid of 2 x 2 before layer 'second'"
+    with pytest.raises(NoRule, match=rf"^turn \(counted to layer 'first'\): {what}") as refused:
+        if stages == 1:
+            turns = {"second": (2, 2)}
+            analyse_stages([whole(given.captured)], [(4,)], 4, [""], [turns])
+        else:
+            analyse_stages(cut(given.captured, [1]), [(4,), (2, 2)], 4)
+    assert refused.value.layer == "second"  # before which shards can be gathered

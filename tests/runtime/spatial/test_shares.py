@@ -117,7 +117,10 @@ def told(pool: Pool, plan: Plan, folder: Path) -> tuple[list[float], list[float]
 def test_a_model_that_mixes_samples_behind_is_refused_before_anything_runs(tmp_path: Path) -> None:
     arguments = {"mixing": "true"}
     _, captured = captured_of(CLASSIFIER, arguments, 2)
-    with pytest.raises(NoRule, match=r"norm: aten.flip on a share of the samples: it picks among samples"):
+    with pytest.raises(
+        NoRule,
+        match=r"^forward of the model \(counted to layer 'norm'\): aten.flip on a share of the samples: it picks",
+    ):
         analyse_stages(cut(captured, []), [(2,)], 2, [""], [{}], "deep")
 
 

@@ -7,17 +7,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def build(channels: int = 6) -> nn.Module:
-    def block(into: int) -> list[nn.Module]:
-        return [nn.Conv2d(into, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU()]
+def build(channels: int = 6, momentum: float = 0.1, double: bool = False, twice: bool = False) -> nn.Module:
+    """Without momentum running statistics are averages. `twice`: a normalisation that two places use."""
 
-    return nn.Sequential(
+    def block(into: int) -> list[nn.Module]:
+        norm = nn.BatchNorm2d(channels, momentum=momentum or None)
+        return [nn.Conv2d(into, channels, 3, padding=1), norm, nn.ReLU(), *([norm] if twice else [])]
+
+    net = nn.Sequential(
         *block(3), *block(channels), *block(channels), nn.Flatten(), nn.Linear(16 * channels, 5)
     )
+    return net.double() if double else net
 
 
-def batch(n: int) -> tuple[Tensor, Tensor]:
-    return torch.randn(n, 3, 4, 4), torch.randint(5, (n,))
+def batch(n: int, double: bool = False) -> tuple[Tensor, Tensor]:
+    return torch.randn(n, 3, 4, 4, dtype=torch.float64 if double else None), torch.randint(5, (n,))
 
 
 def loss(logits: Tensor, targets: Tensor) -> Tensor:

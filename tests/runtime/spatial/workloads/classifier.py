@@ -8,19 +8,24 @@ CLASSES = 3
 
 
 class Net(nn.Module):
-    def __init__(self, dropout: float, mixing: bool) -> None:
+    def __init__(self, dropout: float, mixing: bool, momentum: float | None) -> None:
         super().__init__()
         self.mixing = mixing
         self.first = nn.Sequential(
-            nn.Conv3d(1, 4, 3, padding=1, bias=False), nn.BatchNorm3d(4), nn.ReLU(inplace=True)
+            nn.Conv3d(1, 4, 3, padding=1, bias=False),
+            nn.BatchNorm3d(4, momentum=momentum),
+            nn.ReLU(inplace=True),
         )
         self.down = nn.Sequential(
-            nn.Conv3d(4, 4, 3, 2, 1, bias=False), nn.BatchNorm3d(4), nn.GELU(), nn.MaxPool3d(2)
+            nn.Conv3d(4, 4, 3, 2, 1, bias=False),
+            nn.BatchNorm3d(4, momentum=momentum),
+            nn.GELU(),
+            nn.MaxPool3d(2),
         )
         self.deep = nn.Conv3d(4, 8, 3, padding=1, bias=False)
         self.drop = nn.Dropout3d(dropout)
         self.wide = nn.Linear(8 * 8, 16, bias=False)
-        self.norm = nn.BatchNorm1d(16)
+        self.norm = nn.BatchNorm1d(16, momentum=momentum)
         self.last = nn.Linear(16, CLASSES)
         self.dropout = nn.Dropout(dropout)
 
@@ -33,8 +38,12 @@ class Net(nn.Module):
         return y
 
 
-def build(dropout: float = 0.0, mixing: bool = False, double: bool = True) -> nn.Module:
-    return Net(dropout, mixing).double() if double else Net(dropout, mixing)
+def build(
+    dropout: float = 0.0, mixing: bool = False, double: bool = True, momentum: float = 0.1
+) -> nn.Module:
+    """Without momentum running statistics are the averages of all batches."""
+    net = Net(dropout, mixing, momentum or None)
+    return net.double() if double else net
 
 
 def batch(n: int, side: int = 8, double: bool = True) -> tuple[Tensor, Tensor]:

@@ -8,10 +8,12 @@ CLASSES = 3
 
 
 class Net(nn.Module):
-    def __init__(self, dropout: float) -> None:
+    def __init__(self, dropout: float, momentum: float | None) -> None:
         super().__init__()
         self.first = nn.Sequential(
-            nn.Conv3d(1, 4, 3, padding=1, bias=False), nn.BatchNorm3d(4), nn.ReLU(inplace=True)
+            nn.Conv3d(1, 4, 3, padding=1, bias=False),
+            nn.BatchNorm3d(4, momentum=momentum),
+            nn.ReLU(inplace=True),
         )
         self.down = nn.Sequential(
             nn.Conv3d(4, 8, 3, 2, 1, bias=False), nn.InstanceNorm3d(8, affine=True), nn.LeakyReLU()
@@ -29,8 +31,9 @@ class Net(nn.Module):
         return y
 
 
-def build(dropout: float = 0.0) -> nn.Module:
-    return Net(dropout).double()
+def build(dropout: float = 0.0, momentum: float = 0.1) -> nn.Module:
+    """Without momentum running statistics are the averages of all batches."""
+    return Net(dropout, momentum or None).double()
 
 
 def batch(n: int, side: int = 8) -> tuple[Tensor, Tensor]:
