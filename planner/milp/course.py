@@ -19,8 +19,10 @@ from planner.milp.problem import Problem
 from planner.milp.search import NEVER, Answer, even, judge
 from planner.milp.shapes import Shape, shapes
 from planner.milp.space import Space
-from planner.milp.survey import Effort, Search
+from planner.milp.survey import Effort, Search, Tried
+from planner.schedule.families import FAMILIES
 
+_PLAINEST = list(FAMILIES)  # on one worker many families take the same time: the plainest is named
 _EVEN, _FIRST = 40, 6  # shapes whose even cut is simulated, and that are answered, before any is looked into
 _HOPE = 1.2  # of the best answer so far: an even cut that takes more is not descended from
 _GLANCES = 0.1  # of the work allowed is for those even cuts
@@ -96,7 +98,7 @@ def ranked(space: Space) -> list[Shape]:
         splits=space.splits,
     )
     floors = Floors(space)
-    return sorted(every, key=lambda shape: (floors.guess_ns(shape), shape))
+    return sorted(every, key=lambda shape: (floors.guess_ns(shape), _PLAINEST.index(shape.family), shape))
 
 
 def _first_answers(found: Search, given: list[Shape]) -> None:
@@ -112,10 +114,24 @@ def _first_answers(found: Search, given: list[Shape]) -> None:
     if found.space.pins.stages is None:
         known = sorted(known, key=lambda tried: (_even_ns(tried.problem), tried.shape))
     chosen = [*known[:_FIRST], *(tried for tried in known if firsts[tried.shape.family] == tried.shape)]
-    for tried in {tried.shape: tried for tried in chosen}.values():
-        hopeless = found.space.pins.stages is None and _even_ns(tried.problem) > _HOPE * found.limit
+    every = {tried.shape: tried for tried in chosen}.values()
+    for tried in sorted(every, key=lambda tried: tried.shape.chunks * (tried.shape.workers == 1)):
+        hopeless = found.space.pins.stages is None and _hopeless(found, tried)
         if found.space.meter.spent_ns < found.effort.work_ns / 3 and not hopeless:
             found.answer(tried)
+
+
+def _hopeless(found: Search, tried: Tried) -> bool:
+    """Far from the best; or one worker in more parts, no better at first than what fewer of them came to."""
+    ns, own = _even_ns(tried.problem), tried.shape
+    fewer = [
+        other.answer.ns
+        for shape, other in found.tried.items()
+        if other.answer is not None
+        and shape.chunks < own.chunks
+        and (shape.data, shape.workers, shape.micro) == (own.data, 1, own.micro)
+    ]
+    return ns > _HOPE * found.limit or ns >= min(fewer, default=NEVER)
 
 
 def _even_ns(posed: Problem) -> int:

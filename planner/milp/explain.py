@@ -13,7 +13,7 @@ from planner.milp.choices import looked_at, shown
 from planner.milp.fixed import Pins
 from planner.milp.problem import Problem
 from planner.milp.search import NEVER, Answer, judge
-from planner.milp.shapes import ALONE, FREE_CHUNKS, MOST_ACTIONS, MOST_FORWARDS, SEARCHED, Shape, shapes
+from planner.milp.shapes import FREE_CHUNKS, MOST_ACTIONS, MOST_FORWARDS, SEARCHED, Shape, shapes
 from planner.milp.space import Space
 from planner.milp.stages import KINDS
 from planner.plan import Rival
@@ -51,8 +51,8 @@ def scope(space: Space, considered: int, bounded: int, left: int, listed: int) -
 def _families(pins: Pins) -> str:
     names = ", ".join(pins.schedules)
     if not names:
-        parts = f", and there alone overlap, of at most {MOST_FORWARDS:,} forwards"
-        alone = f"on one worker only {ALONE[0]}{parts if pins.out_of_order is not False else ''}"
+        parts = f"overlap on one worker only, of at most {MOST_FORWARDS:,} forwards"
+        alone = "one worker has one stage" if pins.out_of_order is False else parts
         names = f"all families with an order of their own ({alone})"
     several = any(isinstance(FAMILIES[name].chunks, int) for name in pins.schedules or SEARCHED)
     few = f", the {FREE_CHUNKS} least numbers of stages a worker where a family takes any"

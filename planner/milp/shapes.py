@@ -20,7 +20,6 @@ AxisName = Literal["data", "pipeline", "spatial"]
 OUTER_DATA: tuple[AxisName, ...] = ("data", "pipeline", "spatial")
 OUTER_PIPELINE: tuple[AxisName, ...] = ("pipeline", "data", "spatial")
 SEARCHED = tuple(name for name in FAMILIES if name != "listed")  # `listed` is settings, no order of its own
-ALONE = ("1f1b", "overlap")  # of one worker, unless others are asked for by name
 NO_LIMIT = 1 << 60
 MOST_FORWARDS = 1024  # of a device whose sums are hidden in parts, unless one asks for it
 DEEPEST = 64  # pipeline workers, unless one is asked for by name
@@ -142,7 +141,7 @@ def _with_data(
             for family, pairs, chunks in _variants(names, workers, micros, layers, pinned):
                 if pinned.stages is not None and workers * chunks != len(pinned.stages):
                     continue
-                if family == "overlap" and not _overlaps(workers, data, chunks * micros, grid, pinned):
+                if family == "overlap" and not _overlaps(workers, chunks * micros, grid, pinned):
                     continue
                 every = product(_free(pinned.recompute), _free(pinned.shard), _directions(cluster, workers))
                 for recompute, shard, mirrored in every:
@@ -176,12 +175,12 @@ def _directions(cluster: Cluster, workers: int) -> tuple[bool, ...]:
     return (False,) if alike or workers == 1 else (False, True)
 
 
-def _overlaps(workers: int, data: int, forwards: int, grid: tuple[int, ...], pinned: Pins) -> bool:
+def _overlaps(workers: int, forwards: int, grid: tuple[int, ...], pinned: Pins) -> bool:
     """Parts hide the sums of replicas; in a pipeline, or behind many micro-batches, there is little to hide."""
     if pinned.schedules:
         return not grid
     wanted = pinned.out_of_order is not False and pinned.stages is None
-    return wanted and workers == 1 and data > 1 and not grid and forwards <= MOST_FORWARDS
+    return wanted and workers == 1 and not grid and forwards <= MOST_FORWARDS
 
 
 def _free(value: bool | None) -> tuple[bool, ...]:
@@ -219,15 +218,20 @@ def _variants(
     """(family, pairs, chunks)."""
     for name in names:
         family = FAMILIES[name]
-        if workers == 1 and not pinned.schedules and name not in ALONE:
-            continue
         if workers == 1 and family.paired:
             continue
         for pairs in _pairs(workers, micros, pinned) if family.paired else (1,):
             for chunks in _chunks(name, pinned):
                 actions = 4 * workers * chunks * micros
+                if workers == 1 and chunks > 1 and _in_one(pinned):
+                    continue
                 if pinned.pairs in (None, pairs) and workers * chunks <= layers and actions <= MOST_ACTIONS:
                     yield name, pairs, chunks
+
+
+def _in_one(pinned: Pins) -> bool:
+    """Whether a worker that is alone has to have the model in one stage."""
+    return pinned.out_of_order is False and not pinned.schedules
 
 
 def _pairs(workers: int, micros: int, pinned: Pins) -> list[int]:

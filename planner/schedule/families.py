@@ -49,10 +49,10 @@ def _overlap(request: Request) -> Schedule:
 
 
 FAMILIES: Mapping[str, Family] = {
-    "gpipe": Family(make=gpipe, about="all forwards, then all backwards"),
     "1f1b": Family(
         make=one_f_one_b, about="a backward and a forward in turn after a warm-up", settings=WARMUP
     ),
+    "gpipe": Family(make=gpipe, about="all forwards, then all backwards"),
     "overlap": Family(
         make=_overlap,
         about="1F1B in parts: gradients are summed while the backward goes on; for data-parallel replicas",

@@ -66,11 +66,12 @@ def best(
     launch_ns: int = 0,
     ranks: int = 1,
     until: int | None = None,
+    deepest: int | None = None,
 ) -> Best | None:
     """`launch_ns` is what every action takes besides its layers; `ranks` share each sample, at the costs given. The last
-    stage begins at layer `until` at the latest."""
+    stage begins at layer `until` at the latest; a pipeline has `deepest` workers at most."""
     found, judged, known = None, 0, Known(profile)
-    for micro, data, family, schedule, shard in _shapes(profile, cluster, batch, families, ranks):
+    for micro, data, family, schedule, shard in _shapes(profile, cluster, batch, families, ranks, deepest):
         layers = len(profile.graph.layers)
         subsets = {again: with_recompute(schedule, again) for again in _recomputing(schedule)}
         for boundaries in combinations(range(1, (until or layers - 1) + 1), schedule.stages - 1):
@@ -128,11 +129,18 @@ def _in_order(profile: Profile, layers: tuple[Layer, ...]) -> Profile:
 
 
 def _shapes(
-    profile: Profile, cluster: Cluster, batch: int, families: Sequence[str], ranks: int
+    profile: Profile,
+    cluster: Cluster,
+    batch: int,
+    families: Sequence[str],
+    ranks: int,
+    deepest: int | None,
 ) -> Iterator[tuple[int, int, str, Schedule, bool]]:
     devices = len(cluster.groups) // ranks
     for micro in sorted({key.micro for key in profile.costs}):
-        for data, workers, family in product(range(1, devices + 1), range(1, devices + 1), families):
+        for data, workers, family in product(
+            range(1, devices + 1), range(1, (deepest or devices) + 1), families
+        ):
             if batch % (micro * data) or data * workers > devices:
                 continue
             if workers == 1 and FAMILIES[family].paired:

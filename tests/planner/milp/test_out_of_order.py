@@ -48,7 +48,7 @@ def test_with_updates_at_use_more_is_hidden_than_with_a_barrier() -> None:
 
 
 def test_what_needs_every_gradient_gets_no_updates_at_use() -> None:
-    plan = plan_of(0, update="rolling", shard="on")
+    plan = plan_of(0, update="rolling", shard="on", schedule="overlap")
     assert plan.schedule.family == "overlap" and not updates_at_use(schedule_of(plan))
 
 

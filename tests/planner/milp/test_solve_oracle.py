@@ -7,11 +7,12 @@ from functools import cache
 import pytest
 
 from planner.plan import Plan
-from tests.planner.milp.random_cases import Case, answer, case, crowded, differences
+from tests.planner.milp.random_cases import Case, answer, case, crowded, differences, unasked
 
 FAMILIES = ("1f1b", "gpipe", "chimera", "zb-h1", "zb-v", "interleaved", "chimera-zb", "wave", "v-min")
 SEEDS = 40
 PACKED = 40
+UNASKED = 20
 
 
 def small(seed: int) -> Case:
@@ -43,6 +44,11 @@ def test_some_of_the_stages_of_a_worker_recompute_in_these_cases() -> None:
     plans = [plan for _, plan in map(packed, range(PACKED)) if plan is not None]
     some = [plan for plan in plans if len({stage.recompute for stage in plan.stages}) == 2]
     assert len({plan.schedule.family for plan in some}) >= 4
+
+
+@pytest.mark.parametrize("seed", range(UNASKED))
+def test_no_family_is_faster_than_the_plan_where_none_is_named(seed: int) -> None:
+    assert differences(unasked(seed), answer(unasked(seed))) == []
 
 
 @pytest.mark.parametrize("seed", [200834, 200883, 201286])
