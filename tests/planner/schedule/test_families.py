@@ -70,7 +70,7 @@ def test_settings_are_kept_with_the_schedule() -> None:
 
 
 def test_an_unknown_family_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(BadInput, match=r"no family 'pipedream'.*gpipe, 1f1b"):
+    with pytest.raises(BadInput, match=r"no family 'pipedream'.*1f1b, gpipe"):
         generate("pipedream", workers=4, micros=4)
 
 
