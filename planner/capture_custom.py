@@ -9,9 +9,11 @@ process group that runs at the time: it is traced as the plain one and marked, a
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import CodeType, FunctionType
 
 import torch
 from torch import Tensor, nn
@@ -149,7 +151,9 @@ class _Call:
 
 
 class _Functions:
-    """While it is entered, a call of an autograd.Function is recorded as one operation of a library of its own."""
+    """While it is entered, a call of an autograd.Function is recorded as one operation of a library of its own.
+
+    What `apply` runs is exchanged, not `apply`: a model may have bound `MyFunction.apply` to a name long before."""
 
     def __init__(self) -> None:
         self.library = torch.library.Library("shardwright", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -157,15 +161,17 @@ class _Functions:
         self.running = False
 
     def __enter__(self) -> _Functions:
-        self.original = vars(torch.autograd.Function)["apply"]
-        recorded = self._apply
-        torch.autograd.Function.apply = classmethod(  # type: ignore[assignment, method-assign]
-            lambda function, *given, **named: recorded(function, *given, **named)
+        self.exchanged: FunctionType = vars(torch.autograd.Function)["apply"].__func__
+        self.code = self.exchanged.__code__
+        self.original = FunctionType(
+            self.code, self.exchanged.__globals__, "apply", None, self.exchanged.__closure__
         )
+        self.exchanged.__code__ = _standing_in()
+        self.exchanged.__kwdefaults__ = {"recorded": self._apply}
         return self
 
     def __exit__(self, *_: object) -> None:
-        torch.autograd.Function.apply = self.original  # type: ignore[method-assign]
+        self.exchanged.__code__, self.exchanged.__kwdefaults__ = self.code, None
         self.library._destroy()  # type: ignore[no-untyped-call]
 
     def restore(self, traced: Traced) -> None:
@@ -179,8 +185,12 @@ class _Functions:
             run, _, *arguments = given
             assert callable(run)
             return run(*arguments)
-        if self.running or named or function.__module__.partition(".")[0] == "torch":
-            return self.original.__func__(function, *given, **named)
+        if self.running or _is_torchs(function):
+            return self.original(function, *given, **named)
+        if named:  # as torch itself does it: only functions with a setup_context may be called so
+            bound = inspect.signature(function.forward).bind(*given, **named)
+            bound.apply_defaults()
+            given = bound.args
         if any(isinstance(x, torch.SymInt | torch.SymFloat) for x in pytree.tree_leaves(given)):
             raise BadInput(f"{function.__name__}.apply() takes a size that depends on the batch")
         places = [i for i, x in enumerate(given) if isinstance(x, Tensor)]
@@ -202,6 +212,22 @@ class _Functions:
             return [x.clone() if any(x is y for y in tensors) else x for x in made]
 
         return fake
+
+
+def _is_torchs(function: type[torch.autograd.Function]) -> bool:
+    """Whose backward is what autograd makes of its forward; what fakes a quantisation has one of its own."""
+    return function.__module__.startswith("torch.") and not function.__module__.startswith("torch.ao.")
+
+
+def _standing_in() -> CodeType:
+    """What may stand where the code of `apply` does: it has a cell, too, as that has for its `super()`."""
+    cell = None
+
+    def apply(*given: object, recorded: Callable[..., object], **named: object) -> object:
+        assert cell is not given
+        return recorded(*given, **named)
+
+    return apply.__code__
 
 
 def _named(call: _Call) -> Callable[[list[Tensor]], list[Tensor]]:

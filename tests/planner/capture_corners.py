@@ -52,6 +52,39 @@ class Functions(Base):
         return self.b(y + z)
 
 
+class Tripled(torch.autograd.Function):
+    """Its backward is not the derivative of its forward, either; with a context apart, it takes keywords."""
+
+    @staticmethod
+    def forward(x: Tensor, scale: float = 1.0) -> Tensor:
+        return x * scale
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Tensor, float], output: Tensor) -> None:  # type: ignore
+        ctx.scale = inputs[1]
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):  # type: ignore
+        return gradient * 3 * ctx.scale, None
+
+
+tripled = Tripled.apply
+
+
+def thrice(x: Tensor, function: Callable[..., Tensor] = Tripled.apply) -> Tensor:
+    return function(x)
+
+
+class BoundFunctions(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.function = Tripled.apply
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = tripled(self.a(x), 2.0)
+        return self.b(thrice(y) + self.function(x * y, scale=0.5))
+
+
 class Cells(Base):
     def __init__(self) -> None:
         super().__init__()
@@ -236,6 +269,7 @@ def selected_loss(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 CORNERS: dict[str, Callable[[], Case]] = {
     "checkpoints": lambda: (Checkpoints(), vectors(4), mse),
     "functions": lambda: (Functions(), vectors(4), mse),
+    "bound_functions": lambda: (BoundFunctions(), vectors(4), mse),
     "cells": lambda: (Cells(), vectors(3, 4), mse),
     "sizes": lambda: (Sizes(), vectors(4), mse),
     "several_results": lambda: (SeveralResults(), vectors(4), mse),
