@@ -26,6 +26,7 @@ from planner.capture_attention import restore_causal_flags
 from planner.capture_batch import LARGE, SMALL, Batch, Pair, example, growing_dims, repeated, uneven
 from planner.capture_describe import NotAffine, describe
 from planner.capture_functional import functionalise
+from planner.capture_hooks import refuse_hooks
 from planner.capture_layers import FREE, Grouping, group
 from planner.capture_opaque import Opaque, observe
 from planner.capture_probe import probe
@@ -113,6 +114,7 @@ def capture(
         where, mode, module = type(source).__name__, None, source
         if batch is None or loss is None:
             raise BadInput("a module needs batch and loss", allowed="capture(module, batch, loss)")
+    refuse_hooks(module, where, opaque)
     if not callable(batch):
         batch = repeated(batch)
     small, large = example(batch, SMALL, mode), example(batch, LARGE, mode)

@@ -18,6 +18,7 @@ from torch import nn
 
 from planner.capture_custom import exportable
 from planner.capture_flatten import flatten
+from planner.capture_hooks import refusing_hooks
 from planner.capture_opaque import Opaque
 from planner.capture_traced import CannotTrace, Traced, call
 from planner.errors import BadInput
@@ -55,7 +56,7 @@ def trace(
 ) -> Traced:
     """`dims` are the dynamic shapes of (inputs, targets); None captures for the example's size alone."""
     whole = _Whole(module, loss)
-    with _training(whole), exportable(module) as restore, opaque, _quiet():
+    with _training(whole), exportable(module) as restore, opaque, refusing_hooks(), _quiet():
         try:
             program = torch.export.export(whole, examples, dynamic_shapes=dims, strict=False)  # type: ignore[arg-type]
         except Exception as error:  # the user's module ran in there: it may raise anything
@@ -94,7 +95,11 @@ def refused(failure: Exception, where: str) -> BadInput:
     """An export that failed, as one message with the user's own line."""
     error = failure.__cause__ or failure
     if isinstance(error, BadInput):
-        return error
+        return (
+            error
+            if error.where
+            else BadInput(error.what, where=where_raised(error, where), allowed=error.allowed)
+        )
     text = str(error)
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     place, code = where_raised(error, where), ""

@@ -151,3 +151,54 @@ def test_a_failed_capture_leaves_the_module_as_it_was() -> None:
     with pytest.raises(BadInput):
         capture(module, batch, F.mse_loss)
     assert not any(part.training for part in module.modules())
+
+
+class HooksATensor(Branches):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        if y.requires_grad:
+            y.register_hook(lambda gradient: gradient * 0.1)
+        return y
+
+
+HOOKS: dict[str, tuple[Callable[[nn.Linear], object], str]] = {
+    "of a parameter": (
+        lambda a: a.weight.register_hook(lambda g: g * 2),
+        r"'1.weight' has .*\(register_hook\)",
+    ),
+    "of what a parameter has summed": (
+        lambda a: a.bias.register_post_accumulate_grad_hook(lambda p: None),
+        r"'1.bias' has .*\(register_post_accumulate_grad_hook\)",
+    ),
+    "of a module": (
+        lambda a: a.register_full_backward_hook(lambda m, given, made: None),
+        r"module '1' has .*\(register_full_backward_hook\)",
+    ),
+    "before a module": (
+        lambda a: a.register_full_backward_pre_hook(lambda m, made: None),
+        r"module '1' has .*\(register_full_backward_pre_hook\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_on_gradients_is_refused_by_what_has_it(hook: str) -> None:
+    register, said = HOOKS[hook]
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    register(module[1])  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match=said) as caught:
+        capture(module, batch, F.mse_loss)
+    assert "autograd.Function" in caught.value.allowed
+
+
+def test_a_hook_that_forward_registers_is_refused_with_its_line() -> None:
+    with pytest.raises(BadInput, match=r"forward\(\) registers a hook") as caught:
+        capture(HooksATensor(), batch, F.mse_loss)
+    assert caught.value.where == line_of(HooksATensor.forward, "y.register_hook")
+    torch.ones(1, requires_grad=True).register_hook(lambda gradient: gradient)  # allowed again
+
+
+def test_a_hook_inside_of_an_opaque_module_is_its_own() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    module[1].register_full_backward_hook(lambda m, given, made: None)
+    assert "1" in capture(module, batch, F.mse_loss, opaque=["1"]).graph.index
