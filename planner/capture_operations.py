@@ -13,7 +13,10 @@ from torch._ops import OpOverload
 
 from planner.capture_custom import average_batch_norm
 from planner.capture_layers import FREE, ROOT
+from planner.capture_probe import unknown
 from planner.capture_slice import Layout
+from planner.capture_traced import line_of
+from planner.errors import BadInput
 from planner.halo.operation import (
     GETITEM,
     INPUT,
@@ -53,6 +56,22 @@ def operations_of(layout: Layout) -> tuple[Operation, ...]:
             samples = samples_of(layout, node)
             found.append(replace(operation, name=names[node], arguments=arguments, samples=samples))
     return tuple(found)
+
+
+def check_sizes(layout: Layout, nodes: Iterable[fx.Node]) -> None:
+    """BadInput names the first of these operations that makes a size which only the values of tensors tell."""
+    for node in nodes:
+        if not unknown(layout.probes[0].value.get(node)):
+            continue
+        stack, target = node.meta.get("stack"), node.target
+        path = "loss()" if node.meta.get("in_loss") else f"module '{stack[-1][0] or ROOT}'" if stack else ""
+        name = operation_name(target) if isinstance(target, OpOverload) else str(target)
+        raise BadInput(
+            f"how much {name} gives depends on the values of tensors, so that no plan can tell what it costs",
+            where=", ".join(filter(None, (line_of(node), path))),
+            allowed="sizes that shapes tell: in a loss ignore_index, elsewhere a product with the mask or torch.where "
+            "in the place of x[mask], nonzero or masked_select",
+        )
 
 
 def samples_of(layout: Layout, node: fx.Node) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from planner.capture import Captured, capture
+from planner.capture_operations import check_sizes
 from planner.errors import BadInput
 from planner.measure_events import Request
 from planner.measure_passes import BackwardSplit, SpatialSplit
@@ -76,6 +77,7 @@ def bench_of(
         if spatial is None:
             raise BadInput(f"no shards can be executed here: {list(grid)}", allowed="whole samples")
     captured = capture(workload, micro=micros[0])
+    check_sizes(captured.layout, captured.layout.traced.graph.nodes)
     if not captured.graph.symbolic_batch and len(set(micros)) > 1:
         raise BadInput(
             "this model can be captured for one batch size at a time",

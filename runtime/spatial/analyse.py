@@ -9,7 +9,7 @@ from math import prod
 import torch
 from torch import Tensor, fx
 
-from planner.capture_operations import operation_of, samples_of
+from planner.capture_operations import check_sizes, operation_of, samples_of
 from planner.cut import StageModule
 from planner.halo import Layout, entry, whole
 from planner.halo.fetch import Fetch, take
@@ -46,6 +46,7 @@ class Analysed:
 def operations_of(module: StageModule) -> list[Operation]:
     layout = module._layout
     names, values = layout.grouping.names, layout.probes[0].value
+    check_sizes(layout, module._slice.nodes)
     found = []
     for node in module._slice.nodes:
         index = layout.grouping.layer_of.get(node, -1)

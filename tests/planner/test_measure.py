@@ -246,3 +246,44 @@ def test_the_process_that_measures_ends_with_the_one_that_waits(tmp_path: Path) 
         process = running._process
         assert process.poll() is None
     assert process.poll() is not None
+
+
+MASKED = """
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Selects(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.head(x)[x[:, 0] > 0].sum(0, keepdim=True)
+
+
+def build(masks="loss"):
+    return nn.Conv2d(3, 4, 3) if masks == "loss" else nn.Sequential(nn.Linear(4, 4), Selects())
+
+
+def batch(n, masks="loss"):
+    return (torch.randn(n, 3, 6, 6), torch.randint(4, (n, 4, 4))) if masks == "loss" else (torch.randn(n, 4),) * 2
+
+
+def loss(o, y, masks="loss"):
+    return F.cross_entropy(o.movedim(1, -1)[y != 2], y[y != 2]) if masks == "loss" else (o - y).pow(2).mean()
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "roofline:H100-80GB"])
+@pytest.mark.parametrize(("masks", "where"), [("loss", "loss()"), ("model", "module '1'")])
+def test_a_size_that_values_tell_is_refused_with_its_place_and_what_to_write_instead(
+    masks: str, where: str, device: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "masked.py"
+    path.write_text(MASKED)
+    with pytest.raises(BadInput, match=r"aten\.index gives depends on the values.*ignore_index") as refused:
+        measure.profile(load(str(path), {"masks": masks}), device, micros=(2,), seconds_per_row=0.001)
+    assert where in refused.value.where
+    assert "planner" not in refused.value.where

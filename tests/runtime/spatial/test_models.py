@@ -143,3 +143,15 @@ def test_attention_over_space_within_a_segment_is_named_with_its_module() -> Non
     given = job(_Attention(), lambda n: (torch.randn(n, 1, 8, 8), torch.randn(n, 1, 8, 8)), F.mse_loss)
     with pytest.raises(BadInput, match=r"layer 'first'\): aten\.scaled_dot_product_attention"):
         analyse(whole(given.captured), (2,))
+
+
+def test_a_size_that_values_tell_is_refused_when_a_stage_is_cut() -> None:
+    def batch(n: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(n, 3, 8, 8), torch.randint(0, 4, (n, 8, 8))
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits.movedim(1, -1)[labels != 2], labels[labels != 2])
+
+    given = job(nn.Conv2d(3, 4, 3, padding=1), batch, loss)
+    with pytest.raises(BadInput, match=r"^loss\(\): how much aten\.index gives depends .* ignore_index"):
+        analyse(whole(given.captured), (2,))
