@@ -7,8 +7,9 @@
     shardwright launch plan.yaml --local --steps 4
 
 A dataset that says `regions = True` is asked for `data[index, region]`, where region holds one slice for each spatial
-dimension, and gives that part of the sample. Targets come whole, or, where they are images too, in the same part.
-Whatever it draws at random is the same on all ranks of a sample.
+dimension, and gives that part of the sample; `data[index]` is the whole one. Targets come whole, or, where they are
+images of the same size, in the same part. Whatever it draws at random is the same on all ranks of a sample, a number
+such as the contrast here; noise is to be drawn for the whole sample and cut (docs/regions.md).
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import prod
 
 import numpy as np
 import torch
@@ -24,11 +23,10 @@ from torch.utils.data import DataLoader, Dataset
 from planner.errors import BadInput
 from planner.model import ModelGraph
 from planner.workload import Workload
+from runtime.regions import Needed, Region, Rows, check_shapes, part_of, settled
 
 Sample = object
 Pair = tuple[object, object]
-Rows = tuple[tuple[int, int, int], ...]  # dimension, first row, end
-Region = tuple[tuple[int, int], ...]  # first row and end along every spatial dimension of a sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,13 +108,16 @@ class Drawn(Dataset[Sample]):
 
     def __init__(self, data: object, seed: int, region: Region) -> None:
         self._data, self._seed = data, seed
-        asks = bool(region) and getattr(data, "regions", False) is True
-        self._region = tuple(slice(*rows) for rows in region) if asks else None
+        self.region = region if getattr(data, "regions", False) is True else ()
 
     def __getitem__(self, drawn: tuple[int, int]) -> Sample:
         position, index = drawn
+        asked = (index, tuple(slice(*rows) for rows in self.region)) if self.region else index
         with seeded(mix(self._seed, position)):
-            return self._data[index if self._region is None else (index, self._region)]  # type: ignore[index]
+            return self._data[asked]  # type: ignore[index]
+
+    def whole(self) -> Drawn:
+        return Drawn(self._data, self._seed, ())
 
 
 @contextmanager
@@ -168,25 +169,49 @@ class Batches:
         if not self._wanted.micros:
             while True:
                 yield {}
-        loader: DataLoader[Sample] = DataLoader(
-            self._data,
-            batch_sampler=_Sampler(self._indices(first_sample)),  # type: ignore[arg-type]
-            collate_fn=self._collate,
-            num_workers=self._workers,
-            pin_memory=self._pinned,
-            prefetch_factor=4 if self._workers else None,
-            generator=torch.Generator(),  # leaves the global one alone
-        )
-        pairs = iter(loader)
+        if self._data.region and self._graph is not None:
+            self._data = self._settled(next(self._indices(first_sample)), self._graph)
+        pairs = iter(self._loader(self._data, self._indices(first_sample), self._workers))
         while True:
             yield {micro: self._read(*next(pairs)) for micro in self._wanted.micros}
 
+    def _loader(
+        self, data: Drawn, indices: Iterable[list[tuple[int, int]]], workers: int
+    ) -> DataLoader[Sample]:
+        return DataLoader(
+            data,
+            batch_sampler=_Sampler(indices),  # type: ignore[arg-type]
+            collate_fn=self._collate,
+            num_workers=workers,
+            pin_memory=self._pinned,
+            prefetch_factor=4 if workers else None,
+            generator=torch.Generator(),  # leaves the global one alone
+        )
+
+    def _settled(self, indices: list[tuple[int, int]], graph: ModelGraph) -> Drawn:
+        """The way in which samples are read here: by the region where all that comes so can be used; see
+        `runtime.regions`."""
+
+        def read(data: Drawn) -> dict[str, Tensor]:
+            # in a process of its own where others will read: what a dataset opens is not to be shared with them
+            pair = next(iter(self._loader(data, [indices], min(self._workers, 1))))
+            return self._chosen(*pair)
+
+        wanted, region = self._wanted, self._data.region
+        needed = Needed(graph=graph, micro=wanted.micro, parts=wanted.parts, region=region)
+        by_region = settled(needed, lambda: read(self._data), lambda: read(self._data.whole()))
+        return self._data if by_region else self._data.whole()
+
+    def _chosen(self, inputs: object, targets: object) -> dict[str, Tensor]:
+        return {n: t for n, t in self._values_of(inputs, targets).items() if n in self._wanted.values}
+
     def _read(self, inputs: object, targets: object) -> dict[str, Tensor]:
         """On the host; a stage takes what it reads to its device when it reads it."""
-        values = {n: t for n, t in self._values_of(inputs, targets).items() if n in self._wanted.values}
+        values, wanted, region = self._chosen(inputs, targets), self._wanted, self._data.region
         if self._graph is not None:
-            check_shapes(values, self._graph, self._wanted.micro, self._wanted.parts)
-        return {name: part_of(tensor, self._wanted.parts.get(name, ())) for name, tensor in values.items()}
+            needed = Needed(graph=self._graph, micro=wanted.micro, parts=wanted.parts, region=region)
+            check_shapes(values, needed)
+        return {name: part_of(x, wanted.parts.get(name, ()), region) for name, x in values.items()}
 
     def _indices(self, sample: int) -> Iterator[list[tuple[int, int]]]:
         wanted = self._wanted
@@ -195,40 +220,6 @@ class Batches:
                 start = sample + (wanted.first + number) * wanted.micro
                 yield [(at, self.stream.index(at)) for at in range(start, start + wanted.micro)]
             sample += wanted.step_samples
-
-
-def part_of(tensor: Tensor, rows: Rows) -> Tensor:
-    """A part of what was read whole; what was read as a part stays."""
-    if is_part(tensor, rows):
-        return tensor
-    for dim, first, end in rows:
-        tensor = tensor.narrow(dim, first, end - first)
-    return tensor.contiguous()
-
-
-def is_part(tensor: Tensor, rows: Rows) -> bool:
-    return all(dim < tensor.ndim and tensor.shape[dim] == end - first for dim, first, end in rows)
-
-
-def check_shapes(
-    values: Mapping[str, Tensor], graph: ModelGraph, micro: int, parts: Mapping[str, Rows] | None = None
-) -> None:
-    """A graph was captured for one shape of sample; another would be an error deep inside, or silently wrong."""
-    for name, tensor in values.items():
-        row, rows = graph.value[name], (parts or {}).get(name, ())
-        kind = str(tensor.dtype).removeprefix("torch.")
-        shape = list(tensor.shape)
-        for dim, _, _ in rows if is_part(tensor, rows) else ():
-            shape[dim] = row.shape[dim]
-        differing = sum(a != b for a, b in zip(shape, row.shape, strict=False))
-        size = prod(shape) * tensor.element_size()
-        same = len(shape) == len(row.shape) and differing <= 1 and size == row.bytes(micro)
-        if kind != row.dtype or not same:
-            raise BadInput(
-                f"'{name}' of a micro-batch of {micro} is {kind}{list(tensor.shape)}",
-                where="the data",
-                allowed=f"{row.dtype}{list(row.shape)} a sample, as the model was captured with",
-            )
 
 
 class _Sampler:

@@ -14,7 +14,7 @@ from planner.model import Buffer, ModelGraph, Parameter
 from planner.plan import Plan
 from runtime import memory
 from runtime.checkpoint import Checkpoint, Part
-from runtime.data import Region, Rows, Wanted
+from runtime.data import Wanted
 from runtime.evaluate import EvaluationStage, losses_of
 from runtime.execute import Interpreter
 from runtime.groups import World
@@ -22,6 +22,7 @@ from runtime.optimizer import Saved, Updater, load_state, state_of
 from runtime.parted_stage import AnyStage
 from runtime.places import Mesh
 from runtime.programs import AUTOCAST, forward_program
+from runtime.regions import Region, Rows
 from runtime.rewrite import Keys
 from runtime.routes import stages_of_layers
 from runtime.scaler import Scaler

@@ -11,9 +11,9 @@ from planner.cut import StageModule
 from planner.errors import BadPlan
 from planner.halo import coordinates
 from planner.plan import Plan, shared_from
-from runtime.data import Region, Rows
 from runtime.groups import World
 from runtime.places import Mesh as Places
+from runtime.regions import Region, Rows
 from runtime.spatial.mesh import GroupWire, Mesh
 from runtime.spatial.shard import Analysed, shard
 from runtime.spatial.stages import analyse_stages, uncounted
