@@ -12,11 +12,11 @@ from typing import Literal
 import torch
 from torch import Tensor, fx, nn
 
-from planner.capture_functional import states_written
 from planner.capture_operations import operations_of
 from planner.capture_probe import after, unknown
 from planner.capture_slice import Layout, Slice, affine
-from planner.capture_traced import Source
+from planner.capture_states import use_of_states
+from planner.capture_traced import OWNERS, Source
 from planner.errors import BadInput
 from planner.halo.segment import SLIDING
 from planner.halo.text import to_text
@@ -38,7 +38,8 @@ class _Describer:
         self.probe = layout.probes[0]
         self.names = layout.grouping.names
         self.slices = [layout.take(i, i) for i in range(len(self.names))]
-        self.mutated = {x for node in self.traced.graph.nodes for x in states_written(node)}
+        owned = {x: source.name for x, source in self.traced.sources.items() if source.kind in OWNERS}
+        self.written = use_of_states(self.traced.graph, owned).written
         self.users: dict[fx.Node, list[str]] = defaultdict(list)  # of Values and of states
         for name, taken in zip(self.names, self.slices, strict=True):
             for node in (*taken.reads, *taken.states):
@@ -155,7 +156,7 @@ class _Describer:
                 shape=tuple(tensor.shape),
                 dtype=_dtype(tensor),
                 bytes=_bytes(tensor),
-                mutated=name in holders and holders[name] in self.mutated,
+                mutated=name in self.written,
             )
             for name, tensor in tensors.items()
         )

@@ -16,7 +16,8 @@ from torch import Tensor, fx
 
 from planner.capture_functional import random, states_written
 from planner.capture_probe import Probe, unknown
-from planner.capture_traced import LOSS, Traced
+from planner.capture_states import use_of_states
+from planner.capture_traced import LOSS, OWNERS, Traced
 
 FREE = -1
 ROOT = "root"  # names a layer of the outermost module's own parameters
@@ -37,7 +38,9 @@ class _Grouper:
     def __init__(self, traced: Traced, probe: Probe) -> None:
         self.traced, self.probe = traced, probe
         self.nodes = [node for node in traced.graph.nodes if node.op != "placeholder"]
-        self.mutated = {x for node in self.nodes for x in states_written(node)}
+        names = {x: source.name for x, source in traced.sources.items() if source.kind in OWNERS}
+        self.states = use_of_states(traced.graph, names)
+        self.mutated = {x for x, name in self.states.views.items() if name in self.states.written}
         self.layer_of: dict[fx.Node, int] = {}
         self.paths: list[str] = []  # of the layers opened
         self.opened: dict[str, int] = {}  # the latest layer of a call
@@ -157,9 +160,12 @@ class _Grouper:
         return Grouping(kept, layer_of)
 
     def _inseparable(self) -> Iterable[tuple[int, int]]:
-        for state in self.mutated:
-            users = [self.layer_of[x] for x in state.users]
-            yield min(users), max(users)
+        users_of: dict[str, list[int]] = defaultdict(list)
+        for x in self.mutated:  # views of one tensor together
+            users_of[self.states.views[x]] += (self.layer_of[user] for user in x.users)
+        for users in users_of.values():
+            at = [layer for layer in users if layer != FREE]
+            yield min(at), max(at)
         for node in self.nodes:
             if self.layer_of[node] != FREE and not self._may_cross(node):
                 users = [self.layer_of[node], *(self.layer_of[x] for x in node.users)]

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from planner.capture import Captured
+from planner.capture_states import StateUse, use_of_states
 from planner.cut import StageModule, cut
 from planner.errors import BadPlan
 from planner.plan import Plan
@@ -27,7 +28,7 @@ from runtime.optimizer import LrSchedule, Make, Updater
 from runtime.parted_stage import AnyStage, PartedStage, in_two
 from runtime.places import Mesh
 from runtime.programs import AUTOCAST
-from runtime.rewrite import Keys
+from runtime.rewrite import Keys, graph_of, states_of
 from runtime.routes import check_hops, in_order_of, routes_of, stages_of_layers
 from runtime.scaler import LossScale, Scaler
 from runtime.spatial.ranks import sharing
@@ -150,6 +151,7 @@ class Assembly:
         kinds = _kinds(self.schedule)
         parts = {stage: self._parts(stage, module) for stage, module in modules.items()}
         every = [part for own in parts.values() for part in own]
+        uses = {part: use_of_states(graph_of(part).graph, states_of(part)) for part in every}
         if self.replicas is not None:
             synchronised.synchronise(dict(enumerate(every)), self.replicas)
         if self.sharing is not None:
@@ -167,6 +169,7 @@ class Assembly:
             ran = [
                 self._torch_stage(
                     part,
+                    uses[part],
                     splits[stage],
                     stores.get(stage),
                     recompute=Kind.R in kinds[stage] and part is parts[stage][0],
@@ -195,6 +198,7 @@ class Assembly:
     def _torch_stage(
         self,
         module: StageModule,
+        use: StateUse,
         split: Split,
         store: WeightStore | None,
         *,
@@ -210,7 +214,8 @@ class Assembly:
             split=split,
             store=store,
             recompute=recompute,
-            written=self._written(module.index),
+            written=use.written,
+            read=use.read,
             autocast=AUTOCAST[self.plan.precision],
             on_forward=on_forward,
             diagnose=None if self.sharing else partial(first_bad_layer, self.captured, module),

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from planner.capture_custom import average_batch_norm
 from planner.capture_operations import named_arguments
+from planner.capture_states import use_of_states
 from planner.cut import StageModule
 from planner.errors import BadInput
 from planner.plan import Place, Plan
@@ -45,10 +46,14 @@ def decays(module: StageModule, written: set[str]) -> dict[str, Decay]:
                 found[name] = Decay(found.get(name, Decay()).factor * (1 - float(node.args[6])))
         elif node.target is ATEN.add_.Tensor and node.args[0] in states:
             found[states[node.args[0]]] = Decay()
-    strange = sorted(written - found.keys())
+    read = use_of_states(
+        graph_of(module).graph, states
+    ).read  # while a step runs they hold a part of what they are
+    strange = sorted(name for name in written if name not in found or name in read)
     if strange:
+        also = " and reads" if strange[0] in read else ""
         raise BadInput(
-            f"the forward pass writes '{strange[0]}', which the ranks or pipes that hold it cannot keep equal",
+            f"the forward pass writes{also} '{strange[0]}', which the ranks or pipes that hold it cannot keep equal",
             where=strange[0].rpartition(".")[0] or "the model",
             allowed="running statistics of batch and instance normalisation; or data: 1, spatial: 1 and no Chimera",
         )

@@ -32,6 +32,9 @@ class Live:
     inputs: dict[str, Tensor]
     boundary: Boundary
     roots: dict[str, GradientEdge] = field(default_factory=dict)  # of outputs that need one
+    states: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # buffers as the forward that is done again saw them
     debts: list[Debt] = field(default_factory=list)
     owed: Owed | None = None
 
@@ -49,19 +52,23 @@ class TorchStage:
         store: WeightStore | None = None,
         recompute: bool = False,
         written: Collection[str] = (),
+        read: Collection[str] = (),
         autocast: torch.dtype | None = None,
         on_forward: Callable[[int], AbstractContextManager[object]] | None = None,
         diagnose: Callable[[Tensors], str] | None = None,
         made_up: bool = False,
     ) -> None:
-        """`made_up` numbers come in: what comes out of them is nobody's fault."""
+        """`written` are buffers that the forward writes, `read` those of them that it reads as well. `made_up` numbers
+        come in: what comes out of them is nobody's fault."""
         self.module, self._scale, self._keys = module, scale, keys
         self._needs_grad, self.first_micro = frozenset(needs_grad), first_micro
         self._split, self._store, self._recompute = split, store, recompute
         self._autocast, self._on_forward, self._diagnose = autocast, on_forward, diagnose
         self._made_up = made_up
         self._parameters: list[nn.Parameter] = [p for _, p in module.named_parameters() if p.requires_grad]
-        self._written = [buffer for name, buffer in module.named_buffers() if name in written]
+        self._written = [b for name, b in module.named_buffers() if name in written and name not in read]
+        slots = zip(nn.Module.named_buffers(module, recurse=False), module.named_buffers(), strict=True)
+        self._read = [slot for (slot, _), (name, _) in slots if name in written and name in read]
         self._anchor = backward.anchor_on(keys.device)
         self._live: dict[int, Live] = {}
         self.losses: dict[int, dict[str, Tensor]] = {}  # of the step, by micro-batch, where the loss is
@@ -70,6 +77,8 @@ class TorchStage:
         observed = self._on_forward(micro) if self._on_forward else nullcontext()
         kept = {name: inputs[name] for name in self.module.inputs}
         live = self._live[micro] = Live(kept, Boundary(self._anchor))
+        if self._recompute:
+            live.states = {slot: getattr(self.module, slot).clone() for slot in self._read}
         with observed, torch.no_grad() if self._recompute else nullcontext():
             outputs = self._run(micro, live)
         made = {name: tensor.detach() for name, tensor in outputs.items()}
@@ -80,9 +89,18 @@ class TorchStage:
         return made
 
     def recompute(self, micro: int) -> None:
-        """State that the forward writes has been written by the first one."""
+        """State that the forward writes has been written by the first one; what it reads it sees as that one did."""
+        live = self._live[micro]
         before = [(buffer, buffer.clone()) for buffer in self._written]
-        self._run(micro, self._live[micro])
+        held = {slot: getattr(self.module, slot) for slot in live.states}
+        for slot, buffer in live.states.items():
+            setattr(self.module, slot, buffer)
+        live.states = {}
+        try:
+            self._run(micro, live)
+        finally:
+            for slot, buffer in held.items():
+                setattr(self.module, slot, buffer)
         for buffer, value in before:
             buffer.data.copy_(value)  # not seen by autograd, which may have saved it for another micro-batch
 

@@ -99,6 +99,21 @@ def test_state_that_holders_cannot_keep_equal_is_named_with_its_module() -> None
         decays(whole(captured), {"inner.largest"})
 
 
+def test_a_running_sum_that_the_forward_reads_is_refused_where_holders_would_keep_it() -> None:
+    class Sums(torch.nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 3)
+            self.register_buffer("total", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.total.add_(x.mean(0).detach())
+            return super().forward(x) + self.total
+
+    captured = capture(Sums(), lambda n: (torch.randn(n, 3),) * 2, torch.nn.functional.mse_loss)
+    with pytest.raises(BadInput, match=r"writes and reads 'total', which the ranks"):
+        decays(whole(captured), {"total"})
+
+
 @pytest.mark.parametrize("family", ["1f1b", "zb-h1", "chimera-zb"])
 def test_recomputed_stages_change_nothing(family: str, pool: Pool, tmp_path: Path) -> None:
     plan = plan_of(
@@ -108,6 +123,30 @@ def test_recomputed_stages_change_nothing(family: str, pool: Pool, tmp_path: Pat
     have = run(pool, plan, tmp_path)
     found = distance(expected(plan, tmp_path), have)
     assert found.worst() <= 1e-6, found
+
+
+@pytest.mark.parametrize("shape", [{}, {"recompute_first": 2}])
+def test_what_is_recomputed_reads_buffers_as_the_forward_did(
+    shape: dict[str, object], pool: Pool, tmp_path: Path
+) -> None:
+    plan = plan_of(
+        HERE + "remembers.py",
+        {},
+        family="1f1b",
+        workers=2,
+        micros=4,
+        cuts=[3],
+        recompute=(0, 1),
+        **shape,
+    )
+    assert any("R" in line for line in plan.schedule.orders)
+    have = run(pool, plan, tmp_path)
+    assert distance(expected(plan, tmp_path), have).worst() == 0.0
+
+
+def test_a_buffer_written_through_a_view_is_known_to_be() -> None:
+    _, captured = captured_of(HERE + "remembers.py", {}, 2)
+    assert [b.name for b in captured.graph.buffers if b.mutated][:3] == ["1.average", "1.seen", "2.codes"]
 
 
 @pytest.mark.parametrize(
