@@ -19,7 +19,7 @@ from planner.milp.problem import Problem
 from planner.milp.search import NEVER, Answer, even, judge
 from planner.milp.shapes import Shape, shapes
 from planner.milp.space import Space
-from planner.milp.survey import Effort, Search, Tried
+from planner.milp.survey import Effort, Rows, Search, Tried
 from planner.schedule.families import FAMILIES
 
 _PLAINEST = list(FAMILIES)  # on one worker many families take the same time: the plainest is named
@@ -62,14 +62,15 @@ class Waiting:
         return self.found.limit < NEVER and spent > _LOOKS * self.found.effort.work_ns
 
 
-def search(space: Space, effort: Effort, *, below: int = NEVER) -> Search:
-    """`below` is what is known already: slower plans are not looked for."""
-    found = Search(space=space, effort=effort, below=below)
+def search(space: Space, effort: Effort, *, below: int = NEVER, rows: Rows | None = None) -> Search:
+    """`below` is what is known already: slower plans are not looked for. So are `rows` of the same orders."""
+    found = Search(space=space, effort=effort, below=below, rows={} if rows is None else rows)
     given = ranked(space)
     if not given:
         raise Infeasible(infeasible.no_shape(space, lambda asked: bool(ranked(asked))))
-    _first_answers(found, given)
-    _take_trivial(found, set(given))
+    if below == NEVER:
+        _first_answers(found, given)
+        _take_trivial(found, set(given))
     found.listed = relisting.grow(found)
     best = found.limit
     waiting = Waiting(found=found)

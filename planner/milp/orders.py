@@ -79,7 +79,7 @@ def _others(first: Search, orders: Sequence[Names], effort: Effort) -> Iterator[
     for names in orders:
         asked = in_order(first.space, names)
         if ranked(asked):
-            found = search(asked, share, below=limit)
+            found = search(asked, share, below=limit, rows=first.rows)
             limit = min(limit, found.limit)
             yield found
 
@@ -93,6 +93,7 @@ def in_order(space: Space, names: Sequence[str]) -> Space:
         precision=space.precision,
         execution=space.execution,
         pins=replace(space.pins, spatial=1, grid=None, gather=None),
+        _orders=space._orders,
     )
 
 

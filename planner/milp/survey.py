@@ -42,6 +42,9 @@ _BOXES = 100  # of one shape at first, divided by its depth
 _NODES = 3000  # boxes of one shape in a turn at most, divided by its depth
 
 
+Rows = dict[tuple[Order, Update], list[Row]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Effort:
     """How far to go, in counts, never in seconds: the same input gives the same plan."""
@@ -82,9 +85,7 @@ class Search:
         default_factory=dict
     )  # shared updates, by what they depend on
 
-    rows: dict[tuple[Order, Update], list[Row]] = field(
-        default_factory=dict
-    )  # of orders that several shapes have
+    rows: Rows = field(default_factory=dict)  # of orders that several shapes have
 
     def __post_init__(self) -> None:
         self.floors = Floors(self.space)
