@@ -65,6 +65,19 @@ def check_supported(plan: Plan, captured: Captured) -> None:
     if not graph.symbolic_batch and graph.captured_micro != plan.batch.micro:
         raise BadPlan(f"captured for micro-batches of {graph.captured_micro}, planned are {plan.batch.micro}")
     synchronised.check(plan, captured)
+    _check_written(plan, captured)
+
+
+def _check_written(plan: Plan, captured: Captured) -> None:
+    """A parameter that the forward itself writes is written by each holder after its own samples."""
+    traced = captured.layout.traced
+    names = {node: source.name for node, source in traced.sources.items() if source.kind == "parameter"}
+    written = sorted(use_of_states(traced.graph, names).written)
+    if written and max(plan.axes.data, plan.axes.spatial, schedule_of(plan).pipes) > 1:
+        raise BadPlan(
+            f"the forward pass writes parameter '{written[0]}' (as an embedding with max_norm does), which replicas "
+            f"cannot keep equal: use data: 1, spatial: 1 and no Chimera"
+        )
 
 
 class Assembly:

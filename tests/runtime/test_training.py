@@ -11,6 +11,7 @@ from planner.capture import capture
 from planner.cut import whole
 from planner.errors import BadInput, BadPlan
 from runtime import checkpoint as checkpoints
+from runtime.assembly import check_supported
 from runtime.local import launch_inline, prepare
 from runtime.rewrite import Keys, key_random_operations, random_operations
 from runtime.stage import NotFinite
@@ -20,6 +21,7 @@ from tests.pool import Pool
 from tests.runtime import compare
 from tests.runtime.compare import apart, distance, expected, run
 from tests.runtime.jobs import captured_of
+from tests.runtime.plans import plan_for
 from tests.runtime.test_equality import HERE, plan_of
 
 
@@ -112,6 +114,32 @@ def test_a_running_sum_that_the_forward_reads_is_refused_where_holders_would_kee
     captured = capture(Sums(), lambda n: (torch.randn(n, 3),) * 2, torch.nn.functional.mse_loss)
     with pytest.raises(BadInput, match=r"writes and reads 'total', which the ranks"):
         decays(whole(captured), {"total"})
+
+
+class Renormalised(torch.nn.Module):
+    """A tied embedding whose rows are shortened where they are looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.line = torch.nn.Embedding(5, 4, max_norm=0.5), torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(self.line(self.rows(x)), self.rows.weight)
+
+
+@pytest.mark.parametrize(
+    "shape", [{"data": 2, "micros": 2}, {"family": "chimera", "workers": 2, "micros": 2}]
+)
+def test_a_weight_that_the_forward_writes_is_used_in_one_stage_and_refused_over_replicas(
+    shape: dict[str, object],
+) -> None:
+    loss = torch.nn.functional.cross_entropy
+    module = torch.nn.Sequential(Renormalised(), torch.nn.Linear(5, 5))
+    captured = capture(module, lambda n: (torch.randint(5, (n,)), torch.randint(5, (n,))), loss)
+    assert captured.graph.parameter["0.rows.weight"].users == ("0.rows",)
+    plan = plan_for(captured.graph, "any.py", **({"family": "1f1b", "workers": 1} | shape))  # type: ignore[arg-type]
+    with pytest.raises(BadPlan, match=r"writes parameter '0\.rows\.weight' .*data: 1"):
+        check_supported(plan, captured)
 
 
 @pytest.mark.parametrize("family", ["1f1b", "zb-h1", "chimera-zb"])
