@@ -3,12 +3,19 @@
 The graph walk splits any autograd graph. A node is *on the way* when an input of the stage can be reached from it.
 The input half runs the nodes on the way only, and records what arrives at those that also feed a branch towards
 parameters; the weight half runs each of those branches later, from the record. Nothing is detached, so views are
-no special case. A parameter that several nodes on the way share a branch to (a weight used twice within a stage) gets
-all of its gradient with the input half: exact, only earlier than it had to be.
+no special case.
+
+Each path from an output to a parameter is counted once. It leaves the way over one edge, its *crossing*, and never
+comes back. The weight half asks the engine for the gradient at the node behind a crossing, which sums all paths that
+lead there from the node before it: that is the crossing alone where no other edge enters the node behind it, from the
+way or from within a branch. Where another edge does (a weight used twice within a stage, or as it is and through
+something made from it), the parameters behind it get all of their gradient with the input half, and so do those that
+they share a branch with: exact, only earlier than it had to be.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -230,7 +237,8 @@ def _reaching(roots: Sequence[Root], leaves: Sequence[Tensor]) -> set[Node]:
 def _branches(
     now: Sequence[Root], toward_inputs: set[Node], toward_parameters: set[Node]
 ) -> tuple[list[Branch], list[GradientEdge]]:
-    parents: dict[GradientEdge, list[Node]] = {}
+    crossings: dict[GradientEdge, Node] = {}
+    entered: Counter[Node] = Counter()  # how many edges lead to a node that is not on the way
     seen: set[Node] = set()
     stack = [e.node for e, _ in now]
     while stack:
@@ -242,20 +250,23 @@ def _branches(
             if after.node in toward_inputs:
                 stack.append(after.node)
             elif after.node in toward_parameters:
-                parents.setdefault(after, []).append(node)
-    ends = {entry: _leaves([entry]) for entry in parents}
-    early = _joined(ends.values(), [ends[entry] for entry, nodes in parents.items() if len(nodes) > 1])
-    single: dict[Node, Branch] = {}
-    for entry, nodes in parents.items():
+                stack.append(after.node)
+                entered[after.node] += 1
+                if node in toward_inputs:
+                    crossings[after] = node
+    ends = {entry: _leaves([entry]) for entry in crossings}
+    early = _joined(ends.values(), [ends[entry] for entry in crossings if entered[entry.node] > 1])
+    late: dict[Node, Branch] = {}
+    for entry, node in crossings.items():
         if ends[entry].isdisjoint(early):
-            single.setdefault(nodes[0], Branch(nodes[0], [])).entries.append(entry)
-    return list(single.values()), [GradientEdge(leaf, 0) for leaf in early]
+            late.setdefault(node, Branch(node, [])).entries.append(entry)
+    return list(late.values()), [GradientEdge(leaf, 0) for leaf in early]
 
 
 def _joined(every: Iterable[set[Node]], some: Iterable[set[Node]]) -> set[Node]:
     """Leaves of some entries, and of all others that lead to one of them: what comes over either way is one sum."""
     found, left = set().union(*some), list(every)
     while more := [leaves for leaves in left if not leaves.isdisjoint(found)]:
-        found.update(*more)
         left = [leaves for leaves in left if leaves.isdisjoint(found)]
+        found.update(*more)
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -102,11 +102,13 @@ def reseed(keys: Keys, operation: int) -> None:
 
 
 def could_owe(module: StageModule) -> set[str]:
-    """Trainable parameters that are used by nothing but layers that can owe."""
+    """Trainable parameters that are used by nothing but layers that owe their gradients."""
+    held = _held(module)
+    calls = {node: _owing(node, held) for node in graph_of(module).graph.nodes}
     return {
         name
         for node, name in _trainable(module).items()
-        if all(_owing(user) is not None for user in node.users)
+        if all((call := calls[user]) is not None and node not in call.others for user in node.users)
     }
 
 
@@ -114,14 +116,13 @@ def store_weights(module: StageModule, store: WeightStore) -> None:
     """Linear, convolution and embedding layers with trainable parameters owe from now on."""
     run = graph_of(module)
     run.weight_store = store  # type: ignore[assignment]
-    trainable = _trainable(module)
+    held = _held(module)
     for node in list(run.graph.nodes):
-        call = _owing(node)
-        if call is None or not any(x in trainable for x in node.all_input_nodes):
+        call = _owing(node, held)
+        if call is None:
             continue
-        function, args = call
         with run.graph.inserting_before(node):
-            new = run.graph.call_function(function, (_attribute(run, "weight_store"), *args))
+            new = run.graph.call_function(call.function, (_attribute(run, "weight_store"), *call.args))
         node.replace_all_uses_with(new)
         run.graph.erase_node(node)
     run.recompile()
@@ -137,29 +138,59 @@ def _trainable(module: StageModule) -> dict[fx.Node, str]:
     return {node: name for node, name in states_of(module).items() if name in names}
 
 
-def _owing(node: fx.Node) -> tuple[Callable[..., Tensor], tuple[Argument, ...]] | None:
-    """The function that takes a node's place and its arguments behind the store; None where it must stay."""
+def _held(module: StageModule) -> dict[fx.Node, nn.Parameter]:
+    parameters = dict(module.named_parameters())
+    return {node: parameters[name] for node, name in states_of(module).items() if name in parameters}
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What takes a node's place."""
+
+    function: Callable[..., Tensor]
+    args: tuple[Argument, ...]  # behind the store
+    weights: tuple[Argument, ...]  # whose gradients are owed, or None
+    others: tuple[Argument, ...]  # whose gradients are not
+
+
+def _owing(node: fx.Node, held: Mapping[fx.Node, nn.Parameter]) -> _Call | None:
+    """None where a node must stay. What is owed is added to the `.grad` of parameters, so a weight or bias that was
+    made of others, in this stage or in one before it, cannot be owed; neither can, then, the other one of the two:
+    both come with the input's gradient. The store's formulas are for real numbers and weights that are no vectors."""
+    call = _stored(node)
+    if call is None:
+        return None
+    found = [held.get(weight) for weight in call.weights if isinstance(weight, fx.Node)]
+    parameters = [parameter for parameter in found if parameter is not None]
+    owns = len(parameters) == len(found) and any(parameter.requires_grad for parameter in parameters)
+    plain = owns and parameters[0].ndim > 1 and not parameters[0].is_complex()
+    return call if plain else None
+
+
+def _stored(node: fx.Node) -> _Call | None:
+    """The weight store's function for an operation, if it has one."""
     args = list(node.args)
     if node.op != "call_function" or node.kwargs or not isinstance(node.target, OpOverload):
         return None
     if node.target is ATEN.linear.default:
-        return weight_store.linear, tuple(args)
+        return _Call(weight_store.linear, tuple(args), tuple(args[1:]), tuple(args[:1]))
     if node.target is ATEN.embedding.default:
         sparse = len(args) > 4 and bool(args[4])
-        return None if sparse else (weight_store.embedding, tuple(args[:4]))
+        return None if sparse else _Call(weight_store.embedding, tuple(args[:4]), (args[0],), (args[1],))
     if node.target in _CONVOLUTIONS:
         dims = _CONVOLUTIONS[node.target]
         args += [None, [1], [0], [1], 1][len(args) - 2 :]
         x, weight, bias, stride, padding, dilation, groups = args
-        wide = [_wide(size, dims) for size in (stride, padding, dilation)]
-        return weight_store.convolution, (x, weight, bias, *wide, False, [0] * dims, groups)
-    if node.target in _TRANSPOSED:
+        output: Argument = 0
+    elif node.target in _TRANSPOSED:
         dims = _TRANSPOSED[node.target]
         args += [None, [1], [0], [0], 1, [1]][len(args) - 2 :]
         x, weight, bias, stride, padding, output, groups, dilation = args
-        wide = [_wide(size, dims) for size in (stride, padding, dilation)]
-        return weight_store.convolution, (x, weight, bias, *wide, True, _wide(output, dims), groups)
-    return None
+    else:
+        return None
+    wide = [_wide(size, dims) for size in (stride, padding, dilation)]
+    settings = (*wide, node.target in _TRANSPOSED, _wide(output, dims), groups)
+    return _Call(weight_store.convolution, (x, weight, bias, *settings), (weight, bias), (x,))
 
 
 def _wide(size: object, dims: int) -> list[int]:

@@ -55,6 +55,8 @@ def pay(debts: list[Debt]) -> None:
 def add_grad(parameter: Tensor | None, grad: Tensor | None) -> None:
     if parameter is None or grad is None:
         return
+    if not parameter.is_leaf:
+        raise AssertionError("a gradient is owed to what is no parameter, where it would be lost")
     grad = grad.to(parameter.dtype)
     if parameter.grad is None:
         parameter.grad = grad
@@ -213,9 +215,11 @@ def convolution(
 ) -> Tensor:
     x, dtype = _autocast(x)
     settings = (list(stride), list(padding), list(dilation), transposed, list(output_padding), groups)
+    alone = x.ndim == weight.ndim - 1  # a sample without the dim of the batch
     with torch.autocast(x.device.type, enabled=False):
-        y: Tensor = _Convolution.apply(store, x, weight, bias, dtype, settings)  # type: ignore[no-untyped-call]
-    return y
+        batch = x.unsqueeze(0) if alone else x
+        y: Tensor = _Convolution.apply(store, batch, weight, bias, dtype, settings)  # type: ignore[no-untyped-call]
+    return y.squeeze(0) if alone else y
 
 
 def embedding(

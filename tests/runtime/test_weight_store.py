@@ -102,6 +102,28 @@ def test_convolution(dims: int, transposed: bool, groups: int) -> None:
     )
 
 
+@pytest.mark.parametrize(("dims", "transposed"), [(1, False), (2, False), (3, True)])
+def test_convolution_of_one_sample_without_a_batch(dims: int, transposed: bool) -> None:
+    torch.manual_seed(0)
+    store = WeightStore()
+    plain = getattr(F, f"conv_transpose{dims}d" if transposed else f"conv{dims}d")
+    settings = ([1] * dims, [1] * dims, [1] * dims, transposed, [0] * dims, 1)
+    both(
+        lambda x, w, b: plain(x, w, b, padding=1),
+        stored(store, lambda x, w, b: weight_store.convolution(store, x, w, b, *settings)),
+        [torch.randn(4, *[5] * dims), torch.randn(4, 4, *[3] * dims), torch.randn(4)],
+    )
+
+
+def test_a_gradient_owed_to_what_is_no_parameter_is_an_error_of_ours() -> None:
+    store = WeightStore()
+    x, w, b = (torch.randn(shape, requires_grad=True) for shape in ((2, 3), (4, 3), (4,)))
+    for weight, bias in ((w * 2, b), (w, b * 2)):
+        weight_store.linear(store, x, weight, bias).sum().backward()
+        with pytest.raises(AssertionError, match="no parameter"):
+            weight_store.pay(store.collect())
+
+
 def test_embedding_with_a_padding_index() -> None:
     torch.manual_seed(0)
     store = WeightStore()
