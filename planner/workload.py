@@ -72,6 +72,7 @@ class Workload:
             raise BadInput(
                 f"optimizer() returned {kind_of(made)}", where=self.where, allowed="a torch.optim.Optimizer"
             )
+        self._refuse_asking("optimizer", made, "an optimizer whose step() takes nothing but gradients")
         return made
 
     def lr_schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:
@@ -87,7 +88,21 @@ class Workload:
                 where=self.where,
                 allowed="a torch.optim.lr_scheduler.LRScheduler",
             )
+        self._refuse_asking("lr_schedule", made, "a schedule that only the number of steps moves")
         return made
+
+    def _refuse_asking(
+        self, role: str, made: torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler, allowed: str
+    ) -> None:
+        """A step of a plan evaluates the loss once, and each rank updates what it holds without knowing it."""
+        for parameter in inspect.signature(made.step).parameters.values():
+            named = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            if named and parameter.default is parameter.empty:
+                raise BadInput(
+                    f"{role}() returned {kind_of(made)}, whose step() asks for '{parameter.name}'",
+                    where=self.where,
+                    allowed=allowed,
+                )
 
     def dataset(self) -> object | None:
         """The user's map-style dataset, None where batches come from `batch`."""

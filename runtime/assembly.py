@@ -14,6 +14,7 @@ from planner.capture import Captured
 from planner.capture_states import StateUse, use_of_states
 from planner.cut import StageModule, cut
 from planner.errors import BadPlan
+from planner.model import Buffer, Parameter
 from planner.plan import Plan
 from planner.schedule.action import Action, Kind, Schedule
 from planner.simulate import schedule_of
@@ -66,6 +67,12 @@ def check_supported(plan: Plan, captured: Captured) -> None:
         raise BadPlan(f"captured for micro-batches of {graph.captured_micro}, planned are {plan.batch.micro}")
     synchronised.check(plan, captured)
     _check_written(plan, captured)
+    rows: list[Parameter | Buffer] = [*graph.parameters, *graph.buffers]
+    for row in rows:
+        if row.dtype == "complex128":
+            raise BadPlan(
+                f"'{row.name}' is complex128, which no checkpoint (safetensors) holds: use complex64"
+            )
 
 
 def _check_written(plan: Plan, captured: Captured) -> None:

@@ -39,6 +39,7 @@ from runtime.groups import alone
 from runtime.handle import Handle
 from runtime.job import Job, check
 from runtime.metrics import losses_of
+from runtime.optimizer import check_optimizer
 from runtime.paths import Paths
 from runtime.slurm import turn
 from runtime.supervise import Outcome, tell
@@ -193,6 +194,7 @@ def prepare(model: Model, folder: Path, job: Job) -> tuple[Paths, Job]:
     """The run folder with all that ranks read; on return nothing more can be wrong with the plan."""
     check_supported(model.plan, model.captured)
     at_use.check(model.plan, model.captured.graph, job.clip_norm, job.clip_by)
+    check_optimizer(model.workload, model.captured.graph)
     _refuse_running(Paths(folder.resolve()))
     with _new_or_as_it_was(folder.resolve()) as paths:
         checkpoints.remove_partial(paths.checkpoints)

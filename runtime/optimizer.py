@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner.errors import BadInput
+from planner.model import ModelGraph
+from planner.workload import Workload
 from runtime.clipping import PreviousNorm, Squares, too_long_by
 from runtime.scaler import Scaler
 from runtime.stage import NotFinite
@@ -86,8 +88,9 @@ class Updater:
         self.optimizers: dict[Bucket, torch.optim.Optimizer] = {}
         for flat in sync.flats:
             named = [(name, flat.parameters[name]) for name in self.shares[flat.bucket].names]
-            if named:
-                self.optimizers[flat.bucket] = make(named)  # type: ignore[arg-type]
+            optimizer = _made(make, named) if named else None  # type: ignore[arg-type]
+            if optimizer is not None:
+                self.optimizers[flat.bucket] = optimizer
         made = {bucket: schedule(each) for bucket, each in self.optimizers.items()} if schedule else {}
         self._schedules = {bucket: each for bucket, each in made.items() if each is not None}
         self._prepared = self._skipped = False
@@ -179,6 +182,34 @@ class Updater:
     def _divide(self, by: float) -> None:
         for flat in self._sync.flats if by != 1.0 else ():
             flat.grads.div_(by)
+
+
+def _made(make: Make, named: Sequence[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer | None:
+    """None where it is for some of the model's parameters, of which none are here."""
+    try:
+        return make(named)
+    except BadInput as failure:
+        if not _of_nothing(failure):
+            raise
+        return None
+
+
+def _of_nothing(failure: BadInput) -> bool:
+    return isinstance(failure.__cause__, ValueError) and "empty parameter list" in str(failure.__cause__)
+
+
+def check_optimizer(workload: Workload, graph: ModelGraph) -> None:
+    """Of the whole model, on tensors without data; what only those are the reason of is not judged."""
+    named = [
+        (row.name, torch.nn.Parameter(torch.empty(row.shape, dtype=getattr(torch, row.dtype), device="meta")))
+        for row in graph.parameters
+        if row.trainable
+    ]
+    try:
+        workload.lr_schedule(workload.optimizer(named))
+    except BadInput as failure:
+        if failure.__cause__ is None or _of_nothing(failure):
+            raise
 
 
 @dataclass(frozen=True)

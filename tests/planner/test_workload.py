@@ -141,6 +141,30 @@ def collate(samples):
     assert workload.collate([1, 2]) == ("inputs", 2)
 
 
+def test_steps_that_ask_for_more_than_gradients_are_refused_by_name(write) -> None:
+    more = """
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+def optimizer(named, lbfgs=True):
+    of = torch.optim.LBFGS if lbfgs else torch.optim.SGD
+    return of([p for _, p in named], lr=0.1)
+
+def lr_schedule(optimizer):
+    return ReduceLROnPlateau(optimizer)
+"""
+    workload = load(write(GOOD + more))
+    with pytest.raises(
+        BadInput, match=r"optimizer\(\) returned an? LBFGS, whose step\(\) asks for 'closure'"
+    ):
+        workload.optimizer(workload.build().named_parameters())
+    workload = load(write(GOOD + more, "other.py"), {"lbfgs": "false"})
+    made = workload.optimizer(workload.build().named_parameters())
+    with pytest.raises(
+        BadInput, match=r"ReduceLROnPlateau, whose step\(\) asks for 'metrics'.*number of steps"
+    ):
+        workload.lr_schedule(made)
+
+
 BAD = {
     "no build": (GOOD.replace("def build", "def built"), {}, "has no function 'build'"),
     "no batch": (GOOD.replace("def batch", "def other"), {}, "has no function 'batch'"),

@@ -232,6 +232,45 @@ def test_sharded_optimizer_state_gives_the_same_weights(
     assert all(torch.equal(x[n], y[n]) for x, y in zip(a.after, b.after, strict=True) for n in x)
 
 
+@pytest.mark.parametrize("shape", [{}, {"data": 2, "micros": 2, "shard": True}])
+def test_an_optimizer_may_be_for_parameters_that_a_rank_has_none_of(
+    shape: dict[str, object], pool: Pool, tmp_path: Path
+) -> None:
+    arguments = {"layers": "3", "only": "0."}
+    common: dict[str, object] = {"family": "1f1b", "workers": 2, "micros": 2, "cuts": [1]}
+    plan = plan_of(HERE + "mlp.py", arguments, **(common | shape))
+    have = run(pool, plan, tmp_path, steps=2)
+    assert distance(expected(plan, tmp_path, steps=2), have).worst() <= 1e-6
+    first, last = have.after[0], have.after[-1]
+    still = {name for name in first if torch.equal(first[name], last[name])}
+    assert still and still != first.keys()
+
+
+def test_an_optimizer_of_nothing_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    plan = plan_of(HERE + "mlp.py", {"layers": "3", "only": "nowhere"}, workers=1)
+    with pytest.raises(BadInput, match="empty parameter list"):
+        launch_inline(plan, tmp_path / "run", steps=1)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_number_that_no_checkpoint_holds_is_refused_by_the_name_of_its_parameter() -> None:
+    class Turned(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.by = torch.nn.Parameter(torch.ones(3, dtype=torch.complex128))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * self.by).real
+
+    module = torch.nn.Sequential(Turned(), torch.nn.Linear(3, 3).double())
+    captured = capture(
+        module, lambda n: (torch.randn(n, 3, dtype=torch.float64),) * 2, torch.nn.functional.mse_loss
+    )
+    plan = plan_for(captured.graph, "any.py", family="1f1b", workers=1)
+    with pytest.raises(BadPlan, match=r"'0\.by' is complex128, .* use complex64"):
+        check_supported(plan, captured)
+
+
 def test_a_loss_that_is_not_finite_is_named_by_step_stage_and_micro_batch(pool: Pool, tmp_path: Path) -> None:
     plan = plan_of(HERE + "mlp.py", {"layers": "9", "lr": "1e25"}, workers=2, micros=2)
     with pytest.raises(

@@ -16,9 +16,10 @@ def loss(logits: Tensor, targets: Tensor, factor: float = 1.0) -> Tensor:
 
 
 def optimizer(
-    named_parameters: Iterable[tuple[str, nn.Parameter]], lr: float = 0.05
+    named_parameters: Iterable[tuple[str, nn.Parameter]], lr: float = 0.05, only: str = ""
 ) -> torch.optim.Optimizer:
-    return torch.optim.SGD([p for _, p in named_parameters], lr=lr, momentum=0.9)
+    """`only` trains those that have it in their names."""
+    return torch.optim.SGD([p for name, p in named_parameters if only in name], lr=lr, momentum=0.9)
 
 
 def lr_schedule(optimizer: torch.optim.Optimizer, gamma: float = 1.0) -> torch.optim.lr_scheduler.LRScheduler:
