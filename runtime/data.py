@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset
 
-from planner.errors import BadInput
+from planner.errors import BadInput, ShardwrightError
 from planner.model import ModelGraph
-from planner.workload import Workload
+from planner.workload import Workload, where_raised
 from runtime.regions import Needed, Region, Rows, check_shapes, part_of, settled
 
 Sample = object
@@ -110,14 +110,66 @@ class Drawn(Dataset[Sample]):
         self._data, self._seed = data, seed
         self.region = region if getattr(data, "regions", False) is True else ()
 
-    def __getitem__(self, drawn: tuple[int, int]) -> Sample:
+    def __getitem__(self, drawn: tuple[int, int]) -> tuple[int, Sample]:
+        """With its index, for what is said of it."""
         position, index = drawn
         asked = (index, tuple(slice(*rows) for rows in self.region)) if self.region else index
         with seeded(mix(self._seed, position)):
-            return self._data[asked]  # type: ignore[index]
+            try:
+                return index, self._data[asked]  # type: ignore[index]
+            except ShardwrightError:
+                raise
+            except (Exception, SystemExit) as error:
+                raise BadInput(
+                    f"sample {index} raised {type(error).__name__}: {error}",
+                    where=_place(error, "dataset()"),
+                ) from error
 
     def whole(self) -> Drawn:
         return Drawn(self._data, self._seed, ())
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Numbered samples to a batch, and their numbers."""
+
+    collate: Callable[[list[Sample]], Pair]
+
+    def __call__(self, numbered: list[tuple[int, Sample]]) -> tuple[list[int], Pair]:
+        numbers, samples = [number for number, _ in numbered], [sample for _, sample in numbered]
+        try:
+            return numbers, self.collate(samples)
+        except (Exception, SystemExit) as error:  # the user's own, or that of torch
+            what = error.what if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
+            place = error.where if isinstance(error, BadInput) else _place(error, "collate()")
+            raise BadInput(
+                f"samples {listed(numbers)} do not make a batch: {what}{_odd(numbered)}", where=place
+            ) from error
+
+
+def _odd(numbered: Sequence[tuple[int, Sample]]) -> str:
+    """The first sample that is not like the one before."""
+    kinds = [[_kind(leaf) for leaf in pytree.tree_leaves(sample)] for _, sample in numbered]
+    for (number, _), kind, last in zip(numbered[1:], kinds[1:], kinds, strict=False):
+        if kind != last:
+            return f"; sample {number} is {', '.join(kind)}, the one before {', '.join(last)}"
+    return ""
+
+
+def _place(error: BaseException, function: str) -> str:
+    """The user's own line, or else the function that was called."""
+    found = where_raised(error, function)
+    return function if found.startswith(__file__) else found
+
+
+def _kind(leaf: object) -> str:
+    if not isinstance(leaf, Tensor):
+        return type(leaf).__name__
+    return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
+
+
+def listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
 
 
 @contextmanager
@@ -173,7 +225,7 @@ class Batches:
             self._data = self._settled(next(self._indices(first_sample)), self._graph)
         pairs = iter(self._loader(self._data, self._indices(first_sample), self._workers))
         while True:
-            yield {micro: self._read(*next(pairs)) for micro in self._wanted.micros}
+            yield {micro: self._named(*next(pairs)) for micro in self._wanted.micros}
 
     def _loader(
         self, data: Drawn, indices: Iterable[list[tuple[int, int]]], workers: int
@@ -181,7 +233,7 @@ class Batches:
         return DataLoader(
             data,
             batch_sampler=_Sampler(indices),  # type: ignore[arg-type]
-            collate_fn=self._collate,
+            collate_fn=Joined(self._collate),
             num_workers=workers,
             pin_memory=self._pinned,
             prefetch_factor=4 if workers else None,
@@ -194,7 +246,7 @@ class Batches:
 
         def read(data: Drawn) -> dict[str, Tensor]:
             # in a process of its own where others will read: what a dataset opens is not to be shared with them
-            pair = next(iter(self._loader(data, [indices], min(self._workers, 1))))
+            _, pair = next(iter(self._loader(data, [indices], min(self._workers, 1))))
             return self._chosen(*pair)
 
         wanted, region = self._wanted, self._data.region
@@ -204,6 +256,17 @@ class Batches:
 
     def _chosen(self, inputs: object, targets: object) -> dict[str, Tensor]:
         return {n: t for n, t in self._values_of(inputs, targets).items() if n in self._wanted.values}
+
+    def _named(self, numbers: Sequence[int], pair: Pair) -> dict[str, Tensor]:
+        try:
+            return self._read(*pair)
+        except BadInput as error:
+            where = (
+                f"{error.where}, of samples {listed(numbers)}"
+                if error.where
+                else f"samples {listed(numbers)}"
+            )
+            raise BadInput(error.what, where=where, allowed=error.allowed) from error
 
     def _read(self, inputs: object, targets: object) -> dict[str, Tensor]:
         """On the host; a stage takes what it reads to its device when it reads it."""

@@ -14,6 +14,7 @@ from planner.errors import BadInput
 from planner.workload import Workload
 from runtime.data import Batches, Stream, Wanted
 from runtime.local import launch_inline
+from tests.runtime.jobs import captured_of
 from tests.runtime.test_equality import plan_of
 
 DATASET = """
@@ -228,3 +229,72 @@ def test_a_sample_of_another_length_is_refused_with_what_was_captured(tmp_path: 
     )
     with pytest.raises(BadInput, match=wrong):
         launch_inline(plan, tmp_path / "run", steps=8)
+
+
+FAULTY = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+def build():
+    return nn.Linear(2, 3)
+
+def batch(n):
+    return torch.randn(n, 2), torch.randn(n, 3)
+
+def loss(outputs, targets):
+    return F.mse_loss(outputs, targets)
+
+class Faulty:
+    def __init__(self, fault):
+        self.fault = fault
+    def __len__(self):
+        return 8
+    def __getitem__(self, i):
+        if i == 5 and self.fault == "raises":
+            raise KeyError("no such image")
+        if i == 5 and self.fault == "is None":
+            return None
+        return torch.randn(3 if i == 5 else 2), torch.randn(3)
+
+def dataset(fault="raises"):
+    return Faulty(fault)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("raises", r"faulty\.py:\d+: sample 5 raised KeyError: 'no such image'"),
+        ("is None", r"collate\(\): samples .*5.* do not make a batch: .*sample \d is .*, the one before "),
+        (
+            "is long",
+            r"collate\(\): samples .*5.* do not make a batch: .*sample \d is float32\[\d\], .*the one before",
+        ),
+    ],
+)
+def test_a_sample_that_fails_is_named_by_its_index(
+    fault: str, said: str, workers: int, tmp_path: Path
+) -> None:
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    workload = workloads.load(str(tmp_path / "faulty.py"), {"fault": fault})
+    wanted = Wanted(micros=(0, 1), first=0, micro=4, step_samples=8, values=BOTH)
+    with pytest.raises(BadInput, match=said):
+        next(
+            Batches(workload, wanted, lambda x, y: {"input": x, "target": y}, seed=0, workers=workers).steps(
+                0
+            )
+        )
+
+
+def test_samples_of_a_shape_that_was_not_captured_are_named_by_their_indices(tmp_path: Path) -> None:
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    workload, captured = captured_of(str(tmp_path / "faulty.py"), {"fault": "is long"}, 1)
+    wanted = Wanted(micros=(0,), first=0, micro=1, step_samples=1, values=BOTH)
+    data = Batches(workload, wanted, captured.batch_values, seed=0, graph=captured.graph).steps(0)
+    with pytest.raises(
+        BadInput, match=r"the data, of samples 5: 'input' of a micro-batch of 1 is float32\[1, 3\]"
+    ):
+        for _ in range(8):
+            next(data)
