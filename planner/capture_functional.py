@@ -148,20 +148,23 @@ class _Functional:
         new.meta = dict(node.meta)
         return new
 
-    def _rewrite(self, node: fx.Node, target: fx.Node) -> None:
+    def _rewrite(self, node: fx.Node, given: fx.Node) -> None:
+        target = given
+        while target in self.parent and written(target):  # what an in-place operation returns is its argument
+            target = self.parent[target]
         root = self._root(target)
         twin = None if target in self.parent or ("grad", False) in node.meta["context"] else self._twin(node)
         if twin is not None:
             new = self._emit(node, node)
             new.target = twin
         else:
-            new = self._write_into_clone(node, target, root)
+            new = self._write_into_clone(node, given, target, root)
         for member in self.family.get(root, ()):
             self.current.pop(member, None)
         self.current[root] = new
         self.current[node] = new if target is root else self._get(target, node)
 
-    def _write_into_clone(self, node: fx.Node, target: fx.Node, root: fx.Node) -> fx.Node:
+    def _write_into_clone(self, node: fx.Node, given: fx.Node, target: fx.Node, root: fx.Node) -> fx.Node:
         context = tuple(part for part in node.meta["context"] if part[0] != "grad")
         old = self._get(root, node)
         for x in node.all_input_nodes:
@@ -180,8 +183,8 @@ class _Functional:
                 continue
             moved[view] = self.graph.node_copy(view, lambda x: moved.get(x) or self._get(x, node))
             moved[view].meta = {**node.meta, "val": view.meta["val"], "context": context}
-        position = {x: self._get(x, node) for x in node.all_input_nodes if x is not target}
-        write = self.graph.node_copy(node, lambda x: moved[target] if x is target else position[x])
+        position = {x: self._get(x, node) for x in node.all_input_nodes if x is not given}
+        write = self.graph.node_copy(node, lambda x: moved[target] if x is given else position[x])
         write.meta = {**node.meta, "local": True}
         for part in {*moved.values()}:
             part.meta["until"] = write

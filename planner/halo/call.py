@@ -13,6 +13,7 @@ from planner.halo.layout import Cut, Layout
 
 # Tensors are Layouts; a list of tensors is a tuple of them (None where one is left out).
 Argument = None | bool | int | float | str | Layout | tuple["Argument", ...]
+PARTS: Final = "parts of a sample"
 LOWEST: Final = float("-inf")
 
 
@@ -24,7 +25,7 @@ class Call:
     arguments: Mapping[str, Argument]
     outputs: tuple[tuple[int, ...], ...]  # global shapes
     where: str = ""  # the user's module, for errors
-    parts: str = "parts of a sample"  # that its tensors are, for errors
+    parts: str = PARTS  # that its tensors are, for errors
     layer: str = ""  # that it belongs to, where that is not `where`
 
     def get(self, name: str, default: Argument = None) -> Argument:

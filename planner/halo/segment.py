@@ -16,7 +16,7 @@ from math import prod
 from typing import Final
 
 from planner.halo import reductions, resample, rule, shares, windows
-from planner.halo.call import Argument, Call, NoRule, Step, TooFew
+from planner.halo.call import PARTS, Argument, Call, NoRule, Step, TooFew
 from planner.halo.fetch import Fetch, gather
 from planner.halo.layout import Layout, along, entry, whole
 from planner.halo.operation import GETITEM, INPUT, STATE, TARGET, Given, Operation, Ref
@@ -98,7 +98,7 @@ def propagate(
         mesh = (grids.ranks,) if sharing else mesh_of(now, grids.ranks)
         reads = {name: layouts[name][0] for name in operation.reads() if name in layouts}
         if not all(layout.whole for layout in reads.values()):
-            _check_write(operation, made)
+            _check_write(operation, made, reads, shares.SHARE if sharing else PARTS)
         if sharing:
             moves = _shared(operation, reads, lying, samples, inside, grids.ranks, made)
         else:
@@ -186,20 +186,29 @@ def with_targets(
     return propagate(operations, given, gather_before, grids), given
 
 
-def _check_write(operation: Operation, made: Mapping[str, Operation]) -> None:
+def _check_write(
+    operation: Operation, made: Mapping[str, Operation], reads: Mapping[str, Layout], parts: str
+) -> None:
     """A write through a view would be lost where the view has become a copy."""
     name = operation.operation
+    if name == AFTER:
+        target, *writes = operation.reads()
+        for write in writes:
+            if reads[write] != reads[target]:
+                raise _lost_write(made[write], parts)
     if not name.endswith("_") or name.endswith("__"):
         return
-    target = operation.arguments["self"]
-    source = made.get(target.name) if isinstance(target, Ref) else None
-    if name not in IN_PLACE or source is None or source.operation != "aten.clone":
-        raise _lost_write(operation)
+    given = operation.arguments["self"]
+    source = made.get(given.name) if isinstance(given, Ref) else None
+    if source is None or source.operation != "aten.clone":
+        raise _lost_write(operation, parts)
+    if name not in IN_PLACE:
+        raise _lost_write(operation, parts, "it has no rule in place")
 
 
-def _lost_write(operation: Operation) -> NoRule:
+def _lost_write(operation: Operation, parts: str, why: str = "it writes into a part of a tensor") -> NoRule:
     return NoRule(
-        f"{operation.operation} writes into a part of a tensor",
+        f"{operation.operation} on {parts}: {why}",
         where=operation.place,
         allowed="whole samples, or the same operation out of place",
         layer=operation.layer,
@@ -226,7 +235,7 @@ def _place(
     may_end: bool,
 ) -> Placed:
     if moved and operation.operation in (*IN_PLACE, AFTER):  # into what would be a copy
-        raise _lost_write(operation)
+        raise _lost_write(operation, PARTS)
     if operation.operation == GETITEM or all(layout.whole for layout in inputs.values()):
         return Placed(operation, None, inputs)
     if not ended:
@@ -238,7 +247,7 @@ def _place(
             if not may_end:
                 raise
     if operation.operation in (*IN_PLACE, AFTER):  # into what would be a gathered copy
-        raise _lost_write(operation)
+        raise _lost_write(operation, PARTS)
     gathers = {name: gathered(layout) for name, layout in inputs.items() if not layout.whole}
     return Placed(operation, None, inputs, gathers)
 
@@ -262,7 +271,7 @@ def _shared(
 
 def _on_samples(operation: Operation, inputs: Mapping[str, Layout], moved: Collection[str]) -> Placed:
     if moved and operation.operation in (*IN_PLACE, AFTER):
-        raise _lost_write(operation)
+        raise _lost_write(operation, shares.SHARE)
     if operation.operation == GETITEM or all(layout.whole for layout in inputs.values()):
         return Placed(operation, None, inputs)
     call = replace(call_of(operation, inputs), parts=shares.SHARE)

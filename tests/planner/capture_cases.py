@@ -107,7 +107,7 @@ class InPlace(nn.Module):
         y = self.a(x)
         kept = y * 2
         y += x
-        y = self.relu(y)
+        y = self.relu(y.sub_(0.5).mul_(x))
         half, rest = kept[:, :2], kept[:, 2:]
         half.mul_(3)
         z = self.b(kept)

@@ -272,7 +272,18 @@ def _elementwise() -> None:
     case("prelu of one weight", lambda: nn.PReLU())
     case("relu in place", lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(inplace=True)))
     case("elu in place after a norm", lambda: nn.Sequential(nn.BatchNorm2d(4), nn.ELU(inplace=True)))
+    function("a chain in place", lambda x: F.elu(x.clone().sub_(0.5).div_(0.25), inplace=True))
     function("write into a part", _write_into_a_part, refused="aten.")
+    function(
+        "write into a row",
+        _write_into_a_row,
+        refused=r"aten\.fill_ on parts of a sample: it writes into a part of a tensor",
+    )
+    function(
+        "drop out in place",
+        _dropped_in_place,
+        refused=r"aten\.dropout_ on parts of a sample: it has no rule in place",
+    )
     function("residual of two sizes", lambda x, y: x * 2 + y.mean(1, keepdim=True), channels=(4, 2))
     function("where", lambda x: torch.where(x > 0, x, 0.1 * x * x))
     function("clamp", lambda x: x.clamp(-0.5, 0.7) + x.clamp(min=0))
@@ -299,6 +310,16 @@ def _elementwise() -> None:
     case("tied weight", _Tied)
     function("cumulative sum", lambda x: F.avg_pool2d(x.cumsum(2), 2), refused="aten.cumsum")
     function("attention over space", _attention, refused="aten.")
+
+
+def _write_into_a_row(x: Tensor) -> Tensor:
+    y = x * 2
+    y[:, :, 0] = 0.0
+    return y
+
+
+def _dropped_in_place(x: Tensor) -> Tensor:
+    return F.dropout(x * 2, 0.5, inplace=True)
 
 
 def _write_into_a_part(x: Tensor) -> Tensor:

@@ -58,6 +58,7 @@ FOUND = (  # what was wrong or crashed once
     ("rare written into", "odd", (3,)),
     ("rare conv even, same, dilated", "uneven", (2, 2)),
     ("rare its own kernel", "uneven", (3,)),
+    ("a chain in place", "odd", (3,)),
 )
 
 
