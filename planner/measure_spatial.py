@@ -8,6 +8,7 @@ from torch import Tensor
 
 from planner.capture import Captured
 from planner.cut import layer_module
+from planner.errors import BadInput
 from planner.halo import Layout, check_grid
 from planner.halo.call import NoRule
 from planner.measure_specimen import Shape, Situation, Way, outputs_of, value_shapes
@@ -20,11 +21,29 @@ Made = tuple[tuple[Shape, Layout], ...]  # of each output: the shard and how it 
 def cut_situations(
     captured: Captured, batch: Mapping[str, Tensor], way: Way, grid: tuple[int, ...]
 ) -> list[Situation]:
-    """One a signature of a layer that can be computed on shards; the others see whole samples, and are missing."""
+    """One a signature of a layer that can be computed on shards; the others see whole samples, and are missing.
+    BadInput where that is every layer."""
     for value in captured.graph.values:
         if value.role == "input" and len(value.shape) > SHEET:
             check_grid(value.shape, grid, f"'{value.name}'")
-    return _Walk(captured, value_shapes(captured, batch, way), way, grid).run()
+    walk = _Walk(captured, value_shapes(captured, batch, way), way, grid)
+    found = walk.run()
+    if not found:
+        raise BadInput(
+            f"no layer can be computed on shards {list(grid)}: {walk.refused or _no_space(captured)}",
+            allowed="whole samples",
+        )
+    return found
+
+
+def _no_space(captured: Captured) -> str:
+    """Why nothing is cut where no operation is refused."""
+    first, values = captured.graph.layers[0], captured.graph.value
+    shapes = ", ".join(f"'{name}' of shape {list(values[name].shape)}" for name in first.inputs)
+    reads = (
+        f"layer '{first.name}' ({', '.join(first.operations[:1])}) reads {shapes or 'nothing of the batch'}"
+    )
+    return f"{reads}, and only what lies behind samples and channels is cut"
 
 
 class _Walk:
@@ -35,6 +54,7 @@ class _Walk:
         self.cut: dict[str, tuple[Shape, Layout]] = {}  # Values that lie in shards
         self.known: dict[object, Made | None] = {}
         self.found: dict[str, Situation] = {}
+        self.refused = ""  # why the first layer without a rule has none
 
     def run(self) -> list[Situation]:
         for layer in self.captured.graph.layers:
@@ -79,7 +99,8 @@ class _Walk:
         try:
             module = layer_module(self.captured, layer.name)
             layouts = self.way.spatial.layouts(module, self.grid, situation.delivered)
-        except NoRule:
+        except NoRule as refused:
+            self.refused = self.refused or f"{refused.where}: {refused.what}"
             return None
         if not situation.delivered and all(layout.whole for layout in layouts.values()):
             return None

@@ -11,6 +11,23 @@ from planner.workload import load
 from runtime.spatial.alone import Alone
 
 UNET = {"size": "tiny"}
+TURNED = """
+import torch
+from torch import nn
+
+class Turned(nn.Conv2d):
+    def forward(self, x):
+        return super().forward(x.rot90(1, (2, 3)))
+
+def build():
+    return Turned(3, 4, 1)
+
+def batch(n):
+    return torch.randn(n, 3, 8, 8), torch.randn(n, 4, 8, 8)
+
+def loss(outputs, targets):
+    return (outputs - targets).square().mean()
+"""
 
 
 def rows(found: Profile, grid: tuple[int, ...]) -> dict[str, float]:
@@ -53,9 +70,20 @@ def test_every_layer_of_a_network_for_volumes_has_a_row(tmp_path: Path) -> None:
     assert profile_yaml.load(path) == found
 
 
-def test_a_model_without_space_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"no layer can be computed on shards \[2\]"):
+def test_a_model_without_space_is_refused_with_what_its_first_layer_reads() -> None:
+    why = (
+        r"no layer can be computed on shards \[2\]: layer '\S+' \(aten\.embedding\) reads 'input' of shape \["
+    )
+    with pytest.raises(BadInput, match=why):
         measure.profile(load("gpt2", UNET), "roofline:V100-32GB", micros=(1,), spatial=Alone(), grids=((2,),))
+
+
+def test_a_model_without_a_rule_for_its_layers_is_refused_with_the_first_operation(tmp_path: Path) -> None:
+    path = tmp_path / "turned.py"
+    path.write_text(TURNED)
+    why = r"on shards \[2\]: \S+.*: aten\.rot90 on parts of a sample: there is no rule for it"
+    with pytest.raises(BadInput, match=why):
+        measure.profile(load(str(path)), "roofline:V100-32GB", micros=(1,), spatial=Alone(), grids=((2,),))
 
 
 def test_without_shards_to_execute_a_split_is_refused_by_name() -> None:
