@@ -27,6 +27,7 @@ class Call:
     where: str = ""  # the user's module, for errors
     parts: str = PARTS  # that its tensors are, for errors
     layer: str = ""  # that it belongs to, where that is not `where`
+    first: bool = False  # of its layer there is none before: a gather has no place
 
     def get(self, name: str, default: Argument = None) -> Argument:
         value = self.arguments.get(name)
@@ -74,6 +75,8 @@ class Call:
 
     @property
     def gather(self) -> str:
+        if self.first:
+            return "whole samples"
         apart = self.layer not in ("", self.where)
         return f"a gather before layer '{self.layer}'" if apart else "a gather before it"
 
@@ -94,6 +97,11 @@ class NoRule(BadInput):
     def __init__(self, what: str, *, where: str = "", allowed: str = "", layer: str = "") -> None:
         super().__init__(what, where=where, allowed=allowed)
         self.layer = layer or where
+
+    @property
+    def why(self) -> str:
+        """Without what would be allowed, for who knows better."""
+        return f"{self.where}: {self.what}" if self.where else self.what
 
 
 class TooFew(NoRule):

@@ -91,6 +91,7 @@ def propagate(
     turners = dict(grids.turners)
     placed = []
     ended = sharing = False
+    opening = next((operation.layer for operation in operations if operation.layer), "")
     for operation in operations:
         ended = ended or operation.layer in gather_before
         sharing = sharing or (bool(grids.shares) and operation.layer == grids.shares)
@@ -116,7 +117,7 @@ def propagate(
             if operation.operation != GETITEM or inside.issuperset(reads):
                 inside.add(operation.name)
         else:
-            done = _place(operation, reads, moves, ended, may_end)
+            done = _place(operation, reads, moves, ended, may_end, first=operation.layer == opening)
         placed.append(replace(done, resplits=moves, grid=mesh, shared=sharing))
         samples[operation.name] = operation.samples[0] if operation.samples else None
         layouts[operation.name] = _outputs(operation, done, layouts)
@@ -233,6 +234,8 @@ def _place(
     moved: Collection[str],
     ended: bool,
     may_end: bool,
+    *,
+    first: bool,
 ) -> Placed:
     if moved and operation.operation in (*IN_PLACE, AFTER):  # into what would be a copy
         raise _lost_write(operation, PARTS)
@@ -240,7 +243,7 @@ def _place(
         return Placed(operation, None, inputs)
     if not ended:
         try:
-            return Placed(operation, rule(call_of(operation, inputs)), inputs)
+            return Placed(operation, rule(replace(call_of(operation, inputs), first=first)), inputs)
         except TooFew:
             pass
         except NoRule:

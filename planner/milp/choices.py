@@ -15,7 +15,7 @@ from typing import NamedTuple
 from planner.errors import BadInput
 from planner.halo.call import NoRule
 from planner.halo.price import Price, price
-from planner.milp.fixed import SAMPLES, Pins
+from planner.milp.fixed import NEVER, SAMPLES, Pins
 from planner.milp.shapes import Shape
 from planner.model import Layer, ModelGraph
 from planner.plan import Regrid
@@ -89,7 +89,7 @@ def _sharing(
         try:
             prices(choice)
         except NoRule as refused:
-            prices.unshared[prices.graph.layers[at].name] = str(refused)
+            prices.unshared[prices.graph.layers[at].name] = refused.why
         else:
             yield choice
 
@@ -156,7 +156,7 @@ def _latest(prices: Prices, grid: Grid) -> Choice | None:
     try:
         prices(Choice(grid))
     except NoRule as refused:
-        prices.refused[grid] = str(refused)
+        prices.refused[grid] = refused.why
         end = prices.graph.index.get(refused.layer, 0)
         return Choice(grid, end) if end else None
     return Choice(grid)
@@ -206,14 +206,27 @@ def asked(found: Sequence[Choice], prices: Prices, pinned: Pins) -> tuple[Choice
         for each in found
         if pinned.spatial in (None, each.ranks)
         and pinned.grid in (None, each.grid)
-        and (pinned.gather is None or (pinned.gather == _gather(prices.graph, each) and not each.shared))
+        and _gathers(prices, each, pinned.gather)
         and _wanted(prices.graph, each, pinned)
     )
 
 
+def needs_space(pinned: Pins) -> bool:
+    """Whether what is fixed leaves out whole samples."""
+    return bool(pinned.regrid) or pinned.gather not in (None, "", NEVER)
+
+
+def _gathers(prices: Prices, choice: Choice, asked_for: str | None) -> bool:
+    if asked_for is None:
+        return True
+    if asked_for == NEVER:
+        return (choice.shared or not choice.whole_from) and not prices(choice).gathered
+    return asked_for == _gather(prices.graph, choice) and not choice.shared
+
+
 def none_of(found: Sequence[Choice], prices: Prices, pinned: Pins) -> None:
     """BadInput where what is pinned was not profiled, or has no rule."""
-    if pinned.spatial is None and not pinned.regrid:
+    if pinned.spatial is None and not needs_space(pinned):
         return
     known = sorted({each.grid for each in found}, key=lambda grid: (prod(grid), grid))
     why = "".join(
@@ -226,13 +239,21 @@ def none_of(found: Sequence[Choice], prices: Prices, pinned: Pins) -> None:
         for layer, text in prices.unshared.items()
         if f"{layer}:{SAMPLES}" in (pinned.regrid or "").split(",")
     )
-    gathered = f" with a gather at '{pinned.gather or 'end'}'" if pinned.gather is not None else ""
+    if not found and not why:
+        what = "no samples were profiled that are cut in space"
+        raise BadInput(
+            what, where="fix", allowed="whole samples; others once `profile --spatial` has priced them"
+        )
+    gathered = "" if pinned.gather is None else " with no gather" if pinned.gather == NEVER else ""
+    if pinned.gather is not None and pinned.gather != NEVER:
+        gathered = f" with a gather at '{pinned.gather or 'end'}'"
     gathered += f" with regrid {pinned.regrid}" if pinned.regrid else ""
     degree = "any" if pinned.spatial is None else shown(pinned.grid or (pinned.spatial,))
+    plain = [] if needs_space(pinned) else ["1"]
     raise BadInput(
         f"spatial is {degree}{gathered}, but no such split can be had of this profile{why}",
         where="fix",
-        allowed=", ".join(["1", *map(shown, known)]) + "; others once `profile --spatial` has priced them",
+        allowed=", ".join([*plain, *map(shown, known)]) + "; others once `profile --spatial` has priced them",
     )
 
 

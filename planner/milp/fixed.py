@@ -12,6 +12,7 @@ from planner.schedule.families import FAMILIES
 
 Update = Literal["rolling", "barrier"]
 SAMPLES: Final = "samples"  # in the place of a grid: from the layer on ranks share whole samples
+NEVER: Final = "none"  # in the place of the layer before which shards are gathered
 
 PINS = (
     "data",
@@ -41,7 +42,9 @@ class Pins:
     pipeline: int | None = None
     spatial: int | None = None  # ranks that share a sample
     grid: tuple[int, ...] | None = None
-    gather: str | None = None  # the layer before which shards are gathered; "" is where their rules end
+    gather: str | None = (
+        None  # the layer before which shards are gathered; "" is where their rules end, NEVER nowhere
+    )
     regrid: str | None = (
         None  # LAYER:GRID, from which layer on samples lie on which other grid, or LAYER:samples; "" is nowhere
     )

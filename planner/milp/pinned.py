@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from planner.errors import BadInput
-from planner.milp.fixed import Pins
+from planner.milp.fixed import NEVER, Pins
 from planner.model import ModelGraph
 
 _FIELDS = {
@@ -32,6 +32,23 @@ def with_stages(pinned: Pins, graph: ModelGraph) -> Pins:
         )
     stages = tuple(tuple(names[i:j]) for i, j in pairwise(at))
     return replace(pinned, cuts=None, stages=stages)
+
+
+def check_space(pinned: Pins, graph: ModelGraph) -> Pins:
+    """BadInput where a gather or a change of the grid names no layer, or one where nothing is cut."""
+    turns = [turn.rpartition(":")[0] for turn in (pinned.regrid or "").split(",") if turn]
+    named = [("regrid", layer) for layer in turns]
+    named += [("gather", pinned.gather)] if pinned.gather not in (None, "", NEVER) else []
+    for key, layer in named:
+        if layer not in graph.index:
+            layers = ", ".join(x.name for x in graph.layers)
+            raise BadInput(f"{key}: no layer is called '{layer}'", where="fix", allowed=f"{layers:.400}")
+        if graph.index[layer] == 0:
+            raise BadInput(f"{key} at '{layer}', the first layer", where="fix", allowed="a layer behind it")
+        if pinned.spatial == 1:
+            what = f"{key} at '{layer}' needs samples that are cut in space, and spatial is 1"
+            raise BadInput(what, where="fix", allowed="a degree such as spatial=2, or none fixed")
+    return pinned
 
 
 def _boundary(word: str, names: Sequence[str]) -> int:

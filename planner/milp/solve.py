@@ -12,7 +12,7 @@ from planner.milp import infeasible, orders
 from planner.milp.assemble import plan_of
 from planner.milp.course import ranked, thriftier
 from planner.milp.fixed import Pins, pins
-from planner.milp.pinned import with_stages
+from planner.milp.pinned import check_space, with_stages
 from planner.milp.questions import changed
 from planner.milp.search import NEVER, judge
 from planner.milp.shapes import SEARCHED, Shape
@@ -79,7 +79,8 @@ def space_of(
     """The question, held against what was profiled."""
     if batch < 1:
         raise BadInput(f"batch is {batch}", allowed="1 or more")
-    profile, pinned = orders.as_pinned(profile, with_stages(pins(fix or {}, schedules), profile.graph))
+    fixed = check_space(pins(fix or {}, schedules), profile.graph)
+    profile, pinned = orders.as_pinned(profile, with_stages(fixed, profile.graph))
     precision = _choice(profile, "precision", precision, "fp32")
     execution = _choice(profile, "execution", execution, "eager")
     return Space(

@@ -13,7 +13,7 @@ from planner.cost import NS, BoolArray, IntArray, Tables, price
 from planner.errors import BadInput
 from planner.fitted import Fitted, corrected, launch_ns
 from planner.milp.bounds import windows
-from planner.milp.choices import Choice, Prices, asked, choice_of, choices, none_of
+from planner.milp.choices import Choice, Prices, asked, choice_of, choices, needs_space, none_of
 from planner.milp.choosing import Choices, Choosing
 from planner.milp.fixed import Pins
 from planner.milp.mesh import Group, Machines, Mesh, Sum, mesh
@@ -92,7 +92,7 @@ class Space:
 
     def splits(self, micro: int) -> tuple[Choice, ...]:
         """How samples may be cut in space, whole ones first; as far as the pins allow."""
-        plain = self.pins.spatial in (None, 1) and not self.pins.regrid
+        plain = self.pins.spatial in (None, 1) and not needs_space(self.pins)
         return (*((Choice(),) if plain else ()), *self._cut.get(micro, ()))
 
     @cached_property
@@ -100,6 +100,8 @@ class Space:
         """By micro-batch, of which some may have a split that others have not; BadInput where none has what is fixed."""
         pinned = self.pins
         if self.execution != "eager" or pinned.spatial == 1:
+            if self.execution != "eager" and needs_space(pinned):
+                raise BadInput("a gather and regrid need execution: eager", where="fix", allowed="neither")
             return {}
         turns = (pinned.regrid or "").split(",")
         named = {pinned.gather or "", *(turn.rpartition(":")[0] for turn in turns)}

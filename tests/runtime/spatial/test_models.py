@@ -133,7 +133,7 @@ def test_what_belongs_to_no_layer_is_named_with_the_module_that_it_is_written_in
     """When a stage is cut, and when a plan is made of a profile, which knows operations as text."""
     given = job(_Reshaped(part), lambda n: (torch.randn(n, 1, 8, 8), torch.randn(n, 1, 8, 8)), F.mse_loss)
     for refused in (lambda: analyse(whole(given.captured), (2,)), lambda: price(given.captured.graph, (2,))):
-        with pytest.raises(NoRule, match=f"^{what} on parts .* a gather before layer 'first'") as error:
+        with pytest.raises(NoRule, match=f"^{what} on parts .*allowed: whole samples") as error:
             refused()
         assert error.value.layer == "first"
         assert "(counted to layer 'first')" in error.value.where

@@ -171,8 +171,17 @@ def test_no_trivial_plan_is_faster() -> None:
         ({"spatial": 3}, r"spatial is 3, .* \(allowed: 1, 2, 2x2; others once"),
         ({"spatial": "2x2x2"}, "spatial is 2x2x2, but no such split"),
         ({"spatial": "2x"}, r"spatial is '2x' \(allowed: a degree such as 2, or a grid such as 2x2\)"),
-        ({"spatial": 2, "gather": "nowhere"}, "with a gather at 'nowhere'"),
-        ({"spatial": 4, "regrid": "nowhere:2"}, "spatial is 4 with regrid nowhere:2, but no such split"),
+        (
+            {"spatial": 2, "gather": "nowhere"},
+            r"fix: gather: no layer is called 'nowhere' \(allowed: first\.0, ",
+        ),
+        ({"gather": "nowhere"}, "fix: gather: no layer is called 'nowhere'"),
+        ({"spatial": 4, "regrid": "nowhere:2"}, "fix: regrid: no layer is called 'nowhere'"),
+        ({"regrid": "loss:2,nowhere:samples"}, "fix: regrid: no layer is called 'nowhere'"),
+        (
+            {"spatial": 1, "gather": "loss"},
+            "gather at 'loss' needs samples that are cut in space, and spatial is 1",
+        ),
         ({"regrid": "down.0:4"}, "spatial is any with regrid down.0:4, but no such split"),
         ({"regrid": "2x2"}, r"regrid is '2x2' \(allowed: none, or a layer and a grid such as conv3:2x2, or"),
     ],
@@ -180,6 +189,18 @@ def test_no_trivial_plan_is_faster() -> None:
 def test_a_split_that_was_not_profiled_is_refused(fix: dict[str, object], what: str) -> None:
     with pytest.raises(BadInput, match=what):
         solve(volumes(), machines(4), batch=2, fix=fix)
+
+
+def test_a_gather_that_is_fixed_takes_a_split_and_none_takes_no_gather() -> None:
+    gathered = solve(volumes(), machines(4), batch=2, fix={"gather": "loss"})
+    assert [stage.gather_before for stage in gathered.stages][-1] == "loss" or not gathered.stages[-1].spatial
+    assert gathered.axes.spatial > 1
+    never = solve(volumes(), machines(4), batch=2, fix={"spatial": 2, "gather": "none"})
+    assert {stage.gather_before for stage in never.stages} == {""} and all(x.spatial for x in never.stages)
+    assert solve(volumes(), machines(4), batch=2, fix={"gather": "none"}).axes.spatial >= 1
+    plain = replace(volumes(), costs={key: row for key, row in volumes().costs.items() if not key.split})
+    with pytest.raises(BadInput, match="no samples were profiled that are cut in space"):
+        solve(plain, machines(4), batch=2, fix={"gather": "loss"})
 
 
 def test_a_sample_too_large_for_one_device_names_the_degree_that_fits() -> None:

@@ -146,8 +146,9 @@ def test_what_mixes_samples_is_refused_by_name_when_the_plan_is_made() -> None:
     )
     with pytest.raises(
         BadInput, match=r"shared from 'deep' on: forward of .* layer 'norm'\): aten\.flip on a share"
-    ):
+    ) as refused:
         solve(mixing, machines(2), batch=4, fix={"spatial": 2, "regrid": "deep:samples"})
+    assert str(refused.value).count("(allowed:") == 1
 
 
 @pytest.mark.parametrize("name", ["free", "from a layer on", "in the last of two stages", "in Chimera"])
