@@ -72,8 +72,24 @@ def _stages(plan: Plan) -> str:
                 _again(stage),
             )
         )
-    shown = [(*row[:5], memory(row[5]), row[6]) for row in rows]
-    return columns(shown, ("stage", "worker", "layers", "forward", "backward", "peak of worker", ""))
+    cut = plan.axes.spatial > 1
+    shown = [
+        (*row[:3], *([_space(stage)] if cut else []), *row[3:5], memory(row[5]), row[6])
+        for row, stage in zip(rows, plan.stages, strict=True)
+    ]
+    head = ("stage", "worker", "layers", *(["samples"] if cut else []), "forward", "backward")
+    return columns(shown, (*head, "peak of worker", ""))
+
+
+def _space(stage: StagePlan) -> str:
+    """How samples lie in a stage, from its first layer on."""
+    parts = ["x".join(map(str, stage.spatial)) + " parts" if stage.spatial else "whole"]
+    for turn in stage.regrid:
+        grid = "shared whole" if turn.samples else "x".join(map(str, turn.spatial)) + " parts"
+        parts.append(f"{grid} from {turn.before} on")
+    if stage.gather_before:
+        parts.append(f"whole from {stage.gather_before} on")
+    return ", ".join(parts)
 
 
 def _again(stage: StagePlan) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import shardwright
 from planner import summary
-from planner.plan import Certificate, Plan, Rival
+from planner.plan import Certificate, Plan, Regrid, Rival
 from tests.planner import plan_examples as examples
 
 NAME = "1f1b data 2 x pipeline 2, micro-batch 2 x 4"
@@ -70,3 +70,18 @@ def test_a_layer_without_a_row_is_named_with_the_reason(tmp_path: Path) -> None:
     costs = {key: cost for key, cost in found.costs.items() if key != lost}
     text = summary.of_profile(replace(found, costs=costs, failures={lost: "out of memory"}))
     assert f"Without a row at micro-batch 1: {name}. out of memory" in text
+
+
+def test_where_samples_are_cut_and_whole_again_stands_beside_each_stage() -> None:
+    plain = examples.plan()
+    assert "samples" not in line_of(plain, "stage")
+    first, *others = plain.stages
+    turn = Regrid(before=first.layers[-1], spatial=(2,), samples=False)
+    cut = first.model_copy(update={"spatial": (2, 2), "gather_before": "loss", "regrid": (turn,)})
+    axes = plain.axes.model_copy(update={"spatial": 4})
+    plan = plain.model_copy(update={"axes": axes, "stages": (cut, *others)})
+    assert line_of(plan, "stage").split()[:4] == ["stage", "worker", "layers", "samples"]
+    _, _, table = summary.of_plan(plan).partition("stage  worker")
+    rows = table.splitlines()[1 : 1 + len(plan.stages)]
+    assert f"2x2 parts, 2 parts from {first.layers[-1]} on, whole from loss on" in rows[0]
+    assert all("  whole  " in row for row in rows[1:])
