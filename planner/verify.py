@@ -211,11 +211,14 @@ def _recompute(plan: Plan) -> Iterator[Violation]:
 
 
 def _times(plan: Plan) -> Iterator[Violation]:
-    """A forward pass takes time, and so does recomputing it."""
+    """A forward pass takes time where the backward does, and so does recomputing all of it."""
     for index, (stage, times) in enumerate(zip(plan.stages, plan.times, strict=True)):
-        for key in ("forward_ns", "recompute_ns") if stage.recompute else ("forward_ns",):
-            if not getattr(times, key):
-                yield Violation(rule="times", where=f"stage {index}", message=f"{key} is 0; more than 0")
+        back = times.backward_ns or times.input_grad_ns or times.weight_grad_ns
+        whole = stage.recompute and not stage.recompute_before
+        wrong = {"forward_ns": back and not times.forward_ns}
+        wrong["recompute_ns"] = whole and times.forward_ns and not times.recompute_ns
+        for key in (key for key, missing in wrong.items() if missing):
+            yield Violation(rule="times", where=f"stage {index}", message=f"{key} is 0; more than 0")
 
 
 def _prediction(plan: Plan) -> Iterator[Violation]:

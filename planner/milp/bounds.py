@@ -26,8 +26,9 @@ def windows(problem: Problem) -> tuple[IntArray, IntArray]:
 def reachable(problem: Problem, limit: float) -> bool:
     """Whether `head_p + N t_p + max(tail_p, sum and update of p) <= limit` can hold for every stage of some cut.
 
-    Valid for any order of one pipe with one stage a worker. The stage that reaches furthest is the best for those
-    after it, so that one pass decides.
+    Valid for any order of one pipe with one stage a worker. Sums are of what no other stage uses, so that a stage of
+    more layers never needs less. Hence the one that reaches furthest is the best for those after it, and one pass
+    decides.
     """
     forward, backward, inputs, weights, _ = problem.prefix_ns
     first, last_back = forward.min(0), backward.min(0)  # what lies on other stages may be on faster devices
@@ -41,7 +42,8 @@ def reachable(problem: Problem, limit: float) -> bool:
         ends = np.arange(at + 1, last + 1)
         work = forward[p] * (2 if problem.shape.recompute else 1) + back[p]
         begin = np.full(len(ends), at)
-        update = problem.sync_ns(p, begin, ends) + problem.step_ns(p, begin, ends)
+        sync = problem.own_sync_ns(p, begin, ends)
+        update = sync + problem.handed_on_ns(p, begin, ends, sync)
         tail = 0 if split else last_back[at] + hops
         need = first[at] + hops + count * (work[ends] - work[at]) + np.maximum(tail, update)
         at += int(np.searchsorted(need, limit, side="right"))

@@ -171,16 +171,18 @@ def _with_data(
 def _directions(cluster: Cluster, workers: int) -> tuple[bool, ...]:
     """Which end of the machines has the first stage matters where devices differ: of paired pipes, too, since one may
     carry more micro-batches."""
-    alike = len({(g.device, g.memory_bytes, g.margin_bytes, g.rates) for g in cluster.nodes}) == 1
-    return (False,) if alike or workers == 1 else (False, True)
+    return (False,) if _alike(cluster) or workers == 1 else (False, True)
+
+
+def _alike(cluster: Cluster) -> bool:
+    return len({(g.device, g.memory_bytes, g.margin_bytes, g.rates) for g in cluster.nodes}) == 1
 
 
 def _overlaps(workers: int, forwards: int, grid: tuple[int, ...], pinned: Pins) -> bool:
     """Parts hide the sums of replicas; in a pipeline, or behind many micro-batches, there is little to hide."""
     if pinned.schedules:
         return not grid
-    wanted = pinned.out_of_order is not False and pinned.stages is None
-    return wanted and workers == 1 and not grid and forwards <= MOST_FORWARDS
+    return pinned.out_of_order is not False and workers == 1 and not grid and forwards <= MOST_FORWARDS
 
 
 def _free(value: bool | None) -> tuple[bool, ...]:
@@ -206,8 +208,7 @@ def _whole_nodes(cluster: Cluster, devices: int) -> bool:
 def _axis_orders(cluster: Cluster, data: int, workers: int) -> tuple[tuple[AxisName, ...], ...]:
     """Which axis is innermost matters only where devices lie at more than one distance."""
     levels = sum(x is not None for x in (cluster.links.node, cluster.links.rack, cluster.links.cluster))
-    alike = len({(g.device, g.memory_bytes, g.margin_bytes) for g in cluster.nodes}) == 1
-    if data == 1 or workers == 1 or (levels < 2 and alike):
+    if data == 1 or workers == 1 or (levels < 2 and _alike(cluster)):
         return (OUTER_DATA,)
     return (OUTER_DATA, OUTER_PIPELINE)
 

@@ -260,14 +260,20 @@ class Stages(Sizes):
         return [(alike[0], alike) for alike in found.values()]
 
     def sync_ns(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
-        own = self.sums[stage].ns(self.tables.gradients[low, high] - self.tables.tied[low, high])
-        return own + self.tie.ns(self.tables.tied[low, high])
+        return self.own_sync_ns(stage, low, high) + self.tie.ns(self.tables.tied[low, high])
+
+    def own_sync_ns(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
+        """Of what no other stage uses: no less for a stage that has these layers and more."""
+        return self.sums[stage].ns(self.tables.gradients[low, high] - self.tables.tied[low, high])
 
     def step_ns(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
+        return self.handed_on_ns(stage, low, high, self.sync_ns(stage, low, high))
+
+    def handed_on_ns(self, stage: int, low: IntArray, high: IntArray, sync_ns: IntArray) -> IntArray:
         """What is shared is handed round once updated, which takes half of what the sum of its gradients takes."""
         rate = self.tables.step_ns_per_element * self.slowness[stage]
         ns: IntArray = np.ceil(self._updated(low, high) * rate - NOISE).astype(np.int64)
-        handed = (self.sync_ns(stage, low, high) + 1) // 2 if self.shape.shard else 0
+        handed = (sync_ns + 1) // 2 if self.shape.shard else 0
         return ns + handed + self.update_ns
 
     def sync_grid(self, stage: int) -> IntArray:
