@@ -20,11 +20,13 @@ from pydantic import Field, model_validator
 from planner import devices, form, yaml_files
 from planner.errors import BadInput
 from planner.fitted import Correction, Fitted
-from planner.form import Count, Natural, NotNegative, Part, Positive, Text
+from planner.form import Count, Natural, Part, Positive, Text
 
 CLUSTER_VERSION: Final = 1
 
 Nodes = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
+Latency = Annotated[float, Field(ge=0, le=3600, strict=True)]  # of a message; an hour is no link
+Bandwidth = Annotated[float, Field(ge=1, strict=True)]
 Distance = Literal["device", "node", "rack", "cluster"]
 
 
@@ -43,8 +45,8 @@ class Slot(NamedTuple):
 
 
 class Link(Part):
-    latency_s: NotNegative
-    bandwidth_bytes_per_s: Positive
+    latency_s: Latency
+    bandwidth_bytes_per_s: Bandwidth
 
 
 class Links(Part):

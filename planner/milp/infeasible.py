@@ -18,12 +18,14 @@ from planner.milp.infeasible_space import degrees
 from planner.milp.pinned import each_freed, told
 from planner.milp.problem import Problem
 from planner.milp.questions import changed, with_more
-from planner.milp.shapes import Shape
+from planner.milp.search import allowed, neighbours
+from planner.milp.shapes import MOST_ACTIONS, Shape
 from planner.milp.space import Space, short_bytes
 from planner.schedule.families import generate
 
 Fits = Callable[[Space, "Nearest | None"], str | None]
 _EXAMINED = 300  # shapes, for the least shortage
+_DESCENDED = 20  # of them, those that come closest at first
 _MOST_NODES = 64  # times as many as there are
 
 
@@ -79,6 +81,9 @@ def _indivisible(space: Space, *, brief: bool = False) -> str:
     there = f"{devices} devices, the micro-batches profiled ({known}) and {space.layers} layers"
     if brief:
         return f"there are {there}"
+    if any(space.batch % micro == 0 for micro in space.micros()):
+        more = f"are more than {MOST_ACTIONS:,} actions a step on some device: profile larger micro-batches"
+        return f"no plan of {space.batch} samples: with {there} there {more}"
     return f"no plan of {space.batch} samples: no data x pipeline divides them with {there}"
 
 
@@ -95,20 +100,42 @@ def report(space: Space, shapes: Iterable[Shape], look: Callable[[Shape], Looked
 
 def _nearest(space: Space, shapes: Iterable[Shape], look: Callable[[Shape], Looked | None]) -> Nearest | None:
     """The least shortage; shapes whose state alone lacks more are passed over."""
-    best: Nearest | None = None
+    met: list[tuple[int, Looked, IntArray]] = []
+    least = 1 << 62
     for shape in sorted(shapes, key=lambda each: (short_bytes(space, each), each))[:_EXAMINED]:
-        if best is not None and short_bytes(space, shape) >= best.short_bytes:
+        if short_bytes(space, shape) >= least:
             break
         found = look(shape)
         if found is not None:
-            near = _least(space, found)
-            best = near if best is None or near.short_bytes < best.short_bytes else best
-    return best
+            row = _closest_alone(space, found.problem)
+            met.append((int(_short(found.problem, row[None, :])[0]), found, row))
+            least = min(least, met[-1][0])
+    nearest = sorted(met, key=lambda each: (each[0], each[1].shape))[:_DESCENDED]
+    ends = [(*_closer(space, found.problem, row), found) for _, found, row in nearest]
+    best = min(ends, key=lambda each: (each[0], each[2].shape), default=None)
+    return None if best is None else _described(best[2], best[1])
 
 
-def _least(space: Space, found: Looked) -> Nearest:
-    """Bytes short and where, for the cut of this shape that comes closest (stages seen alone)."""
-    posed = found.problem
+def _short(posed: Problem, rows: IntArray) -> IntArray:
+    """Bytes that the fullest worker lacks."""
+    lacking: IntArray = (posed.memory(rows) - posed.available_bytes).max(1)
+    return lacking
+
+
+def _closer(space: Space, posed: Problem, row: IntArray) -> tuple[int, IntArray]:
+    """Boundaries moved, and stages that recompute changed, as long as less is lacking."""
+    short, moves = int(_short(posed, row[None, :])[0]), neighbours(posed)
+    while space.pins.stages is None:
+        near = allowed(posed, row + moves, *windows(posed))
+        lacking = _short(posed, near) if len(near) else np.array([short])
+        if lacking.min() >= short:
+            break
+        short, row = int(lacking.min()), near[lacking.argmin()]
+    return short, row
+
+
+def _closest_alone(space: Space, posed: Problem) -> IntArray:
+    """The cut that comes closest, stages seen alone."""
     spans = space.windows(posed) or windows(posed)
     box = every_cut(posed, *spans)
     assert box is not None
@@ -122,7 +149,11 @@ def _least(space: Space, found: Looked) -> Nearest:
     for p in range(posed.stages - 1, -1, -1):
         at = int(back[p][at])
         cut.append(int(box.low[p]) + at)
-    row = posed.pointed(np.array(cut[::-1], np.int64), 1)
+    return posed.pointed(np.array(cut[::-1], np.int64), 1)
+
+
+def _described(found: Looked, row: IntArray) -> Nearest:
+    posed = found.problem
     need = posed.memory(row[None, :])[0]
     worker = int((need - posed.available_bytes).argmax())
     return Nearest(

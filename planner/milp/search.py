@@ -47,16 +47,12 @@ def fits(problem: Problem, cuts: IntArray) -> BoolArray:
 def descend(problem: Problem, low: IntArray, high: IntArray, start: IntArray) -> Answer | None:
     """Steepest descent over moves of single boundaries and blocks of them."""
     best = _pick(problem, start[None, :])
-    moves = _moves(problem)
+    moves = neighbours(problem)
     stop_ns = problem.meter.spent_ns + _DESCENT_NS
     while True:
-        near = (best.cut if best else start) + moves
-        inside: BoolArray = np.asarray((near >= low).all(1) & (near <= high).all(1))
-        edges = problem.bounds(near)
-        inside &= (np.diff(edges) > 0).all(1)
-        inside[inside] = problem.allowed[edges[inside]].all(1)
+        near = allowed(problem, (best.cut if best else start) + moves, low, high)
         most = None if best is None else best.ns
-        found = _pick(problem, near[inside], most) if inside.any() else None
+        found = _pick(problem, near, most) if len(near) else None
         if found is None or not found.better(best):
             return best
         best = found
@@ -73,8 +69,18 @@ def _pick(problem: Problem, cuts: IntArray, most: int | None = None) -> Answer |
     return Answer(cut=min(tied, key=lambda c: c.tolist()), ns=least)
 
 
-def _moves(problem: Problem) -> IntArray:
-    """Of boundaries, and of flags where there are some."""
+def allowed(problem: Problem, points: IntArray, low: IntArray, high: IntArray) -> IntArray:
+    """Those between these two that are cuts of the model without an empty stage."""
+    inside: BoolArray = np.asarray((points >= low).all(1) & (points <= high).all(1))
+    edges = problem.bounds(points)
+    inside &= (np.diff(edges) > 0).all(1)
+    inside[inside] = problem.allowed[edges[inside]].all(1)
+    found: IntArray = points[inside]
+    return found
+
+
+def neighbours(problem: Problem) -> IntArray:
+    """Moves of boundaries, and of flags where there are some."""
     stages, first_flag = problem.stages, problem.stages + 1
     longest = stages - 1 if stages <= 16 else _LONGEST_BLOCK
     edges = _edge_moves(stages, longest)

@@ -295,7 +295,7 @@ CLUSTERS = [
         "bandwidth_bytes_per_s: 3.0e+11",
         "bandwidth_bytes_per_s: 0",
         "bandwidth_bytes_per_s: 0 does not fit",
-        "> 0",
+        ">= 1",
     ),
     spoilt(
         "cluster",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
-from planner.cluster import Cluster, NodeGroup, Rates
+from planner.cluster import Cluster, NodeGroup, Rates, with_nodes
 from planner.errors import BadInput, Infeasible
 from planner.milp.solve import solve
 from planner.milp.survey import Effort
@@ -15,7 +16,7 @@ from planner.plan import Plan
 from planner.plan_yaml import dump
 from planner.profile import Profile
 from planner.verify import violations
-from tests.planner.milp.instances import Block, chain, cluster, profile, with_bf16
+from tests.planner.milp.instances import Block, chain, cluster, keeping, profile, with_bf16
 
 
 def plan_of(
@@ -153,7 +154,7 @@ def test_a_cut_of_the_users_own_is_priced_as_it_stands() -> None:
         ({"recompute": "perhaps"}, "recompute is 'perhaps'.*true or false"),
         ({"schedule": "2f2b"}, "no family '2f2b'.*1f1b"),
         ({"update": "sometimes"}, "update is 'sometimes'.*rolling or barrier"),
-        ({"spatial": 2}, "spatial is 2"),
+        ({"spatial": 2}, "no samples were profiled that are cut in space.*profile --spatial"),
         ({"stages": [["l1"], ["l0"]]}, "leave the order of the model at 'l1'"),
     ],
 )
@@ -202,6 +203,86 @@ def test_the_certificate_names_what_is_left_out_unless_it_is_asked_for() -> None
     free, named = (plan_of(costs, cluster(2), 2, schedules=each).certificate for each in (None, ("wave",)))
     assert free is not None and "(overlap on one worker only, of at most 1,024 forwards)" in free.scope
     assert named is not None and "wave, the 2 least numbers of stages a worker" in named.scope
+
+
+def tied(made: Profile, first: str, again: str) -> Profile:
+    """The weight of one layer is used by another as well."""
+    name = made.graph.layer[first].parameters[0]
+    return replace(
+        made,
+        graph=replace(
+            made.graph,
+            layers=tuple(
+                replace(layer, parameters=(*layer.parameters, name)) if layer.name == again else layer
+                for layer in made.graph.layers
+            ),
+            parameters=tuple(
+                replace(each, users=(first, again)) if each.name == name else each
+                for each in made.graph.parameters
+            ),
+        ),
+    )
+
+
+def test_a_stage_that_has_both_users_of_a_tied_weight_is_found_where_a_cut_between_them_pays_a_sum() -> None:
+    blocks = [
+        Block(
+            forward=10_000, input_grad=10_000, weight_grad=10_000, out=100, own=100, weight=w, reads=(k - 1,)
+        )
+        for k, w in enumerate((400_000, 400, 400, 400, 0))
+    ]
+    costs, machines = tied(profile(blocks), "l0", "l3"), cluster(2, bandwidth=1e7)
+    free, two = (plan_of(costs, machines, 4, fix, schedules=("1f1b",)) for fix in ({}, {"pipeline": 2}))
+    assert free.prediction.step_ns == two.prediction.step_ns
+    assert [stage.layers[-1] for stage in free.stages] == ["l3", "l4"]
+
+
+def test_nodes_that_differ_only_in_what_was_measured_are_tried_with_the_replicas_innermost_and_outermost() -> (
+    None
+):
+    one = cluster(1).nodes[0]
+    rates = [Rates(fp32_flop_per_s=rate) for rate in (4e12, 4e12, 1e12, 1e12)]
+    machines = with_nodes(
+        cluster(4, latency_s=1e-9, bandwidth=1e11),
+        tuple(one.model_copy(update={"rates": rate}) for rate in rates),
+    )
+    costs = profile(chain(6, 1))
+    free = plan_of(costs, machines, 8)
+    fixed = {"data": free.axes.data, "pipeline": free.axes.pipeline}
+    for data, pipeline in ((1, 4), (2, 2), (4, 1)):
+        found = plan_of(costs, machines, 8, {"data": data, "pipeline": pipeline})
+        assert free.prediction.step_ns <= found.prediction.step_ns, fixed
+
+
+def test_stages_that_are_fixed_as_the_plan_has_them_take_no_longer() -> None:
+    for seed in range(4):
+        costs, machines = profile(chain(6, seed)), cluster(2, bandwidth=1e8)
+        free = plan_of(costs, machines, 4)
+        again = plan_of(costs, machines, 4, {"stages": [list(stage.layers) for stage in free.stages]})
+        assert again.prediction.step_ns <= free.prediction.step_ns
+
+
+def test_layers_that_take_no_time_may_be_a_stage_of_their_own() -> None:
+    none = Block(forward=0, input_grad=0, weight_grad=0, out=100, own=100, weight=0, reads=(-1,))
+    some = replace(none, forward=1000, input_grad=1000, weight_grad=1000)
+    blocks = [replace(block, reads=(k - 1,)) for k, block in enumerate((some, some, none, none))]
+    plan_of(profile(blocks), cluster(2), 4, {"data": 1, "pipeline": 2, "cuts": "2"})
+
+
+def test_a_batch_of_more_actions_than_an_order_may_have_is_refused_for_that() -> None:
+    with pytest.raises(Infeasible, match="more than 131,072 actions"):
+        solve(profile(chain(4, 0)), cluster(1), batch=10**9)
+
+
+@pytest.mark.parametrize("memory", [14_000, 20_000, 26_000])
+def test_less_memory_than_is_named_as_the_nearest_is_not_enough(memory: int) -> None:
+    costs = keeping(profile(chain(4, 3)), 3)
+    with pytest.raises(Infeasible) as told:
+        solve(costs, cluster(1, memory=memory), batch=1)
+    more = int(re.search(r"(\d+) bytes more on each", str(told.value)).group(1))  # type: ignore[union-attr]
+    assert plan_of(costs, cluster(1, memory=memory + more), 1)
+    with pytest.raises(Infeasible):
+        solve(costs, cluster(1, memory=memory + more - 1), batch=1)
 
 
 def test_a_pin_in_the_way_is_named_as_the_nearest_change() -> None:
