@@ -39,7 +39,7 @@ class _Describer:
         self.names = layout.grouping.names
         self.slices = [layout.take(i, i) for i in range(len(self.names))]
         owned = {x: source.name for x, source in self.traced.sources.items() if source.kind in OWNERS}
-        self.written = use_of_states(self.traced.graph, owned).written
+        self.use = use_of_states(self.traced.graph, owned)
         self.users: dict[fx.Node, list[str]] = defaultdict(list)  # of Values and of states
         for name, taken in zip(self.names, self.slices, strict=True):
             for node in (*taken.reads, *taken.states):
@@ -156,7 +156,8 @@ class _Describer:
                 shape=tuple(tensor.shape),
                 dtype=_dtype(tensor),
                 bytes=_bytes(tensor),
-                mutated=name in self.written,
+                mutated=name in self.use.written,
+                remembered=name in self.use.written & self.use.read,
             )
             for name, tensor in tensors.items()
         )

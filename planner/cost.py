@@ -46,7 +46,8 @@ class Tables:
     tied: IntArray  # [i, j] gradients of parameters that other stages use as well
     elements: IntArray  # [i, j] trainable elements
     trained: IntArray  # [i, j] how many parameters they are of
-    written: IntArray  # [i, j] buffers that the forward pass writes
+    written: IntArray  # [i, j] buffers that the forward pass writes and does not read
+    remembered: IntArray  # [i, j] buffers that it writes and reads
     loss_bytes: int  # of one micro-batch
     whole_elements: IntArray  # [i, j] the most of them that no sharing among holders divides
     largest: IntArray  # [i, j] elements of the largest trainable parameter
@@ -102,9 +103,11 @@ class Tables:
         """Of intervals, as `stage_bytes.stage_bytes` but for the update."""
         found = {name: table[low, high] for name, table in vars(self.moving).items()}
         following, _ = found.pop("following"), found.pop("carried")
+        copied = np.where(again, self.remembered[low, high], 0)
         return found | {
-            "saved": self.saved[low, high] - found["shared"],
-            "kept": self.entered[low, high] - found["shared"],
+            "saved": self.saved[low, high] - found["shared"] + copied,
+            "held": found["held"] + copied,
+            "kept": self.entered[low, high] - found["shared"] + copied,
             "sent": np.where(again, self.leaving[low, high] - following, found["sent"]),
             "handed": np.where(again, following, found["handed"]),
         }
@@ -150,7 +153,8 @@ def tables(
         tied=tied,
         elements=elements,
         trained=trained,
-        written=_written(graph),
+        written=_written(graph, remembered=False),
+        remembered=_written(graph, remembered=True),
         loss_bytes=sum(size_of[name] for name in graph.layers[-1].outputs),
         whole_elements=_whole_elements(graph),
         largest=_largest(graph),
@@ -230,10 +234,10 @@ def _parameters(graph: ModelGraph) -> tuple[IntArray, ...]:
     return held.table, gradients.table, tied.table, elements.table, trained.table
 
 
-def _written(graph: ModelGraph) -> IntArray:
+def _written(graph: ModelGraph, *, remembered: bool) -> IntArray:
     written = Rectangles(len(graph.layers))
     for buffer in graph.buffers:
-        if buffer.mutated:
+        if buffer.mutated and buffer.remembered == remembered:
             written.add_once(sorted(graph.index[name] for name in set(buffer.users)), buffer.bytes)
     return written.table
 

@@ -2,7 +2,8 @@
 
 An activation counts from the *start* of its forward (or, recomputed, of its R) to the *end* of its backward, so that
 both hold together at the moment of the highest use. Between I and W the held part stays. A recomputed stage keeps
-its inputs from the start of F to the end of the backward.
+its inputs, and the buffers that it writes and reads as that forward saw them, from the start of F to the end of the
+backward.
 
 Messages count as the runtime holds them. A receive has its buffer LOOKAHEAD actions before it is needed. What was
 sent stays until the sender knows that it has arrived: an activation at the latest when its gradient comes back, a
@@ -36,7 +37,7 @@ class StageBytes:
 
     saved: int  # from the forward to the backward, the stage's inputs included but for what is shared
     held: int = 0  # of it, from the input half of the backward to the weight half
-    kept: int = 0  # of it, from the forward on where the stage recomputes: its inputs, too
+    kept: int = 0  # of it, from the forward on where the stage recomputes: its inputs, and copies of buffers
     shared: int = 0  # inputs, all that time: made by the stage before, which keeps them as well
     workspace: int = 0  # on top while any of its actions runs
     splitting: int = 0  # on top of that while an input half runs

@@ -64,6 +64,7 @@ class Buffer:
     dtype: str
     bytes: int
     mutated: bool  # the forward pass writes it
+    remembered: bool = False  # and reads it: what is recomputed needs it as it was
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +179,7 @@ class ModelGraph:
 
     def to_dict(self) -> dict[str, object]:
         names = ("layers", "values", "parameters", "buffers")
-        tables: dict[str, object] = {name: [asdict(row) for row in getattr(self, name)] for name in names}
+        tables: dict[str, object] = {name: [_row(row) for row in getattr(self, name)] for name in names}
         if self.operations:
             tables["operations"] = list(self.operations)
         return tables | {
@@ -209,6 +210,11 @@ class ModelGraph:
         if claimed != graph.fingerprint:
             raise BadInput(f"fingerprint is {claimed!r:.80}", where=where, allowed=graph.fingerprint)
         return graph
+
+
+def _row(row: Value | Parameter | Buffer | Layer) -> dict[str, object]:
+    """A buffer says that it is remembered only where it is."""
+    return {key: value for key, value in asdict(row).items() if key != "remembered" or value}
 
 
 def _as_lists(data: object) -> object:

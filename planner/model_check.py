@@ -63,6 +63,9 @@ def _wrong_sizes(graph: ModelGraph) -> Iterator[str]:
     for row in states:
         if min(row.bytes, *row.shape, 0) < 0:
             yield f"tensor '{row.name}' has a negative size"
+    for buffer in graph.buffers:
+        if buffer.remembered and not buffer.mutated:
+            yield f"buffer '{buffer.name}' is remembered, but never written"
     for layer in graph.layers:
         if min(layer.fixed_flops, layer.sample_flops) < 0:
             yield f"layer '{layer.name}' has negative operations"

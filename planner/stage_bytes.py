@@ -55,10 +55,11 @@ def stage_bytes(
     handed, back = ([v for v in values if _read_at(graph, v, last + 1)] for values in (sent, returning))
     handed = [v for v in handed if v.needs_grad]
     shared = _total(profile, (v for v in near if held_in.own(v.name, first - 1)), key)
+    copied = remembered_bytes(graph, layers) if recompute else 0
     return StageBytes(
-        saved=saved - shared,
-        held=halves.held,
-        kept=stage.inputs[-1] - shared,
+        saved=saved - shared + copied,
+        held=halves.held + copied,
+        kept=stage.inputs[-1] - shared + copied,
         shared=shared,
         workspace=workspace,
         splitting=max(0, halves.first - saved - workspace),
@@ -91,6 +92,7 @@ def _in_parts(
         stage_bytes(profile, layers, key, recompute=True),
         passing=_total(profile, passing, key),
         carried=_total(profile, carried, key),
+        copied=remembered_bytes(graph, parts[0]),
     )
 
 
@@ -170,18 +172,19 @@ class _Stage:
 
 
 def in_two(
-    early: StageBytes, late: StageBytes, whole: StageBytes, *, passing: int, carried: int
+    early: StageBytes, late: StageBytes, whole: StageBytes, *, passing: int, carried: int, copied: int
 ) -> StageBytes:
     """Of a stage that recomputes its early layers and keeps what its late ones save. `passing` is what the early ones
     make for other stages, there while the late ones run; `carried` what the late ones may read of what enters, whose
-    gradients are there, and may be added to others, while the early ones run backwards. While the early ones run backwards, the late ones hold what
-    is left for their weights, which may be more than they had saved."""
+    gradients are there, and may be added to others, while the early ones run backwards; `copied` the buffers of the
+    early ones as their forward saw them. While the early ones run backwards, the late ones hold what is left for their
+    weights, which may be more than they had saved."""
     apart = early.shared + late.shared - whole.shared
     return replace(
         whole,
-        saved=early.saved + late.saved + apart,
-        held=early.held + late.held,
-        kept=early.kept + late.saved + apart,
+        saved=early.saved + late.saved + apart + copied,
+        held=early.held + late.held + copied,
+        kept=early.kept + late.saved + apart + copied,
         workspace=max(early.workspace + 2 * carried, late.workspace + passing),
         splitting=max(early.splitting + max(0, late.held - late.saved), late.splitting),
         weighing=max(early.weighing, late.weighing),
@@ -199,10 +202,19 @@ def copies_of_statistics(holders: int, *, recompute: bool) -> int:
     return 2 * (holders > 1) + recompute
 
 
+def remembered_bytes(graph: ModelGraph, layers: Sequence[str]) -> int:
+    """What one micro-batch keeps of layers that recompute, from its forward until its backward is over, for a kernel
+    may have saved it again: copies of the buffers that they both write and read."""
+    names = set(layers)
+    return sum(row.bytes for row in graph.buffers if row.remembered and names.intersection(row.users))
+
+
 def step_bytes(profile: Profile, layers: Sequence[str], key: CostKey, *, losses: int, copies: int) -> int:
-    """What a stage holds throughout a step beside its state, however many micro-batches are in flight."""
+    """What a stage holds throughout a step beside its state, however many micro-batches are in flight. What its
+    forward reads as well has copies a micro-batch, and no replicas."""
     graph, names = profile.graph, set(layers)
-    copied = sum(row.bytes for row in graph.buffers if row.mutated and names.intersection(row.users))
+    statistics = [row for row in graph.buffers if row.mutated and not row.remembered]
+    copied = sum(row.bytes for row in statistics if names.intersection(row.users))
     return copies * copied + losses * _total(profile, _told(graph, layers), key)
 
 

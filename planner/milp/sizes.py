@@ -83,9 +83,10 @@ class Sizes:
         passing = self.tables.leaving[low, high] - self.tables.leaving[middle, high]
         at = {name: part for part, name in enumerate(PART_NAMES)}
         apart = early[..., at["shared"]] + late[..., at["shared"]] - whole[..., at["shared"]]
-        whole[..., at["saved"]] = early[..., at["saved"]] + late[..., at["saved"]] + apart
-        whole[..., at["held"]] = early[..., at["held"]] + late[..., at["held"]]
-        whole[..., at["kept"]] = early[..., at["kept"]] + late[..., at["saved"]] + apart
+        copied = self.tables.remembered[low, middle]
+        whole[..., at["saved"]] = early[..., at["saved"]] + late[..., at["saved"]] + apart + copied
+        whole[..., at["held"]] = early[..., at["held"]] + late[..., at["held"]] + copied
+        whole[..., at["kept"]] = early[..., at["kept"]] + late[..., at["saved"]] + apart + copied
         work = at["workspace"]
         carried = 2 * self.tables.moving.carried[low, middle]
         whole[..., work] = np.maximum(early[..., work] + carried, late[..., work] + passing)

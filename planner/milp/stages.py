@@ -27,6 +27,7 @@ _GRIDS = 100  # kept at a time
 _TABLED = 300  # layers up to which what a single problem needs of every interval is kept
 # parts that may be less where some layers of a stage are recomputed than where all are
 _LESS = [PART_NAMES.index(name) for name in ("held", "kept", "workspace", "splitting", "weighing")]
+_SAVED = PART_NAMES.index("saved")
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
 
 
@@ -148,6 +149,7 @@ class Stages(Sizes):
         """The same of stages that do not fit where they recompute nothing."""
         until, whole = high.copy(), self.moving_of(low, high, np.True_)
         whole[..., _LESS] = 0
+        whole[..., _SAVED] -= self.tables.remembered[low, high]
         left = np.flatnonzero(self._shortage(stage, fixed, whole) <= 0)
         for done in range(1, int((high - low)[left].max(initial=0))):
             left = left[low[left] + done < high[left]]

@@ -47,6 +47,7 @@ def test_a_path_visited_again_gets_a_number_and_shared_state_is_not_cut() -> Non
     assert graph.parameter["inner.weight"].users == ("inner", "norm", "inner#2")
     assert graph.buffer["norm.running_mean"].users == ("norm",)
     assert graph.buffer["norm.running_mean"].mutated
+    assert not graph.buffer["norm.running_mean"].remembered
 
 
 def test_equal_layers_share_a_signature_and_others_do_not(tiny_gpt: Captured) -> None:

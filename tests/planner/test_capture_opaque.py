@@ -61,6 +61,7 @@ def test_an_opaque_layer_holds_all_that_is_below_it_and_is_not_looked_into() -> 
     assert [layer.name for layer in graph.layers] == ["a", "first", "second", "b", "loss"]
     assert "first.linear.weight" in graph.layer["first"].parameters
     assert graph.buffer["first.norm.running_mean"].mutated
+    assert graph.buffer["first.norm.running_mean"].remembered
     assert graph.layer["first"].operations[0] == "opaque_Branches"
 
 

@@ -30,6 +30,15 @@ def test_a_graph_comes_back_from_json(graph: ModelGraph, data: dict[str, Any]) -
     assert back == graph and back.fingerprint == graph.fingerprint
 
 
+BUFFER = {
+    "name": "b",
+    "users": [],
+    "shape": [],
+    "dtype": "int64",
+    "bytes": 8,
+    "mutated": False,
+    "remembered": True,
+}
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a missing table": (lambda d: d.pop("values"), "'values' is missing"),
     "an unknown key": (lambda d: d.update(more=1), "unknown key"),
@@ -45,6 +54,7 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "an unknown parameter": (lambda d: d["layers"][0].update(parameters=["x"]), "differ on whether"),
     "a negative size": (lambda d: d["values"][2].update(sample_bytes=-4), "negative size"),
     "a negative parameter": (lambda d: d["parameters"][0].update(bytes=-4), "negative size"),
+    "a buffer that nobody writes": (lambda d: d["buffers"].append(BUFFER), "remembered, but never written"),
     "negative operations": (lambda d: d["layers"][0].update(sample_flops=-1), "negative operations"),
     "no micro-batch": (lambda d: d.update(captured_micro=0), "captured_micro is 0"),
     "another loss": (lambda d: d.update(loss_kind="median"), "median"),
@@ -80,3 +90,15 @@ def test_the_digraph_has_an_edge_a_value_and_consumer(graph: ModelGraph) -> None
     digraph = graph.digraph()
     edges = sum(len(value.consumers) for value in graph.values if value.producer)
     assert (digraph.number_of_nodes(), digraph.number_of_edges()) == (len(graph.layers), edges)
+
+
+def test_only_a_buffer_that_is_remembered_says_so_and_files_from_before_have_none() -> None:
+    graph = capture(load("tests/runtime/workloads/remembers.py")).graph
+    rows = json.loads(json.dumps(graph.to_dict()))
+    assert ModelGraph.from_dict(rows) == graph
+    said = {row["name"] for row in rows["buffers"] if "remembered" in row}
+    assert said == {row.name for row in graph.buffers if row.remembered}
+    assert said and said < {row.name for row in graph.buffers if row.mutated}
+    for row in rows["buffers"]:
+        row.pop("remembered", None)
+    assert not any(row.remembered for row in ModelGraph.from_dict(rows).buffers)

@@ -186,3 +186,34 @@ def test_a_rank_that_recomputes_its_first_layers_holds_no_more_either() -> None:
     plan = solve(costs, tight, batch=16, fix=fix | {"stages": stages})
     assert any(stage.recompute_before for stage in plan.stages)
     assert max(ratios(plan)) <= 1.0
+
+
+CODEBOOK = "tests/runtime/workloads/codebook.py"
+
+
+@pytest.mark.parametrize(("family", "workers"), [("1f1b", 1), ("gpipe", 2), ("1f1b", 2)])
+def test_what_recomputes_keeps_a_copy_a_micro_batch_of_buffers_that_it_writes_and_reads(
+    family: str, workers: int
+) -> None:
+    """Of a layer that is taken as it is, too; the buffers are nearly all that there is."""
+    stages = [["0", "1", "3"], ["5", "6", "loss"]]
+    fix: dict[str, object] = {"stages": stages} if workers == 2 else {}
+    plan = solved(CODEBOOK, 4, 16, pipeline=workers, schedule=family, recompute=True, **fix)
+    found = ratios(plan)
+    assert min(found) >= 0.99 and max(found) <= 1.0
+    plain = solved(CODEBOOK, 4, 16, pipeline=workers, schedule=family, **fix)
+    copies = plan.prediction.memory[0].activations - plain.prediction.memory[0].activations
+    codes, in_flight = 4096 * 16 * 4, {("1f1b", 1): 1, ("gpipe", 2): 4, ("1f1b", 2): 2}[family, workers]
+    assert round(copies / codes) == in_flight * (2 if workers == 1 else 1)
+
+
+def test_where_only_first_layers_recompute_just_they_keep_copies() -> None:
+    arguments = {"codes": "96", "taken": "16"}
+    costs = profile(CODEBOOK, tuple(arguments.items()), 128)
+    fix = {"pipeline": 2, "data": 1, "schedule": "gpipe", "stages": [["0", "1", "3"], ["5", "6", "loss"]]}
+    roomy = solve(costs, machines(2), batch=1024, fix=fix | {"recompute": False})
+    fullest = roomy.prediction.memory[0]
+    tight = machines(2, fullest.total - fullest.activations // 12)
+    plan = solve(costs, tight, batch=1024, fix=fix)
+    assert [stage.recompute_before for stage in plan.stages] == ["3", ""]
+    assert 0.95 <= max(ratios(plan)) <= 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import combinations
 
@@ -22,7 +23,7 @@ from planner.model import Buffer
 from planner.plan import Plan
 from planner.plan_yaml import dump
 from planner.plan_yaml import parse as loads
-from planner.profile import CostKey
+from planner.profile import CostKey, Profile
 from planner.schedule.action import Kind
 from planner.schedule.check_program import program_violations
 from planner.schedule.lower import lower
@@ -50,6 +51,27 @@ def plan_of(memory: int, schedule: str = "1f1b", **fix: object) -> Plan:
 
 def again(plan: Plan) -> list[bool]:
     return [stage.recompute for stage in plan.stages]
+
+
+def remembering(costs: Profile, names: Sequence[str], size: int, *, read: bool = True) -> Profile:
+    """With a buffer that these layers write, and read as well."""
+    buffers = tuple(
+        Buffer(
+            name=f"mean {name}",
+            users=(name,),
+            shape=(size // 4,),
+            dtype="float32",
+            bytes=size,
+            mutated=True,
+            remembered=read,
+        )
+        for name in names
+    )
+    layers = (
+        replace(row, buffers=(f"mean {row.name}",)) if row.name in names else row
+        for row in costs.graph.layers
+    )
+    return replace(costs, graph=replace(costs.graph, layers=tuple(layers), buffers=buffers))
 
 
 def test_only_stages_with_many_micro_batches_in_flight_recompute() -> None:
@@ -95,6 +117,7 @@ def test_a_stage_recomputes_no_more_of_its_layers_than_it_must(monkeypatch: pyte
 @pytest.mark.parametrize("seed", range(6))
 def test_bytes_of_a_stage_in_two_are_those_of_the_definition(seed: int) -> None:
     costs = profile(chain(7, seed, skips=3, loose=seed % 2 == 1))
+    costs = remembering(costs, [row.name for row in costs.graph.layers[1::2]], 900) if seed > 2 else costs
     posed = space_of(costs, cluster(1), batch=1).problem(replace(SHAPE, workers=1, micros=1))
     assert posed is not None
     names = [layer.name for layer in costs.graph.layers]
@@ -122,6 +145,19 @@ def test_a_layer_that_ends_nothing_is_a_violation() -> None:
     assert any("recompute_ns" in str(each) for each in violations(quick, profile=ALIKE))
 
 
+def test_a_layer_with_a_large_buffer_of_its_own_is_left_out_of_what_recomputes() -> None:
+    """All of a stage would keep more than it saves: only the layers before that one can be recomputed."""
+    costs = remembering(ALIKE, ["l1"], 70_000)
+    fix = {**FIX, "stages": [["l0", "l1"], ["l2", "l3"], ["l4", "l5"], ["l6", "l7"]]}
+    roomy = solve(costs, cluster(4), batch=8, fix={**fix, "recompute": False}, schedules=["1f1b"])
+    machines = cluster(4, memory=roomy.prediction.memory[0].total - 20_000)
+    plan = solve(costs, machines, batch=8, fix=fix, schedules=["1f1b"])
+    assert [stage.recompute_before for stage in plan.stages] == ["l1", "", "", ""]
+    assert violations(plan, profile=costs, cluster=machines) == []
+    with pytest.raises(Infeasible):
+        solve(costs, machines, batch=8, fix={**fix, "recompute": True}, schedules=["1f1b"])
+
+
 def test_where_there_is_room_nothing_recomputes() -> None:
     assert not any(again(plan_of(1 << 30)))
 
@@ -134,21 +170,10 @@ def test_stages_that_share_a_worker_recompute_no_more_than_they_must() -> None:
     assert some.prediction.step_ns < every.prediction.step_ns
 
 
-def test_running_statistics_are_copied_where_only_some_stages_of_a_worker_recompute() -> None:
+@pytest.mark.parametrize("read", [False, True])
+def test_buffers_are_copied_where_only_some_stages_of_a_worker_recompute(read: bool) -> None:
     """`verify` counts the copies of those that do."""
-    layers = [replace(layer, buffers=(f"mean {layer.name}",)) for layer in ALIKE.graph.layers]
-    statistics = [
-        Buffer(
-            name=f"mean {row.name}",
-            users=(row.name,),
-            shape=(25,),
-            dtype="float32",
-            bytes=100,
-            mutated=True,
-        )
-        for row in layers
-    ]
-    costs = replace(ALIKE, graph=replace(ALIKE.graph, layers=tuple(layers), buffers=tuple(statistics)))
+    costs = remembering(ALIKE, [layer.name for layer in ALIKE.graph.layers], 100, read=read)
     seen = set()
     for memory in range(50_000, 110_000, 4_000):
         try:
