@@ -198,10 +198,10 @@ def test_what_recomputes_keeps_a_copy_a_micro_batch_of_buffers_that_it_writes_an
     """Of a layer that is taken as it is, too; the buffers are nearly all that there is."""
     stages = [["0", "1", "3"], ["5", "6", "loss"]]
     fix: dict[str, object] = {"stages": stages} if workers == 2 else {}
-    plan = solved(CODEBOOK, 4, 16, pipeline=workers, schedule=family, recompute=True, **fix)
+    plan = solved(CODEBOOK, 4, 16, None, pipeline=workers, schedule=family, recompute=True, **fix)
     found = ratios(plan)
     assert min(found) >= 0.99 and max(found) <= 1.0
-    plain = solved(CODEBOOK, 4, 16, pipeline=workers, schedule=family, **fix)
+    plain = solved(CODEBOOK, 4, 16, None, pipeline=workers, schedule=family, **fix)
     copies = plan.prediction.memory[0].activations - plain.prediction.memory[0].activations
     codes, in_flight = 4096 * 16 * 4, {("1f1b", 1): 1, ("gpipe", 2): 4, ("1f1b", 2): 2}[family, workers]
     assert round(copies / codes) == in_flight * (2 if workers == 1 else 1)
