@@ -30,7 +30,8 @@ NO_TWINS = {"elu_", "celu_", "selu_", "rrelu_", "rrelu_with_noise_"}
 
 def functionalise(traced: Traced, trainable: Mapping[str, bool], n: int) -> Traced:
     """`n` is a batch size that the trace serves."""
-    if any(x not in traced.sources for node in traced.graph.nodes for x in written(node)):
+    states = {x for x, source in traced.sources.items() if source.kind in OWNERS}
+    if any(x not in states for node in traced.graph.nodes for x in written(node)):
         return _Functional(traced, probe(traced, n, trainable)).run()
     drop_unused(traced.graph, set(traced.outputs))
     return traced
@@ -85,13 +86,14 @@ class _Functional:
         self.traced, self.probe = traced, probe
         self.graph = fx.Graph()
         self.current: dict[fx.Node, fx.Node] = {}
+        self.placed: dict[fx.Node, fx.Node] = {}  # placeholders, also of what is written later
         self.parent: dict[fx.Node, fx.Node] = {}  # the tensor that this one is a view of
         self.family: dict[fx.Node, list[fx.Node]] = {}  # root -> every view of it
 
     def run(self) -> Traced:
         for node in self.traced.graph.nodes:
             self._step(node)
-        sources = {self.current[node]: source for node, source in self.traced.sources.items()}
+        sources = {self.placed[node]: source for node, source in self.traced.sources.items()}
         outputs = tuple(self._get(node, node) for node in self.traced.outputs)
         drop_unused(self.graph, set(outputs))
         return replace(self.traced, graph=self.graph, sources=sources, outputs=outputs)
@@ -106,6 +108,8 @@ class _Functional:
             self._rewrite(node, plain[0])
         else:
             self.current[node] = self._emit(node, node)
+        if node.op == "placeholder":
+            self.placed[node] = self.current[node]
         source = plain[0] if plain else self._viewed(node)
         if source is not None:
             self.parent[node] = source

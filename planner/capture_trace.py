@@ -20,6 +20,15 @@ from planner.capture_custom import exportable
 from planner.capture_flatten import flatten
 from planner.capture_hooks import refusing_hooks
 from planner.capture_opaque import Opaque
+from planner.capture_switches import (
+    Attributes,
+    assign,
+    changed,
+    plain_attributes,
+    refuse_changes,
+    same_graph,
+    watching_switches,
+)
 from planner.capture_traced import CannotTrace, Traced, call
 from planner.errors import BadInput
 from planner.workload import where_raised
@@ -36,14 +45,26 @@ class _Loss(nn.Module):
         return self.function[0](outputs, targets)
 
 
+class _Attributes:
+    """Plain ones around a forward pass. The export puts back those of modules, but not these."""
+
+    before: Attributes
+    after: Attributes
+
+
 class _Whole(nn.Module):
     def __init__(self, model: nn.Module, loss: Callable[[object, object], object]) -> None:
         super().__init__()
         self.model = model
         self.loss = _Loss(loss)
+        self.seen = _Attributes()
 
     def forward(self, inputs: object, targets: object) -> object:
-        return self.loss(call(self.model, inputs), targets)
+        with watching_switches(self.model):
+            self.seen.before = plain_attributes(self.model)
+            outputs = call(self.model, inputs)
+            self.seen.after = plain_attributes(self.model)
+            return self.loss(outputs, targets)
 
 
 def trace(
@@ -54,7 +75,31 @@ def trace(
     micro: int,
     opaque: Opaque,
 ) -> Traced:
-    """`dims` are the dynamic shapes of (inputs, targets); None captures for the example's size alone."""
+    """`dims` are the dynamic shapes of (inputs, targets); None captures for the example's size alone.
+
+    Where a forward pass changes plain attributes, a second one has to give the same graph and leave them as the first
+    did: else the graph would hold one value of what goes on changing."""
+    traced, seen = _trace(module, loss, examples, dims, micro, opaque)
+    changes = changed(seen.before, seen.after)
+    if changes:
+        try:
+            assign(module, seen.after, changes)
+            again, seen_again = _trace(module, loss, examples, dims, micro, opaque)
+        finally:
+            assign(module, seen.before, changes)
+        moving = changed(seen_again.before, seen_again.after)
+        refuse_changes(moving or ([] if same_graph(traced, again) else changes), type(module).__name__)
+    return traced
+
+
+def _trace(
+    module: nn.Module,
+    loss: Callable[[object, object], object],
+    examples: tuple[object, object],
+    dims: object | None,
+    micro: int,
+    opaque: Opaque,
+) -> tuple[Traced, _Attributes]:
     whole = _Whole(module, loss)
     with _training(whole), exportable(module) as restore, opaque, refusing_hooks(), _quiet():
         try:
@@ -64,7 +109,7 @@ def trace(
     traced = flatten(program, module, examples, symbolic=dims is not None, micro=micro)
     restore(traced)
     opaque.restore(traced)
-    return traced
+    return traced, whole.seen
 
 
 @contextlib.contextmanager

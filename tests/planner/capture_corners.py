@@ -262,6 +262,41 @@ class Selects(Base):
         return self.b(y * y.sum().item())
 
 
+class WritesItsInput(Base):
+    """Whole and through a view; the batch stays as it was, also where the forward is done again."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.sub_(0.5)
+        y = self.a(x.clone())
+        x[:, 0] = 0
+        x.view(-1, 2, 2).mul_(2)
+        return self.b(y.tanh() + x)
+
+
+class Inference(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            y = self.a(x)
+            with torch.inference_mode(False):
+                z = self.a(x.clone())
+        return self.b(y.clone().tanh() + z + self.made(x))
+
+    @torch.inference_mode()
+    def made(self, x: Tensor) -> Tensor:
+        return self.a(x).sigmoid()
+
+
+class Remembers(Base):
+    """An attribute that a forward pass sets to what it is from then on."""
+
+    size: tuple[int, ...] | None = None
+    ready = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.ready, self.size = True, (4, 3)
+        return self.b(self.a(x) * self.size[1])
+
+
 def selected_loss(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return outputs[targets > 0].pow(2).sum(), (targets > 0).sum()
 
@@ -286,5 +321,8 @@ CORNERS: dict[str, Callable[[], Case]] = {
     "sparse_tokens": lambda: (SparseTokens(), tokens, next_token),
     "settings": lambda: (Settings(), settings, mse),
     "selects": lambda: (Selects(), vectors(4), selected_loss),
+    "writes_its_input": lambda: (WritesItsInput(), vectors(4), mse),
+    "inference": lambda: (Inference(), vectors(4), mse),
+    "remembers": lambda: (Remembers(), vectors(4), mse),
     "doubles": lambda: (Doubles(), vectors(4), mse),
 }

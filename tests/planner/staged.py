@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from planner.capture import Captured, call, capture
 from planner.cut import StageModule, cut, materialise, whole
@@ -101,7 +102,8 @@ def check_case(
     inputs, targets = batch(n)
     values = captured.batch_values(inputs, targets)
     initial = {name: tensor.clone() for name, tensor in captured.initial(module).items()}
-    original = run_module(module, loss, inputs, targets)
+    copies = pytree.tree_map_only(Tensor, Tensor.clone, inputs)  # a module may write into what it is given
+    original = run_module(module, loss, copies, targets)
     one = run_stages(graph, [materialise(whole(captured), initial)], values)
     assert_equal_to_the_bit(one.loss, original.loss)
     for name, buffer in one.buffers.items():

@@ -202,3 +202,69 @@ def test_a_hook_inside_of_an_opaque_module_is_its_own() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
     module[1].register_full_backward_hook(lambda m, given, made: None)
     assert "1" in capture(module, batch, F.mse_loss, opaque=["1"]).graph.index
+
+
+class Freezes(Branches):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.b, self.how = nn.Linear(3, 3), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        if self.how == "set":
+            self.b.weight.requires_grad = False  # set
+        elif self.how == "parameter":
+            self.b.weight.requires_grad_(False)
+        else:
+            self.b.requires_grad_(False)
+        y = self.b(y)
+        self.b.requires_grad_(True)
+        return y
+
+
+@pytest.mark.parametrize(
+    ("how", "line"),
+    [("set", "# set"), ("parameter", "weight.requires_grad_(False)"), ("module", "b.requires_grad_(False)")],
+)
+def test_a_forward_that_turns_a_gradient_off_is_refused_by_parameter_and_line(how: str, line: str) -> None:
+    with pytest.raises(BadInput, match=r"turns requires_grad of parameter 'b.weight' off") as caught:
+        capture(Freezes(how), batch, F.mse_loss)
+    assert caught.value.where == line_of(Freezes.forward, line)
+    assert "detach()" in caught.value.allowed
+
+
+class Thaws(Branches):
+    def forward(self, x: Tensor) -> Tensor:
+        self.a.requires_grad_(True)
+        x = x.clone().requires_grad_(True)
+        return self.a(x.requires_grad_(True))
+
+
+def test_a_forward_that_turns_gradients_on_is_captured() -> None:
+    assert capture(Thaws(), batch, F.mse_loss).graph.parameters
+
+
+class Counts(Branches):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.count, self.seen = how, 0, [1.0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "list":
+            self.seen.append(2.0)
+            return self.a(x) * len(self.seen)
+        if self.how == "once":
+            y = self.a(x) if self.count else x.sum() + self.a(x)
+            self.count = 1
+            return y
+        self.count += 1
+        return self.a(x) * self.count
+
+
+@pytest.mark.parametrize(("how", "name"), [("counts", "count"), ("list", "seen"), ("once", "count")])
+def test_a_forward_that_changes_a_number_of_its_module_is_refused_by_its_name(how: str, name: str) -> None:
+    module = nn.Sequential(nn.Linear(4, 4), Counts(how))
+    with pytest.raises(BadInput, match=rf"changes '1\.{name}'") as caught:
+        capture(module, batch, F.mse_loss)
+    assert "register_buffer" in caught.value.allowed
+    assert (module[1].count, module[1].seen) == (0, [1.0])
