@@ -24,8 +24,8 @@ from planner.errors import BadInput
 # Written by these although their schemas do not say so: positions of the running statistics, and of the switch.
 STATISTICS = {"aten.batch_norm.default": (3, 4, 5), "aten.instance_norm.default": (3, 4, 5)}
 
-# Their gradients are rounded otherwise in place, where the result has to stand for the input.
-NO_TWINS = {"elu_", "celu_", "selu_", "rrelu_", "rrelu_with_noise_"}
+# Their gradients are rounded otherwise in place, where the result has to stand for the input; that of copy_ has no gradient.
+NO_TWINS = {"copy_", "elu_", "celu_", "selu_", "rrelu_", "rrelu_with_noise_"}
 
 
 def functionalise(traced: Traced, trainable: Mapping[str, bool], n: int) -> Traced:

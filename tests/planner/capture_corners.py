@@ -273,6 +273,12 @@ class WritesItsInput(Base):
         return self.b(y.tanh() + x)
 
 
+class CopiesWhole(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        return self.b(torch.empty_like(y).copy_(y).tanh())
+
+
 class Inference(Base):
     def forward(self, x: Tensor) -> Tensor:
         with torch.inference_mode():
@@ -322,6 +328,7 @@ CORNERS: dict[str, Callable[[], Case]] = {
     "settings": lambda: (Settings(), settings, mse),
     "selects": lambda: (Selects(), vectors(4), selected_loss),
     "writes_its_input": lambda: (WritesItsInput(), vectors(4), mse),
+    "copies_whole": lambda: (CopiesWhole(), vectors(4), mse),
     "inference": lambda: (Inference(), vectors(4), mse),
     "remembers": lambda: (Remembers(), vectors(4), mse),
     "doubles": lambda: (Doubles(), vectors(4), mse),
