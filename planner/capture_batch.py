@@ -23,11 +23,23 @@ def example(batch: Batch, n: int, mode: FakeTensorMode | None) -> Pair:
     if mode is not None:
         try:
             with mode:
-                return batch(n)
+                return _apart(batch(n))
         except Exception:
             return example(batch, n, None)
     with torch.random.fork_rng(devices=[]):
-        return batch(n)
+        return _apart(batch(n))
+
+
+def _apart(pair: Pair) -> Pair:
+    """A tensor that is given twice, as of an autoencoder, is two: what a dataset gives need not be one."""
+    met = set[int]()
+
+    def own(leaf: object) -> object:
+        again = isinstance(leaf, Tensor) and id(leaf) in met
+        met.add(id(leaf))
+        return leaf.clone() if again and isinstance(leaf, Tensor) else leaf
+
+    return cast(Pair, pytree.tree_map(own, pair))
 
 
 def repeated(pair: Pair) -> Batch:

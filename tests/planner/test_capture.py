@@ -295,3 +295,16 @@ def test_a_frozen_norm_without_momentum_uses_and_keeps_what_it_has_learnt() -> N
     stage.materialise(captured.initial(module))
     assert torch.equal(stage(values)["loss:0"], module(values["input"]).square().mean())
     assert not any(row.mutated for row in captured.graph.buffers)
+
+
+def test_one_tensor_given_as_input_and_as_target_is_read_as_both() -> None:
+    def batch(n: int) -> tuple[Tensor, Tensor]:
+        x = torch.randn(n, 4)
+        return x, x
+
+    torch.manual_seed(0)
+    module = nn.Linear(4, 4)
+    captured = capture(module, batch, F.mse_loss)
+    stage, values = whole(captured), captured.batch_values(torch.randn(3, 4), torch.zeros(3, 4))
+    stage.materialise(captured.initial(module))
+    assert torch.equal(stage(values)["loss:0"], module(values["input"]).square().mean())
