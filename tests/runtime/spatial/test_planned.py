@@ -217,7 +217,7 @@ def test_a_sample_too_large_for_one_device_names_the_degree_that_fits() -> None:
     assert "a spatial split of 4, on 4 devices for each sample, would fit: 1f1b" in str(refused.value)
     with pytest.raises(Infeasible):
         solve(costs, machines(2), batch=1, fix={"spatial": 2, "pipeline": 1})
-    plan = solve(costs, machines(4), batch=1, fix={"spatial": 4})
+    plan = solve(costs, machines(4), batch=1, fix={"spatial": 4, "schedule": "1f1b"})
     (memory,) = plan.prediction.memory
     assert 24.36 * 2**30 / 4 < memory.activations < 24.36 * 2**30 / 4 + 2**30
     assert memory.total <= memory.limit
