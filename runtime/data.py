@@ -119,7 +119,7 @@ class Drawn(Dataset[Sample]):
                 return index, self._data[asked]  # type: ignore[index]
             except ShardwrightError:
                 raise
-            except (Exception, SystemExit) as error:
+            except Exception as error:
                 raise BadInput(
                     f"sample {index} raised {type(error).__name__}: {error}",
                     where=_place(error, "dataset()"),
@@ -139,7 +139,7 @@ class Joined:
         numbers, samples = [number for number, _ in numbered], [sample for _, sample in numbered]
         try:
             return numbers, self.collate(samples)
-        except (Exception, SystemExit) as error:  # the user's own, or that of torch
+        except Exception as error:  # the user's own, or that of torch
             what = error.what if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
             place = error.where if isinstance(error, BadInput) else _place(error, "collate()")
             raise BadInput(
