@@ -67,15 +67,21 @@ def last_dimension(call: Call) -> Step:
 
 
 def matmul(call: Call) -> Step:
-    """Rows of the left operand may be cut while the right one is whole."""
+    """The left operand may be cut in its rows and matrices; of a stack of right ones each rank takes those it needs."""
     left, right = call.tensor("self"), call.tensor("other" if "other" in call.arguments else "mat2")
     shape = call.outputs[0]
-    if right.cut_dims or len(left.shape) - 1 in left.cut_dims or len(right.shape) < 2:
+    matrix = {len(right.shape) - 2, len(right.shape) - 1}
+    if matrix & set(right.cut_dims) or len(left.shape) - 1 in left.cut_dims or len(right.shape) < 2:
         raise call.refuse("it sums over a dimension that is cut, or its right operand is")
-    shift = len(shape) - len(left.shape)
-    cuts = (*(None,) * shift, *left.cuts[:-1], None)
-    output = Layout(shape, cuts)
-    return Step((output,), axes=output.axes)
+    ndim = max(len(shape), len(left.shape))
+    target = _target(call, shape, (left, right))
+    stacked = {dim: cut for dim, cut in target.items() if dim < ndim - 2}
+    fetches = {
+        name: _matched(call, layout, cuts, ndim)
+        for (name, layout), cuts in zip(call.tensors(), (target, stacked), strict=True)
+    }
+    output = _laid(shape, target, ndim)
+    return Step((output,), {name: found for name, found in fetches.items() if found}, axes=output.axes)
 
 
 def scatter(call: Call) -> Step:

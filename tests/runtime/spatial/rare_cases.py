@@ -123,7 +123,17 @@ RESIZES: dict[str, Function] = {
     "places of an adaptive max": lambda x: F.adaptive_max_pool2d(x, 4, return_indices=True)[1] * x.mean(),
     "pyramid": _pyramid,
 }
+
+
+def _matrix_a_row(x: Tensor) -> Tensor:
+    """All of the matrices are held by every rank, whose rows want some of them."""
+    count, size = x.shape[2:]
+    factors = torch.arange(count * size * size, dtype=x.dtype).view(count, size, size).sin()
+    return (x.transpose(1, 2) @ (factors * x.mean())).transpose(1, 2)
+
+
 ROWS: dict[str, Function] = {
+    "multiplied by a matrix a row": _matrix_a_row,
     "concat of what is cut less": lambda x: torch.cat([x.mean(3, keepdim=True).expand_as(x), x], 1),
     "concat rows of what is cut less": lambda x: torch.cat([x.mean(2, keepdim=True).expand_as(x), x], 2),
     "stack of what is cut less": lambda x: torch.stack([x.mean(3, keepdim=True).expand_as(x), x], 1).sum(2),
