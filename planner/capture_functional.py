@@ -27,6 +27,9 @@ STATISTICS = {"aten.batch_norm.default": (3, 4, 5), "aten.instance_norm.default"
 # Their gradients are rounded otherwise in place, where the result has to stand for the input; that of copy_ has no gradient.
 NO_TWINS = {"copy_", "elu_", "celu_", "selu_", "rrelu_", "rrelu_with_noise_"}
 
+# What gives back its argument where there is nothing to do; gradients pass as through nothing.
+IDENTITIES = {"aten.dropout", "aten.feature_dropout", "aten.alpha_dropout", "aten.contiguous", "aten.to"}
+
 
 def functionalise(traced: Traced, trainable: Mapping[str, bool], n: int) -> Traced:
     """`n` is a batch size that the trace serves."""
@@ -154,7 +157,7 @@ class _Functional:
 
     def _rewrite(self, node: fx.Node, given: fx.Node) -> None:
         target = given
-        while target in self.parent and written(target):  # what an in-place operation returns is its argument
+        while target in self.parent and self._is_its_argument(target):
             target = self.parent[target]
         root = self._root(target)
         twin = None if target in self.parent or ("grad", False) in node.meta["context"] else self._twin(node)
@@ -167,6 +170,15 @@ class _Functional:
             self.current.pop(member, None)
         self.current[root] = new
         self.current[node] = new if target is root else self._get(target, node)
+
+    def _is_its_argument(self, node: fx.Node) -> bool:
+        """As what an operation in place returns is, or a dropout of nothing."""
+        name = node.target._schema.name.replace("::", ".") if isinstance(node.target, OpOverload) else ""
+        if name not in IDENTITIES or ("grad", False) in node.meta["context"]:
+            return bool(written(node))
+        made, given = (self.probe.value[x] for x in (node, self.parent[node]))
+        assert isinstance(made, Tensor) and isinstance(given, Tensor)
+        return (made.shape, made.stride(), made.dtype) == (given.shape, given.stride(), given.dtype)
 
     def _write_into_clone(self, node: fx.Node, given: fx.Node, target: fx.Node, root: fx.Node) -> fx.Node:
         context = tuple(part for part in node.meta["context"] if part[0] != "grad")
@@ -182,7 +194,7 @@ class _Functional:
             chain.append(step)
             step = self.parent[step]
         for view in reversed(chain):
-            if written(view):  # what an in-place operation returns is its argument
+            if self._is_its_argument(view):
                 moved[view] = moved[self.parent[view]]
                 continue
             moved[view] = self.graph.node_copy(view, lambda x: moved.get(x) or self._get(x, node))

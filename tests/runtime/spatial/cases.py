@@ -271,6 +271,10 @@ def _elementwise() -> None:
     case("prelu", lambda: nn.PReLU(4))
     case("prelu of one weight", lambda: nn.PReLU())
     case("relu in place", lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(inplace=True)))
+    case(
+        "relu in place after no dropout",
+        lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.Dropout(0.0), nn.ReLU(inplace=True)),
+    )
     case("elu in place after a norm", lambda: nn.Sequential(nn.BatchNorm2d(4), nn.ELU(inplace=True)))
     function("a chain in place", lambda x: F.elu(x.clone().sub_(0.5).div_(0.25), inplace=True))
     function("write into a part", _write_into_a_part, refused="aten.")

@@ -59,6 +59,7 @@ FOUND = (  # what was wrong or crashed once
     ("rare conv even, same, dilated", "uneven", (2, 2)),
     ("rare its own kernel", "uneven", (3,)),
     ("a chain in place", "odd", (3,)),
+    ("relu in place after no dropout", "odd", (3,)),
     ("rare multiplied by a matrix a row", "odd", (3,)),
 )
 
