@@ -4,6 +4,7 @@ A BatchNorm without momentum reads its count as a number. An autograd.Function o
 its own backward lost: it becomes one operation that calls it. A reentrant checkpoint is such a function as well, and
 would hide parameters: it is left out, since what is recomputed is the plan's to decide. A SyncBatchNorm looks for the
 process group that runs at the time: it is traced as the plain one and marked, and the plan says who its peers are.
+Axes that are a range of numbers made a tensor and a list again, as in monai's losses, are known without the tensor.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
+from torch.utils.weak import WeakIdKeyDictionary
 
 from planner.capture_traced import SYNCHRONISED, Traced
 from planner.errors import BadInput
@@ -28,7 +30,12 @@ from planner.errors import BadInput
 @contextlib.contextmanager
 def exportable(module: nn.Module) -> Iterator[Callable[[Traced], None]]:
     """Gives what puts the real operations back into the graph that was traced meanwhile."""
-    with _cumulative(module) as names, _synchronised(module) as shared, _Functions() as functions:
+    with (
+        _cumulative(module) as names,
+        _synchronised(module) as shared,
+        _Functions() as functions,
+        _listed_ranges(),
+    ):
 
         def restore(traced: Traced) -> None:
             _allow_cudnn(traced)
@@ -119,6 +126,29 @@ def share_of_latest(count: torch.Tensor) -> float:
     """Of the latest batch in the average of so many."""
     plain = not count.is_meta and not isinstance(count, FakeTensor)
     return 1.0 / float(count) if plain else 1.0
+
+
+@contextlib.contextmanager
+def _listed_ranges() -> Iterator[None]:
+    """`torch.arange(2, 5).tolist()`, as long as nothing was written into it."""
+    arange, tolist = torch.arange, FakeTensor.tolist
+    ranges = WeakIdKeyDictionary()
+
+    def made(*given: object, **named: object) -> Tensor:
+        tensor = arange(*given, **named)  # type: ignore[call-overload]
+        if all(type(x) is int for x in given) and not named:
+            ranges[tensor] = list(range(*given))  # type: ignore[call-overload]
+        return tensor  # type: ignore[no-any-return]
+
+    def listed(tensor: FakeTensor) -> object:
+        known = tensor in ranges and tensor._version == 0
+        return list(ranges[tensor]) if known else tolist(tensor)
+
+    try:
+        torch.arange, FakeTensor.tolist = made, listed  # type: ignore[assignment, method-assign]
+        yield
+    finally:
+        torch.arange, FakeTensor.tolist = arange, tolist  # type: ignore[method-assign]
 
 
 _numbers = itertools.count()  # torch keeps the name of an operation beyond its library

@@ -14,6 +14,7 @@ from planner.capture import Captured, capture
 from planner.capture_functional import written
 from planner.capture_traced import OWNERS
 from planner.cut import whole
+from planner.errors import BadInput
 from planner.model import ModelGraph, crossings, stage_of_layers
 from planner.workload import load
 from tests.planner.capture_cases import CASES
@@ -308,3 +309,27 @@ def test_one_tensor_given_as_input_and_as_target_is_read_as_both() -> None:
     stage, values = whole(captured), captured.batch_values(torch.randn(3, 4), torch.zeros(3, 4))
     stage.materialise(captured.initial(module))
     assert torch.equal(stage(values)["loss:0"], module(values["input"]).square().mean())
+
+
+class _Axes(nn.Module):
+    def __init__(self, shift: int) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.ones(())), shift
+
+    def forward(self, x: Tensor) -> Tensor:
+        axes = torch.arange(1, x.dim())
+        if self.shift:
+            axes += self.shift
+        return (x * self.scale).mean(axes.tolist())
+
+
+def test_axes_that_are_a_range_of_numbers_are_known_without_the_tensor() -> None:
+    """Losses of monai list them so."""
+
+    def captured(shift: int) -> Captured:
+        return capture(_Axes(shift), lambda n: (torch.ones(n, 2, 3), torch.ones(n)), F.mse_loss)
+
+    (mean,) = (x for x in captured(0).layout.traced.graph.nodes if str(x.target) == "aten.mean.dim")
+    assert mean.args[1] == [1, 2]
+    with pytest.raises(BadInput, match="depends on the values of tensors"):
+        captured(-1)
