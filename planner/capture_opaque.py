@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -191,3 +191,8 @@ def _watch(module: nn.Module, paths: Sequence[str], inputs: object) -> dict[str,
     except Exception as error:  # the user's module ran: it may raise anything
         raise CannotTrace from error
     return found
+
+
+def opaque_layers(layer_of: Mapping[fx.Node, int]) -> set[int]:
+    """By their numbers."""
+    return {layer for node, layer in layer_of.items() if isinstance(node.target, OpaqueLayer)}
