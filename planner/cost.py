@@ -104,12 +104,15 @@ class Tables:
         found = {name: table[low, high] for name, table in vars(self.moving).items()}
         following, _ = found.pop("following"), found.pop("carried")
         copied = np.where(again, self.remembered[low, high], 0)
+        answered = found["returning"] + found["back"] > 0
+        sent = np.where(again, self.leaving[low, high] - following, found["sent"])
         return found | {
             "saved": self.saved[low, high] - found["shared"] + copied,
             "held": found["held"] + copied,
             "kept": self.entered[low, high] - found["shared"] + copied,
-            "sent": np.where(again, self.leaving[low, high] - following, found["sent"]),
+            "sent": np.where(answered, sent, 0),
             "handed": np.where(again, following, found["handed"]),
+            "unanswered": np.where(answered, 0, self.leaving[low, high]),
         }
 
     def stage_ns(self, kind: Kind, cuts: IntArray) -> IntArray:

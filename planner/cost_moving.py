@@ -21,7 +21,7 @@ from planner.reuse import (
     waiting_from,
     weighing,
 )
-from planner.stage_bytes import LEAF_BYTES, storages
+from planner.stage_bytes import LEAF_BYTES, LOOK_BYTES, storages
 
 BoolArray = NDArray[np.bool_]
 _NEVER = -(1 << 62)  # of no layer of an interval
@@ -86,7 +86,7 @@ def moving(
     told = np.zeros(len(held), np.int64)
     told[-1] = sum(size_of[name] for name in graph.layers[-1].outputs)
     waits, early = waiting_from(reused(graph), len(costs)), _early(graph, size_of)
-    workspace = _on_top(entered + told + _over_layers_waiting(during, waits, early) - saved)
+    workspace = _on_top(entered + told + _over_layers_waiting(during, waits, early) - saved, LOOK_BYTES)
     halved = entered + told + held + _over_layers(during - held[1:], early)
     weighed = _over_layers(np.broadcast_to(held[1:] + work, during.shape)) - held
     stored = Halves(
@@ -222,9 +222,9 @@ def _over_layers_waiting(
     return table
 
 
-def _on_top(amounts: IntArray) -> IntArray:
+def _on_top(amounts: IntArray, least: int = 0) -> IntArray:
     """Where there are layers."""
-    return np.triu(np.maximum(amounts, 0), 1)
+    return np.triu(np.maximum(amounts, least), 1)
 
 
 def _messages(

@@ -8,7 +8,8 @@ backward.
 Messages count as the runtime holds them. A receive has its buffer LOOKAHEAD actions before it is needed. What was
 sent stays until the sender knows that it has arrived: an activation at the latest when its gradient comes back, a
 gradient when the next activation comes that the stage before sent after it had read the gradient. What nobody has
-confirmed when a step ends is held until the next one has begun.
+confirmed when a step ends is held until the next one has begun. A stage that no gradient comes back to hears of none
+of its activations: each is held until that of the same micro-batch is sent in the next step.
 
 Between stages of one worker nothing is sent: a tensor is handed over as it is. There is no buffer for it, it is held
 once where both stages keep it, and a gradient stays from the backward that made it to the end of the one that takes
@@ -52,6 +53,7 @@ class StageBytes:
     returning: int = 0  # gradients from other stages: ahead of the backward and during it
     back: int = 0  # the same of the next stage
     far: int = 0  # gradients for stages that need not be the one before: longer on their way
+    unanswered: int = 0  # Values for other stages, all of them, where no gradient comes back
     update: int = 0  # on top while its parameters are updated
 
 
@@ -73,6 +75,7 @@ PARTS = len(PART_NAMES)
     _RETURNING,
     _BACK,
     _FAR,
+    _UNANSWERED,
     _UPDATE,
 ) = range(PARTS)
 
@@ -196,6 +199,12 @@ def _outgoing(forward: Action, born: int, back: int, at: dict[Action, int], here
     else:
         yield born, back, stage, _SENT
         yield *ahead, _RETURNING
+    last = forward._replace(stage=here.last)
+    if last in at:  # what all activations lead to
+        yield born, 2 * at[last], stage, _UNANSWERED
+    else:
+        yield 0, 2 * len(at), stage, _UNANSWERED
+        yield born, born + 1, stage, _UNANSWERED
 
 
 class _Returns:

@@ -20,6 +20,7 @@ from planner.reuse import arriving_at_made, early, reused, reused_values, summed
 from planner.schedule.action import Schedule
 
 LEAF_BYTES = 4  # of the one that stands for all that enters a stage, which a walk ends at
+LOOK_BYTES = 16  # of the few numbers made to see whether one of what a forward made is NaN
 
 
 def stage_bytes(
@@ -54,6 +55,7 @@ def stage_bytes(
     near = [v for v in came if graph.index[v.producer] == first - 1]
     handed, back = ([v for v in values if _read_at(graph, v, last + 1)] for values in (sent, returning))
     handed = [v for v in handed if v.needs_grad]
+    unanswered = 0 if _total(profile, returning, key) else _total(profile, leaving, key)
     shared = _total(profile, (v for v in near if held_in.own(v.name, first - 1)), key)
     copied = remembered_bytes(graph, layers) if recompute else 0
     return StageBytes(
@@ -67,11 +69,12 @@ def stage_bytes(
         arriving=_total(profile, came, key) - _total(profile, near, key),
         near=_total(profile, near, key),
         crossing=_total(profile, _crossing(graph, first), key),
-        sent=_total(profile, sent, key) - _total(profile, handed, key),
+        sent=0 if unanswered else _total(profile, sent, key) - _total(profile, handed, key),
         handed=_total(profile, handed, key),
         returning=_total(profile, returning, key) - _total(profile, back, key),
         back=_total(profile, back, key),
         far=_total(profile, (v for v in entering if _is_far(graph, v, first)), key),
+        unanswered=unanswered,
         update=update_bytes(profile.optimizer, _trained_elements(graph, layers)),
     )
 
@@ -134,7 +137,7 @@ class _Stage:
         during = [
             now + waiting(reuses, self.first, end, self.first + k) for k, now in enumerate(self._during)
         ]
-        return max(0, max(during) - self.saved[-1])
+        return max(LOOK_BYTES, max(during) - self.saved[-1])
 
     def stored(self) -> _Halves:
         """Each layer lets go of all that its weights do not ask for; no gradient of a weight waits for another."""

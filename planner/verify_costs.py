@@ -157,7 +157,19 @@ def _needs(plan: Plan, profile: Profile, stage: StagePlan, schedule: Schedule) -
     return StageBytes(**{name: size // shards for name, size in asdict(found).items()} | {"workspace": 0})
 
 
-_BETWEEN = ("kept", "shared", "arriving", "near", "crossing", "sent", "handed", "returning", "back", "far")
+_BETWEEN = (
+    "kept",
+    "shared",
+    "arriving",
+    "near",
+    "crossing",
+    "sent",
+    "handed",
+    "returning",
+    "back",
+    "far",
+    "unanswered",
+)
 
 
 def _of_parts(found: StageBytes, shards: int) -> StageBytes:

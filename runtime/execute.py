@@ -17,7 +17,7 @@ from torch import Tensor
 from planner.schedule.action import Action, Kind
 from planner.schedule.program import Instruction, Message, Program
 from planner.timeline import encode
-from runtime.releases import releases_after
+from runtime.releases import releases_after, releases_before
 from runtime.routes import Direction, Names, Routes
 from runtime.stage import Stage, Tensors
 from runtime.trace import Tracer, clock_ns
@@ -69,21 +69,26 @@ class Interpreter:
         feed: Callable[[int, int], Tensors],
         pulse: Pulse,
         tracer: Tracer,
+        forwards: bool = False,
     ) -> None:
+        """A program of `forwards` alone lets no worker run far ahead of those that take in what it makes."""
         self._worker, self._pulse, self._tracer = worker, pulse, tracer
         self._hands = hands = _Hands(stages, routes, carrier, updates, feed)
         releases = releases_after(program, worker)
+        awaited = releases_before(program, worker) if forwards else {}
         self.calls: list[Call] = []
         for position, instruction in enumerate(program.ranks[worker]):
             action = instruction.action
             if action is not None and action.kind is Kind.STEP:
                 self.calls.append(Call(partial(updates.wait, action.pipe, action.stage), WAITS))
+            for message in awaited.get(position, ()):
+                self.calls.append(Call(partial(carrier.release, message), WAITS))
             self.calls.append(hands.call(instruction))
             for message in releases.get(position, ()):
                 self.calls.append(Call(partial(carrier.release, message), SILENT))
 
-    def variant(self, program: Program, stages: Mapping[Node, Stage]) -> Interpreter:
-        """Another program over the same messages; its actions are not traced."""
+    def forwards(self, program: Program, stages: Mapping[Node, Stage]) -> Interpreter:
+        """Another program over the same messages, of forwards alone; its actions are not traced."""
         hands = self._hands
         return Interpreter(
             program,
@@ -95,6 +100,7 @@ class Interpreter:
             feed=hands.feed,
             pulse=self._pulse,
             tracer=Tracer(self._tracer.rank),
+            forwards=True,
         )
 
     def run(self, step: int) -> None:

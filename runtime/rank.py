@@ -112,8 +112,10 @@ class Rank:
         self.updater.settle()
         self.feed.values = values
         stages, interpreter = self._evaluation
+        self.transport.drain()
         interpreter.run(0)
         self.transport.finish(("act",))
+        self.transport.drain()
         return losses_of(stages)
 
     @cached_property
@@ -122,7 +124,7 @@ class Rank:
             node: EvaluationStage(stage.module, stage.first_micro, AUTOCAST[self.plan.precision])
             for node, stage in self.stages.items()
         }
-        return stages, self.interpreter.variant(forward_program(self.plan, self.world), stages)
+        return stages, self.interpreter.forwards(forward_program(self.plan, self.world), stages)
 
     def losses(self) -> dict[int, dict[str, float]]:
         found = {}

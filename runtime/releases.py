@@ -8,7 +8,7 @@ end of one becomes known early in the next.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from planner.schedule.program import Instruction, Message, Program
@@ -72,3 +72,55 @@ def _two_steps(program: Program, worker: int) -> Iterator[_Done]:
                 moved = True
                 if rank == worker:
                     yield _Done(step, position, instruction, clock)
+
+
+def releases_before(program: Program, worker: int) -> dict[int, list[Message]]:
+    """For a program of forwards alone, in which nobody hears of anything: messages to wait for until they have
+    arrived, each before a later one is sent on its channel. So that few are there at a time, at least two, as many
+    as it takes for nobody to wait in a circle."""
+    most = max((len(each) for each in program.ranks), default=0)
+    behind = next(k for k in range(2, most + 3) if _ends(program, _awaited(program, k)))
+    return {at: [message] for (rank, at), message in _awaited(program, behind).items() if rank == worker}
+
+
+def _awaited(program: Program, behind: int) -> dict[tuple[int, int], Message]:
+    """By rank and position of a send, what was sent so many messages before on its channel."""
+    channels: dict[tuple[int, int, int, int], list[Message]] = {}
+    found = {}
+    for rank, instructions in enumerate(program.ranks):
+        for at, instruction in enumerate(instructions):
+            if (message := instruction.message) is not None and instruction.op == "send":
+                own = channels.setdefault((rank, message.pipe, message.sender, message.receiver), [])
+                own.append(message)
+                if len(own) > behind:
+                    found[rank, at] = own[-1 - behind]
+    return found
+
+
+def _ends(program: Program, awaited: Mapping[tuple[int, int], Message]) -> bool:
+    """Whether every rank comes to its end, if a message arrives no earlier than where it is needed."""
+    needed = {
+        instruction.message: (rank, at)
+        for rank, instructions in enumerate(program.ranks)
+        for at, instruction in enumerate(instructions)
+        if instruction.op == "wait"
+    }
+    sent: set[Message | None] = set()
+    done = [0] * len(program.ranks)
+    moved = True
+    while moved:
+        moved = False
+        for rank, instructions in enumerate(program.ranks):
+            while done[rank] < len(instructions):
+                instruction = instructions[done[rank]]
+                if instruction.op == "wait" and instruction.message not in sent:
+                    break
+                if (rank, done[rank]) in awaited:
+                    receiver, at = needed[awaited[rank, done[rank]]]
+                    if done[receiver] < at:
+                        break
+                if instruction.op == "send":
+                    sent.add(instruction.message)
+                done[rank] += 1
+                moved = True
+    return all(at == len(each) for at, each in zip(done, program.ranks, strict=True))

@@ -173,9 +173,8 @@ class TorchStage:
 
 def _has_nan(tensor: Tensor) -> bool:
     """Without a tensor of the same size: the largest of numbers with a NaN among them is NaN."""
-    if tensor.is_floating_point() and tensor.numel():
-        return bool(tensor.amax().isnan())
-    return tensor.is_complex() and bool(tensor.isnan().any())
+    numbers = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return numbers.is_floating_point() and numbers.numel() > 0 and bool(numbers.amax().isnan())
 
 
 def _samples(tensor: Tensor) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from random import Random
 from typing import NamedTuple
 
@@ -17,6 +17,8 @@ from planner.milp.solve import solve
 from planner.plan import Plan
 from planner.profile import Profile
 from planner.schedule.families import FAMILIES
+from runtime.memory import with_peak
+from runtime.rank import Rank
 from runtime.rehearse import runs
 from runtime.split import Split
 from runtime.train import Model
@@ -217,3 +219,43 @@ def test_where_only_first_layers_recompute_just_they_keep_copies() -> None:
     plan = solve(costs, tight, batch=1024, fix=fix)
     assert [stage.recompute_before for stage in plan.stages] == ["3", ""]
     assert 0.95 <= max(ratios(plan)) <= 1.0
+
+
+@pytest.mark.parametrize(("family", "workers"), [("interleaved", 1), ("zb-h1", 2)])
+def test_what_lies_in_a_layer_that_is_taken_as_it_is_counts_without_the_device_too(
+    family: str, workers: int
+) -> None:
+    """A roofline has it run for that."""
+    plan = solved("tests/runtime/workloads/opaque.py", 512, 2048, pipeline=workers, schedule=family)
+    assert 0.7 <= max(ratios(plan)) <= 1.0
+
+
+@pytest.mark.parametrize(("family", "recompute"), [("1f1b", False), ("gpipe", True)])
+def test_what_a_stage_sends_that_no_gradient_comes_back_to_is_held_all_step(
+    family: str, recompute: bool
+) -> None:
+    """Nothing tells it of its arrival: of every micro-batch, however few are in flight."""
+    fix: dict[str, object] = {"stages": [["0"], ["1", "3", "5", "6", "loss"]], "recompute": recompute}
+    arguments = {"codes": "1", "taken": "1"}
+    plan = solved(CODEBOOK, 64, 512, arguments, pipeline=2, schedule=family, **fix)
+    sent = 8 * 64 * 16 * 4
+    assert plan.prediction.memory[0].buffers >= sent
+    assert 0.75 <= ratios(plan)[0] <= 1.0
+
+
+def test_evaluation_holds_no_more_than_training_was_predicted_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many micro-batches there are, of which nobody tells a stage that they have arrived."""
+    plan = solved("gpt2", 1, 32, {"size": "tiny"}, pipeline=4, schedule="1f1b")
+    trained = ratios(plan)
+
+    def evaluating(rank: Rank, step: partial[None]) -> tuple[None, int]:
+        _, peak = with_peak(
+            partial(rank.evaluate, step.args[1]),
+            rank.world.device,
+            rank.kept(),
+            rank.transport.in_flight(),
+        )
+        return None, peak
+
+    monkeypatch.setattr(Rank, "with_peak", evaluating)
+    assert all(0.1 < mine < most <= 1.0 for mine, most in zip(ratios(plan), trained, strict=True))

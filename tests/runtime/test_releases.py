@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from random import Random
+
 import pytest
 
+from planner.schedule.action import Kind
 from planner.schedule.families import FAMILIES, generate
 from planner.schedule.lower import lower
-from planner.schedule.program import Message, Program
-from runtime.releases import releases_after
+from planner.schedule.program import Instruction, Message, Program
+from runtime.releases import releases_after, releases_before
 from tests.runtime.plans import TIMES
 from tests.runtime.test_execute import hops, program_of
 
@@ -72,3 +76,51 @@ def test_news_travels_over_others() -> None:
     program = lower(schedule, [*hops(3), *skip], [TIMES] * 3)
     found = {message for messages in releases_after(program, 0).values() for message in messages}
     assert {message.micro for message in found if message.receiver == 2} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_where_nobody_answers_two_are_under_way_and_nobody_waits_in_a_circle(family: str) -> None:
+    schedule = generate(family, workers=4, micros=16)
+    orders = tuple(tuple(a for a in order if a.kind is Kind.F) for order in schedule.orders)
+    made = [hop for hop in hops(schedule.stages) if hop.direction == "act"]
+    forwards = lower(replace(schedule, orders=orders), made, [TIMES] * schedule.stages)
+    assert most_under_way(forwards, Random(family)) <= 2
+
+
+def test_more_are_under_way_where_they_are_needed_later_than_what_is_sent_after_them() -> None:
+    first, late = [Message("act", 0, micro, 0, 1) for micro in range(5)], Message("act", 0, 0, 0, 2)
+    sends = [*first[:3], late, *first[3:]]
+    waits = [late, *first]
+    program = Program(
+        ranks=(
+            tuple(Instruction("send", message=each) for each in sends),
+            tuple(Instruction("wait", message=each) for each in waits),
+        )
+    )
+    assert most_under_way(program, Random(0)) == 3
+
+
+def most_under_way(program: Program, draw: Random) -> int:
+    """On one channel, if ranks go on in any order, and a message arrives when its receiver comes to need it."""
+    before = [releases_before(program, worker) for worker in range(len(program.ranks))]
+    done, most = [0] * len(program.ranks), 0
+    sent, needed, gone = set[Message](), set[Message](), set[Message]()
+    while unfinished := [rank for rank, own in enumerate(program.ranks) if done[rank] < len(own)]:
+        able = []
+        for rank in unfinished:
+            instruction = program.ranks[rank][done[rank]]
+            if instruction.op == "wait" and instruction.message is not None:
+                needed.add(instruction.message)
+            arrived = instruction.op != "wait" or instruction.message in sent
+            if arrived and needed.issuperset(before[rank].get(done[rank], ())):
+                able.append(rank)
+        assert able, "all wait for each other"
+        rank = draw.choice(able)
+        gone.update(before[rank].get(done[rank], ()))
+        message = program.ranks[rank][done[rank]].message
+        if message is not None and program.ranks[rank][done[rank]].op == "send":
+            sent.add(message)
+            channel = [x for x in sent - gone if x._replace(micro=0) == message._replace(micro=0)]
+            most = max(most, len(channel))
+        done[rank] += 1
+    return most
