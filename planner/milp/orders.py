@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from planner.layer_order import alone, dependences, misplaced
 from planner.milp.course import ranked, search
 from planner.milp.elements import Sent, Work
+from planner.milp.fixed import NEVER as NOWHERE
 from planner.milp.fixed import Pins
 from planner.milp.lattice import TooManyIdeals, best_stages
 from planner.milp.search import NEVER
@@ -182,6 +183,7 @@ def as_pinned(profile: Profile, pinned: Pins) -> tuple[Profile, Pins]:
     graph = profile.graph
     if sorted(names) != sorted(graph.index) or next(misplaced(graph, names), None):
         return profile, pinned
-    if names == [layer.name for layer in graph.layers] or pinned.spatial not in (None, 1):
+    in_space = pinned.spatial not in (None, 1) or pinned.gather not in (None, NOWHERE) or pinned.regrid
+    if names == [layer.name for layer in graph.layers] or in_space:
         return profile, pinned
-    return replace(profile, graph=graph.ordered(names)), replace(pinned, spatial=1, grid=None, gather=None)
+    return replace(profile, graph=graph.ordered(names)), replace(pinned, spatial=1, gather=None)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from planner.errors import BadInput
 from planner.layer_order import alone, as_planned, misplaced
 from planner.milp import orders
 from planner.milp.solve import solve, space_of
@@ -97,6 +98,16 @@ def test_a_users_stages_in_another_order_are_priced_as_they_stand() -> None:
     again = planned(branches(), stages=stages)
     assert [list(stage.layers) for stage in again.stages] == stages
     assert again.prediction.step_ns == plan.prediction.step_ns
+    assert planned(branches(), stages=stages, gather="none").prediction == again.prediction
+
+
+@pytest.mark.parametrize(
+    "fix", [{"gather": "l3"}, {"gather": "end"}, {"regrid": "l3:samples"}, {"spatial": 2}]
+)
+def test_stages_in_another_order_are_not_split_in_space_without_a_word(fix: dict[str, object]) -> None:
+    stages = [["l0", "l1", "l3"], ["l2", "l4", "l5"]]
+    with pytest.raises(BadInput, match="stages|in space"):
+        planned(branches(), stages=stages, **fix)
 
 
 def test_many_orders_are_looked_at_by_their_best_balanced_stages() -> None:
