@@ -54,6 +54,12 @@ def _laid(shape: tuple[int, ...], target: dict[int, Cut], ndim: int) -> Layout:
     return Layout(shape, tuple(cuts))
 
 
+def typed(call: Call) -> Step:
+    """Of another tensor only the type counts, wherever that lies and whatever its shape."""
+    source = call.tensor("self")
+    return Step((source,), axes=source.axes)
+
+
 def last_dimension(call: Call) -> Step:
     """A linear layer, or a new last dimension: nothing else may be touched by it."""
     name = "input" if "input" in call.arguments else "self"
@@ -124,13 +130,13 @@ UNARY: Final = _names(
     """abs acos alias asin atan bitwise_not celu ceil clamp clamp_max clamp_min clone contiguous cos cosh detach elu erf
     erfc exp expm1 floor frac gelu hardshrink hardsigmoid hardswish hardtanh isfinite isinf isnan leaky_relu log log10
     log1p log2 log_sigmoid logical_not mish nan_to_num neg ones_like positive reciprocal relu relu6 round rsqrt selu
-    sigmoid sign silu sin sinh softplus softshrink softsign sqrt square tan tanh tanhshrink threshold to _to_copy trunc
+    sigmoid sign silu sin sinh softplus softshrink softsign sqrt square tan tanh tanhshrink threshold _to_copy trunc
     zeros_like full_like float double half long int bool"""
 )
 BINARY: Final = _names(
     """add sub rsub mul div floor_divide remainder fmod pow maximum minimum fmax fmin atan2 eq ne lt le gt ge
     bitwise_and bitwise_or bitwise_xor logical_and logical_or logical_xor where lerp addcmul addcdiv masked_fill
-    true_divide xlogy __and__ __or__ __xor__ type_as"""
+    true_divide xlogy __and__ __or__ __xor__"""
 )
 IN_PLACE: Final = _names(
     """relu_ leaky_relu_ elu_ celu_ selu_ silu_ mish_ hardtanh_ hardswish_ hardsigmoid_ relu6_ sigmoid_ tanh_ clamp_
@@ -157,6 +163,8 @@ def after(call: Call) -> Step:
 RULES: Final[Mapping[str, Rule]] = dict.fromkeys((*UNARY, *BINARY), elementwise) | {
     **dict.fromkeys(IN_PLACE, in_place),
     AFTER: after,
+    "aten.to": typed,
+    "aten.type_as": typed,
     "aten.dropout": elementwise,
     "aten.broadcast_tensors": elementwise,
     "aten.feature_dropout": feature_dropout,

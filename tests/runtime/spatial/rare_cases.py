@@ -153,6 +153,9 @@ ROWS: dict[str, Function] = {
         [x[:, :, i:12:2, j:8:2] for i in (0, 1) for j in (0, 1)], 1
     ),
     "positions": lambda x: x + torch.arange(x.shape[2], dtype=x.dtype).view(-1, 1),
+    "positions of the sample's type": lambda x: (
+        x + torch.arange(x.shape[2]).type_as(x).view(-1, 1) / torch.arange(x.shape[2]).type_as(x).sum()
+    ),
     "ends in sorted rows": lambda x: x.sort(2)[0],
     "ends in rows picked by number": lambda x: x.index_select(2, torch.tensor([5, 0, 3, 7, 2, 1])),
     "ends in a cumulative sum": lambda x: x.cumsum(2),

@@ -60,6 +60,8 @@ FOUND = (  # what was wrong or crashed once
     ("rare its own kernel", "uneven", (3,)),
     ("a chain in place", "odd", (3,)),
     ("relu in place after no dropout", "odd", (3,)),
+    ("rare positions of the sample's type", "odd", (3,)),
+    ("rare positions of the sample's type", "even", (2, 2)),
     ("rare multiplied by a matrix a row", "odd", (3,)),
 )
 
