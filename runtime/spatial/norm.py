@@ -181,7 +181,8 @@ def _normalised_and_remembered(arguments: Arguments, groups: Groups, mesh: Mesh)
 
 
 def _remember(arguments: Arguments, mean: Tensor, variance: Tensor, elements: int) -> None:
-    """Running statistics as one process keeps them: the same on every rank."""
+    """Running statistics as one process keeps them: the same on every rank, and as there unseen by autograd, which
+    may have kept them for a normalisation of a whole tensor before."""
     count = arguments.get("count")
     momentum = share_of_latest(count) if isinstance(count, Tensor) else arguments["momentum"]
     assert isinstance(momentum, float)
@@ -189,9 +190,8 @@ def _remember(arguments: Arguments, mean: Tensor, variance: Tensor, elements: in
     for name, value in (("running_mean", mean), ("running_var", unbiased)):
         running = arguments.get(name)
         if isinstance(running, Tensor):
-            with torch.no_grad():
-                found = value.flatten(1).mean(0) if value.shape[0] > 1 else value.flatten()
-                running.mul_(1 - momentum).add_(found.to(running.dtype), alpha=momentum)
+            found = value.flatten(1).mean(0) if value.shape[0] > 1 else value.flatten()
+            running.data.mul_(1 - momentum).add_(found.to(running.dtype), alpha=momentum)
 
 
 def group_norm(local: Local) -> Tensor:

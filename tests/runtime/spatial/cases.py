@@ -297,6 +297,10 @@ def _elementwise() -> None:
     case("parameter of one sample", _Bias)
     case("convolution of row means", _row_means)
     case("convolution of row means and of everything", _RowMeans)
+    case(
+        "norm of column means and of everything",
+        lambda: Apply(lambda norm, x: norm(x.mean(2, keepdim=True)) * norm(x), nn.BatchNorm2d(4)),
+    )
     function("channel attention", lambda x: x * x.mean((2, 3), keepdim=True).softmax(1))
     function("spatial gate", lambda x: x * x.amax(1, keepdim=True).sigmoid())
     function("softmax of channels", lambda x: x.softmax(1) * x.log_softmax(1))

@@ -62,6 +62,7 @@ FOUND = (  # what was wrong or crashed once
     ("relu in place after no dropout", "odd", (3,)),
     ("rare positions of the sample's type", "odd", (3,)),
     ("rare positions of the sample's type", "even", (2, 2)),
+    ("norm of column means and of everything", "odd", (3,)),
     ("rare multiplied by a matrix a row", "odd", (3,)),
 )
 
