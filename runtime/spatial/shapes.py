@@ -39,16 +39,17 @@ def view(local: Local) -> Tensor:
 
 def _refolded(local: Local, x: Tensor, layout: Layout) -> Tensor:
     """flatten and unflatten: the batch, which the rule saw as an example, is what it is here."""
-    source = local.call.tensor("self")
-    sizes = list(layout.local_shape(local.mesh.coordinates))
+    ndim = len(local.call.tensor("self").shape)
     if local.call.operation == "aten.flatten":
-        first = local.call.integer("start_dim") % len(source.shape)
-        last = local.call.integer("end_dim", -1) % len(source.shape)
+        first = local.call.integer("start_dim") % ndim
+        last = local.call.integer("end_dim", -1) % ndim
         merged = torch.Size(x.shape[first : last + 1]).numel()
         return x.reshape(*x.shape[:first], merged, *x.shape[last + 1 :])
-    dim = local.call.integer("dim") % len(source.shape)
-    parts = len(layout.shape) - len(source.shape) + 1
-    return x.reshape(*x.shape[:dim], *sizes[dim : dim + parts], *x.shape[dim + 1 :])
+    dim, given = local.call.integer("dim") % ndim, local.arguments["sizes"]
+    assert isinstance(given, list | tuple)
+    own = layout.local_shape(local.mesh.coordinates)
+    made = [own[dim + i] if dim + i in layout.cut_dims else n for i, n in enumerate(given)]
+    return x.reshape(*x.shape[:dim], *made, *x.shape[dim + 1 :])
 
 
 def expand(local: Local) -> Tensor:

@@ -6,14 +6,15 @@ import random
 from math import prod
 
 import pytest
+from torch import nn
 
 from planner.errors import BadInput
 from planner.halo import RULES
 from runtime.spatial.table import KERNELS
 from tests.pool import Pool
 from tests.runtime.spatial import threads
-from tests.runtime.spatial.cases import CASES
-from tests.runtime.spatial.equality import differences, on_shards
+from tests.runtime.spatial.cases import CASES, Apply
+from tests.runtime.spatial.equality import analysed, differences, on_shards, reference
 from tests.runtime.spatial.variants import Variant, variants
 
 pytestmark = pytest.mark.filterwarnings(
@@ -101,6 +102,16 @@ def test_what_is_hard_is_exact_on_odd_sizes_over_three_ranks(name: str) -> None:
 @pytest.mark.parametrize(("name", "parts", "grid"), FOUND)
 def test_what_was_wrong_once_is_exact_or_refused(name: str, parts: str, grid: tuple[int, ...]) -> None:
     _check(Variant(CASES[name], parts, grid))
+
+
+def test_a_batch_of_one_is_taken_apart_as_any_other() -> None:
+    """Frames of a film as one batch of images, and back: the capture's example has two samples."""
+    film = Apply(lambda conv, x: conv(x.flatten(0, 1)).unflatten(0, (x.shape[0], 3)), nn.Conv2d(2, 4, 3))
+    ref, grid = reference(film, (1, 3, 2, 8, 6)), (1, 2)
+    how = analysed(ref, grid)
+    made = threads.run(2, lambda wire: on_shards(ref, grid, how, wire))
+    assert not any(layout.whole for layout in how.inputs.values())
+    assert max(differences(ref, how, made, grid).values()) < EXACT
 
 
 @pytest.mark.parametrize("name", ["conv3d ker=3 pad=1", "avgpool3d ker=3 str=2 pad=1", "groupnorm 2", "dice"])
