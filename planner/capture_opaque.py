@@ -44,6 +44,7 @@ class OpaqueLayer:
         parameters = [name for name, _ in skeleton.named_parameters()]
         self.names = [*parameters, *(name for name, _ in skeleton.named_buffers())]
         self.parameters = len(parameters)
+        self.training = True
         self.given: tuple[list[object], pytree.TreeSpec] = ([], pytree.tree_flatten(())[1])
 
     def record(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Tensor]:
@@ -68,11 +69,17 @@ class OpaqueLayer:
         for place, tensor in zip(self.places, inputs, strict=True):
             leaves[place] = tensor
         args, kwargs = pytree.tree_unflatten(leaves, self.given[1])
-        self.skeleton.train()
+        self.skeleton.train(self.training)
         made = torch.func.functional_call(
             self.skeleton, dict(zip(self.names, states, strict=True)), args, kwargs
         )
         return [leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor)]
+
+    def evaluating(self) -> OpaqueLayer:
+        """The same call of the module in evaluation mode."""
+        made = copy.copy(self)
+        made.training = False
+        return made
 
     def empty(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Outputs without values, of the shapes that the two runs had, continued to the batch of the inputs."""

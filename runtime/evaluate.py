@@ -1,8 +1,9 @@
 """Forwards alone, in evaluation mode: dropout off, statistics that were learnt instead of the batch's own.
 
 The captured graph was recorded in training mode; what ATen calls `train`, `training`, `use_input_stats` and
-`dropout_p` is set as `module.eval()` would, and counters stand still. A module whose Python code does something
-else when it is not training is evaluated as it trains.
+`dropout_p` is set as `module.eval()` would, and counters stand still; an opaque module is put into that mode. A module
+whose Python code does something else when it is not training is evaluated as it trains. What draws random numbers in
+either mode draws them under the keys of the training step before, whatever the plan.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from planner.capture_custom import average_batch_norm
+from planner.capture_opaque import OpaqueLayer
 from planner.capture_operations import Target, argument_names
 from planner.cut import StageModule
-from runtime.rewrite import ATEN, graph_of, states_of
+from runtime.rewrite import ATEN, Keys, graph_of, states_of
 from runtime.spatial.shard import operation_of
 from runtime.stage import Tensors
 from runtime.torch_stage import COUNT, LOSS
@@ -34,6 +36,8 @@ def evaluating(module: StageModule) -> fx.GraphModule:
     for node in list(graph.nodes):
         if node.target is ATEN.add_.Tensor and node.args[0] in states and not node.users:
             graph.erase_node(node)
+        elif isinstance(node.target, OpaqueLayer):
+            node.target = node.target.evaluating()
         elif isinstance(node.target, OpOverload) or node.target is average_batch_norm:
             _switch(node, node.target)
         elif (operation := operation_of(run, node)) is not None:
@@ -61,12 +65,15 @@ def _switch(node: fx.Node, operation: Target, first: int = 0) -> None:
 class EvaluationStage:
     """A stage that only runs forward."""
 
-    def __init__(self, module: StageModule, first_micro: int, autocast: torch.dtype | None) -> None:
-        self._module, self._run = module, evaluating(module)
+    def __init__(
+        self, module: StageModule, keys: Keys, first_micro: int, autocast: torch.dtype | None
+    ) -> None:
+        self._module, self._run, self._keys = module, evaluating(module), keys
         self.first_micro, self._autocast = first_micro, autocast
         self.losses: dict[int, dict[str, Tensor]] = {}
 
     def forward(self, micro: int, inputs: Tensors) -> dict[str, Tensor]:
+        self._keys.micro = self.first_micro + micro
         states = [getattr(self._module, slot) for slot in self._module._states]
         given = [inputs[name] for name in self._module.inputs]
         kind = given[0].device.type

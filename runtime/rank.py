@@ -121,7 +121,7 @@ class Rank:
     @cached_property
     def _evaluation(self) -> tuple[dict[Node, EvaluationStage], Interpreter]:
         stages = {
-            node: EvaluationStage(stage.module, stage.first_micro, AUTOCAST[self.plan.precision])
+            node: EvaluationStage(stage.module, self.keys, stage.first_micro, AUTOCAST[self.plan.precision])
             for node, stage in self.stages.items()
         }
         return stages, self.interpreter.forwards(forward_program(self.plan, self.world), stages)

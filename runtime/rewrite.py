@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 from torch.fx.node import Argument
 
+from planner.capture_functional import random
 from planner.capture_traced import LAYER
 from planner.cut import StageModule, name_of
 from planner.model import ModelGraph
@@ -25,7 +26,6 @@ from runtime import weight_store
 from runtime.weight_store import WeightStore
 
 ATEN = torch.ops.aten
-_ATTENTION = ATEN.scaled_dot_product_attention.default
 _CONVOLUTIONS = {ATEN.conv1d.default: 1, ATEN.conv2d.default: 2, ATEN.conv3d.default: 3}
 _TRANSPOSED = {
     ATEN.conv_transpose1d.default: 1,
@@ -65,7 +65,7 @@ def states_of(module: StageModule) -> dict[fx.Node, str]:
 
 
 def random_operations(module: StageModule) -> list[fx.Node]:
-    return [node for node in graph_of(module).graph.nodes if _is_random(node)]
+    return [node for node in graph_of(module).graph.nodes if random(node)]
 
 
 def numbered(modules: Iterable[StageModule], graph: ModelGraph) -> list[list[int]]:
@@ -197,13 +197,6 @@ def _wide(size: object, dims: int) -> list[int]:
     """ATen lets one number stand for all dims."""
     sizes = [int(x) for x in size] if isinstance(size, Iterable) else [int(size)]  # type: ignore[call-overload]
     return sizes * dims if len(sizes) == 1 else sizes
-
-
-def _is_random(node: fx.Node) -> bool:
-    if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
-        return False
-    rate = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
-    return node.target is not _ATTENTION or bool(rate)
 
 
 def share_parameters(module: StageModule, known: dict[str, nn.Parameter]) -> None:

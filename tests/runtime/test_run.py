@@ -17,6 +17,7 @@ from runtime import job as jobs
 from runtime.evaluate import EvaluationStage
 from runtime.local import job_of, prepare
 from runtime.paths import Paths
+from runtime.rewrite import Keys
 from runtime.run import Run
 from runtime.train import Model
 from tests.pool import Pool
@@ -26,6 +27,7 @@ from tests.runtime.test_equality import HERE, plan_of
 SCRIPT = """
 import json, sys
 from pathlib import Path
+from runtime.rewrite import Keys
 from runtime.run import Run
 
 out = Path(sys.argv[1])
@@ -74,6 +76,8 @@ def alone(plan_shape: dict[str, object], workload: str, folder: Path) -> list[ob
         ("dropping.py", {"family": "zb-v", "workers": 2, "micros": 4}),
         ("normalised.py", {"family": "1f1b", "workers": 2, "micros": 2, "data": 2}),
         ("branches.py", {"family": "chimera", "workers": 2, "micros": 2}),
+        ("drawing.py", {"family": "chimera", "workers": 2, "micros": 2}),  # draws when it is evaluated, too
+        ("drawing.py", {"family": "zb-h1", "workers": 2, "micros": 2, "data": 2, "recompute": (1,)}),
     ],
 )
 def test_a_script_sees_the_same_alone_and_under_a_plan(
@@ -88,7 +92,13 @@ def test_a_script_sees_the_same_alone_and_under_a_plan(
 
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [("dropping.py", {}), ("normalised.py", {}), ("normalised.py", {"momentum": "0"}), ("branches.py", {})],
+    [
+        ("dropping.py", {}),
+        ("normalised.py", {}),
+        ("normalised.py", {"momentum": "0"}),
+        ("branches.py", {}),
+        ("drawing.py", {"noise": "False"}),  # modules taken as they are among them
+    ],
 )
 def test_evaluation_is_that_of_the_module_in_evaluation_mode(name: str, arguments: dict[str, str]) -> None:
     workload, captured = captured_of(HERE + name, arguments, 2)
@@ -100,7 +110,9 @@ def test_evaluation_is_that_of_the_module_in_evaluation_mode(name: str, argument
     stage = whole(captured)
     stage.materialise(captured.initial(module))
     before = {name: tensor.clone() for name, tensor in stage.named_buffers()}
-    made = EvaluationStage(stage, 0, None).forward(0, captured.batch_values(inputs, targets))
+    made = EvaluationStage(stage, Keys(0, torch.device("cpu")), 0, None).forward(
+        0, captured.batch_values(inputs, targets)
+    )
     assert torch.equal(made["loss:0"], workload.loss(module.eval()(inputs), targets))
     assert not made["loss:0"].requires_grad
     assert all(torch.equal(before[name], tensor) for name, tensor in stage.named_buffers())

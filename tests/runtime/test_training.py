@@ -177,14 +177,15 @@ def test_a_buffer_written_through_a_view_is_known_to_be() -> None:
     assert [b.name for b in captured.graph.buffers if b.mutated][:3] == ["1.average", "1.seen", "2.codes"]
 
 
+@pytest.mark.parametrize("workload", ["dropping.py", "drawing.py"])
 @pytest.mark.parametrize(
     ("family", "shape"),
     [("1f1b", {"recompute": (0,)}), ("chimera", {}), ("zb-v", {}), ("1f1b", {"data": 2, "micros": 2})],
 )
 def test_dropout_does_not_depend_on_the_plan(
-    family: str, shape: dict[str, object], pool: Pool, tmp_path: Path
+    workload: str, family: str, shape: dict[str, object], pool: Pool, tmp_path: Path
 ) -> None:
-    plan = plan_of(HERE + "dropping.py", {}, **({"family": family, "workers": 2, "micros": 4} | shape))
+    plan = plan_of(HERE + workload, {}, **({"family": family, "workers": 2, "micros": 4} | shape))
     have = run(pool, plan, tmp_path / "plan", steps=3)
     model = Model(plan, *captured_of(plan.model.workload, plan.model.arguments, 2))
     inline = launch_inline(plan, tmp_path / "inline", steps=3, workload=model.workload)
