@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from planner.capture_traced import LOSS, MODEL, Context, Kind, Source, Traced, line_of, named_leaves
 from planner.errors import BadInput
@@ -24,6 +25,15 @@ CHECKS = {
     "aten.sym_constrain_range.default",
     "aten.sym_constrain_range_for_size.default",
 }
+
+
+def unnamed(where: str) -> BadInput:
+    """The export takes such a tensor for a number like any other, without the name of the weight that it is of."""
+    return BadInput(
+        "forward() uses a tensor that is no parameter or buffer of the model, as '.data' of one is",
+        where=where,
+        allowed="'.detach()' for what is read, 'with torch.no_grad()' around what writes the tensor itself",
+    )
 
 
 def flatten(
@@ -107,12 +117,12 @@ class _Flatten:
                 kind_: Kind = "parameter" if role == "PARAMETER" else "buffer"
                 found[name] = Source(kind=kind_, name=self.canonical.get(own, own))
             elif role == "CONSTANT_TENSOR":
-                found[name] = self._constant(spec.target or name)
+                found[name] = self._constant(spec.target or name, name)
             else:
                 raise BadInput(f"the module holds a {role.lower()}, which cannot be cut", allowed="tensors")
         return found
 
-    def _constant(self, target: str) -> Source:
+    def _constant(self, target: str, placeholder: str) -> Source:
         own = target.removeprefix(MODEL + ".")
         try:
             operator.attrgetter(own)(self.module)
@@ -121,8 +131,17 @@ class _Flatten:
             name = f"constant.{len(self.constants)}"
         tensor = self.program.constants[target]
         assert isinstance(tensor, torch.Tensor)
+        if name != own and isinstance(tensor, FakeTensor):
+            raise unnamed(self._place_of_user(placeholder))
         self.constants[name] = tensor
         return Source(kind="constant", name=name)
+
+    def _place_of_user(self, placeholder: str) -> str:
+        """A line of the user's, or the path of the module whose code is another's."""
+        node = next(node for node in self.program.graph.nodes if node.name == placeholder)
+        stacks = [(_where(user) or {}).get("stack") for user in node.users]
+        paths = [stack[-1][0] for stack in stacks if isinstance(stack, tuple) and stack]
+        return next(filter(None, [*map(line_of, node.users), *paths]), "")
 
     def _inline(
         self,

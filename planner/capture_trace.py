@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from planner.capture_custom import exportable
-from planner.capture_flatten import flatten
+from planner.capture_flatten import flatten, unnamed
 from planner.capture_hooks import refusing_hooks
 from planner.capture_opaque import Opaque
 from planner.capture_switches import (
@@ -146,6 +146,8 @@ def refused(failure: Exception, where: str) -> BadInput:
             else BadInput(error.what, where=where_raised(error, where), allowed=error.allowed)
         )
     text = str(error)
+    if "a fake tensor in the exported program constant" in text:
+        return unnamed(where)
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     place, code = where_raised(error, where), ""
     call = re.search(

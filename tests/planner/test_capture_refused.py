@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from planner.capture import capture
 from planner.errors import BadInput
+from planner.workload import load
 
 
 class Branches(nn.Module):
@@ -268,3 +270,40 @@ def test_a_forward_that_changes_a_number_of_its_module_is_refused_by_its_name(ho
         capture(module, batch, F.mse_loss)
     assert "register_buffer" in caught.value.allowed
     assert (module[1].count, module[1].seen) == (0, [1.0])
+
+
+class Keeps(Branches):
+    """Moving averages, as quantizers have them."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+        self.mean: Tensor
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "reads":
+            return self.a(x) + F.linear(x, self.a.weight.data)  # reads
+        if self.how == "writes":
+            self.mean.data.mul_(0.9).add_(self.a(x).detach().mean(0))  # writes
+        else:
+            with torch.no_grad():
+                self.mean.mul_(0.9).add_(self.a(x).mean(0))
+            return self.a(x) + F.linear(x, self.a.weight.detach())
+        return self.a(x) + self.mean
+
+
+@pytest.mark.parametrize("how", ["reads", "writes"])
+def test_the_data_of_a_weight_or_buffer_is_refused_with_its_line(how: str, tmp_path: Path) -> None:
+    path = tmp_path / "keeps.py"
+    path.write_text(
+        "from tests.planner.test_capture_refused import Keeps, batch\nfrom torch.nn.functional import mse_loss as loss\n"
+        f"def build(how={how!r}):\n    return Keeps(how)\n"
+    )
+    with pytest.raises(BadInput, match=r"'\.data'") as caught:
+        capture(load(str(path)))
+    assert caught.value.where == line_of(Keeps.forward, f"# {how}")
+    assert "detach()" in caught.value.allowed
+    with pytest.raises(BadInput, match=r"'\.data'"):
+        capture(Keeps(how), batch, F.mse_loss)
+    assert capture(load(str(path), {"how": "instead"})).graph.buffer["mean"].mutated
