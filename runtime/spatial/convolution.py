@@ -55,8 +55,8 @@ def convolution(local: Local) -> Tensor:
         x = F.pad(x, [p for a, b in zip(reversed(front), reversed(behind), strict=True) for p in (a, b)])
         front = [0] * count
     stride = local.call.integers("stride", count, (1,))
-    groups = local.call.integer("groups", 1)
-    result: Tensor = PLAIN[count](x, weight, local.arguments["bias"], stride, front, dilation, groups)
+    bias, groups = (local.arguments[name] for name in ("bias", "groups"))  # there may be as many as samples
+    result: Tensor = PLAIN[count](x, weight, bias, stride, front, dilation, groups)
     return result
 
 

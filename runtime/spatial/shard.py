@@ -117,10 +117,11 @@ class _Writer:
         """A convolution stays torch's own, so that its weight gradient can be put off: only its input is fetched."""
         call = call_of(done.operation, done.inputs)
         plain = convolution.plain_arguments(call, step)
-        if plain is None or not all(self._idle(use) for use in uses.values()):
-            return False
         assert isinstance(node.target, OpOverload)
         named = named_arguments(node.target, node.args, node.kwargs)
+        by_batch = isinstance(named["groups"], fx.Node)  # a group a sample
+        if plain is None or by_batch or not all(self._idle(use) for use in uses.values()):
+            return False
         if self._overlapped(node, done, step, plain, named):
             return True
         with self.run.graph.inserting_before(node):

@@ -6,7 +6,8 @@ import random
 from math import prod
 
 import pytest
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from planner.errors import BadInput
 from planner.halo import RULES
@@ -111,6 +112,21 @@ def test_a_batch_of_one_is_taken_apart_as_any_other() -> None:
     how = analysed(ref, grid)
     made = threads.run(2, lambda wire: on_shards(ref, grid, how, wire))
     assert not any(layout.whole for layout in how.inputs.values())
+    assert max(differences(ref, how, made, grid).values()) < EXACT
+
+
+def _filtered(x: Tensor) -> Tensor:
+    """Every sample by a kernel of its own."""
+    kernels = x.mean((2, 3)).view(-1, 1, 1, 1).expand(-1, 1, 3, 3)
+    images = x.reshape(1, -1, *x.shape[2:])
+    return F.conv2d(images, kernels, padding=1, groups=x.shape[0] * x.shape[1]).reshape(x.shape)
+
+
+def test_as_many_groups_as_samples_follow_a_batch_of_any_size() -> None:
+    ref, grid = reference(Apply(_filtered), (3, 4, 8, 6)), (2,)
+    how = analysed(ref, grid)
+    made = threads.run(2, lambda wire: on_shards(ref, grid, how, wire))
+    assert not any(layout.whole for layout in how.outputs.values())
     assert max(differences(ref, how, made, grid).values()) < EXACT
 
 
