@@ -30,12 +30,20 @@ def interpolation(local: Local) -> Tensor:
     if len(dims) == count:
         return x
     factors = local.arguments.get("scale_factors")
-    sizes = [x.shape[d] if d in dims else local.step.output.shape[d] for d in range(first, x.dim())]
+    sizes = [x.shape[d] if d in dims else _size(local, x, d, d - first) for d in range(first, x.dim())]
     scales = [None if d in dims or not factors else factors[d - first] for d in range(first, x.dim())]  # type: ignore[index]
     operation = getattr(ATEN, local.call.operation.removeprefix("aten.")).default
     corners = () if "nearest" in local.call.operation else (local.call.flag("align_corners"),)
     result: Tensor = operation(x, sizes, *corners, *scales)
     return result
+
+
+def _size(local: Local, x: Tensor, dim: int, position: int) -> int:
+    """Rows to make of all that there are, which the batch may tell."""
+    given = local.arguments.get("output_size")
+    if isinstance(given, list | tuple):
+        return int(given[position])
+    return int(x.shape[dim] * local.arguments["scale_factors"][position])  # type: ignore[index]
 
 
 def _along(local: Local, x: Tensor, dim: int, position: int) -> Tensor:

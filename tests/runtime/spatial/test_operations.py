@@ -130,6 +130,19 @@ def test_as_many_groups_as_samples_follow_a_batch_of_any_size() -> None:
     assert max(differences(ref, how, made, grid).values()) < EXACT
 
 
+def _resized_over_samples(x: Tensor) -> Tensor:
+    stack = x.transpose(0, 1).unsqueeze(0)
+    made = F.interpolate(stack, size=(x.shape[0], 11, 6), mode="trilinear", align_corners=True)
+    return made.squeeze(0).transpose(0, 1)
+
+
+def test_a_stack_of_samples_is_resized_as_many_as_there_are() -> None:
+    ref, grid = reference(Apply(_resized_over_samples), (3, 4, 8, 6)), (2,)
+    how = analysed(ref, grid)
+    made = threads.run(2, lambda wire: on_shards(ref, grid, how, wire))
+    assert max(differences(ref, how, made, grid).values()) < EXACT
+
+
 @pytest.mark.parametrize("name", ["conv3d ker=3 pad=1", "avgpool3d ker=3 str=2 pad=1", "groupnorm 2", "dice"])
 def test_a_sample_is_cut_in_three_dimensions_too(name: str) -> None:
     _check(Variant(CASES[name], "even", (2, 2, 2)))
