@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import random
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
@@ -130,3 +132,21 @@ def _lines(graph: fx.Graph) -> list[str]:
         name = getattr(node.target, "__name__", str(node.target))
         lines.append(f"{name if node.op != 'placeholder' else ''} {args} {kwargs} {node.meta.get('context')}")
     return lines
+
+
+@contextlib.contextmanager
+def refusing_draws() -> Iterator[None]:
+    """Numbers that Python or numpy draws are constants to the export: another one on each rank, the same in all steps."""
+    before = _drawn()
+    yield
+    for name, state in _drawn().items():
+        if state != before[name]:
+            raise BadInput(
+                f"forward() draws from '{name}', which a plan would hold at what it is at the capture",
+                allowed="torch.rand and the like; or the module's path, as opaque = ['path.of.a.module']",
+            )
+
+
+def _drawn() -> dict[str, object]:
+    name, keys, *place = np.random.get_state()
+    return {"random": random.getstate(), "numpy.random": (name, np.asarray(keys).tobytes(), place)}

@@ -26,6 +26,7 @@ from planner.capture_switches import (
     changed,
     plain_attributes,
     refuse_changes,
+    refusing_draws,
     same_graph,
     watching_switches,
 )
@@ -60,7 +61,7 @@ class _Whole(nn.Module):
         self.seen = _Attributes()
 
     def forward(self, inputs: object, targets: object) -> object:
-        with watching_switches(self.model):
+        with watching_switches(self.model), refusing_draws():
             self.seen.before = plain_attributes(self.model)
             outputs = call(self.model, inputs)
             self.seen.after = plain_attributes(self.model)

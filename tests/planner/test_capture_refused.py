@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -307,3 +309,25 @@ def test_the_data_of_a_weight_or_buffer_is_refused_with_its_line(how: str, tmp_p
     with pytest.raises(BadInput, match=r"'\.data'"):
         capture(Keeps(how), batch, F.mse_loss)
     assert capture(load(str(path), {"how": "instead"})).graph.buffer["mean"].mutated
+
+
+class Draws(Branches):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.a(x)
+        if self.how == "random":
+            return y * random.random()
+        if self.how == "numpy.random":
+            return y + torch.from_numpy(np.random.rand(3).astype("float32"))
+        return y * torch.rand(())
+
+
+@pytest.mark.parametrize("how", ["random", "numpy.random"])
+def test_numbers_that_python_or_numpy_draws_in_forward_are_refused(how: str) -> None:
+    with pytest.raises(BadInput, match=f"forward\\(\\) draws from '{how}'") as caught:
+        capture(Draws(how), batch, F.mse_loss)
+    assert "torch.rand" in caught.value.allowed
+    assert "a" in capture(Draws("torch"), batch, F.mse_loss).graph.index
