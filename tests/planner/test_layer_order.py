@@ -106,7 +106,7 @@ def test_a_users_stages_in_another_order_are_priced_as_they_stand() -> None:
 )
 def test_stages_in_another_order_are_not_split_in_space_without_a_word(fix: dict[str, object]) -> None:
     stages = [["l0", "l1", "l3"], ["l2", "l4", "l5"]]
-    with pytest.raises(BadInput, match="stages|in space"):
+    with pytest.raises(BadInput, match=r"stages|in space"):
         planned(branches(), stages=stages, **fix)
 
 
