@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from planner.capture_flops import flops_by_hand
-from planner.capture_traced import Context, Traced
+from planner.capture_traced import Context, Traced, line_of
+from planner.errors import BadInput
 
 
 @dataclass(slots=True)
@@ -59,8 +60,17 @@ def probe(traced: Traced, n: int, trainable: Mapping[str, bool]) -> Probe:
 def _run(node: fx.Node, values: Mapping[fx.Node, object]) -> object:
     args, kwargs = arguments(node, values)
     assert callable(node.target)
-    with entered(node.meta["context"]):
-        return node.target(*args, **kwargs)
+    try:
+        with entered(node.meta["context"]):
+            return node.target(*args, **kwargs)
+    except RuntimeError as error:  # what holds inside torch.vmap alone, for one
+        name = getattr(node.target, "__name__", str(node.target))
+        raise BadInput(
+            f"'{name}' does not run operation by operation: {str(error).splitlines()[0]:.200}",
+            where=line_of(node),
+            allowed="operations on whole batches in the place of torch.vmap and torch.func; or the module's path, "
+            "as opaque = ['path.of.a.module']",
+        ) from error
 
 
 def arguments(

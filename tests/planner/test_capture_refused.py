@@ -331,3 +331,16 @@ def test_numbers_that_python_or_numpy_draws_in_forward_are_refused(how: str) -> 
         capture(Draws(how), batch, F.mse_loss)
     assert "torch.rand" in caught.value.allowed
     assert "a" in capture(Draws("torch"), batch, F.mse_loss).graph.index
+
+
+class Maps(Branches):
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = torch.vmap(self.a)(x)  # maps
+        return made
+
+
+def test_what_holds_inside_of_vmap_alone_is_refused_with_its_line() -> None:
+    with pytest.raises(BadInput, match="does not run operation by operation") as caught:
+        capture(Maps(), batch, F.mse_loss)
+    assert caught.value.where == line_of(Maps.forward, "# maps")
+    assert "torch.vmap" in caught.value.allowed
