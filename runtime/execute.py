@@ -30,6 +30,7 @@ class Carrier(Protocol):
     def wait(self, message: Message) -> dict[str, Tensor]: ...
     def send(self, message: Message, tensors: Tensors) -> None: ...
     def release(self, message: Message) -> None: ...
+    def drain(self) -> None: ...
 
 
 class Updates(Protocol):
@@ -71,12 +72,14 @@ class Interpreter:
         tracer: Tracer,
         forwards: bool = False,
     ) -> None:
-        """A program of `forwards` alone lets no worker run far ahead of those that take in what it makes."""
+        """A program of `forwards` alone lets no worker run far ahead of those that take in what it makes, and leaves
+        nothing on its way to the next step."""
         self._worker, self._pulse, self._tracer = worker, pulse, tracer
         self._hands = hands = _Hands(stages, routes, carrier, updates, feed)
         releases = releases_after(program, worker)
         awaited = releases_before(program, worker) if forwards else {}
-        self.calls: list[Call] = []
+        drained = [Call(carrier.drain, WAITS)] if forwards else []
+        self.calls: list[Call] = [*drained]
         for position, instruction in enumerate(program.ranks[worker]):
             action = instruction.action
             if action is not None and action.kind is Kind.STEP:
@@ -86,6 +89,7 @@ class Interpreter:
             self.calls.append(hands.call(instruction))
             for message in releases.get(position, ()):
                 self.calls.append(Call(partial(carrier.release, message), SILENT))
+        self.calls += drained
 
     def forwards(self, program: Program, stages: Mapping[Node, Stage]) -> Interpreter:
         """Another program over the same messages, of forwards alone; its actions are not traced."""
