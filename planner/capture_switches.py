@@ -143,7 +143,7 @@ def refusing_draws() -> Iterator[None]:
         if state != before[name]:
             raise BadInput(
                 f"forward() draws from '{name}', which a plan would hold at what it is at the capture",
-                allowed="torch.rand and the like; or the module's path, as opaque = ['path.of.a.module']",
+                allowed="torch.rand and the like",
             )
 
 

@@ -186,4 +186,4 @@ def as_pinned(profile: Profile, pinned: Pins) -> tuple[Profile, Pins]:
     in_space = pinned.spatial not in (None, 1) or pinned.gather not in (None, NOWHERE) or pinned.regrid
     if names == [layer.name for layer in graph.layers] or in_space:
         return profile, pinned
-    return replace(profile, graph=graph.ordered(names)), replace(pinned, spatial=1, gather=None)
+    return replace(profile, graph=graph.ordered(names)), replace(pinned, spatial=1, grid=None, gather=None)
