@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+from planner.capture_switches import refusing_draws
 from planner.capture_traced import CannotTrace, Traced, call
 from planner.errors import BadInput
 
@@ -193,7 +194,7 @@ def _watch(module: nn.Module, paths: Sequence[str], inputs: object) -> dict[str,
     for path in paths:
         watch(path)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), refusing_draws():
             call(copied, inputs)
     except Exception as error:  # the user's module ran: it may raise anything
         raise CannotTrace from error

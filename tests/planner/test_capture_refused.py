@@ -330,6 +330,8 @@ def test_numbers_that_python_or_numpy_draws_in_forward_are_refused(how: str) -> 
     with pytest.raises(BadInput, match=f"forward\\(\\) draws from '{how}'") as caught:
         capture(Draws(how), batch, F.mse_loss)
     assert "torch.rand" in caught.value.allowed
+    with pytest.raises(BadInput, match=f"forward\\(\\) draws from '{how}'"):
+        capture(nn.Sequential(Draws(how)), batch, F.mse_loss, opaque=["0"])
     assert "a" in capture(Draws("torch"), batch, F.mse_loss).graph.index
 
 
