@@ -42,19 +42,17 @@ if TYPE_CHECKING:
     import typer
 
     from planner.capture import Captured
-    from planner.fitted import Fitted
-    from planner.notebook.front import Front
-    from planner.notebook.question import Question
-    from planner.notebook.solved import Solved
-    from planner.notebook.versus import Versus
+    from planner.cluster import Fitted
+    from planner.milp import Question
+    from planner.notebook import Front, Solved
     from planner.profile import Profile
-    from planner.run_record import RunRecord
+    from planner.show import Versus
+    from planner.simulate import RunRecord
     from planner.timeline import Timeline
     from planner.workload import Workload
-    from runtime.handle import Handle
-    from runtime.rehearse_report import Rehearsal
-    from runtime.run import Run
-    from runtime.runs import Runs
+    from runtime.launch import Handle, Runs
+    from runtime.rehearse import Rehearsal
+    from runtime.train import Run
 
 __all__ = [
     "BadInput",
@@ -88,7 +86,7 @@ def __getattr__(name: str) -> type[Run]:
     """`Run` needs torch, and is imported when it is first asked for."""
     if name != "Run":
         raise AttributeError(f"module 'shardwright' has no attribute '{name}'")
-    from runtime.run import Run
+    from runtime.train import Run
 
     return Run
 
@@ -114,15 +112,15 @@ def profile(
     With `grids`, such as `[(2,), (2, 2)]`, also what a shard costs of samples cut into so many parts a dim.
     """
     from planner import measure
-    from runtime import handed
+    from runtime import cli as commands
 
     return measure.profile(
         _load(workload, arguments),
         device=device,
         micros=tuple(micros),
         precision=precision,
-        split=handed.backward_split(),
-        spatial=handed.spatial_split() if grids else None,
+        split=commands.backward_split(),
+        spatial=commands.spatial_split() if grids else None,
         grids=grids,
     )
 
@@ -139,8 +137,8 @@ def plan(
     calibration: Fitted | None = None,
 ) -> Solved:
     """The fastest plan that fits, with its certificate; ask it `what_if(...)` and for its `frontier()`."""
-    from planner.calibrate_memory import taught
-    from planner.notebook.solved import Solved
+    from planner.calibrate import taught
+    from planner.notebook import Solved
 
     if calibration is not None:
         cluster = taught(cluster if isinstance(cluster, Cluster) else Cluster.load(cluster), calibration)
@@ -159,7 +157,7 @@ def frontier(
     execution: str | None = None,
 ) -> Front:
     """The best trades of time against memory and against devices, each with its own certificate."""
-    from planner.notebook.front import front
+    from planner.notebook import front
 
     return front(_question(costs, cluster, batch, schedules, fix, precision, execution))
 
@@ -173,7 +171,7 @@ def _question(
     precision: str | None = None,
     execution: str | None = None,
 ) -> Question:
-    from planner.notebook.question import Question
+    from planner.milp import Question
 
     return Question(
         costs=costs,
@@ -188,7 +186,7 @@ def _question(
 
 def compare(*plans: Plan) -> Versus:
     """Plans side by side, the first as what the others are held against."""
-    from planner.notebook.versus import compare as compared
+    from planner.show import compare as compared
 
     return compared(*plans)
 
@@ -196,7 +194,7 @@ def compare(*plans: Plan) -> Versus:
 def calibrate(*runs: str | Path) -> Fitted:
     """Corrections fitted to finished runs, for `plan(..., calibration=...)`: costs as those runs had them."""
     from planner.calibrate import fit
-    from runtime.observe import observation
+    from runtime.launch import observation
 
     return fit([observation(Path(folder)) for folder in runs])
 
@@ -230,36 +228,36 @@ def launch(
     Returns at once: `state`, `metrics()`, `logs(rank)`, `cancel()`, and `wait()` for losses and the Timeline. A local
     run ends with this process. `options` are those of a site file for SLURM, such as `{"partition": "gpu"}`.
     """
-    from runtime import handle
+    from runtime import launch as launching
 
-    return handle.launch(chosen, folder, steps=steps, seed=seed, on=on, options=options, **settings)
+    return launching.launch(chosen, folder, steps=steps, seed=seed, on=on, options=options, **settings)
 
 
 def rehearse(chosen: Plan, *, device: str = "cpu", steps: int = 3, threads: int = 1) -> Rehearsal:
     """Each distinct rank of a plan alone on one device: real kernels and memory, before anything is queued."""
-    from runtime import rehearse as rehearsing
+    from runtime import rehearse
 
-    return rehearsing.rehearse(chosen, device=device, steps=steps, threads=threads)
+    return rehearse.rehearse(chosen, device=device, steps=steps, threads=threads)
 
 
 def runs(folder: str | Path = "runs") -> Runs:
     """The runs of a folder; `[0]` is the newest, with its plan, what was measured, and `.plot()`."""
-    from runtime import runs as listing
+    from runtime import launch as launching
 
-    return listing.runs(Path(folder))
+    return launching.runs(Path(folder))
 
 
 def record(folder: str | Path) -> RunRecord:
     """What a run has left behind, predicted beside measured."""
-    from runtime import record
+    from runtime import launch as launching
 
-    return record.record(Path(folder))
+    return launching.record(Path(folder))
 
 
 def refine(run: RunRecord | str | Path) -> Solved:
     """The plan of a run with the times that were measured, and the best order of weight gradients and sums for them."""
-    from planner.notebook.solved import Solved
-    from planner.refine import refined
+    from planner.calibrate import refined
+    from planner.notebook import Solved
 
     ran = record(run) if isinstance(run, str | Path) else run
     return Solved.of(refined(ran.plan, ran.measured), before=ran.plan)
@@ -269,7 +267,7 @@ def report(
     chosen: Plan, path: str | Path, *, run: RunRecord | str | Path | None = None, costs: Profile | None = None
 ) -> Path:
     """Writes the page for a browser; what is there is overwritten."""
-    from planner.notebook.solved import Solved
+    from planner.notebook import Solved
 
     ran = record(run) if isinstance(run, str | Path) else run
     return Solved.of(chosen, chosen.asked if isinstance(chosen, Solved) else None).report(
@@ -281,11 +279,11 @@ def load_plan(
     path: str | Path, *, costs: Profile | None = None, cluster: Cluster | str | Path | None = None
 ) -> Solved:
     """A plan from its file; with the costs and the machines it can be asked `what_if`."""
-    from planner import plan_yaml
-    from planner.notebook.solved import Solved
-    from planner.report.contents import check_same_model
+    from planner import plan as plans
+    from planner.notebook import Solved
+    from planner.report import check_same_model
 
-    found = plan_yaml.load(path)
+    found = plans.load(path)
     if costs is None or cluster is None:
         return Solved.of(found)
     check_same_model(found, costs)
@@ -296,19 +294,21 @@ def load_plan(
 
 
 def load_profile(path: str | Path) -> Profile:
-    from planner import profile_yaml
+    from planner import profile as profiles
 
-    return profile_yaml.load(Path(path))
+    return profiles.load(Path(path))
 
 
 def save(thing: Plan | Profile, path: str | Path) -> None:
     """Writes a plan or a profile as YAML, whole or not at all."""
-    from planner import console, plan_yaml, profile_yaml
+    from planner import files
+    from planner import plan as plans
+    from planner import profile as profiles
 
     if isinstance(thing, Plan):
-        console.write_whole(Path(path), plan_yaml.dump(thing))
+        files.write_whole(Path(path), plans.dump(thing))
     else:
-        profile_yaml.save(thing, Path(path))
+        profiles.save(thing, Path(path))
 
 
 def _load(workload: str | Path, arguments: Mapping[str, str | int | float | bool]) -> Workload:
@@ -327,7 +327,7 @@ def _demo_command() -> Callable[..., None]:
         as_json: bool = typer.Option(False, "--json", help="one JSON object on standard output"),
     ) -> None:
         """Take two small models from capture to a measured run, here, on two processes."""
-        from planner.console import Output
+        from planner.terminal import Output
 
         out = Output(as_json=as_json)
         runs = list(_demo(out.note if as_json else partial(print, flush=True)))
@@ -340,39 +340,39 @@ def _demo_command() -> Callable[..., None]:
 def _demo(say: Callable[[str], None]) -> Iterator[dict[str, object]]:
     import tempfile
 
-    from planner import summary
-    from runtime import report_run
-    from runtime.paths import Paths
+    from planner import show
+    from runtime import launch as launching
+    from runtime.runfolder import Paths
 
     cluster = Cluster.load(Path(__file__).parent / "plans" / "clusters" / "laptop.yaml")
     for name, size in DEMO:
         say(f"\n{name}: what does every layer cost here?")
         costs = profile(name, micros=(1, 2), size=size)
         chosen = plan(costs, cluster, batch=8)
-        say(summary.of_plan(chosen))
+        say(show.of_plan(chosen))
         folder = Path(tempfile.mkdtemp(prefix="shardwright-demo-"))
         say(f"\n{name}: ten steps by that plan, in {len(chosen.places)} processes")
         done = launch(chosen, folder, steps=10, on="local").wait().check()
-        found = report_run.comparison(folder)
-        say(f"loss {done.losses[1]:.4f} at first, {done.losses[10]:.4f} at last\n{report_run.text(found)}")
+        found = launching.comparison(folder)
+        say(
+            f"loss {done.losses[1]:.4f} at first, {done.losses[10]:.4f} at last\n{launching.comparison_text(found)}"
+        )
         page = chosen.report(Paths(folder).report, run=record(folder))
         say(f"plan, trace and checkpoints: {folder}\nto look at in a browser: {page}")
         facts = {"workload": name, "run": str(folder), "report": str(page), "losses": done.losses}
-        yield facts | report_run.as_dict(found)
+        yield facts | launching.as_dict(found)
 
 
 def _app() -> typer.Typer:
     from planner import cli as deciding
-    from planner import cli_calibrate, command
     from runtime import cli as running
-    from runtime import handed
 
-    app = command.app(
+    app = deciding.app(
         "Decide how to split the training of a torch model over a cluster, with a proof, and run it."
     )
-    tools = handed.tools()
+    tools = running.tools()
     deciding.register(app, tools)
-    cli_calibrate.register(app, tools.observe)
+    deciding.register_calibrate(app, tools.observe)
     running.register(app)
     app.command("demo", epilog="Example: shardwright demo")(_demo_command())
     return app
@@ -380,7 +380,7 @@ def _app() -> typer.Typer:
 
 def run(arguments: Sequence[str]) -> int:
     """One command; returns its exit status."""
-    from planner.command import answer
+    from planner.cli import answer
 
     return answer(_app, arguments)
 
@@ -398,7 +398,7 @@ def launch_main() -> None:
 
 
 def _main_of(word: str) -> None:
-    from planner.command import completing
+    from planner.cli import completing
 
     completing(word, os.environ)
     sys.exit(run([word, *sys.argv[1:]]))

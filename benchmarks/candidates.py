@@ -10,15 +10,14 @@ from math import comb
 
 import numpy as np
 
+from planner.arrays import IntArray
 from planner.calibrate import Observation
-from planner.cost import IntArray
-from planner.milp import explain
-from planner.milp.assemble import plan_of
-from planner.milp.course import ranked
-from planner.milp.problem import Problem
-from planner.milp.search import NEVER, Answer, judge
-from planner.milp.shapes import Shape
-from planner.milp.space import Space
+from planner.milp import Space, explain
+from planner.milp.configurations.configurations import Shape
+from planner.milp.cut.problem import Problem
+from planner.milp.search.descent import NEVER, Answer, judge
+from planner.milp.search.search import ranked
+from planner.milp.write_plan import plan_of
 from planner.plan import Certificate, Plan
 
 RANKS = 8

@@ -13,6 +13,7 @@ import time
 import warnings
 
 import torch
+from tests.planner.test_capture_cases import OURS
 
 from benchmarks.harness import Cell, Result, Table, main
 from planner.capture import capture
@@ -21,7 +22,6 @@ from tests.planner.capture_cases import CASES, Case
 from tests.planner.capture_corners import CORNERS
 from tests.planner.library_models import LIBRARY
 from tests.planner.staged import check_case
-from tests.planner.test_capture_cases import OURS
 
 CLAIM = (
     "Stages cut anywhere give the captured graph's loss, gradients and state to the bit (1e-6 where a weight is tied), "

@@ -18,9 +18,9 @@ from math import log2
 
 from benchmarks.harness import Cell, Result, Table, main
 from planner.plan import StageTimes
-from planner.schedule.assemble import with_recompute
-from planner.schedule.families import generate
-from planner.simulate import compile, duration_vector, makespan, neighbour_hops
+from planner.schedule import generate, with_recompute
+from planner.simulate import compile, duration_vector
+from planner.simulate.longest_path import makespan, neighbour_hops
 
 BERT_BLOCK_MS = {  # micro-batch: forward, backward of one bert-large block on a P100 (authors' repository)
     1: (1.162, 1.671), 2: (1.515, 2.565), 4: (2.518, 4.198), 8: (4.500, 7.653), 16: (9.299, 14.876),

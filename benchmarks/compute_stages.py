@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from planner.plan import StageTimes
-from runtime import backward
-from runtime.backward import Boundary
+from runtime.stage import backward
+from runtime.stage.backward import Boundary
 
 ROWS, WIDTH, LAYERS = 512, 512, 8  # of the whole model, whatever it is cut into
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.harness import Cell, Result, Table, main
 from planner.errors import BadInput
 from planner.plan import Plan
-from planner.schedule.families import FAMILIES, generate
+from planner.schedule import FAMILIES, generate
 from tests.pool import Pool
 from tests.runtime import compare
 from tests.runtime.compare import Distance
@@ -90,7 +90,7 @@ def row(name: str, found: list[tuple[Case, Plan, Distance]]) -> tuple[Cell, ...]
 
 def table(quick: bool) -> Table:
     by_model: dict[str, list[tuple[Case, Plan, Distance]]] = {}
-    pool = Pool(["torch", "runtime.train", "tests.runtime.warm"])
+    pool = Pool(["torch", "runtime.train.training", "tests.runtime.warm"])
     try:
         for case in cases(quick):
             by_model.setdefault(Path(case.workload).stem, []).append((case, *compared(pool, case)))

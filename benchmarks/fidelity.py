@@ -16,17 +16,16 @@ from dataclasses import dataclass, field, replace
 
 from benchmarks.harness import Cell, Result, Table, main
 from benchmarks.pool import PlanFailed, Pool, pool
-from planner import measure
 from planner.calibrate import Observation, fit
-from planner.cluster import Cluster, Link, Links, NodeGroup
+from planner.calibrate.repredict import repredicted
+from planner.cluster import Cluster, Fitted, Link, Links, NodeGroup
 from planner.errors import Infeasible
-from planner.fitted import Fitted
+from planner.measure import measure
 from planner.milp.solve import solve
 from planner.plan import Plan
 from planner.profile import LayerCost, Profile, Seconds
-from planner.repredict import repredicted
 from planner.workload import load
-from runtime.split import Split
+from runtime.stage import Split
 
 STEPS = {"layers": 12, "sleep": 10}
 ROUNDS = 2

@@ -18,10 +18,8 @@ from random import Random
 from statistics import median
 
 from benchmarks.harness import Cell, Result, Table, main
-from runtime import local
-from runtime.metrics import steps_of
-from runtime.paths import Paths
-from runtime.slurm import batch
+from runtime.local import run as local
+from runtime.runfolder import Paths, outcome, steps_of
 from tests.slurm import cluster as clusters
 from tests.slurm.cluster import Cluster
 from tests.slurm.folders import own
@@ -53,7 +51,7 @@ def local_death(folder: Path) -> tuple[float, float]:
     until(lambda: max(steps_of(run.paths), default=0) >= 3, "step 3")
     os.kill(json.loads(run.paths.pids.read_text())["0"], signal.SIGKILL)
     begin = time.monotonic()
-    seen = seconds_until(lambda: batch.attempts(run.paths)[0].state, "the cause")
+    seen = seconds_until(lambda: outcome.attempts(run.paths)[0].state, "the cause")
     until(lambda: steps_in(run.paths, 1), "a step after the restart")
     again = time.monotonic() - begin
     run.wait().check()
@@ -81,8 +79,8 @@ def slurm_death(
     cluster.run("nsenter", f"--target={node}", "--pid", "kill", "-9", str(victim.pid))
     gate.open()
     begin = time.monotonic()
-    seen = seconds_until(lambda: batch.attempts(run.paths)[0].state, "the cause")
-    until(lambda: len(batch.attempts(run.paths)) > 1 and steps_in(run.paths, 1), "a step after the restart")
+    seen = seconds_until(lambda: outcome.attempts(run.paths)[0].state, "the cause")
+    until(lambda: len(outcome.attempts(run.paths)) > 1 and steps_in(run.paths, 1), "a step after the restart")
     again = time.monotonic() - begin
     return seen, again, run.wait().check().losses
 
@@ -98,8 +96,8 @@ def node_death(cluster: Cluster, warm: Warm, folder: Path) -> tuple[float, float
     begin = time.monotonic()
     show = ("scontrol", "show", "job", str(run.job))
     queued = seconds_until(lambda: "Restarts=1" in cluster.run(*show), "the job is queued again")
-    until(lambda: batch.attempts(run.paths)[-1].requeues == 1, "the supervisor is back")
-    generation = batch.attempts(run.paths)[-1].generation
+    until(lambda: outcome.attempts(run.paths)[-1].requeues == 1, "the supervisor is back")
+    generation = outcome.attempts(run.paths)[-1].generation
     until(lambda: steps_in(run.paths, generation), "a step after the restart")
     again = time.monotonic() - begin
     run.wait().check()
@@ -116,7 +114,7 @@ def overhead(cluster: Cluster, warm: Warm, folder: Path) -> tuple[float, float]:
     run = launch(warm, paced_plan(), folder, steps=1)
     queued = json.loads(run.paths.slurm.read_text())["submitted_s"]
     run.wait().check()
-    return plain, batch.attempts(run.paths)[0].begin_s - queued
+    return plain, outcome.attempts(run.paths)[0].begin_s - queued
 
 
 @contextmanager

@@ -24,21 +24,21 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.harness import Cell, Result, Table, main
-from planner import measure, plan_yaml
-from planner import workload as workloads
 from planner.capture import Captured, capture
 from planner.cluster import Cluster, Link, Links, NodeGroup
 from planner.errors import BadInput, Infeasible
+from planner.measure import measure
 from planner.milp.solve import solve
 from planner.plan import Plan
+from planner.plan import yaml as plan_yaml
 from planner.profile import Profile
-from planner.schedule.families import FAMILIES
+from planner.schedule import FAMILIES
 from planner.workload import Workload
-from runtime.assemble import assemble
-from runtime.assembly import Options
-from runtime.rehearse import runs
-from runtime.rehearse_world import world_of
-from runtime.split import Split
+from planner.workload import workload as workloads
+from runtime.rank import Options, assemble
+from runtime.rehearse.fake_world import world_of
+from runtime.rehearse.rehearse import runs
+from runtime.stage import Split
 from runtime.train import Model, NoPulse
 
 PLANS, QUICK_PLANS = 200, 6

@@ -17,9 +17,11 @@ from pathlib import Path
 
 from benchmarks.fidelity import COLUMNS, Case, Subject, notes, row, shown
 from benchmarks.harness import Result, Table, markdown
-from planner import calibrate, fitted, plan_yaml
+from planner.calibrate import fit as calibrate
+from planner.cluster import corrections as fitted
 from planner.errors import Infeasible, ShardwrightError
-from runtime.observe import observation
+from planner.plan import yaml as plan_yaml
+from runtime.launch import observation
 
 
 def command(*words: str) -> None:
@@ -118,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("fewer than two runs ended well: nothing to compare", file=sys.stderr)
         return 1
     found = calibrate.fit([run for case in done for run in case.runs])
-    (options.folder / "calibration.yaml").write_text(fitted.dump(found))
+    (options.folder / "calibration.yaml").write_text(fitted.dump_corrections(found))
     rows = [row(case, done) for case in done]
     table = Table(
         title="Predicted against measured",

@@ -37,16 +37,16 @@ from planner.plan import (
     StageTimes,
     coordinates,
 )
-from planner.schedule.action import Schedule
-from planner.schedule.families import generate
-from planner.schedule.overlap import Overlap, overlapped
-from planner.schedule.overlap_search import candidates
-from planner.simulate import neighbour_hops, period_of_plan
-from runtime import groups
-from runtime.groups import World
-from runtime.paths import Paths
-from runtime.sleep_stage import SleepRank, sleeping
-from runtime.supervise import supervise
+from planner.schedule import Overlap, Schedule, generate, overlapped
+from planner.simulate import period_of_plan
+from planner.simulate.best_gradient_order import candidates
+from planner.simulate.longest_path import neighbour_hops
+from runtime.local import supervise
+from runtime.rank import sleeping
+from runtime.rank.sleeping import SleepRank
+from runtime.runfolder import Paths
+from runtime.world import World
+from runtime.world import world as groups
 from tests.pool import Pool
 from tests.runtime.overlaps import STEPS, Combination, difference, every
 

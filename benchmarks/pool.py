@@ -17,18 +17,17 @@ from typing import IO, Literal
 
 import torch
 
-from planner import plan_yaml
-from planner import workload as workloads
 from planner.calibrate import Observation
 from planner.capture import Captured
 from planner.plan import Plan
+from planner.plan import yaml as plan_yaml
 from planner.workload import Workload
-from runtime import local
-from runtime.local_main import rank_main
-from runtime.observe import observation
-from runtime.paths import Paths
-from runtime.supervise import Outcome, supervise
-from runtime.train import Model
+from planner.workload import workload as workloads
+from runtime.launch import observation
+from runtime.local import supervise
+from runtime.local.main import rank_main
+from runtime.runfolder import Outcome, Paths, result
+from runtime.train import Model, prepare
 
 Content = Literal["layers", "sleep"]
 
@@ -85,15 +84,15 @@ def serve(asks: IO[str], answers: IO[str]) -> None:
 
 def _ended(folder: Path, steps: int, settings: dict[str, object], known: dict[str, Captured]) -> Outcome:
     plan = plan_yaml.load(Paths(folder).plan)
-    job, model = local.job_of(plan, steps, settings), None
+    job, model = prepare.job_of(plan, steps, settings), None
     if job.content == "sleep":
-        paths, job = local.prepare_folder(plan, folder, job)
+        paths, job = prepare.prepare_folder(plan, folder, job)
     else:
         model = _model(plan, known)
-        paths, job = local.prepare(model, folder, job)
+        paths, job = prepare.prepare(model, folder, job)
     ranks = len(plan.places)
     outcome = supervise(paths, ranks, job.deadline_s, rank_main(paths, job, plan, model))
-    local.result_of(paths, ranks, outcome)
+    result.result_of(paths, ranks, outcome)
     return outcome
 
 

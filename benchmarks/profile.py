@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import Cell, Result, Table, main
-from planner import measure
-from planner.capture import Captured, capture
-from planner.cut import materialise, whole
-from planner.measure_bench import Bench
-from planner.measure_specimen import Way, made_up_weights, real_specimen
-from planner.measure_timing import WARM_UP_ROUNDS, Clock, Samples, clock_of, time_round
+from planner.capture import Captured, capture, materialise
+from planner.capture.stage_modules import whole
+from planner.measure import measure
+from planner.measure.bench import Bench
+from planner.measure.specimens import Way, made_up_weights, real_specimen
+from planner.measure.timing import WARM_UP_ROUNDS, Clock, Samples, clock_of, time_round
 from planner.model import Buffer, Parameter
 from planner.profile import Profile
 from planner.workload import Workload, load

@@ -21,17 +21,17 @@ from benchmarks.candidates import RANKS, Candidate, likeliest, rules, sampled
 from benchmarks.fidelity import machines, slowed
 from benchmarks.harness import Cell, Result, Table, main
 from benchmarks.pool import PlanFailed, Pool, pool
-from planner import measure
 from planner.calibrate import fit
-from planner.fitted import Fitted
-from planner.milp.solve import answered, space_of
-from planner.milp.space import Space
+from planner.calibrate.repredict import nominal_plan
+from planner.cluster import Fitted
+from planner.measure import measure
+from planner.milp import Space, answered
+from planner.milp.solve import space_of
 from planner.plan import Plan
 from planner.profile import Profile
-from planner.repredict import nominal_plan
 from planner.workload import load
-from runtime.spatial.alone import Alone
-from runtime.split import Split
+from runtime.spatial import Alone
+from runtime.stage import Split
 
 STEPS, QUICK_STEPS = 6, 4
 # Plans by seed, those that promise most, the fastest once more: a few minutes a model.

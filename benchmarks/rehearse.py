@@ -13,17 +13,17 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness import Cell, Result, Table, main
-from planner import measure
-from planner import workload as workloads
 from planner.cluster import Cluster, Link, Links, NodeGroup
+from planner.measure import measure
 from planner.milp.solve import solve
 from planner.plan import Plan
 from planner.timeline import Timeline
-from runtime import local
-from runtime.paths import Paths
+from planner.workload import workload as workloads
+from runtime.local import run as local
 from runtime.rehearse import rehearse
-from runtime.rehearse_report import Rehearsal
-from runtime.split import Split
+from runtime.rehearse.report import Rehearsal
+from runtime.runfolder import Paths
+from runtime.stage import Split
 
 MIB = 2**20
 STEPS = 4

@@ -23,6 +23,7 @@ from torch.autograd.function import FunctionCtx
 
 from benchmarks.compute_stages import ROWS, WIDTH, Apart, Work, WorkingStage, on_a_core, times_of
 from benchmarks.harness import Cell, Result, Table, main
+from benchmarks.replay import replay
 from planner.plan import (
     Axes,
     Batch,
@@ -36,23 +37,22 @@ from planner.plan import (
     ScheduleChoice,
     StagePlan,
     StageTimes,
+    schedule_of,
 )
-from planner.schedule.families import generate
-from planner.simulate import compile, duration_vector, makespan, schedule_of
+from planner.schedule import generate
+from planner.simulate import compile, duration_vector
+from planner.simulate.longest_path import makespan
 from planner.timeline import Timeline
-from runtime import backward, groups
-from runtime.backward import Boundary
-from runtime.execute import Interpreter, Pulse
-from runtime.groups import World
-from runtime.paths import Paths
-from runtime.places import Mesh
-from runtime.programs import program_of
-from runtime.replay import replay
-from runtime.sleep_stage import Sleeper, routes_of_hops
-from runtime.stage import Stage
-from runtime.supervise import Heart, supervise
-from runtime.trace import Tracer
-from runtime.transport import Transport
+from runtime.execute import Interpreter, Pulse, Tracer, program_of
+from runtime.execute.interpreter import Stage
+from runtime.local import supervise
+from runtime.messages import Transport
+from runtime.rank.sleeping import Sleeper, routes_of_hops
+from runtime.runfolder import Heart, Paths
+from runtime.stage import backward
+from runtime.stage.backward import Boundary
+from runtime.world import Mesh, World
+from runtime.world import world as groups
 
 MS = 1_000_000
 SHAPE = (4, 4096)  # a message of 64 KiB

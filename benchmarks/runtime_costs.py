@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from benchmarks.harness import Cell, Result, Table, main
 from planner.capture import capture
-from planner.cut import whole
+from planner.capture.stage_modules import whole
 from planner.plan import (
     Axes,
     Batch,
@@ -30,19 +30,18 @@ from planner.plan import (
     StagePlan,
     StageTimes,
 )
-from planner.schedule.families import generate
-from planner.schedule.lower import lower
+from planner.program import lower
+from planner.schedule import generate
 from planner.workload import load
-from runtime import checkpoint as checkpoints
-from runtime import groups
-from runtime.execute import Interpreter
-from runtime.groups import alone
-from runtime.local import job_of, prepare
-from runtime.paths import Paths
-from runtime.routes import Routes
-from runtime.supervise import supervise
-from runtime.trace import Tracer
-from runtime.train import Model, NoPulse, Training
+from runtime.checkpoint import checkpoint as checkpoints
+from runtime.execute import Interpreter, Tracer
+from runtime.local import supervise
+from runtime.messages import Routes
+from runtime.runfolder import Paths
+from runtime.train import Model, NoPulse, job_of, prepare
+from runtime.train.training import Training
+from runtime.world import alone
+from runtime.world import world as groups
 
 MICROS = 8
 

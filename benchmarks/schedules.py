@@ -13,14 +13,12 @@ from itertools import count
 
 from benchmarks.harness import Cell, Result, Table, main
 from planner.errors import BadInput
-from planner.memory import StageBytes, peaks
 from planner.plan import StageTimes
-from planner.schedule.action import Action, Kind, Schedule, parse_action
-from planner.schedule.assemble import dealt, zigzag
-from planner.schedule.costs import Costs
-from planner.schedule.families import FAMILIES, generate
-from planner.schedule.relist import relistings
-from planner.simulate import compile, duration_vector, makespan, neighbour_hops, period
+from planner.schedule import FAMILIES, Action, Costs, Kind, Schedule, generate, relistings
+from planner.schedule.actions import parse_action
+from planner.schedule.build import dealt, zigzag
+from planner.simulate import StageBytes, compile, duration_vector, peaks, period
+from planner.simulate.longest_path import makespan, neighbour_hops
 
 DEVICES = 8
 UNIT = 240  # integer time of one forward through 1/8 of the model: divisible by every depth here

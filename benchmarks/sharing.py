@@ -25,9 +25,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.harness import Cell, Table
+from runtime.spatial import GroupWire, Mesh
 from runtime.spatial.alone import Silence
-from runtime.spatial.mesh import GroupWire, Mesh, Message, Operation, Wire
-from runtime.spatial.shard import analyse, entries, shard
+from runtime.spatial.analyse import analyse, entries
+from runtime.spatial.group import Message, Operation, Wire
+from runtime.spatial.shard import shard
 from tests.runtime.spatial.equality import Reference, part, reference, stage_of
 
 RANKS = 2

@@ -12,24 +12,15 @@ from random import Random
 import numpy as np
 
 from benchmarks.harness import Cell, Result, Table, main
+from planner.arrays import IntArray
 from planner.errors import BadInput
-from planner.memory import StageBytes
 from planner.plan import Hop, StageTimes
-from planner.schedule.check import violations
-from planner.schedule.check_program import program_violations
-from planner.schedule.families import generate
-from planner.schedule.lower import global_order, lower
-from planner.simulate import (
-    Compiled,
-    IntArray,
-    compile,
-    duration_vector,
-    makespan,
-    makespans,
-    neighbour_hops,
-    period,
-    simulate,
-)
+from planner.program import lower
+from planner.program.check import program_violations
+from planner.program.lower import global_order
+from planner.schedule import generate, violations
+from planner.simulate import Compiled, StageBytes, compile, duration_vector, makespans, period, simulate
+from planner.simulate.longest_path import makespan, neighbour_hops
 
 SIZES = [("1f1b", 4, 4), ("chimera", 4, 4), ("1f1b", 8, 16), ("chimera", 8, 16), ("chimera-zb", 8, 16),
          ("1f1b", 16, 32), ("chimera", 16, 32), ("zb-v", 16, 32), ("1f1b", 64, 256), ("zb-h1", 64, 256),

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from benchmarks.harness import Cell, Result, Table, main
 from benchmarks.solver import captured, flat
-from planner.layer_order import as_planned
 from planner.milp.solve import solve
 from planner.model import ModelGraph
-from planner.plan import Plan
+from planner.plan import Plan, as_planned
 from planner.profile import Profile
 
 CLAIM = "A 3-D U-Net under a V placement moves at least 80 % fewer bytes of skips than a pipeline that relays them."

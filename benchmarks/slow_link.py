@@ -15,8 +15,8 @@ from torch.autograd.function import FunctionCtx
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from runtime.groups import World
-from runtime.sleep_stage import Sleeper
+from runtime.rank.sleeping import Sleeper
+from runtime.world import World
 
 MIB = 2**20
 FIRST_MIB, OTHERS_MIB = 1, 25  # DDP's own

@@ -14,17 +14,16 @@ from pathlib import Path
 
 from benchmarks.adapters import dnn_partitioning, public
 from benchmarks.harness import Cell, Result, Table, main
-from planner import devices, measure
 from planner.cluster import Cluster, Link, Links, NodeGroup
-from planner.milp.fixed import pins
-from planner.milp.lattice import ideals_of
-from planner.milp.orders import Searched, searched
-from planner.milp.shapes import SEARCHED
-from planner.milp.space import Space
-from planner.milp.survey import Effort
+from planner.cluster import catalogue as devices
+from planner.measure import measure
+from planner.milp import Effort, Space, pins
+from planner.milp.configurations.configurations import SEARCHED
+from planner.milp.layer_orders.lattice import ideals_of
+from planner.milp.layer_orders.orders import Searched, searched
 from planner.model import Layer, ModelGraph, Parameter, Value
 from planner.profile import Profile
-from planner.roofline import from_graph
+from planner.profile.roofline import from_graph
 from planner.workload import load
 
 CLAIM = (

@@ -18,7 +18,8 @@ import numpy as np
 from benchmarks.adapters import public, vtrain
 from benchmarks.adapters.vtrain import Constants, Measured
 from benchmarks.harness import Cell, Result, Table, main
-from planner.cluster import Link, all_reduce_s, slots
+from planner.cluster import Link, slots
+from planner.cluster.links import all_reduce_s
 from planner.milp.solve import solve
 from planner.simulate import period_of_plan
 

@@ -5,9 +5,13 @@ ShardwrightError
 ├── Infeasible    3  nothing fits; says what is missing, and where
 ├── BadPlan       4  a well-formed plan that violates the problem statement
 └── Interrupted 130  by Ctrl-C
+
+One thing that is wrong with a well-formed plan or schedule.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 
 class ShardwrightError(Exception):
@@ -44,3 +48,14 @@ class Interrupted(ShardwrightError):
     """By Ctrl-C; the message says what is left."""
 
     status = 130  # as a shell reports it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    rule: str  # a word: layers, batch, places, schedule, hops, memory, ...
+    where: str  # "stage 2", "rank 5", "layer 'h.3.attn'", ...; "" for the whole
+    message: str  # what is wrong, and what would be right
+    picture: str = ""  # the schedule around it, drawn in text
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.where}: {self.message}" if self.where else f"{self.rule}: {self.message}"

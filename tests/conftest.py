@@ -16,6 +16,6 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
     """Processes with torch imported, shared by all tests; started when the first test needs them."""
-    made = Pool(["torch", "runtime.train", "tests.runtime.warm"])
+    made = Pool(["torch", "runtime.train.training", "tests.runtime.warm"])
     yield made
     made.close()

@@ -9,14 +9,16 @@ import pytest
 
 import shardwright as sw
 from benchmarks.fidelity import slowed
-from planner import cluster as clusters
-from planner import fitted, plan_yaml, profile_yaml, summary
-from planner.fitted import Correction, Fitted
+from planner.calibrate.repredict import repredicted
+from planner.cluster import Correction, Fitted
+from planner.cluster import cluster as clusters
+from planner.cluster import corrections as fitted
 from planner.milp.solve import solve
-from planner.repredict import repredicted
+from planner.plan import yaml as plan_yaml
+from planner.profile import yaml as profile_yaml
+from planner.show import text as summary
 from planner.simulate import simulate_plan
-from runtime.job import Job
-from runtime.paths import Paths
+from runtime.runfolder import Job, Paths
 from tests.planner.milp.instances import cluster
 
 TRUE = Fitted(
@@ -66,7 +68,7 @@ def test_a_run_is_calibrated_and_planned_with(files: Path, capsys: pytest.Captur
     assert sw.run(["show", str(path)]) == 0
     assert "steps are then off by about" in capsys.readouterr().out
     known = planned(files, "--calibration", str(path))
-    assert known.fitted == fitted.load(path) == sw.calibrate(files / "run")
+    assert known.fitted == fitted.load_corrections(path) == sw.calibrate(files / "run")
     assert "corrected by 1 run (mlp layers=6, 1f1b data 1 x pipeline 2)" in summary.decision(known)
     assert known.prediction.step_ns > 1.3 * planned(files).prediction.step_ns
     costs, machines = sw.load_profile(files / "profile.yaml"), sw.Cluster.load(files / "cluster.yaml")
@@ -97,4 +99,4 @@ def test_a_wrong_number_in_a_file_of_corrections_is_named_with_its_line(tmp_path
         "version: 1\nstep_spread: 0.1\nrests_on: [a run]\nforward:\n  factor: -1.0\n  samples: 2\n"
     )
     with pytest.raises(sw.BadInput, match=r"calibration.yaml:5.*factor"):
-        fitted.load(path)
+        fitted.load_corrections(path)

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 import shardwright as sw
-from planner import cluster as clusters
-from planner import plan_yaml, profile_yaml
-from planner.console import write_whole
-from planner.devices import find
-from planner.roofline import from_graph
+from planner.cluster import cluster as clusters
+from planner.cluster import find
+from planner.files import write_whole
+from planner.plan import yaml as plan_yaml
+from planner.profile import yaml as profile_yaml
+from planner.profile.roofline import from_graph
 from planner.verify import violations
 from tests.planner import plan_examples as examples
 from tests.planner.milp.instances import cluster, with_bf16

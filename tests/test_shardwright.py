@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import shardwright as sw
-from planner import profile_yaml
-from planner.devices import find
-from planner.roofline import from_graph
+from planner.cluster import find
+from planner.profile import yaml as profile_yaml
+from planner.profile.roofline import from_graph
 
 ROOT = Path(__file__).parents[1]
 LAPTOP = str(ROOT / "plans" / "clusters" / "laptop.yaml")

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import networkx as nx
 
-from planner.milp.elements import Sent, Work
-from planner.milp.lattice import best_stages
+from planner.milp.layer_orders.elements import Sent, Work
+from planner.milp.layer_orders.lattice import best_stages
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.adapters.public import Row, profile
-from planner import devices
 from planner.cluster import Cluster, Link, Links, NodeGroup
+from planner.cluster import catalogue as devices
 from planner.profile import Profile
 
 MODEL, GPU, ZONE, TENSOR = "OPT-350", "GH-96", "us-central1-a", "4"

@@ -12,14 +12,16 @@ from typing import Any, get_args, get_type_hints
 from typer.models import ArgumentInfo, ParameterInfo
 
 import shardwright
+from planner.cli.schemas import MODELS, text
 from planner.errors import BadInput
-from planner.halo import RULES
 from planner.plan import StageTimes
-from planner.schedule.families import FAMILIES, Family, generate
-from planner.schedule.overlap import OPTIONS
-from planner.schemas import MODELS, text
-from planner.simulate import compile, duration_vector, neighbour_hops, simulate
-from planner.views import terminal
+from planner.schedule import FAMILIES, generate
+from planner.schedule.families.out_of_order import OPTIONS
+from planner.schedule.families.registry import Family
+from planner.show import terminal
+from planner.simulate import compile, duration_vector, simulate
+from planner.simulate.longest_path import neighbour_hops
+from planner.spatial.rules.table import RULES
 
 HERE = Path(__file__).parent
 MADE = "<!-- made by `make docs`: edit the code, not this page -->\n"

@@ -8,20 +8,29 @@ from typing import Protocol
 
 import numpy as np
 
-from planner.cost import IntArray
-from planner.milp.choices import looked_at, shown
-from planner.milp.fixed import Pins
-from planner.milp.problem import Problem
-from planner.milp.search import NEVER, Answer, judge
-from planner.milp.shapes import FREE_CHUNKS, MOST_ACTIONS, MOST_FORWARDS, SEARCHED, Shape, shapes
-from planner.milp.space import Space
-from planner.milp.stages import KINDS
+from planner.arrays import IntArray
+from planner.cost import shown
+from planner.milp.configurations.configurations import (
+    FREE_CHUNKS,
+    MOST_ACTIONS,
+    MOST_FORWARDS,
+    SEARCHED,
+    Shape,
+    shapes,
+)
+from planner.milp.configurations.spatial_choices import looked_at
+from planner.milp.cut.problem import Problem
+from planner.milp.cut.stage_costs import KINDS
+from planner.milp.instance import Space
+from planner.milp.pins import Pins
+from planner.milp.search.descent import NEVER, Answer, judge
 from planner.plan import Rival
-from planner.schedule.action import Action, Kind
-from planner.schedule.families import FAMILIES
+from planner.schedule import FAMILIES, Action, Kind
 
 _RUNNERS = 4
+
 _DEEPEST_TRIVIAL = 16
+
 SYNC, STEP = KINDS.index(Kind.SYNC), KINDS.index(Kind.STEP)
 
 

@@ -42,15 +42,17 @@ from typing import Literal
 import numpy as np
 import pulp
 
-from planner.cost import IntArray
-from planner.milp.bounds import memory_weights
-from planner.milp.box import NOTHING, Box, Weights, stack, weigh
-from planner.milp.mesh import FloatArray
-from planner.milp.search import NEVER, judge
+from planner.arrays import FloatArray, IntArray
+from planner.milp.proof.boxes import NOTHING, Box, Weights, stack, weigh
+from planner.milp.proof.feasible import memory_weights
+from planner.milp.search.descent import NEVER, judge
 
 TOLERANCE = 1e-6  # relative, of the solvers
+
 _UNITS = 1000.0  # of time, in the limit
+
 _ROUNDS = 30
+
 Solver = Literal["highs", "cbc"]
 
 

@@ -1,31 +1,36 @@
-"""When nothing fits: which stage lacks how many bytes where, and the nearest change that was seen to fit."""
+"""When nothing fits: which stage lacks how many bytes where, and the nearest change that was seen to fit.
+
+When nothing fits: the smallest spatial degree by which a sample does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Protocol
 
 import numpy as np
 
-from planner.cluster import Cluster, total_devices, with_nodes
-from planner.cost import IntArray
+from planner.arrays import IntArray
+from planner.cluster import Cluster, Link, Links, total_devices, with_more, with_node_groups
 from planner.errors import BadInput
-from planner.milp.bounds import every_cut, shortage, windows
-from planner.milp.fixed import Pins
-from planner.milp.infeasible_space import degrees
-from planner.milp.pinned import each_freed, told
-from planner.milp.problem import Problem
-from planner.milp.questions import changed, with_more
-from planner.milp.search import allowed, neighbours
-from planner.milp.shapes import MOST_ACTIONS, Shape
-from planner.milp.space import Space, short_bytes
-from planner.schedule.families import generate
+from planner.milp.configurations.configurations import MOST_ACTIONS, Shape
+from planner.milp.configurations.spatial_choices import choices
+from planner.milp.cut.problem import Problem
+from planner.milp.instance import Space, changed, short_bytes
+from planner.milp.pins import Pins, each_freed, told
+from planner.milp.proof.feasible import every_cut, shortage, windows
+from planner.milp.search.descent import allowed, neighbours
+from planner.profile import CostKey
+from planner.schedule import generate
 
 Fits = Callable[[Space, "Nearest | None"], str | None]
+
 _EXAMINED = 300  # shapes, for the least shortage
+
 _DESCENDED = 20  # of them, those that come closest at first
+
 _MOST_NODES = 64  # times as many as there are
 
 
@@ -205,6 +210,61 @@ def _larger(cluster: Cluster, times: int) -> Cluster | None:
     """None where the file does not say what links more nodes would have."""
     groups = tuple(g.model_copy(update={"count": g.count * times}) for g in cluster.nodes)
     try:
-        return with_nodes(cluster, groups)
+        return with_node_groups(cluster, groups)
     except ValueError:
         return None
+
+
+_ANY = Link(latency_s=0.0, bandwidth_bytes_per_s=1e12)  # what fits does not depend on links
+
+
+def degrees(space: Space, fits: Callable[[Space], str | None]) -> Iterator[str]:
+    """One line, for models that can be cut in space at all; `fits` solves a changed question."""
+    graph = space.profile.graph
+    if not graph.operations or space.execution != "eager" or space.pins.spatial == 1:
+        return
+    known = _known(space)
+    for degree in known:
+        plan = fits(_asked(space, degree))
+        if plan is not None:
+            yield f"a spatial split of {degree}, on {degree} devices for each sample, would fit: {plan}"
+            return
+    if known:
+        yield f"no spatial split that was profiled fits by itself: {', '.join(map(str, known))}; price larger ones"
+    else:
+        yield "no spatial split was profiled; `profile --spatial 2,4,8` prices some"
+
+
+def _known(space: Space) -> list[int]:
+    """Degrees of every grid that can be had, at some micro-batch."""
+    found = set()
+    for micro in space.micros():
+        setting = CostKey("", micro, (), space.precision, space.execution)
+        found |= {choice.ranks for choice in choices(space.profile, setting, space.prices)}
+    return sorted(found)
+
+
+def _asked(space: Space, degree: int) -> Space:
+    """Each sample over so many devices, the other axes no wider than pinned."""
+    pinned = space.pins
+    data, pipeline = pinned.data or 1, pinned.pipeline or 1
+    return Space(
+        profile=space.profile,
+        cluster=_room(space.cluster, degree * data * pipeline),
+        batch=space.batch,
+        precision=space.precision,
+        execution=space.execution,
+        pins=replace(
+            pinned, spatial=degree, grid=None, gather=None, data=data, pipeline=pipeline, devices=None
+        ),
+    )
+
+
+def _room(cluster: Cluster, devices: int) -> Cluster:
+    """The cluster where it has so many devices; else one node of them, as its smallest are."""
+    if total_devices(cluster) >= devices:
+        return cluster
+    least = min(cluster.nodes, key=lambda group: group.limit_bytes)
+    node = least.model_copy(update={"count": 1, "devices_per_node": devices, "devices_per_card": None})
+    links = Links(node=cluster.links.node or _ANY, rack=_ANY, cluster=_ANY)
+    return Cluster(name=cluster.name, nodes=(node,), links=links, fitted=cluster.fitted)

@@ -4,38 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Required, TypedDict, Unpack
+from typing import Unpack
 
 from planner.cluster import Cluster
 from planner.errors import BadInput, Infeasible
-from planner.milp import infeasible, orders
-from planner.milp.assemble import plan_of
-from planner.milp.course import ranked, thriftier
-from planner.milp.fixed import Pins, pins
-from planner.milp.pinned import check_space, with_stages
-from planner.milp.questions import changed
-from planner.milp.search import NEVER, judge
-from planner.milp.shapes import SEARCHED, Shape
-from planner.milp.space import Space
-from planner.milp.survey import Effort, Search
+from planner.milp import infeasible
+from planner.milp.configurations.configurations import SEARCHED, Shape
+from planner.milp.instance import Space, changed
+from planner.milp.layer_orders import orders
+from planner.milp.pins import Pins, check_space, pins, with_stages
+from planner.milp.question import Asking
+from planner.milp.search.descent import NEVER, judge
+from planner.milp.search.search import ranked, thriftier
+from planner.milp.search.state import Effort, Search
+from planner.milp.write_plan import plan_of
 from planner.plan import Plan
 from planner.profile import Profile
-from planner.schedule.families import FAMILIES
-from planner.schedule.overlap import ROUNDS_BY_PART, rounds_by_part
+from planner.schedule import FAMILIES, ROUNDS_BY_PART, rounds_by_part
 
 _CHANGED = 20  # shapes looked at for each change that might make an infeasible question feasible
 
 
-class Question(TypedDict, total=False):
-    batch: Required[int]
-    fix: Mapping[str, object] | None
-    schedules: Sequence[str] | None
-    precision: str | None
-    execution: str | None
-
-
 def solve(
-    profile: Profile, cluster: Cluster, *, effort: Effort | None = None, **asked: Unpack[Question]
+    profile: Profile, cluster: Cluster, *, effort: Effort | None = None, **asked: Unpack[Asking]
 ) -> Plan:
     """The fastest plan that fits, with its certificate; Infeasible says what is missing, and what would fit."""
     return answered(space_of(profile, cluster, **asked), effort)[0]

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.console import duration, memory
 from planner.report.contents import Contents
-from planner.report.marks import percent
+from planner.show import percent
 from planner.timeline import Difference
+from planner.units import duration, memory
 
 _GAP = 0.005  # below, another search is not worth its time
+
 _IDLE = 0.10
+
 _FULL, _EMPTY = 0.92, 0.5
+
 _OFF = 0.15
+
 _NEAR = 0.03
 
 

@@ -10,20 +10,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.errors import BadInput
-from planner.layer_order import as_planned
-from planner.memory import StageBytes, peaks
 from planner.model import ModelGraph
-from planner.plan import Plan
+from planner.plan import Plan, as_planned, schedule_of
 from planner.profile import Profile
-from planner.report.events import Track, per_row, track
-from planner.report.moving import moving, setting
-from planner.run_record import RunRecord
-from planner.schedule.action import Kind
-from planner.simulate import period_of_plan, schedule_of, simulate_plan
+from planner.report.stage_memory import moving, setting
+from planner.report.timeline_rows import Track, per_row, track
+from planner.schedule import Kind
+from planner.simulate import RunRecord, StageBytes, peaks, period_of_plan, simulate_plan
 from planner.timeline import SEND, Timeline
 
 if TYPE_CHECKING:
-    from planner.frontier import Frontier
+    from planner.explore import Frontier
 
 BUSY = frozenset(kind.value for kind in Kind) - {Kind.SYNC.value}
 

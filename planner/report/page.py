@@ -8,10 +8,11 @@ from importlib.resources import files
 
 from planner.report import sections, sections_plan
 from planner.report.contents import Contents
-from planner.report.events import lines, packed
-from planner.report.marks import text
+from planner.report.timeline_rows import lines, packed
+from planner.show import text
 
 _SCRIPTS = ("data.js", "gantt.js", "controls.js", "page.js")
+
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 
 

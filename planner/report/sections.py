@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from planner.console import duration, memory
 from planner.plan import Plan, world_size
 from planner.report.contents import Contents
-from planner.report.figures import MEMORY_PARTS, memory_bar, sparkline
-from planner.report.marks import (
-    MOST_LISTED,
-    details,
-    mesh,
-    percent,
-    plural,
-    section,
-    table,
-    text,
-)
-from planner.run_record import RunRecord
-from planner.summary import decision, rate
+from planner.report.widgets import MEMORY_PARTS, memory_bar, sparkline
+from planner.show import MOST_LISTED, decision, details, mesh, page_table, percent, plural, section, text
+from planner.simulate import RunRecord
 from planner.timeline import COLLECTIVE, SEND
+from planner.units import duration, memory, rate
 
 
 def head(found: Contents) -> str:
@@ -134,7 +124,7 @@ def _workers(found: Contents) -> str:
         stages = sorted({s for row in found.plan.schedule.place for s, w in enumerate(row) if w == worker})
         idle = max(0.0, 1 - busy / max(1, found.step_ns))
         rows.append((str(worker), ", ".join(map(str, stages)), duration(busy), f"{idle:.1%}", f"{events:,}"))
-    return table(
+    return page_table(
         ("worker", "stages", "busy", "idle", "events"),
         rows,
         numbers=(2, 3, 4),
@@ -154,7 +144,7 @@ def measured(run: RunRecord) -> str:
         f"{duration(compared.predicted_step_ns)} predicted, ratio {compared.ratio:.2f}; a rank stood idle for "
         f"{duration(compared.measured_wait_ns)} of it. The run is {run.state}."
     )
-    listed = table(
+    listed = page_table(
         ("stage and action", "predicted", "measured", "ratio"),
         rows,
         numbers=(1, 2, 3),
@@ -186,7 +176,7 @@ def memory_section(found: Contents) -> str:
         for worker, each in enumerate(said)
     ]
     key = "".join(f'<li><i style="background:var({shade})"></i>{name}</li>' for name, shade in MEMORY_PARTS)
-    listed = table(
+    listed = page_table(
         ("worker", "what holds it at the peak", "peak", "limit", ""),
         rows,
         numbers=(2, 3, 4),

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from planner.console import duration, memory
 from planner.plan import Hop, Plan, Rival, StagePlan
 from planner.report.advice import advice
 from planner.report.contents import Contents
-from planner.report.figures import scatter, strip
-from planner.report.marks import MOST_LISTED, details, facts, mesh, meter, plural, section, table, text
-from planner.summary import rate, why_lost
+from planner.report.widgets import scatter, strip
+from planner.show import MOST_LISTED, details, facts, mesh, meter, page_table, plural, section, text, why_lost
+from planner.units import duration, memory, rate
 
 
 def frontier(found: Contents) -> str:
@@ -46,7 +45,7 @@ def frontier(found: Contents) -> str:
         None,
     )
     heads = ("step", "samples/s", "devices", "peak", "gap", "plan")
-    parts.append(table(heads, rows, numbers=(0, 1, 2, 3, 4), caption="The frontier", ours=ours))
+    parts.append(page_table(heads, rows, numbers=(0, 1, 2, 3, 4), caption="The frontier", ours=ours))
     return section("frontier", "The frontier", *parts)
 
 
@@ -61,7 +60,7 @@ def rivals(found: Contents) -> str:
         "rivals",
         "The runners-up, and why they lose",
         "<p class=soft>Priced by the same model: what one would do without a planner, and the best of other schedules.</p>",
-        table(("plan, and why it loses", "step", "×"), rows, numbers=(2,), caption="Runners-up", ours=0),
+        page_table(("plan, and why it loses", "step", "×"), rows, numbers=(2,), caption="Runners-up", ours=0),
     )
 
 
@@ -82,7 +81,7 @@ def model(found: Contents) -> str:
         else "Every layer is one bar (with --profile as high as it takes long); "
     )
     rows = [_stage(plan, index, stage) for index, stage in enumerate(plan.stages)]
-    listed = table(
+    listed = page_table(
         ("stage", "workers", "layers", "forward", "backward", "sends on", ""),
         rows,
         numbers=(3, 4),

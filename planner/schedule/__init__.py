@@ -1,0 +1,53 @@
+"""A schedule is a list of actions per worker that prints, parses and diffs."""
+
+from planner.schedule.actions import Action, Kind, Message, Schedule, Spot, draw, parse_orders
+from planner.schedule.build import LAST, with_recompute
+from planner.schedule.check import Violation, check, violations
+from planner.schedule.event_graph import KIND_ROW, Graph, Queueing, Route
+from planner.schedule.event_graph_builder import build
+from planner.schedule.families.out_of_order import (
+    ROUNDS_BY_PART,
+    Overlap,
+    Updates,
+    first_uses,
+    overlap_of,
+    overlapped,
+    rounds_by_part,
+    updates_at_use,
+)
+from planner.schedule.families.registry import FAMILIES, generate
+from planner.schedule.listing.task import Costs, Limits
+from planner.schedule.relist import relistings
+
+__all__ = [
+    "FAMILIES",
+    "KIND_ROW",
+    "LAST",
+    "ROUNDS_BY_PART",
+    "Action",
+    "Costs",
+    "Graph",
+    "Kind",
+    "Limits",
+    "Message",
+    "Overlap",
+    "Queueing",
+    "Route",
+    "Schedule",
+    "Spot",
+    "Updates",
+    "Violation",
+    "build",
+    "check",
+    "draw",
+    "first_uses",
+    "generate",
+    "overlap_of",
+    "overlapped",
+    "parse_orders",
+    "relistings",
+    "rounds_by_part",
+    "updates_at_use",
+    "violations",
+    "with_recompute",
+]

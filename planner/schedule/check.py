@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from planner.errors import BadPlan
-from planner.schedule.action import Action, Kind, Schedule
-from planner.schedule.graph import Route, Stuck
-from planner.schedule.graph_builder import build
-from planner.schedule.grid import Spot, draw
+from planner.schedule.actions import Action, Kind, Schedule, Spot, draw
+from planner.schedule.event_graph import Route, Stuck
+from planner.schedule.event_graph_builder import build
 
 Caps = Mapping[tuple[int, int], int]  # (pipe, stage) -> micro-batches in flight
+
 _ONCE = (Kind.SYNC, Kind.STEP)
+
 _DONE = (Kind.B, Kind.W)
 
 

@@ -1,6 +1,11 @@
 """List a schedule's work anew for costs that are not nominal, in the memory that its own order takes.
 
 The first candidate is the order as it is, so the answer is never longer than it; links are taken as free of queues.
+
+Small repairs: two neighbours on the longest chain change places where that makes the whole shorter.
+
+The chain is looked at from its end, the first swap that helps is kept, and the new longest chain is next. It ends
+where no swap helps, or after so many tries.
 """
 
 from __future__ import annotations
@@ -9,18 +14,30 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from planner.errors import BadInput
-from planner.schedule.action import Action, Kind, Schedule
-from planner.schedule.assemble import with_recompute
-from planner.schedule.costs import Costs, Limits, PerNode
-from planner.schedule.in_flight import LEAVES, TURNS, fits, limits_of, most
-from planner.schedule.list_job import Job, Policy
-from planner.schedule.list_scheduler import Listing, check_job, listed
-from planner.schedule.overlap import overlap_of, updated
-from planner.schedule.polish import polished
-from planner.schedule.replay import span, span_of
+from planner.schedule.actions import Action, Kind, Schedule
+from planner.schedule.build import Place, with_recompute
+from planner.schedule.families.out_of_order import overlap_of, updated
+from planner.schedule.listing.frozen import (
+    LEAVES,
+    TURNS,
+    Played,
+    Spot,
+    critical,
+    fits,
+    limits_of,
+    most,
+    order_fits,
+    play,
+    span,
+    span_of,
+)
+from planner.schedule.listing.scheduler import Listing, check_job, listed
+from planner.schedule.listing.task import Costs, Job, Limits, PerNode, Policy
 
 WORK = (Kind.F, Kind.B, Kind.I, Kind.W)
+
 EFFORT = 100_000  # actions played again while repairing: about half a second
+
 POLICIES = (
     Policy(tie="deep"),
     Policy(tie="micro"),
@@ -129,4 +146,61 @@ def _with_recomputing(costs: Costs, again: set[int]) -> Costs:
         costs,
         backward=tuple(b + r for b, r in zip(costs.backward, extra, strict=True)),
         input_grad=tuple(i + r for i, r in zip(costs.input_grad, extra, strict=True)),
+    )
+
+
+Orders = list[list[Action]]
+
+
+def polished(
+    place: Place, orders: Sequence[Sequence[Action]], costs: Costs, limits: Limits, tries: int
+) -> Orders:
+    """Compute orders within `limits` that are as short as the given ones or shorter."""
+    best: Orders = [list(order) for order in orders]
+    played = play(place, best, costs)
+    while played is not None and tries > 0:
+        found, tries = _step(place, best, played, costs, limits, tries)
+        if found is None:
+            break
+        best, played = found
+    return best
+
+
+def _step(
+    place: Place, orders: Orders, played: Played, costs: Costs, limits: Limits, tries: int
+) -> tuple[tuple[Orders, Played] | None, int]:
+    for worker, position in critical(played, orders):
+        swapped = _swapped(orders, (worker, position), limits, len(place[0]))
+        if swapped is None:
+            continue
+        tries -= 1
+        after = play(place, swapped, costs)
+        if after is not None and after.span < played.span:
+            return (swapped, after), tries
+        if tries == 0:
+            break
+    return None, tries
+
+
+def _swapped(orders: Orders, spot: Spot, limits: Limits, stages: int) -> Orders | None:
+    """The action at the spot before the one that it follows, unless it needs that one, or room that is not there."""
+    worker, position = spot
+    order = orders[worker]
+    if position == 0:
+        return None
+    first, second = order[position - 1], order[position]
+    alike = first.kind is second.kind and (first.pipe, first.stage) == (second.pipe, second.stage)
+    if alike or _follows(first, second):
+        return None
+    swapped = [*order[: position - 1], second, first, *order[position + 1 :]]
+    takes_room = second.kind is Kind.F or first.kind is not Kind.F
+    if takes_room and not order_fits(swapped, worker, limits, stages):
+        return None
+    return [*orders[:worker], swapped, *orders[worker + 1 :]]
+
+
+def _follows(first: Action, second: Action) -> bool:
+    """Neighbours of one micro-batch: its way is F of rising stages, then B or I of falling ones, W after its I."""
+    return (first.micro, first.pipe) == (second.micro, second.pipe) and not (
+        first.kind is Kind.W and second.stage != first.stage
     )

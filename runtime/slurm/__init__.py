@@ -1,0 +1,40 @@
+"""A run as a SLURM job."""
+
+from runtime.slurm.commands import answers, ask
+from runtime.slurm.elastic import Elastic, parse
+from runtime.slurm.folder_lock import refuse
+from runtime.slurm.job import SlurmRun, launch, queue, test_only
+from runtime.slurm.limits import known
+from runtime.slurm.measure_jobs import run
+from runtime.slurm.options import NAMED, Options, load, over, pairs, site_file
+from runtime.slurm.script import text
+from runtime.slurm.state import Queued, of
+from runtime.slurm.submit import cancel, prepared, request
+from runtime.slurm.task_layout import read
+
+__all__ = [
+    "NAMED",
+    "Elastic",
+    "Options",
+    "Queued",
+    "SlurmRun",
+    "answers",
+    "ask",
+    "cancel",
+    "known",
+    "launch",
+    "load",
+    "of",
+    "over",
+    "pairs",
+    "parse",
+    "prepared",
+    "queue",
+    "read",
+    "refuse",
+    "request",
+    "run",
+    "site_file",
+    "test_only",
+    "text",
+]

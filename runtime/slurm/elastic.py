@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner import cluster as clusters
-from planner import plan_yaml
+from planner import plan as plans
 from planner.cluster import Cluster
-from planner.console import write_whole
 from planner.errors import BadInput, Infeasible
+from planner.files import write_whole
 from planner.plan import Plan
-from runtime.paths import Paths
+from runtime.runfolder import Paths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +69,8 @@ def plan_for(paths: Paths, old: Plan, nodes: int) -> Plan:
     """Solves for so many nodes; the run folder holds the new plan when this returns, and the old one beside it."""
     fixed = json.loads(paths.fixed.read_text())
     plan = _solved(paths.root, paths.profile, clusters.load(paths.cluster), fixed, old, nodes)
-    write_whole(
-        paths.plan.with_name(f"plan-{len({p.node for p in old.places})}-nodes.yaml"), plan_yaml.dump(old)
-    )
-    write_whole(paths.plan, plan_yaml.dump(plan))
+    write_whole(paths.plan.with_name(f"plan-{len({p.node for p in old.places})}-nodes.yaml"), plans.dump(old))
+    write_whole(paths.plan, plans.dump(plan))
     return plan
 
 
@@ -92,7 +90,7 @@ def _solved(
     )
     if done.returncode:
         raise Infeasible(f"no plan for {nodes} nodes: {done.stderr.strip().rpartition('error: ')[2]}")
-    plan = plan_yaml.load(found)
+    plan = plans.load(found)
     if plan.model.fingerprint != old.model.fingerprint:
         raise BadInput("is of another model", where=str(profile), allowed="a profile of the plan's")
     # The profile knows the model by its fingerprint; which file it is in, and with what arguments, the old plan knows.

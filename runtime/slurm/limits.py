@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.errors import BadInput, Infeasible
-from runtime.slurm import clients
-from runtime.slurm.layout import Layout
+from runtime.slurm import commands
 from runtime.slurm.options import Options
+from runtime.slurm.task_layout import Layout
 
 COLUMNS = ("%P", "%a", "%l", "%D", "%c", "%G")
 
@@ -31,12 +31,12 @@ class Nodes:
 
 
 def known() -> list[Nodes]:
-    text = clients.ask("sinfo", "-h", "-e", "-o", clients.SEPARATOR.join(COLUMNS))
+    text = commands.ask("sinfo", "-h", "-e", "-o", commands.SEPARATOR.join(COLUMNS))
     return [parse(line) for line in text.splitlines() if line.strip()]
 
 
 def parse(line: str) -> Nodes:
-    name, up, limit, count, cpus, gres = (word.strip() for word in line.split(clients.SEPARATOR))
+    name, up, limit, count, cpus, gres = (word.strip() for word in line.split(commands.SEPARATOR))
     return Nodes(
         partition=name.rstrip("*"),
         default=name.endswith("*"),

@@ -14,21 +14,30 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from planner import form, yaml_files
+from planner import files
 from planner.errors import BadInput
-from planner.form import Natural, Part
+from planner.files import Natural, Part
 
 OPTIONS_VERSION: Final = 1
+
 LONGEST = 4096
+
 MOST = 1_000_000
 
 _HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
 _TIME = re.compile(r"\d{1,6}|\d{1,6}:[0-5]\d|\d{1,5}:[0-5]\d:[0-5]\d|\d{1,4}-\d{1,2}(:[0-5]\d){0,2}")
+
 _MEMORY = re.compile(r"\d{1,12}[KMGT]?")
+
 _KEY = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
 _NAME = re.compile(r"[A-Za-z0-9_.+-]+")
+
 _LIST = re.compile(r"[A-Za-z0-9_.+,-]+")
+
 # Options of sbatch that the script sets itself, or that would make another job of it, with what to say instead.
 OURS: Mapping[str, str] = {
     **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node", "tasks-per-node"), "the plan's places"),
@@ -39,26 +48,28 @@ OURS: Mapping[str, str] = {
     "cpus-per-task": "cpus_per_task",
     "export": "env",
 }
+
 _NAMED = ("job-name", "partition", "account", "qos", "time", "mem", "constraint", "reservation", "dependency")
+
 NAMED: Mapping[str, str] = {key: key.replace("-", "_") for key in (*_NAMED, "nodelist", "exclude")}
 
 
 def one_line(text: str) -> str:
     if found := _HIDDEN.search(text):
-        raise form.wrong(
+        raise files.wrong(
             f"holds the character U+{ord(found[0]):04X}", allowed="one line of printable characters"
         )
     if len(text) > LONGEST:
-        raise form.wrong(f"is {len(text)} characters long", allowed=f"at most {LONGEST}")
+        raise files.wrong(f"is {len(text)} characters long", allowed=f"at most {LONGEST}")
     if text != text.strip():
-        raise form.wrong("begins or ends with a blank", allowed="text without blanks around it")
+        raise files.wrong("begins or ends with a blank", allowed="text without blanks around it")
     return text
 
 
 def _fits(pattern: re.Pattern[str], allowed: str) -> AfterValidator:
     def check(text: str) -> str:
         if not pattern.fullmatch(one_line(text)):
-            raise form.wrong(f"'{text}' does not fit", allowed=allowed)
+            raise files.wrong(f"'{text}' does not fit", allowed=allowed)
         return text
 
     return AfterValidator(check)
@@ -66,19 +77,30 @@ def _fits(pattern: re.Pattern[str], allowed: str) -> AfterValidator:
 
 def _whole(text: str) -> str:
     if one_line(text).endswith("\\"):
-        raise form.wrong("ends with a backslash, which would take in the next line", allowed="whole commands")
+        raise files.wrong(
+            "ends with a backslash, which would take in the next line", allowed="whole commands"
+        )
     return text
 
 
 Line = Annotated[str, Field(min_length=1), AfterValidator(one_line)]
+
 Value = Annotated[str, AfterValidator(one_line)]
+
 Command = Annotated[str, Field(min_length=1), AfterValidator(_whole)]
+
 Name = Annotated[str, _fits(_NAME, "letters, digits and _ . + -")]
+
 Names = Annotated[str, _fits(_LIST, "names with commas between them")]
+
 Time = Annotated[str, _fits(_TIME, "minutes, MM:SS, HH:MM:SS, D-HH or D-HH:MM:SS")]
+
 Amount = Annotated[str, _fits(_MEMORY, "a number with K, M, G or T, such as 64G; 0 is all of a node")]
+
 Variable = Annotated[str, _fits(_VARIABLE, "a name of letters, digits and _")]
+
 Key = Annotated[str, _fits(_KEY, "the long name of an option of sbatch, such as mail-type")]
+
 Less = Annotated[int, Field(ge=1, le=MOST, strict=True)]
 
 
@@ -125,13 +147,13 @@ class Options(Part):
     def _check(self) -> Options:
         for key, value in self.sbatch.items():
             if key in OURS:
-                raise form.wrong(
+                raise files.wrong(
                     f"sets what comes from {OURS[key]}", allowed="other options", key=("sbatch", key)
                 )
             if key in NAMED:
-                raise form.wrong("has a name of its own", allowed=NAMED[key], key=("sbatch", key))
+                raise files.wrong("has a name of its own", allowed=NAMED[key], key=("sbatch", key))
             if key == "array" and not re.fullmatch(r"[\d,:-]+%1", value):
-                raise form.wrong(
+                raise files.wrong(
                     f"'{value}' would train in one run folder at once",
                     allowed="tasks one after another, which go on from each other: such as 1-5%1",
                     key=("sbatch", key),
@@ -152,7 +174,7 @@ def load(path: Path | None = None) -> Options:
     chosen = path or site_file()
     if path is None and not chosen.exists():
         return Options()
-    return form.load(Options, chosen, version=OPTIONS_VERSION)
+    return files.load(Options, chosen, version=OPTIONS_VERSION)
 
 
 def over(defaults: Options, given: Mapping[str, object]) -> Options:
@@ -164,7 +186,7 @@ def over(defaults: Options, given: Mapping[str, object]) -> Options:
     try:
         return Options.model_validate(data)
     except ValidationError as error:
-        found = form.bad_input(Options, error, text=yaml_files.render(data, header=""), name="")
+        found = files.bad_input(Options, error, text=files.render(data, header=""), name="")
         raise BadInput(_shown(found.what), where="launch", allowed=found.allowed) from None
 
 

@@ -1,22 +1,28 @@
 """The batch script of a run: text from a plan and options, and nothing else.
 
 It can be read, kept beside the run, and submitted again by hand; the run then goes on from its last checkpoint.
+
+Text for a batch script, quoted so that it can only ever mean itself.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from planner.errors import BadInput
-from runtime.slurm import limits, quote
-from runtime.slurm.layout import Layout
+from runtime.slurm import limits
 from runtime.slurm.options import Container, Options
+from runtime.slurm.task_layout import Layout
 
 LOG = "logs/slurm-%j.out"
+
 TASK = "runtime.slurm.task"
-BATCH = "runtime.slurm.batch"
+
+BATCH = "runtime.slurm.supervisor"
+
 # What SLURM would put in place of these in the name of the log.
 _PATTERN = "\\%"
 
@@ -49,15 +55,15 @@ def text(request: Request, options: Options) -> str:
         "#!/bin/bash",
         *_directives(request, options),
         "",
-        quote.comment(
+        comment(
             f"Written by shardwright for {request.layout.ranks} ranks. It can be submitted again by hand:"
         ),
-        quote.comment("the run goes on from its last complete checkpoint."),
+        comment("the run goes on from its last complete checkpoint."),
         "set -e",
         *surroundings(options),
-        f"cd {quote.word(str(request.directory))}",
+        f"cd {word(str(request.directory))}",
         "trap '' USR1  # until the supervisor listens to it",
-        f"exec {quote.word(request.python)} -P -m {BATCH} {quote.word(folder)} \\",
+        f"exec {word(request.python)} -P -m {BATCH} {word(folder)} \\",
         f"  --requeues {options.requeues} --restarts {options.restarts}{' --elastic' * elastic} -- \\",
         *_step(request, options),
     ]
@@ -66,7 +72,7 @@ def text(request: Request, options: Options) -> str:
 
 def _directives(request: Request, options: Options) -> Iterator[str]:
     layout = request.layout
-    yield quote.directive("job-name", options.job_name or request.name)
+    yield directive("job-name", options.job_name or request.name)
     yield from named(options)
     if request.nodes is not None:
         yield f"#SBATCH --nodes={request.nodes[0]}-{request.nodes[1]}"
@@ -80,13 +86,13 @@ def _directives(request: Request, options: Options) -> Iterator[str]:
         yield f"#SBATCH --gres=gpu:{layout.devices}"
     elif request.cuda:
         yield f"#SBATCH --gpus-per-node={layout.devices}"
-    yield quote.directive("chdir", str(request.folder))
-    yield quote.directive("output", LOG)
+    yield directive("chdir", str(request.folder))
+    yield directive("output", LOG)
     yield "#SBATCH --open-mode=append"
     yield "#SBATCH --requeue" if options.requeues else "#SBATCH --no-requeue"
     yield f"#SBATCH --signal=B:USR1@{_signal_s(options)}"
     for key, value in sorted(options.sbatch.items()):
-        yield quote.directive(key, value)
+        yield directive(key, value)
 
 
 def _signal_s(options: Options) -> int:
@@ -101,15 +107,15 @@ def named(options: Options) -> Iterator[str]:
     for key in keys.split():
         value = getattr(options, key)
         if value is not None:
-            yield quote.directive(key, str(value))
+            yield directive(key, str(value))
 
 
 def surroundings(options: Options) -> Iterator[str]:
     yield from options.prologue
     for module in options.modules:
-        yield f"module load {quote.word(module)}"
+        yield f"module load {word(module)}"
     for name, value in sorted(options.env.items()):
-        yield f"export {name}={quote.word(value)}"
+        yield f"export {name}={word(value)}"
 
 
 def _step(request: Request, options: Options) -> Iterator[str]:
@@ -127,8 +133,8 @@ def _step(request: Request, options: Options) -> Iterator[str]:
     yield "  " + " ".join(words) + " \\"
     if container is not None:
         words = container_words(container, request.folder, cuda=request.cuda)
-        yield "  " + " ".join(map(quote.word, words)) + " \\"
-    yield f"  {quote.word(options.python or request.python)} -P -m {TASK} {quote.word(str(request.folder))}"
+        yield "  " + " ".join(map(word, words)) + " \\"
+    yield f"  {word(options.python or request.python)} -P -m {TASK} {word(str(request.folder))}"
 
 
 def container_words(container: Container, folder: Path, *, cuda: bool) -> list[str]:
@@ -140,3 +146,29 @@ def container_words(container: Container, folder: Path, *, cuda: bool) -> list[s
         return [f"--container-image={container.image}", f"--container-mounts={','.join(mounts)}"]
     binds = [word for mount in mounts for word in ("--bind", mount)]
     return ["apptainer", "exec", *(["--nv"] if cuda else []), *binds, container.image]
+
+
+def directive(key: str, value: str) -> str:
+    """A line for sbatch. Its reader knows double quotes, takes a backslash for an escape everywhere, and an unescaped
+    `#` for the beginning of a comment even inside quotes."""
+    return f'#SBATCH --{key}="{_escaped(_one_line(value))}"' if value else f"#SBATCH --{key}"
+
+
+def word(text: str) -> str:
+    """One word of a shell command."""
+    return shlex.quote(_one_line(text))
+
+
+def comment(text: str) -> str:
+    return f"# {_one_line(text)}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("#", "\\#")
+
+
+def _one_line(text: str) -> str:
+    """The last wall: options are checked when they are read, paths and names of plans are not."""
+    if not text.isprintable():
+        raise BadInput(f"{text!r} cannot stand in a batch script", allowed="one line of printable characters")
+    return text

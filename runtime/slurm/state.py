@@ -1,17 +1,21 @@
 """What SLURM knows of a job: of a waiting or running one by squeue, of one that has ended by scontrol for some
-minutes, by accounting where a site has it, and then no more."""
+minutes, by accounting where a site has it, and then no more.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from planner.errors import ShardwrightError
-from runtime.slurm import clients
+from runtime.runfolder import Paths, write_whole
+from runtime.slurm import commands
 
 QUEUED = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+
 RUNNING = (
     "RUNNING",
     "CONFIGURING",
@@ -22,10 +26,15 @@ RUNNING = (
     "SIGNALING",
     "STAGE_OUT",
 )
+
 ENDED = {"COMPLETED": "done", "CANCELLED": "cancelled", "PREEMPTED": "preempted", "TIMEOUT": "out of time"}
+
 UNKNOWN = "UNKNOWN"  # SLURM does not answer
-FORMAT = clients.SEPARATOR.join(("%T", "%r", "%N"))
+
+FORMAT = commands.SEPARATOR.join(("%T", "%r", "%N"))
+
 NEVER = "it will never start"
+
 # Reasons that lie in the job alone: no waiting ends them. Nodes that are away, limits of a user or an account, and a
 # partition that is closed are none; nor is PartitionNodeLimit, which SLURM also says where nodes are drained.
 FINAL = (
@@ -39,7 +48,9 @@ FINAL = (
     "QOSNotAllowed",
     "ReservationDeleted",
 )
+
 FINAL_OF_A_JOB = re.compile("(Assoc|QOS)Max[A-Za-z]+PerJob(Limit)?|QOSMin[A-Za-z]+")
+
 # And those that somebody has to end.
 UNTIL = {
     "AssocGrpCPUMinutesLimit": "until the account has time again",
@@ -49,6 +60,7 @@ UNTIL = {
     "PartitionInactive": "until the partition is active",
     "launch failed requeued held": "until it is released: scontrol release",
 }
+
 OVER = (*ENDED, "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "REVOKED", *QUEUED, "")
 
 
@@ -68,7 +80,7 @@ def word(job: int | str) -> str:
     """SLURM's own for a job that waits or runs; empty for one that it does not know, and where there is no SLURM."""
     if shutil.which("squeue") is None:
         return ""
-    said = clients.call("squeue", "-h", "-j", str(job), "-o", "%T")
+    said = commands.call("squeue", "-h", "-j", str(job), "-o", "%T")
     if said.code:
         return "" if "Invalid job id" in said.error else UNKNOWN
     return said.output.split()[-1] if said.output.strip() else ""
@@ -81,18 +93,18 @@ def of(job: int) -> JobState:
 
 
 def _queue(job: int) -> JobState | None:
-    said = clients.call("squeue", "-h", "-j", str(job), "-o", FORMAT)
+    said = commands.call("squeue", "-h", "-j", str(job), "-o", FORMAT)
     if said.code or not said.output.strip():
         return None
     found = []
     for line in said.output.splitlines():  # one a task of an array
-        word, reason, nodes = line.split(clients.SEPARATOR)
+        word, reason, nodes = line.split(commands.SEPARATOR)
         found.append(_state(word, "" if reason == "None" else reason, nodes))
     return next((each for each in found if each.state == "running"), found[-1])
 
 
 def _controller(job: int) -> JobState | None:
-    said = clients.call("scontrol", "show", "job", "-o", str(job))
+    said = commands.call("scontrol", "show", "job", "-o", str(job))
     if said.code or "JobState=" not in said.output:
         return None
     line = said.output.splitlines()[-1]
@@ -115,7 +127,7 @@ def _killed(word: str, exit_code: str) -> str:
 
 def _accounting(job: int) -> JobState | None:
     try:
-        said = clients.call("sacct", "-n", "-X", "-P", "-j", str(job), "-o", "State,ExitCode,NodeList")
+        said = commands.call("sacct", "-n", "-X", "-P", "-j", str(job), "-o", "State,ExitCode,NodeList")
     except ShardwrightError:
         return None
     if said.code or not said.output.strip():
@@ -136,3 +148,19 @@ def _state(word: str, reason: str, nodes: str) -> JobState:
 
 def _final(reason: str) -> bool:
     return reason in FINAL or FINAL_OF_A_JOB.fullmatch(reason) is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queued:
+    """What is known of the job of a run when it is queued."""
+
+    job: int
+    submitted_s: float
+    inside: int = 0  # process of the supervisor where the ranks run inside the caller's own allocation
+
+    def write(self, paths: Paths) -> None:
+        write_whole(paths.slurm, json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, paths: Paths) -> Queued | None:
+        return cls(**json.loads(paths.slurm.read_text())) if paths.slurm.exists() else None

@@ -6,7 +6,6 @@ run.state(), run.wait()
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -14,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from planner import verify
@@ -22,34 +20,17 @@ from planner.errors import BadInput, Infeasible, ShardwrightError
 from planner.model import ModelGraph
 from planner.plan import Plan
 from planner.workload import Workload
-from runtime import holder
-from runtime.job import Job
-from runtime.paths import Paths
-from runtime.slurm import clients, layout, limits, state
+from runtime import runfolder
+from runtime.runfolder import Job, Outcome, Paths, tell, write_whole
+from runtime.slurm import commands, limits, state, task_layout
 from runtime.slurm import script as scripts
 from runtime.slurm.elastic import Elastic
 from runtime.slurm.options import Options
-from runtime.supervise import Outcome, tell
-from runtime.words import write_whole
+from runtime.slurm.state import Queued
 
 STATES = 3  # parameters, and two tensors of optimizer state beside each
+
 LOCAL_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Queued:
-    """What is known of the job of a run when it is queued."""
-
-    job: int
-    submitted_s: float
-    inside: int = 0  # process of the supervisor where the ranks run inside the caller's own allocation
-
-    def write(self, paths: Paths) -> None:
-        write_whole(paths.slurm, json.dumps(asdict(self)))
-
-    @classmethod
-    def read(cls, paths: Paths) -> Queued | None:
-        return cls(**json.loads(paths.slurm.read_text())) if paths.slurm.exists() else None
 
 
 def request(
@@ -59,7 +40,7 @@ def request(
         name=name,
         folder=folder.resolve(),
         directory=Path.cwd(),
-        layout=layout.of(plan),
+        layout=task_layout.of(plan),
         threads=job.threads,
         cuda=job.device == "cuda",
         python=sys.executable,
@@ -70,7 +51,7 @@ def request(
 def check(plan: Plan, graph: ModelGraph | None, folder: Path, job: Job, options: Options) -> list[str]:
     """All that can be known to fail before anything is queued is raised; what may is returned in words."""
     verify.check(plan, graph=graph)
-    wanted = layout.of(plan)
+    wanted = task_layout.of(plan)
     if graph is not None:
         _check_disk(graph, folder, job)
     limits.check(
@@ -109,13 +90,13 @@ def submit(paths: Paths, environment: Mapping[str, str] = os.environ) -> Queued:
         queued = _start_inside(paths, environment)
     else:
         try:
-            queued = Queued(job=int(clients.submit(paths.script)), submitted_s=time.time())
+            queued = Queued(job=int(commands.submit(paths.script)), submitted_s=time.time())
         except ShardwrightError as error:  # the folder says why there is no job
             tell(paths, Outcome("failed", cause=str(error)))
             raise
     queued.write(paths)
     if queued.inside:
-        holder.note(paths, queued.inside)
+        runfolder.note_process(paths, queued.inside)
     return queued
 
 
@@ -139,12 +120,12 @@ def cancel(paths: Paths) -> None:
     if queued is None:
         raise BadInput("was never queued", where=str(paths.root))
     if queued.inside:
-        holder.cancel(paths, signal.SIGTERM)
+        runfolder.cancel(paths, signal.SIGTERM)
     else:
         if state.of(queued.job).state not in ("queued", "running"):
             raise BadInput("does not run", where=str(paths.root))
         paths.cancelled.touch()
-        clients.ask("scancel", str(queued.job))
+        commands.ask("scancel", str(queued.job))
 
 
 def prepared(
@@ -158,8 +139,7 @@ def prepared(
     flexible: Elastic | None = None,
 ) -> tuple[Paths, list[str]]:
     """The run folder with all that a job needs, everything checked; and what is worth a warning."""
-    from runtime.local import prepare
-    from runtime.train import Model
+    from runtime.train import Model, prepare
 
     text = scripts.text(request(plan, name, folder, job, flexible), options)
     refuse_running(folder)

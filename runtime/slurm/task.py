@@ -17,32 +17,31 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from planner import plan_yaml
+from planner import plan as plans
 from planner.errors import ShardwrightError
 from planner.plan import Plan
-from runtime import job as jobs
-from runtime import meeting
-from runtime.job import Job
-from runtime.paths import Paths
-from runtime.slurm import granted
-from runtime.slurm.granted import Granted
-from runtime.slurm.record import Record
-from runtime.supervise import BEAT, START_S, STOPPED, Heart, be_a_rank
+from runtime import runfolder
+from runtime.local import START_S, be_a_rank
+from runtime.runfolder import BEAT, STOPPED, Heart, Job, Paths
+from runtime.slurm import task_layout
+from runtime.slurm.rank_records import Record
+from runtime.slurm.task_layout import Granted
 
 POLL_S = 0.05
+
 PATIENCE_S = 5.0
 
 
 def main(folder: str) -> int:
     paths = Paths(Path(folder))
     try:
-        here = granted.read(os.environ)
-        job, plan = _job_of(jobs.read(paths), os.environ), plan_yaml.load(paths.plan)
-        granted.check(here, plan.places)
+        here = task_layout.read(os.environ)
+        job, plan = _job_of(runfolder.read(paths), os.environ), plans.load(paths.plan)
+        task_layout.check(here, plan.places)
     except ShardwrightError as error:
         print(f"error: {os.uname().nodename}: {error}", file=sys.stderr, flush=True)
         return error.status
-    os.environ.update(granted.exported(here, plan.places))
+    os.environ.update(task_layout.exported(here, plan.places))
     heart = os.memfd_create("heart")
     os.ftruncate(heart, BEAT.size)
     parent = os.getpid()
@@ -58,10 +57,10 @@ def main(folder: str) -> int:
 
 def _job_of(job: Job, environment: Mapping[str, str]) -> Job:
     """Under torchrun ranks meet where it has them meet, again and again as it starts them."""
-    if granted.TORCHRUN_ID not in environment:
+    if task_layout.TORCHRUN_ID not in environment:
         return job
     again = int(environment.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    return replace(job, rendezvous=meeting.TORCHRUN, generation=job.generation + again)
+    return replace(job, rendezvous=runfolder.TORCHRUN, generation=job.generation + again)
 
 
 @dataclass
@@ -140,27 +139,26 @@ class Keeper:
 
 
 def _train(paths: Paths, job: Job, plan: Plan, rank: int, heart: Heart) -> int:
-    from runtime import stop
+    from runtime import train
 
-    stop.block()
+    train.block()
     import torch
 
     from runtime import checkpoint as checkpoints
-    from runtime.run import run_script
-    from runtime.train import Model, training_of
+    from runtime.train import Model, run_script, training_of
 
     torch.set_num_threads(job.threads)
     model = Model.of(plan)
     if job.device == "cuda":
         slot = plan.places[rank].slot
-        granted.check_memory(plan, rank, torch.cuda.get_device_properties(slot).total_memory)
+        task_layout.check_memory(plan, rank, torch.cuda.get_device_properties(slot).total_memory)
     if rank == 0:
         checkpoints.remove_partial(paths.checkpoints)
     if job.script:
         run_script(paths, job, model, rank, heart)
         return 0
-    agreed = stop.Agreed(paths.votes(job.generation), rank, len(plan.places))
-    stop.listen(agreed)
+    agreed = train.Agreed(paths.votes(job.generation), rank, len(plan.places))
+    train.listen(agreed)
     training = training_of(paths, job, model, rank, heart)
     finished = training.run(agreed)
     training.leave()

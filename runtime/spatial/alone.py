@@ -7,11 +7,11 @@ from math import prod
 
 from torch import Tensor
 
-from planner.cut import StageModule
-from planner.halo import Layout, rank_at
-from planner.halo.layout import middle_of
-from runtime.spatial.mesh import Mesh, Message, Operation
-from runtime.spatial.shard import analyse, shard
+from planner.capture import StageModule
+from planner.spatial import Layout, middle_of, rank_at
+from runtime.spatial.analyse import analyse
+from runtime.spatial.group import Mesh, Message, Operation
+from runtime.spatial.shard import shard
 
 
 class Silence:

@@ -9,17 +9,27 @@ from math import prod
 import torch
 from torch import Tensor, fx
 
-from planner.capture_operations import check_sizes, operation_of, samples_of
-from planner.cut import StageModule
-from planner.halo import Layout, entry, whole
-from planner.halo.fetch import Fetch, take
-from planner.halo.operation import Operation, Ref
-from planner.halo.resplit import Grid
-from planner.halo.segment import Grids, Placed, Segment, with_targets
-from planner.halo.shares import grown, wider
-from runtime.spatial.site import Use
+from planner.capture import StageModule, check_sizes, operation_of, samples_of
+from planner.spatial import (
+    Fetch,
+    Grid,
+    Grids,
+    Layout,
+    Operation,
+    Placed,
+    Ref,
+    Segment,
+    entry,
+    grown,
+    take,
+    whole,
+    wider,
+    with_targets,
+)
+from runtime.spatial.operation import Use
 
 ATEN = torch.ops.aten
+
 IMAGE = 3  # dimensions that no image or volume has so few of
 
 

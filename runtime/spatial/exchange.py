@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from planner.halo import Fetch, Run
-from runtime.spatial.mesh import Mesh
+from planner.spatial import Fetch, Run
+from runtime.spatial.group import Mesh
 
 
 class Traffic(NamedTuple):

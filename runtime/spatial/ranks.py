@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from planner.cut import StageModule
+from planner.capture import StageModule
 from planner.errors import BadPlan
-from planner.halo import coordinates
 from planner.plan import Plan, shared_from
-from runtime.groups import World
-from runtime.places import Mesh as Places
-from runtime.regions import Region, Rows
-from runtime.spatial.mesh import GroupWire, Mesh
-from runtime.spatial.shard import Analysed, shard
+from planner.spatial import coordinates
+from runtime.data import Region, Rows
+from runtime.spatial.analyse import Analysed
+from runtime.spatial.group import GroupWire, Mesh
+from runtime.spatial.shard import shard
 from runtime.spatial.stages import analyse_stages, uncounted
+from runtime.world import Mesh as Places
+from runtime.world import World
 
 
 @dataclass(frozen=True)

@@ -19,24 +19,18 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from planner.capture_operations import Target, named_arguments
-from planner.cut import StageModule
-from planner.halo import Step
-from planner.halo.fetch import Fetch
-from planner.halo.resplit import Resplit
-from planner.halo.segment import Placed, call_of
-from runtime.spatial import convolution, overlap, overlap_pool, pooling
-from runtime.spatial.analyse import Analysed, analyse, entries, value_shapes
+from planner.capture import StageModule, Target, named_arguments
+from planner.spatial import Fetch, Placed, Resplit, Step, call_of
+from runtime.spatial.analyse import Analysed
 from runtime.spatial.exchange import enter, fetched, memory_format
-from runtime.spatial.mesh import Mesh
-from runtime.spatial.norm import OverReplicas
-from runtime.spatial.resplit import Moved
-from runtime.spatial.samples import kernel_of
-from runtime.spatial.shapes import plain
-from runtime.spatial.site import Site, Use
-from runtime.spatial.table import KERNELS
-
-__all__ = ["Analysed", "analyse", "entries", "operation_of", "shard", "value_shapes"]
+from runtime.spatial.group import Mesh
+from runtime.spatial.kernels import convolution, overlapped_convolution, overlapped_pool, pooling
+from runtime.spatial.kernels.norm import OverReplicas
+from runtime.spatial.kernels.reshapes import plain
+from runtime.spatial.kernels.samples import kernel_of
+from runtime.spatial.kernels.table import KERNELS
+from runtime.spatial.operation import Site, Use
+from runtime.spatial.regrid import Moved
 
 ATEN = torch.ops.aten
 
@@ -138,25 +132,25 @@ class _Writer:
         found = self._split(step, step.fetches["input"], plain, kernel)
         if found is None:
             return False
-        site = overlap.Overlapped(*found, self.mesh)
+        site = overlapped_convolution.Overlapped(*found, self.mesh)
         self._replace(node, done, site, named["input"], named["weight"], named["bias"])
         return True
 
     def _pooled(self, node: fx.Node, done: Placed, step: Step) -> bool:
         call = call_of(done.operation, done.inputs)
-        plain = overlap_pool.plain_arguments(call, step.output.cut_dims)
+        plain = overlapped_pool.plain_arguments(call, step.output.cut_dims)
         if plain is None:
             return False
         kernel = call.integers("kernel_size", len(plain.stride))
         found = self._split(step, step.fetches["self"], plain, kernel)
         if found is None:
             return False
-        self._replace(node, done, overlap_pool.Pooled(found[0], kernel, found[1], self.mesh), node.args[0])
+        self._replace(node, done, overlapped_pool.Pooled(found[0], kernel, found[1], self.mesh), node.args[0])
         return True
 
     def _split(
         self, step: Step, fetches: Sequence[Fetch], plain: convolution.Plain, kernel: Sequence[int]
-    ) -> tuple[tuple[Fetch, ...], overlap.Plan] | None:
+    ) -> tuple[tuple[Fetch, ...], overlapped_convolution.Plan] | None:
         """Along the last dimension that rows are sent for; the others are fetched first. The same on every rank."""
         needed = [fetch for fetch in fetches if not fetch.trivial]
         batched = len(step.output.shape) == len(kernel) + 2
@@ -165,7 +159,10 @@ class _Writer:
         *others, last = needed
         cut, position = step.output.cuts[last.dim], last.dim - 2
         assert cut is not None
-        found = [overlap.plan(last, cut, plain, position, kernel[position], i) for i in range(len(last.runs))]
+        found = [
+            overlapped_convolution.plan(last, cut, plain, position, kernel[position], i)
+            for i in range(len(last.runs))
+        ]
         plans = [each for each in found if each is not None and each.worthwhile]
         if len(plans) < len(found):
             return None

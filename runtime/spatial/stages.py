@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from planner.cut import StageModule
+from planner.capture import StageModule
 from planner.errors import BadPlan
-from planner.halo import Layout, check_grid
-from planner.halo.operation import Operation
-from planner.halo.resplit import SPACE, Grid
-from planner.halo.segment import Grids
-from runtime.spatial.analyse import inputs_of
-from runtime.spatial.shard import Analysed, analyse, value_shapes
+from planner.spatial import SPACE, Grid, Grids, Layout, Operation, check_grid
+from runtime.spatial.analyse import Analysed, analyse, inputs_of, value_shapes
 
 
 def analyse_stages(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.refute import Claim, judged
-from planner import plan_yaml
+from planner.plan import yaml as plan_yaml
 
 PLAN = plan_yaml.load(Path("plans/mlp-chimera.yaml"))
 PREDICTED = PLAN.prediction.step_ns

@@ -7,12 +7,10 @@ from random import Random
 
 from hypothesis import strategies as st
 
+from planner.arrays import IntArray
 from planner.errors import BadInput
 from planner.plan import Hop, StageTimes
-from planner.schedule.action import Schedule
-from planner.schedule.families import FAMILIES, generate
-from planner.schedule.graph import IntArray
-from planner.schedule.overlap import Overlap, Updates, overlapped
+from planner.schedule import FAMILIES, Overlap, Schedule, Updates, generate, overlapped
 from planner.simulate import Compiled, compile, duration_vector
 
 

@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from planner.plan import Hop, StageTimes
-from planner.schedule.action import Action, Kind, Schedule
-from planner.schedule.program import Message
+from planner.schedule import Action, Kind, Message, Schedule
 
 Done = dict[tuple[int, Action], int]  # (step, action) -> end
 SENDS = {Kind.F: "act", Kind.B: "grad", Kind.I: "grad"}

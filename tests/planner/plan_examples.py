@@ -7,11 +7,9 @@ from dataclasses import astuple
 from itertools import pairwise
 from typing import Any
 
-from planner import cluster, roofline
-from planner.cluster import Cluster
-from planner.devices import CATALOGUE
+from planner.cluster import CATALOGUE, Cluster, cluster
+from planner.cost import stage_bytes
 from planner.model import Layer, ModelGraph, Parameter, Value, crossings, stage_of_layers
-from planner.places import places
 from planner.plan import (
     Axes,
     Batch,
@@ -24,12 +22,13 @@ from planner.plan import (
     ScheduleChoice,
     StagePlan,
     StageTimes,
+    places,
+    schedule_of,
 )
-from planner.profile import CostKey, Profile
-from planner.schedule.action import Kind
-from planner.schedule.families import generate
-from planner.simulate import compile, duration_vector, makespan, schedule_of
-from planner.stage_bytes import stage_bytes
+from planner.profile import CostKey, Profile, roofline
+from planner.schedule import Kind, generate
+from planner.simulate import compile, duration_vector
+from planner.simulate.longest_path import makespan
 
 NAMES = ("embed", "down", "middle", "up", "head", "loss")
 # value: producer, consumers, bytes a sample; `skip` passes by two layers

@@ -17,8 +17,8 @@ from planner.plan import (
     StagePlan,
     StageTimes,
 )
-from planner.schedule.families import generate
-from planner.simulate import neighbour_hops
+from planner.schedule import generate
+from planner.simulate.longest_path import neighbour_hops
 from tests.planner import plan_examples
 
 MS = 10**6

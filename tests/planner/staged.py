@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from planner.capture import Captured, call, capture
-from planner.cut import StageModule, cut, materialise, whole
+from planner.capture import Captured, StageModule, capture, cut, materialise
+from planner.capture.stage_modules import whole
+from planner.capture.traced_graph import call
 from planner.model import ModelGraph
 
 SEED = 11

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner import cluster, plan_yaml, profile_yaml
+from planner.cluster import cluster
 from planner.errors import BadInput
+from planner.plan import yaml as plan_yaml
+from planner.profile import yaml as profile_yaml
 from tests.planner import plan_examples as examples
 
 CLUSTER = """\

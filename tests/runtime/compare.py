@@ -10,9 +10,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from planner.plan import Plan
-from runtime import checkpoint as checkpoints
-from runtime.local import job_of, prepare
-from runtime.train import Model, mean_loss
+from runtime.checkpoint import checkpoint as checkpoints
+from runtime.checkpoint import integrity
+from runtime.runfolder import mean_loss
+from runtime.train import Model, job_of, prepare
 from tests.pool import Pool
 from tests.runtime import reference
 from tests.runtime.jobs import captured_of
@@ -94,7 +95,7 @@ def expected(
 ) -> Reference:
     """From the checkpoint 0 of a run's folder; perhaps in micro-batches of another size."""
     loaded, captured = captured_of(plan.model.workload, plan.model.arguments, micro or plan.batch.micro)
-    start = checkpoints.Checkpoint.open(checkpoints.complete(folder / "checkpoints")[0])
+    start = checkpoints.Checkpoint.open(integrity.complete(folder / "checkpoints")[0])
     names = [row.name for row in (*captured.graph.parameters, *captured.graph.buffers)]
     torch.set_num_threads(1)
     return reference.train(

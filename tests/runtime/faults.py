@@ -9,11 +9,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from planner.schedule.program import Message
-from runtime import synchronised
-from runtime.sync import GradientSync
-from runtime.train import Batch, Training
-from runtime.transport import Transport
+from planner.schedule import Message
+from runtime.messages import Transport
+from runtime.rank import sync_batchnorm as synchronised
+from runtime.train.training import Batch, Training
+from runtime.update import GradientSync
 
 
 @contextmanager

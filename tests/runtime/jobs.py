@@ -10,22 +10,23 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from planner import plan_yaml
 from planner.capture import Captured
+from planner.plan import yaml as plan_yaml
 from planner.workload import Workload
-from runtime import checkpoint as checkpoints
-from runtime import groups
-from runtime import job as jobs
-from runtime import run as runs
-from runtime.paths import Paths
-from runtime.sleep_stage import sleeping
-from runtime.train import Losses, Model, NoPulse, Training, train_rank
+from runtime.checkpoint import checkpoint as checkpoints
+from runtime.rank import sleeping
+from runtime.runfolder import Losses, Paths
+from runtime.runfolder import job as jobs
+from runtime.train import Model, NoPulse, train_rank
+from runtime.train import script as runs
+from runtime.train.training import Training
+from runtime.world import world as groups
 
 
 @lru_cache(maxsize=16)
 def _captured(workload: str, arguments: tuple[tuple[str, str], ...], micro: int) -> tuple[Workload, Captured]:
-    from planner import workload as workloads
     from planner.capture import capture
+    from planner.workload import workload as workloads
 
     loaded = workloads.load(workload, dict(arguments))
     captured = capture(loaded)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from runtime import groups
+from runtime.world import world as groups
 
 
 def meet(rank: int, ranks: int, rendezvous: Path, *, how: str) -> tuple[bool, list[str]]:

@@ -10,10 +10,9 @@ import torch
 
 from planner.errors import BadInput
 from planner.plan import Plan
-from planner.schedule.families import FAMILIES, generate
-from planner.schedule.overlap import Overlap
-from runtime.local import job_of, prepare
-from runtime.train import Losses, Model, mean_loss
+from planner.schedule import FAMILIES, Overlap, generate
+from runtime.runfolder import Losses, mean_loss
+from runtime.train import Model, job_of, prepare
 from tests.pool import Pool
 from tests.runtime.compare import apart, together
 from tests.runtime.jobs import captured_of

@@ -22,11 +22,8 @@ from planner.plan import (
     coordinates,
     world_size,
 )
-from planner.schedule.action import Kind, Schedule
-from planner.schedule.assemble import with_recompute
-from planner.schedule.families import generate
-from planner.schedule.overlap import Overlap, overlapped
-from runtime.routes import routes_of
+from planner.schedule import Kind, Overlap, Schedule, generate, overlapped, with_recompute
+from runtime.messages import routes_of
 
 MS = 1_000_000
 TIMES = StageTimes(

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from planner.capture import Captured
-from planner.cut import StageModule, whole
+from planner.capture import Captured, StageModule
+from planner.capture.stage_modules import whole
 from planner.workload import Workload
-from runtime.data import mix
+from runtime.data.batches import mix
 
 
 @dataclass

@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from runtime.paths import Paths
-from runtime.supervise import Heart, supervise, tell
+from runtime.local import supervise
+from runtime.runfolder import Heart, Paths, tell
 
 RANKS = 4
 DEADLINE_S = 0.8

@@ -9,7 +9,7 @@ import pytest
 
 from planner.errors import BadInput
 from planner.plan import Plan
-from planner.schedule.families import FAMILIES, generate
+from planner.schedule import FAMILIES, generate
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run
 from tests.runtime.jobs import captured_of

@@ -10,17 +10,17 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from planner import measure
 from planner.cluster import Cluster, Link, Links, NodeGroup
 from planner.errors import BadInput, Infeasible
+from planner.measure import measure
 from planner.milp.solve import solve
 from planner.plan import Plan
 from planner.profile import Profile
-from planner.schedule.families import FAMILIES
-from runtime.memory import with_peak
+from planner.schedule import FAMILIES
+from runtime.execute import with_peak
 from runtime.rank import Rank
-from runtime.rehearse import runs
-from runtime.split import Split
+from runtime.rehearse.rehearse import runs
+from runtime.stage import Split
 from runtime.train import Model
 from tests.runtime.jobs import captured_of
 

@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from planner.errors import BadInput, BadPlan
-from planner.schedule.families import FAMILIES
-from planner.schedule.overlap import Overlap
-from runtime import checkpoint as checkpoints
-from runtime.local import job_of, prepare
-from runtime.train import Model
+from planner.schedule import FAMILIES, Overlap
+from runtime.checkpoint import checkpoint as checkpoints
+from runtime.checkpoint import integrity
+from runtime.train import Model, job_of, prepare
 from tests.pool import Pool
 from tests.runtime import reference
 from tests.runtime.compare import apart
@@ -90,7 +89,7 @@ def test_clipping_by_the_norm_of_the_step_before_needs_no_wait(data: int, pool: 
     others, weights = train(pool, at_use, tmp_path / "at use", **clipped)
     assert losses == others and all(torch.equal(after[name], weights[name]) for name in after)
     workload, captured = captured_of(HERE + "branches.py", arguments, 2)
-    start = checkpoints.Checkpoint.open(checkpoints.complete(tmp_path / "plain" / "checkpoints")[0])
+    start = checkpoints.Checkpoint.open(integrity.complete(tmp_path / "plain" / "checkpoints")[0])
     names = [row.name for row in (*captured.graph.parameters, *captured.graph.buffers)]
     many = {"micro": 2, "micros": 2 * data, "steps": STEPS}
     want = reference.train(

@@ -13,13 +13,11 @@ from functools import lru_cache
 from pathlib import Path
 
 from planner.plan import Plan
-from runtime.metrics import steps_of
-from runtime.paths import Paths
-from runtime.slurm import record
-from runtime.slurm import run as slurm
-from runtime.slurm.options import Options
-from runtime.slurm.record import Record
-from runtime.slurm.run import SlurmRun
+from runtime.runfolder import Paths, steps_of
+from runtime.slurm import Options, SlurmRun
+from runtime.slurm import job as slurm
+from runtime.slurm import rank_records as record
+from runtime.slurm.rank_records import Record
 from tests.slurm.cluster import Cluster
 from tests.slurm.plans import plan_over
 from tests.slurm.warm import Warm

@@ -15,15 +15,13 @@ from random import Random
 
 import pytest
 
-from planner import plan_yaml
 from planner.plan import Plan
-from runtime import checkpoint as checkpoints
-from runtime import soundness, status
-from runtime.metrics import steps_of
-from runtime.paths import Paths
-from runtime.slurm import batch, state, submit
-from runtime.slurm.run import SlurmRun
-from runtime.supervise import STOPPED
+from planner.plan import yaml as plan_yaml
+from runtime.checkpoint import checkpoint as checkpoints
+from runtime.checkpoint import integrity as soundness
+from runtime.launch import status
+from runtime.runfolder import STOPPED, Paths, outcome, steps_of
+from runtime.slurm import SlurmRun, state
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import (
     PATIENCE_S,
@@ -76,7 +74,7 @@ def samples_trained_on(run: SlurmRun) -> int:
 
 
 def story(run: SlurmRun) -> list[tuple[str, str]]:
-    return [(attempt.state, attempt.cause) for attempt in batch.attempts(run.paths)]
+    return [(attempt.state, attempt.cause) for attempt in outcome.attempts(run.paths)]
 
 
 def pids(run: SlurmRun) -> list[int]:
@@ -148,7 +146,7 @@ def test_a_signal_before_the_limit_stops_all_ranks_after_one_step_and_the_job_go
     done = run.wait(PATIENCE_S).check()
     assert done.losses == undisturbed
     assert [state for state, _ in story(run)] == ["stopped", "done"]
-    assert [attempt.requeues for attempt in batch.attempts(run.paths)] == [0, 1]
+    assert [attempt.requeues for attempt in outcome.attempts(run.paths)] == [0, 1]
     steps = [len(run.paths.rank_metrics(rank).read_text().splitlines()) for rank in range(2)]
     assert steps == [STEPS, STEPS]  # none is done twice
 
@@ -220,7 +218,7 @@ def test_a_launcher_that_is_killed_changes_nothing_and_another_shell_sees_the_ru
     until(lambda: max(steps_of(paths), default=0) >= 2, "step 2")
     launcher.kill()
     launcher.wait()
-    queued = submit.Queued.read(paths)
+    queued = state.Queued.read(paths)
     assert queued is not None
     run = SlurmRun(paths, 2, queued.job)
     started.append(run)

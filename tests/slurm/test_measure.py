@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import shardwright
-from planner import profile_yaml
+from planner.profile import yaml as profile_yaml
 from tests.slurm.cluster import Cluster
 
 

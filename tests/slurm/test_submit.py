@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from planner import plan_yaml
 from planner.errors import BadInput, BadPlan, Infeasible
 from planner.plan import Plan
-from runtime import probe, probe_main, status
-from runtime.job import Job
-from runtime.slurm import clients, state, submit
-from runtime.slurm import run as slurm
-from runtime.slurm.options import Options
+from planner.plan import yaml as plan_yaml
+from runtime.launch import status
+from runtime.probe import main as probe_main
+from runtime.probe import probe
+from runtime.runfolder import Job, outcome
+from runtime.slurm import Options, script, state, submit
+from runtime.slurm import commands as clients
+from runtime.slurm import job as slurm
 from runtime.slurm.script import Request
 from tests.runtime.slurm.golden import request
 from tests.slurm.cluster import Cluster
@@ -102,7 +104,7 @@ def echoed(up: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, t
     for name in NAMES:
         folder = tmp_path_factory.mktemp("names") / name
         (folder / "logs").mkdir(parents=True)
-        head = slurm.text(request(name=name, tasks=(1,), folder=str(folder)), Options()).partition(
+        head = script.text(request(name=name, tasks=(1,), folder=str(folder)), Options()).partition(
             "\nset -e"
         )[0]
         (folder / "x.sbatch").write_text(f"{head}\npwd\n")
@@ -155,7 +157,7 @@ def test_a_script_submitted_by_hand_goes_on_from_the_last_checkpoint(
     run.paths.job.write_text(json.dumps(job | {"steps": 6}))
     run.paths.outcome.unlink()
     cluster.run("sbatch", str(run.paths.script))
-    until(lambda: status.outcome_of(run.paths) is not None, "the job by hand", PATIENCE_S)
+    until(lambda: outcome.outcome_of(run.paths) is not None, "the job by hand", PATIENCE_S)
     steps = run.metrics()
     assert [row["step"] for row in steps] == [1, 2, 3, 4, 5, 6]
     assert {row["step"]: row["loss"] for row in steps[:4]} == first

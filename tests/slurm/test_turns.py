@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from planner.errors import BadInput
-from runtime import status
-from runtime.slurm import batch
-from runtime.slurm.run import SlurmRun
-from runtime.slurm.submit import Queued
+from runtime.launch import status
+from runtime.runfolder import outcome
+from runtime.slurm import Queued, SlurmRun
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import PATIENCE_S, Gate, launch, paced_plan, shardwright, until, until_step
 from tests.slurm.warm import Warm
@@ -32,12 +31,12 @@ def by_hand(cluster: Cluster, run: SlurmRun) -> int:
 
 
 def story(run: SlurmRun) -> list[tuple[str, str]]:
-    return [(attempt.state, attempt.cause) for attempt in batch.attempts(run.paths)]
+    return [(attempt.state, attempt.cause) for attempt in outcome.attempts(run.paths)]
 
 
 def supervisor(run: SlurmRun) -> int:
     """As this machine numbers it."""
-    words = f"runtime.slurm.batch\0{run.paths.root}".encode()
+    words = f"runtime.slurm.supervisor\0{run.paths.root}".encode()
     found = [path for path in Path("/proc").glob("[0-9]*") if words in _command(path)]
     return int(found[0].name)
 

@@ -64,7 +64,7 @@ class Warm:
 
 
 def serve(address: str) -> None:
-    for module in ("runtime.run", "runtime.slurm.task", "runtime.probe_main", "tests.runtime.jobs"):
+    for module in ("runtime.train.script", "runtime.slurm.task", "runtime.probe.main", "tests.runtime.jobs"):
         importlib.import_module(module)
     import torch
 
@@ -92,7 +92,7 @@ def serve(address: str) -> None:
 
 
 def _capture(folder: str) -> None:
-    from planner import plan_yaml
+    from planner.plan import yaml as plan_yaml
     from tests.runtime.jobs import captured_of
 
     plan = plan_yaml.load(Path(folder) / "plan.yaml")
@@ -158,13 +158,14 @@ def _be_the_task(client: socket.socket, streams: list[int], request: dict[str, o
 
 
 def _run(module: str, words: list[str]) -> int:
-    from runtime import train
+    from planner.plan import plan
+    from runtime.train import prepare
     from tests.runtime.jobs import captured_of
 
-    def of(plan: train.Plan, workload: object = None) -> train.Model:
-        return train.Model(plan, *captured_of(plan.model.workload, plan.model.arguments, plan.batch.micro))
+    def of(plan: plan.Plan, workload: object = None) -> prepare.Model:
+        return prepare.Model(plan, *captured_of(plan.model.workload, plan.model.arguments, plan.batch.micro))
 
-    train.Model.of = of  # type: ignore[method-assign, assignment]
+    prepare.Model.of = of  # type: ignore[method-assign, assignment]
     return importlib.import_module(module).main(*words) or 0
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from math import ceil, prod
 
-from planner.cluster import Cluster, Slot, all_reduce_s, transfer_s
-from planner.halo.operation import NONE, Operation, Ref
-from planner.halo.text import to_text
+from planner.cluster import Cluster, Slot, transfer_s
+from planner.cluster.links import all_reduce_s
 from planner.model import Layer, ModelGraph, Parameter, Value
 from planner.profile import CostKey, LayerCost, OptimizerCost, Profile, Seconds
+from planner.spatial import NONE, Operation, Ref, to_text
 
 NS = 1e-9
 CAPTURED = 2  # samples

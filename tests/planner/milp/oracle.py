@@ -11,17 +11,16 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise, product
 from math import ceil, prod
 
-from planner.cluster import Cluster, Slot, all_reduce_s, limit_bytes, transfer_s
+from planner.cluster import Cluster, Slot, limit_bytes, transfer_s
+from planner.cluster.links import all_reduce_s
+from planner.cost import copies_of_statistics, losses_held, stage_bytes, step_bytes
 from planner.errors import BadInput
-from planner.memory import Spans, StageBytes, spans, use, weights
 from planner.model import Layer, crossings, stage_of_layers
 from planner.plan import Hop, StageTimes
 from planner.profile import CostKey, Profile
-from planner.schedule.action import Kind, Schedule
-from planner.schedule.assemble import with_recompute
-from planner.schedule.families import FAMILIES, generate
-from planner.simulate import compile, duration_vector, period
-from planner.stage_bytes import copies_of_statistics, losses_held, stage_bytes, step_bytes
+from planner.schedule import FAMILIES, Kind, Schedule, generate, with_recompute
+from planner.simulate import Spans, StageBytes, compile, duration_vector, period, spans
+from planner.simulate.peaks import use, weights
 
 NS = 1e9
 

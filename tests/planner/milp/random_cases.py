@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.cluster import Cluster
-from planner.milp.solve import fastest, space_of
+from planner.milp import fastest
+from planner.milp.solve import space_of
 from planner.plan import Plan
 from planner.profile import Profile, Seconds
-from planner.schedule.families import FAMILIES
+from planner.schedule import FAMILIES
 from planner.verify import violations
 from tests.planner.milp import oracle
 from tests.planner.milp.instances import chain, cluster, keeping, profile

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from planner import plan_yaml
-from planner.fitted import Correction, Fitted, corrected
+from planner.cluster import Correction, Fitted
 from planner.milp.solve import solve
+from planner.plan import yaml as plan_yaml
+from planner.profile import corrected
 from planner.verify import violations
 from tests.planner.milp import oracle
 from tests.planner.milp.instances import chain, cluster, profile

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from planner.cluster import Cluster, NodeGroup, Rates
-from planner.milp.search import NEVER, judge
-from planner.milp.shapes import shapes
-from planner.milp.solve import answered, solve, space_of
-from planner.plan import Plan
+from planner.milp import answered
+from planner.milp.configurations.configurations import shapes
+from planner.milp.search.descent import NEVER, judge
+from planner.milp.solve import solve, space_of
+from planner.plan import Plan, schedule_of
 from planner.profile import Profile
-from planner.schedule.check_program import program_violations
-from planner.schedule.lower import lower
-from planner.simulate import schedule_of
+from planner.program import lower
+from planner.program.check import program_violations
 from planner.verify import violations
 from tests.planner.milp.instances import Block, chain, cluster, profile
 

@@ -8,12 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cluster import Cluster, NodeGroup, Rates, with_nodes
+from planner.cluster import Cluster, NodeGroup, Rates, with_node_groups
 from planner.errors import BadInput, Infeasible
+from planner.milp import Effort
 from planner.milp.solve import solve
-from planner.milp.survey import Effort
-from planner.plan import Plan
-from planner.plan_yaml import dump
+from planner.plan import Plan, dump
 from planner.profile import Profile
 from planner.verify import violations
 from tests.planner.milp.instances import Block, chain, cluster, keeping, profile, with_bf16
@@ -242,7 +241,7 @@ def test_nodes_that_differ_only_in_what_was_measured_are_tried_with_the_replicas
 ):
     one = cluster(1).nodes[0]
     rates = [Rates(fp32_flop_per_s=rate) for rate in (4e12, 4e12, 1e12, 1e12)]
-    machines = with_nodes(
+    machines = with_node_groups(
         cluster(4, latency_s=1e-9, bandwidth=1e11),
         tuple(one.model_copy(update={"rates": rate}) for rate in rates),
     )

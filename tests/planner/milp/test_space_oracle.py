@@ -15,7 +15,7 @@ from planner.errors import Infeasible
 from planner.milp.solve import solve
 from planner.plan import Plan, shared_from
 from planner.profile import Profile
-from planner.schedule.families import FAMILIES
+from planner.schedule import FAMILIES
 from planner.verify import violations
 from tests.planner.milp import oracle
 from tests.planner.milp.images import Grid, Images, effective, images, profile

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from planner.schedule.action import Action, Schedule
-from planner.schedule.assemble import Place, Request, dealt, zigzag
-from planner.schedule.chimera import two_ended
-from planner.schedule.costs import Costs, Limits
-from planner.schedule.list_job import TIES, Job, Policy
+from planner.schedule import Action, Costs, Limits, Schedule
+from planner.schedule.build import Place, Request, dealt, zigzag
+from planner.schedule.families.chimera import two_ended
+from planner.schedule.listing.task import TIES, Job, Policy
 
 
 @st.composite

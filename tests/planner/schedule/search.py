@@ -12,13 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
-from planner.schedule.action import Action, Kind, Schedule
-from planner.schedule.costs import Costs, Limits
-from planner.schedule.in_flight import fits, limits_of
-from planner.schedule.list_job import TIES, Job, Policy
-from planner.schedule.list_run import as_actions
-from planner.schedule.list_scheduler import Listing, best_listed, bound
-from planner.schedule.replay import COMPUTE, span_of
+from planner.schedule import Action, Costs, Kind, Limits, Schedule
+from planner.schedule.listing.engine import as_actions
+from planner.schedule.listing.frozen import COMPUTE, fits, limits_of, span_of
+from planner.schedule.listing.scheduler import Listing, best_listed, bound
+from planner.schedule.listing.task import TIES, Job, Policy
 from tests.planner.schedule.search_state import Model, Start, State
 
 

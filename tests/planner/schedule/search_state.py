@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from planner.schedule.list_job import Job
-from planner.schedule.list_run import B, F, Run, W
+from planner.schedule.listing.engine import B, F, Run, W
+from planner.schedule.listing.task import Job
 
 Start = tuple[int, int]  # node, kind: an action
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from planner.schedule.action import Action, Kind, Schedule
+from planner.schedule import Action, Kind, Schedule
 
 GRADS = (Kind.B, Kind.I)
 Durations = Callable[[Action], int]

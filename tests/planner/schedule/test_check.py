@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 
 from planner.errors import BadPlan
-from planner.schedule.action import Schedule, from_text
-from planner.schedule.check import check, violations
-from planner.schedule.families import generate
-from planner.simulate import neighbour_hops
+from planner.schedule import Schedule, check, generate, violations
+from planner.schedule.actions import from_text
+from planner.simulate.longest_path import neighbour_hops
 from tests.planner.cases import Case, cases
 
 HOPS = neighbour_hops(2)

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.schedule.action import Kind
-from planner.schedule.families import generate
+from planner.schedule import Kind, generate
 from tests.planner.schedule.slots import assert_whole, compute, peaks, period, span, thirds
 
 SHAPES = [

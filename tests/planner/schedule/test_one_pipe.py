@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from planner.schedule.families import generate
-from planner.schedule.one_f_one_b import warmup_of
+from planner.schedule import generate
+from planner.schedule.families.one_f_one_b import warmup_of
 from tests.planner.schedule.slots import peaks, period, span, thirds
 
 SHAPES = [

@@ -6,14 +6,11 @@ import pytest
 from hypothesis import given, settings
 
 from planner.errors import BadInput
-from planner.schedule.action import Action, Kind
-from planner.schedule.costs import Limits, nominal
-from planner.schedule.families import generate
-from planner.schedule.in_flight import order_fits
-from planner.schedule.list_job import Job
-from planner.schedule.list_scheduler import listed
-from planner.schedule.polish import polished
-from planner.schedule.replay import critical, play, span_of
+from planner.schedule import Action, Kind, Limits, generate
+from planner.schedule.listing.frozen import critical, order_fits, play, span_of
+from planner.schedule.listing.scheduler import listed
+from planner.schedule.listing.task import Job, nominal
+from planner.schedule.relist import polished
 from tests.planner.schedule.jobs import jobs, schedule_of
 from tests.planner.schedule.slots import ends
 

@@ -6,16 +6,24 @@ from dataclasses import replace
 import pytest
 
 from planner.errors import BadInput
+from planner.milp.search.relist import costs_of
 from planner.plan import StageTimes
-from planner.schedule.action import Kind, Schedule
-from planner.schedule.assemble import with_recompute
-from planner.schedule.costs import Costs, Limits, costs_of, nominal
-from planner.schedule.families import FAMILIES, generate
-from planner.schedule.in_flight import fits, limits_of, weights
-from planner.schedule.overlap import updates_at_use
-from planner.schedule.relist import relist, relistings
-from planner.schedule.replay import span
-from planner.simulate import compile, duration_vector, makespan, neighbour_hops
+from planner.schedule import (
+    FAMILIES,
+    Costs,
+    Kind,
+    Limits,
+    Schedule,
+    generate,
+    relistings,
+    updates_at_use,
+    with_recompute,
+)
+from planner.schedule.listing.frozen import fits, limits_of, span, weights
+from planner.schedule.listing.task import nominal
+from planner.schedule.relist import relist
+from planner.simulate import compile, duration_vector
+from planner.simulate.longest_path import makespan, neighbour_hops
 from tests.planner.schedule import slots
 
 DRAW = random.Random(11)

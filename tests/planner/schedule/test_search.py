@@ -7,12 +7,10 @@ from itertools import product
 
 import pytest
 
-from planner.schedule.action import Action, Kind, Schedule
-from planner.schedule.assemble import Place, zigzag
-from planner.schedule.costs import Costs, Limits, nominal
-from planner.schedule.families import generate
-from planner.schedule.list_job import Job, Policy
-from planner.schedule.list_scheduler import bound
+from planner.schedule import Action, Costs, Kind, Limits, Schedule, generate
+from planner.schedule.build import Place, zigzag
+from planner.schedule.listing.scheduler import bound
+from planner.schedule.listing.task import Job, Policy, nominal
 from tests.planner.schedule.jobs import schedule_of
 from tests.planner.schedule.search import best_for, best_order
 from tests.planner.schedule.slots import ends, peaks, span, thirds

@@ -10,10 +10,10 @@ from itertools import count
 
 import pytest
 
-from planner.schedule.action import Action, Kind, Schedule, parse_action
-from planner.schedule.assemble import dealt, zigzag
-from planner.schedule.costs import Costs, Limits, nominal
-from planner.schedule.families import generate
+from planner.schedule import Action, Costs, Kind, Limits, Schedule, generate
+from planner.schedule.actions import parse_action
+from planner.schedule.build import dealt, zigzag
+from planner.schedule.listing.task import nominal
 from planner.schedule.relist import relist
 from tests.planner.schedule.slots import assert_whole, peaks, span, thirds
 

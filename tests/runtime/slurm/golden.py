@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runtime.slurm.layout import Layout
-from runtime.slurm.measure import Kind, Measurement
-from runtime.slurm.measure import text as measured
-from runtime.slurm.options import Container, Options
-from runtime.slurm.script import Request, text
+from runtime.slurm import Options, text
+from runtime.slurm.measure_jobs import Kind, Measurement
+from runtime.slurm.measure_jobs import text as measured
+from runtime.slurm.options import Container
+from runtime.slurm.script import Request
+from runtime.slurm.task_layout import Layout
 
 FOLDER = Path(__file__).parent / "golden"
 MEASURED = Path(__file__).parent / "golden-profile"

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from planner import cluster as clusters
-from planner import measure, profile_yaml
+from planner.cluster import cluster as clusters
 from planner.errors import BadInput, ShardwrightError
+from planner.measure import measure
 from planner.milp import solve
 from planner.plan import Plan
+from planner.profile import yaml as profile_yaml
 from planner.workload import load
-from runtime.slurm.elastic import Elastic
+from runtime.slurm import Elastic
 
 MACHINES = """\
 version: 1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.slurm import clients, limits
+from runtime.slurm import commands as clients
+from runtime.slurm import limits
 from runtime.slurm.limits import Nodes
 from runtime.slurm.state import JobState, _state
 

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import BadInput
-from runtime.slurm import options
-from runtime.slurm.options import Options
-from runtime.slurm.script import text
+from runtime.slurm import Options, options, text
 from tests.runtime.slurm.golden import request
 
 REFUSED: list[tuple[dict[str, object], str]] = [

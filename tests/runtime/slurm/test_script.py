@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from planner.errors import BadInput
 from planner.plan import Place
-from runtime.slurm import layout, quote
-from runtime.slurm.options import Options
-from runtime.slurm.script import text
+from runtime.slurm import Options, text
+from runtime.slurm import script as quote
+from runtime.slurm import task_layout as layout
 from tests.runtime.slurm.golden import CASES, FOLDER, request
 
 AWKWARD = [

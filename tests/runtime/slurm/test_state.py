@@ -6,8 +6,9 @@ import shutil
 
 import pytest
 
-from runtime.slurm import clients, state
-from runtime.slurm.clients import Said
+from runtime.slurm import commands as clients
+from runtime.slurm import state
+from runtime.slurm.commands import Said
 
 KILLED = "its supervisor was killed by SIGKILL"
 

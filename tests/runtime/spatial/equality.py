@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from planner.capture import Captured, capture
-from planner.cut import StageModule, cut
-from planner.halo import Layout, coordinates
-from runtime.spatial.mesh import Mesh, Wire
-from runtime.spatial.shard import Analysed, analyse, entries, shard
+from planner.capture import Captured, StageModule, capture, cut
+from planner.spatial import Layout, coordinates
+from runtime.spatial import Mesh
+from runtime.spatial.analyse import Analysed, analyse, entries
+from runtime.spatial.group import Wire
+from runtime.spatial.shard import shard
 
 Batch = Callable[[int], tuple[object, object]]
 

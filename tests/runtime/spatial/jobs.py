@@ -9,13 +9,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from runtime import checkpoint as checkpoints
-from runtime import groups
-from runtime import job as runs
-from runtime.groups import World
-from runtime.paths import Paths
-from runtime.spatial.mesh import GroupWire
-from runtime.train import Losses, NoPulse, Training
+from runtime.checkpoint import checkpoint as checkpoints
+from runtime.runfolder import Losses, Paths
+from runtime.runfolder import job as runs
+from runtime.spatial import GroupWire
+from runtime.train import NoPulse
+from runtime.train.training import Training
+from runtime.world import World
+from runtime.world import world as groups
 from tests.runtime.jobs import model_of
 from tests.runtime.spatial.cases import CASES
 from tests.runtime.spatial.equality import Made, on_shards, own_differences

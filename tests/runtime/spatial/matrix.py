@@ -10,11 +10,11 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from planner import workload as workloads
 from planner.plan import Plan
-from runtime.local import job_of, prepare
-from runtime.run import Run
-from runtime.train import Model, mean_loss
+from planner.workload import workload as workloads
+from runtime.runfolder import mean_loss
+from runtime.train import Model, job_of, prepare
+from runtime.train.script import Run
 from tests.pool import Pool
 from tests.runtime.jobs import captured_of
 from tests.runtime.spatial.test_plans import plan_of

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from planner import measure, profile_yaml
 from planner.errors import BadInput
+from planner.measure import measure
 from planner.profile import Profile
+from planner.profile import yaml as profile_yaml
 from planner.workload import load
-from runtime.spatial.alone import Alone
+from runtime.spatial import Alone
 
 UNET = {"size": "tiny"}
 TURNED = """

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from runtime.spatial.shard import analyse, entries
+from runtime.spatial.analyse import analyse, entries
 from tests.runtime.spatial import threads
 from tests.runtime.spatial.equality import differences, on_shards, reference, stage_of
 

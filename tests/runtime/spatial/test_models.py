@@ -11,11 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models import cosmoflow, resnet50, unet3d
-from planner.cut import whole
+from planner.capture.stage_modules import whole
 from planner.errors import BadInput
-from planner.halo.call import NoRule
-from planner.halo.price import price
-from runtime.spatial.shard import analyse
+from planner.spatial import NoRule, price
+from runtime.spatial.analyse import analyse
 from tests.runtime.spatial.training import Job, Trained, alone, alone_nearby, job, on_shards
 
 GRIDS = ((2,), (4,), (2, 2))

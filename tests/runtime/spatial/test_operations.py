@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from planner.errors import BadInput
-from planner.halo import RULES
-from runtime.spatial.table import KERNELS
+from planner.spatial.rules.table import RULES
+from runtime.spatial.kernels.table import KERNELS
 from tests.pool import Pool
 from tests.runtime.spatial import threads
 from tests.runtime.spatial.cases import CASES, Apply

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from planner import measure
 from planner.cluster import Cluster, Link, Links, NodeGroup
 from planner.errors import BadInput, Infeasible
+from planner.measure import measure
 from planner.milp.solve import solve
-from planner.plan import Plan
-from planner.plan_yaml import dump, parse
+from planner.plan import Plan, dump
+from planner.plan.yaml import parse
 from planner.profile import Profile, Seconds
-from planner.report.contents import Contents
+from planner.report import Contents
 from planner.simulate import period_of_plan
 from planner.verify import violations
 from planner.workload import load
-from runtime.spatial.alone import Alone
+from runtime.spatial import Alone
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run
 

@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from planner import measure
 from planner.cost import price
 from planner.errors import BadInput
-from planner.halo.price import price as split_price
+from planner.measure import measure
 from planner.milp.solve import solve
 from planner.plan import Plan, shared_from
 from planner.profile import CostKey, LayerCost, Profile, Seconds
-from planner.report.contents import Contents
+from planner.report import Contents
 from planner.simulate import period_of_plan
+from planner.spatial import price as split_price
 from planner.verify import violations
 from planner.workload import load
-from runtime.rehearse import runs
-from runtime.spatial.alone import Alone
-from runtime.split import Split
+from runtime.rehearse.rehearse import runs
+from runtime.spatial import Alone
+from runtime.stage import Split
 from runtime.train import Model
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run

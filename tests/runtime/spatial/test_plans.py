@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.cut import whole
+from planner.capture.stage_modules import whole
 from planner.errors import BadInput
 from planner.plan import Axes, Place, Plan, Regrid, coordinates, world_size
 from runtime.spatial.stages import analyse_stages

@@ -15,8 +15,8 @@ from planner.capture import Captured, capture
 from planner.errors import BadInput
 from planner.plan import Plan
 from planner.workload import Workload, load
-from runtime import regions as regions_
 from runtime.data import Batches, Wanted
+from runtime.data import regions as regions_
 from tests.pool import Pool
 from tests.runtime.compare import run
 from tests.runtime.spatial.test_plans import plan_of

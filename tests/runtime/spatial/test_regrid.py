@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 
 from models import cosmoflow, unet3d
-from planner.cut import cut, whole
+from planner.capture import cut
+from planner.capture.stage_modules import whole
 from planner.errors import BadPlan
-from planner.halo import Cut, Layout, coordinates, entry
-from planner.halo import whole as whole_layout
-from planner.halo.call import NoRule
-from planner.halo.price import traffic
-from planner.halo.resplit import Grid, Resplit, mesh_of
-from planner.halo.segment import Grids
 from planner.plan import Plan, Regrid
+from planner.spatial import Cut, Grid, Grids, Layout, NoRule, Resplit, coordinates, entry
+from planner.spatial import whole as whole_layout
+from planner.spatial.regrid import mesh_of
+from planner.spatial.traffic import traffic
+from runtime.spatial import Mesh
 from runtime.spatial.alone import Silence
-from runtime.spatial.mesh import Mesh
-from runtime.spatial.resplit import Moved
-from runtime.spatial.shard import analyse, shard
+from runtime.spatial.analyse import analyse
+from runtime.spatial.regrid import Moved
+from runtime.spatial.shard import shard
 from runtime.spatial.stages import analyse_stages
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from planner.capture import capture
-from planner.cut import whole
-from planner.halo.call import NoRule
-from planner.halo.segment import Grids
-from runtime.spatial.shard import analyse
+from planner.capture.stage_modules import whole
+from planner.spatial import Grids, NoRule
+from runtime.spatial.analyse import analyse
 from tests.runtime.spatial.cases import CASES, CONV, Apply, Case
 from tests.runtime.spatial.training import Job, alone, on_grids
 

@@ -7,21 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.runtime.test_run import SCRIPT
 
-from planner.cut import cut
+from planner.capture import cut
 from planner.errors import BadPlan
-from planner.halo.call import NoRule
-from planner.plan import Plan, Regrid
-from planner.plan_yaml import dump, parse
-from runtime.local import job_of, prepare
+from planner.plan import Plan, Regrid, dump
+from planner.plan.yaml import parse
+from planner.spatial import NoRule
 from runtime.spatial.ranks import shares_of
 from runtime.spatial.stages import analyse_stages
-from runtime.train import Model
+from runtime.train import Model, job_of, prepare
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run
 from tests.runtime.jobs import captured_of
 from tests.runtime.spatial.test_plans import plan_of
-from tests.runtime.test_run import SCRIPT
 
 CLASSIFIER = "tests/runtime/spatial/workloads/classifier.py"
 SIDES = "tests/runtime/spatial/workloads/sides.py"

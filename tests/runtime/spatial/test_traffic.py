@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from planner.capture_operations import operations_of
-from planner.halo import coordinates
-from planner.halo.price import traffic
-from planner.halo.segment import cut_model
-from runtime.spatial.mesh import Mesh
-from runtime.spatial.shard import analyse, entries, shard
+from planner.capture.operations import operations_of
+from planner.spatial import coordinates
+from planner.spatial.segment import cut_model
+from planner.spatial.traffic import traffic
+from runtime.spatial import Mesh
+from runtime.spatial.analyse import analyse, entries
+from runtime.spatial.shard import shard
 from tests.runtime.spatial import threads
 from tests.runtime.spatial.cases import CASES
 from tests.runtime.spatial.equality import Reference, part, stage_of

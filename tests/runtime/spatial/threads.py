@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from runtime.spatial.mesh import Message, Operation
+from runtime.spatial.group import Message, Operation
 
 T = TypeVar("T")
 PATIENCE_S = 60.0

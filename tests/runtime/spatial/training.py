@@ -9,12 +9,13 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from planner.capture import Captured, capture
-from planner.cut import StageModule, whole
-from planner.halo import coordinates
-from planner.halo.segment import Grids
-from runtime.spatial.mesh import Mesh, Wire
-from runtime.spatial.shard import Analysed, analyse, shard
+from planner.capture import Captured, StageModule, capture
+from planner.capture.stage_modules import whole
+from planner.spatial import Grids, coordinates
+from runtime.spatial import Mesh
+from runtime.spatial.analyse import Analysed, analyse
+from runtime.spatial.group import Wire
+from runtime.spatial.shard import shard
 from tests.runtime.spatial import threads
 from tests.runtime.spatial.equality import part
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from planner.halo import Cut, Layout
-from runtime.spatial.shard import Analysed
+from planner.spatial import Cut, Layout
+from runtime.spatial.analyse import Analysed
 from tests.runtime.spatial.cases import CASES, Case
 from tests.runtime.spatial.equality import Reference, analysed, reference
 

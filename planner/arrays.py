@@ -1,0 +1,12 @@
+"""Types of the number arrays that planner passes around."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+BoolArray = NDArray[np.bool_]
+
+FloatArray = NDArray[np.float64]
+
+IntArray = NDArray[np.int64]

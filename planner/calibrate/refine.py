@@ -1,0 +1,118 @@
+"""The order of weight gradients and sums looked for again, with the durations that a run was measured to have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from statistics import median
+
+from planner.errors import BadInput
+from planner.plan import Plan, StageTimes
+from planner.schedule import Kind, Overlap, Schedule, generate, overlap_of, overlapped, with_recompute
+from planner.simulate import best_overlap, period_of_plan
+from planner.timeline import COLLECTIVE, Timeline, decode
+
+FAMILY = "overlap"
+
+WARM_UP_STEPS = 2
+
+Found = Mapping[tuple[str, int], int]  # event and stage -> nanoseconds
+
+
+def refined(plan: Plan, measured: Timeline) -> Plan:
+    """The plan with measured times, and with the best order for them; with its own where no other is faster.
+
+    What is predicted is what these times amount to; a certificate for other costs is not kept.
+    """
+    if plan.schedule.family != FAMILY:
+        raise BadInput(f"a plan of the family {plan.schedule.family}", where="refine", allowed=FAMILY)
+    timed = plan.model_copy(update={"times": measured_times(plan, measured), "certificate": None})
+    own = _predicted(timed)
+    if overlap_of(dict(plan.schedule.settings)).updates == "at_end":
+        return own  # every gradient is waited for: their order gains nothing
+    parts, whole = plan.schedule.chunks, _whole(plan)
+    best = best_overlap(whole, timed.times, timed.hops, parts=parts, update="rolling").overlap
+    other = _predicted(_ordered(timed, best))
+    return other if other.prediction.step_ns < own.prediction.step_ns else own
+
+
+def _whole(plan: Plan) -> Schedule:
+    warmup = plan.schedule.settings.get("warmup", plan.axes.pipeline)
+    return generate("1f1b", workers=plan.axes.pipeline, micros=plan.batch.micros, warmup=warmup)
+
+
+def _ordered(plan: Plan, overlap: Overlap) -> Plan:
+    schedule = overlapped(_whole(plan), overlap)
+    schedule = with_recompute(schedule, [i for i, stage in enumerate(plan.stages) if stage.recompute])
+    settings = {name: value for name, value in plan.schedule.settings.items() if name == "warmup"}
+    settings |= replace(overlap, parts=1).settings()
+    orders = tuple(schedule.to_text().split("\n"))
+    choice = plan.schedule.model_copy(update={"orders": orders, "settings": settings})
+    return plan.model_copy(update={"schedule": choice})
+
+
+def _predicted(plan: Plan) -> Plan:
+    """Error bars as wide as they were."""
+    step, old = period_of_plan(plan), plan.prediction
+    low, high = (round(step * ns / max(old.step_ns, 1)) for ns in (old.low_ns, old.high_ns))
+    prediction = old.model_copy(
+        update={"step_ns": step, "low_ns": min(low, step), "high_ns": max(high, step)}
+    )
+    return plan.model_copy(update={"prediction": prediction})
+
+
+def measured_times(plan: Plan, measured: Timeline) -> tuple[StageTimes, ...]:
+    """Of every stage, medians; what was not done keeps its share of what was, or its planned time."""
+    steps = sorted(set(measured.step.tolist()))
+    if not steps:
+        raise BadInput("no step was measured", where="refine")
+    first = steps[min(WARM_UP_STEPS, len(steps) - 1)]
+    found = _medians(measured, first)
+    return tuple(_times(stage, times, found) for stage, times in enumerate(plan.times))
+
+
+def _times(stage: int, planned: StageTimes, found: Found) -> StageTimes:
+    def of(kind: str, otherwise: int) -> int:
+        return found.get((kind, stage), otherwise)
+
+    whole = of(Kind.B, planned.backward_ns)
+    scale = whole / planned.backward_ns if planned.backward_ns else 1.0
+    return StageTimes(
+        forward_ns=of(Kind.F, planned.forward_ns),
+        backward_ns=whole,
+        input_grad_ns=of(Kind.I, round(planned.input_grad_ns * scale)),
+        weight_grad_ns=of(Kind.W, round(planned.weight_grad_ns * scale)),
+        recompute_ns=of(Kind.R, planned.recompute_ns),
+        sync_ns=of(COLLECTIVE, planned.sync_ns),
+        step_ns=of(Kind.STEP, planned.step_ns),
+    )
+
+
+def _medians(measured: Timeline, first_step: int) -> Found:
+    rows: dict[tuple[str, int], list[int]] = {}
+    sums: dict[tuple[int, int], list[tuple[int, int, int]]] = {}  # (step, stage) -> end, start, rank
+    columns = (measured.step, measured.rank, measured.code, measured.start_ns, measured.end_ns)
+    for step, rank, code, start, end in zip(*(column.tolist() for column in columns), strict=True):
+        event = decode(code)
+        if step < first_step:
+            continue
+        if event.name == COLLECTIVE:
+            sums.setdefault((step, event.stage), []).append((end, start, rank))
+        else:
+            rows.setdefault((event.name, event.stage), []).append(end - start)
+    for (_, stage), ns in _alone(sums).items():
+        rows.setdefault((COLLECTIVE, stage), []).append(ns)
+    return {key: round(median(values)) for key, values in rows.items()}
+
+
+def _alone(sums: Mapping[tuple[int, int], list[tuple[int, int, int]]]) -> dict[tuple[int, int], int]:
+    """What each sum took by itself: from its last launch, or the end of the sum before it on the same rank."""
+    before: dict[int, int] = {}
+    found = {}
+    for key, ranks in sorted(sums.items(), key=lambda item: max(item[1])):
+        launched = max(start for _, start, _ in ranks)
+        free = max((before.get(rank, 0) for _, _, rank in ranks), default=0)
+        end = max(end for end, _, _ in ranks)
+        found[key] = max(0, end - max(launched, free))
+        before |= {rank: end for end, _, rank in ranks}
+    return found

@@ -1,0 +1,189 @@
+"""Any module as layers: `capture` traces it with its loss, `planner.cut` makes stage modules of what it gives.
+
+    captured = capture(load("gpt2", {"size": "tiny"}))        # on fake tensors: nothing large is allocated
+    captured = capture(module, batch, loss)                    # batch(n) -> (inputs, targets)
+    captured.graph                                             # the ModelGraph: layers, Values, parameters
+    captured.batch_values(inputs, targets)                     # {"input.0": tensor, ..., "target": tensor}
+    captured.initial(module)                                   # every tensor that stages hold, by the user's names
+
+Every rank captures for itself and compares `captured.graph.fingerprint` with the plan's. The module runs in training
+mode. The batch is symbolic where the model allows it; else the graph serves the micro-batch `micro` alone. What no
+trace can follow may be named as opaque layers, which run as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from planner.capture.attention import restore_causal_flags
+from planner.capture.batch import LARGE, SMALL, Batch, Pair, example, growing_dims, repeated, uneven
+from planner.capture.describe import NotAffine, describe
+from planner.capture.fake_run import probe
+from planner.capture.functional import functionalise
+from planner.capture.layers import FREE, Grouping, group
+from planner.capture.opaque import Opaque, observe
+from planner.capture.slices import Layout
+from planner.capture.trace import depends_on_values, refused, trace
+from planner.capture.traced_graph import CannotTrace, Traced, named_leaves
+from planner.capture.untraceable import refuse_hooks
+from planner.errors import BadInput
+from planner.model import Buffer, ModelGraph, Parameter
+from planner.workload import Workload
+
+Loss = Callable[..., object]
+
+UNSYMBOLIC = (CannotTrace, NotAffine)
+
+
+@dataclass(frozen=True, repr=False)
+class Captured:
+    graph: ModelGraph
+    layout: Layout
+
+    def __repr__(self) -> str:
+        return repr(self.graph)
+
+    def _repr_html_(self) -> str:
+        return self.graph._repr_html_()
+
+    def ordered(self, names: Sequence[str]) -> Captured:
+        """The same with its layers in this order, which no layer stands in before one that it hangs on."""
+        graph = self.graph.ordered(names)
+        if graph is self.graph:
+            return self
+        layout, place = self.layout, [graph.index[name] for name in self.layout.grouping.names]
+        moved = {x: i if i == FREE else place[i] for x, i in layout.grouping.layer_of.items()}
+        grouping = Grouping(names=list(names), layer_of=moved)
+        return Captured(graph, Layout(layout.traced, grouping, layout.probes))
+
+    @property
+    def saved(self) -> dict[str, str]:
+        """Every name in the state_dict of the user's module, and the name here of the tensor that it has."""
+        return self.layout.traced.saved
+
+    def batch_values(self, inputs: object, targets: object) -> dict[str, Tensor]:
+        """The tensors of a batch by the names of their Values."""
+        leaves = [*named_leaves("input", inputs), *named_leaves("target", targets)]
+        values = {name: leaf for name, leaf in leaves if isinstance(leaf, Tensor)}
+        for value in self.graph.values:
+            if value.role != "hidden" and value.consumers and value.name not in values:
+                raise BadInput(f"the batch has no '{value.name}'", allowed=", ".join(values))
+        return values
+
+    def initial(self, module: nn.Module) -> dict[str, Tensor]:
+        """Parameters, buffers and constants of a module that was built for real, under their own names."""
+        known = dict(module.named_parameters()) | dict(module.named_buffers())
+        found: dict[str, Tensor] = {}
+        rows: list[Parameter | Buffer] = [*self.graph.parameters, *self.graph.buffers]
+        for row in rows:
+            tensor = known.get(row.name)
+            if tensor is None:
+                tensor = _attribute(module, row.name)
+            if tensor is None:
+                tensor = self.layout.traced.constants.get(row.name)
+            if tensor is None or tuple(tensor.shape) != row.shape:
+                raise BadInput(f"the module has no tensor '{row.name}' of shape {row.shape}")
+            found[row.name] = tensor.detach()
+        return found
+
+
+def capture(
+    source: Workload | nn.Module,
+    batch: Batch | tuple[object, object] | None = None,
+    loss: Loss | None = None,
+    *,
+    micro: int = 1,
+    opaque: Sequence[str] = (),
+) -> Captured:
+    """`batch` and `loss` come with a workload; for a module they are what the workload's functions of these names
+    would be, or `batch` is one example, (inputs, targets), whose tensors hold the samples along their first dim.
+    `opaque` are paths of modules that are taken as layers without a look into them."""
+    if isinstance(source, Workload):
+        opaque = [*opaque, *source.opaque]
+        where, mode, module = source.where, *_build(source, for_real=bool(opaque))
+        batch, loss = source.batch, source.functions["loss"]
+    else:
+        where, mode, module = type(source).__name__, None, source
+        if batch is None or loss is None:
+            raise BadInput("a module needs batch and loss", allowed="capture(module, batch, loss)")
+    refuse_hooks(module, where, opaque)
+    if not callable(batch):
+        batch = repeated(batch)
+    small, large = example(batch, SMALL, mode), example(batch, LARGE, mode)
+    dims = growing_dims(small, large, where)
+    try:
+        layers = Opaque(module, observe(module, opaque, [small, large]), (SMALL, LARGE))
+        return _described(trace(module, loss, large, dims, LARGE, layers), module)
+    except UNSYMBOLIC as failure:
+        reason = failure
+    _refuse_sizes(module, loss, small, large, where)
+    try:
+        one = example(batch, micro, mode)
+        layers = Opaque(module, observe(module, opaque, [one, one]), (micro, micro))
+        return _described(trace(module, loss, one, None, micro, layers), module)
+    except UNSYMBOLIC as failure:
+        # One sample may be too few where what is really wrong is something else.
+        error = reason if depends_on_values(reason) else failure
+        raise refused(error, where) from error
+
+
+def _refuse_sizes(module: nn.Module, loss: Loss, small: Pair, large: Pair, where: str) -> None:
+    """What does not fit together may still broadcast where it is of one sample, and then compute something else."""
+    odd = uneven(small, large)
+    if not odd:
+        return
+    try:
+        trace(module, loss, large, None, LARGE, Opaque(module, {}, (LARGE, LARGE)))
+    except CannotTrace as failure:
+        error = refused(failure, where)
+        said = f"batch(n): {odd}; {error.what}"
+        raise BadInput(said, where=error.where, allowed="sizes that fit together for every n") from failure
+
+
+def _described(traced: Traced, module: nn.Module) -> Captured:
+    trainable = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
+    sizes = (SMALL, LARGE) if traced.symbolic else (traced.micro, traced.micro)
+    functional = _with_loss_layer(functionalise(traced, trainable, sizes[0]))
+    first = probe(functional, sizes[0], trainable)
+    restore_causal_flags(functional, first)
+    second = probe(functional, sizes[1], trainable) if traced.symbolic else first
+    layout = Layout(functional, group(functional, first), (first, second))
+    return Captured(describe(layout, module), layout)
+
+
+def _with_loss_layer(traced: Traced) -> Traced:
+    """The loss is a layer also where the model itself has computed it."""
+    outputs = []
+    for node in traced.outputs:
+        if not node.meta.get("in_loss"):
+            with traced.graph.inserting_after(list(traced.graph.nodes)[-1]):
+                copy = traced.graph.call_function(torch.ops.aten.clone.default, (node,))
+            copy.meta = {"val": node.meta["val"], "context": (), "in_loss": True}
+            node = copy
+        outputs.append(node)
+    traced.outputs = tuple(outputs)
+    return traced
+
+
+def _build(workload: Workload, *, for_real: bool) -> tuple[FakeTensorMode | None, nn.Module]:
+    """On fake tensors if the code that builds the module can, else for real."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    if not for_real:
+        with contextlib.suppress(BadInput), mode:
+            return mode, workload.build()
+    with torch.random.fork_rng(devices=[]):
+        return None, workload.build()
+
+
+def _attribute(module: nn.Module, name: str) -> Tensor | None:
+    found: object = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, Tensor) else None

@@ -1,0 +1,207 @@
+"""Layers taken as they are: modules whose code no trace can follow, each call of them one operation.
+
+How their outputs grow with the batch is seen in two runs of a copy of the module, so the module has to be built for
+real. What they compute, draw or write is not looked into: their FLOPs count as none, their buffers as written.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from planner.capture.traced_graph import CannotTrace, Traced, call
+from planner.capture.untraceable import refusing_draws
+from planner.errors import BadInput
+
+Shapes = list[tuple[int, ...]]
+
+_numbers = itertools.count()  # torch keeps the name of an operation beyond its library
+
+
+@dataclass
+class Run:
+    """One call of an opaque module at one batch size."""
+
+    inputs: Shapes
+    outputs: Shapes
+    types: list[torch.dtype]
+    results: pytree.TreeSpec
+    others: dict[int, object]  # results that are no tensors
+
+
+class OpaqueLayer:
+    """What stands in the graph for one call: a function of the module's state and of its tensor inputs."""
+
+    def __init__(self, path: str, skeleton: nn.Module, runs: tuple[Run, Run], sizes: tuple[int, int]) -> None:
+        self.__name__, self.__module__ = f"opaque_{type(skeleton).__name__}", __name__
+        self.path, self.skeleton, self.runs, self.sizes = path, skeleton, runs, sizes
+        parameters = [name for name, _ in skeleton.named_parameters()]
+        self.names = [*parameters, *(name for name, _ in skeleton.named_buffers())]
+        self.parameters = len(parameters)
+        self.training = True
+        self.given: tuple[list[object], pytree.TreeSpec] = ([], pytree.tree_flatten(())[1])
+
+    def record(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Tensor]:
+        """Keeps what is no tensor; gives the tensors."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        self.given = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec
+        self.places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        return tensors
+
+    def buffers(self, node: fx.Node) -> list[fx.Node]:
+        tensors = node.args[0]
+        assert isinstance(tensors, list | tuple)
+        return [x for x in tensors[self.parameters : len(self.names)] if isinstance(x, fx.Node)]
+
+    def __call__(self, tensors: list[Tensor]) -> list[Tensor]:
+        states, inputs = tensors[: len(self.names)], tensors[len(self.names) :]
+        if any(x.is_meta or isinstance(x, FakeTensor) for x in tensors):
+            needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+            return [x.requires_grad_(needs_grad and x.is_floating_point()) for x in self.empty(inputs)]
+        leaves = list(self.given[0])
+        for place, tensor in zip(self.places, inputs, strict=True):
+            leaves[place] = tensor
+        args, kwargs = pytree.tree_unflatten(leaves, self.given[1])
+        self.skeleton.train(self.training)
+        made = torch.func.functional_call(
+            self.skeleton, dict(zip(self.names, states, strict=True)), args, kwargs
+        )
+        return [leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor)]
+
+    def evaluating(self) -> OpaqueLayer:
+        """The same call of the module in evaluation mode."""
+        made = copy.copy(self)
+        made.training = False
+        return made
+
+    def empty(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Outputs without values, of the shapes that the two runs had, continued to the batch of the inputs."""
+        low, high = self.runs
+        n = self._batch(inputs)
+        shapes = [
+            [self._at(a, b, n) for a, b in zip(*pair, strict=True)]
+            for pair in zip(low.outputs, high.outputs, strict=True)
+        ]
+        return [
+            inputs[0].new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, low.types, strict=True)
+        ]
+
+    def _batch(self, inputs: Sequence[Tensor]) -> int:
+        for tensor, low, high in zip(inputs, self.runs[0].inputs, self.runs[1].inputs, strict=True):
+            for dim, (a, b) in enumerate(zip(low, high, strict=True)):
+                if a != b:
+                    slope = (b - a) // (self.sizes[1] - self.sizes[0])
+                    return (tensor.shape[dim] - (a - slope * self.sizes[0])) // slope
+        return self.sizes[0]
+
+    def _at(self, low: int, high: int, n: int) -> int:
+        if low == high:
+            return low
+        slope = (high - low) // (self.sizes[1] - self.sizes[0])
+        return low - slope * self.sizes[0] + n * slope
+
+    def result(self, tensors: list[Tensor]) -> object:
+        rest, others = iter(tensors), self.runs[0].others
+        leaves = [others[i] if i in others else next(rest) for i in range(len(tensors) + len(others))]
+        return pytree.tree_unflatten(leaves, self.runs[0].results)
+
+
+@dataclass
+class Opaque:
+    """While it is entered, each call of the modules is recorded as one operation."""
+
+    module: nn.Module
+    runs: dict[str, list[tuple[Run, Run]]]
+    sizes: tuple[int, int]
+    layers: dict[str, OpaqueLayer] = field(default_factory=dict)
+
+    def __enter__(self) -> Opaque:
+        self.library = torch.library.Library("shardwright", "FRAGMENT")  # type: ignore[no-untyped-call]
+        for path, runs in self.runs.items():
+            part = self.module.get_submodule(path)
+            part.forward = self._recorder(path, part, iter(runs))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for path in self.runs:
+            del self.module.get_submodule(path).forward
+        self.library._destroy()  # type: ignore[no-untyped-call]
+
+    def restore(self, traced: Traced) -> None:
+        for node in traced.graph.nodes:
+            schema = getattr(node.target, "_schema", None)
+            if schema is not None and schema.name in self.layers:
+                node.target = self.layers[schema.name]
+
+    def _recorder(self, path: str, part: nn.Module, runs: Iterator[tuple[Run, Run]]) -> Callable[..., object]:
+        skeleton = copy.deepcopy(part).to("meta")
+
+        def forward(*args: object, **kwargs: object) -> object:
+            layer = OpaqueLayer(path, skeleton, next(runs), self.sizes)
+            inputs = layer.record(args, kwargs)
+            held = dict(part.named_parameters()) | dict(part.named_buffers())
+            name = f"opaque{next(_numbers)}"
+            self.layers[f"shardwright::{name}"] = layer
+            self.library.define(f"{name}(Tensor[] tensors) -> Tensor[]")  # type: ignore[no-untyped-call]
+            torch.library.register_fake(
+                f"shardwright::{name}",
+                lambda tensors: layer.empty(tensors[len(layer.names) :]),
+                lib=self.library,
+            )
+            operation = getattr(torch.ops.shardwright, name)
+            return layer.result(operation([*(held[name] for name in layer.names), *inputs]))
+
+        return forward
+
+
+def observe(
+    module: nn.Module, paths: Sequence[str], batches: Sequence[tuple[object, object]]
+) -> dict[str, list[tuple[Run, Run]]]:
+    """The calls of each module, in order, in a run with the first and one with the second batch."""
+    if not paths:
+        return {}
+    known = dict(module.named_modules())
+    for path in paths:
+        if path not in known or not path:
+            raise BadInput(f"opaque: there is no module '{path}'", allowed=", ".join(filter(None, known)))
+    low, high = (_watch(module, paths, inputs) for inputs, _ in batches)
+    return {path: list(zip(low[path], high[path], strict=True)) for path in paths}
+
+
+def _watch(module: nn.Module, paths: Sequence[str], inputs: object) -> dict[str, list[Run]]:
+    found: dict[str, list[Run]] = defaultdict(list)
+    copied = copy.deepcopy(module).train()
+
+    def watch(path: str) -> None:
+        def seen(_: nn.Module, args: object, kwargs: object, output: object) -> None:
+            leaves, spec = pytree.tree_flatten(output)
+            tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+            others = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)}
+            given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+            shapes = [tuple(x.shape) for x in given], [tuple(x.shape) for x in tensors]
+            found[path].append(Run(*shapes, [x.dtype for x in tensors], spec, others))
+
+        copied.get_submodule(path).register_forward_hook(seen, with_kwargs=True)
+
+    for path in paths:
+        watch(path)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), refusing_draws():
+            call(copied, inputs)
+    except Exception as error:  # the user's module ran: it may raise anything
+        raise CannotTrace from error
+    return found
+
+
+def opaque_layers(layer_of: Mapping[fx.Node, int]) -> set[int]:
+    """By their numbers."""
+    return {layer for node, layer in layer_of.items() if isinstance(node.target, OpaqueLayer)}

@@ -1,0 +1,159 @@
+"""A run of consecutive layers as operations in order, with what they read from outside.
+
+Free nodes are taken along once a slice. Sizes are never handed over: how a size depends on the batch is known from
+two probes, and the batch is read off the first tensor of the slice that has it in its shape.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor, fx
+
+from planner.capture.fake_run import Probe
+from planner.capture.layers import FREE, Grouping
+from planner.capture.traced_graph import OWNERS, Traced
+
+ATEN = torch.ops.aten
+
+SIZES = {
+    ATEN.sym_size.int,
+    ATEN.sym_numel.default,
+    ATEN.sym_stride.int,
+    ATEN.sym_storage_offset.default,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A number that depends on the batch as `fixed + n * slope`."""
+
+    fixed: int
+    slope: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Where a slice reads the batch: `n = (size of dim - fixed) // slope`."""
+
+    node: fx.Node
+    dim: int
+    size: Size
+
+
+@dataclass(slots=True)
+class Slice:
+    nodes: list[fx.Node] = field(default_factory=list)
+    reads: dict[fx.Node, None] = field(default_factory=dict)  # tensors of the batch and of earlier layers
+    states: dict[fx.Node, None] = field(default_factory=dict)  # parameters, buffers and constants
+    batch: Reference | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The functional graph, its layers and its two probes: all that slices are taken from."""
+
+    traced: Traced
+    grouping: Grouping
+    probes: tuple[Probe, Probe]
+
+    @cached_property
+    def order(self) -> dict[fx.Node, int]:
+        return {node: i for i, node in enumerate(self.traced.graph.nodes)}
+
+    @cached_property
+    def by_layer(self) -> dict[int, list[fx.Node]]:
+        found: dict[int, list[fx.Node]] = defaultdict(list)
+        for node in self.order:
+            if node.op != "placeholder":
+                found[self.grouping.layer_of[node]].append(node)
+        return found
+
+    @cached_property
+    def crossing(self) -> dict[fx.Node, str]:
+        """Name of each tensor that another layer reads, or that is the loss."""
+        names: dict[fx.Node, str] = {}
+        for layer, name in enumerate(self.grouping.names):
+            made = [node for node in self.by_layer[layer] if self._leaves(node, layer)]
+            names |= {node: f"{name}:{k}" for k, node in enumerate(made)}
+        return names
+
+    def _leaves(self, node: fx.Node, layer: int) -> bool:
+        if node in self.traced.outputs:
+            return True
+        layer_of = self.grouping.layer_of
+        return any(layer_of[x] not in (layer, FREE) for x in node.users) and not self.is_size(node)
+
+    def name(self, node: fx.Node) -> str:
+        source = self.traced.sources.get(node)
+        return source.name if source is not None else self.crossing[node]
+
+    def is_size(self, node: fx.Node) -> bool:
+        """A number that is read off a tensor's shape."""
+        return type(self.probes[0].value[node]) is int and node.target in SIZES
+
+    def size(self, node: fx.Node, dim: int | None = None) -> Size:
+        values = [probe.value[node] for probe in self.probes]
+        low, high = (x.shape[dim or 0] if isinstance(x, Tensor) else x for x in values)
+        assert isinstance(low, int) and isinstance(high, int)
+        return affine(low, high, self.probes)
+
+    def take(self, first: int, last: int) -> Slice:
+        """Layers first to last, both included."""
+        taken = Slice()
+        inside: set[fx.Node] = set()
+        for layer in range(first, last + 1):
+            for node in self.by_layer[layer]:
+                for part in (*self._free_before(node, inside), node):
+                    inside.add(part)
+                    taken.nodes.append(part)
+                    self._sort_inputs(part, taken, inside)
+        if any(self.is_size(node) and self.size(node).slope for node in taken.nodes):
+            taken.batch = self._reference(taken)
+            taken.reads.setdefault(taken.batch.node)
+        return taken
+
+    def _free_before(self, node: fx.Node, inside: set[fx.Node]) -> list[fx.Node]:
+        found: set[fx.Node] = set()
+        open_ = [node]
+        while open_:
+            top = open_.pop()
+            if self.is_size(top):
+                continue
+            for x in top.all_input_nodes:
+                if x not in found and x not in inside and self.grouping.layer_of.get(x) == FREE:
+                    found.add(x)
+                    open_.append(x)
+        return sorted(found, key=self.order.__getitem__)
+
+    def _sort_inputs(self, node: fx.Node, taken: Slice, inside: set[fx.Node]) -> None:
+        if self.is_size(node):
+            return
+        for x in node.all_input_nodes:
+            source = self.traced.sources.get(x)
+            if source is not None and source.kind in OWNERS:
+                taken.states.setdefault(x)
+            elif x not in inside:
+                taken.reads.setdefault(x)
+
+    def _reference(self, taken: Slice) -> Reference:
+        batch = [x for x, source in self.traced.sources.items() if source.kind in ("input", "target")]
+        for node in (*taken.reads, *batch):
+            tensor = self.probes[0].tensor(node)
+            for dim in range(tensor.ndim if tensor is not None else 0):
+                size = self.size(node, dim)
+                if size.slope:
+                    return Reference(node, dim, size)
+        raise AssertionError("a size depends on the batch and no tensor of the batch does")
+
+
+def affine(low: int, high: int, probes: tuple[Probe, Probe]) -> Size:
+    first, second = probes[0].n, probes[1].n
+    if first == second:
+        return Size(low, 0)
+    slope, rest = divmod(high - low, second - first)
+    assert rest == 0
+    return Size(low - first * slope, slope)

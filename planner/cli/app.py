@@ -1,0 +1,184 @@
+"""Commands from dataclasses of their options, which arrive as one value; and the options that several of them share."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import nullcontext
+from dataclasses import MISSING, dataclass, fields
+from importlib import metadata
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, cast, get_type_hints
+
+import typer
+
+from planner.errors import BadInput, Interrupted, ShardwrightError
+from planner.terminal import answers_alone, report_error
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from planner.calibrate import Observation
+    from planner.measure import BackwardSplit, SpatialSplit
+    from planner.simulate import RunRecord
+
+
+class ProfileElsewhere(Protocol):
+    """Has `shardwright profile WORDS` run on a device of each kind; where the profiles are."""
+
+    def __call__(
+        self,
+        words: Sequence[str],
+        output: Path,
+        *,
+        cuda: bool,
+        force: bool,
+        sbatch: Sequence[str],
+        note: Callable[[str], None],
+    ) -> list[Path]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tools:
+    """What the planner needs of the runtime, handed in by the facade and fetched only when used."""
+
+    backward_split: Callable[[], BackwardSplit]
+    spatial_split: Callable[[], SpatialSplit]
+    show_run: Callable[[Path], tuple[dict[str, object], str]]
+    observe: Callable[[Path], Observation]
+    record: Callable[[Path], RunRecord]
+    profile_by_slurm: ProfileElsewhere
+
+
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="argument of the workload")
+]
+
+Json = Annotated[bool, typer.Option("--json", help="one JSON object on standard output")]
+
+Force = Annotated[bool, typer.Option("--force", help="overwrite what is there")]
+
+Out = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="where to write")]
+
+PlanFile = Annotated[Path, typer.Argument(help="a plan.yaml", metavar="PLAN")]
+
+RunFolder = Annotated[Path, typer.Argument(help="a folder that launch made", metavar="RUN")]
+
+NAME = "shardwright"
+
+WORDS = ("plan", "launch")  # commands that are programs of their own too
+
+COMPLETION = ("--install-completion", "--show-completion")
+
+Options = TypeVar("Options", bound="DataclassInstance")
+
+
+def add_command(
+    app: typer.Typer,
+    name: str,
+    options: type[Options],
+    run: Callable[[Options], None],
+    *,
+    about: str,
+    example: str,
+) -> None:
+    """Field names are those of the options, types are `Annotated` with what Typer is to know of them."""
+    hints = get_type_hints(options, include_extras=True)
+
+    def call(**given: Any) -> None:  # of the types of the fields, as Typer has checked
+        run(options(**given))
+
+    call.__doc__ = about
+    call.__annotations__ = {field.name: hints[field.name] for field in fields(options)}
+    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if field.default is MISSING else field.default,
+                annotation=hints[field.name],
+            )
+            for field in fields(options)
+        ]
+    )
+    app.command(name, epilog=f"Example: {example}")(call)
+
+
+def app(about: str) -> typer.Typer:
+    """Without commands yet."""
+    made = typer.Typer(
+        name=NAME,
+        help=about,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    def beside(
+        version: Annotated[
+            bool, typer.Option("--version", help="print it", is_eager=True, callback=_version)
+        ] = False,
+    ) -> None:
+        pass
+
+    made.callback()(beside)
+    return made
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"{NAME} {metadata.version(NAME)}")
+        raise typer.Exit
+
+
+def answer(made: Callable[[], typer.Typer], arguments: Sequence[str]) -> int:
+    """Does what the arguments say; returns the exit status. Errors of users are one message."""
+    own = list(takewhile("--".__ne__, arguments))  # after it: a script's
+    as_json = "--json" in own
+    with answers_alone() if as_json and not {"--help", "-h"}.intersection(own) else nullcontext():
+        programs = (NAME, *WORDS) if own and own[0] in COMPLETION else (NAME,)
+        return max(_answer(made, arguments, program, as_json=as_json) for program in programs)
+
+
+def completing(word: str, environment: MutableMapping[str, str]) -> None:
+    """What a shell asks of the program `plan` becomes what it would ask of `shardwright plan`."""
+    asked = environment.pop(f"_{word.upper()}_COMPLETE", None)
+    if asked is None:
+        return
+    environment[f"_{NAME.upper()}_COMPLETE"] = asked
+    if "COMP_CWORD" in environment:  # bash
+        environment["COMP_WORDS"] = f"{NAME}\n{environment['COMP_WORDS']}"
+        environment["COMP_CWORD"] = str(int(environment["COMP_CWORD"]) + 1)
+    if "_TYPER_COMPLETE_ARGS" in environment:  # zsh
+        environment["_TYPER_COMPLETE_ARGS"] = f"{NAME} {environment['_TYPER_COMPLETE_ARGS']}"
+
+
+def _answer(made: Callable[[], typer.Typer], arguments: Sequence[str], program: str, *, as_json: bool) -> int:
+    # Typer's own, or that of click, as its version has it.
+    WrongUsage: type[Exception] = typer.BadParameter.__mro__[1]
+    try:
+        status = made()(list(arguments) or ["--help"], prog_name=program, standalone_mode=False)
+    except ShardwrightError as error:
+        return report_error(error, as_json=as_json)
+    except WrongUsage as error:
+        return report_error(_wrong_usage(cast(typer.BadParameter, error)), as_json=as_json)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        unusable = BadInput(f"cannot be used: {error.strerror}", where=str(error.filename))
+        return report_error(unusable, as_json=as_json)
+    except (KeyboardInterrupt, typer.Abort):
+        return report_error(Interrupted("interrupted"), as_json=as_json)
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else int(done.code is not None)
+    if status == Interrupted.status:  # Typer's answer to Ctrl-C
+        return report_error(Interrupted("interrupted"), as_json=as_json)
+    return status or (0 if arguments else BadInput.status)
+
+
+def _wrong_usage(error: typer.BadParameter) -> BadInput:
+    command = error.ctx.command_path if error.ctx is not None else NAME
+    return BadInput(
+        error.format_message().rstrip("."), where=command, allowed=f"what `{command} --help` lists"
+    )

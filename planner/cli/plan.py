@@ -1,0 +1,280 @@
+"""`shardwright plan`: the fastest plan, a front of plans, or the same training over several devices or batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+import typer
+
+from planner import files, terminal
+from planner.cli import calibrate
+from planner.cli.app import Force, Json, Set, add_command
+from planner.errors import BadInput
+
+if TYPE_CHECKING:
+    from planner.cluster import Cluster
+    from planner.milp import Asked
+    from planner.plan import Plan
+    from planner.profile import Profile
+
+EXAMPLE = (
+    "shardwright plan gpt2 --cluster plans/clusters/one-node.yaml --batch 64 -o gpt2-plan.yaml. "
+    "With --frontier, --devices 8,16,32 or --batch auto the output is a folder of plans, and a table."
+)
+
+
+class Measure(Protocol):
+    def __call__(
+        self, workload: str, settings: dict[str, str], *, device: str, micros: tuple[int, ...], precision: str
+    ) -> Profile: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What of a question is asked several times over."""
+
+    batches: tuple[int, ...]  # empty: as many as gain something
+    devices: tuple[int, ...]  # empty: all there are
+    frontier: bool
+
+    @property
+    def single(self) -> bool:
+        return not self.frontier and len(self.batches) == 1 and len(self.devices) < 2
+
+    @property
+    def what(self) -> str:
+        if self.single:
+            return "plan"
+        return "frontier" if self.frontier else "devices" if len(self.devices) > 1 else "batch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    workload: Annotated[str | None, typer.Argument(help="may be left out with --profile")] = None
+    cluster: Annotated[Path, typer.Option(help="the machines: a cluster.yaml")]
+    batch: Annotated[
+        str, typer.Option(metavar="N|N,N|auto", help="global batch, in samples; auto tries several")
+    ]
+    profile: Annotated[
+        Path | None, typer.Option(help="from `shardwright profile`; made here when left out")
+    ] = None
+    schedule: Annotated[str | None, typer.Option(help="families to choose from, such as 1f1b,chimera")] = None
+    fix: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="pin a decision")] = None
+    devices: Annotated[
+        str | None, typer.Option(metavar="N|N,N", help="at most so many devices; several are compared")
+    ] = None
+    precision: Annotated[str | None, typer.Option(help="one of those profiled")] = None
+    execution: Annotated[str | None, typer.Option(help="eager or compiled, as profiled")] = None
+    calibration: Annotated[Path | None, typer.Option(help="corrections from `shardwright calibrate`")] = None
+    replan_from: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="correct costs by what this run took")
+    ] = None
+    frontier: Annotated[
+        bool, typer.Option("--frontier", help="every plan that is best in time and memory or devices")
+    ] = False
+    explain: Annotated[bool, typer.Option("--explain", help="why this plan and no other")] = False
+    set_: Set = None
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE|FOLDER", help="where to write")
+    ] = None
+    force: Force = False
+    as_json: Json = False
+
+    @property
+    def out(self) -> terminal.Output:
+        return terminal.Output(as_json=self.as_json)
+
+    @property
+    def families(self) -> list[str] | None:
+        return self.schedule.split(",") if self.schedule is not None else None
+
+    def place(self, workload: str, goal: Goal) -> Path:
+        """Of the answer, a file or a folder: one that can be written."""
+        suffix = ".yaml" if goal.single else ""
+        path = self.output or Path(f"{Path(workload).stem}-{goal.what}{suffix}")
+        refuse = files.refuse_overwrite if goal.single else files.refuse_folder
+        refuse(path, self.force)
+        return path
+
+
+def register_plan(app: typer.Typer, measure: Measure, observe: calibrate.Observe) -> None:
+    about = "Find the fastest plan that fits, with a proof."
+    add_command(
+        app, "plan", Options, lambda given: plan(given, measure, observe), about=about, example=EXAMPLE
+    )
+
+
+def plan(given: Options, measure: Measure, observe: calibrate.Observe) -> None:
+    from planner import cluster as clusters
+    from planner.milp import Asked, pins
+    from planner.workload import parse_settings
+
+    goal = _goal(given.batch, given.devices, given.frontier)
+    machines = calibrate.with_corrections(
+        clusters.load(given.cluster), given.calibration, given.replan_from, observe
+    )
+    fixed = _fixed(parse_settings(given.fix or [], "--fix"), goal)
+    # Before anything is measured: what means nothing, and what cannot be written.
+    pins(fixed, given.families)
+    if given.workload is not None:
+        given.place(given.workload, goal)
+    costs = _costs(given, measure, machines, goal)
+    if costs.device not in {group.device for group in machines.nodes}:
+        given.out.note(_other_device(costs.device, machines))
+    asked = Asked(fix=fixed, schedules=given.families, precision=given.precision, execution=given.execution)
+    answer = _one if goal.single else _front if goal.frontier else _sweep
+    with terminal.patient(f"planning {costs.workload}"):
+        answer(costs, machines, goal, asked, given)
+
+
+def _costs(given: Options, measure: Measure, machines: Cluster, goal: Goal) -> Profile:
+    from planner.workload import parse_settings
+
+    settings = parse_settings(given.set_ or [])
+    if given.profile is None:
+        return _measured(measure, given.workload, settings, machines, goal, given.precision or "fp32")
+    costs = _loaded(given.profile, given.workload)
+    if settings:
+        raise BadInput("--set is for profiling, and a profile is given", where="--set", allowed="one of them")
+    return costs
+
+
+def _other_device(profiled: str, machines: Cluster) -> str:
+    there = ", ".join(sorted({group.device for group in machines.nodes}))
+    return (
+        f"profiled on {profiled}, planned for {there}: slower devices are priced by the ratio of their peak rates, "
+        "faster ones as the profiled one"
+    )
+
+
+def _goal(batch: str, devices: str | None, frontier: bool) -> Goal:
+    batches = () if batch == "auto" else terminal.whole_numbers(batch, "--batch")
+    counts = terminal.whole_numbers(devices, "--devices") if devices is not None else ()
+    if (len(batches) != 1) + (len(counts) > 1) + frontier > 1:
+        raise BadInput(
+            "several batches, several counts of devices and --frontier exclude each other",
+            allowed="one of them at a time",
+        )
+    return Goal(batches=batches, devices=counts, frontier=frontier)
+
+
+def _fixed(given: Mapping[str, str], goal: Goal) -> dict[str, object]:
+    if not goal.devices:
+        return dict(given)
+    if "devices" in given:
+        raise BadInput("devices is fixed, and --devices is given", where="--devices", allowed="one of them")
+    return {**given, "devices": max(goal.devices)}
+
+
+def _loaded(path: Path, workload: str | None) -> Profile:
+    from planner import profile as profiles
+
+    costs = profiles.load(path)
+    if workload is not None and workload != costs.workload:
+        raise BadInput(f"is a profile of '{costs.workload}', not of '{workload}'", where=str(path))
+    return costs
+
+
+def _measured(
+    measure: Measure,
+    workload: str | None,
+    settings: dict[str, str],
+    machines: Cluster,
+    goal: Goal,
+    precision: str,
+) -> Profile:
+    if workload is None:
+        raise BadInput("neither a workload nor --profile is given", allowed="one of them")
+    device = machines.nodes[0].device
+    most = max(goal.batches, default=8)
+    return measure(
+        workload,
+        settings,
+        device="cpu" if device == "cpu" else f"roofline:{device}",
+        micros=tuple(2**i for i in range(4) if 2**i <= most),
+        precision=precision,
+    )
+
+
+def _one(costs: Profile, machines: Cluster, goal: Goal, asked: Asked, where: Options) -> None:
+    from planner import explore, show
+    from planner import plan as plans
+
+    path, batch = where.place(costs.workload, goal), goal.batches[0]
+    why = explore.explained(costs, machines, batch, asked) if where.explain else None
+    found = why.plan if why is not None else _solved(costs, machines, batch, asked)
+    files.write_whole(path, plans.dump(found))
+    data = {"plan": str(path), **found.model_dump(mode="json", include={"axes", "prediction", "certificate"})}
+    text = show.decision(found) + _frozen(found, asked)
+    if why is not None:
+        data["explanation"] = show.explanation_dict(why)
+        text = f"{show.of_plan(found)}{_frozen(found, asked)}\n\n{show.explanation_text(why)}"
+    where.out.result(data, lambda: f"{text}\n\nwritten to {path}")
+
+
+def _frozen(found: Plan, asked: Asked) -> str:
+    """A family that is asked for keeps its own orders, and another question may find better ones in it."""
+    families = asked.fix.get("schedule") if asked.fix else None
+    named = [str(families)] if families is not None else [*(asked.schedules or ())]
+    if not named or "listed" in named or len(found.stages) == 1:
+        return ""
+    return (
+        f"\nThe order of its actions is the family's own: `--schedule {','.join([*named, 'listed'])}` also lists orders "
+        "anew for these costs, which may be faster."
+    )
+
+
+def _solved(costs: Profile, machines: Cluster, batch: int, asked: Asked) -> Plan:
+    """Or why nothing fits, and what would."""
+    from planner import milp
+
+    return milp.answered(asked.space(costs, machines, batch), asked.effort)[0]
+
+
+def _front(costs: Profile, machines: Cluster, goal: Goal, asked: Asked, where: Options) -> None:
+    from planner import show
+    from planner.explore import frontier
+
+    folder = where.place(costs.workload, goal)
+    front = frontier(costs, machines, goal.batches[0], asked)
+    if not front.rows:
+        _solved(costs, machines, goal.batches[0], asked)
+    named = show.named(front)
+    files = {name: folder / f"{name}.yaml" for name in named}
+    _write(folder, {files[name]: row.plan for name, row in named.items()}, where)
+    where.out.result(
+        show.frontier_data(front, files),
+        lambda: f"{show.of_frontier(front, files)}\n\nwritten to {folder}",
+    )
+
+
+def _sweep(costs: Profile, machines: Cluster, goal: Goal, asked: Asked, where: Options) -> None:
+    from planner import show
+    from planner.explore import over_batches, over_devices
+
+    by_devices, what = len(goal.devices) > 1, goal.what
+    folder = where.place(costs.workload, goal)
+    sweep = (
+        over_devices(costs, machines, goal.batches[0], goal.devices, asked)
+        if by_devices
+        else over_batches(costs, machines, goal.batches or None, asked)
+    )
+    found = {row.asked: row.plan for row in sweep.rows if row.plan is not None}
+    if not found:
+        _solved(costs, machines, max(goal.batches, default=1), asked)
+    files = {count: folder / f"{what}-{count}.yaml" for count in found}
+    _write(folder, {files[count]: plan for count, plan in found.items()}, where)
+    where.out.result(
+        show.sweep_data(sweep, files),
+        lambda: f"{show.of_sweep(sweep)}\n\nwritten to {folder}",
+    )
+
+
+def _write(folder: Path, plans: Mapping[Path, Plan], where: Options) -> None:
+    from planner.plan import dump
+
+    texts = {path.name: dump(plan) for path, plan in plans.items()}
+    files.write_folder(folder, texts)

@@ -1,0 +1,100 @@
+"""The catalogue of devices: what a roofline needs to know of each, from public sources.
+
+Rates are peaks without sparsity. A GPU's memory is the advertised figure read as decimal gigabytes: a little less
+than the device reports, which leaves the driver's own share out. `launch_s` is no vendor figure: it is what an
+eager operation costs at least on a host that has to launch it, an order of magnitude from published
+micro-benchmarks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.errors import BadInput
+
+GB = 10**9
+
+TERA = 1e12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    name: str
+    memory_bytes: int
+    fp32_flop_per_s: float
+    fp16_flop_per_s: float  # matrix units where there are any
+    bf16_flop_per_s: float  # the fp32 rate where the hardware has no bf16
+    memory_bytes_per_s: float
+    launch_s: float
+
+    def flop_per_s(self, precision: str) -> float:
+        rates = {
+            "fp32": self.fp32_flop_per_s,
+            "fp16": self.fp16_flop_per_s,
+            "bf16": self.bf16_flop_per_s,
+        }
+        if precision not in rates:
+            raise BadInput(f"unknown precision '{precision}'", allowed=", ".join(rates))
+        return rates[precision]
+
+
+def _device(
+    name: str,
+    *,
+    memory_gb: int,
+    fp32: float,
+    fp16: float,
+    bf16: float,
+    gb_per_s: float,
+    launch_us: float = 5,
+) -> Device:
+    """From the units of the datasheets: GB, TFLOP/s, GB/s."""
+    return Device(
+        name=name,
+        memory_bytes=memory_gb * GB,
+        fp32_flop_per_s=fp32 * TERA,
+        fp16_flop_per_s=fp16 * TERA,
+        bf16_flop_per_s=bf16 * TERA,
+        memory_bytes_per_s=gb_per_s * GB,
+        launch_s=launch_us * 1e-6,
+    )
+
+
+_DEVICES = (
+    # NVIDIA Tesla P100 PCIe datasheet: 16 GB, 9.3 TFLOPS single, 18.7 TFLOPS half, 732 GB/s; no bf16.
+    _device("P100-16GB", memory_gb=16, fp32=9.3, fp16=18.7, bf16=9.3, gb_per_s=732),
+    # NVIDIA V100 datasheet, SXM2: 15.7 TFLOPS single, 125 TFLOPS tensor (fp16), 900 GB/s; no bf16.
+    _device("V100-16GB", memory_gb=16, fp32=15.7, fp16=125, bf16=15.7, gb_per_s=900),
+    _device("V100-32GB", memory_gb=32, fp32=15.7, fp16=125, bf16=15.7, gb_per_s=900),
+    # NVIDIA A100 datasheet, SXM: 19.5 TFLOPS fp32, 312 TFLOPS fp16 and bf16; 1,555 GB/s (40 GB), 2,039 GB/s (80 GB).
+    _device("A100-40GB", memory_gb=40, fp32=19.5, fp16=312, bf16=312, gb_per_s=1555),
+    _device("A100-80GB", memory_gb=80, fp32=19.5, fp16=312, bf16=312, gb_per_s=2039),
+    # NVIDIA H100 datasheet, SXM: 67 TFLOPS fp32, 1,979 TFLOPS fp16 and bf16 with sparsity (half without), 3.35 TB/s.
+    _device("H100-80GB", memory_gb=80, fp32=67, fp16=989.5, bf16=989.5, gb_per_s=3350),
+    # NVIDIA H200 datasheet, SXM: 141 GB, 4.8 TB/s, rates of the H100.
+    _device("H200-141GB", memory_gb=141, fp32=67, fp16=989.5, bf16=989.5, gb_per_s=4800),
+    # NVIDIA GH200 Grace Hopper Superchip datasheet: 96 GB HBM3, 4 TB/s, 67 TFLOPS fp32, 990 TFLOPS fp16 and bf16.
+    _device("GH200-96GB", memory_gb=96, fp32=67, fp16=990, bf16=990, gb_per_s=4000),
+    # AMD Instinct MI250X datasheet: 128 GB, 3,276.8 GB/s, 47.9 TFLOPS fp32 vector, 383 TFLOPS fp16 and bf16 for the
+    # whole card; torch sees its two dies as two devices, and this is one of them.
+    _device("MI250X", memory_gb=64, fp32=23.95, fp16=191.5, bf16=191.5, gb_per_s=1638.4),
+    # AMD Instinct MI300X datasheet: 192 GB, 5.3 TB/s, 163.4 TFLOPS fp32, 1,307.4 TFLOPS fp16 and bf16.
+    _device("MI300X", memory_gb=192, fp32=163.4, fp16=1307.4, bf16=1307.4, gb_per_s=5300),
+    # NVIDIA Ampere GA102 whitepaper, RTX 3090: 24 GB, 936 GB/s, 35.6 TFLOPS fp32, 71 TFLOPS fp16 and bf16 on tensor
+    # cores with fp32 accumulation.
+    _device("RTX3090", memory_gb=24, fp32=35.6, fp16=71, bf16=71, gb_per_s=936),
+    # NVIDIA Ada whitepaper, RTX 4090: 24 GB, 1,008 GB/s, 82.6 TFLOPS fp32, 165.2 TFLOPS fp16 and bf16 on tensor cores
+    # with fp32 accumulation.
+    _device("RTX4090", memory_gb=24, fp32=82.6, fp16=165.2, bf16=165.2, gb_per_s=1008),
+    # No product: one process on eight AVX2 cores at 3 GHz (8 x 3e9 x 32 FLOP) and two channels of DDR4-3200
+    # (JEDEC JESD79-4: 25.6 GB/s each), with 16 GB to itself. bf16 is emulated.
+    _device("cpu", memory_gb=16, fp32=0.768, fp16=0.768, bf16=0.768, gb_per_s=51.2),
+)
+
+CATALOGUE = {device.name: device for device in _DEVICES}
+
+
+def find(name: str, *, where: str = "") -> Device:
+    if name not in CATALOGUE:
+        raise BadInput(f"unknown device '{name}'", where=where, allowed=", ".join(CATALOGUE))
+    return CATALOGUE[name]

@@ -1,0 +1,269 @@
+"""The machines: groups of nodes with their devices, and links by distance.
+
+Nodes are numbered through all groups in order. Racks are filled group by group and never mix two groups. A device
+is named by its node and its slot on the node; anything with these two attributes will do as a place. Bandwidths are
+of one direction: between devices of one node for one device, between nodes for one network card, which the devices
+behind it share.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Final, Literal, NamedTuple, Protocol
+
+from pydantic import Field, model_validator
+
+from planner import files
+from planner.cluster import catalogue
+from planner.cluster.corrections import Fitted
+from planner.errors import BadInput
+from planner.files import Count, Natural, Part, Positive, Text
+
+CLUSTER_VERSION: Final = 1
+
+Nodes = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
+
+Latency = Annotated[float, Field(ge=0, le=3600, strict=True)]  # of a message; an hour is no link
+
+Bandwidth = Annotated[float, Field(ge=1, strict=True)]
+
+Distance = Literal["device", "node", "rack", "cluster"]
+
+
+class Located(Protocol):
+    """Anything that stands on a device: a Slot, or a place of a plan."""
+
+    @property
+    def node(self) -> int: ...
+    @property
+    def slot(self) -> int: ...
+
+
+class Slot(NamedTuple):
+    node: int
+    slot: int
+
+
+class Link(Part):
+    latency_s: Latency
+    bandwidth_bytes_per_s: Bandwidth
+
+
+class Links(Part):
+    """By distance; one that no two devices of the cluster need may be left out."""
+
+    node: Link | None = Field(None, description="between devices of one node")
+    rack: Link | None = Field(None, description="between nodes of one rack")
+    cluster: Link | None = Field(None, description="between racks")
+
+
+class Rates(Part):
+    """Peaks of one device, where they differ from the catalogue's or the catalogue does not know the device."""
+
+    fp32_flop_per_s: Positive | None = None
+    fp16_flop_per_s: Positive | None = None
+    bf16_flop_per_s: Positive | None = None
+    memory_bytes_per_s: Positive | None = None
+
+
+class NodeGroup(Part):
+    """Nodes that are alike."""
+
+    count: Nodes = Field(description="number of nodes")
+    device: Text = Field(description="a name of the catalogue, or any other with its memory_bytes")
+    devices_per_node: Count
+    memory_bytes: Count | None = Field(None, description="of one device; the catalogue's when left out")
+    margin_bytes: Natural = Field(
+        0, description="of a device's memory, kept free: driver, libraries, fragments"
+    )
+    devices_per_card: Count | None = Field(
+        None, description="devices behind one network card; one card a node when left out"
+    )
+    nodes_per_rack: Count | None = Field(None, description="all in one rack when left out")
+    rates: Rates = Rates()
+
+    @model_validator(mode="after")
+    def _check(self) -> NodeGroup:
+        known = catalogue.CATALOGUE.get(self.device)
+        if self.memory_bytes is None and known is None:
+            names = ", ".join(catalogue.CATALOGUE)
+            raise files.wrong(
+                f"unknown device '{self.device}'",
+                allowed=f"{names}; any other with its memory_bytes",
+                key=("device",),
+            )
+        if self.margin_bytes >= self.capacity_bytes:
+            raise files.wrong(
+                f"{self.margin_bytes} leaves no memory",
+                allowed=f"less than {self.capacity_bytes}",
+                key=("margin_bytes",),
+            )
+        if self.devices_per_card is not None and self.devices_per_card > self.devices_per_node:
+            raise files.wrong(
+                f"{self.devices_per_card} is more than a node has",
+                allowed=f"1 to {self.devices_per_node}",
+                key=("devices_per_card",),
+            )
+        return self
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self.memory_bytes or catalogue.CATALOGUE[self.device].memory_bytes
+
+    @property
+    def limit_bytes(self) -> int:
+        """What a plan may use of one device."""
+        return self.capacity_bytes - self.margin_bytes
+
+
+class Cluster(Part):
+    version: Literal[1] = CLUSTER_VERSION
+    name: Text
+    nodes: tuple[NodeGroup, ...] = Field(min_length=1)
+    links: Links
+    fitted: Fitted | None = Field(
+        None, description="from `shardwright calibrate`: what runs showed beside it"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Cluster:
+        for distance in sorted(_distances(self)):
+            if getattr(self.links, distance) is None:
+                raise files.wrong(
+                    f"missing key '{distance}', over which devices of this cluster talk",
+                    allowed="latency_s and bandwidth_bytes_per_s for it",
+                    key=("links",),
+                )
+        return self
+
+    @cached_property
+    def racks(self) -> tuple[int, ...]:
+        """The rack of every node."""
+        found: list[int] = []
+        for group in self.nodes:
+            first = found[-1] + 1 if found else 0
+            size = group.nodes_per_rack or group.count
+            found += [first + i // size for i in range(group.count)]
+        return tuple(found)
+
+    @cached_property
+    def groups(self) -> tuple[NodeGroup, ...]:
+        """The group of every node."""
+        return tuple(group for group in self.nodes for _ in range(group.count))
+
+    @classmethod
+    def load(cls, path: Path | str) -> Cluster:
+        return load(path)
+
+    def __repr__(self) -> str:
+        from planner import show
+
+        return show.of_cluster(self)
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        from planner import show
+
+        return show.cluster_html(self)
+
+    def to_rows(self) -> list[dict[str, object]]:
+        """A group of nodes a row."""
+        from planner import show
+
+        return show.cluster_rows(self)
+
+    def to_dict(self) -> dict[str, object]:
+        return self.model_dump(mode="json")
+
+
+def _distances(cluster: Cluster) -> set[str]:
+    """The distances at which two devices of the cluster may lie, but for the same device."""
+    racks = Counter(cluster.racks)
+    return {
+        name
+        for name, needed in (
+            ("node", any(group.devices_per_node > 1 for group in cluster.nodes)),
+            ("rack", max(racks.values()) > 1),
+            ("cluster", len(racks) > 1),
+        )
+        if needed
+    }
+
+
+def load(path: Path | str) -> Cluster:
+    return files.load(Cluster, Path(path), version=CLUSTER_VERSION)
+
+
+def parse(text: str, *, name: str = "cluster") -> Cluster:
+    return files.read(Cluster, text, name=name, version=CLUSTER_VERSION)
+
+
+def dump(cluster: Cluster) -> str:
+    data = cluster.model_dump(mode="json", exclude_defaults=True)
+    header = "# yaml-language-server: $schema=cluster.schema.json\n"
+    return files.render({"version": cluster.version, **data}, header=header)
+
+
+def slots(cluster: Cluster, nodes: Iterable[int] | None = None) -> Iterator[Slot]:
+    """Every device of the given nodes (all by default), in their order."""
+    for node in range(len(cluster.groups)) if nodes is None else nodes:
+        yield from (Slot(node, slot) for slot in range(group_of(cluster, node).devices_per_node))
+
+
+def total_devices(cluster: Cluster) -> int:
+    return sum(group.count * group.devices_per_node for group in cluster.nodes)
+
+
+def exists(cluster: Cluster, place: Located) -> bool:
+    return (
+        0 <= place.node < len(cluster.groups)
+        and 0 <= place.slot < cluster.groups[place.node].devices_per_node
+    )
+
+
+def group_of(cluster: Cluster, node: int) -> NodeGroup:
+    if not 0 <= node < len(cluster.groups):
+        raise BadInput(
+            f"there is no node {node}", where=cluster.name, allowed=f"0 to {len(cluster.groups) - 1}"
+        )
+    return cluster.groups[node]
+
+
+def device(cluster: Cluster, place: Located) -> str:
+    return group_of(cluster, place.node).device
+
+
+def limit_bytes(cluster: Cluster, place: Located) -> int:
+    """Memory of the device at a place, less the margin."""
+    return group_of(cluster, place.node).limit_bytes
+
+
+def card(cluster: Cluster, place: Located) -> int:
+    """The network card of its node that a device is behind."""
+    group = group_of(cluster, place.node)
+    return place.slot // (group.devices_per_card or group.devices_per_node)
+
+
+def distance(cluster: Cluster, a: Located, b: Located) -> Distance:
+    if a.node == b.node:
+        return "device" if a.slot == b.slot else "node"
+    return "rack" if cluster.racks[a.node] == cluster.racks[b.node] else "cluster"
+
+
+def link(cluster: Cluster, a: Located, b: Located) -> Link:
+    return link_over(cluster, distance(cluster, a, b))
+
+
+def link_over(cluster: Cluster, far: Distance) -> Link:
+    found = {"node": cluster.links.node, "rack": cluster.links.rack, "cluster": cluster.links.cluster}.get(
+        far
+    )
+    if found is None:
+        raise BadInput(
+            f"no link over the distance '{far}'", where=cluster.name, allowed="node, rack, cluster"
+        )
+    return found

@@ -1,0 +1,125 @@
+"""What moving bytes between devices takes: transfers, and sums over groups of ranks."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from planner.arrays import IntArray
+from planner.cluster.cluster import Cluster, Distance, Located, Slot, card, distance, link_over
+from planner.cluster.corrections import Correction
+
+
+def transfer_s(cluster: Cluster, a: Located, b: Located, size_bytes: int, *, sharers: int = 1) -> float:
+    """latency + bytes / bandwidth, the bandwidth divided among `sharers` where it goes through a network card; as
+    corrected by runs where the cluster has that."""
+    far = distance(cluster, a, b)
+    if far == "device":
+        return 0.0
+    wire = link_over(cluster, far)
+    plain = wire.latency_s + size_bytes * (1 if far == "node" else sharers) / wire.bandwidth_bytes_per_s
+    return _as_run(plain, cluster.fitted.hop if cluster.fitted else None)
+
+
+def all_reduce_s(cluster: Cluster, places: Iterable[Located], size_bytes: int, *, sharers: int = 1) -> float:
+    """Time to sum `size_bytes` over a set of places, every one of them ending with the sum.
+
+    In two levels. Within a node, among the m places of the fullest one, a ring scatters and later gathers:
+    2 (m - 1) (latency + V / (m bandwidth)). Between the k nodes, the V bytes go through the c network cards that the
+    places of a node have (c of the node with fewest), as a ring or as a pair of trees, whichever is faster:
+    min(2 (k - 1) latency + 2 (k - 1) / k U, 2 ceil(log2 k) latency + 2 U), with U = sharers V / (c bandwidth) and the
+    link of the farthest distance crossed. `sharers` is how many such sums go through one card at the same time:
+    `card_sharers` counts them.
+    """
+    return sum_s(cluster, spread(cluster, places), size_bytes, sharers=sharers)
+
+
+class Spread(NamedTuple):
+    """What the time of an all-reduce over a set of places depends on."""
+
+    nodes: int
+    far: Distance  # the farthest crossed between nodes
+    fullest: int  # places of the node with most
+    cards: int  # of the node whose places are behind fewest
+
+
+def spread(cluster: Cluster, places: Iterable[Located]) -> Spread:
+    members = {Slot(place.node, place.slot) for place in places}
+    fullest = Counter(place.node for place in members)
+    cards = Counter(node for node, _ in {(place.node, card(cluster, place)) for place in members})
+    far: Distance = "cluster" if len({cluster.racks[node] for node in fullest}) > 1 else "rack"
+    return Spread(
+        nodes=len(fullest),
+        far=far,
+        fullest=max(fullest.values(), default=0),
+        cards=min(cards.values(), default=0),
+    )
+
+
+def sum_s(cluster: Cluster, over: Spread, size_bytes: int, *, sharers: int = 1) -> float:
+    """`all_reduce_s` of places that lie so."""
+    if over.nodes < 2 and over.fullest < 2:
+        return 0.0
+    within = _within_s(cluster, over.fullest, size_bytes)
+    between = _between_s(cluster, over, size_bytes * sharers)
+    return _as_run(within + between, cluster.fitted.sum if cluster.fitted else None)
+
+
+def _as_run(plain_s: float, correction: Correction | None) -> float:
+    return plain_s if correction is None else correction.seconds(plain_s)
+
+
+def _within_s(cluster: Cluster, members: int, size_bytes: int) -> float:
+    if members < 2:
+        return 0.0
+    wire = link_over(cluster, "node")
+    return 2 * (members - 1) * (wire.latency_s + size_bytes / members / wire.bandwidth_bytes_per_s)
+
+
+def _between_s(cluster: Cluster, over: Spread, size_bytes: int) -> float:
+    count = over.nodes
+    if count < 2:
+        return 0.0
+    wire = link_over(cluster, over.far)
+    stream_s = size_bytes / (over.cards * wire.bandwidth_bytes_per_s)
+    ring = 2 * (count - 1) * (wire.latency_s + stream_s / count)
+    trees = 2 * math.ceil(math.log2(count)) * wire.latency_s + 2 * stream_s
+    return min(ring, trees)
+
+
+def card_sharers(cluster: Cluster, groups: Iterable[Collection[Located]]) -> int:
+    """The most groups that leave one node through one network card; at least 1."""
+    load: Counter[tuple[int, int]] = Counter()
+    for group in groups:
+        if len({place.node for place in group}) > 1:
+            load.update({(place.node, card(cluster, place)) for place in group})
+    return max(load.values(), default=1)
+
+
+NOISE = 1e-6  # of a nanosecond: what doubles may be off by before a time is rounded up
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sum:
+    """An all-reduce over a set of places: the least of two lines in the bytes."""
+
+    base_ns: tuple[float, float]
+    slope_ns: tuple[float, float]
+
+    def ns(self, size: IntArray) -> IntArray:
+        lines = [base + size * slope for base, slope in zip(self.base_ns, self.slope_ns, strict=True)]
+        return np.where(size > 0, np.ceil(np.minimum(*lines) - NOISE), 0).astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The ranks that share a sample, as one sees its neighbours and all of them sum."""
+
+    latency_ns: float
+    byte_ns: float
+    sum: Sum

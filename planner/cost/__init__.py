@@ -1,0 +1,24 @@
+"""Time and bytes of any stage for every cut at once."""
+
+from planner.cost.messages import hop_bytes
+from planner.cost.spatial_tables import Choice, Grid, Prices, row_of, sharded, shown, stage_of
+from planner.cost.stage_bytes import copies_of_statistics, losses_held, stage_bytes, step_bytes
+from planner.cost.tables import NS, Tables, price
+
+__all__ = [
+    "NS",
+    "Choice",
+    "Grid",
+    "Prices",
+    "Tables",
+    "copies_of_statistics",
+    "hop_bytes",
+    "losses_held",
+    "price",
+    "row_of",
+    "sharded",
+    "shown",
+    "stage_bytes",
+    "stage_of",
+    "step_bytes",
+]

@@ -1,0 +1,284 @@
+"""`stage_bytes` for every cut at once: what one micro-batch takes in a stage of any consecutive layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from planner.arrays import BoolArray, IntArray
+from planner.cost.intervals import Rectangles
+from planner.cost.shared_weights import (
+    arriving_at_made,
+    early_table,
+    reused,
+    reused_values,
+    summed_tables,
+    waiting_from,
+    weighing,
+)
+from planner.cost.stage_bytes import LEAF_BYTES, LOOK_BYTES
+from planner.model import ModelGraph
+from planner.profile import LayerCost, storages
+
+_NEVER = -(1 << 62)  # of no layer of an interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halves:
+    """`[i, j]` is the stage of layers i..j-1; names as in StageBytes."""
+
+    held: IntArray
+    splitting: IntArray
+    weighing: IntArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moving(Halves):
+    workspace: IntArray
+    shared: IntArray
+    arriving: IntArray
+    near: IntArray
+    crossing: IntArray
+    sent: IntArray
+    handed: IntArray
+    following: IntArray  # the same of all that leaves, as where it is recomputed
+    carried: IntArray  # [i, k] differentiable Values from before i that are read from k on
+    returning: IntArray
+    back: IntArray
+    far: IntArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walking:
+    """Of stages whose backward is split by a walk through the graph."""
+
+    stages: BoolArray  # those that have a layer for which nothing else will do
+    halves: Halves  # as if every stage were one
+
+    def chosen(self, stored: Halves) -> Halves:
+        return Halves(
+            held=np.where(self.stages, self.halves.held, stored.held),
+            splitting=np.where(self.stages, self.halves.splitting, stored.splitting),
+            weighing=np.where(self.stages, self.halves.weighing, stored.weighing),
+        )
+
+
+def moving(
+    graph: ModelGraph,
+    costs: Sequence[LayerCost],
+    size_of: Mapping[str, int],
+    *,
+    saved: IntArray,
+    entered: IntArray,
+) -> tuple[Moving, Walking]:
+    messages = _messages(graph, costs, size_of)
+    arriving, sent, returning, far, passing = (rectangles.table for rectangles in messages)
+    tables = (rectangles.table for rectangles in _between_neighbours(graph, costs, size_of))
+    shared, near, crossing, handed, following, back, carried = tables
+    held = _sums([cost.held_bytes for cost in costs])
+    work = np.array([cost.workspace_bytes for cost in costs], np.int64)
+    on_top = passing[:-1, :-1] + work
+    during = saved[:-1, 1:] - entered[:-1, 1:] + on_top
+    told = np.zeros(len(held), np.int64)
+    told[-1] = sum(size_of[name] for name in graph.layers[-1].outputs)
+    waits, early = waiting_from(reused(graph), len(costs)), _early(graph, size_of)
+    workspace = _on_top(entered + told + _over_layers_waiting(during, waits, early) - saved, LOOK_BYTES)
+    halved = entered + told + held + _over_layers(during - held[1:], early)
+    weighed = _over_layers(np.broadcast_to(held[1:] + work, during.shape)) - held
+    stored = Halves(
+        held=np.triu(held - held[:, None], 1),
+        splitting=_on_top(halved - saved - workspace),
+        weighing=_on_top(weighed - workspace),
+    )
+    walks = _sums([cost.walks for cost in costs])
+    stages = np.triu(walks > walks[:, None], 1)
+    walked = stored
+    if stages.any():
+        walked = _walked(graph, costs, size_of, saved, returning, told, on_top, workspace, early)
+    walking = Walking(stages=stages, halves=walked)
+    return Moving(
+        **vars(walking.chosen(stored)),
+        workspace=workspace,
+        shared=shared,
+        arriving=arriving - near,
+        near=near,
+        crossing=np.triu(crossing, 1),
+        sent=sent - handed,
+        handed=handed,
+        following=following,
+        carried=carried,
+        returning=returning - back,
+        back=back,
+        far=far,
+    ), walking
+
+
+def _walked(
+    graph: ModelGraph,
+    costs: Sequence[LayerCost],
+    size_of: Mapping[str, int],
+    saved: IntArray,
+    returning: IntArray,
+    told: IntArray,
+    on_top: IntArray,
+    workspace: IntArray,
+    pending: Sequence[_Early],
+) -> Halves:
+    made, reuses, count = arriving_at_made(graph, size_of), reused(graph), len(costs)
+    walked = _sums([cost.walked_bytes + more for cost, more in zip(costs, made, strict=True)])
+    last, entered = _after_weights(graph), _differentiable(graph)
+    first, second = told + _over_layers(on_top - walked[1:], pending) + walked, told + _over_layers(on_top)
+    below = np.take_along_axis(saved, np.broadcast_to(last, saved.shape), 1)
+    below[last[None, :] <= np.arange(len(last))[:, None]] = 0
+    soon = early_table(reuses, count)
+    below += walked - walked[:, None] + soon
+    at_once = _over_layers_waiting(np.zeros_like(on_top), waiting_from(reuses, count))
+    at_end = summed_tables([*reuses, *reused_values(graph, size_of)], count)
+    return Halves(
+        held=np.triu(LEAF_BYTES + np.where(entered, below, saved + returning + told), 1),
+        splitting=_on_top(LEAF_BYTES + np.where(entered, first + 2 * soon, second) - workspace),
+        weighing=_on_top(second + np.where(entered, at_end, at_once) - workspace),
+    )
+
+
+def _after_weights(graph: ModelGraph) -> IntArray:
+    """[j]: behind the last layer before j that a weight half has something to do in."""
+    at = [i + 1 if weighs else 0 for i, weighs in enumerate(weighing(graph))]
+    found: IntArray = np.maximum.accumulate(np.array([0, *at], np.int64))
+    return found
+
+
+def _differentiable(graph: ModelGraph) -> BoolArray:
+    """[i, j]: a gradient goes on to the stages before."""
+    entered = Rectangles(len(graph.layers))
+    for value in graph.values:
+        if value.producer and value.needs_grad:
+            users = sorted(graph.index[name] for name in set(value.consumers))
+            entered.add_once(users, 1, after=graph.index[value.producer])
+    found: BoolArray = entered.table > 0
+    return found
+
+
+def _sums(amounts: Sequence[int]) -> IntArray:
+    found: IntArray = np.concatenate([[0], np.cumsum(np.array(amounts, np.int64))])
+    return found
+
+
+class _Early(NamedTuple):
+    """Of a Value that enters, the gradient by a late reader: there while earlier layers run backwards, and once more
+    while it is added to that of an earlier reader."""
+
+    made: int
+    before: int  # the reader before, or where it was made
+    reader: int
+    bytes: int
+
+    def add_to(self, amounts: IntArray) -> None:
+        """By [i, l], of intervals that hold the reader."""
+        first = self.made + 1
+        at, layers = np.arange(first, self.reader)[:, None], np.arange(self.before, self.reader)[None, :]
+        more = np.where(layers == self.before, 2 if self.before > self.made else 1, 1) * self.bytes
+        amounts[first : self.reader, self.before : self.reader] += np.where(layers >= at, more, 0)
+
+
+def _early(graph: ModelGraph, size_of: Mapping[str, int]) -> list[_Early]:
+    found = []
+    for value in graph.values:
+        if value.producer and value.needs_grad:
+            made = graph.index[value.producer]
+            users = sorted(graph.index[name] for name in set(value.consumers))
+            pairs = zip([made, *users], users, strict=False)
+            found += [_Early(made, a, b, size_of[value.name]) for a, b in pairs if b > made + 1]
+    return sorted(found, key=lambda each: each.reader)
+
+
+def _over_layers(amounts: IntArray, early: Sequence[_Early] = ()) -> IntArray:
+    """[i, j]: the most of amounts[i, l] over the layers l of an interval; 0 where it has none."""
+    count, left = len(amounts), list(reversed(early))
+    table: IntArray = np.zeros((count + 1, count + 1), np.int64)
+    amounts = np.where(np.tri(count, k=-1, dtype=np.bool_), _NEVER, amounts)
+    most = np.full(count, _NEVER)
+    for j in range(1, count + 1):
+        since = j - 1
+        while left and left[-1].reader == j - 1:
+            since = min(since, left[-1].before)
+            left.pop().add_to(amounts)
+        most[:j] = np.maximum(most[:j], amounts[:j, since:j].max(1))
+        table[:j, j] = most[:j]
+    return table
+
+
+def _over_layers_waiting(
+    amounts: IntArray, waits: Sequence[tuple[int, IntArray]], early: Sequence[_Early] = ()
+) -> IntArray:
+    """With what waits while a layer runs, which depends on where the interval ends."""
+    table = _over_layers(amounts, early)
+    for end, more in waits:
+        table[:, end:] = _over_layers(amounts + more, early)[:, end:]
+    return table
+
+
+def _on_top(amounts: IntArray, least: int = 0) -> IntArray:
+    """Where there are layers."""
+    return np.triu(np.maximum(amounts, least), 1)
+
+
+def _messages(
+    graph: ModelGraph, costs: Sequence[LayerCost], size_of: Mapping[str, int]
+) -> tuple[Rectangles, ...]:
+    """arriving, sent, returning, far, and by [i, l] what was made from i on and passes by layer l."""
+    count, keepers = len(graph.layers), storages(graph, costs).keepers()
+    arriving, sent, returning, far, passing = (Rectangles(count) for _ in range(5))
+    for value in graph.values:
+        if not value.producer or not value.consumers:
+            continue
+        made, size = graph.index[value.producer], size_of[value.name]
+        users = sorted(graph.index[name] for name in set(value.consumers))
+        last = users[-1]
+        arriving.add_once(users, size, after=made)
+        passing.add((0, made + 1), (made + 1, last), size)
+        for user in users[:-1] if value.needs_grad else ():
+            if keepers.get(value.name) != user:
+                passing.add((0, made + 1), (user, user + 1), size)
+        keeper = keepers.get(value.name, count)
+        if keeper >= made:
+            sent.add((0, made + 1), (made + 1, min(keeper, last) + 1), size)
+        else:
+            sent.add((keeper + 1, made + 1), (made + 1, last + 1), size)
+        if value.needs_grad:
+            far.add_once(users, size, after=made + 1)
+            returning.add((0, made + 1), (made + 1, last + 1), size)
+            for before, user in zip([made, *users], users, strict=False):
+                returning.add((before + 1, user + 1), (user + 1, last + 1), size)
+    return arriving, sent, returning, far, passing
+
+
+def _between_neighbours(
+    graph: ModelGraph, costs: Sequence[LayerCost], size_of: Mapping[str, int]
+) -> tuple[Rectangles, ...]:
+    """shared, near, crossing, handed, following, back, carried."""
+    count, held_in = len(graph.layers), storages(graph, costs)
+    shared, near, crossing, handed, following, back, carried = (Rectangles(count) for _ in range(7))
+    keepers = held_in.keepers()
+    for value in graph.values:
+        if not value.producer or not value.consumers:
+            continue
+        made, size = graph.index[value.producer], size_of[value.name]
+        users = sorted(graph.index[name] for name in set(value.consumers))
+        right_after = (made + 1, made + 2), (users[0] + 1, count + 1)
+        near.add(*right_after, size)
+        if held_in.own(value.name, made):
+            shared.add(*right_after, size)
+        if value.needs_grad:
+            crossing.add((made + 1, users[-1] + 1), (0, count + 1), size)
+            carried.add((made + 1, count + 1), (0, users[-1] + 1), size)
+            keeper = keepers.get(value.name, count)
+            for before, user in zip([made, *users], users, strict=False):
+                following.add((0, made + 1), (user, user + 1), size)
+                back.add((0, before + 1), (user, user + 1), size)
+                if not made <= keeper < user:
+                    handed.add((keeper + 1 if keeper < made else 0, made + 1), (user, user + 1), size)
+    return shared, near, crossing, handed, following, back, carried

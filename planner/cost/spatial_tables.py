@@ -1,0 +1,186 @@
+"""Samples cut in space, as one of the choices has it: what every layer then costs.
+
+Layers on shards take the time and the bytes that the profile
+has of the largest shard, others those of whole samples: of a rank's share of them, or of all, which every rank of a
+group computes alike. Halos, sums and
+gathers are added to the layer that waits for them, as are messages to all when samples are re-split; what travels while a layer computes costs what exceeds that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from math import ceil, prod
+from typing import NamedTuple
+
+import numpy as np
+
+from planner.cluster import NOISE, Group
+from planner.cost.tables import NS, Tables, tables
+from planner.model import Layer, ModelGraph
+from planner.plan import Regrid
+from planner.profile import CostKey, LayerCost, Profile, Seconds
+from planner.spatial import Cost, Price, Traffic, price
+
+Grid = tuple[int, ...]
+
+
+class Choice(NamedTuple):
+    grid: Grid = ()
+    whole_from: int = 0  # the layer before which shards are gathered; 0 is where their rules end
+    then: Grid = ()  # another grid, of at most as many parts, from the layer `then_from` on
+    then_from: int = 0
+    shared: bool = False  # from `whole_from` on each rank has its share of the samples, not all of them
+
+    @property
+    def ranks(self) -> int:
+        return prod(self.grid)
+
+    def at(self, layer: int) -> Grid:
+        return self.then if self.then and layer >= self.then_from else self.grid
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Of one model, under every choice asked for so far."""
+
+    graph: ModelGraph
+    refused: dict[Grid, str] = field(default_factory=dict)  # why a grid's shards end early
+    unshared: dict[str, str] = field(default_factory=dict)  # why samples are not shared from a layer on
+    _known: dict[Choice, Price] = field(default_factory=dict)
+
+    def __call__(self, choice: Choice) -> Price:
+        if choice not in self._known:
+            layers = self.graph.layers
+            whole = layers[choice.whole_from].name if choice.whole_from else ""
+            before, shares = ([], whole) if choice.shared else ([whole] if whole else [], "")
+            turns = {layers[choice.then_from].name: choice.then} if choice.then else {}
+            self._known[choice] = price(self.graph, choice.grid, before, turns, shares)
+        return self._known[choice]
+
+
+def row_of(choice: Choice, index: int, layer: Layer, found: Price, setting: CostKey) -> CostKey:
+    """Of the profile, for a layer on shards or on a share of the samples."""
+    if layer.name in found.shared:
+        return setting._replace(signature=layer.signature, split=(), micro=setting.micro // choice.ranks)
+    return setting._replace(signature=layer.signature, split=choice.at(index))
+
+
+def shown(grid: Grid) -> str:
+    return "x".join(map(str, grid)) or "1"
+
+
+def stage_of(
+    choice: Choice, span: tuple[int, int], names: Sequence[str]
+) -> tuple[Grid, str, tuple[Regrid, ...]]:
+    """Of a stage of layers [i, j): its grid, nothing where all of its samples are whole; the layer in it before which
+    its shards are gathered, nothing where there is none; and where in it they are re-split."""
+    first, end = span
+    turn, whole = choice.then_from, choice.whole_from
+    if whole and first >= whole and not choice.shared:
+        return (), "", ()
+    regrid = [Regrid(before=names[turn], spatial=choice.then, samples=False)] if first < turn < end else []
+    if choice.shared:
+        regrid += [Regrid(before=names[whole], spatial=(), samples=True)] if first <= whole < end else []
+        return choice.at(first), "", tuple(regrid)
+    return choice.at(first), names[whole] if first < whole < end else "", tuple(regrid)
+
+
+def sharded(
+    profile: Profile, setting: CostKey, choice: Choice, found: Price, group: Group, *, overlap: bool
+) -> Tables:
+    """Tables of a choice. With `overlap` halos travel while layers compute, as in backward passes that stay whole."""
+    graph = profile.graph
+    whole = setting._replace(split=())
+    costs = []
+    for i, layer in enumerate(graph.layers):
+        cost = found.layers.get(layer.name, _NOTHING)
+        key = row_of(choice, i, layer, found, whole) if cost.on_shards else whole
+        row = profile.cost(layer.name, key)
+        scale = Fraction(setting.micro, found.samples) * _narrower(profile, layer.inputs, whole)
+        costs.append(_priced(_largest(row, cost), cost, scale, group, overlap=overlap))
+    sizes = {
+        value.name: _held(profile.value_bytes(value.name, whole), found.values[value.name])
+        for value in graph.values
+    }
+    return tables(profile, whole._replace(split=choice.grid), costs, sizes, regridded=choice[1:])
+
+
+_NOTHING = Cost(share=1.0, middle=1.0, traffic=Traffic(), on_shards=False, gathered_bytes=0)
+
+
+def _largest(row: LayerCost, cost: Cost) -> LayerCost:
+    """The rank that has most to do, where another one was profiled."""
+    if not cost.on_shards or cost.share == cost.middle:
+        return row
+    more = cost.share / cost.middle
+    times = {name: getattr(row, name) for name in ("forward", "backward", "input_grad", "weight_grad")}
+    names = ("own_saved_bytes", "held_bytes", "workspace_bytes", "walked_bytes", "owing_bytes")
+    sizes = {name: getattr(row, name) for name in names}
+    return replace(
+        row,
+        **{name: replace(time, median=time.median * more) for name, time in times.items()},
+        **{name: ceil(size * more) for name, size in sizes.items()},
+    )
+
+
+def _held(size: int, share: float) -> int:
+    return ceil(size * share - NOISE)
+
+
+def _narrower(profile: Profile, values: Sequence[str], key: CostKey) -> Fraction:
+    """Bytes of what a layer reads in a precision, against those that were captured."""
+    captured = sum(profile.graph.value[name].bytes(key.micro) for name in values)
+    return (
+        Fraction(sum(profile.value_bytes(name, key) for name in values), captured)
+        if captured
+        else Fraction(1)
+    )
+
+
+def _priced(row: LayerCost, cost: Cost, scale: Fraction, group: Group, *, overlap: bool) -> LayerCost:
+    forward, hidden = _forward_ns(cost.traffic, scale, group)
+    backward, back_hidden = _backward_ns(cost.traffic, scale, group)
+    copied = ceil((cost.resplit_bytes + (0 if cost.on_shards else cost.gathered_bytes)) * scale)
+    return replace(
+        row,
+        forward=_longer(row.forward, forward + _exposed(hidden, row.forward, overlap)),
+        backward=_longer(row.backward, backward + _exposed(back_hidden, row.backward, overlap)),
+        input_grad=_longer(row.input_grad, backward + back_hidden),
+        own_saved_bytes=row.own_saved_bytes + copied,
+        held_bytes=row.held_bytes + (copied if row.held_bytes else 0),
+        workspace_bytes=row.workspace_bytes + copied + ceil(cost.drawn_bytes * scale),
+    )
+
+
+def _longer(time: Seconds, ns: float) -> Seconds:
+    return replace(time, median=time.median + ns / NS)
+
+
+def _exposed(hidden_ns: float, under: Seconds, overlap: bool) -> float:
+    return max(0.0, hidden_ns - under.median * NS) if overlap else hidden_ns
+
+
+def _forward_ns(sent: Traffic, scale: Fraction, group: Group) -> tuple[float, float]:
+    """What a layer waits for, and what may travel meanwhile."""
+    waited = sent.halo_bytes - sent.hidden_bytes + sent.gather_bytes + sent.resplit_bytes
+    open_ns = _wire_ns(waited * scale, sent.rounds - sent.hidden_rounds, group)
+    sums_ns = _sums_ns(sent.reduced_bytes * max(scale, Fraction(1)), sent.reductions, group)
+    return open_ns + sums_ns, _wire_ns(sent.hidden_bytes * scale, sent.hidden_rounds, group)
+
+
+def _backward_ns(sent: Traffic, scale: Fraction, group: Group) -> tuple[float, float]:
+    waited = sent.back_bytes - sent.back_hidden_bytes + sent.back_resplit_bytes
+    open_ns = _wire_ns(waited * scale, sent.back_rounds - sent.back_hidden_rounds, group)
+    sums_ns = _sums_ns(sent.reduced_backward_bytes * max(scale, Fraction(1)), sent.back_reductions, group)
+    return open_ns + sums_ns, _wire_ns(sent.back_hidden_bytes * scale, sent.back_hidden_rounds, group)
+
+
+def _wire_ns(size: Fraction, rounds: int, group: Group) -> float:
+    return rounds * group.latency_ns + float(size) * group.byte_ns
+
+
+def _sums_ns(size: Fraction, count: int, group: Group) -> float:
+    """Sums one after the other, of about equal size."""
+    return count * float(group.sum.ns(np.array([ceil(size / count)]))[0]) if count else 0.0

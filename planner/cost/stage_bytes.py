@@ -1,0 +1,313 @@
+"""What a stage takes, from the costs of its layers, one stage at a time: the definition that all tables follow.
+
+Bytes are those that the runtime holds for one micro-batch, part by part as in StageBytes. Within a stage not
+everything is there at once: while a layer runs, forwards or backwards, only what layers up to it have saved is (later
+ones have not saved yet, or have let go), beside what passes by it, and the gradients of that on the way back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import NamedTuple
+
+from planner.cost.shared_weights import (
+    arriving_at_made,
+    early,
+    reused,
+    reused_values,
+    summed,
+    waiting,
+    weighing,
+)
+from planner.model import ModelGraph, Value
+from planner.profile import CostKey, OptimizerCost, Profile, stage_memory, storages
+from planner.schedule import Schedule
+from planner.simulate import SQUARE_BYTES, SQUARED_ELEMENTS, StageBytes
+
+LEAF_BYTES = 4  # of the one that stands for all that enters a stage, which a walk ends at
+
+LOOK_BYTES = 16  # of the few numbers made to see whether one of what a forward made is NaN
+
+
+def stage_bytes(
+    profile: Profile,
+    layers: Sequence[str],
+    key: CostKey,
+    *,
+    recompute: bool = False,
+    before: str = "",
+    walking: bool = False,
+) -> StageBytes:
+    """Of consecutive layers on whole samples. What a forward that is done again has sent, nothing else keeps.
+    `before` is the layer before which what is recomputed ends, if that is not all. They are `walking` where a layer
+    of the same stage does, if it is none of them."""
+    if not layers:
+        return StageBytes(saved=0)
+    graph = profile.graph
+    costs = [profile.cost(name, key) for name in layers]
+    walking |= any(cost.walks for cost in costs)
+    if before:
+        return _in_parts(profile, layers, key, before, walking)
+    stage = _Stage(profile, layers, key)
+    first, last, saved = stage.first, stage.last, stage.saved[-1]
+    entering, leaving = _entering(graph, layers), _leaving(graph, first, last)
+    returning = _returning(graph, entering, leaving, last)
+    halves = stage.walked(entering, _total(profile, returning, key)) if walking else stage.stored()
+    workspace = stage.workspace
+    held_in = storages(graph, [profile.cost(x.name, key) for x in graph.layers])
+    kept_in = held_in.keepers()
+    sent = [v for v in leaving if recompute or not first <= kept_in.get(v.name, -1) <= last]
+    came = [v for v in entering if v.producer]
+    near = [v for v in came if graph.index[v.producer] == first - 1]
+    handed, back = ([v for v in values if _read_at(graph, v, last + 1)] for values in (sent, returning))
+    handed = [v for v in handed if v.needs_grad]
+    unanswered = 0 if _total(profile, returning, key) else _total(profile, leaving, key)
+    shared = _total(profile, (v for v in near if held_in.own(v.name, first - 1)), key)
+    copied = remembered_bytes(graph, layers) if recompute else 0
+    return StageBytes(
+        saved=saved - shared + copied,
+        held=halves.held + copied,
+        kept=stage.inputs[-1] - shared + copied,
+        shared=shared,
+        workspace=workspace,
+        splitting=max(0, halves.first - saved - workspace),
+        weighing=max(0, halves.second - halves.held - workspace),
+        arriving=_total(profile, came, key) - _total(profile, near, key),
+        near=_total(profile, near, key),
+        crossing=_total(profile, _crossing(graph, first), key),
+        sent=0 if unanswered else _total(profile, sent, key) - _total(profile, handed, key),
+        handed=_total(profile, handed, key),
+        returning=_total(profile, returning, key) - _total(profile, back, key),
+        back=_total(profile, back, key),
+        far=_total(profile, (v for v in entering if _is_far(graph, v, first)), key),
+        unanswered=unanswered,
+        update=update_bytes(profile.optimizer, _trained_elements(graph, layers)),
+    )
+
+
+def _in_parts(
+    profile: Profile, layers: Sequence[str], key: CostKey, before: str, walking: bool
+) -> StageBytes:
+    graph, done = profile.graph, layers.index(before)
+    parts = layers[:done], layers[done:]
+    early, late = (stage_bytes(profile, part, key, walking=walking) for part in parts)
+    leaving = _leaving(graph, graph.index[layers[0]], graph.index[layers[-1]])
+    passing = (value for value in leaving if value.producer in layers[:done])
+    crossing = _crossing(graph, graph.index[layers[0]])
+    carried = (value for value in crossing if _last_use(graph, value) >= graph.index[before])
+    return in_two(
+        early,
+        late,
+        stage_bytes(profile, layers, key, recompute=True),
+        passing=_total(profile, passing, key),
+        carried=_total(profile, carried, key),
+        copied=remembered_bytes(graph, parts[0]),
+    )
+
+
+class _Halves(NamedTuple):
+    held: int
+    first: int  # the most while the first half of a backward runs
+    second: int
+
+
+class _Stage:
+    """What is there while each of its layers runs."""
+
+    def __init__(self, profile: Profile, layers: Sequence[str], key: CostKey) -> None:
+        graph = self._graph = profile.graph
+        self._costs = [profile.cost(name, key) for name in layers]
+        self.first, self.last = graph.index[layers[0]], graph.index[layers[-1]]
+        count = len(layers)
+        self.saved = [stage_memory(profile, layers[:k], key) for k in range(1, count + 1)]
+        self.inputs = [_total(profile, _entering(graph, layers[:k]), key) for k in range(1, count + 1)]
+        # Gradients of the loss, throughout a backward.
+        self._told = _total(profile, _told(graph, layers), key)
+        self._size_of = {value.name: profile.value_bytes(value.name, key) for value in graph.values}
+        keepers = storages(graph, [profile.cost(x.name, key) for x in graph.layers]).keepers()
+        self._on_top = [
+            self._told
+            + _total(profile, _passing(graph, self.first, self.first + k), key)
+            + _total(profile, _added(graph, keepers, self.first, self.first + k), key)
+            + cost.workspace_bytes
+            for k, cost in enumerate(self._costs)
+        ]
+        early = [_early(graph, self.first, self.first + k, self.last) for k in range(count)]
+        self._early = [_total(profile, values, key) for values in early]
+        rows = zip(self.saved, self.inputs, self._on_top, self._early, strict=True)
+        self._during = [kept + self.inputs[-1] - seen + top + soon for kept, seen, top, soon in rows]
+
+    @property
+    def workspace(self) -> int:
+        reuses, end = reused(self._graph), self.last + 1
+        during = [
+            now + waiting(reuses, self.first, end, self.first + k) for k, now in enumerate(self._during)
+        ]
+        return max(LOOK_BYTES, max(during) - self.saved[-1])
+
+    def stored(self) -> _Halves:
+        """Each layer lets go of all that its weights do not ask for; no gradient of a weight waits for another."""
+        held = [cost.held_bytes for cost in self._costs]
+        first = [now + sum(held[k + 1 :]) for k, now in enumerate(self._during)]
+        second = [sum(held[: k + 1]) + cost.workspace_bytes for k, cost in enumerate(self._costs)]
+        return _Halves(sum(held), max(first), max(second))
+
+    def walked(self, entering: Sequence[Value], returning: int) -> _Halves:
+        graph, end = self._graph, self.last + 1
+        reuses = reused(graph)
+        if not any(value.producer and value.needs_grad for value in entering):
+            # nowhere to walk to: the weight half is all of the backward
+            below, walked = self.saved[-1] + returning + self._told, [0] * len(self._costs)
+            together, soon = max(waiting(reuses, self.first, end, at) for at in range(self.first, end)), 0
+        else:
+            weighs, made = weighing(graph), arriving_at_made(graph, self._size_of)
+            at = [k for k in range(len(self._costs)) if weighs[self.first + k]]
+            below = self.saved[at[-1]] if at else 0
+            walked = [cost.walked_bytes + made[self.first + k] for k, cost in enumerate(self._costs)]
+            together = summed([*reuses, *reused_values(graph, self._size_of)], self.first, end)
+            soon = early(reuses, self.first, end)
+        return self._walked(below + soon, walked, together, soon)
+
+    def _walked(self, below: int, walked: Sequence[int], together: int, soon: int) -> _Halves:
+        """Nothing is let go while the graph is walked, and then what lies above all weights; the rest hangs
+        together."""
+        top = self._on_top
+        first = [
+            self.saved[-1] + LEAF_BYTES + sum(walked[k + 1 :]) + top[k] + self._early[k]
+            for k in range(len(top))
+        ]
+        held = below + LEAF_BYTES + sum(walked)
+        return _Halves(held, max(first) + 2 * soon, held + max(top) + together)
+
+
+def in_two(
+    early: StageBytes, late: StageBytes, whole: StageBytes, *, passing: int, carried: int, copied: int
+) -> StageBytes:
+    """Of a stage that recomputes its early layers and keeps what its late ones save. `passing` is what the early ones
+    make for other stages, there while the late ones run; `carried` what the late ones may read of what enters, whose
+    gradients are there, and may be added to others, while the early ones run backwards; `copied` the buffers of the
+    early ones as their forward saw them. While the early ones run backwards, the late ones hold what is left for their
+    weights, which may be more than they had saved."""
+    apart = early.shared + late.shared - whole.shared
+    return replace(
+        whole,
+        saved=early.saved + late.saved + apart + copied,
+        held=early.held + late.held + copied,
+        kept=early.kept + late.saved + apart + copied,
+        workspace=max(early.workspace + 2 * carried, late.workspace + passing),
+        splitting=max(early.splitting + max(0, late.held - late.saved), late.splitting),
+        weighing=max(early.weighing, late.weighing),
+    )
+
+
+def losses_held(schedule: Schedule) -> int:
+    """Of the micro-batches of a pipe, of which each keeps its loss until the step ends."""
+    return max(Counter(schedule.pipe_of).values(), default=0)
+
+
+def copies_of_statistics(holders: int, *, recompute: bool) -> int:
+    """Of running statistics: replicas keep what they were before a step and add up what it brings, and a forward
+    that is done again must leave no trace."""
+    return 2 * (holders > 1) + recompute
+
+
+def remembered_bytes(graph: ModelGraph, layers: Sequence[str]) -> int:
+    """What one micro-batch keeps of layers that recompute, from its forward until its backward is over, for a kernel
+    may have saved it again: copies of the buffers that they both write and read."""
+    names = set(layers)
+    return sum(row.bytes for row in graph.buffers if row.remembered and names.intersection(row.users))
+
+
+def step_bytes(profile: Profile, layers: Sequence[str], key: CostKey, *, losses: int, copies: int) -> int:
+    """What a stage holds throughout a step beside its state, however many micro-batches are in flight. What its
+    forward reads as well has copies a micro-batch, and no replicas."""
+    graph, names = profile.graph, set(layers)
+    statistics = [row for row in graph.buffers if row.mutated and not row.remembered]
+    copied = sum(row.bytes for row in statistics if names.intersection(row.users))
+    return copies * copied + losses * _total(profile, _told(graph, layers), key)
+
+
+def _told(graph: ModelGraph, layers: Sequence[str]) -> list[Value]:
+    """The loss and what it counted."""
+    last = graph.layers[-1]
+    return [graph.value[name] for name in last.outputs] if last.name in layers else []
+
+
+def _total(profile: Profile, values: Iterable[Value], key: CostKey) -> int:
+    return sum(profile.value_bytes(value.name, key) for value in values)
+
+
+def _entering(graph: ModelGraph, layers: Sequence[str]) -> list[Value]:
+    """From other stages or from the batch."""
+    made = {name for layer in layers for name in graph.layer[layer].outputs}
+    read = {name for layer in layers for name in graph.layer[layer].inputs}
+    return [graph.value[name] for name in sorted(read - made)]
+
+
+def _last_use(graph: ModelGraph, value: Value) -> int:
+    return max((graph.index[name] for name in value.consumers), default=-1)
+
+
+def _passing(graph: ModelGraph, first: int, at: int) -> list[Value]:
+    """Made before layer `at`, and read after it."""
+    made = [graph.value[name] for layer in graph.layers[first:at] for name in layer.outputs]
+    return [value for value in made if _last_use(graph, value) > at]
+
+
+def _added(graph: ModelGraph, keepers: Mapping[str, int], first: int, at: int) -> list[Value]:
+    """Of what passes by layer `at`, that of which it adds a gradient to that of a later reader: both are there beside
+    the sum, for which there is room only where the layer lets go of the Value itself."""
+    name = graph.layers[at].name
+    passing = _passing(graph, first, at)
+    return [v for v in passing if name in v.consumers and v.needs_grad and keepers.get(v.name) != at]
+
+
+def _early(graph: ModelGraph, first: int, at: int, last: int) -> list[Value]:
+    """From before `first`, and read after layer `at` of the same stage: a gradient of it waits. Twice where that layer
+    adds another one to it."""
+    name = graph.layers[at].name
+    made = [graph.value[x] for layer in graph.layers[:first] for x in layer.outputs]
+    late = [v for v in made if v.needs_grad and any(at < graph.index[x] <= last for x in v.consumers)]
+    return late + [v for v in late if name in v.consumers]
+
+
+def _leaving(graph: ModelGraph, first: int, last: int) -> list[Value]:
+    made = [graph.value[name] for layer in graph.layers[first : last + 1] for name in layer.outputs]
+    return [value for value in made if _last_use(graph, value) > last]
+
+
+def _returning(graph: ModelGraph, entering: list[Value], leaving: list[Value], last: int) -> list[Value]:
+    """Gradients that come from later stages: of what was sent to them, and of inputs that they read as well."""
+    shared = [value for value in entering if value.producer and _last_use(graph, value) > last]
+    return [value for value in (*leaving, *shared) if value.needs_grad]
+
+
+def _read_at(graph: ModelGraph, value: Value, at: int) -> bool:
+    return any(graph.index[name] == at for name in value.consumers)
+
+
+def _crossing(graph: ModelGraph, first: int) -> list[Value]:
+    """Made before a layer, and read by it or later ones; those that gradients come back of."""
+    made = [graph.value[name] for layer in graph.layers[:first] for name in layer.outputs]
+    return [value for value in made if value.needs_grad and _last_use(graph, value) >= first]
+
+
+def _is_far(graph: ModelGraph, value: Value, first: int) -> bool:
+    """The stage that made it need not be the one before."""
+    return bool(value.producer) and value.needs_grad and graph.index[value.producer] < first - 1
+
+
+def _trained_elements(graph: ModelGraph, layers: Sequence[str]) -> list[int]:
+    names = {name for layer in layers for name in graph.layer[layer].parameters}
+    return [prod(graph.parameter[name].shape) for name in names if graph.parameter[name].trainable]
+
+
+def update_bytes(optimizer: OptimizerCost, elements: Sequence[int]) -> int:
+    """Where the norm of all gradients is asked for, their squares are added up before."""
+    largest, total = max(elements, default=0), sum(elements)
+    made = optimizer.largest_bytes_per_parameter * largest
+    made += optimizer.other_bytes_per_parameter * (total - largest)
+    return max(round(made), SQUARE_BYTES * min(largest, SQUARED_ELEMENTS))

@@ -1,0 +1,265 @@
+"""What a stage costs, for every cut at once: the profile as integer tables over layer intervals [i, j).
+
+Times are prefix sums in nanoseconds, so a path through a schedule is a sum of functions of single boundaries.
+Bytes are exact per interval: each storage counts once in a stage and again on the other side of a cut, a tied
+parameter counts once in each stage that uses it. Rectangles of (i, j) carry both; their sums are the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from planner.arrays import BoolArray, IntArray
+from planner.cost.activation_tables import Moving, Walking, moving
+from planner.cost.intervals import Rectangles, running_maximum
+from planner.cost.messages import Edges, edges
+from planner.errors import BadInput
+from planner.model import ModelGraph
+from planner.profile import CostKey, LayerCost, Profile, Seconds, storages
+from planner.schedule import Kind
+
+NS = 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """One profiled setting over the whole model; `[i, j]` is the stage of layers i..j-1."""
+
+    graph: ModelGraph
+    setting: CostKey
+    regridded: tuple[object, ...]  # where samples that are cut lie otherwise than at first
+    time_ns: Mapping[Kind, IntArray]  # prefix sums over layers
+    spread_ns: Mapping[Kind, IntArray]
+    saved: IntArray  # [i, j] kept for one micro-batch in flight, runtime-held inputs included
+    owing: IntArray  # prefix sums over layers: what they save besides where weight gradients are owed
+    entered: IntArray  # [i, j] Values that come from before i or from the batch
+    leaving: IntArray  # [i, j] Values that a later stage reads
+    parameters: IntArray  # [i, j] with buffers
+    gradients: IntArray  # [i, j]
+    tied: IntArray  # [i, j] gradients of parameters that other stages use as well
+    elements: IntArray  # [i, j] trainable elements
+    trained: IntArray  # [i, j] how many parameters they are of
+    written: IntArray  # [i, j] buffers that the forward pass writes and does not read
+    remembered: IntArray  # [i, j] buffers that it writes and reads
+    loss_bytes: int  # of one micro-batch
+    whole_elements: IntArray  # [i, j] the most of them that no sharing among holders divides
+    largest: IntArray  # [i, j] elements of the largest trainable parameter
+    moving: Moving
+    walking: Walking
+    edges: Edges
+    state_bytes_per_element: float
+    state_bytes_per_tensor: float
+    largest_bytes_per_element: float
+    other_bytes_per_element: float
+    step_ns_per_element: float
+
+    @property
+    def layers(self) -> int:
+        return len(self.graph.layers)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What bytes depend on."""
+        return self.setting.micro, self.setting.split, *self.regridded
+
+    @cached_property
+    def direct(self) -> BoolArray:
+        """Boundaries at which a layer reads what the one before it made, and hands a gradient back; and both ends."""
+        edges = self.edges
+        found: BoolArray = np.zeros(self.layers + 1, np.bool_)
+        found[edges.consumer[edges.backward & (edges.consumer == edges.made + 1)]] = True
+        found[[0, -1]] = True
+        return found
+
+    @cached_property
+    def typical_crossing_bytes(self) -> int:
+        """Median over the boundaries of what is read beyond them."""
+        where = np.arange(1, self.layers)[:, None]
+        crosses = (self.edges.previous < where) & (where <= self.edges.consumer)
+        return int(np.median(crosses @ self.edges.bytes)) if self.layers > 1 else 0
+
+    @cached_property
+    def least_direct_bytes(self) -> int:
+        """What a layer hands to the next one, at least."""
+        edges = self.edges
+        chosen = edges.backward & (edges.consumer == edges.made + 1)
+        sizes = np.bincount(edges.consumer[chosen], edges.bytes[chosen], self.layers)
+        return int(sizes[1:][self.direct[1:-1]].min(initial=1 << 60)) if self.direct[1:-1].any() else 0
+
+    def step_bytes(self, low: IntArray, high: IntArray, *, losses: int, copies: int) -> IntArray:
+        """Of intervals, as `stage_bytes.step_bytes`."""
+        told = np.where((low < high) & (high == self.layers), losses * self.loss_bytes, 0)
+        found: IntArray = copies * self.written[low, high] + told
+        return found
+
+    def moving_parts(self, low: IntArray, high: IntArray, again: BoolArray | np.bool_) -> dict[str, IntArray]:
+        """Of intervals, as `stage_bytes.stage_bytes` but for the update."""
+        found = {name: table[low, high] for name, table in vars(self.moving).items()}
+        following, _ = found.pop("following"), found.pop("carried")
+        copied = np.where(again, self.remembered[low, high], 0)
+        answered = found["returning"] + found["back"] > 0
+        sent = np.where(again, self.leaving[low, high] - following, found["sent"])
+        return found | {
+            "saved": self.saved[low, high] - found["shared"] + copied,
+            "held": found["held"] + copied,
+            "kept": self.entered[low, high] - found["shared"] + copied,
+            "sent": np.where(answered, sent, 0),
+            "handed": np.where(again, following, found["handed"]),
+            "unanswered": np.where(answered, 0, self.leaving[low, high]),
+        }
+
+    def stage_ns(self, kind: Kind, cuts: IntArray) -> IntArray:
+        """Duration of each stage; `cuts` (..., D + 1) holds 0, the boundaries and the number of layers."""
+        return np.diff(self.time_ns[kind][cuts], axis=-1)
+
+
+def price(profile: Profile, setting: CostKey) -> Tables:
+    """Tables of one micro-batch, split, precision and execution; BadInput names a layer that was not profiled."""
+    graph = profile.graph
+    costs = [_cost(profile, layer.name, setting) for layer in graph.layers]
+    size_of = {value.name: profile.value_bytes(value.name, setting) for value in graph.values}
+    return tables(profile, setting, costs, size_of)
+
+
+def tables(
+    profile: Profile,
+    setting: CostKey,
+    costs: Sequence[LayerCost],
+    size_of: Mapping[str, int],
+    *,
+    regridded: tuple[object, ...] = (),
+) -> Tables:
+    """Of costs by layer and sizes by Value; `regridded` tells those of one split apart."""
+    graph = profile.graph
+    saved, entered, leaving = _values(graph, costs, size_of)
+    parameters, gradients, tied, elements, trained = _parameters(graph)
+    moved, walking = moving(graph, costs, size_of, saved=saved, entered=entered)
+    return Tables(
+        graph=graph,
+        setting=setting,
+        regridded=regridded,
+        time_ns=_prefixes(costs, "median"),
+        spread_ns=_prefixes(costs, "spread"),
+        saved=saved,
+        owing=_prefix(cost.owing_bytes for cost in costs),
+        entered=entered,
+        leaving=leaving,
+        parameters=parameters,
+        gradients=gradients,
+        tied=tied,
+        elements=elements,
+        trained=trained,
+        written=_written(graph, remembered=False),
+        remembered=_written(graph, remembered=True),
+        loss_bytes=sum(size_of[name] for name in graph.layers[-1].outputs),
+        whole_elements=_whole_elements(graph),
+        largest=_largest(graph),
+        moving=moved,
+        walking=walking,
+        edges=edges(graph, size_of),
+        state_bytes_per_element=profile.optimizer.state_bytes_per_parameter,
+        state_bytes_per_tensor=profile.optimizer.state_bytes_per_tensor,
+        largest_bytes_per_element=profile.optimizer.largest_bytes_per_parameter,
+        other_bytes_per_element=profile.optimizer.other_bytes_per_parameter,
+        step_ns_per_element=profile.optimizer.seconds_per_parameter.median * NS,
+    )
+
+
+def _cost(profile: Profile, layer: str, setting: CostKey) -> LayerCost:
+    key = setting._replace(signature=profile.graph.layer[layer].signature)
+    if key not in profile.costs:
+        why = profile.failures.get(key, "not profiled")
+        known = ", ".join(sorted({str(k.micro) for k in profile.costs}, key=int))
+        raise BadInput(f"layer '{layer}' at micro-batch {setting.micro}: {why}", allowed=f"micro {known}")
+    return profile.costs[key]
+
+
+def _prefix(amounts: Iterable[int]) -> IntArray:
+    return np.concatenate([[0], np.cumsum(np.fromiter(amounts, np.int64))]).astype(np.int64)
+
+
+def _prefixes(costs: Sequence[LayerCost], part: str) -> dict[Kind, IntArray]:
+    def total(name: str) -> IntArray:
+        rows: list[Seconds] = [getattr(cost, name) for cost in costs]
+        return _prefix(round(getattr(row, part) * NS) for row in rows)
+
+    forward = total("forward")
+    return {
+        Kind.F: forward,
+        Kind.B: total("backward"),
+        Kind.I: total("input_grad"),
+        Kind.W: total("weight_grad"),
+        Kind.R: forward,
+    }
+
+
+def _values(
+    graph: ModelGraph, costs: Sequence[LayerCost], size_of: Mapping[str, int]
+) -> tuple[IntArray, IntArray, IntArray]:
+    count = len(graph.layers)
+    saved, entered, leaving = Rectangles(count), Rectangles(count), Rectangles(count)
+    first = storages(graph, costs).first
+    for value in graph.values:
+        made = graph.index[value.producer] if value.producer else -1
+        users = sorted(graph.index[name] for name in set(value.consumers))
+        size = size_of[value.name]
+        entered.add_once(users, size, after=made)
+        saved.add_once(users, size, after=made)
+        if made >= 0 and users:
+            leaving.add((0, made + 1), (made + 1, users[-1] + 1), size)
+        if made >= 0 and value.name in first:
+            saved.add((0, made + 1), (first[value.name] + 1, count + 1), size)
+    own = _prefix(cost.own_saved_bytes for cost in costs)
+    return saved.table + (own[None, :] - own[:, None]), entered.table, leaving.table
+
+
+def _parameters(graph: ModelGraph) -> tuple[IntArray, ...]:
+    count = len(graph.layers)
+    held, gradients, tied, elements, trained = (Rectangles(count) for _ in range(5))
+    for parameter in graph.parameters:
+        users = sorted(graph.index[name] for name in set(parameter.users))
+        held.add_once(users, parameter.bytes)
+        if parameter.trainable and users:
+            gradients.add_once(users, parameter.bytes)
+            elements.add_once(users, prod(parameter.shape))
+            trained.add_once(users, 1)
+            tied.add_once(users, parameter.bytes)
+            tied.add((0, users[0] + 1), (users[-1] + 1, count + 1), -parameter.bytes)
+    for buffer in graph.buffers:
+        held.add_once(sorted(graph.index[name] for name in set(buffer.users)), buffer.bytes)
+    return held.table, gradients.table, tied.table, elements.table, trained.table
+
+
+def _written(graph: ModelGraph, *, remembered: bool) -> IntArray:
+    written = Rectangles(len(graph.layers))
+    for buffer in graph.buffers:
+        if buffer.mutated and buffer.remembered == remembered:
+            written.add_once(sorted(graph.index[name] for name in set(buffer.users)), buffer.bytes)
+    return written.table
+
+
+def _whole_elements(graph: ModelGraph) -> IntArray:
+    """Sharing gives each holder whole parameters: the largest one, and what other stages hold as well."""
+    count = len(graph.layers)
+    largest, tied = np.zeros(count, np.int64), Rectangles(count)
+    for parameter in graph.parameters:
+        if parameter.trainable and parameter.users:
+            users, size = sorted(graph.index[name] for name in set(parameter.users)), prod(parameter.shape)
+            largest[users] = np.maximum(largest[users], size)
+            tied.add_once(users, size)
+            tied.add((0, users[0] + 1), (users[-1] + 1, count + 1), -size)
+    return tied.table + running_maximum(largest)
+
+
+def _largest(graph: ModelGraph) -> IntArray:
+    largest = np.zeros(len(graph.layers), np.int64)
+    for parameter in graph.parameters:
+        if parameter.trainable:
+            users = [graph.index[name] for name in parameter.users]
+            largest[users] = np.maximum(largest[users], prod(parameter.shape))
+    return running_maximum(largest)

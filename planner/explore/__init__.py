@@ -1,0 +1,34 @@
+"""The same question over limits, devices and batches."""
+
+from planner.explore.explanation import _SEEN, Explanation, Part, explained
+from planner.explore.frontier import Frontier, FrontierRow, frontier
+from planner.explore.scaling import (
+    EFFICIENT,
+    HALF,
+    MOST_MICROS,
+    NEAR_BEST,
+    Lemma,
+    ScalingRow,
+    Sweep,
+    over_batches,
+    over_devices,
+)
+
+__all__ = [
+    "EFFICIENT",
+    "HALF",
+    "MOST_MICROS",
+    "NEAR_BEST",
+    "_SEEN",
+    "Explanation",
+    "Frontier",
+    "FrontierRow",
+    "Lemma",
+    "Part",
+    "ScalingRow",
+    "Sweep",
+    "explained",
+    "frontier",
+    "over_batches",
+    "over_devices",
+]

@@ -1,0 +1,141 @@
+"""Why a plan and no other: what its step is made of, what its rivals lose, what more memory would give, near-ties."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from planner.cluster import Cluster, with_more
+from planner.explore.scaling import Lemma, overhead
+from planner.milp import Asked, Search, Tried, answered, changed, fastest, parts_ns
+from planner.plan import Plan
+from planner.profile import Profile
+from planner.schedule import FAMILIES
+
+GIB = 1 << 30
+
+_SHOWN = 6
+
+_SEEN = 0.0005  # share of a step below which a part is not told
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A plan that was looked at, and what its step is made of, in nanoseconds."""
+
+    name: str
+    step_ns: int
+    parts_ns: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """The fastest plan with more memory on each device."""
+
+    more_bytes: int
+    step_ns: int
+    says: str
+    free_bytes: int  # of the fullest device, with the memory there is
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    plan: Plan
+    chosen: Part
+    runners_up: tuple[Part, ...]  # the best plan of each other family that was answered
+    near_ties: tuple[Part, ...]  # plans of the search that the errors of the costs do not tell from this one
+    error: float  # of the costs, as a share, as far as the error bar shows it
+    room: Room
+    overhead: Lemma | None
+    in_one: Part | None = None  # where gradients are summed in parts: the same plan with one sum a device
+
+    @property
+    def within(self) -> float:
+        """Where every cost is off by at most `error`, nothing is faster by more than this share."""
+        return 2 * self.error / (1 - self.error) if self.error < 1 else float("inf")
+
+
+def explained(
+    profile: Profile, cluster: Cluster, batch: int, asked: Asked | None = None, *, more_bytes: int = GIB
+) -> Explanation:
+    """The plan that `solve` finds, and why; Infeasible where there is none."""
+    asked = asked or Asked()
+    space = asked.space(profile, cluster, batch)
+    plan, found = answered(space, asked.effort)
+    assert found.best is not None
+    error = error_of(plan)
+    within = 2 * error / (1 - error) if error < 1 else float("inf")
+    roomier = fastest(changed(space, cluster=with_more(cluster, more_bytes)), asked.effort)
+    return Explanation(
+        plan=plan,
+        chosen=_part(found.best),
+        runners_up=tuple(_runners_up(found)),
+        near_ties=tuple(_near(found, found.limit * (1 + within))),
+        error=error,
+        room=_room(plan, roomier, more_bytes),
+        overhead=overhead(plan),
+        in_one=_in_one(found),
+    )
+
+
+def error_of(plan: Plan) -> float:
+    seen = plan.prediction
+    return max(seen.high_ns - seen.step_ns, seen.step_ns - seen.low_ns) / max(seen.step_ns, 1)
+
+
+def _part(tried: Tried) -> Part:
+    assert tried.answer is not None
+    return Part(
+        name=str(tried.shape), step_ns=tried.answer.ns, parts_ns=parts_ns(tried.problem, tried.answer)
+    )
+
+
+def _others(found: Search) -> list[Tried]:
+    """Those that lost, the best first."""
+    others = [tried for tried in found.tried.values() if tried.answer is not None and tried is not found.best]
+    return sorted(others, key=lambda tried: (tried.answer.ns if tried.answer else 0, tried.shape))
+
+
+def _in_one(found: Search) -> Part | None:
+    assert found.best is not None
+    shape = found.best.shape
+    if not FAMILIES[shape.family].mixes:
+        return None
+    some = bool(shape.chosen)
+    tried = found.look(replace(shape, family="1f1b", chunks=1, listed="", chosen=(), sparing=some))
+    if tried is not None and tried.answer is None:
+        found.answer(tried)
+    return None if tried is None or tried.answer is None else _part(tried)
+
+
+def _runners_up(found: Search) -> Iterator[Part]:
+    assert found.best is not None
+    seen = {found.best.shape.family}
+    for tried in _others(found):
+        if tried.shape.family not in seen and len(seen) <= _SHOWN:
+            seen.add(tried.shape.family)
+            yield _part(tried)
+
+
+def _near(found: Search, limit_ns: float) -> Iterator[Part]:
+    """Each way to train once, in the best of its orders."""
+    near = [tried for tried in _others(found) if tried.answer is not None and tried.answer.ns <= limit_ns]
+    assert found.best is not None
+    firsts: dict[str, Tried] = {}
+    for tried in (found.best, *near):
+        firsts.setdefault(str(replace(tried.shape, listed="", chosen=())), tried)
+    yield from [_part(tried) for tried in firsts.values()][1 : 1 + _SHOWN]
+
+
+def _room(plan: Plan, roomier: Plan | None, more_bytes: int) -> Room:
+    free = min(m.limit - m.total for m in plan.prediction.memory)
+    faster = roomier is not None and roomier.prediction.step_ns < plan.prediction.step_ns
+    best = roomier if roomier is not None and faster else plan
+    axes = best.axes
+    return Room(
+        more_bytes=more_bytes,
+        step_ns=best.prediction.step_ns,
+        says=f"{best.schedule.family}, data {axes.data} x pipeline {axes.pipeline} x spatial {axes.spatial}, "
+        f"micro-batch {best.batch.micro} x {best.batch.micros}",
+        free_bytes=free,
+    )

@@ -1,0 +1,42 @@
+"""Reads and writes users' files strictly: one error names the file, the line and what was allowed."""
+
+from planner.files.atomic import refuse_folder, refuse_overwrite, write_folder, write_whole
+from planner.files.records import WrongKey, decode, parse_document
+from planner.files.validated import (
+    Count,
+    Flag,
+    Natural,
+    NotNegative,
+    Part,
+    Positive,
+    Text,
+    bad_input,
+    load,
+    read,
+    wrong,
+)
+from planner.files.yaml_text import parse_yaml, read_text, render
+
+__all__ = [
+    "Count",
+    "Flag",
+    "Natural",
+    "NotNegative",
+    "Part",
+    "Positive",
+    "Text",
+    "WrongKey",
+    "bad_input",
+    "decode",
+    "load",
+    "parse_document",
+    "parse_yaml",
+    "read",
+    "read_text",
+    "refuse_folder",
+    "refuse_overwrite",
+    "render",
+    "write_folder",
+    "write_whole",
+    "wrong",
+]

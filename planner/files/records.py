@@ -1,0 +1,180 @@
+"""Plain data, as YAML or JSON give it, into frozen dataclasses: strictly, and naming the key that is wrong.
+
+Nothing is converted but an integer to a float; NaN and infinities are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from planner.errors import BadInput
+from planner.files import yaml_text
+
+T = TypeVar("T")
+
+Path = tuple[str | int, ...]
+
+Decoder = Callable[[object, Path], object]
+
+
+class WrongKey(Exception):
+    """Where in the document, what is wrong there, and what was allowed; `in_file` makes a BadInput of it."""
+
+    def __init__(self, path: Path, what: str, allowed: str = "") -> None:
+        super().__init__(what)
+        self.path, self.what, self.allowed = path, what, allowed
+
+    def in_file(self, file: str, text: str) -> BadInput:
+        line, _ = yaml_text.locate(text, self.path)
+        key = show(self.path)
+        return BadInput(
+            f"{key}: {self.what}" if key else self.what, where=f"{file}:{line}", allowed=self.allowed
+        )
+
+
+def show(path: Path) -> str:
+    return yaml_text.dotted(path)
+
+
+def parse_document(text: str, *, name: str) -> Mapping[str, object]:
+    """JSON where it is JSON, which is fast, else YAML; comments may stand before either."""
+    try:
+        data = json.loads(_without_comments(text), object_pairs_hook=_unique, parse_constant=_no_number)
+    except ValueError:  # YAML that is no JSON; what is neither is refused there, with its line
+        return yaml_text.parse_yaml(text, name=name)
+    return data if isinstance(data, dict) else yaml_text.parse_yaml(text, name=name)
+
+
+def _without_comments(text: str) -> str:
+    lines = text.split("\n")
+    first = next((i for i, line in enumerate(lines) if not line.startswith("#")), 0)
+    return "\n".join(lines[first:])
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError("a key stands twice")
+    return table
+
+
+def _no_number(name: str) -> object:
+    raise ValueError(name)
+
+
+def decode(kind: type[T], data: object, path: Path = ()) -> T:
+    rule: Decoder = _decoder(kind)  # type: ignore[arg-type]  # a class is hashable
+    value = rule(data, path)
+    assert isinstance(value, kind)
+    return value
+
+
+@cache
+def _decoder(kind: Any) -> Decoder:  # Any: the types of types have no common name
+    origin, arguments = get_origin(kind), get_args(kind)
+    if is_dataclass(kind):
+        return _record(kind)
+    if origin is Literal:
+        return _choice(arguments)
+    if origin is tuple:
+        return _tuple(arguments)
+    if origin in (Mapping, dict) or (origin and issubclass(origin, Mapping)):
+        return _mapping(_decoder(arguments[1]))
+    if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return _named_tuple(kind)
+    return _scalar(kind)
+
+
+def _named_tuple(kind: Any) -> Decoder:
+    hints = get_type_hints(kind)
+    parts = _tuple(tuple(hints[name] for name in kind._fields))
+
+    def one(data: object, path: Path) -> object:
+        fields_ = parts(data, path)
+        assert isinstance(fields_, tuple)
+        return kind(*fields_)
+
+    return one
+
+
+def _scalar(kind: type) -> Decoder:
+    words = {
+        str: "text",
+        int: "an integer",
+        float: "a number",
+        bool: "true or false",
+        object: "a plain value",
+    }
+
+    def one(data: object, path: Path) -> object:
+        if kind is float and type(data) is int:
+            data = float(data)
+        if kind is object and isinstance(data, str | int | float | bool):
+            return data
+        if type(data) is not kind:
+            raise WrongKey(path, f"{yaml_text.shown(data)} is not {words[kind]}", words[kind])
+        if isinstance(data, float) and not math.isfinite(data):
+            raise WrongKey(path, f"{data} is no number that can be planned with", "a finite number")
+        return data
+
+    return one
+
+
+def _choice(allowed: tuple[object, ...]) -> Decoder:
+    def one(data: object, path: Path) -> object:
+        if data not in allowed:
+            raise WrongKey(path, f"unknown {path[-1]} {yaml_text.shown(data)}", ", ".join(map(str, allowed)))
+        return data
+
+    return one
+
+
+def _tuple(arguments: tuple[Any, ...]) -> Decoder:
+    repeated = len(arguments) == 2 and arguments[1] is Ellipsis
+    parts = [_decoder(arguments[0])] if repeated else [_decoder(part) for part in arguments]
+
+    def many(data: object, path: Path) -> object:
+        if not isinstance(data, list):
+            raise WrongKey(path, f"{yaml_text.shown(data)} is not a list", "a list")
+        if not repeated and len(data) != len(parts):
+            raise WrongKey(path, f"has {len(data)} entries", f"{len(parts)} entries")
+        ways = parts * len(data) if repeated else parts
+        return tuple([way(row, (*path, i)) for i, (way, row) in enumerate(zip(ways, data, strict=True))])
+
+    return many
+
+
+def _mapping(value: Decoder) -> Decoder:
+    def many(data: object, path: Path) -> object:
+        if not isinstance(data, dict):
+            raise WrongKey(path, f"{yaml_text.shown(data)} is not a mapping", "a mapping of names to values")
+        for key in data:
+            if not isinstance(key, str):
+                raise WrongKey(path, f"key {yaml_text.shown(key)} is not text", "names as keys")
+        return {key: value(row, (*path, key)) for key, row in data.items()}
+
+    return many
+
+
+def _record(kind: Any) -> Decoder:
+    hints = get_type_hints(kind)
+    ways = {field.name: _decoder(hints[field.name]) for field in fields(kind)}
+    required = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
+
+    def one(data: object, path: Path) -> object:
+        if not isinstance(data, dict):
+            raise WrongKey(path, f"{yaml_text.shown(data)} is not a mapping", f"the keys {', '.join(ways)}")
+        if data.keys() - ways.keys():
+            unknown = next(key for key in data if key not in ways)
+            raise WrongKey((*path, str(unknown)), "unknown key", ", ".join(ways))
+        if required - data.keys():
+            missing = next(name for name in ways if name in required and name not in data)
+            raise WrongKey(path, f"key '{missing}' is missing", ", ".join(ways))
+        return kind(**{name: ways[name](row, (*path, name)) for name, row in data.items()})
+
+    return one

@@ -1,0 +1,115 @@
+"""What all rows of one profile have in common: the captured model, its batches, and how it will run."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+from torch import Tensor
+
+from planner.capture import Captured, capture, check_sizes
+from planner.errors import BadInput
+from planner.measure.passes import BackwardSplit, SpatialSplit
+from planner.measure.process.protocol import Request
+from planner.measure.spatial_walk import cut_situations
+from planner.measure.specimens import PRECISIONS, Situation, Way, situations
+from planner.profile import CostKey
+from planner.workload import Workload
+
+EXECUTIONS = ("eager", "compiled")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    batch_of: Callable[[int], tuple[object, object]]
+    captured: Captured
+    execution: str
+    way: Way
+    grids: tuple[tuple[int, ...], ...] = ()  # spatial splits, beside whole samples
+
+    def batch(self, micro: int) -> Mapping[str, Tensor]:
+        """The tensors of a micro-batch by the names of their Values."""
+        return self.captured.batch_values(*self.batch_of(micro))
+
+    def situations(self, micro: int) -> list[Situation]:
+        """Of whole samples, then of shards where layers can be cut."""
+        batch = self.batch(micro)
+        found = situations(self.captured, batch, self.way)
+        for grid in self.grids:
+            found += cut_situations(self.captured, batch, self.way, grid)
+        return found
+
+    def key(self, situation: Situation, micro: int) -> CostKey:
+        return CostKey(situation.layer.signature, micro, situation.grid, self.way.precision, self.execution)
+
+    def keys(self, micros: Iterable[int]) -> list[CostKey]:
+        """Which layers can be cut does not depend on the micro-batch."""
+        micros = sorted(set(micros))
+        first = [self.key(situation, micros[0]) for situation in self.situations(micros[0])]
+        return [key._replace(micro=micro) for micro in micros for key in first]
+
+
+def bench_of(
+    workload: Workload,
+    request: Request,
+    device: str,
+    split: BackwardSplit | None,
+    spatial: SpatialSplit | None,
+) -> Bench:
+    """`device` is where tensors are, which for a roofline is not the one that is asked for."""
+    precision, execution, micros = request.precision, request.execution, request.micros
+    if precision not in PRECISIONS:
+        raise BadInput(f"unknown precision '{precision}'", allowed=", ".join(PRECISIONS))
+    if execution not in EXECUTIONS:
+        raise BadInput(f"unknown execution '{execution}'", allowed=", ".join(EXECUTIONS))
+    if not micros or min(micros) < 1:
+        raise BadInput(f"micro-batches {list(micros)}", allowed="one or more numbers, each at least 1")
+    for grid in request.grids:
+        if not grid or min(grid) < 1:
+            raise BadInput(f"spatial split {list(grid)}", allowed="numbers of parts, each at least 1")
+        if spatial is None:
+            raise BadInput(f"no shards can be executed here: {list(grid)}", allowed="whole samples")
+    captured = capture(workload, micro=micros[0])
+    check_sizes(captured.layout, captured.layout.traced.graph.nodes)
+    if not captured.graph.symbolic_batch and len(set(micros)) > 1:
+        raise BadInput(
+            "this model can be captured for one batch size at a time",
+            where=workload.where,
+            allowed=f"one micro-batch a profile, such as {micros[0]}",
+        )
+    way = Way(
+        precision=precision, device=device, compiled=execution == "compiled", split=split, spatial=spatial
+    )
+    return Bench(
+        batch_of=workload.batch, captured=captured, execution=execution, way=way, grids=request.grids
+    )
+
+
+def device_name(device: str) -> str:
+    """The name that a device gives itself; BadInput where there is none."""
+    kind = device.partition(":")[0]
+    if kind == "cpu":
+        return "cpu"
+    if kind == "cuda" and torch.cuda.is_available():
+        return torch.cuda.get_device_name(device)
+    known = ["cpu", "roofline:NAME", *(["cuda"] if torch.cuda.is_available() else [])]
+    raise BadInput(f"there is no device '{device}' here", allowed=", ".join(known))
+
+
+def versions() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "shardwright": _version("shardwright"),
+        "threads": str(torch.get_num_threads()),
+        "torch": torch.__version__,
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

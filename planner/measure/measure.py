@@ -1,0 +1,156 @@
+"""What every layer of a workload costs: measured on a device of this machine, or by the roofline of another.
+
+    profile(load("resnet50"), "cpu", micros=(1, 2, 4))
+    profile(load("gpt2", {"size": "xl"}), "roofline:H100-80GB")
+
+Measuring happens in a process of its own. Both take what autograd keeps from running the layers, the roofline on
+fake tensors; only the times differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner import cluster as clusters
+from planner.errors import BadInput
+from planner.measure.process.parent import measure
+from planner.measure.process.protocol import Done, Request
+from planner.model import Layer
+from planner.profile import CostKey, Profile, check, kept_values
+from planner.terminal import Report
+
+if TYPE_CHECKING:
+    from planner.measure.passes import BackwardSplit, SpatialSplit
+    from planner.workload import Workload
+
+ROOFLINE = "roofline:"
+
+SECONDS_PER_ROW = 0.4
+
+
+def profile(
+    workload: Workload,
+    device: str = "cpu",
+    *,
+    micros: Sequence[int] = (1, 2, 4),
+    precision: str = "fp32",
+    execution: str = "eager",
+    split: BackwardSplit | None = None,
+    spatial: SpatialSplit | None = None,
+    grids: Sequence[tuple[int, ...]] = (),
+    journal: Path | None = None,
+    seconds_per_row: float = SECONDS_PER_ROW,
+) -> Profile:
+    """`device` is cpu, cuda or roofline:NAME. With `journal`, an interrupted profile goes on.
+
+    `split` halves the backward as the runtime will; without it the halves are the whole in proportion to what each
+    would take alone. `spatial` makes shards as the runtime does, for the spatial splits `grids` (parts along the
+    dims from 2 on). Both are made again without arguments in the process that measures.
+    """
+    request = Request(
+        workload=workload.name,
+        arguments={name: str(value) for name, value in workload.arguments.items()},
+        device=device,
+        micros=tuple(micros),
+        precision=precision,
+        execution=execution,
+        split=_name(split),
+        spatial=_name(spatial),
+        grids=tuple(dict.fromkeys(grids)),
+        seconds_per_row=seconds_per_row,
+    )
+    if device.startswith(ROOFLINE):
+        return check(_by_roofline(workload, request, split, spatial))
+    return check(_by_measuring(workload, request, journal))
+
+
+def _name(tool: object | None) -> str:
+    return f"{type(tool).__module__}:{type(tool).__qualname__}" if tool is not None else ""
+
+
+def _by_roofline(
+    workload: Workload, request: Request, split: BackwardSplit | None, spatial: SpatialSplit | None
+) -> Profile:
+    name = request.device.removeprefix(ROOFLINE)
+    device = clusters.find(name, where="device")
+    if request.execution != "eager":
+        raise BadInput(f"a roofline knows no execution '{request.execution}'", allowed="eager")
+    from planner.measure.bench import bench_of, versions
+    from planner.measure.optimizer import roofline_optimizer
+    from planner.measure.rows import counted_rows
+
+    bench = bench_of(workload, request, "cpu", split, spatial)
+    micros = sorted(set(request.micros))
+    with Report(f"profile {workload.name} by roofline") as report:
+        report.at(0.0)
+        total = len(micros) * len(bench.situations(micros[0]))
+        rows = [
+            _told(row, report, (i + 1) / total) for i, row in enumerate(counted_rows(bench, micros, device))
+        ]
+    found = Profile(
+        workload=workload.name,
+        arguments=dict(workload.arguments),
+        graph=bench.captured.graph,
+        device=name,
+        source="roofline",
+        costs={row.key: row.cost for row in rows},
+        optimizer=roofline_optimizer(workload, bench.captured.graph, device),
+        versions=versions(),
+    )
+    return with_slack(found, rows)
+
+
+def _told(row: Done, report: Report, share: float) -> Done:
+    report.at(share)
+    return row
+
+
+def _by_measuring(workload: Workload, request: Request, journal: Path | None) -> Profile:
+    partial = journal.with_name(f"{journal.name}.partial") if journal is not None else None
+    with Report(f"profile {workload.name} on {request.device}") as report:
+        report.at(0.0)
+        try:
+            found = measure(request, partial, report)
+        except KeyboardInterrupt:
+            if partial is not None and partial.exists():
+                report.say(f"what was measured is in {partial}; the same command goes on from there")
+            raise
+    assert found.optimizer is not None
+    profile_ = Profile(
+        workload=workload.name,
+        arguments=dict(workload.arguments),
+        graph=found.ready.graph,
+        device=found.ready.device,
+        source="measured",
+        costs={key: row.cost for key, row in found.done.items()},
+        optimizer=found.optimizer,
+        versions=found.ready.versions,
+        failures=found.failures,
+    )
+    return with_slack(profile_, found.done.values())
+
+
+def with_slack(found: Profile, rows: Iterable[Done]) -> Profile:
+    """An output that shows a part of a larger storage, a slice say, keeps all of it alive where it is kept itself.
+
+    Layers of one signature share a row, so the rest counts in all of them if it does in one; shards are as whole
+    samples are.
+    """
+    slack = {row.key: row.slack_bytes for row in rows if row.slack_bytes}
+    if not slack:
+        return found
+    kept = {(x.signature, setting.micro) for setting in found.settings for x in _kept_layers(found, setting)}
+    costs = dict(found.costs)
+    for key, more in slack.items():
+        if (key.signature, key.micro) in kept:
+            costs[key] = replace(costs[key], own_saved_bytes=costs[key].own_saved_bytes + more)
+    return replace(found, costs=costs)
+
+
+def _kept_layers(found: Profile, setting: CostKey) -> Iterator[Layer]:
+    """Those of whose outputs one is kept."""
+    kept = kept_values(found, [layer.name for layer in found.graph.layers], setting)
+    return (layer for layer in found.graph.layers if kept.intersection(layer.outputs))

@@ -1,0 +1,144 @@
+"""What an update costs an element of the parameters, by running the workload's own optimizer on stand-ins.
+
+A stand-in has its parameter's name and rank, since optimizers group by them, and its shape up to a limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from planner.capture import meter_of
+from planner.cluster import Device
+from planner.errors import BadInput
+from planner.measure.timing import Clock, spread_of
+from planner.measure.work import Counter
+from planner.model import ModelGraph, Parameter
+from planner.profile import OptimizerCost, Seconds
+from planner.workload import Workload
+
+TIMED_ELEMENTS = 8 * 2**20  # beyond the caches, as the real ones are
+
+COUNTED_ELEMENTS = 2**16
+
+WARM_UP_STEPS, TIMED_STEPS = 1, 9
+
+
+def measured_optimizer(workload: Workload, graph: ModelGraph, device: str, clock: Clock) -> OptimizerCost:
+    optimizer, elements = _stand_in(workload, graph, TIMED_ELEMENTS, device)
+    _step(workload, optimizer)
+    samples = [clock.time(optimizer.step)[0] for _ in range(WARM_UP_STEPS + TIMED_STEPS)]
+    whole = spread_of(samples[WARM_UP_STEPS:])
+    each = Seconds(median=whole.median / elements, spread=whole.spread / elements)
+    return _cost(optimizer, elements, each, _transient(workload, graph, device, on_gpu=False))
+
+
+def roofline_optimizer(workload: Workload, graph: ModelGraph, device: Device) -> OptimizerCost:
+    """From the bytes that the update moves; many parameters share a launch, so launches are left out."""
+    optimizer, elements = _stand_in(workload, graph, COUNTED_ELEMENTS, "cpu")
+    _step(workload, optimizer)
+    with Counter() as counter:
+        optimizer.step()
+    traffic = sum(work.traffic_bytes for work in counter.work)
+    each = Seconds(median=traffic / elements / device.memory_bytes_per_s)
+    return _cost(optimizer, elements, each, _transient(workload, graph, "cpu", device.name != "cpu"))
+
+
+def _step(workload: Workload, optimizer: torch.optim.Optimizer) -> None:
+    """The first step, which makes the state."""
+    try:
+        optimizer.step()
+    except Exception as error:
+        name = type(optimizer).__name__
+        raise BadInput(
+            f"step() of {name} raised {type(error).__name__}: {error}",
+            where=workload.where,
+            allowed="an optimizer that steps from the gradients alone",
+        ) from error
+
+
+def _as_on_a_gpu(optimizer: torch.optim.Optimizer) -> None:
+    """There torch updates all parameters at once unless told otherwise, which takes memory for each of them."""
+    for group in optimizer.param_groups:
+        if group.get("foreach", False) is None and not group.get("fused"):
+            group["foreach"] = True
+
+
+def _stand_in(
+    workload: Workload, graph: ModelGraph, elements: int, device: str
+) -> tuple[torch.optim.Optimizer, int]:
+    limit = _limit(graph.parameters, elements)
+    stand_ins = [(row.name, _like(row, limit, device)) for row in graph.parameters]
+    trained = sum(x.numel() for _, x in stand_ins if x.requires_grad)
+    if not trained:
+        one = nn.Parameter(torch.ones(1, device=device))  # nothing is trained: any optimizer costs nothing
+        return torch.optim.SGD([one]), 1
+    return workload.optimizer(iter(stand_ins)), trained
+
+
+def _limit(parameters: Sequence[Parameter], elements: int) -> int:
+    """The largest power of two to which sizes may be cut so that all stand-ins together stay below `elements`."""
+    limit = 2**16
+    while limit > 1 and sum(math.prod(_cut(row, limit)) for row in parameters) > elements:
+        limit //= 2
+    return limit
+
+
+def _cut(row: Parameter, limit: int) -> list[int]:
+    return [min(size, limit) for size in row.shape]
+
+
+def _like(row: Parameter, limit: int, device: str) -> nn.Parameter:
+    tensor = torch.full(_cut(row, limit), 0.1, dtype=getattr(torch, row.dtype), device=device)
+    stand_in = nn.Parameter(tensor, requires_grad=row.trainable)
+    if row.trainable:
+        stand_in.grad = torch.full_like(tensor, 0.01)
+    return stand_in
+
+
+def _cost(
+    optimizer: torch.optim.Optimizer, elements: int, seconds: Seconds, transient: tuple[float, float]
+) -> OptimizerCost:
+    tensors = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, torch.Tensor)]
+    state_bytes = sum(x.nbytes for x in tensors if x.ndim)
+    counters_bytes = sum(x.nbytes for x in tensors if not x.ndim)
+    return OptimizerCost(
+        name=type(optimizer).__name__.lower(),
+        state_bytes_per_parameter=state_bytes / elements,
+        seconds_per_parameter=seconds,
+        state_bytes_per_tensor=counters_bytes / max(1, len(optimizer.state)),
+        largest_bytes_per_parameter=transient[0],
+        other_bytes_per_parameter=transient[1],
+    )
+
+
+def _transient(workload: Workload, graph: ModelGraph, device: str, on_gpu: bool) -> tuple[float, float]:
+    """What an update makes and frees again, an element of the largest parameter and of the others.
+
+    Of two and of three parameters alike: an optimizer that goes through them one by one may still hold something of
+    the one before, and takes no more for a third.
+    """
+    trained = [row for row in graph.parameters if row.trainable]
+    if not trained:
+        return 0.0, 0.0
+    largest = max(trained, key=lambda row: math.prod(row.shape))
+    limit = _limit([largest], COUNTED_ELEMENTS)
+    names = [row.name for row in trained if len(row.shape) == len(largest.shape)]
+    rows = [(names[i % len(names)], _like(largest, limit, device)) for i in range(3)]
+    two, three = (_peak(workload, rows[:n], on_gpu) for n in (2, 3))
+    size = math.prod(_cut(largest, limit))
+    return max(0, 2 * two - three) / size, max(0, three - two) / size
+
+
+def _peak(workload: Workload, stand_ins: list[tuple[str, nn.Parameter]], on_gpu: bool) -> int:
+    optimizer = workload.optimizer(iter(stand_ins))
+    if on_gpu:
+        _as_on_a_gpu(optimizer)
+    _step(workload, optimizer)
+    with meter_of(stand_ins[0][1].device) as live:
+        before = live.now
+        optimizer.step()
+        return live.peak - before

@@ -1,0 +1,95 @@
+"""The process that measures, so that running out of memory or crashing is an answer and not a crash.
+
+`python -P -m planner.measure_child` reads a Request, says that it is Ready, reads what is Pending, and writes a line
+an event. Its standard output goes to standard error, so that a workload that prints does not disturb the lines.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from planner.errors import BadInput
+from planner.measure.process.protocol import (
+    Message,
+    Optimized,
+    Pending,
+    Ready,
+    Refused,
+    Request,
+    encode,
+    parse,
+)
+
+if TYPE_CHECKING:
+    from planner.measure.passes import BackwardSplit, SpatialSplit
+
+
+def main() -> None:
+    lines = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def say(message: Message) -> None:
+        lines.write(encode(message) + "\n")
+
+    try:
+        serve(say)
+    except BadInput as error:
+        say(Refused(what=error.what, where=error.where, allowed=error.allowed))
+        sys.exit(error.status)
+
+
+def serve(say: Callable[[Message], None]) -> None:
+    request = parse(sys.stdin.readline())
+    assert isinstance(request, Request)
+    import torch
+
+    from planner.measure.bench import bench_of, device_name, versions
+    from planner.measure.optimizer import measured_optimizer
+    from planner.measure.rows import measured_rows
+    from planner.measure.timing import clock_of
+    from planner.workload import load
+
+    torch.set_num_threads(1)  # as a rank computes: several ranks share a machine's cores
+    device = device_name(request.device)
+    workload = load(request.workload, request.arguments)
+    bench = bench_of(workload, request, request.device, split_of(request), spatial_of(request))
+    graph = bench.captured.graph
+    keys = tuple(bench.keys(request.micros))
+    say(Ready(graph=graph, keys=keys, device=device, versions=versions()))
+    line = sys.stdin.readline()
+    if not line:
+        return
+    pending = parse(line)
+    assert isinstance(pending, Pending)
+    if pending.optimizer:
+        clock = clock_of(request.device)
+        say(Optimized(measured_optimizer(workload, graph, request.device, clock)))
+    for event in measured_rows(
+        bench, pending.keys, seconds_per_row=request.seconds_per_row, alone=pending.alone
+    ):
+        say(event)
+
+
+def split_of(request: Request) -> BackwardSplit | None:
+    found: BackwardSplit | None = made(request.split)
+    return found
+
+
+def spatial_of(request: Request) -> SpatialSplit | None:
+    found: SpatialSplit | None = made(request.spatial)
+    return found
+
+
+def made(name: str) -> Any:  # Any: what class it is only the one who named it knows
+    if not name:
+        return None
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""What the process that measures and the one that waits for it say to each other: one JSON object a line.
+
+Rows as they are measured, so that an interrupted profile goes on where it stopped.
+
+The first line says what they belong to: a journal of another model, device, version or way of running is begun anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from planner.errors import BadInput
+from planner.files import WrongKey, decode
+from planner.model import ModelGraph
+from planner.profile import CostKey, LayerCost, OptimizerCost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    workload: str
+    arguments: Mapping[str, str]
+    device: str
+    micros: tuple[int, ...]
+    precision: str
+    execution: str
+    split: str  # module:class of a BackwardSplit; "" where there is none
+    spatial: str  # likewise of a SpatialSplit
+    grids: tuple[tuple[int, ...], ...]  # spatial splits, beside whole samples
+    seconds_per_row: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    graph: ModelGraph
+    keys: tuple[CostKey, ...]  # of every row that there can be
+    device: str
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    keys: tuple[CostKey, ...]
+    optimizer: bool  # is still to be measured
+    alone: bool  # one row at a time, to find the one that ends the process
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """These rows are under way; should the process end before their results, one of them is the reason."""
+
+    keys: tuple[CostKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    share: float  # of the rows begun
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    key: CostKey
+    cost: LayerCost
+    slack_bytes: int  # kept on top of the outputs if anybody keeps these: they are a part of a larger storage
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    key: CostKey
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Optimized:
+    cost: OptimizerCost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A BadInput of the workload or the capture, as it was raised there."""
+
+    what: str
+    where: str
+    allowed: str
+
+
+RowEvent = Begun | Progress | Done | Failed
+
+Message = Request | Ready | Pending | RowEvent | Optimized | Refused
+
+_KINDS: tuple[type[Message], ...] = (
+    Request,
+    Ready,
+    Pending,
+    Begun,
+    Progress,
+    Done,
+    Failed,
+    Optimized,
+    Refused,
+)
+
+
+def encode(message: Message) -> str:
+    return json.dumps({type(message).__name__: asdict(message)}, allow_nan=False)
+
+
+def parse(line: str) -> Message:
+    ((name, data),) = json.loads(line).items()
+    kind = next(kind for kind in _KINDS if kind.__name__ == name)
+    return decode(kind, data)
+
+
+JOURNAL_VERSION = "1"
+
+Facts = Mapping[str, str]
+
+Entry = Done | Optimized
+
+
+class Journal:
+    def __init__(self, path: Path | None, facts: Facts) -> None:
+        self._path = path
+        self._head = json.dumps({"journal": JOURNAL_VERSION, **facts}, sort_keys=True)
+        self.found = self._read()
+        self._write("w", [self._head, *map(encode, self.found)])
+
+    def _read(self) -> list[Entry]:
+        if self._path is None or not self._path.exists():
+            return []
+        head, *lines = self._path.read_text(encoding="utf-8").split("\n")
+        return _entries(lines) if head == self._head else []
+
+    def add(self, entry: Entry) -> None:
+        self._write("a", [encode(entry)])
+
+    def _write(self, mode: str, lines: list[str]) -> None:
+        if self._path is None:
+            return
+        try:
+            with self._path.open(mode, encoding="utf-8") as file:
+                file.write("".join(line + "\n" for line in lines))
+        except OSError as error:
+            raise BadInput(f"cannot be written: {error.strerror}", where=str(self._path)) from None
+
+    def remove(self) -> None:
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+def _entries(lines: list[str]) -> list[Entry]:
+    """Up to the first line that is not whole: the process may have died while it wrote."""
+    found: list[Entry] = []
+    for line in lines:
+        try:
+            entry = parse(line)
+        except (ValueError, WrongKey, StopIteration):
+            break
+        if isinstance(entry, Done | Optimized):
+            found.append(entry)
+    return found

@@ -1,0 +1,158 @@
+"""The rows of a profile: each distinct layer at each micro-batch, measured on a device or counted for one.
+
+Measuring gives events, so that whoever reads them from another process knows what was under way when it died.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from planner.capture import opaque_layers
+from planner.cluster import Device
+from planner.measure.bench import Bench
+from planner.measure.footprint import Footprint, Reserves, footprint
+from planner.measure.passes import Specimen, forget_gradients, gradients_of, roots_of, whole_backward
+from planner.measure.process.protocol import Begun, Done, Failed, Progress, RowEvent
+from planner.measure.specimens import Situation, fake_specimen, real_specimen
+from planner.measure.timing import PassTimes, Samples, clock_of, pass_times, time_rounds, with_halves
+from planner.measure.work import Counter
+from planner.profile import CostKey, LayerCost, Seconds, seconds
+
+T = TypeVar("T")
+
+GROUP_BYTES = 2**29  # specimens that are measured in rounds together
+
+
+def counted_rows(bench: Bench, micros: Sequence[int], device: Device) -> Iterator[Done]:
+    """Without a device: memory as it will be, times by roofline. What is taken as it is has to run for that."""
+    as_they_are = opaque_layers(bench.captured.layout.grouping.layer_of)
+    for micro in micros:
+        batch = bench.batch(micro)
+        for situation in bench.situations(micro):
+            key = bench.key(situation, micro)
+            if bench.captured.graph.index[situation.layer.name] in as_they_are:
+                specimen = real_specimen(bench.captured, situation, batch, bench.way)
+                yield _done(key, _counted_times(specimen, device), footprint(specimen))
+                continue
+            with FakeTensorMode(), Reserves():
+                specimen = fake_specimen(bench.captured, situation, bench.way)
+                yield _done(key, _counted_times(specimen, device), footprint(specimen))
+
+
+def _counted_times(specimen: Specimen, device: Device) -> PassTimes:
+    def price(action: Callable[[], T]) -> tuple[Seconds, T]:
+        with Counter() as counter:
+            result = action()
+        return seconds(counter.work, device), result
+
+    forward, outputs = price(specimen.outputs)
+    roots = roots_of(outputs)
+    gradients = gradients_of(roots)
+    whole, _ = price(lambda: whole_backward(specimen, roots, gradients))
+    forget_gradients(specimen)
+    halves = whole, whole
+    if specimen.has_halves:
+        again = roots_of(specimen.outputs(specimen.halves.forward))
+        first, halfway = price(lambda: specimen.input_half(again, gradients))
+        second, _ = price(lambda: specimen.weight_half(halfway))
+        halves = first, second
+        forget_gradients(specimen)
+    return with_halves(specimen, forward, whole, halves)
+
+
+def _done(key: CostKey, times: PassTimes, memory: Footprint) -> Done:
+    columns = asdict(memory)
+    slack_bytes = columns.pop("slack_bytes")
+    cost = LayerCost(
+        forward=times.forward,
+        backward=times.backward,
+        input_grad=times.input_grad,
+        weight_grad=times.weight_grad,
+        **columns,
+    )
+    return Done(key, cost, slack_bytes)
+
+
+def measured_rows(
+    bench: Bench,
+    pending: Sequence[CostKey],
+    *,
+    seconds_per_row: float,
+    alone: bool = False,
+) -> Iterator[RowEvent]:
+    """`alone` measures each row by itself, to find the one that ends the process."""
+    too_large: dict[CostKey, int] = {}  # without the micro-batch, which is what it leads to
+    for micro, keys in groupby(pending, key=lambda key: key.micro):
+        wanted = set(keys)
+        found = {bench.key(x, micro): x for x in bench.situations(micro)}
+        batch = bench.batch(micro)
+        rows = {key: x for key, x in found.items() if key in wanted}
+        for key in [key for key in rows if key._replace(micro=0) in too_large]:
+            yield Failed(key, f"did not fit at micro-batch {too_large[key._replace(micro=0)]} already")
+            del rows[key]
+        for group in _groups(rows, 0 if alone else GROUP_BYTES):
+            for event in _group_rows(bench, group, batch, seconds_per_row):
+                if isinstance(event, Failed):
+                    too_large.setdefault(event.key._replace(micro=0), micro)
+                yield event
+
+
+def _groups(rows: Mapping[CostKey, Situation], limit: int) -> Iterator[dict[CostKey, Situation]]:
+    group: dict[CostKey, Situation] = {}
+    size = 0
+    for key, situation in rows.items():
+        own = sum(shape.bytes for shape in (*situation.inputs, *situation.outputs))
+        if group and size + own > limit:
+            yield group
+            group, size = {}, 0
+        group[key] = situation
+        size += own
+    if group:
+        yield group
+
+
+def _group_rows(
+    bench: Bench,
+    group: Mapping[CostKey, Situation],
+    batch: Mapping[str, Tensor],
+    seconds_per_row: float,
+) -> Iterator[RowEvent]:
+    yield Begun(tuple(group))
+    try:
+        yield from _timed(bench, group, batch, seconds_per_row)
+        return
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+    # The exception is gone from here on, and with it the tensors that its frames held.
+    if len(group) == 1:
+        yield Failed(next(iter(group)), "out of memory")
+    else:
+        for key, situation in group.items():
+            yield from _group_rows(bench, {key: situation}, batch, seconds_per_row)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _timed(
+    bench: Bench,
+    group: Mapping[CostKey, Situation],
+    batch: Mapping[str, Tensor],
+    seconds_per_row: float,
+) -> Iterator[RowEvent]:
+    specimens = [real_specimen(bench.captured, x, batch, bench.way) for x in group.values()]
+    memory = [footprint(specimen) for specimen in specimens]
+    samples = [Samples() for _ in specimens]
+    for share in time_rounds(specimens, samples, clock_of(bench.way.device), seconds_per_row * len(group)):
+        yield Progress(share)
+    for key, specimen, row, kept in zip(group, specimens, samples, memory, strict=True):
+        yield _done(key, pass_times(specimen, row), kept)

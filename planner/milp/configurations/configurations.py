@@ -1,0 +1,259 @@
+"""The discrete choices around a cut: which axes, which schedule, which micro-batch; and all of them that may be.
+
+A shape uses whole nodes, or part of a single one: idle devices never share a node with busy ones of a larger plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Literal
+
+from planner.cluster import Cluster, total_devices
+from planner.milp.pins import Pins, Update
+from planner.schedule import FAMILIES
+
+AxisName = Literal["data", "pipeline", "spatial"]
+
+OUTER_DATA: tuple[AxisName, ...] = ("data", "pipeline", "spatial")
+
+OUTER_PIPELINE: tuple[AxisName, ...] = ("pipeline", "data", "spatial")
+
+SEARCHED = tuple(name for name in FAMILIES if name != "listed")  # `listed` is settings, no order of its own
+
+NO_LIMIT = 1 << 60
+
+MOST_FORWARDS = 1024  # of a device whose sums are hidden in parts, unless one asks for it
+
+DEEPEST = 64  # pipeline workers, unless one is asked for by name
+
+MOST_ACTIONS = (
+    1 << 17
+)  # of one pipeline group and step; beyond, an order is neither readable nor quick to simulate
+
+FREE_CHUNKS = 2  # numbers of stages a worker, the least, where a family allows any
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Shape:
+    family: str
+    data: int
+    workers: int
+    pairs: int
+    chunks: int
+    micro: int
+    micros: int
+    recompute: bool
+    shard: bool
+    axes: tuple[AxisName, ...]
+    update: Update = "barrier"
+    grid: tuple[int, ...] = ()  # parts of each sample along its spatial dims; () is whole samples
+    whole_from: int = 0  # the layer before which shards are gathered; 0 is where their rules end
+    then: tuple[int, ...] = ()  # parts of each sample from the layer `then_from` on; () is the same
+    then_from: int = 0
+    shared: bool = False  # from `whole_from` on each rank has its share of the samples
+    listed: str = ""  # the name of an order listed anew; empty is the family's own
+    mirrored: bool = False  # the first stage on the last worker, as the machines are ordered
+    sparing: bool = False  # stages recompute where they would not fit without; `recompute` is all of them
+    chosen: tuple[int, ...] = ()  # just these stages recompute
+
+    @property
+    def spatial(self) -> int:
+        return prod(self.grid)
+
+    @property
+    def stages(self) -> int:
+        return self.workers * self.chunks
+
+    @property
+    def pipes(self) -> int:
+        return 2 * self.pairs if FAMILIES[self.family].paired else 1
+
+    @property
+    def devices(self) -> int:
+        return self.data * self.workers * self.spatial
+
+    @property
+    def holders(self) -> int:
+        """Of a stage's parameters, over all pipes."""
+        return self.data * self.spatial * self.pipes
+
+    def __str__(self) -> str:
+        extra = [f"pairs {self.pairs}"] if FAMILIES[self.family].paired else []
+        extra += [f"chunks {self.chunks}"] if self.chunks > 1 else []
+        extra += ["recompute"] if self.recompute else []
+        extra += ["recompute where needed"] if self.sparing else []
+        extra += [f"recompute in stages {', '.join(map(str, self.chosen))}"] if self.chosen else []
+        extra += ["sharded optimizer"] if self.shard else []
+        space = f" x spatial {'x'.join(map(str, self.grid))}" if self.grid else ""
+        extra += [f"{'x'.join(map(str, self.then))} from layer {self.then_from} on"] if self.then else []
+        how = "shared" if self.shared else "whole"
+        extra += [f"{how} from layer {self.whole_from} on"] if self.whole_from else []
+        extra += ["first stage on the last devices"] if self.mirrored else []
+        extra += ["order listed anew"] if self.listed else []
+        inner = f", {self.axes[-2]} innermost" if self.data > 1 and self.workers > 1 else ""
+        base = f"{self.family} data {self.data} x pipeline {self.workers}{space}, micro-batch {self.micro} x {self.micros}"
+        return ", ".join([base, *extra]) + inner
+
+
+# Grid, the layer from which on samples are whole, another grid and the layer from which on samples lie on that; whether
+# ranks share whole samples.
+Split = tuple[tuple[int, ...], int, tuple[int, ...], int, bool]
+
+WHOLE: Split = ((), 0, (), 0, False)
+
+
+def shapes(
+    cluster: Cluster,
+    *,
+    layers: int,
+    batch: int,
+    micros: Sequence[int],
+    pinned: Pins,
+    splits: Callable[[int], Sequence[Split]] = lambda micro: (WHOLE,),
+) -> Iterator[Shape]:
+    """Every shape that the pins allow and the devices can hold, whatever its memory; `splits` are those in space that
+    a micro-batch may have."""
+    total = min(total_devices(cluster), pinned.devices or NO_LIMIT)
+    for micro in micros:
+        if pinned.micro not in (None, micro) or batch % micro:
+            continue
+        for data in _divisors(batch // micro, total):
+            for split in splits(micro) if pinned.data in (None, data) else ():
+                yield from _with_data(
+                    cluster, layers, total, data, micro, batch // micro // data, pinned, split
+                )
+
+
+def _with_data(
+    cluster: Cluster,
+    layers: int,
+    total: int,
+    data: int,
+    micro: int,
+    micros: int,
+    pinned: Pins,
+    split: Split,
+) -> Iterator[Shape]:
+    grid, whole_from, then, then_from, shared = split
+    replicas = data * prod(grid)
+    deepest = min(layers, total // replicas, DEEPEST)
+    depths = range(1, deepest + 1) if pinned.pipeline is None else [pinned.pipeline]
+    names = pinned.schedules or SEARCHED
+    for workers in depths:
+        if workers * replicas > total or not _whole_nodes(cluster, workers * replicas):
+            continue
+        for axes in _axis_orders(cluster, data, workers):
+            for family, pairs, chunks in _variants(names, workers, micros, layers, pinned):
+                if pinned.stages is not None and workers * chunks != len(pinned.stages):
+                    continue
+                if family == "overlap" and not _overlaps(workers, chunks * micros, grid, pinned):
+                    continue
+                every = product(_free(pinned.recompute), _free(pinned.shard), _directions(cluster, workers))
+                for recompute, shard, mirrored in every:
+                    if shard and replicas * (2 * pairs if FAMILIES[family].paired else 1) == 1:
+                        continue
+                    yield Shape(
+                        family=family,
+                        data=data,
+                        workers=workers,
+                        pairs=pairs,
+                        chunks=chunks,
+                        micro=micro,
+                        micros=micros,
+                        recompute=recompute,
+                        shard=shard,
+                        axes=axes,
+                        update=pinned.update,
+                        grid=grid,
+                        whole_from=whole_from,
+                        then=then,
+                        then_from=then_from,
+                        shared=shared,
+                        mirrored=mirrored,
+                    )
+
+
+def _directions(cluster: Cluster, workers: int) -> tuple[bool, ...]:
+    """Which end of the machines has the first stage matters where devices differ: of paired pipes, too, since one may
+    carry more micro-batches."""
+    return (False,) if _alike(cluster) or workers == 1 else (False, True)
+
+
+def _alike(cluster: Cluster) -> bool:
+    return len({(g.device, g.memory_bytes, g.margin_bytes, g.rates) for g in cluster.nodes}) == 1
+
+
+def _overlaps(workers: int, forwards: int, grid: tuple[int, ...], pinned: Pins) -> bool:
+    """Parts hide the sums of replicas; in a pipeline, or behind many micro-batches, there is little to hide."""
+    if pinned.schedules:
+        return not grid
+    return pinned.out_of_order is not False and workers == 1 and not grid and forwards <= MOST_FORWARDS
+
+
+def _free(value: bool | None) -> tuple[bool, ...]:
+    return (False, True) if value is None else (value,)
+
+
+def _divisors(number: int, most: int) -> list[int]:
+    return [k for k in range(1, min(number, most) + 1) if number % k == 0]
+
+
+def _whole_nodes(cluster: Cluster, devices: int) -> bool:
+    """A part of the first node, or the first nodes whole."""
+    filled = 0
+    for group in cluster.groups:
+        if filled == devices:
+            return True
+        if devices < filled + group.devices_per_node:
+            return filled == 0
+        filled += group.devices_per_node
+    return filled == devices
+
+
+def _axis_orders(cluster: Cluster, data: int, workers: int) -> tuple[tuple[AxisName, ...], ...]:
+    """Which axis is innermost matters only where devices lie at more than one distance."""
+    levels = sum(x is not None for x in (cluster.links.node, cluster.links.rack, cluster.links.cluster))
+    if data == 1 or workers == 1 or (levels < 2 and _alike(cluster)):
+        return (OUTER_DATA,)
+    return (OUTER_DATA, OUTER_PIPELINE)
+
+
+def _variants(
+    names: Sequence[str], workers: int, micros: int, layers: int, pinned: Pins
+) -> Iterator[tuple[str, int, int]]:
+    """(family, pairs, chunks)."""
+    for name in names:
+        family = FAMILIES[name]
+        if workers == 1 and family.paired:
+            continue
+        for pairs in _pairs(workers, micros, pinned) if family.paired else (1,):
+            for chunks in _chunks(name, pinned):
+                actions = 4 * workers * chunks * micros
+                if workers == 1 and chunks > 1 and _in_one(pinned):
+                    continue
+                if pinned.pairs in (None, pairs) and workers * chunks <= layers and actions <= MOST_ACTIONS:
+                    yield name, pairs, chunks
+
+
+def _in_one(pinned: Pins) -> bool:
+    """Whether a worker that is alone has to have the model in one stage."""
+    return pinned.out_of_order is False and not pinned.schedules
+
+
+def _pairs(workers: int, micros: int, pinned: Pins) -> list[int]:
+    """Each of the 2f pipes carries a micro-batch."""
+    if workers % 2:
+        return []
+    return [f for f in _divisors(workers // 2, workers) if 2 * f <= micros and pinned.pairs in (None, f)]
+
+
+def _chunks(name: str, pinned: Pins) -> tuple[int, ...]:
+    allowed = FAMILIES[name].chunks
+    options = tuple(range(allowed, allowed + FREE_CHUNKS)) if isinstance(allowed, int) else tuple(allowed)
+    if pinned.chunks is None:
+        return options
+    fits = pinned.chunks >= allowed if isinstance(allowed, int) else pinned.chunks in allowed
+    return (pinned.chunks,) if fits else ()

@@ -1,0 +1,205 @@
+"""A shape on the machine: where each rank stands, and what its links, sums and devices then are.
+
+One pipeline group stands for all: where replicas differ, the slowest of them counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations, pairwise
+
+import numpy as np
+
+from planner import cluster as clusters
+from planner.arrays import FloatArray
+from planner.cluster import (
+    Cluster,
+    Group,
+    NodeGroup,
+    Slot,
+    Spread,
+    Sum,
+    card,
+    card_sharers,
+    distance,
+    slots,
+    spread,
+    sum_s,
+    transfer_s,
+)
+from planner.cost import NS
+from planner.milp.configurations.configurations import Shape
+from planner.spatial import neighbours
+
+_TYPICAL_BYTES = 1 << 12  # of statistics that a group sums
+
+_SMALL_BYTES, _LARGE_BYTES = 1, 1 << 42  # before and beyond where a ring overtakes trees
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    grid: tuple[tuple[Slot, ...], ...]  # [replica][worker]; each place in a spatial group is a replica here
+    latency_ns: FloatArray  # [worker, worker]
+    byte_ns: FloatArray  # [worker, worker]
+    slowness: tuple[float, ...]  # a worker, as a multiple of the profiled device's times
+    capacity_bytes: tuple[int, ...]  # a worker
+    margin_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Machines:
+    """A cluster with what is worked out once."""
+
+    cluster: Cluster
+    _sums: dict[tuple[Spread, int], Sum] = field(default_factory=dict)
+
+    @cached_property
+    def slots(self) -> tuple[Slot, ...]:
+        return tuple(slots(self.cluster))
+
+    def grid(self, shape: Shape) -> tuple[tuple[Slot, ...], ...]:
+        """[replica][worker], the slots of the machine in their order; ranks that share a sample stand side by side."""
+        order, depth, width, near = self.slots, shape.workers, shape.data, shape.spatial
+        apart, inner = (depth, 1) if shape.axes.index("data") < shape.axes.index("pipeline") else (1, width)
+        return tuple(
+            tuple(order[(r * apart + w * inner) * near + s] for w in range(depth))
+            for r in range(width)
+            for s in range(near)
+        )
+
+    def spatial_group(self, shape: Shape) -> Group:
+        """The worst of the groups that share a sample. Re-split, any two ranks talk to each other."""
+        count, near = shape.devices, shape.spatial
+        groups = [self.slots[first : first + near] for first in range(0, count, near)]
+        apart_by = (
+            list(combinations(range(near), 2)) if shape.then or shape.shared else neighbours(shape.grid)
+        )
+        pairs = [(group[a], group[b]) for group in groups for a, b in apart_by]
+        sharers = card_sharers(self.cluster, pairs)
+        apart = {distance(self.cluster, a, b): (a, b) for a, b in pairs}
+        lines = [_line(self.cluster, a, b, sharers) for a, b in apart.values()]
+        sums = self.sums(groups)
+        return Group(
+            latency_ns=max(start for start, _ in lines),
+            byte_ns=max(slope for _, slope in lines),
+            sum=max(sums, key=lambda each: int(each.ns(np.array([_TYPICAL_BYTES]))[0])),
+        )
+
+    def sums(self, groups: Sequence[Sequence[Slot]]) -> list[Sum]:
+        """The all-reduce of each group of places. Those of one device wait for each other; others may share its card."""
+        sharers = _sharers(self.cluster, groups)
+        found = []
+        for group in groups:
+            key = spread(self.cluster, group), sharers
+            if key not in self._sums:
+                self._sums[key] = _lines(self.cluster, *key)
+            found.append(self._sums[key])
+        return found
+
+    @cached_property
+    def apart(self) -> tuple[tuple[Slot, Slot], ...]:
+        """A pair of places for every distance at which there are two."""
+        racks: dict[int, Slot] = {}
+        found: dict[str, tuple[Slot, Slot]] = {}
+        for before, place in pairwise(self.slots):
+            mate = racks.setdefault(self.cluster.racks[before.node], before)
+            for other in (before, racks.get(self.cluster.racks[place.node], mate)):
+                found.setdefault(distance(self.cluster, other, place), (other, place))
+        return tuple(found.values())
+
+    def least_hop_ns(self, size: int) -> float:
+        """One message between two places, over the link that takes it soonest."""
+        return min((transfer_s(self.cluster, a, b, size) * NS for a, b in self.apart), default=0.0)
+
+    def typical_sum(self, shape: Shape) -> Sum:
+        """Over the replicas of one worker: to guess by, not to bound by."""
+        return self.sums([[row[0] for row in self.grid(shape)]])[0]
+
+
+def mesh(machines: Machines, shape: Shape, device: str) -> Mesh:
+    cluster, grid = machines.cluster, machines.grid(shape)
+    columns = [[row[w] for row in grid] for w in range(shape.workers)]
+    latency, byte = _links(cluster, columns)
+    groups = [[cluster.groups[place.node] for place in column] for column in columns]
+    profiled = _profiled_rate(cluster, device)
+    tightest = [min(column, key=lambda g: g.limit_bytes) for column in groups]
+    return Mesh(
+        grid=grid,
+        latency_ns=latency,
+        byte_ns=byte,
+        slowness=tuple(max(_slowness(g, profiled) for g in column) for column in groups),
+        capacity_bytes=tuple(g.capacity_bytes for g in tightest),
+        margin_bytes=tuple(g.margin_bytes for g in tightest),
+    )
+
+
+def _links(cluster: Cluster, columns: Sequence[Sequence[Slot]]) -> tuple[FloatArray, FloatArray]:
+    """[sender, receiver]: the worst over the replicas; those behind one card that leave their node share it."""
+    count = len(columns)
+    nodes = np.array([[place.node for place in column] for column in columns]).T
+    racks = np.array(cluster.racks)[nodes]
+    same_node = nodes[:, :, None] == nodes[:, None, :]
+    same_rack = racks[:, :, None] == racks[:, None, :]
+    latency: FloatArray = np.zeros((count, count))
+    byte: FloatArray = np.zeros((count, count))
+    alone = all((g.devices_per_card or g.devices_per_node) == 1 for g in cluster.nodes)
+    for a, b in np.argwhere(~np.eye(count, dtype=np.bool_)).tolist():
+        sharers = 1 if alone else card_sharers(cluster, zip(columns[a], columns[b], strict=True))
+        for mask in (same_node, same_rack & ~same_node, ~same_rack):
+            if (replicas := np.flatnonzero(mask[:, a, b])).size:
+                start, slope = _line(cluster, columns[a][replicas[0]], columns[b][replicas[0]], sharers)
+                latency[a, b], byte[a, b] = max(latency[a, b], start), max(byte[a, b], slope)
+    return latency, byte
+
+
+def _line(cluster: Cluster, a: Slot, b: Slot, sharers: int) -> tuple[float, float]:
+    start = transfer_s(cluster, a, b, 0, sharers=sharers)
+    slope = (transfer_s(cluster, a, b, _LARGE_BYTES, sharers=sharers) - start) / _LARGE_BYTES
+    return start * NS, slope * NS
+
+
+def _slowness(group: NodeGroup, profiled: float | None) -> float:
+    """Ratio of peak rates; 1 where the catalogue knows no better."""
+    own = _rate(group)
+    return 1.0 if profiled is None or own is None else max(1.0, profiled / own)
+
+
+def _profiled_rate(cluster: Cluster, device: str) -> float | None:
+    """Of the device that was profiled: the best of its kind here, else what the catalogue says. What a probe found on
+    the nodes tells them apart; beside the peak on a data sheet it would call every node slow."""
+    here = [rate for group in cluster.nodes if group.device == device and (rate := _rate(group)) is not None]
+    known = clusters.CATALOGUE.get(device)
+    return max(here, default=known.fp32_flop_per_s if known else None)
+
+
+def _rate(group: NodeGroup) -> float | None:
+    known = clusters.CATALOGUE.get(group.device)
+    return group.rates.fp32_flop_per_s or (known.fp32_flop_per_s if known else None)
+
+
+def _sharers(cluster: Cluster, groups: Sequence[Sequence[Slot]]) -> int:
+    """The most devices behind one network card that sum with other nodes; at least 1."""
+    outgoing = {place for group in groups if len({p.node for p in group}) > 1 for place in group}
+    return max(Counter((place.node, card(cluster, place)) for place in outgoing).values(), default=1)
+
+
+def _lines(cluster: Cluster, over: Spread, sharers: int) -> Sum:
+    def seconds(size: int) -> float:
+        return sum_s(cluster, over, size, sharers=sharers)
+
+    def slope(size: int) -> float:
+        return (seconds(2 * size) - seconds(size)) / size
+
+    start, near, far = seconds(0), slope(_SMALL_BYTES), slope(_LARGE_BYTES)
+    size = _SMALL_BYTES
+    while size < _LARGE_BYTES and not math.isclose(slope(size), far, rel_tol=1e-7):
+        size *= 4  # the smallest on the second line tells its start most exactly
+    if size == _SMALL_BYTES:
+        near, far_start = far, start
+    else:
+        far_start = seconds(size) - far * size
+    return Sum(base_ns=(start * NS, far_start * NS), slope_ns=(near * NS, far * NS))

@@ -1,0 +1,235 @@
+"""How samples may be cut in space: a grid, perhaps another one from some layer on, and where samples are whole again:
+gathered, or shared among the ranks.
+
+Grids are those that were profiled; where models are large only some layers are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import permutations
+from math import prod
+
+from planner.cost import Choice, Grid, Prices, row_of, shown
+from planner.errors import BadInput
+from planner.milp.configurations.configurations import Shape
+from planner.milp.pins import NEVER, SAMPLES, Pins
+from planner.model import ModelGraph
+from planner.profile import CostKey, Profile
+from planner.spatial import NoRule, Price
+
+EVERY = 24  # layers up to which a gather is considered before each of them
+
+_FEW = 6  # places for a gather, in larger models
+
+_PAIRS = 8  # layers up to which a change of the grid is considered before each of them
+
+_FEW_PAIRS = 4
+
+
+def choices(
+    profile: Profile, setting: CostKey, prices: Prices, named: Collection[str] = ()
+) -> tuple[Choice, ...]:
+    """Every grid that was profiled with these settings, and every change to another, gathered wherever that is exact;
+    where only a few layers are looked at, those `named` are, too."""
+    alike = (key for key in profile.shards if key._replace(split=()) == setting._replace(split=()))
+    grids = [key.split for key in alike if prod(key.split) > 1]
+    found = [each for grid in grids for each in _of_grid(prices, setting, grid, named)]
+    for grid, then in permutations(grids, 2):
+        if prod(grid) % prod(then) == 0:
+            found += _changing(prices, setting, grid, then, named)
+    return tuple(each for each in found if _possible(profile, setting, each, prices(each)))
+
+
+def _sharing(
+    prices: Prices, setting: CostKey, plain: Choice, few: int, named: Collection[str]
+) -> Iterator[Choice]:
+    """Samples shared before every layer behind the first on a grid, where each rank has as many and nothing mixes them
+    that has no rule; in large models before a few."""
+    if setting.micro % plain.ranks:
+        return
+    for at in _spread(prices, range(plain.then_from + 1, len(prices.graph.layers)), few, named):
+        choice = plain._replace(whole_from=at, shared=True)
+        try:
+            prices(choice)
+        except NoRule as refused:
+            prices.unshared[prices.graph.layers[at].name] = refused.why
+        else:
+            yield choice
+
+
+def looked_at(layers: int) -> str:
+    """Before which layers a change of the grid and a gather are considered, in words."""
+    changes = f"one of at most {_FEW_PAIRS}" if layers > _PAIRS else "any"
+    gathers = f"one of at most {_FEW}" if layers > EVERY else "any"
+    return (
+        f"alike or otherwise from {changes} of the layers on, gathered as late as can be or before {gathers}, or "
+        f"shared in the last stage from {gathers} on where what mixes samples has a rule, of grids that change {changes}"
+    )
+
+
+def _of_grid(prices: Prices, setting: CostKey, grid: Grid, named: Collection[str]) -> Iterator[Choice]:
+    """Gathered as late as can be, and before every earlier layer on shards but the first; in large models a few. Or
+    shared."""
+    yield from _sharing(prices, setting, Choice(grid), _few(prices), named)
+    last = _latest(prices, grid)
+    if last is None:
+        return
+    cut = _on_shards(prices, last)[1:]
+    yield last
+    yield from (Choice(grid, i) for i in _spread(prices, cut, _few(prices), named))
+
+
+def _few(prices: Prices) -> int:
+    count = len(prices.graph.layers)
+    return _FEW if count > EVERY else count
+
+
+def _changing(
+    prices: Prices, setting: CostKey, grid: Grid, then: Grid, named: Collection[str]
+) -> Iterator[Choice]:
+    """To the other grid before every layer on shards but the first, and gathered as late as can be or before any
+    later one; in larger models before a few."""
+    last = _latest(prices, grid)
+    cut = _on_shards(prices, last)[1:] if last is not None else []
+    few = _FEW_PAIRS if len(prices.graph.layers) > _PAIRS else len(prices.graph.layers)
+    for at in _spread(prices, cut, few, named):
+        yield from _sharing(prices, setting, Choice(grid, 0, then, at), few, named)
+        latest = _latest_after(prices, Choice(grid, 0, then, at))
+        if latest is None:
+            continue
+        yield latest
+        later = [i for i in _on_shards(prices, latest) if i > at]
+        yield from (latest._replace(whole_from=i) for i in _spread(prices, later, few, named))
+
+
+def _spread(prices: Prices, cut: Sequence[int], few: int, named: Collection[str]) -> list[int]:
+    """At most so many layers, evenly, and those that are named."""
+    asked_for = (i for i in cut if prices.graph.layers[i].name in named)
+    return sorted({*cut[:: max(1, -(-len(cut) // max(1, few)))], *asked_for})
+
+
+def _on_shards(prices: Prices, choice: Choice) -> list[int]:
+    layers = prices(choice).layers
+    names = (layer.name for layer in prices.graph.layers)
+    return [i for i, name in enumerate(names) if name in layers and layers[name].on_shards]
+
+
+def _latest(prices: Prices, grid: Grid) -> Choice | None:
+    """Where the rules end the shards, else before the first layer that has none; None where that is the first."""
+    try:
+        prices(Choice(grid))
+    except NoRule as refused:
+        prices.refused[grid] = refused.why
+        end = prices.graph.index.get(refused.layer, 0)
+        return Choice(grid, end) if end else None
+    return Choice(grid)
+
+
+def _latest_after(prices: Prices, changing: Choice) -> Choice | None:
+    """The same behind a change; None where that leaves nothing on the other grid, or cannot be had."""
+    try:
+        prices(changing)
+    except NoRule as refused:
+        end = prices.graph.index.get(refused.layer, 0)
+        if end <= changing.then_from:
+            return None
+        changing = changing._replace(whole_from=end)
+        try:
+            prices(changing)
+        except NoRule:
+            return None
+    return changing if any(i >= changing.then_from for i in _on_shards(prices, changing)) else None
+
+
+def _possible(profile: Profile, setting: CostKey, choice: Choice, found: Price) -> bool:
+    """Every layer on shards was profiled, and no parameter is used on shards here and on whole samples there."""
+    graph = profile.graph
+    on_shards = {name for name, cost in found.layers.items() if cost.on_shards}
+    rows = (
+        row_of(choice, i, layer, found, setting)
+        for i, layer in enumerate(graph.layers)
+        if layer.name in on_shards
+    )
+    if not on_shards or any(row not in profile.costs for row in rows):
+        return False
+    return not any(0 < len(on_shards.intersection(p.users)) < len(set(p.users)) for p in graph.parameters)
+
+
+def asked(found: Sequence[Choice], prices: Prices, pinned: Pins) -> tuple[Choice, ...]:
+    """Those of a pinned degree or grid, and gather."""
+    return tuple(
+        each
+        for each in found
+        if pinned.spatial in (None, each.ranks)
+        and pinned.grid in (None, each.grid)
+        and _gathers(prices, each, pinned.gather)
+        and _wanted(prices.graph, each, pinned)
+    )
+
+
+def needs_space(pinned: Pins) -> bool:
+    """Whether what is fixed leaves out whole samples."""
+    return bool(pinned.regrid) or pinned.gather not in (None, "", NEVER)
+
+
+def _gathers(prices: Prices, choice: Choice, asked_for: str | None) -> bool:
+    if asked_for is None:
+        return True
+    if asked_for == NEVER:
+        return (choice.shared or not choice.whole_from) and not prices(choice).gathered
+    return asked_for == _gather(prices.graph, choice) and not choice.shared
+
+
+def none_of(found: Sequence[Choice], prices: Prices, pinned: Pins) -> None:
+    """BadInput where what is pinned was not profiled, or has no rule."""
+    if pinned.spatial is None and not needs_space(pinned):
+        return
+    known = sorted({each.grid for each in found}, key=lambda grid: (prod(grid), grid))
+    why = "".join(
+        f"; on {shown(grid)}: {text}"
+        for grid, text in prices.refused.items()
+        if pinned.spatial in (None, prod(grid)) and pinned.grid in (None, grid)
+    )
+    why += "".join(
+        f"; shared from '{layer}' on: {text}"
+        for layer, text in prices.unshared.items()
+        if f"{layer}:{SAMPLES}" in (pinned.regrid or "").split(",")
+    )
+    if not found and not why:
+        what = "no samples were profiled that are cut in space"
+        raise BadInput(
+            what, where="fix", allowed="whole samples; others once `profile --spatial` has priced them"
+        )
+    gathered = "" if pinned.gather is None else " with no gather" if pinned.gather == NEVER else ""
+    if pinned.gather is not None and pinned.gather != NEVER:
+        gathered = f" with a gather at '{pinned.gather or 'end'}'"
+    gathered += f" with regrid {pinned.regrid}" if pinned.regrid else ""
+    degree = "any" if pinned.spatial is None else shown(pinned.grid or (pinned.spatial,))
+    plain = [] if needs_space(pinned) else ["1"]
+    raise BadInput(
+        f"spatial is {degree}{gathered}, but no such split can be had of this profile{why}",
+        where="fix",
+        allowed=", ".join([*plain, *map(shown, known)]) + "; others once `profile --spatial` has priced them",
+    )
+
+
+def _wanted(graph: ModelGraph, choice: Choice, pinned: Pins) -> bool:
+    """A grid that is fixed stays, unless the change is, too."""
+    if pinned.regrid is None:
+        return pinned.grid is None or not choice.then
+    return pinned.regrid == _regrid(graph, choice)
+
+
+def _regrid(graph: ModelGraph, choice: Choice) -> str:
+    turns = [f"{graph.layers[choice.then_from].name}:{shown(choice.then)}"] if choice.then else []
+    turns += [f"{graph.layers[choice.whole_from].name}:{SAMPLES}"] if choice.shared else []
+    return ",".join(turns)
+
+
+def _gather(graph: ModelGraph, choice: Choice) -> str:
+    return graph.layers[choice.whole_from].name if choice.whole_from else ""
+
+
+def choice_of(shape: Shape) -> Choice:
+    return Choice(shape.grid, shape.whole_from, shape.then, shape.then_from, shape.shared)

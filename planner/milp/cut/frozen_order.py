@@ -1,0 +1,113 @@
+"""A frozen schedule and what follows from it alone; and the meter that counts the work done on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from planner.arrays import BoolArray, IntArray
+from planner.milp.pins import Update
+from planner.plan import Hop
+from planner.schedule import Kind, Schedule
+from planner.simulate import Compiled, compile, memory_rows
+
+_LONG = 4096  # actions of an order that is compiled for one pattern of messages at a time
+
+_SLOW = 2048  # actions of an order that takes longer to compile than many others to simulate
+
+_NEAR = 1 / 8  # of the stages: a message so far that one cut has, another will have from the next stage on
+
+
+@dataclass(kw_only=True)
+class Meter:
+    """Work done, in nanoseconds of a usual core as far as counts can tell: unlike a clock, the same every time."""
+
+    spent_ns: float = 0.0
+
+    def simulated(self, cuts: int, actions: int) -> None:
+        self.spent_ns += 40.0 * cuts * actions
+
+    def compiled(self, actions: int) -> None:
+        self.spent_ns += 10_000.0 * actions
+
+    def solved(self, cells: int) -> None:
+        """A small linear program."""
+        self.spent_ns += 2_000_000.0 + 500.0 * cells
+
+    def priced(self, cells: int) -> None:
+        self.spent_ns += 100_000.0 + 6.0 * cells
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """A frozen schedule with what follows from it alone, worked out once for every shape that has it."""
+
+    schedule: Schedule
+    _compiled: dict[tuple[bytes, Update], Compiled] = field(default_factory=dict)
+    _known: dict[Update, BoolArray] = field(default_factory=dict)
+
+    @cached_property
+    def moments(self) -> tuple[IntArray, ...]:
+        """A worker: what is alive at the moments that can be its peak, [moment, stage, part]."""
+        return memory_rows(self.schedule)
+
+    @cached_property
+    def owes(self) -> bool:
+        """Whether any stage has weight gradients to do later."""
+        return any(a.kind is Kind.I for order in self.schedule.orders for a in order)
+
+    @cached_property
+    def recomputing(self) -> frozenset[int]:
+        """The stages that do."""
+        return frozenset(a.stage for order in self.schedule.orders for a in order if a.kind is Kind.R)
+
+    @cached_property
+    def actions(self) -> int:
+        return sum(map(len, self.schedule.orders))
+
+    @property
+    def slow(self) -> bool:
+        """To compile: as seldom as can be."""
+        return self.actions > _SLOW
+
+    @cached_property
+    def single(self) -> bool:
+        """Every worker holds one stage of a pipe at most: no two hops share a channel."""
+        return all(len(set(row)) == len(row) for row in self.schedule.place)
+
+    def covering(self, pattern: BoolArray, update: Update) -> BoolArray:
+        """A pattern met so far, or enlarged now, that holds this one."""
+        known = self._known.get(update)
+        if known is None or (pattern & ~known).any():
+            wide = _widened(pattern, self.schedule.stages)
+            self._known[update] = wide if known is None else known | wide
+        return self._known[update]
+
+    def compiled(self, pattern: BoolArray, update: Update, meter: Meter) -> Compiled:
+        """With the messages of this pattern, [act or grad, sender, receiver] laid flat."""
+        key = (np.packbits(pattern).tobytes(), update)
+        if key not in self._compiled:
+            meter.compiled(self.actions)
+            if self.actions > _LONG:
+                self._compiled.clear()  # each takes megabytes, and the latest pattern holds those before it
+            self._compiled[key] = compile(self.schedule, self._routes(pattern), update=update)
+        return self._compiled[key]
+
+    def _routes(self, pattern: BoolArray) -> list[Hop]:
+        depth = self.schedule.stages
+        return [
+            Hop(direction="grad" if way else "act", sender=a, receiver=b, values=(), bytes=0, ns=0)
+            for way, a, b in np.argwhere(pattern.reshape(2, depth, depth)).tolist()
+        ]
+
+
+def _widened(pattern: BoolArray, stages: int) -> BoolArray:
+    """With every message that goes as far as one of a few stages: compiling takes longer than sending for nothing."""
+    grid = pattern.reshape(2, stages, stages).copy()
+    far = np.arange(stages)[None, :] - np.arange(stages)[:, None]
+    for way in grid:
+        met = np.unique(far[way])
+        way |= np.isin(far, met[abs(met) <= _NEAR * stages])
+    return grid.ravel()

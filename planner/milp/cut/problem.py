@@ -1,0 +1,153 @@
+"""One shape with its order frozen, as a function of the cut: time by the simulator, memory by the order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from planner.arrays import BoolArray, FloatArray, IntArray
+from planner.milp.cut.stage_costs import COMPUTE, KINDS, Durations, Stages
+from planner.simulate import Bound, Compiled, critical_counts, critical_path, makespans, period
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """`steps * T >= counts * durations` for every cut whose messages include those counted here."""
+
+    kinds: IntArray  # [kind, stage]
+    hops: IntArray  # [act or grad, sender, receiver]
+    steps: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem(Stages):
+    def times(self, cuts: IntArray, most: int | None = None) -> IntArray:
+        """Simulated nanoseconds of each cut; of those that take more than `most`, something between."""
+        spans = self.durations(cuts)
+        out: IntArray = np.zeros(len(spans.kinds), np.int64)
+        if self.implied:
+            pattern = self.order.covering(self._pattern(spans.cells), self.shape.update)
+            return self._objective(self._compile(pattern), self._vectors(spans, np.arange(len(out)), pattern))
+        present, left = spans.hop_bytes > 0, np.arange(len(out))
+        if most is not None and self.chained:
+            near = self._neighbours
+            out[:] = self._objective(self._compile(near), self._vectors(spans, left, near))
+            left = np.flatnonzero(out <= most)
+        while len(left):
+            here = present[left[0]]
+            same = (present[left] == here).all(1)
+            pattern = self._pattern(spans.cells[here])
+            vectors = self._vectors(spans, left[same], pattern)
+            out[left[same]] = self._objective(self._compile(pattern), vectors)
+            left = left[~same]
+        return out
+
+    def _pattern(self, cells: IntArray) -> BoolArray:
+        pattern: BoolArray = np.zeros(2 * self.stages**2, np.bool_)
+        pattern[cells] = True
+        return pattern
+
+    @property
+    def implied(self) -> bool:
+        """A message that a cut lacks may stand in the order all the same, taking no time: neighbours talk anyway, so
+        that its receiver waits for its sender without it, and it has its channel to itself."""
+        return self.chained and self.order.single
+
+    def _objective(self, compiled: Compiled, vectors: IntArray) -> IntArray:
+        self.meter.simulated(len(vectors), self.order.actions)
+        if self.shape.update == "rolling":
+            return np.array([period(compiled, row).period_ns for row in vectors], np.int64)
+        return makespans(compiled, vectors)
+
+    def critical(self, cut: IntArray) -> tuple[Row, int]:
+        """A path (or cycle) that determines the time of this cut, and that time."""
+        return self.critical_of(self.durations(cut))
+
+    def critical_of(self, spans: Durations) -> tuple[Row, int]:
+        """The same of a cut whose durations are known."""
+        return self._critical(spans)
+
+    def critical_between(self, cuts: IntArray, shares: FloatArray) -> Row:
+        """The path that determines the time at a mixture of cuts: a row like any other."""
+        spans = self.durations(cuts)
+        mixed = Durations(
+            kinds=np.tensordot(shares, spans.kinds, 1)[None].round().astype(np.int64),
+            cells=spans.cells,
+            hop_bytes=np.ceil(shares @ spans.hop_bytes)[None].astype(np.int64),
+            hop_ns=(shares @ spans.hop_ns)[None].round().astype(np.int64),
+        )
+        return self._critical(mixed, rough=self.patterned)[0]
+
+    @property
+    def patterned(self) -> bool:
+        """Compiled anew for whatever messages a cut has, which takes longer than anything else; what passes between
+        neighbours tells nearly as much, and is the same for all."""
+        return self.chained and (self.order.slow or not self.implied)
+
+    def rough(self, spans: Durations) -> tuple[Row, int]:
+        """A path as if only neighbours talked, and its time: no more than that of the cut, and compiled once."""
+        assert self.chained
+        return self._critical(spans, rough=True)
+
+    @cached_property
+    def _neighbours(self) -> BoolArray:
+        pattern: BoolArray = np.zeros((2, self.stages, self.stages), np.bool_)
+        early = np.arange(self.stages - 1)
+        pattern[0, early, early + 1] = pattern[1, early + 1, early] = True
+        return pattern.ravel()
+
+    def _critical(self, spans: Durations, *, rough: bool = False) -> tuple[Row, int]:
+        pattern = self._neighbours if rough else self._pattern(spans.cells)
+        if self.implied and not rough:
+            pattern = self.order.covering(pattern, self.shape.update)
+        compiled = self._compile(pattern)
+        self.meter.simulated(1, 5 * self.order.actions)
+        vector = self._vectors(spans, np.zeros(1, np.int64), pattern)[0]
+        rolling = self.shape.update == "rolling"
+        bound: Bound = period(compiled, vector) if rolling else critical_path(compiled, vector)
+        return self._row(bound.counts, pattern, bound.steps), bound.period_ns
+
+    def _row(self, counts: IntArray, pattern: BoolArray, steps: int = 1) -> Row:
+        split = len(KINDS) * self.stages
+        hops: IntArray = np.zeros(pattern.size, np.int64)
+        hops[pattern] = counts[split:]
+        return Row(
+            kinds=counts[:split].reshape(len(KINDS), self.stages),
+            hops=hops.reshape(2, self.stages, self.stages),
+            steps=steps,
+        )
+
+    def slowed(self, cut: IntArray, factor: float) -> list[Row]:
+        """The paths that determine the time when one worker after the other is so much slower than it is."""
+        spans = self.durations(cut)
+        pattern = self._neighbours if self.patterned else self._pattern(spans.cells)
+        if self.implied and not self.patterned:
+            pattern = self.order.covering(pattern, self.shape.update)
+        compiled = self._compile(pattern)
+        vector = self._vectors(spans, np.zeros(1, np.int64), pattern)[0]
+        table = np.repeat(vector[None], self.schedule.workers, 0)
+        own = np.zeros((self.schedule.workers, len(KINDS), self.stages), np.bool_)
+        own[:, : len(COMPUTE)] = self.hosted[:, None] > 0
+        slow = table[:, : own[0].size]
+        slow[own.reshape(slow.shape)] = (slow[own.reshape(slow.shape)] * factor).astype(np.int64)
+        self.meter.simulated(len(table), 2 * self.order.actions)
+        found: dict[bytes, Row] = {}
+        for counts in critical_counts(compiled, table):
+            found.setdefault(counts.tobytes(), self._row(counts, pattern))
+        return list(found.values())
+
+    def _vectors(self, spans: Durations, chosen: IntArray, pattern: BoolArray) -> IntArray:
+        """Duration vectors of some cuts; messages of the pattern that they lack take no time."""
+        columns = np.flatnonzero(pattern)
+        kinds = spans.kinds[chosen].reshape(len(chosen), -1)
+        hops: IntArray = np.zeros((len(chosen), len(columns)), np.int64)
+        own = np.isin(spans.cells, columns)
+        hops[:, np.searchsorted(columns, spans.cells[own])] = spans.hop_ns[
+            np.ix_(chosen, np.flatnonzero(own))
+        ]
+        return np.concatenate([kinds, hops], 1)
+
+    def _compile(self, pattern: BoolArray) -> Compiled:
+        return self.order.compiled(pattern, self.shape.update, self.meter)

@@ -1,0 +1,128 @@
+"""Bytes of the stages of a shape, each seen alone, for any boundaries; everything is evaluated for many at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from planner.arrays import BoolArray, IntArray
+from planner.cluster import NOISE
+from planner.cost import Tables, copies_of_statistics, losses_held
+from planner.milp.configurations.configurations import Shape
+from planner.milp.cut.frozen_order import Order
+from planner.schedule import Schedule
+from planner.simulate import PART_NAMES, SQUARE_BYTES, SQUARED_ELEMENTS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    shape: Shape
+    tables: Tables
+    order: Order
+    until: IntArray | None = None  # [stage]: where what it recomputes ends, once that is settled
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.order.schedule
+
+    @property
+    def stages(self) -> int:
+        return self.shape.stages
+
+    @property
+    def layers(self) -> int:
+        return self.tables.layers
+
+    @property
+    def holders(self) -> int:
+        return self.shape.holders
+
+    def fixed_bytes(self, low: IntArray, high: IntArray) -> IntArray:
+        """Of a stage in one pipe: its state, and what it holds throughout a step beside."""
+        tables, (losses, copies) = self.tables, self._throughout
+        state = tables.parameters[low, high] + tables.gradients[low, high] + self.state_bytes(low, high)
+        return state + tables.step_bytes(low, high, losses=losses, copies=copies)
+
+    @cached_property
+    def _throughout(self) -> tuple[int, int]:
+        """Losses of a pipe, and copies of running statistics; of all stages where any may recompute."""
+        again = self.shape.sparing or bool(self.order.recomputing)
+        return losses_held(self.schedule), copies_of_statistics(self.holders, recompute=again)
+
+    def state_bytes(self, low: IntArray, high: IntArray) -> IntArray:
+        tables = self.tables
+        counters = tables.trained[low, high] * tables.state_bytes_per_tensor
+        state = self._updated(low, high) * tables.state_bytes_per_element + counters
+        size: IntArray = np.ceil(state - NOISE).astype(np.int64)
+        return size
+
+    def _updated(self, low: IntArray, high: IntArray) -> IntArray:
+        """Elements that the busiest holder of a stage updates: shared state is dealt out by whole parameters."""
+        every = self.tables.elements[low, high]
+        if not self.shape.shard:
+            return every
+        shared: IntArray = -(-every // self.holders) + self.tables.whole_elements[low, high]
+        return np.minimum(every, shared)
+
+    def moving_bytes(self, low: IntArray, high: IntArray) -> IntArray:
+        """[..., stage, part]: of one micro-batch, in the stages as the order has them."""
+        moving = self.moving_of(low, high, self._again)
+        if self.until is not None:
+            some = np.broadcast_to((low < self.until) & (self.until < high), moving.shape[:-1])
+            middle = np.broadcast_to(self.until, low.shape)
+            moving[some] = self.moving_in_two(low[some], middle[some], high[some])
+        return moving
+
+    def moving_in_two(self, low: IntArray, middle: IntArray, high: IntArray) -> IntArray:
+        """[..., part]: of stages that recompute their layers before the middle; see `planner.stage_bytes.in_two`."""
+        walks = self.tables.walking.stages[low, high]
+        early, late = (self._walking_of(*part, walks) for part in ((low, middle), (middle, high)))
+        whole = self.moving_of(low, high, np.True_)
+        passing = self.tables.leaving[low, high] - self.tables.leaving[middle, high]
+        at = {name: part for part, name in enumerate(PART_NAMES)}
+        apart = early[..., at["shared"]] + late[..., at["shared"]] - whole[..., at["shared"]]
+        copied = self.tables.remembered[low, middle]
+        whole[..., at["saved"]] = early[..., at["saved"]] + late[..., at["saved"]] + apart + copied
+        whole[..., at["held"]] = early[..., at["held"]] + late[..., at["held"]] + copied
+        whole[..., at["kept"]] = early[..., at["kept"]] + late[..., at["saved"]] + apart + copied
+        work = at["workspace"]
+        carried = 2 * self.tables.moving.carried[low, middle]
+        whole[..., work] = np.maximum(early[..., work] + carried, late[..., work] + passing)
+        first, second = at["splitting"], at["weighing"]
+        more = np.maximum(late[..., at["held"]] - late[..., at["saved"]], 0)
+        whole[..., first] = np.maximum(early[..., first] + more, late[..., first])
+        whole[..., second] = np.maximum(early[..., second], late[..., second])
+        return whole
+
+    def _walking_of(self, low: IntArray, high: IntArray, walks: BoolArray) -> IntArray:
+        """[..., part]: of a part of a stage that recomputes nothing, where some of the stages walk."""
+        found, walked = self.moving_of(low, high, np.False_), self.tables.walking.halves
+        for part, name in enumerate(PART_NAMES):
+            if name in ("held", "splitting", "weighing"):
+                found[..., part] = np.where(walks, getattr(walked, name)[low, high], found[..., part])
+        return found
+
+    @cached_property
+    def _again(self) -> BoolArray:
+        """[stage]: whether the order recomputes it."""
+        return np.isin(np.arange(self.stages), list(self.order.recomputing))
+
+    def moving_of(self, low: IntArray, high: IntArray, again: BoolArray | np.bool_) -> IntArray:
+        """[..., part]: of one micro-batch in a stage, the parts of `StageBytes`; what is recomputed sends it all."""
+        tables = self.tables
+        parts = tables.moving_parts(low, high, again) | {"update": self.update_bytes(low, high)}
+        if self.order.owes:
+            parts["saved"] = parts["saved"] + tables.owing[high] - tables.owing[low]
+        return np.stack([parts[name] for name in PART_NAMES], -1)
+
+    def update_bytes(self, low: IntArray, high: IntArray) -> IntArray:
+        """On top while the busiest holder of a stage updates its share, or squares all of its gradients."""
+        tables, updated = self.tables, self._updated(low, high)
+        largest = np.minimum(tables.largest[low, high], updated)
+        rates = tables.largest_bytes_per_element, tables.other_bytes_per_element
+        size: IntArray = np.round(rates[0] * largest + rates[1] * (updated - largest)).astype(np.int64)
+        squared = SQUARE_BYTES * np.minimum(tables.largest[low, high], SQUARED_ELEMENTS)
+        found: IntArray = np.maximum(size, squared)
+        return found

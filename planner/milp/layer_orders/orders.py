@@ -1,0 +1,192 @@
+"""Other orders of the layers, where a graph is no chain: which are searched, and what the proof then covers.
+
+A cut of one order is a chain of downward-closed sets, and so is every plan. Where a model is small and has few orders,
+each is searched, which is the whole lattice. Else those of the best balanced stages are (`planner.milp.lattice`), for
+the depths of the best plans; the certificate names how many. Samples stay whole in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from planner.milp.instance import Space
+from planner.milp.layer_orders.elements import Sent, Work
+from planner.milp.layer_orders.lattice import TooManyIdeals, best_stages
+from planner.milp.pins import NEVER as NOWHERE
+from planner.milp.pins import Pins
+from planner.milp.search.descent import NEVER
+from planner.milp.search.search import ranked, search
+from planner.milp.search.state import Effort, Search
+from planner.model import ModelGraph, alone, dependences, misplaced
+from planner.plan import Certificate
+from planner.profile import Profile
+from planner.schedule import Kind
+
+_EVERY = 24  # layers up to which all orders are searched
+
+_ORDERS = 12  # if they are no more than these
+
+_DEPTHS = 2  # whose best balanced stages give an order
+
+_IDEALS = 20_000
+
+_SHARE = 0.5  # of the work allowed, over all other orders together
+
+Names = tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Searched:
+    """The search that found the best plan, and what was learnt in all of them."""
+
+    best: Search
+    bound_ns: int  # of the other orders that the proof is about
+    note: str
+
+    def certificate(self) -> Certificate:
+        proof = self.best.certificate()
+        bound = min(proof.bound_ns, self.bound_ns)
+        gap = (proof.objective_ns - bound) / proof.objective_ns if proof.objective_ns else 0.0
+        return proof.model_copy(update={"bound_ns": bound, "gap": gap, "scope": proof.scope + self.note})
+
+
+def searched(space: Space, effort: Effort) -> Searched:
+    """The model's own order first, whose best plan the others have to beat."""
+    first = search(space, effort)
+    if not _free(space.pins) or alone(space.profile.graph):
+        return Searched(best=first, bound_ns=NEVER, note="")
+    every = _every(space.profile.graph) if space.layers <= _EVERY else None
+    try:
+        chosen = list(_balanced(first)) if every is None else every
+    except TooManyIdeals:
+        return Searched(
+            best=first, bound_ns=NEVER, note="; the layers have too many other orders to be compared"
+        )
+    found = [first, *_others(first, chosen, effort)]
+    best = min(found, key=lambda each: (each.limit, found.index(each)))
+    closed = [each for each in found if each is not best and (each is first or _least(each) >= best.limit)]
+    return Searched(
+        best=best,
+        bound_ns=min((_least(each) for each in (found if every is not None else closed)), default=NEVER),
+        note=_note(len(chosen), None if every is not None else sum(each is not first for each in closed)),
+    )
+
+
+def _free(pins: Pins) -> bool:
+    """Whether the pins leave stages to be chosen, of whole samples."""
+    return pins.stages is None and pins.pipeline != 1 and pins.spatial in (None, 1)
+
+
+def _others(first: Search, orders: Sequence[Names], effort: Effort) -> Iterator[Search]:
+    limit, share = first.limit, replace(effort, work_ns=_SHARE * effort.work_ns / max(1, len(orders)))
+    for names in orders:
+        asked = in_order(first.space, names)
+        if ranked(asked):
+            found = search(asked, share, below=limit, rows=first.rows)
+            limit = min(limit, found.limit)
+            yield found
+
+
+def in_order(space: Space, names: Sequence[str]) -> Space:
+    """The same question of the layers in another order, of whole samples."""
+    return Space(
+        profile=replace(space.profile, graph=space.profile.graph.ordered(names)),
+        cluster=space.cluster,
+        batch=space.batch,
+        precision=space.precision,
+        execution=space.execution,
+        pins=replace(space.pins, spatial=1, grid=None, gather=None),
+        _orders=space._orders,
+    )
+
+
+def _least(found: Search) -> int:
+    """What no plan beats that was left open."""
+    return min([*(tried.bound_ns for tried in found.open), *found.left], default=NEVER)
+
+
+def _note(count: int, proved: int | None) -> str:
+    if proved is None:
+        return f"; all {count} other orders of the layers, of whole samples"
+    if not count:
+        return "; no other order of the layers balances the stages better"
+    return f"; other orders of the layers: {count} of those of balanced stages, of whole samples; the bound is for {proved} of them"
+
+
+def _every(graph: ModelGraph) -> list[Names] | None:
+    """All orders but the graph's own; None where there are many."""
+    before = _before(graph)
+    names = [layer.name for layer in graph.layers]
+    found: list[Names] = []
+    open_: list[Names] = [()]
+    while open_:
+        begun = open_.pop()
+        if len(begun) == len(names):
+            found.append(begun)
+            if len(found) > _ORDERS + 1:
+                return None
+        done = set(begun)
+        ready = [name for name in names if name not in done and before[name] <= done]
+        open_ += [(*begun, name) for name in reversed(ready)]
+    return [order for order in found if order != tuple(names)]
+
+
+def _before(graph: ModelGraph) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {layer.name: set() for layer in graph.layers}
+    for early, late in dependences(graph):
+        found[late].add(early)
+    return found
+
+
+def _balanced(first: Search) -> Iterator[Names]:
+    """The orders of the best stages of the depths of the best plans."""
+    names = [layer.name for layer in first.space.profile.graph.layers]
+    known = {tuple(names)}
+    met = [tried for tried in first.tried.values() if tried.answer is not None and tried.shape.stages > 1]
+    met.sort(key=lambda tried: (tried.answer.ns if tried.answer else NEVER, tried.shape))
+    depths = {tried.shape.stages: tried.shape.micro for tried in reversed(met)}
+    for depth in list(dict.fromkeys(tried.shape.stages for tried in met))[:_DEPTHS]:
+        best = best_stages(_work(first.space, depths[depth]), depth, ideals=_IDEALS)
+        assert best is not None, "any stages fit where sizes do not count"
+        order = tuple(names[k] for stage in best.elements for k in stage)
+        if order not in known:
+            known.add(order)
+            yield order
+
+
+def _work(space: Space, micro: int) -> Work:
+    """Nanoseconds of the layers, and of messages over the longest distance, which both ends take part in."""
+    tables, graph = space.whole(micro), space.profile.graph
+    times = tables.time_ns[Kind.F] + tables.time_ns[Kind.B]
+    needed = _before(graph)
+    size_of = dict(zip(tables.edges.value.tolist(), tables.edges.bytes.tolist(), strict=True))
+    sent = [
+        Sent(
+            source=graph.index[value.producer],
+            readers=tuple(sorted({graph.index[name] for name in value.consumers})),
+            cost=space.cluster_link_ns(size_of[number]) * (2 if value.needs_grad else 1),
+        )
+        for number, value in enumerate(graph.values)
+        if value.producer and number in size_of
+    ]
+    return Work(
+        cost=tuple(float(each) for each in (times[1:] - times[:-1]).tolist()),
+        size=(0.0,) * space.layers,
+        before=tuple(
+            tuple(sorted(graph.index[name] for name in needed[layer.name])) for layer in graph.layers
+        ),
+        sent=tuple(sent),
+    )
+
+
+def as_pinned(profile: Profile, pinned: Pins) -> tuple[Profile, Pins]:
+    """The question in the order of the user's own stages, of whole samples, where that is one of the model's."""
+    names = [name for stage in pinned.stages or () for name in stage]
+    graph = profile.graph
+    if sorted(names) != sorted(graph.index) or next(misplaced(graph, names), None):
+        return profile, pinned
+    in_space = pinned.spatial not in (None, 1) or pinned.gather not in (None, NOWHERE) or pinned.regrid
+    if names == [layer.name for layer in graph.layers] or in_space:
+        return profile, pinned
+    return replace(profile, graph=graph.ordered(names)), replace(pinned, spatial=1, grid=None, gather=None)

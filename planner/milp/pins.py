@@ -1,0 +1,274 @@
+"""What a user has fixed of a plan, as keys and values that mean something or are refused by name.
+
+What the user has fixed, one decision at a time: told, let go, and a cut of their own as stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
+from typing import Final, Literal
+
+from planner.errors import BadInput
+from planner.model import ModelGraph
+from planner.schedule import FAMILIES
+
+Update = Literal["rolling", "barrier"]
+
+SAMPLES: Final = "samples"  # in the place of a grid: from the layer on ranks share whole samples
+
+NEVER: Final = "none"  # in the place of the layer before which shards are gathered
+
+PINS = (
+    "data",
+    "pipeline",
+    "spatial",
+    "gather",
+    "regrid",
+    "micro",
+    "schedule",
+    "pairs",
+    "chunks",
+    "recompute",
+    "shard",
+    "update",
+    "cuts",
+    "stages",
+    "devices",
+    "out_of_order",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pins:
+    """What the user has fixed; None is free."""
+
+    data: int | None = None
+    pipeline: int | None = None
+    spatial: int | None = None  # ranks that share a sample
+    grid: tuple[int, ...] | None = None
+    gather: str | None = (
+        None  # the layer before which shards are gathered; "" is where their rules end, NEVER nowhere
+    )
+    regrid: str | None = (
+        None  # LAYER:GRID, from which layer on samples lie on which other grid, or LAYER:samples; "" is nowhere
+    )
+    micro: int | None = None
+    schedules: tuple[str, ...] = ()
+    pairs: int | None = None
+    chunks: int | None = None
+    recompute: bool | None = None
+    shard: bool | None = None
+    update: Update = "barrier"
+    stages: tuple[tuple[str, ...], ...] | None = None  # layers of each stage
+    devices: int | None = None  # at most
+    cuts: tuple[str, ...] | None = None  # layers that open a stage, until the model is known
+    out_of_order: bool | None = None  # parts of replicas whose sums overlap; searched unless it is False
+
+
+def pins(fix: Mapping[str, object], schedules: Sequence[str] | None) -> Pins:
+    """BadInput names the key or value that means nothing."""
+    for key in fix:
+        if key not in PINS:
+            raise BadInput(f"nothing to fix is called '{key}'", where="fix", allowed=", ".join(PINS))
+    chosen = (str(fix["schedule"]),) if "schedule" in fix else tuple(schedules or ())
+    for name in chosen:
+        if name not in FAMILIES:
+            raise BadInput(f"no family '{name}'", where="schedule", allowed=", ".join(FAMILIES))
+    return Pins(
+        data=_whole(fix, "data"),
+        pipeline=_whole(fix, "pipeline"),
+        spatial=None if (grid := _grid(fix)) is None else prod(grid),
+        grid=grid if grid is not None and len(grid) > 1 else None,
+        gather=None if (gather := fix.get("gather")) is None else "" if gather == "end" else str(gather),
+        regrid=_regrid(fix),
+        micro=_whole(fix, "micro"),
+        schedules=chosen,
+        pairs=_whole(fix, "pairs"),
+        chunks=_whole(fix, "chunks"),
+        recompute=_flag(fix, "recompute"),
+        shard=_flag(fix, "shard"),
+        update=_update(fix),
+        stages=_stages(fix),
+        devices=_whole(fix, "devices"),
+        cuts=_cuts(fix),
+        out_of_order=_flag(fix, "out_of_order"),
+    )
+
+
+def _whole(fix: Mapping[str, object], key: str) -> int | None:
+    value = fix.get(key)
+    if value is None:
+        return None
+    text = str(value)
+    if isinstance(value, bool) or not text.isdecimal() or int(text) < 1:
+        raise BadInput(f"{key} is {value!r}", where="fix", allowed="a whole number, 1 or more")
+    return int(text)
+
+
+def _grid(fix: Mapping[str, object]) -> tuple[int, ...] | None:
+    """One number is a degree, whatever its grid."""
+    value = fix.get("spatial")
+    if value is None:
+        return None
+    text = "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    parts = text.split("x")
+    if isinstance(value, bool) or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise BadInput(
+            f"spatial is {value!r}", where="fix", allowed="a degree such as 2, or a grid such as 2x2"
+        )
+    return tuple(map(int, parts))
+
+
+def _regrid(fix: Mapping[str, object]) -> str | None:
+    value = fix.get("regrid")
+    if value is None or value == "none":
+        return None if value is None else ""
+    for turn in str(value).split(","):
+        layer, _, grid = turn.rpartition(":")
+        right = grid == SAMPLES or all(part.isdecimal() and int(part) > 0 for part in grid.split("x"))
+        if not layer or not right:
+            raise BadInput(
+                f"regrid is {value!r}",
+                where="fix",
+                allowed=f"none, or a layer and a grid such as conv3:2x2, or fc:{SAMPLES}",
+            )
+    return str(value)
+
+
+def _flag(fix: Mapping[str, object], key: str) -> bool | None:
+    value = fix.get(key)
+    if value is None:
+        return None
+    known = {
+        "true": True,
+        "1": True,
+        "yes": True,
+        "on": True,
+        "false": False,
+        "0": False,
+        "no": False,
+        "off": False,
+    }
+    if (text := str(value).lower()) not in known:
+        raise BadInput(f"{key} is {value!r}", where="fix", allowed="true or false")
+    return known[text]
+
+
+def _update(fix: Mapping[str, object]) -> Update:
+    value = fix.get("update", "barrier")
+    if value == "rolling":
+        return "rolling"
+    if value == "barrier":
+        return "barrier"
+    raise BadInput(f"update is {value!r}", where="fix", allowed="rolling or barrier")
+
+
+def _stages(fix: Mapping[str, object]) -> tuple[tuple[str, ...], ...] | None:
+    value = fix.get("stages")
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or not all(isinstance(stage, list | tuple) for stage in value):
+        raise BadInput("stages", where="fix", allowed="a list of lists of layer names")
+    return tuple(tuple(str(name) for name in stage) for stage in value)
+
+
+def _cuts(fix: Mapping[str, object]) -> tuple[str, ...] | None:
+    """Names or numbers of layers, one after the other; none at all is one stage."""
+    value = fix.get("cuts")
+    if value is None:
+        return None
+    words = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, list | tuple):
+        raise BadInput(f"cuts is {value!r}", where="fix", allowed="layers that open a stage, such as h.4,h.8")
+    return tuple(str(word).strip() for word in words if str(word).strip())
+
+
+_FIELDS = {
+    "schedule": ("schedules",),
+    "spatial": ("spatial", "grid", "gather", "regrid"),
+}  # where a key is not the field itself
+
+
+def with_stages(pinned: Pins, graph: ModelGraph) -> Pins:
+    """Cuts by name or number, as the layers of each stage."""
+    if pinned.cuts is None:
+        return pinned
+    if pinned.stages is not None:
+        raise BadInput("both cuts and stages are fixed", where="fix", allowed="one of them")
+    names = [layer.name for layer in graph.layers]
+    at = [0, *(_boundary(word, names) for word in pinned.cuts), len(names)]
+    if at != sorted(set(at)):
+        raise BadInput(
+            f"cuts '{','.join(pinned.cuts)}' leave a stage empty or go back",
+            where="fix",
+            allowed=f"layers 1 to {len(names) - 1}, in the order of the model",
+        )
+    stages = tuple(tuple(names[i:j]) for i, j in pairwise(at))
+    return replace(pinned, cuts=None, stages=stages)
+
+
+def check_space(pinned: Pins, graph: ModelGraph) -> Pins:
+    """BadInput where a gather or a change of the grid names no layer, or one where nothing is cut."""
+    turns = [turn.rpartition(":")[0] for turn in (pinned.regrid or "").split(",") if turn]
+    named = [("regrid", layer) for layer in turns]
+    named += [("gather", pinned.gather)] if pinned.gather not in (None, "", NEVER) else []
+    for key, layer in named:
+        if layer not in graph.index:
+            layers = ", ".join(x.name for x in graph.layers)
+            raise BadInput(f"{key}: no layer is called '{layer}'", where="fix", allowed=f"{layers:.400}")
+        if graph.index[layer] == 0:
+            raise BadInput(f"{key} at '{layer}', the first layer", where="fix", allowed="a layer behind it")
+        if pinned.spatial == 1:
+            what = f"{key} at '{layer}' needs samples that are cut in space, and spatial is 1"
+            raise BadInput(what, where="fix", allowed="a degree such as spatial=2, or none fixed")
+    return pinned
+
+
+def _boundary(word: str, names: Sequence[str]) -> int:
+    if word in names:
+        return names.index(word)
+    if word.isdecimal():
+        return int(word)
+    raise BadInput(
+        f"no layer is called '{word}'",
+        where="fix",
+        allowed="names or numbers of the layers that open a stage",
+    )
+
+
+def told(pinned: Pins) -> dict[str, str]:
+    """Every decision that is fixed, as it would be written, and None for each that is free."""
+    families = ",".join(pinned.schedules)
+    grid = "x".join(map(str, pinned.grid)) if pinned.grid else pinned.spatial
+    stages = None if pinned.stages is None else f"{len(pinned.stages)} given"
+    found = {
+        "micro": pinned.micro,
+        "recompute": pinned.recompute,
+        "shard": pinned.shard,
+        "schedule": families or None,
+        "pairs": pinned.pairs,
+        "chunks": pinned.chunks,
+        "gather": pinned.gather,
+        "regrid": pinned.regrid,
+        "spatial": grid,
+        "pipeline": pinned.pipeline,
+        "data": pinned.data,
+        "stages": stages,
+        "devices": pinned.devices,
+        "out_of_order": pinned.out_of_order,
+    }
+    return {key: str(value).lower() for key, value in found.items() if value is not None}
+
+
+def freed(pinned: Pins, key: str) -> Pins:
+    """The same pins without one of those `told`."""
+    return replace(pinned, **{name: getattr(Pins(), name) for name in _FIELDS.get(key, (key,))})
+
+
+def each_freed(pinned: Pins) -> Iterator[tuple[str, Pins]]:
+    """Each pin that may be in the way, and the pins without it."""
+    for key in told(pinned):
+        yield key, freed(pinned, key)

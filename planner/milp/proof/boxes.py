@@ -1,0 +1,343 @@
+"""What no cut of a box can beat: rows of path counts as costs of arcs, and shortest paths through a layered graph.
+
+A box holds, for every boundary p, a window lo_p <= c_p <= hi_p, and for every stage which arcs (c_p, c_{p+1}) are
+still alive. A row is a sum over stages of functions of (c_p, c_{p+1}), so its least value over a box is a shortest
+path; an arc through which every path costs the incumbent or more can go. Any convex combination of rows is a row.
+
+Messages are priced from below: between neighbours by the boundary between them, with what surely crosses it for any
+cut of the box; between others by what surely travels. A row that counts a message which some cut of the box does not
+have says nothing about that cut, hence `NOTHING`; but where every layer hangs on the one before it, a receiver waits
+for the sender through the stages between them anyway, and the message counts 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from planner.arrays import BoolArray, FloatArray, IntArray
+from planner.cluster import NOISE
+from planner.milp.cut.problem import Problem, Row
+from planner.milp.cut.stage_costs import COMPUTE, KINDS
+from planner.schedule import Kind
+from planner.simulate import PARTS
+
+SYNC, STEP, AGAIN = (KINDS.index(kind) for kind in (Kind.SYNC, Kind.STEP, Kind.R))
+
+NOTHING = -1e18  # stands for minus infinity; finite, so that dead arcs stay infinite
+
+_CELLS = 1 << 20  # arcs x rows evaluated at once
+
+ROUNDING = 0.01  # times are integers far below 2**50: sums of doubles are off by less
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """Several rows at once, each the cost of arcs as a linear function of their columns; memory is one like time."""
+
+    kinds: FloatArray  # [row, kind, stage]
+    hops: FloatArray  # [row, act or grad, sender, receiver]
+    fixed: FloatArray  # [row, stage]: of `fixed_bytes`
+    moving: FloatArray  # [row, stage, part]
+    constant: FloatArray  # [row]
+
+    def __len__(self) -> int:
+        return len(self.constant)
+
+    def part(self, rows: slice | IntArray) -> Weights:
+        return Weights(
+            kinds=self.kinds[rows],
+            hops=self.hops[rows],
+            fixed=self.fixed[rows],
+            moving=self.moving[rows],
+            constant=self.constant[rows],
+        )
+
+    def mixed(self, shares: FloatArray) -> Weights:
+        """One row: the combination with these shares."""
+        return Weights(
+            kinds=np.tensordot(shares, self.kinds, 1)[None],
+            hops=np.tensordot(shares, self.hops, 1)[None],
+            fixed=(shares @ self.fixed)[None],
+            moving=np.tensordot(shares, self.moving, 1)[None],
+            constant=np.array([shares @ self.constant]),
+        )
+
+
+def stack(parts: Sequence[Weights], stages: int) -> Weights:
+    if not parts:
+        return empty(0, stages)
+    return Weights(
+        kinds=np.concatenate([w.kinds for w in parts]),
+        hops=np.concatenate([w.hops for w in parts]),
+        fixed=np.concatenate([w.fixed for w in parts]),
+        moving=np.concatenate([w.moving for w in parts]),
+        constant=np.concatenate([w.constant for w in parts]),
+    )
+
+
+def empty(rows: int, stages: int) -> Weights:
+    return Weights(
+        kinds=np.zeros((rows, len(KINDS), stages)),
+        hops=np.zeros((rows, 2, stages, stages)),
+        fixed=np.zeros((rows, stages)),
+        moving=np.zeros((rows, stages, PARTS)),
+        constant=np.zeros(rows),
+    )
+
+
+def weigh(row: Row) -> Weights:
+    stages = row.kinds.shape[1]
+    return replace(empty(1, stages), kinds=row.kinds[None] / row.steps, hops=row.hops[None] / row.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box:
+    problem: Problem
+    low: IntArray  # [boundary], 0 and the number of layers at the ends; then a flag a stage, where they have one
+    high: IntArray
+    alive: tuple[BoolArray, ...]  # a stage: [c_p - low_p, c_{p+1} - low_{p+1}]
+
+    @property
+    def point(self) -> bool:
+        return bool((self.low == self.high).all())
+
+    @property
+    def cells(self) -> int:
+        return sum(alive.size for alive in self.alive)
+
+    def window(self, p: int) -> IntArray:
+        return np.arange(self.low[p], self.high[p] + 1)
+
+    def flags(self, p: int) -> range:
+        """Of a stage, those that are open; just one where stages have none."""
+        if not self.problem.flagged:
+            return range(1)
+        at = len(self.alive) + 1 + p
+        return range(int(self.low[at]), int(self.high[at]) + 1)
+
+    @cached_property
+    def blocked(self) -> tuple[FloatArray, ...]:
+        return tuple(np.where(alive, 0.0, np.inf) for alive in self.alive)
+
+    @cached_property
+    def hops(self) -> _Hops:
+        return _Hops(self)
+
+    def split(self, p: int, at: int) -> tuple[Box | None, Box | None]:
+        """c_p <= at, and c_p > at."""
+        high, low = self.high.copy(), self.low.copy()
+        high[p], low[p] = at, at + 1
+        return self.narrowed(self.low, high), self.narrowed(low, self.high)
+
+    def narrowed(self, low: IntArray, high: IntArray) -> Box | None:
+        if (low > high).any():
+            return None
+        cut = [
+            alive[low[p] - self.low[p] : high[p] - self.low[p] + 1, low[p + 1] - self.low[p + 1] :][
+                :, : high[p + 1] - low[p + 1] + 1
+            ]
+            for p, alive in enumerate(self.alive)
+        ]
+        return replace(self, low=low, high=high, alive=tuple(cut)).trimmed()
+
+    def without(self, dead: Sequence[BoolArray]) -> Box | None:
+        alive = tuple(a & ~d for a, d in zip(self.alive, dead, strict=True))
+        return replace(self, alive=alive).trimmed()
+
+    def trimmed(self) -> Box | None:
+        """Only arcs on a path from end to end, only the windows that they touch; None when there is no path."""
+        reach: list[BoolArray] = [np.ones(1, np.bool_)]
+        for alive in self.alive:
+            reach.append(np.asarray((alive & reach[-1][:, None]).any(0)))
+        back: list[BoolArray] = [np.ones(1, np.bool_)]
+        for alive in reversed(self.alive):
+            back.append(np.asarray((alive & back[-1][None, :]).any(1)))
+        used = [f & b for f, b in zip(reach, reversed(back), strict=True)]
+        if not all(u.any() for u in used):
+            return None
+        spans = [np.flatnonzero(u)[[0, -1]] for u in used]
+        kept: tuple[BoolArray, ...] = tuple(
+            (a & used[p][:, None] & used[p + 1][None, :])[
+                spans[p][0] : spans[p][1] + 1, spans[p + 1][0] : spans[p + 1][1] + 1
+            ]
+            for p, a in enumerate(self.alive)
+        )
+        low, high = self.low.copy(), self.high.copy()
+        low[: len(spans)] = self.low[: len(spans)] + np.array([s[0] for s in spans])
+        high[: len(spans)] = self.low[: len(spans)] + np.array([s[1] for s in spans])
+        return Box(problem=self.problem, low=low, high=high, alive=kept)
+
+    def arc(self, weights: Weights, p: int) -> FloatArray:
+        """[row, c_p, c_{p+1}]: infinite where the arc is dead; the least over the flags of the stage."""
+        found: FloatArray = np.minimum.reduce(self._arcs(weights, p))
+        return found
+
+    def _arcs(self, weights: Weights, p: int) -> list[FloatArray]:
+        """By flag."""
+        return [self._arc(weights, p, flag) for flag in self.flags(p)]
+
+    def _arc(self, weights: Weights, p: int, flag: int) -> FloatArray:
+        problem, low, high = self.problem, self.window(p), self.window(p + 1)
+        line = weights.kinds[:, : len(COMPUTE), p] @ problem.prefix_ns[:, p]
+        start = line[:, low]
+        if p > 0:
+            start = start - self.hops.at(weights.hops, p)
+        start = start - (weights.kinds[:, : len(COMPUTE), p] @ problem.launch_ns)[:, None]
+        cost: FloatArray = self.blocked[p] + line[:, None, high] - start[:, :, None]
+        for row, table in self._tables(weights, p, flag):
+            cost += row[:, None, None] * table
+        return cost
+
+    def _tables(self, weights: Weights, p: int, flag: int) -> Iterator[tuple[FloatArray, IntArray]]:
+        """What is no difference of prefix sums."""
+        problem = self.problem
+        if weights.kinds[:, SYNC, p].any():
+            yield weights.kinds[:, SYNC, p], self.cell(problem.sync_grid(p), p)
+        if weights.kinds[:, STEP, p].any():
+            yield weights.kinds[:, STEP, p], self.cell(problem.step_grid(p), p)
+        if problem.redoes(flag) and weights.kinds[:, AGAIN, p].any():
+            yield weights.kinds[:, AGAIN, p], problem.again_ns(p, self.window(p), self.window(p + 1))
+        if weights.fixed[:, p].any():
+            yield weights.fixed[:, p], self.cell(problem.fixed_grid, p)
+        if weights.moving[:, p].any():
+            parts = self.cell(problem.moving_grid(p, flag), p)
+            for part in range(parts.shape[-1]):
+                yield weights.moving[:, p, part], parts[..., part]
+
+    def cell(self, grid: IntArray, p: int) -> IntArray:
+        """The part of a table over all intervals that stage p can have."""
+        low, high = self.low, self.high
+        return grid[low[p] : high[p] + 1, low[p + 1] : high[p + 1] + 1]
+
+    def least(self, weights: Weights) -> tuple[float, IntArray]:
+        """The least value of a single row over the box, and a cut that has it."""
+        self.problem.meter.priced(sum(a.size for a in self.alive))
+        value: FloatArray = np.zeros(1)
+        back, arcs, depth = [], [], len(self.alive)
+        for p in range(depth):
+            arcs.append(self._arcs(weights, p))
+            total = value[:, None] + np.minimum.reduce(arcs[-1])[0]
+            choice = total.argmin(0)
+            back.append(choice)
+            value = total[choice, np.arange(total.shape[1])]
+        point, at = self.low.copy(), 0
+        point[depth] = self.high[depth]
+        for p in range(depth - 1, -1, -1):
+            end, at = at, int(back[p][at])
+            point[p] = self.low[p] + at
+            if self.problem.flagged:
+                point[depth + 1 + p] += int(np.argmin([own[0, at, end] for own in arcs[p]]))
+        constant = float(weights.constant[0] + self.hops.far(weights.hops)[0])
+        return float(value[0]) + constant, point
+
+    def through(self, weights: Weights) -> list[FloatArray]:
+        """[row, c_p, c_{p+1}] of each stage: the least value of the row over the cuts that use the arc."""
+        return [np.minimum.reduce(own) for own in self._through(weights)]
+
+    def _through(self, weights: Weights) -> list[list[FloatArray]]:
+        """The same by flag."""
+        arcs = [self._arcs(weights, p) for p in range(len(self.alive))]
+        count = sum(own[0][0].size * len(own) for own in arcs)
+        self.problem.meter.priced(4 * len(weights) * count)
+        costs = [np.minimum.reduce(own) for own in arcs]
+        ahead: list[FloatArray] = [np.zeros((len(weights), 1))]
+        for cost in costs:
+            ahead.append((ahead[-1][:, :, None] + cost).min(1))
+        behind: list[FloatArray] = [(weights.constant + self.hops.far(weights.hops))[:, None]]
+        for cost in reversed(costs):
+            behind.append((cost + behind[-1][:, None, :]).min(2))
+        behind.reverse()
+        return [
+            [ahead[p][:, :, None] + cost + behind[p + 1][:, None, :] for cost in own]
+            for p, own in enumerate(arcs)
+        ]
+
+    def filtered(self, weights: Weights, most: float) -> Box | None:
+        """Without the arcs through which every cut costs more than `most` in some row, and without flags that all
+        arcs of their stage do with."""
+        size = max(a.size for a in self.alive)
+        rows = max(1, _CELLS // size)
+        over = [[np.zeros(a.shape, np.bool_) for _ in self.flags(p)] for p, a in enumerate(self.alive)]
+        for first in range(0, len(weights), rows):
+            for known, values in zip(
+                over, self._through(weights.part(slice(first, first + rows))), strict=True
+            ):
+                for own, value in zip(known, values, strict=True):
+                    own |= (value > most).any(0)
+        dead = [np.logical_and.reduce(own) for own in over]
+        box = self._decided(over) if self.problem.flagged else self
+        if not any((d & a).any() for d, a in zip(dead, self.alive, strict=True)):
+            return box
+        return box.without(dead)
+
+    def _decided(self, over: Sequence[Sequence[BoolArray]]) -> Box:
+        """With the flags that are left where the others exceed something on every arc."""
+        low, high, first = self.low.copy(), self.high.copy(), len(self.alive) + 1
+        for p, (alive, own) in enumerate(zip(self.alive, over, strict=True)):
+            left = [flag for flag, each in zip(self.flags(p), own, strict=True) if (alive & ~each).any()]
+            if left:
+                low[first + p], high[first + p] = left[0], left[-1]
+        same = (low == self.low).all() and (high == self.high).all()
+        return self if same else replace(self, low=low, high=high)
+
+
+class _Hops:
+    """Least nanoseconds of messages over a box: NOTHING where a cut of the box may lack the message."""
+
+    def __init__(self, box: Box) -> None:
+        self.box = box
+        self.problem = box.problem
+        self._near: dict[int, tuple[FloatArray, FloatArray]] = {}
+        self._far: dict[tuple[int, int, int], float] = {}
+
+    def at(self, hops: FloatArray, p: int) -> FloatArray:
+        """[row, c_p] of the messages between stages p - 1 and p."""
+        total: FloatArray = np.zeros((len(hops), int(self.box.high[p] - self.box.low[p]) + 1))
+        for way, share in ((0, hops[:, 0, p - 1, p]), (1, hops[:, 1, p, p - 1])):
+            if share.any():
+                total = total + share[:, None] * self._between(p)[way]
+        return total
+
+    def _between(self, p: int) -> tuple[FloatArray, FloatArray]:
+        if p not in self._near:
+            self._near[p] = self._measure(p)
+        return self._near[p]
+
+    def _measure(self, p: int) -> tuple[FloatArray, FloatArray]:
+        every, box = self.problem.tables.edges, self.box
+        edges = every.between(int(box.low[p]), int(box.high[p]))
+        j = box.window(p)[:, None]
+        begin, end = np.minimum(box.high[p - 1], j - 1), np.maximum(box.low[p + 1], j + 1)
+        crosses = (edges.previous < j) & (j <= edges.consumer) & (edges.consumer < end)
+        act = (crosses & (edges.made >= begin)) @ edges.bytes
+        grad = (crosses & (edges.previous >= begin) & edges.backward) @ edges.bytes
+        latency, byte = self.problem.latency_ns[p - 1, p], self.problem.byte_ns[p - 1, p]
+        priced = [np.where(size > 0, np.ceil(size * byte + latency - NOISE), NOTHING) for size in (act, grad)]
+        return priced[0], priced[1]
+
+    def far(self, hops: FloatArray) -> FloatArray:
+        """[row] of the messages that skip a stage, for any cut of the box."""
+        total: FloatArray = np.zeros(len(hops))
+        for way, a, b in np.argwhere(hops.any(0)).tolist():
+            if abs(a - b) > 1:
+                if (way, a, b) not in self._far:
+                    self._far[way, a, b] = self._skip(way, a, b)
+                total += hops[:, way, a, b] * self._far[way, a, b]
+        return total
+
+    def _skip(self, way: int, sender: int, receiver: int) -> float:
+        edges, low, high = self.problem.tables.edges, self.box.low, self.box.high
+        early, late = min(sender, receiver), max(sender, receiver)
+        source = edges.previous if way else edges.made
+        sure = (source >= high[early]) & (source < low[early + 1]) & (edges.previous < low[late])
+        sure &= (edges.consumer >= high[late]) & (edges.consumer < low[late + 1])
+        if way:
+            sure = sure & edges.backward
+        size = int(edges.bytes[sure].sum())
+        line = size * self.problem.byte_ns[early, late] + self.problem.latency_ns[early, late]
+        absent = 0.0 if self.problem.chained else NOTHING
+        return float(np.ceil(line - NOISE)) if size else absent

@@ -1,0 +1,182 @@
+"""The proof that no cut of a shape is faster: boxes of boundaries, best bound first, each bounded by its game.
+
+A box is done when its bound reaches the limit (times are integers, so a bound above `limit - 1` refutes every cut
+below the limit) or when it has become a point, which is simulated. What is left when the nodes are used up gives the
+bound that is reported.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.arrays import IntArray
+from planner.milp.cut.problem import Problem
+from planner.milp.proof.boxes import ROUNDING, Box, Weights
+from planner.milp.proof.feasible import moment_weights
+from planner.milp.proof.learnt import Record
+from planner.milp.proof.multipliers import Game
+from planner.milp.proof.separable import Lines
+from planner.milp.search.descent import Answer, work_ns
+
+_PRICINGS = 60  # shortest paths a box, at most
+
+_ROUNDS = 3  # of filtering by single rows
+
+_CHEAP = 400_000  # arcs x rows
+
+_SPARE, _SPARE_AT_ROOT = 3, 40  # pricings of a box that cannot be refuted, for a better bound and fewer arcs
+
+_BETWEEN = 3  # rows between cuts that a box may ask for where flags tell more
+
+_CLOSE = 1e-3  # of the limit: bound and estimate as near as they need be
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    answer: Answer | None  # the best cut met, if it beats the limit
+    bound_ns: int  # no cut of the shape takes less
+    nodes: int
+    closed: bool
+
+
+class Tree:
+    def __init__(self, record: Record, root: Box, bound: float = 0.0) -> None:
+        self.record, self.pool, self.problem = record, record.pool, record.problem
+        self.nodes = self._number = 0
+        self._open: list[tuple[float, int, Box]] = [(bound, 0, root)]
+        self.lines = Lines(record.problem)
+
+    def prove(self, budget: int, work_ns: float) -> Proof:
+        """Goes on until nothing is open, for this many boxes more, or until the meter shows so much."""
+        stop = self.nodes + budget
+        while self._open and self.nodes < stop and self.problem.meter.spent_ns < work_ns:
+            bound, _, box = heapq.heappop(self._open)
+            if self._refuted(bound):
+                self._open = []
+                break
+            self.nodes += 1
+            for value, child in self._expand(box, bound):
+                self._number += 1
+                heapq.heappush(self._open, (value, self._number, child))
+        left = min((entry[0] for entry in self._open), default=float(self.record.limit))
+        bound_ns = self.record.limit if self._refuted(left) else int(np.ceil(left - ROUNDING))
+        return Proof(
+            answer=self.record.answer,
+            bound_ns=bound_ns,
+            nodes=self.nodes,
+            closed=bound_ns == self.record.limit,
+        )
+
+    def _refuted(self, bound: float) -> bool:
+        return bound > self.record.most
+
+    def _expand(self, box: Box, bound: float) -> list[tuple[float, Box]]:
+        narrow = self._filtered(box)
+        if narrow is None:
+            return []
+        if narrow.point:
+            self.record.learn(narrow.low)
+            return []
+        bound, narrow, support = self._play(narrow, bound)
+        if narrow is None or self._refuted(bound):
+            return []
+        if narrow.point:
+            self.record.learn(narrow.low)
+            return []
+        p, at = _branch(self.problem, narrow, support)
+        return [(bound, child) for child in narrow.split(p, at) if child is not None]
+
+    def _filtered(self, box: Box) -> Box | None:
+        """Without what single rows refute: boundaries first, then arcs where that is cheap."""
+        most = self.record.most
+        rows = self.pool.weights.part(self.pool.active())
+        spans = (
+            self.lines.narrowed(rows, most, box.low, box.high)
+            if self.problem.chained
+            else (box.low, box.high)
+        )
+        narrow = None if spans is None else box.narrowed(*spans)
+        for _ in range(_ROUNDS):
+            if narrow is None:
+                return None
+            box = narrow
+            if len(self.pool.memory):
+                narrow = box.filtered(self.pool.memory, 0.0)
+            known = self.problem.decided(narrow.low, narrow.high) if narrow is not None else []
+            if narrow is not None and known:
+                narrow = narrow.filtered(moment_weights(self.problem, known), 0.0)
+            if narrow is not None and (self.nodes == 1 or len(rows) * box.cells <= _CHEAP):
+                narrow = narrow.filtered(rows, most)
+            if narrow is box:
+                break
+        return narrow
+
+    def _play(self, box: Box, bound: float) -> tuple[float, Box | None, list[IntArray]]:
+        chosen = self.pool.inside(box.low, box.high)
+        if not chosen:
+            chosen = [self.record.learn(_middle(box))]
+        game: Game | None = None
+        spare = _SPARE_AT_ROOT if self.nodes == 1 else _SPARE
+        between = _BETWEEN if self.problem.flagged else _PRICINGS
+        best: Weights | None = None
+        for _ in range(_PRICINGS):
+            if game is None or not game.grow():
+                game = Game(self.pool, chosen, float(self.record.limit))
+            solved = game.solve()
+            if solved is None:
+                break
+            most, mixed = solved
+            if most <= self.record.limit - 1:  # these rows cannot refute the box
+                if between > 0 and self.record.learn_between(game, most):
+                    between -= 1
+                    continue
+                spare -= 1
+                if spare < 0:
+                    break
+            value, cut = box.least(mixed)
+            if value > bound:
+                bound, best = value, mixed
+            if self._refuted(bound):
+                return bound, box, []
+            if most - value < max(0.25, _CLOSE * self.record.limit) or any(
+                (self.pool.cuts[k] == cut).all() for k in chosen
+            ):
+                break
+            chosen.append(self.record.learn(cut))
+            game.add(chosen[-1])
+        narrow = box if best is None else box.filtered(best, self.record.most)
+        return bound, narrow, [self.pool.cuts[k] for k in chosen[-8:]]
+
+
+def _middle(box: Box) -> IntArray:
+    """Some cut of the box: the first alive arc each time leads on, since boxes are trimmed."""
+    cut, at = [int(box.low[0])], 0
+    for p, alive in enumerate(box.alive):
+        onward = np.flatnonzero(alive[at])
+        at = int(onward[len(onward) // 2])
+        cut.append(int(box.low[p + 1]) + at)
+    return np.concatenate([np.array(cut, np.int64), box.high[len(cut) :]])
+
+
+def _branch(problem: Problem, box: Box, support: list[IntArray]) -> tuple[int, int]:
+    """The boundary on which the last cuts differ by most work, halfway, or the flag; else the widest window."""
+    edges = problem.stages + 1
+    if len(support) > 1:
+        table, line = np.array(support), work_ns(problem)
+        low, high = table.min(0), table.max(0)
+        apart = line[high[:edges]] - line[low[:edges]]
+        open_ = np.flatnonzero(low[edges:] < high[edges:])
+        if len(open_):
+            held = (line[table[:, 1:edges]] - line[table[:, : edges - 1]]).mean(0)[open_]
+            if held.max() > apart.max():
+                return edges + int(open_[held.argmax()]), 0
+        p = int(apart.argmax())
+        if high[p] > low[p]:
+            half = (line[low[p]] + line[high[p]]) / 2
+            at = int(low[p] + np.searchsorted(line[low[p] : high[p] + 1], half, side="right")) - 1
+            return p, int(np.clip(at, box.low[p], box.high[p] - 1))
+    p = int((box.high - box.low).argmax())
+    return p, int((box.low[p] + box.high[p]) // 2)

@@ -1,0 +1,160 @@
+"""Bounds of a whole shape: chains of stages that a limit allows, what fits in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from planner.arrays import IntArray
+from planner.milp.cut.problem import Problem
+from planner.milp.proof.boxes import Box, Weights, empty, stack
+from planner.schedule import Kind
+from planner.simulate import uncovered
+
+
+def windows(problem: Problem) -> tuple[IntArray, IntArray]:
+    """Of every boundary, so that no stage is empty, and of every flag."""
+    depth, layers = problem.stages, problem.layers
+    low = np.array([*range(depth), layers], np.int64)
+    high = np.array([0, *(layers - depth + p for p in range(1, depth)), layers], np.int64)
+    return problem.pointed(low, 0), problem.pointed(high, 1)
+
+
+def reachable(problem: Problem, limit: float) -> bool:
+    """Whether `head_p + N t_p + max(tail_p, sum and update of p) <= limit` can hold for every stage of some cut.
+
+    Valid for any order of one pipe with one stage a worker. Sums are of what no other stage uses, so that a stage of
+    more layers never needs less. Hence the one that reaches furthest is the best for those after it, and one pass
+    decides.
+    """
+    forward, backward, inputs, weights, _ = problem.prefix_ns
+    first, last_back = forward.min(0), backward.min(0)  # what lies on other stages may be on faster devices
+    split = any(action.kind is Kind.I for order in problem.schedule.orders for action in order)
+    back = inputs + weights if split else backward
+    count, at, last = problem.shape.micros, 0, problem.layers
+    hop, hops = problem.tables.least_direct_bytes, 0.0
+    for p in range(problem.stages):
+        if p > 0:
+            hops += problem.latency_ns[p - 1, p] + hop * problem.byte_ns[p - 1, p]
+        ends = np.arange(at + 1, last + 1)
+        work = forward[p] * (2 if problem.shape.recompute else 1) + back[p]
+        begin = np.full(len(ends), at)
+        sync = problem.own_sync_ns(p, begin, ends)
+        update = sync + problem.handed_on_ns(p, begin, ends, sync)
+        tail = 0 if split else last_back[at] + hops
+        need = first[at] + hops + count * (work[ends] - work[at]) + np.maximum(tail, update)
+        at += int(np.searchsorted(need, limit, side="right"))
+        if at >= last:
+            return True
+        if need[0] > limit:
+            return False
+    return False
+
+
+def every_cut(problem: Problem, low: IntArray, high: IntArray) -> Box | None:
+    """All cuts of these windows without an empty stage, whatever their memory."""
+    edges = zip(problem.bounds(low), problem.bounds(high), strict=True)
+    spans = [np.arange(a, b + 1) for a, b in edges]
+    alive = tuple(
+        (begin[:, None] < end[None, :]) & problem.allowed[begin][:, None] & problem.allowed[end][None, :]
+        for begin, end in pairwise(spans)
+    )
+    return Box(problem=problem, low=low, high=high, alive=alive).trimmed()
+
+
+def whole(problem: Problem, low: IntArray, high: IntArray) -> Box | None:
+    """Every cut of these windows whose stages fit where they are, each seen alone; None when there is none."""
+    box = every_cut(problem, low, high)
+    return None if box is None else fitting(box)
+
+
+def fitting(box: Box) -> Box | None:
+    """The same box where everything fits."""
+    problem = box.problem
+    if (most_bytes(problem) <= problem.available_bytes).all():
+        return box
+    dead = [(shortage(problem, p, box) > 0) & box.alive[p] for p in range(problem.stages)]
+    return box.without(dead) if any(d.any() for d in dead) else box
+
+
+def most_bytes(problem: Problem) -> IntArray:
+    """[worker]: from above, every hosted stage as large as any stage can be, in each part."""
+    fixed = int(problem.fixed_grid.max())
+    peaks = [int((rows.sum(1) @ problem.most_moving).max()) for rows in problem.moments]
+    total: IntArray = np.array(peaks) + fixed * problem.hosted.sum(1)
+    return total
+
+
+def shortage(problem: Problem, p: int, box: Box) -> IntArray:
+    """[c_p, c_{p+1}]: bytes by which a stage alone exceeds the worst of its workers, negative where it fits."""
+    worst: IntArray = np.minimum.reduce([_shortage(problem, p, box, flag) for flag in box.flags(p)])
+    if problem.sparing is not None:
+        fixed = box.cell(problem.fixed_grid, p)
+        worst = np.minimum(worst, problem.plain_shortage(p, fixed, box.cell(problem.plain_grid, p)))
+        worst = problem.parted_shortage(p, box.window(p)[:, None], box.window(p + 1)[None, :], worst)
+    return worst
+
+
+def _shortage(problem: Problem, p: int, box: Box, flag: int) -> IntArray:
+    fixed, moving = box.cell(problem.fixed_grid, p), box.cell(problem.moving_grid(p, flag), p)
+    worst: IntArray = np.full(fixed.shape, -(1 << 62), np.int64)
+    known = set()
+    for worker in np.flatnonzero(problem.hosted[:, p]):
+        counts = uncovered(problem.moments[worker][:, p])
+        hosted, available = problem.hosted[worker, p], problem.available_bytes[worker]
+        if (key := (counts.tobytes(), int(hosted), int(available))) not in known:
+            known.add(key)
+            peak = np.maximum.reduce([_weighted(moving, row) for row in counts.tolist()])
+            worst = np.maximum(worst, fixed * hosted + peak - available)
+    return worst
+
+
+def _weighted(parts: IntArray, counts: Sequence[int]) -> IntArray:
+    total: IntArray = np.zeros(parts.shape[:-1], np.int64)
+    for part, count in enumerate(counts):
+        if count:
+            total += count * parts[..., part]
+    return total
+
+
+def memory_weights(problem: Problem) -> Weights:
+    """Of workers with several stages: `value <= 0` for every cut that fits, one row a moment."""
+    shared = np.count_nonzero(problem.hosted, axis=1) > 1
+    return moment_weights(problem, [(w, rows) for w, rows in enumerate(problem.moments) if shared[w]])
+
+
+def moment_weights(problem: Problem, given: Sequence[tuple[int, IntArray]]) -> Weights:
+    """Of these moments of these workers."""
+    found = []
+    for worker, moments in given:
+        rows = len(moments)
+        fixed = np.repeat(problem.hosted[worker][None].astype(np.float64), rows, 0)
+        limit = np.full(rows, -float(problem.available_bytes[worker]))
+        rows_of = empty(rows, problem.stages)
+        found.append(replace(rows_of, fixed=fixed, moving=moments.astype(np.float64), constant=limit))
+    return stack(found, problem.stages)
+
+
+def binding(box: Box, rows: Weights) -> Weights:
+    """The rows of memory that some cut of the box may exceed: each stage as large as any of its arcs, whatever the
+    others are; of equal rows the first."""
+    most = rows.constant.copy()
+    for p, alive in enumerate(box.alive):
+        used = np.flatnonzero(rows.fixed[:, p] + rows.moving[:, p].sum(1))
+        if len(used):
+            fixed = box.cell(box.problem.fixed_grid, p)[alive].astype(np.float64)
+            grids = [box.cell(box.problem.moving_grid(p, flag), p)[alive] for flag in box.flags(p)]
+            moving = np.maximum.reduce(grids).astype(np.float64)
+            counts = np.column_stack([rows.fixed[used, p], rows.moving[used, p]])
+            kinds, at = np.unique(counts, axis=0, return_inverse=True)
+            largest = np.array([(fixed * own[0] + moving @ own[1:]).max() for own in kinds])
+            most[used] += largest[at.ravel()]
+    left = np.flatnonzero(most > 0)
+    kept = {
+        (rows.fixed[m].tobytes(), rows.moving[m].tobytes(), float(rows.constant[m])): m
+        for m in left[::-1].tolist()
+    }
+    return rows.part(np.array(sorted(kept.values()), np.int64))

@@ -1,0 +1,241 @@
+"""What no order of the same actions on the same workers can beat, for one cut.
+
+Each worker is a machine on its own, each action a job with a head (what must come before it anywhere) and a tail (what
+must come after it anywhere); the preemptive schedule that always works on the job with the longest tail is the best
+there is for a machine, and Jackson's bound is its length.
+
+Heads and tails are staggered. The way of a micro-batch is its forwards from stage to stage, and its backwards back,
+messages included, with the sum of a stage at the end of each. When the k-th micro-batch comes to a place on the way, k
+of them have been through all places before it, on every machine; so for any of these in a row of which a machine has
+some, none starts before one micro-batch can be there, the machine then works k times on all that it has of the row,
+and the last of them has still to go from the end of the row to the place. The same holds backwards in time: k - 1
+others that are no further follow the k-th last. Micro-batches are alike, so that this holds in whatever order they
+come.
+
+The sums of a worker are a machine too: none starts before all of its stage is done. Updates follow when everything is
+done. Under a rolling update only loads count, and the way of one micro-batch.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from planner.arrays import IntArray
+from planner.milp.cut.problem import Problem
+from planner.milp.cut.stage_costs import KINDS
+from planner.schedule import Kind
+
+_ONCE = (Kind.SYNC, Kind.STEP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    head: int
+    takes: int
+    tail: int
+
+
+def free_bound_ns(posed: Problem, cut: IntArray) -> int:
+    return _Free(posed, cut).bound_ns()
+
+
+class _Free:
+    def __init__(self, posed: Problem, cut: IntArray) -> None:
+        self.posed, self.chained = posed, posed.chained
+        spans = posed.durations(cut)
+        self.take = {kind: spans.kinds[0, KINDS.index(kind)].tolist() for kind in KINDS}
+        self.wire: IntArray = np.zeros(2 * posed.stages**2, np.int64)
+        self.wire[spans.cells] = spans.hop_ns[0]
+        self.wire = self.wire.reshape(2, posed.stages, posed.stages)
+        self.counts = [
+            Counter((action.pipe, action.stage, action.kind) for action in order)
+            for order in posed.schedule.orders
+        ]
+        self.sizes = Counter(posed.schedule.pipe_of)
+
+    def bound_ns(self) -> int:
+        steps = [self._load(counts, (Kind.STEP,)) for counts in self.counts]
+        work = tuple(kind for kind in KINDS if kind not in _ONCE)
+        loads = [self._load(counts, work) for counts in self.counts]
+        pipes = {pipe: _Pipe(self, pipe) for pipe in self.sizes}
+        chain = max(pipe.chain for pipe in pipes.values())
+        if self.posed.shape.update == "rolling":
+            return max(chain, *(a + b for a, b in zip(loads, steps, strict=True)))
+        machines = [
+            jackson(
+                [job for key, n in counts.items() if key[2] in work for job in pipes[key[0]].jobs(key, n)]
+            )
+            for counts in self.counts
+        ]
+        return max(chain, *machines, *self._sums(pipes)) + max(steps)
+
+    def _load(self, counts: Counter[tuple[int, int, Kind]], kinds: Sequence[Kind]) -> int:
+        return sum(n * self.take[kind][stage] for (_, stage, kind), n in counts.items() if kind in kinds)
+
+    def _sums(self, pipes: dict[int, _Pipe]) -> list[int]:
+        """Of every worker: when the last of its sums is done."""
+        ready = [max(pipe.done[s] for pipe in pipes.values()) for s in range(self.posed.stages)]
+        found = []
+        for counts in self.counts:
+            at = 0
+            for s in sorted({stage for _, stage, kind in counts if kind is Kind.SYNC}, key=ready.__getitem__):
+                at = max(at, ready[s]) + self.take[Kind.SYNC][s]
+            found.append(at)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """One action of every micro-batch, on its way."""
+
+    machine: int
+    starts: int  # before none can be there
+    takes: int
+    after: int  # from its end to that of the last sum that waits for it
+
+
+class _Pipe:
+    """Heads and tails of the stages of one pipe: place s is the forward of a stage, place -1 - s its backward."""
+
+    def __init__(self, free: _Free, pipe: int) -> None:
+        self.take, self.stages, self.micros = free.take, free.posed.stages, free.sizes[pipe]
+        self.chained, self.on = free.chained, free.posed.schedule.place[pipe]
+        own: set[tuple[int, Kind]] = {(s, k) for counts in free.counts for p, s, k in counts if p == pipe}
+        self.kinds = [{kind for s, kind in own if s == stage} for stage in range(self.stages)]
+        self.wire = free.wire
+        self.back = [self._back(s) for s in range(self.stages)]
+        self.way = self._way()
+
+    def _back(self, s: int) -> int:
+        """What hands the gradient on: the whole backward or its first half, the shorter where both are."""
+        return min((self.take[kind][s] for kind in (Kind.B, Kind.I) if kind in self.kinds[s]), default=0)
+
+    def _late(self, s: int) -> int:
+        return 0 if Kind.B in self.kinds[s] else self.take[Kind.W][s]
+
+    def _hop(self, way: int, a: int, b: int) -> int:
+        return 0 if self.on[a] == self.on[b] else int(self.wire[way, a, b])
+
+    def _way(self) -> list[_Place]:
+        """Where stages do not follow each other, each is a way of its own: starts and ends are those of one stage."""
+        forward, ends = (
+            self.take[Kind.F],
+            [self._late(s) + self.take[Kind.SYNC][s] for s in range(self.stages)],
+        )
+        stages = [*range(self.stages), *reversed(range(self.stages))]
+        takes = [*forward, *reversed(self.back)]
+        if not self.chained:
+            starts = [0] * self.stages + forward[::-1]
+            after = [b + e for b, e in zip(self.back, ends, strict=True)] + ends[::-1]
+        else:
+            hops = [self._hop(0, a, b) for a, b in pairwise(range(self.stages))] + [0]
+            hops += [self._hop(1, a, b) for a, b in pairwise(reversed(range(self.stages)))]
+            starts = np.cumsum([0, *(t + h for t, h in zip(takes, hops, strict=False))]).tolist()
+            after = [ends[0]]
+            for place in range(2 * self.stages - 2, -1, -1):
+                onward = hops[place] + takes[place + 1] + after[-1]
+                after.append(max(onward, ends[stages[place]] if place >= self.stages else 0))
+            after.reverse()
+        return [
+            _Place(machine=self.on[s], starts=start, takes=take, after=left)
+            for s, start, take, left in zip(stages, starts, takes, after, strict=True)
+        ]
+
+    @property
+    def chain(self) -> int:
+        return self.way[-1].starts + self.way[-1].takes if self.chained else 0
+
+    @cached_property
+    def heads(self) -> list[IntArray]:
+        """Of each place, when the k-th micro-batch can be there, for k from the first on."""
+        ranks, rows = np.arange(1, self.micros + 1), self._rows()
+        found, latest = [], np.zeros(self.micros, np.int64)
+        for place, row in zip(self.way, rows, strict=True):
+            for first, work in row if self.chained else ():
+                since = first.starts - place.starts - place.takes
+                latest = np.maximum(latest, since + work * ranks)
+            found.append(place.starts + latest)
+        return found
+
+    @cached_property
+    def tails(self) -> list[IntArray]:
+        """Of each place, what comes after the k-th last micro-batch has been there, for k from the last on."""
+        ranks, rows = np.arange(1, self.micros + 1), self._rows(reverse=True)
+        found, latest = [], np.zeros(self.micros, np.int64)
+        for place, row in zip(reversed(self.way), rows, strict=True):
+            for last, work in row if self.chained else ():
+                latest = np.maximum(latest, place.starts + last.after + work * ranks)
+            found.append(np.maximum(place.after, latest - place.starts - place.takes))
+        return found[::-1]
+
+    def _rows(self, reverse: bool = False) -> Iterator[list[tuple[_Place, int]]]:
+        """Of each place, what its machine has of every row that ends there, and where the row begins."""
+        seen: dict[int, list[_Place]] = {}
+        for place in reversed(self.way) if reverse else self.way:
+            own = seen.setdefault(place.machine, [])
+            own.append(place)
+            works = accumulate(each.takes for each in reversed(own))
+            yield list(zip(reversed(own), works, strict=True))
+
+    @cached_property
+    def done(self) -> list[int]:
+        """When everything of a stage may be done."""
+        found = []
+        for s, kinds in enumerate(self.kinds):
+            whole = self.back[s] + self._late(s)
+            last = min(self.take[Kind.B][s], whole) if Kind.B in kinds else whole
+            forward, back = self.way[s], self.way[-1 - s]
+            begun = forward.starts + self.micros * (forward.takes + last)
+            found.append(max(begun, back.starts + self.micros * last, int(self.heads[-1 - s][-1]) + last))
+        return found
+
+    def jobs(self, key: tuple[int, int, Kind], count: int) -> list[Job]:
+        """The actions of one kind on one stage, in the order in which they will be done."""
+        _, s, kind = key
+        heads, tails = self._around(s, kind)
+        takes = self.take[kind][s]
+        return [
+            Job(head=head, takes=takes, tail=tail)
+            for head, tail in zip(heads[:count].tolist(), tails[:count][::-1].tolist(), strict=True)
+        ]
+
+    def _around(self, s: int, kind: Kind) -> tuple[IntArray, IntArray]:
+        if kind is Kind.F:
+            return self.heads[s], self.tails[s]
+        if kind is Kind.R:
+            return self.heads[s] + self.way[s].takes, self.tails[-1 - s] + self.back[s]
+        if kind is Kind.W:
+            own: IntArray = np.full(self.micros, self.take[Kind.SYNC][s])
+            return self.heads[-1 - s] + self.back[s], own
+        return self.heads[-1 - s], self.tails[-1 - s]
+
+
+def jackson(jobs: Sequence[Job]) -> int:
+    """The least time by which a machine can be through with these jobs and their tails."""
+    waiting: list[list[int]] = []
+    now = most = 0
+    for job in sorted(jobs, key=lambda each: each.head):
+        now, most = _work(waiting, now, job.head, most)
+        heapq.heappush(waiting, [-job.tail, job.takes])
+    return _work(waiting, now, None, most)[1]
+
+
+def _work(waiting: list[list[int]], now: int, until: int | None, most: int) -> tuple[int, int]:
+    """The job with the longest tail first, until more arrive."""
+    while waiting and (until is None or now < until):
+        top = waiting[0]
+        part = top[1] if until is None else min(top[1], until - now)
+        now += part
+        if part == top[1]:
+            heapq.heappop(waiting)
+            most = max(most, now - top[0])
+        else:
+            top[1] -= part
+    return max(now, until or 0), most

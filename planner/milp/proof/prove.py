@@ -1,0 +1,289 @@
+"""The proof of one shape in two parts: a first look that costs little, and a tree for what that leaves open.
+
+The first look bounds by running minima over boundaries and narrows their windows (`planner.milp.root`). Only where
+some cut may still beat the limit are arcs laid and the tree grown, a number of boxes at a time.
+
+The first look at a shape: multipliers over its rows, priced by running minima over the boundaries.
+
+Rows and cuts grow in turn. Where no mixture of rows refutes the shape, the best one still narrows the windows in which
+the boundaries of a better cut must lie; the tree goes on from there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from planner.arrays import IntArray
+from planner.milp.cut.problem import Problem, Row
+from planner.milp.proof.boxes import ROUNDING, Box, Weights, stack
+from planner.milp.proof.branch_and_bound import Tree
+from planner.milp.proof.feasible import binding, every_cut, fitting, memory_weights, most_bytes, reachable
+from planner.milp.proof.learnt import Record
+from planner.milp.proof.multipliers import Game, Pool
+from planner.milp.proof.separable import Lines
+from planner.milp.search.descent import Answer, even
+
+_ROUNDS = 60  # mixtures of rows tried at first
+
+_MOMENTS = 20_000_000  # rows of memory, times pairs of stages
+
+_KEPT = 200_000  # rows of a shape that is left open, times its pairs of stages
+
+_ARCS = 2_000_000  # that windows may span for a tree
+
+Windows = tuple[IntArray, IntArray]
+
+
+@dataclass(kw_only=True)
+class Closing:
+    problem: Problem
+    spans: Windows | None  # of a better cut; None where there is none
+    record: Record = field(init=False)
+    bound: float = 0.0
+    tight: bool = False  # memory excludes a cut that could have won
+    root: Box | None = None
+    tree: Tree | None = None
+    rounds: int = _ROUNDS
+    rows: list[Row] = field(default_factory=list)  # that were of use for this order, whatever its costs
+    timed: tuple[float, Windows | None] | None = (
+        None  # what time alone says: a bound, and where a better cut lies
+    )
+
+    def __post_init__(self) -> None:
+        edges = None if self.spans is None else tuple(map(self.problem.bounds, self.spans))
+        self.record = self._fresh(edges[0] if edges is not None and (edges[0] == edges[1]).all() else None)
+
+    def _fresh(self, pinned: IntArray | None) -> Record:
+        """Without rows of memory where boundaries alone are looked at."""
+        memory = stack([], self.problem.stages) if self.problem.chained else memory_weights(self.problem)
+        return Record(Pool(problem=self.problem, memory=memory), pinned)
+
+    @property
+    def open(self) -> bool:
+        return self.spans is not None and self.bound <= self.record.most
+
+    @property
+    def bound_ns(self) -> int:
+        """No cut takes less, or less than the limit."""
+        return min(int(np.ceil(self.bound - ROUNDING)), self.record.limit) if self.open else self.record.limit
+
+    def look(self, answer: Answer | None, limit: int) -> None:
+        """Bounds and narrows; learns rows of the even cut and of the answer."""
+        self.record.aim(answer, limit)
+        if self.spans is None or not self._reachable():
+            self.spans = None
+            return
+        if self.timed is not None:
+            self._adopt(*self.timed)
+            return
+        self._surround()
+        self.timed = self.bound, self.spans
+        if self.spans is not None and not _fits(self.problem, *self.spans):
+            self.tight = True
+            self._grow()
+        if self.spans is not None and _point(self.spans):
+            self.record.learn(self.spans[0])
+            self.spans = None
+        if self.root is None and len(self.record.pool.rows) * self.problem.stages**2 > _KEPT:
+            self._forget()
+
+    def _adopt(self, bound: float, spans: Windows | None) -> None:
+        """What time alone says where no stage recomputes holds whatever does; arcs wait until it is taken further."""
+        assert self.spans is not None
+        self.bound, self.tight = bound, True
+        if spans is None or not self.open:
+            self.spans = None
+            return
+        edges = self.problem.stages + 1
+        self.spans = (
+            np.concatenate([spans[0][:edges], self.spans[0][edges:]]),
+            np.concatenate([spans[1][:edges], self.spans[1][edges:]]),
+        )
+
+    def _surround(self) -> None:
+        assert self.spans is not None
+        if _point(self.spans):
+            return
+        self._begin()
+        if self.record.answer is not None:
+            self.record.learn(self.record.answer.cut)
+        if self.problem.chained:
+            bound, self.spans = surrounded(self.record, Lines(self.problem), self.spans, self.rounds)
+            self.bound = max(self.bound, bound)
+        self.rows = self.record.pool.useful()
+
+    def _begin(self) -> None:
+        """With what other shapes of this order have taught, or with rows of a cut as good as any."""
+        if self.record.pool.rows:
+            return
+        for row in self.rows:
+            self.record.pool.add_row(row)
+        if self.rows:
+            self.record.learn(even(self.problem))
+        else:
+            self.record.around(even(self.problem))
+
+    def _forget(self) -> None:
+        """Rows of many stages take megabytes each: they are learnt again if the shape is taken further."""
+        known, self.record = self.record, self._fresh(self.record.pinned)
+        self.record.aim(known.answer, known.limit)
+
+    def _arm(self) -> None:
+        """Rows of memory beside those of time."""
+        assert self.root is not None
+        memory, known = binding(self.root, memory_weights(self.problem)), self.record
+        if len(memory) == len(known.pool.memory):
+            return
+        pool = Pool(problem=self.problem, memory=memory)
+        for row in known.pool.rows:
+            pool.add_row(row)
+        for cut in known.pool.cuts:
+            pool.add_cut(cut)
+        self.record = Record(pool, known.pinned)
+        self.record.aim(known.answer, known.limit)
+
+    def _reachable(self) -> bool:
+        shape = self.problem.shape
+        chain = shape.pipes == shape.chunks == 1 and shape.update == "barrier" and self.problem.chained
+        return not chain or reachable(self.problem, self.record.limit - 1)
+
+    def _light(self) -> bool:
+        """Whether arcs and rows of memory are few enough to be laid out."""
+        shared = (self.problem.hosted > 0).sum(1) > 1
+        moments = sum(len(rows) for rows, many in zip(self.problem.moments, shared, strict=True) if many)
+        small = moments * self.problem.stages**2 <= _MOMENTS
+        return small and self.spans is not None and _cells(self.problem, *self.spans) <= _ARCS
+
+    def _grow(self) -> None:
+        """Lays the arcs, where they are not too many: those that fit and that single rows do not refute."""
+        if self.spans is None or self.root is not None or not self._light():
+            return
+        box = every_cut(self.problem, *self.spans)
+        box = None if box is None else box.filtered(self._rows(), self.record.most)
+        self.root = None if box is None else fitting(box)
+        self.tight = box is not None and (self.root is not box or _may_exceed(box))
+        if self.root is None:
+            self.spans = None
+
+    def _rows(self) -> Weights:
+        return self.record.pool.weights.part(self.record.pool.active())
+
+    def prove(self, answer: Answer | None, limit: int, nodes: int, work_ns: float) -> None:
+        """So many boxes further, from windows as narrow as the limit makes them by now."""
+        lower = limit < self.record.limit
+        self.record.aim(answer, limit)
+        if not self.open or self.spans is None:
+            return
+        if self.timed is not None and self.problem.flagged and self._light():
+            self._begin()
+        elif self.root is None and (lower or not self.record.pool.rows or not self._light()):
+            self.rounds *= 2
+            self._surround()
+        self._grow()
+        if not self.open or self.root is None:
+            return
+        if self.tree is None:
+            self._arm()
+            self.tree = Tree(self.record, self.root, self.bound)
+        proof = self.tree.prove(nodes, work_ns)
+        self.bound = max(self.bound, float(proof.bound_ns))
+        if proof.closed:
+            self.spans = None
+
+
+def _point(spans: Windows) -> bool:
+    return bool((spans[0] == spans[1]).all())
+
+
+def _fits(problem: Problem, low: IntArray, high: IntArray) -> bool:
+    """Whether every cut of the windows fits: as if each stage were, in each part, as large as any they allow. Choices
+    are asked for where cuts do not."""
+    if problem.flagged:
+        return False
+    if (most_bytes(problem) <= problem.available_bytes).all():
+        return True
+    if _cells(problem, low, high) > _ARCS:
+        return False
+    spans = [slice(a, b + 1) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
+    fixed = np.array([problem.fixed_grid[pair].max() for pair in pairwise(spans)])
+    moving = np.array([problem.moving_grid(p)[pair].max((0, 1)) for p, pair in enumerate(pairwise(spans))])
+    peaks = [int(np.einsum("msr,sr->m", rows, moving).max()) for rows in problem.moments]
+    return bool((problem.hosted @ fixed + np.array(peaks) <= problem.available_bytes).all())
+
+
+def _cells(problem: Problem, low: IntArray, high: IntArray) -> int:
+    width = problem.bounds(high - low) + 1
+    return int((width[:-1] * width[1:]).sum())
+
+
+def _may_exceed(box: Box) -> bool:
+    """Whether workers with several stages lack memory for some cut of the box."""
+    posed = box.problem
+    if (most_bytes(posed) <= posed.available_bytes).all():
+        return False
+    rows = binding(box, memory_weights(posed))
+    return any(
+        -box.least(rows.part(slice(m, m + 1)).mixed(np.array([-1.0])))[0] > 0 for m in range(len(rows))
+    )
+
+
+_PATIENCE = 10  # mixtures without a better bound, before the tree takes over
+
+_GAIN = 2e-4  # of the limit: what counts as better
+
+_TRIAL, _HOPE = (
+    40,
+    0.6,
+)  # mixtures tried in any case; a bound below so much of the limit is then left as it is
+
+_NARROWINGS = 3
+
+
+def surrounded(record: Record, lines: Lines, spans: Windows, rounds: int) -> tuple[float, Windows | None]:
+    """A bound of all cuts of the windows, and the windows of those below the limit; None if there are none."""
+    bound, mixtures = _squeezed(record, lines, spans, rounds)
+    if bound > record.most:
+        return bound, None
+    active = record.pool.weights.part(record.pool.active())
+    rows = stack([active, *mixtures], record.problem.stages)
+    for _ in range(_NARROWINGS):
+        narrow = lines.narrowed(rows, record.most, *spans)
+        if narrow is None:
+            return record.most + ROUNDING, None
+        if (narrow[0] == spans[0]).all() and (narrow[1] == spans[1]).all():
+            break
+        spans = narrow
+    return bound, spans
+
+
+def _squeezed(record: Record, lines: Lines, spans: Windows, rounds: int) -> tuple[float, list[Weights]]:
+    """The bound of the best mixture of rows, and the mixtures that were best in their time."""
+    pool, bound, mixtures = record.pool, 0.0, list[Weights]()
+    chosen = pool.inside(*spans)
+    since, marked = 0, 0.0
+    game: Game | None = None
+    for turn in range(rounds):
+        if game is None or not game.grow():
+            game = Game(pool, chosen, float(record.limit), ample=True)
+        solved = game.solve()
+        if solved is None:
+            break
+        most, mixed = solved
+        value, cut = lines.least(mixed, *spans)
+        if value > bound:
+            bound, mixtures = value, [mixed, *mixtures[:4]]
+        since = 0 if bound > marked + _GAIN * record.limit else since + 1
+        marked = bound if since == 0 else marked
+        hopeless = turn >= _TRIAL and bound < _HOPE * record.limit
+        if bound > record.most or (turn >= _TRIAL and since > _PATIENCE) or hopeless or not len(cut):
+            break
+        between = record.learn_between(game, most)
+        if pool.find(cut) not in chosen:
+            chosen.append(record.learn(cut))
+            game.add(chosen[-1])
+        elif not between:
+            break
+    return bound, mixtures

@@ -1,0 +1,305 @@
+"""What no cut and no order of a shape can beat, from totals alone: thousands of shapes a second.
+
+With N micro-batches on D workers and P pipes, and all bounds of means that the worst worker is not below:
+
+    load     every worker computes, and updates what it holds
+    layer    the pipe with the most micro-batches takes them all through the stage of one layer, after what the layers
+             before it must do first and, where backward passes are whole, before what they must do last; or after a
+             forward pass through all layers and a backward one to there, with nothing but backward passes left
+    chain    a micro-batch goes through every layer and back
+    hops     messages between stages take the shortest link and the least that a layer hands on. A stage waits for as
+             many as lie before it, save where a pipe turns on its worker; no more than P workers have their first
+             stage at the same place
+    heads    one stage a worker: `T >= p hop + head_p + N t_p`, where the head is what the stages before p must do first
+             (and, with whole backward passes, last). With every head at least `a` times the work before it,
+             `T >= (N total + hop * sum of p r^(D-1-p)) / (sum of r^p)` with `r = 1 - a / N`
+    sums     no sum starts before a micro-batch is through all layers and has come back into the last one, and those of
+             a worker queue up; sums of parts take no less than the sum of the whole
+    queue    of the k stages of a worker, in the order of their sums: the first i are computed before the i-th sum
+             starts, so that for any shares `u` of 1 among them, T takes of a layer in the i-th at least
+             `(u_i + .. + u_k) n t + (u_1 + .. + u_i) sum`, n micro-batches a pipe, and the least over i bounds it
+
+Under a rolling update a worker computes for the next step while others end this one, so that what comes first or last
+elsewhere does not delay it: heads count only where the cycle through the first stage carries them, with whole backward
+passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from planner.arrays import FloatArray, IntArray
+from planner.cluster import Sum
+from planner.cost import Tables
+from planner.milp.configurations.configurations import Shape
+from planner.milp.instance import Space
+from planner.schedule import FAMILIES, Kind
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Of every layer for one micro-batch."""
+
+    forward: IntArray
+    back: IntArray  # what its gradient waits for on its way to the layer before
+    last: IntArray  # everything from then on: the weight half of a split backward included
+    total: IntArray
+    splits: bool  # a weight half may come last
+
+    @cached_property
+    def head(self) -> IntArray:
+        return np.cumsum(self.forward) - self.forward
+
+    @cached_property
+    def tail(self) -> IntArray:
+        return np.zeros_like(self.back) if self.splits else np.cumsum(self.back) - self.back
+
+    @cached_property
+    def returned(self) -> IntArray:
+        """When a gradient reaches a layer at the earliest."""
+        own: IntArray = self.forward.sum() + np.cumsum(self.back[::-1])[::-1] - self.back
+        return own
+
+    @cached_property
+    def chain(self) -> int:
+        return int((self.forward + self.back).sum())
+
+    @cached_property
+    def part(self) -> float:
+        """Of the work of any layers, what stages after them must at least wait for."""
+        head = self.forward if self.splits else self.forward + self.back
+        busy = self.total > 0
+        return float((head[busy] / self.total[busy]).min(initial=1.0))
+
+
+@dataclass(frozen=True, eq=False)
+class Floors:
+    space: Space
+    _works: dict[tuple[object, ...], Work] = field(default_factory=dict)
+    _layers: dict[tuple[object, ...], float] = field(default_factory=dict)
+    _hops: dict[object, float] = field(default_factory=dict)
+    _bytes: dict[tuple[object, bool], IntArray] = field(default_factory=dict)
+
+    def work(self, shape: Shape) -> Work:
+        tables, family = self.space.tables(shape), FAMILIES[shape.family]
+        splits, mixes = family.splits, family.mixes or bool(shape.listed)
+        key = (tables.key, splits, mixes, shape.recompute)
+        if key not in self._works:
+            self._works[key] = _work(tables, splits, mixes, shape.recompute)
+        return self._works[key]
+
+    def _longest(self, shape: Shape, fullest: int) -> float:
+        """Of a layer with nothing but what lies around it."""
+        work, apart = self.work(shape), self.space.chained and shape.update == "barrier"
+        where = (shape.workers, shape.chunks) if apart else None
+        key = (self.space.tables(shape).key, shape.family, shape.listed, shape.recompute, fullest, where)
+        if key not in self._layers:
+            before = self._hops_before(shape) * self._hop_ns(shape) * (1 if work.splits else 2)
+            around = work.head + work.tail + before if apart else 0
+            self._layers[key] = float((around + fullest * work.total).max())
+        return self._layers[key]
+
+    def _hop_ns(self, shape: Shape) -> float:
+        """Of a message between stages, at least."""
+        tables = self.space.tables(shape)
+        if (known := self._hops.get(tables.key)) is None:
+            size = tables.least_direct_bytes
+            known = self._hops[tables.key] = self.space.machines.least_hop_ns(size)
+        return known if shape.workers > 1 else 0.0
+
+    def _hops_before(self, shape: Shape) -> IntArray:
+        """Of every layer: no stage after its own is empty."""
+        layers = self.space.layers
+        return _hops_to(shape, np.maximum(np.arange(layers) + shape.stages - layers, 0))
+
+    def _lead_ns(self, shape: Shape) -> float:
+        """Messages before a worker's first stage, on average."""
+        first = np.arange(shape.workers) // shape.pipes
+        return self._hop_ns(shape) * float(first.mean())
+
+    def step_ns(self, shape: Shape) -> float:
+        """Of a worker on average."""
+        tables = self.space.tables(shape)
+        share = shape.holders if shape.shard else 1
+        rate = tables.step_ns_per_element / share
+        return float(tables.elements[0, -1]) * rate * shape.pipes / shape.workers
+
+    def free_ns(self, shape: Shape) -> float:
+        """Load, layer, chain, hops and heads."""
+        work, barrier, chained = self.work(shape), shape.update == "barrier", self.space.chained
+        fullest = -(-shape.micros // shape.pipes)
+        load = float(work.total.sum()) * shape.micros / shape.workers
+        least = max(load + self.step_ns(shape), self._longest(shape, fullest))
+        if not chained:
+            return least
+        hop, ways = (self._hop_ns(shape), 1 if work.splits else 2) if barrier else (0.0, 0)
+        least = max(least, float(work.chain) + 2 * hop * _hops(shape))
+        if barrier:
+            lead = self._lead_ns(shape)
+            least = max(least, load + self.step_ns(shape) + lead, load + ways * lead)
+        if shape.pipes == shape.chunks == 1 and (barrier or not work.splits) and work.part > 1e-6:
+            least = max(least, _heads(shape, work, ways * hop))
+        return least
+
+    def summed_ns(self, shape: Shape) -> float:
+        """All of it."""
+        least = self.free_ns(shape)
+        if shape.holders == 1:
+            return least
+        even = self._even(shape)
+        if shape.pipes > 1 and not even:
+            return least
+        tables, work, workers = self.space.tables(shape), self.work(shape), shape.workers
+        sums = tuple(dict.fromkeys(self.space.column_sums(shape)))
+        once = 0 if even else _shared_bytes(tables)
+        queue = shape.pipes * float(_least(sums, tables.gradients[0, -1:] - once)[0]) / workers
+        step = self.step_ns(shape) + (0.5 * queue if shape.shard else 0.0)
+        if shape.update == "rolling":
+            return max(least, queue)
+        if not self.space.chained:
+            return max(least, queue + step)
+        forward = float(work.forward.sum()) + self._hop_ns(shape) * _hops(shape)
+        least = max(least, forward + float(work.back[-1]) + queue + step)
+        if shape.pipes == shape.chunks == 1:
+            least = max(least, forward + float(work.last.sum()) * shape.micros / workers + queue + step)
+        least = max(least, self._lead_ns(shape) + self._queued_ns(shape, sums, even) + step)
+        return max(least, self._layer_ns(shape, sums)) if even else least
+
+    def _queued_ns(self, shape: Shape, sums: tuple[Sum, ...], even: bool) -> float:
+        """Compute and sums of a worker on average, as far as the ones must follow the others."""
+        tables, work = self.space.tables(shape), self.work(shape)
+        size = self._own(tables, even)
+        after = size * (float(_least(sums, size.sum(keepdims=True))[0] - 1) / max(1, int(size.sum())))
+        each, count = (shape.micros // shape.pipes) * work.total, shape.pipes * shape.chunks
+        done, left = _shares(count, float(each.sum()), float(after.sum()))
+        either = np.min(done[:, None] * each + left[:, None] * np.maximum(after, 0.0), 0)
+        return float(either.sum()) * shape.pipes / shape.workers
+
+    def _own(self, tables: Tables, shared: bool) -> IntArray:
+        """`_own_bytes`, worked out once."""
+        if (key := (tables.key, shared)) not in self._bytes:
+            self._bytes[key] = _own_bytes(tables, shared=shared)
+        return self._bytes[key]
+
+    def _layer_ns(self, shape: Shape, sums: tuple[Sum, ...]) -> float:
+        """A layer with the sum and the update of its stage."""
+        tables, work = self.space.tables(shape), self.work(shape)
+        fullest = -(-shape.micros // shape.pipes)
+        each = np.arange(tables.layers)
+        share = shape.holders if shape.shard else 1
+        after = _least(sums, tables.gradients[each, each + 1])
+        after = after + tables.elements[each, each + 1] * (tables.step_ns_per_element / share)
+        hop, last = self._hop_ns(shape), shape.stages - 1
+        back = 2 * _hops(shape) - _hops_to(shape, np.minimum(each, last))
+        begun = work.head + hop * self._hops_before(shape) + fullest * work.total
+        returned = work.returned + hop * back + fullest * work.last
+        return float((np.maximum(begun, returned) + after).max())
+
+    def _even(self, shape: Shape) -> bool:
+        """Whether a sum over more devices takes no less: not where they bring more network cards."""
+        groups = self.space.cluster.nodes
+        return all(g.devices_per_node == 1 for g in groups) or sum(g.count for g in groups) == 1
+
+    def guess_ns(self, shape: Shape) -> float:
+        """About what a shape may take: where to look first. Bounds nothing."""
+        tables, work = self.space.tables(shape), self.work(shape)
+        bytes_a_worker = np.array([tables.gradients[0, -1] * shape.pipes // shape.workers])
+        sums = self.space.typical_sum(shape).ns(bytes_a_worker)[0] if shape.data * shape.spatial > 1 else 0
+        wire = self.space.cluster_link_ns(tables.typical_crossing_bytes) if shape.workers > 1 else 0.0
+        hops = 2 * (shape.stages - 1) * wire
+        load = float(work.total.sum()) * shape.micros / shape.workers + self.step_ns(shape)
+        idle = BUBBLES[shape.family](shape, work) if shape.workers > 1 else 0.0
+        return max(load + idle, self.free_ns(shape)) + float(sums) + hops
+
+
+def _work(tables: Tables, splits: bool, mixes: bool, recompute: bool) -> Work:
+    """Where whole and split backward passes mix, the shorter of the two, and as late a weight half."""
+    layers = {kind: np.diff(tables.time_ns[kind]) for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)}
+    whole, halves = layers[Kind.B], layers[Kind.I] + layers[Kind.W]
+    back, last = (layers[Kind.I], halves) if splits else (whole, whole)
+    if mixes:
+        back, last = np.minimum(layers[Kind.I], whole), np.minimum(halves, whole)
+    total = layers[Kind.F] + last + layers[Kind.R] * int(recompute)
+    return Work(forward=layers[Kind.F], back=back, last=last, total=total, splits=splits or mixes)
+
+
+def _hops_to(shape: Shape, stage: IntArray) -> IntArray:
+    """Messages on the way to a stage: stages of one worker that follow each other need none."""
+    if FAMILIES[shape.family].in_parts:
+        return stage // shape.chunks
+    return stage - stage // shape.workers
+
+
+def _hops(shape: Shape) -> int:
+    """Messages on the way to the last stage."""
+    return int(_hops_to(shape, np.array(shape.stages - 1)))
+
+
+def _heads(shape: Shape, work: Work, hop: float) -> float:
+    """Every stage as large as those before it allow: what that takes to hold all layers."""
+    kept = (1.0 - work.part / shape.micros) ** np.arange(shape.workers - 1, -1, -1)
+    before = hop * float((np.arange(shape.workers) * kept).sum())
+    return (shape.micros * float(work.total.sum()) + before) / float(kept.sum())
+
+
+def _shares(count: int, compute: float, sums: float) -> tuple[FloatArray, FloatArray]:
+    """For each stage of a worker, in the order of their sums, the parts of its compute and of its sum that count:
+    the best there are where all layers are alike."""
+    grown = np.clip(compute / sums, 1e-3, 1e3) ** np.arange(count) if sums > 0 else np.eye(count)[-1]
+    share = grown / grown.sum()
+    return share[::-1].cumsum()[::-1], share.cumsum()
+
+
+def _own_bytes(tables: Tables, *, shared: bool) -> IntArray:
+    """Gradients of each layer, those of several layers at the first; without these unless they are `shared`."""
+    found: IntArray = np.zeros(tables.layers, np.int64)
+    for parameter in tables.graph.parameters:
+        if parameter.trainable and (shared or len(set(parameter.users)) == 1):
+            found[min(tables.graph.index[name] for name in parameter.users)] += parameter.bytes
+    return found
+
+
+def _least(sums: tuple[Sum, ...], size: IntArray) -> IntArray:
+    found: IntArray = np.minimum.reduce([each.ns(size) for each in sums])
+    return found
+
+
+def _shared_bytes(tables: Tables) -> int:
+    """Of parameters that several layers use: their sums may run over other places."""
+    shared = [p for p in tables.graph.parameters if len(set(p.users)) > 1 and p.trainable]
+    return sum(p.bytes for p in shared)
+
+
+Bubble = Callable[[Shape, Work], float]
+
+
+def _whole(shape: Shape, work: Work) -> float:
+    return float(work.total.sum()) / shape.workers * (shape.workers - 1) / shape.chunks
+
+
+def _forward(shape: Shape, work: Work) -> float:
+    return float(work.forward.sum()) / shape.workers * (shape.workers - 1) / shape.chunks
+
+
+def _paired(shape: Shape, work: Work) -> float:
+    units = max(1.0, shape.micros / shape.workers)
+    return float(work.last.sum()) / shape.workers * max(0.0, shape.workers / shape.pairs - 2) * units
+
+
+def _paired_split(shape: Shape, work: Work) -> float:
+    return float(work.forward.sum()) / shape.workers * (shape.workers / shape.pipes - 1) / shape.chunks
+
+
+# idle time of a worker, as the families have it for equal stages
+BUBBLES: Mapping[str, Bubble] = dict.fromkeys(FAMILIES, _forward) | {
+    "gpipe": _whole,
+    "1f1b": _whole,
+    "interleaved": _whole,
+    "wave": _whole,
+    "chimera": _paired,
+    "chimera-zb": _paired_split,
+}

@@ -1,0 +1,161 @@
+"""First answers: cuts found by descent and seeded kicks, all neighbours of a cut simulated at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.arrays import BoolArray, FloatArray, IntArray
+from planner.milp.cut.problem import Problem
+from planner.milp.cut.stage_costs import COMPUTE
+from planner.milp.proof.boxes import Box
+from planner.schedule import Kind
+
+NEVER = 1 << 60  # the time of a cut that does not fit
+
+_STEPS = (1, 2, 4, 8)
+
+_DESCENT_NS = 1e9  # of the meter, for one descent
+
+_TURNED = 0.3  # of the flags, in a kick
+
+_LONGEST_BLOCK = 2  # boundaries that move together, where there are many
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    cut: IntArray
+    ns: int
+
+    def better(self, other: Answer | None) -> bool:
+        """Faster, or as fast with the lexicographically smaller boundaries."""
+        return other is None or (self.ns, self.cut.tolist()) < (other.ns, other.cut.tolist())
+
+
+def judge(problem: Problem, cuts: IntArray, most: int | None = None) -> IntArray:
+    """Simulated nanoseconds, NEVER where a worker's memory is exceeded; beyond `most`, only that it is more."""
+    fitting = fits(problem, cuts)
+    out: IntArray = np.full(len(cuts), NEVER, np.int64)
+    if fitting.any():
+        out[fitting] = problem.times(cuts[fitting], most)
+    return out
+
+
+def fits(problem: Problem, cuts: IntArray) -> BoolArray:
+    within: BoolArray = np.asarray((problem.memory(cuts) <= problem.available_bytes).all(1))
+    return within
+
+
+def descend(problem: Problem, low: IntArray, high: IntArray, start: IntArray) -> Answer | None:
+    """Steepest descent over moves of single boundaries and blocks of them."""
+    best = _pick(problem, start[None, :])
+    moves = neighbours(problem)
+    stop_ns = problem.meter.spent_ns + _DESCENT_NS
+    while True:
+        near = allowed(problem, (best.cut if best else start) + moves, low, high)
+        most = None if best is None else best.ns
+        found = _pick(problem, near, most) if len(near) else None
+        if found is None or not found.better(best):
+            return best
+        best = found
+        if problem.meter.spent_ns > stop_ns:
+            return best
+
+
+def _pick(problem: Problem, cuts: IntArray, most: int | None = None) -> Answer | None:
+    ns = judge(problem, cuts, most)
+    least = int(ns.min())
+    if least == NEVER:
+        return None
+    tied = cuts[ns == least]
+    return Answer(cut=min(tied, key=lambda c: c.tolist()), ns=least)
+
+
+def allowed(problem: Problem, points: IntArray, low: IntArray, high: IntArray) -> IntArray:
+    """Those between these two that are cuts of the model without an empty stage."""
+    inside: BoolArray = np.asarray((points >= low).all(1) & (points <= high).all(1))
+    edges = problem.bounds(points)
+    inside &= (np.diff(edges) > 0).all(1)
+    inside[inside] = problem.allowed[edges[inside]].all(1)
+    found: IntArray = points[inside]
+    return found
+
+
+def neighbours(problem: Problem) -> IntArray:
+    """Moves of boundaries, and of flags where there are some."""
+    stages, first_flag = problem.stages, problem.stages + 1
+    longest = stages - 1 if stages <= 16 else _LONGEST_BLOCK
+    edges = _edge_moves(stages, longest)
+    moves: IntArray = np.zeros((len(edges), problem.width), np.int64)
+    moves[:, :first_flag] = edges
+    flags = np.eye(problem.width, dtype=np.int64)[first_flag:]
+    return np.concatenate([moves, flags, -flags])
+
+
+def _edge_moves(stages: int, longest: int) -> IntArray:
+    rows = []
+    for first in range(1, stages):
+        for last in range(first, min(stages, first + longest)):
+            for step in _STEPS if first == last else (1,):
+                row = np.zeros(stages + 1, np.int64)
+                row[first : last + 1] = step
+                rows += [row, -row]
+    return np.array(rows, np.int64).reshape(-1, stages + 1)
+
+
+def kicked(problem: Problem, low: IntArray, high: IntArray, best: Answer, rounds: int) -> Answer:
+    """Descents from random neighbours of the best cut; the seed is fixed, so the answer is too."""
+    random = np.random.default_rng(0)
+    for _ in range(rounds):
+        noise = random.integers(-3, 4, problem.stages + 1)
+        start = best.cut.copy()
+        edges = np.clip(problem.bounds(best.cut) + noise, problem.bounds(low), problem.bounds(high))
+        start[: len(edges)] = edges = np.maximum.accumulate(edges)
+        if problem.flagged:
+            start[len(edges) :] ^= random.random(problem.stages) < _TURNED
+        if (np.diff(edges) > 0).all() and problem.allowed[edges].all():
+            found = descend(problem, low, high, start)
+            if found is not None and found.better(best):
+                best = found
+    return best
+
+
+def balanced(problem: Problem, box: Box) -> IntArray:
+    """The cut of the box whose largest stage takes least, by a bottleneck path."""
+    line = work_ns(problem)
+    value: FloatArray = np.zeros(1)
+    back = []
+    for p in range(problem.stages):
+        cost = box.blocked[p] + line[box.window(p + 1)][None, :] - line[box.window(p)][:, None]
+        total = np.maximum(value[:, None], cost)
+        back.append(total.argmin(0))
+        value = total.min(0)
+    cut, at = [problem.layers], 0
+    for p in range(problem.stages - 1, -1, -1):
+        at = int(back[p][at])
+        cut.append(int(box.low[p]) + at)
+    return problem.pointed(np.array(cut[::-1], np.int64), 1)
+
+
+def even(problem: Problem) -> IntArray:
+    """A cut of about equal work, whatever its memory."""
+    return near(problem, work_ns(problem))
+
+
+def near(problem: Problem, line: IntArray | FloatArray) -> IntArray:
+    """A cut whose stages have about equal shares of what grows along the layers as `line`."""
+    depth = problem.stages
+    places = np.flatnonzero(problem.allowed)
+    goal = np.searchsorted(line[places], np.linspace(0.0, float(line[-1]), depth + 1))
+    last = len(places) - 1
+    goal[0], goal[-1] = 0, last
+    for p in range(1, depth):
+        goal[p] = min(max(goal[p], goal[p - 1] + 1), last - depth + p)
+    return problem.pointed(places[goal].astype(np.int64), 1)
+
+
+def work_ns(problem: Problem) -> IntArray:
+    kinds = [Kind.F, Kind.B, *([Kind.R] if problem.shape.recompute else [])]
+    total: IntArray = problem.prefix_ns[[COMPUTE.index(kind) for kind in kinds], 0].sum(0)
+    return total

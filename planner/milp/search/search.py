@@ -1,0 +1,167 @@
+"""The course of a search: which shapes are looked into, and when.
+
+First answers come from the most promising shapes and from the trivial plans, and orders listed anew for the best of
+them. Then shapes are taken up as their totals (`planner.milp.floors`) bound them, the lowest first: what is left when
+the work allowed for that is done is bounded by the next one, and nothing was spent on what could not be the least.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+from planner.errors import Infeasible
+from planner.milp import explain, infeasible
+from planner.milp.configurations.configurations import Shape, shapes
+from planner.milp.cut.problem import Problem
+from planner.milp.instance import Space
+from planner.milp.proof.totals import Floors
+from planner.milp.search import relist
+from planner.milp.search.descent import NEVER, Answer, even, judge
+from planner.milp.search.state import Effort, Rows, Search, Tried
+from planner.schedule import FAMILIES
+
+_PLAINEST = list(FAMILIES)  # on one worker many families take the same time: the plainest is named
+
+_EVEN, _FIRST = 40, 6  # shapes whose even cut is simulated, and that are answered, before any is looked into
+
+_HOPE = 1.2  # of the best answer so far: an even cut that takes more is not descended from
+
+_GLANCES = 0.1  # of the work allowed is for those even cuts
+
+_LOOKS = 0.85  # of it is spent by the end of first looks; shapes left then keep the bound of their totals
+
+
+@dataclass(kw_only=True)
+class Waiting:
+    """Shapes by what they take at least."""
+
+    found: Search
+    every: list[Shape] = field(default_factory=list)  # that ever waited
+    known: set[Shape] = field(default_factory=set)
+    heap: list[tuple[float, int]] = field(default_factory=list)
+
+    def add(self, shape: Shape) -> None:
+        if shape not in self.known:
+            self.known.add(shape)
+            heapq.heappush(self.heap, (self.found.promise_ns(shape), len(self.every)))
+            self.every.append(shape)
+
+    def work_through(self) -> None:
+        """Grows by variants: those that take less memory where memory narrows a shape, or whose updates are faster."""
+        found = self.found
+        while self.heap:
+            least, number = heapq.heappop(self.heap)
+            if least > found.limit - 1 or self._enough():
+                found.leave(least)
+                continue
+            shape = self.every[number]
+            tight = found.examine(shape)
+            for variant in thriftier(found.space, shape) if tight else found.faster(shape):
+                self.add(variant)
+
+    def _enough(self) -> bool:
+        spent = self.found.space.meter.spent_ns
+        return self.found.limit < NEVER and spent > _LOOKS * self.found.effort.work_ns
+
+
+def search(space: Space, effort: Effort, *, below: int = NEVER, rows: Rows | None = None) -> Search:
+    """`below` is what is known already: slower plans are not looked for. So are `rows` of the same orders."""
+    found = Search(space=space, effort=effort, below=below, rows={} if rows is None else rows)
+    given = ranked(space)
+    if not given:
+        raise Infeasible(infeasible.no_shape(space, lambda asked: bool(ranked(asked))))
+    if below == NEVER:
+        _first_answers(found, given)
+        _take_trivial(found, set(given))
+    found.listed = relist.grow(found)
+    best = found.limit
+    waiting = Waiting(found=found)
+    for shape in given:
+        waiting.add(shape)
+    waiting.work_through()
+    if found.limit < best:
+        found.listed += relist.grow(found)
+    found.queue = waiting.every
+    found.considered = len(waiting.every) + found.listed
+    found.prove()
+    found.state()
+    return found
+
+
+def ranked(space: Space) -> list[Shape]:
+    """Shapes, the most promising first. Recomputing and sharding ones follow where memory asks for them."""
+    pinned = space.pins
+    plain = replace(pinned, recompute=bool(pinned.recompute), shard=bool(pinned.shard))
+    every = shapes(
+        space.cluster,
+        layers=space.layers,
+        batch=space.batch,
+        micros=space.micros(),
+        pinned=plain,
+        splits=space.splits,
+    )
+    floors = Floors(space)
+    return sorted(every, key=lambda shape: (floors.guess_ns(shape), _PLAINEST.index(shape.family), shape))
+
+
+def _first_answers(found: Search, given: list[Shape]) -> None:
+    """Even cuts of the most promising shapes; then descents of those that came out best, and of the most promising
+    one of each family."""
+    firsts: dict[str, Shape] = {}
+    for shape in given:
+        firsts.setdefault(shape.family, shape)
+    ahead = dict.fromkeys([*given[:_FIRST], *firsts.values(), *given[_FIRST:_EVEN]])
+    meter, most = found.space.meter, _GLANCES * found.effort.work_ns
+    looked = [found.look(shape) for shape in ahead if meter.spent_ns < most]
+    known = [tried for tried in looked if tried is not None]
+    if found.space.pins.stages is None:
+        known = sorted(known, key=lambda tried: (_even_ns(tried.problem), tried.shape))
+    chosen = [*known[:_FIRST], *(tried for tried in known if firsts[tried.shape.family] == tried.shape)]
+    every = {tried.shape: tried for tried in chosen}.values()
+    for tried in sorted(every, key=lambda tried: tried.shape.chunks * (tried.shape.workers == 1)):
+        hopeless = found.space.pins.stages is None and _hopeless(found, tried)
+        if found.space.meter.spent_ns < found.effort.work_ns / 3 and not hopeless:
+            found.answer(tried)
+
+
+def _hopeless(found: Search, tried: Tried) -> bool:
+    """Far from the best; or one worker in more parts, no better at first than what fewer of them came to."""
+    ns, own = _even_ns(tried.problem), tried.shape
+    fewer = [
+        other.answer.ns
+        for shape, other in found.tried.items()
+        if other.answer is not None
+        and shape.chunks < own.chunks
+        and (shape.data, shape.workers, shape.micro) == (own.data, 1, own.micro)
+    ]
+    return ns > _HOPE * found.limit or ns >= min(fewer, default=NEVER)
+
+
+def _even_ns(posed: Problem) -> int:
+    return int(posed.times(even(posed)[None, :], 0)[0])
+
+
+def _take_trivial(found: Search, allowed: set[Shape]) -> None:
+    """The trivial plans are answers too: none of them beats the plan, however little was looked into."""
+    for _, chosen in explain.trivial(found.space):
+        for shape in (each for each in chosen if each in allowed):
+            tried = found.look(shape)
+            if tried is not None and found.space.pins.stages is None:
+                cut = explain.equal_cut(tried.problem)
+                ns = int(judge(tried.problem, cut[None, :])[0])
+                found.take(tried, None if ns == NEVER else Answer(cut=cut, ns=ns))
+
+
+def thriftier(space: Space, shape: Shape) -> Iterator[Shape]:
+    """Variants that take less memory. Only stages that must do recompute, unless that would change the order."""
+    pinned, now = space.pins, shape.recompute or shape.sparing
+    recompute = (True,) if now else (False,) if pinned.recompute is False else (False, True)
+    shard = (True,) if shape.shard else (False,) if pinned.shard is False else (False, True)
+    for again, sharded in product(recompute, shard):
+        changed = (again, sharded) != (now, shape.shard)
+        if changed and (not sharded or shape.holders > 1):
+            some = again and not shape.recompute and not space.at_use(replace(shape, shard=sharded))
+            yield replace(shape, recompute=again and not some, sparing=some, shard=sharded)

@@ -1,0 +1,329 @@
+"""What a search over shapes knows: every shape bounded or proved, the best cut of the best shape, its certificate.
+
+Which shape is looked into when is in `planner.milp.course`. A first look (`planner.milp.closing`) comes first; then what
+is still open is taken further in turns, the lowest bound first, by descents for better answers and by trees for better
+bounds. What is left when the work allowed is done, and the winner, go into one mixed-integer program
+(`planner.milp.formulation`) where it is small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from planner.milp import explain, formulation
+from planner.milp.configurations.configurations import Shape
+from planner.milp.cut.frozen_order import Order
+from planner.milp.cut.problem import Problem, Row
+from planner.milp.cut.recompute_choice import Choosing
+from planner.milp.instance import Space, short_bytes
+from planner.milp.pins import Update
+from planner.milp.proof.boxes import ROUNDING, Box
+from planner.milp.proof.feasible import whole
+from planner.milp.proof.order_free import free_bound_ns
+from planner.milp.proof.prove import Closing
+from planner.milp.proof.separable import Lines
+from planner.milp.proof.totals import Floors
+from planner.milp.search.descent import NEVER, Answer, balanced, descend, even, kicked
+from planner.plan import Certificate
+
+_FIRST = 6  # shapes whose answers are polished before any is proved
+
+_KICKS = 6
+
+_CHOICES = 10  # times as many boxes, and twice as many kicks, where flags are to be chosen
+
+_WORK_NS = 40e9  # of `Meter`
+
+_PROGRAM_NODES = 2000  # of the mixed-integer program
+
+_MOST_ARCS = 3000  # beyond, the program is left unwritten and the tree's proof stands alone
+
+_ARCS_PROVED = 500  # where everything is proved already, and the program only states it
+
+_FILTERS = 2  # of what the program is written over
+
+_PLAIN = 0.75  # of the work left is for shapes without flags first
+
+_BOXES = 100  # of one shape at first, divided by its depth
+
+_NODES = 3000  # boxes of one shape in a turn at most, divided by its depth
+
+
+Rows = dict[tuple[Order, Update], list[Row]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How far to go, in counts, never in seconds: the same input gives the same plan."""
+
+    nodes: int = _NODES
+    kicks: int = _KICKS
+    program_nodes: int = _PROGRAM_NODES
+    work_ns: float = _WORK_NS
+
+
+@dataclass(kw_only=True)
+class Tried:
+    """One shape, as far as it was looked into."""
+
+    shape: Shape
+    problem: Problem
+    answer: Answer | None = None
+    bound_ns: int = 0
+    closing: Closing | None = None
+
+
+@dataclass(kw_only=True)
+class Search:
+    space: Space
+    effort: Effort
+    below: int = NEVER  # what a plan has to take less than
+    floors: Floors = field(init=False)
+    best: Tried | None = None
+    tried: dict[Shape, Tried] = field(default_factory=dict)
+    open: list[Tried] = field(default_factory=list)
+    queue: list[Shape] = field(default_factory=list)
+    considered: int = 0
+    listed: int = 0  # orders listed anew that entered
+    bounded: int = 0  # shapes that their bound alone ruled out
+    left: list[int] = field(default_factory=list)  # bounds of shapes that were not looked into
+    program: formulation.Outcome | None = None
+    pays: dict[tuple[object, ...], bool] = field(
+        default_factory=dict
+    )  # shared updates, by what they depend on
+
+    rows: Rows = field(default_factory=dict)  # of orders that several shapes have
+
+    def __post_init__(self) -> None:
+        self.floors = Floors(self.space)
+
+    @property
+    def limit(self) -> int:
+        return self.below if self.best is None or self.best.answer is None else self.best.answer.ns
+
+    def look(self, shape: Shape) -> Tried | None:
+        """The problem that a shape poses; None where its family cannot be had."""
+        if shape not in self.tried:
+            posed = self.space.problem(shape)
+            if posed is None:
+                return None
+            self.tried[shape] = Tried(shape=shape, problem=posed)
+        return self.tried[shape]
+
+    def answer(self, tried: Tried, root: Box | None = None) -> None:
+        """An answer by descent: from the most even cut, or from the most even one that fits."""
+        posed = tried.problem
+        spans = self.space.windows(posed)
+        if spans is None:
+            return
+        first, last = map(posed.bounds, spans)
+        start = spans[1] if (first == last).all() else even(posed)
+        found = descend(posed, *spans, start)
+        if found is None:
+            root = root or whole(posed, *spans)
+            found = None if root is None else descend(posed, *spans, balanced(posed, root))
+        if tried.closing is not None:
+            tried.closing.record.aim(found, self.limit)
+        self.take(tried, found)
+
+    def take(self, tried: Tried, answer: Answer | None) -> None:
+        if answer is not None and isinstance(tried.problem, Choosing):
+            if answer.ns < self.limit:
+                self.take(*self._decided(tried.problem, answer))
+        elif answer is not None and answer.better(tried.answer):
+            tried.answer = answer
+            if answer.ns < self.limit:
+                self.best = tried
+
+    def _decided(self, posed: Choosing, answer: Answer) -> tuple[Tried, Answer]:
+        """The shape in which just the stages recompute that do in this answer."""
+        again = tuple(sorted(posed.again(answer.cut)))
+        known = self.look(replace(posed.shape, sparing=False, chosen=again))
+        assert known is not None
+        return known, replace(answer, cut=posed.bounds(answer.cut))
+
+    def close(self, tried: Tried) -> bool:
+        """A first look: refutes the shape, or leaves it open with a bound; whether memory narrows it."""
+        posed, learnt = tried.problem, (tried.problem.order, tried.shape.update)
+        plain = self.tried.get(replace(tried.shape, sparing=False)) if posed.flagged else None
+        known = None if plain is None else plain.closing
+        tried.closing = Closing(
+            problem=posed,
+            spans=self.space.windows(posed),
+            rows=self.rows.get(learnt, []) if known is None else known.rows,
+            timed=None if known is None else known.timed,
+        )
+        tried.closing.look(tried.answer, self.limit)
+        if known is None:
+            self.rows[learnt] = tried.closing.rows
+        self._learn(tried)
+        if tried.closing.open:
+            self.open.append(tried)
+        return tried.closing.tight
+
+    def _learn(self, tried: Tried) -> None:
+        assert tried.closing is not None
+        self.take(tried, tried.closing.record.answer)
+        least = min(int(np.ceil(self.floors.summed_ns(tried.shape) - ROUNDING)), self.limit)
+        tried.bound_ns = max(tried.closing.bound_ns, least)
+
+    def prove(self) -> None:
+        """Takes what is open further, a few boxes of every shape at a time, the lowest bound first; only what bounds
+        the plan below any shape that was not looked into."""
+        self._polish()
+        meter, most = self.space.meter, self.effort.work_ns
+        plain = [tried for tried in self.open if not tried.problem.flagged]
+        if len(plain) < len(self.open):  # what is known without flags refutes most of what has them
+            self._take_further(plain, self.effort.nodes, meter.spent_ns + _PLAIN * (most - meter.spent_ns))
+        self._take_further(self.open, self.effort.nodes, most)
+        self.open = [tried for tried in self.open if self._left(tried)]
+        flagged = [tried for tried in self.open if tried.problem.flagged]
+        self._take_further(flagged, _CHOICES * self.effort.nodes, most)
+        self.open = [tried for tried in self.open if self._left(tried)]
+
+    def _take_further(self, given: list[Tried], nodes: int, work_ns: float) -> None:
+        meter, least, boxes = self.space.meter, min(self.left, default=NEVER), _BOXES
+        while boxes <= nodes and meter.spent_ns < work_ns:
+            lowest = [tried for tried in given if tried.bound_ns < least and self._left(tried)]
+            if not lowest:
+                return
+            for tried in sorted(lowest, key=_turn):
+                if tried.bound_ns < self.limit and meter.spent_ns < work_ns:
+                    self._prove(tried, max(1, boxes // tried.shape.stages), work_ns)
+            boxes *= 4
+
+    def _polish(self) -> None:
+        """Descents from the best cuts that the first looks met: a better answer refutes more than any bound."""
+        met = [tried for tried in self.open if tried.answer is not None and tried.closing is not None]
+        met.sort(key=lambda tried: (tried.answer.ns if tried.answer else NEVER, tried.shape))
+        for tried in met[:_FIRST]:
+            spans = self.space.windows(tried.problem)
+            if spans is not None and tried.answer is not None:
+                self.take(tried, descend(tried.problem, *spans, tried.answer.cut))
+
+    def _left(self, tried: Tried) -> bool:
+        return tried.closing is not None and tried.closing.open and tried.bound_ns < self.limit
+
+    def _prove(self, tried: Tried, boxes: int, work_ns: float) -> None:
+        assert tried.closing is not None
+        fresh = tried.closing.tree is None
+        tried.closing.prove(tried.answer, self.limit, boxes, work_ns)
+        self._learn(tried)
+        root = tried.closing.root
+        if fresh and root is not None and self._left(tried):
+            self.answer(tried, root)
+            known = tried.answer or tried.closing.record.answer
+            if known is not None:
+                kicks = self.effort.kicks * (2 if tried.problem.flagged else 1)
+                found = kicked(tried.problem, root.low, root.high, known, kicks)
+                tried.closing.record.aim(found, self.limit)
+                self.take(tried, found)
+
+    def state(self) -> None:
+        """The mixed-integer program over the winner and whatever is still open, where it is small enough to write."""
+        if self.best is None:
+            return
+        if self.best.closing is None:
+            spans = self.space.windows(self.best.problem)
+            self.best.closing = Closing(problem=self.best.problem, spans=spans)
+            self.best.closing.look(self.best.answer, self.limit)
+        others = [tried for tried in self.open if tried is not self.best and tried.bound_ns < self.limit]
+        given = [(tried, self._part(tried)) for tried in [self.best, *others]]
+        parts = [part for _, part in given if part is not None]
+        most = _MOST_ARCS if others else _ARCS_PROVED
+        if not parts or sum(int(a.sum()) for part in parts for a in part.box.alive) > most:
+            return
+        done = formulation.solve(parts, self.limit, nodes=self.effort.program_nodes)
+        self.program = done
+        if done.part >= 0:
+            self.take(self.tried[parts[done.part].box.problem.shape], Answer(cut=done.cut, ns=done.ns))
+        least = int(done.bound_ns * (1 - formulation.TOLERANCE))
+        for tried, part in given:
+            if part is not None:
+                tried.bound_ns = max(tried.bound_ns, min(least, self.limit))
+
+    def _part(self, tried: Tried) -> formulation.Part | None:
+        """The cuts that the rows do not refute; ties with the best answer stay."""
+        if tried.closing is None or tried.closing.root is None or tried.problem.flagged:
+            return None
+        pool, most = tried.closing.record.pool, self.limit + ROUNDING
+        rows = pool.weights.part(pool.active())
+        box: Box | None = tried.closing.root
+        if box is not None and tried.problem.chained:
+            spans = Lines(tried.problem).narrowed(rows, most, box.low, box.high)
+            box = None if spans is None else box.narrowed(*spans)
+        for _ in range(_FILTERS):
+            box = None if box is None else box.filtered(rows, most)
+        tried.bound_ns = self.limit if box is None else tried.bound_ns
+        return None if box is None else formulation.Part(box=box, rows=rows, bound_ns=tried.bound_ns)
+
+    def least_ns(self, shape: Shape) -> float:
+        """What its totals say that a shape takes at least; no more than is needed to rule it out."""
+        least = self.floors.free_ns(shape)
+        return least if least > self.limit - 1 else max(least, self.floors.summed_ns(shape))
+
+    def promise_ns(self, shape: Shape) -> float:
+        """The same, of the shape or of it with shared updates: whatever the limit falls to, both wait behind it."""
+        least = self.least_ns(shape)
+        return min(least, self.least_ns(replace(shape, shard=True))) if self._may_share(shape) else least
+
+    def examine(self, shape: Shape) -> bool:
+        """Rules a shape out, or closes it; whether memory narrows it."""
+        if self.least_ns(shape) > self.limit - 1:
+            self.bounded += 1
+            return False
+        if short_bytes(self.space, shape) > 0:
+            self.bounded += 1
+            return True
+        tried = self.look(shape)
+        return tried is not None and self.close(tried)
+
+    def leave(self, least: float) -> None:
+        """A shape that is not looked into."""
+        if least > self.limit - 1:
+            self.bounded += 1
+        else:
+            self.left.append(int(np.ceil(least - ROUNDING)))
+
+    def faster(self, shape: Shape) -> Iterator[Shape]:
+        """Sharing the update saves time where updates take longer than handing the parameters round."""
+        shared = replace(shape, shard=True)
+        if not self._may_share(shape) or self.least_ns(shared) > self.limit - 1:
+            return
+        plain, other = self.look(shape), self.look(shared)
+        if plain is not None and other is not None and self._pays(plain.problem, other.problem):
+            yield shared
+
+    def _may_share(self, shape: Shape) -> bool:
+        return not shape.shard and self.space.pins.shard is not False and shape.holders > 1
+
+    def _pays(self, plain: Problem, shared: Problem) -> bool:
+        kinds = {(plain.sums[p], plain.slowness[p]): p for p in range(plain.stages)}
+        key = (plain.shape.micro, plain.holders, plain.tie, frozenset(kinds))
+        if key not in self.pays:
+            pairs = ((shared.step_grid(p), plain.step_grid(p)) for p in kinds.values())
+            self.pays[key] = any(bool((a < b).any()) for a, b in pairs)
+        return self.pays[key]
+
+    def certificate(self) -> Certificate:
+        assert self.best is not None
+        best = self.best
+        assert best.answer is not None
+        objective = best.answer.ns
+        bound = min([objective, *(tried.bound_ns for tried in self.open), *self.left])
+        return Certificate(
+            objective_ns=objective,
+            bound_ns=bound,
+            free_bound_ns=free_bound_ns(best.problem, best.answer.cut),
+            gap=(objective - bound) / objective if objective else 0.0,
+            scope=explain.scope(self.space, self.considered, self.bounded, len(self.left), self.listed),
+            rivals=tuple(explain.rivals(self.space, best.problem, best.answer, list(self.tried.values()))),
+        )
+
+
+def _turn(tried: Tried) -> tuple[bool, int, Shape]:
+    """Where flags are to be chosen comes last: what is known of the others refutes most of it."""
+    return tried.problem.flagged, tried.bound_ns, tried.shape

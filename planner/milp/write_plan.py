@@ -1,0 +1,222 @@
+"""A cut written out as a plan: stages, places, durations, hops, memory and what they predict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from planner.arrays import IntArray
+from planner.cost import stage_of
+from planner.milp.configurations.spatial_choices import choice_of
+from planner.milp.cut.problem import Problem
+from planner.milp.cut.stage_costs import COMPUTE, KINDS
+from planner.milp.instance import Space
+from planner.milp.search.descent import Answer
+from planner.model import Crossing, crossings, stage_of_layers
+from planner.plan import (
+    Axes,
+    Batch,
+    Certificate,
+    Hop,
+    Memory,
+    ModelRef,
+    Plan,
+    Prediction,
+    Provenance,
+    ScheduleChoice,
+    StagePlan,
+    StageTimes,
+    places,
+)
+from planner.schedule import Kind
+from planner.simulate import PART_NAMES, compile, duration_vector, period
+
+
+def plan_of(space: Space, posed: Problem, answer: Answer, certificate: Certificate) -> Plan:
+    posed, shape, profile = posed.settled(answer.cut), posed.shape, space.profile
+    axes = Axes(data=shape.data, pipeline=shape.workers, spatial=shape.spatial, order=shape.axes)
+    times, messages = stage_times(posed, answer.cut), hops(posed, answer.cut)
+    fitted = space.cluster.fitted
+    left = 0.0 if fitted is None else min(fitted.step_spread, 1.0)
+    return Plan(
+        model=ModelRef(
+            workload=profile.workload,
+            arguments={k: v for k, v in profile.arguments.items() if isinstance(v, str | int | float | bool)},
+            fingerprint=profile.graph.fingerprint,
+        ),
+        precision=_precision(space.precision),
+        execution="compiled" if space.execution == "compiled" else "eager",
+        optimizer=profile.optimizer.name,
+        shard_optimizer=shape.shard,
+        batch=Batch(samples=space.batch, micro=shape.micro, micros=shape.micros),
+        axes=axes,
+        schedule=schedule_choice(posed),
+        stages=_stages(posed, answer.cut),
+        places=places(axes, space.cluster),
+        times=times,
+        hops=messages,
+        prediction=Prediction(
+            step_ns=answer.ns,
+            low_ns=min(_spread(posed, answer.cut, times, messages, -1), math.floor(answer.ns * (1 - left))),
+            high_ns=max(_spread(posed, answer.cut, times, messages, +1), math.ceil(answer.ns * (1 + left))),
+            memory=memory(posed, answer.cut),
+        ),
+        certificate=certificate,
+        provenance=Provenance(
+            profile=f"{profile.device} ({profile.source})",
+            cluster=space.cluster.name,
+            versions=dict(sorted(profile.versions.items())),
+        ),
+        fitted=fitted,
+    )
+
+
+def _precision(name: str) -> Literal["fp32", "bf16", "fp16"]:
+    return "bf16" if name == "bf16" else "fp16" if name == "fp16" else "fp32"
+
+
+def schedule_choice(posed: Problem) -> ScheduleChoice:
+    order, shape = posed.schedule, posed.shape
+    return ScheduleChoice(
+        family=order.family,
+        pairs=shape.pairs,
+        chunks=shape.chunks,
+        update=shape.update,
+        settings={k: v for k, v in order.settings.items() if k not in ("pairs", "chunks")},
+        place=order.place,
+        pipe_of=order.pipe_of,
+        orders=tuple(order.to_text().split("\n")),
+    )
+
+
+def _stages(posed: Problem, cut: IntArray) -> tuple[StagePlan, ...]:
+    names = [layer.name for layer in posed.tables.graph.layers]
+    choice, found = choice_of(posed.shape), []
+    for p, (i, j) in enumerate(pairwise(cut.tolist())):
+        grid, gather, regrid = stage_of(choice, (i, j), names)
+        found.append(
+            StagePlan(
+                layers=tuple(names[i:j]),
+                recompute=p in posed.order.recomputing,
+                recompute_before=_before(posed, p, (i, j), names),
+                spatial=grid,
+                gather_before=gather,
+                regrid=regrid,
+            )
+        )
+    return tuple(found)
+
+
+def _before(posed: Problem, stage: int, stage_of: tuple[int, int], names: Sequence[str]) -> str:
+    until = stage_of[1] if posed.until is None else int(posed.until[stage])
+    return names[until] if stage_of[0] < until < stage_of[1] else ""
+
+
+def stage_times(posed: Problem, cut: IntArray) -> tuple[StageTimes, ...]:
+    table = posed.durations(cut).kinds[0]
+    rows = {kind: table[KINDS.index(kind)].tolist() for kind in KINDS}
+    again = posed.order.recomputing
+    return tuple(
+        StageTimes(
+            forward_ns=rows[Kind.F][p],
+            backward_ns=rows[Kind.B][p],
+            input_grad_ns=rows[Kind.I][p],
+            weight_grad_ns=rows[Kind.W][p],
+            recompute_ns=rows[Kind.R][p] if p in again else 0,
+            sync_ns=rows[Kind.SYNC][p],
+            step_ns=rows[Kind.STEP][p],
+        )
+        for p in range(posed.stages)
+    )
+
+
+def hops(posed: Problem, cut: IntArray) -> tuple[Hop, ...]:
+    spans = posed.durations(cut)
+    carried = _carried(posed, cut)
+    found = []
+    for k, cell in enumerate(spans.cells.tolist()):
+        way, sender, receiver = (
+            cell // posed.stages**2,
+            cell // posed.stages % posed.stages,
+            cell % posed.stages,
+        )
+        direction: Literal["act", "grad"] = "grad" if way else "act"
+        found.append(
+            Hop(
+                direction=direction,
+                sender=sender,
+                receiver=receiver,
+                values=tuple(carried[direction, sender, receiver]),
+                bytes=int(spans.hop_bytes[0, k]),
+                ns=int(spans.hop_ns[0, k]),
+            )
+        )
+    return tuple(found)
+
+
+def _carried(posed: Problem, cut: IntArray) -> dict[tuple[str, int, int], list[str]]:
+    graph = posed.tables.graph
+    stage_of = stage_of_layers(posed.layers, [int(c) for c in cut[1:-1]])
+    found: dict[tuple[str, int, int], list[str]] = {}
+    for crossing in crossings(graph, stage_of):
+        for way in _ways(crossing, graph.value[crossing.value].needs_grad):
+            found.setdefault(way, []).append(crossing.value)
+    return found
+
+
+def _ways(crossing: Crossing, backward: bool) -> list[tuple[str, int, int]]:
+    ways = [("act", crossing.source, target) for target in crossing.targets]
+    if backward:
+        chain = (crossing.source, *crossing.targets)
+        ways += [("grad", late, early) for early, late in pairwise(chain)]
+    return ways
+
+
+_KEPT = [PART_NAMES.index(name) for name in ("saved", "held", "kept", "shared")]
+
+
+def memory(posed: Problem, cut: IntArray) -> tuple[Memory, ...]:
+    """A worker: its peak, by what holds it. The parts add up to what the solver held against the limit."""
+    low, high, tables = cut[:-1], cut[1:], posed.tables
+    moving = posed.moving_bytes(low, high)
+    parts = {
+        "parameters": tables.parameters[low, high],
+        "gradients": tables.gradients[low, high],
+        "optimizer": posed.state_bytes(low, high),
+    }
+    total = posed.memory(cut[None, :])[0]
+    found = []
+    for worker, counts in enumerate(posed.hosted):
+        held = {name: int(counts @ sizes) for name, sizes in parts.items()}
+        moments = posed.moments[worker]
+        worst = moments[int((moments * moving).sum((1, 2)).argmax())]
+        activations = int((worst[:, _KEPT] * moving[:, _KEPT]).sum())
+        found.append(
+            Memory(
+                **held,
+                activations=activations,
+                buffers=int(total[worker]) - sum(held.values()) - activations,
+                margin=posed.mesh.margin_bytes[worker],
+                limit=posed.mesh.capacity_bytes[worker],
+            )
+        )
+    return tuple(found)
+
+
+def _spread(
+    posed: Problem, cut: IntArray, times: tuple[StageTimes, ...], messages: tuple[Hop, ...], sign: int
+) -> int:
+    """The same order with every duration at one end of its spread."""
+    vector = duration_vector(times, messages)
+    depth = posed.stages
+    for kind in COMPUTE:
+        first = KINDS.index(kind) * depth
+        spread = np.diff(posed.tables.spread_ns[kind][cut])
+        part = vector[first : first + depth]
+        vector[first : first + depth] = np.maximum(part + sign * spread, 0)
+    compiled = compile(posed.schedule, messages, update=posed.shape.update)
+    return period(compiled, vector).period_ns

@@ -1,0 +1,73 @@
+"""Whether the tables of a ModelGraph agree: a file may say what no capture would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, pairwise
+
+from planner.model.graph import Buffer, ModelGraph, Parameter
+
+
+def inconsistency(graph: ModelGraph) -> str:
+    """The first thing that two tables of a graph say differently; empty where they agree."""
+    tables: dict[str, list[str]] = {
+        "layers": [x.name for x in graph.layers],
+        "values": [x.name for x in graph.values],
+        "parameters": [x.name for x in graph.parameters],
+        "buffers": [x.name for x in graph.buffers],
+    }
+    for table, names in tables.items():
+        twice = next((name for name in names if names.count(name) > 1), None) if _repeats(names) else None
+        if twice is not None:
+            return f"{table}: '{twice}' is there twice"
+    if not graph.layers or graph.layers[-1].name != "loss":
+        return "layers: the last one is not 'loss'"
+    return next(chain(_wrong_values(graph), _wrong_states(graph), _wrong_sizes(graph)), "")
+
+
+def _repeats(names: list[str]) -> bool:
+    return len(set(names)) < len(names)
+
+
+def _wrong_values(graph: ModelGraph) -> Iterator[str]:
+    reads = {(name, layer.name) for layer in graph.layers for name in layer.inputs}
+    makes = {(name, layer.name) for layer in graph.layers for name in layer.outputs}
+    said = {(value.name, user) for value in graph.values for user in value.consumers}
+    made = {(value.name, value.producer) for value in graph.values if value.producer}
+    for value, layer in sorted(reads ^ said):
+        yield f"layer '{layer}' and value '{value}' differ on whether one reads the other"
+    for value, layer in sorted(makes ^ made):
+        yield f"layer '{layer}' and value '{value}' differ on whether one makes the other"
+    for row in graph.values:
+        start = graph.index[row.producer] if row.producer else -1
+        places = [start, *(graph.index[user] for user in row.consumers)]
+        if any(a >= b for a, b in pairwise(places)):
+            yield f"value '{row.name}' is read out of order"
+        if (row.role == "hidden") != bool(row.producer):
+            yield f"value '{row.name}' is {row.role} with producer '{row.producer}'"
+
+
+def _wrong_states(graph: ModelGraph) -> Iterator[str]:
+    holders: list[Parameter | Buffer] = [*graph.parameters, *graph.buffers]
+    said = {(row.name, user) for row in holders for user in row.users}
+    used = {(name, x.name) for x in graph.layers for name in (*x.parameters, *x.buffers)}
+    for state, layer in sorted(used ^ said):
+        yield f"layer '{layer}' and tensor '{state}' differ on whether one uses the other"
+
+
+def _wrong_sizes(graph: ModelGraph) -> Iterator[str]:
+    for value in graph.values:
+        if min(value.fixed_bytes, value.sample_bytes, *value.shape, 0) < 0:
+            yield f"value '{value.name}' has a negative size"
+    states: list[Parameter | Buffer] = [*graph.parameters, *graph.buffers]
+    for row in states:
+        if min(row.bytes, *row.shape, 0) < 0:
+            yield f"tensor '{row.name}' has a negative size"
+    for buffer in graph.buffers:
+        if buffer.remembered and not buffer.mutated:
+            yield f"buffer '{buffer.name}' is remembered, but never written"
+    for layer in graph.layers:
+        if min(layer.fixed_flops, layer.sample_flops) < 0:
+            yield f"layer '{layer.name}' has negative operations"
+    if graph.captured_micro < 1:
+        yield f"captured_micro is {graph.captured_micro}"

@@ -1,0 +1,296 @@
+"""The model as data: layers, the values that pass between them, and the parameters they hold.
+
+A ModelGraph is what `capture` makes of a module and what a profile file stores; from here on nobody needs torch.
+Layers stand in the order of the export, which is a topological order, or in another one that a plan has chosen; the
+loss is the last layer. Sizes are affine in the micro-batch: `fixed + micro * per_sample`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal
+
+from planner.errors import BadInput
+
+if TYPE_CHECKING:
+    import networkx as nx
+    from matplotlib.figure import Figure
+
+    from planner.plan import Plan
+
+
+def misplaced(graph: ModelGraph, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Of names that are all the layers: each that stands before one that it hangs on, and that one. The loss hangs on
+    every layer, and writers of one state on each other in the order of the capture."""
+    at = {name: place for place, name in enumerate(names)}
+    for before, after in dependences(graph):
+        if at[before] > at[after]:
+            yield after, before
+
+
+def dependences(graph: ModelGraph) -> Iterator[tuple[str, str]]:
+    """(before, after), each a layer."""
+    for value in graph.values:
+        if value.producer:
+            yield from ((value.producer, consumer) for consumer in value.consumers)
+    for buffer in graph.buffers:
+        if buffer.mutated:
+            yield from zip(buffer.users, buffer.users[1:], strict=False)
+    last = graph.layers[-1].name
+    yield from ((layer.name, last) for layer in graph.layers[:-1])
+
+
+def alone(graph: ModelGraph) -> bool:
+    """Whether every layer hangs on the one before it."""
+    needed = set(dependences(graph))
+    return all((a.name, b.name) in needed for a, b in pairwise(graph.layers))
+
+
+def ordered(graph: ModelGraph, names: Sequence[str]) -> ModelGraph:
+    """The same object where the order is the same."""
+    present = tuple(layer.name for layer in graph.layers)
+    if tuple(names) == present:
+        return graph
+    assert sorted(names) == sorted(present), "an order names every layer once"
+    captured, at = graph.captured_order or present, {name: place for place, name in enumerate(names)}
+    place: Callable[[str], int] = at.__getitem__
+    return replace(
+        graph,
+        layers=tuple(graph.layer[name] for name in names),
+        values=tuple(replace(x, consumers=tuple(sorted(x.consumers, key=place))) for x in graph.values),
+        parameters=tuple(replace(x, users=tuple(sorted(x.users, key=place))) for x in graph.parameters),
+        buffers=tuple(replace(x, users=tuple(sorted(x.users, key=place))) for x in graph.buffers),
+        captured_order=() if tuple(names) == captured else captured,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """A tensor that crosses layers, or one that the batch hands in (`producer` is then empty)."""
+
+    name: str
+    role: Literal["input", "target", "hidden"]
+    producer: str  # layer name; "" for inputs and targets
+    consumers: tuple[str, ...]  # layer names in execution order
+    shape: tuple[int, ...]  # for a micro-batch of one sample
+    dtype: str  # "float32", "int64", ...
+    fixed_bytes: int  # bytes(micro) = fixed_bytes + micro * sample_bytes
+    sample_bytes: int
+    needs_grad: bool  # a gradient flows back through it
+
+    def bytes(self, micro: int) -> int:
+        return self.fixed_bytes + micro * self.sample_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One tensor of weights under the user's own name; several users mean that it is tied."""
+
+    name: str
+    users: tuple[str, ...]  # layer names in execution order
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    trainable: bool
+    aliases: tuple[str, ...] = ()  # further names of the same tensor in the module
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """State without a gradient, such as BatchNorm's running mean."""
+
+    name: str
+    users: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    mutated: bool  # the forward pass writes it
+    remembered: bool = False  # and reads it: what is recomputed needs it as it was
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A group of operations that belongs to one module path: the unit that stages are cut from."""
+
+    name: str  # module path; "#k" is appended when a path is visited again; the last one is "loss"
+    signature: str  # equal for layers with the same operations and shapes: measured once
+    inputs: tuple[str, ...]  # names of the Values it reads
+    outputs: tuple[str, ...]  # names of the Values it makes
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    operations: tuple[str, ...]  # "aten.linear", ... in order, for reports and the table of spatial rules
+    fixed_flops: int  # forward only; flops(micro) = fixed_flops + micro * sample_flops
+    sample_flops: int
+
+    def flops(self, micro: int) -> int:
+        return self.fixed_flops + micro * self.sample_flops
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ModelGraph:
+    layers: tuple[Layer, ...]
+    values: tuple[Value, ...]
+    parameters: tuple[Parameter, ...]
+    buffers: tuple[Buffer, ...]
+    loss_kind: Literal["mean", "sum_count"]
+    symbolic_batch: bool  # one capture serves every micro-batch
+    captured_micro: int  # the micro-batch that was captured when the batch is not symbolic
+    operations: tuple[str, ...] = ()  # of models that slide over space, as `planner.halo.text` writes them
+    captured_order: tuple[str, ...] = ()  # names of the layers as captured, where that is another
+
+    @cached_property
+    def layer(self) -> dict[str, Layer]:
+        return {layer.name: layer for layer in self.layers}
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        return {layer.name: i for i, layer in enumerate(self.layers)}
+
+    @cached_property
+    def value(self) -> dict[str, Value]:
+        return {value.name: value for value in self.values}
+
+    @cached_property
+    def parameter(self) -> dict[str, Parameter]:
+        return {parameter.name: parameter for parameter in self.parameters}
+
+    @cached_property
+    def buffer(self) -> dict[str, Buffer]:
+        return {buffer.name: buffer for buffer in self.buffers}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Over layers, shapes and parameters, not over the operations that a torch version happens to emit; the same
+        in every order of the layers."""
+        if self.captured_order:
+            return self.ordered(self.captured_order).fingerprint
+        facts = {
+            "layers": [[x.name, x.inputs, x.outputs, x.parameters, x.buffers] for x in self.layers],
+            "values": [
+                [x.name, x.role, x.shape, x.dtype, x.fixed_bytes, x.sample_bytes] for x in self.values
+            ],
+            "parameters": [[x.name, x.users, x.shape, x.dtype, x.trainable] for x in self.parameters],
+            "buffers": [[x.name, x.users, x.shape, x.dtype] for x in self.buffers],
+        }
+        text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
+        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+    def ordered(self, names: Sequence[str]) -> ModelGraph:
+        """The same model with its layers in this order, which `planner.layer_order` has found to be one."""
+        return ordered(self, names)
+
+    def __repr__(self) -> str:
+        from planner import show
+
+        return show.graph_text(self)
+
+    def _repr_html_(self) -> str:
+        from planner import show
+
+        return show.graph_html(self)
+
+    def plot(self, plan: Plan | None = None) -> Figure:
+        """Operations of every layer, with a plan's cuts where one is given."""
+        from planner import show
+        from planner.plan import as_planned
+
+        graph = as_planned(self, plan) if plan is not None else self
+        cuts = show.cuts_of(plan) if plan is not None else ()
+        flops = [layer.flops(1) / 1e9 for layer in graph.layers]
+        return show.of_graph(graph, cuts, flops, "GFLOP a sample")
+
+    def to_rows(self) -> list[dict[str, object]]:
+        """A layer a row, for one sample."""
+        from planner import show
+
+        return show.graph_rows(self)
+
+    def digraph(self) -> nx.MultiDiGraph[str]:
+        """Layers as nodes, one edge a (Value, consumer)."""
+        import networkx as nx
+
+        graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
+        graph.add_nodes_from((layer.name, {"layer": layer}) for layer in self.layers)
+        for value in self.values:
+            for consumer in value.consumers if value.producer else ():
+                graph.add_edge(value.producer, consumer, key=value.name, value=value)
+        return graph
+
+    def to_dict(self) -> dict[str, object]:
+        names = ("layers", "values", "parameters", "buffers")
+        tables: dict[str, object] = {name: [_row(row) for row in getattr(self, name)] for name in names}
+        if self.operations:
+            tables["operations"] = list(self.operations)
+        return tables | {
+            "loss_kind": self.loss_kind,
+            "symbolic_batch": self.symbolic_batch,
+            "captured_micro": self.captured_micro,
+            "fingerprint": self.fingerprint,
+        }
+
+    @classmethod
+    def from_dict(cls, data: object, where: str = "graph") -> ModelGraph:
+        """The inverse of `to_dict`; anything else than what it wrote is a BadInput."""
+        from planner.files import WrongKey, decode
+        from planner.model.check import inconsistency
+
+        if not isinstance(data, dict):
+            raise BadInput("is not a mapping", where=where, allowed="the mapping that to_dict wrote")
+        claimed = data.get("fingerprint")
+        rows = {key: value for key, value in data.items() if key != "fingerprint"}
+        try:
+            graph = decode(cls, _as_lists(rows))
+        except WrongKey as error:
+            place = ".".join([where, *map(str, error.path)])
+            raise BadInput(error.what, where=place, allowed=error.allowed) from None
+        wrong = inconsistency(graph)
+        if wrong:
+            raise BadInput(wrong, where=where)
+        if claimed != graph.fingerprint:
+            raise BadInput(f"fingerprint is {claimed!r:.80}", where=where, allowed=graph.fingerprint)
+        return graph
+
+
+def _row(row: Value | Parameter | Buffer | Layer) -> dict[str, object]:
+    """A buffer says that it is remembered only where it is."""
+    return {key: value for key, value in asdict(row).items() if key != "remembered" or value}
+
+
+def _as_lists(data: object) -> object:
+    """Tuples, which `to_dict` keeps, as the lists that files hold."""
+    if isinstance(data, dict):
+        return {key: _as_lists(value) for key, value in data.items()}
+    return [_as_lists(value) for value in data] if isinstance(data, tuple | list) else data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """A Value that leaves the stage that makes it, with every later stage that reads it."""
+
+    value: str
+    source: int  # stage
+    targets: tuple[int, ...]  # stages in increasing order, all greater than `source`
+
+
+def stage_of_layers(layer_count: int, boundaries: Sequence[int]) -> list[int]:
+    """Stage of each layer; `boundaries` are the indices at which stages 1, 2, ... begin."""
+    edges = [0, *boundaries, layer_count]
+    return [stage for stage in range(len(edges) - 1) for _ in range(edges[stage], edges[stage + 1])]
+
+
+def crossings(graph: ModelGraph, stage_of: Sequence[int]) -> list[Crossing]:
+    """What must travel between stages, straight from the producer to each stage that consumes it."""
+    found = []
+    for value in graph.values:
+        if not value.producer:
+            continue
+        source = stage_of[graph.index[value.producer]]
+        targets = sorted({stage_of[graph.index[name]] for name in value.consumers} - {source})
+        if targets:
+            found.append(Crossing(value=value.name, source=source, targets=tuple(targets)))
+    return found

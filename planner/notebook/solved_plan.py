@@ -1,0 +1,235 @@
+"""A plan in the hand of somebody who explores: it shows itself, and can be asked what would be if.
+
+plan = sw.plan(costs, cluster, batch=64)
+plan.what_if(memory_gib=24)
+plan.what_if(schedule="chimera", pairs=2)
+plan.frontier().plot()
+
+The frontier in a notebook: every plan of it is one that can be asked further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import PrivateAttr
+
+from planner import show
+from planner.errors import BadInput
+from planner.explore import Frontier, FrontierRow, frontier
+from planner.milp import Asked, Question
+from planner.plan import Plan
+from planner.show import block, paragraph, table
+from planner.terminal import columns
+from planner.timeline import Timeline
+from planner.units import duration, memory, rate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from planner.profile import Profile
+    from planner.simulate import RunRecord
+
+
+class Solved(Plan):
+    """A Plan, with what it was solved from where that is known."""
+
+    _asked: Question | None = PrivateAttr(None)
+    _before: Plan | None = PrivateAttr(None)
+
+    @classmethod
+    def of(cls, plan: Plan, asked: Question | None = None, before: Plan | None = None) -> Solved:
+        fields = {name: getattr(plan, name) for name in Plan.model_fields}
+        found = cls.model_construct(_fields_set=set(plan.model_fields_set), **fields)
+        found._asked, found._before = asked, before
+        return found
+
+    @property
+    def asked(self) -> Question | None:
+        return self._asked
+
+    @property
+    def question(self) -> Question:
+        if self._asked is None:
+            raise BadInput(
+                "this plan came from a file: to solve again, its costs and machines are needed",
+                where=self.model.workload,
+                allowed="sw.load_plan(path, costs=..., cluster=...)",
+            )
+        return self._asked
+
+    def what_if(
+        self,
+        *,
+        batch: int | None = None,
+        memory_gib: float | None = None,
+        nodes: int | None = None,
+        network: float | None = None,
+        schedule: str | Sequence[str] | None = None,
+        **fix: object,
+    ) -> Solved:
+        """The same question with something changed: another batch, devices with so much memory, so many nodes, links
+        of so many times the bandwidth, other schedules; or what `--fix` knows, such as pairs=2, data=4 or
+        recompute=False, where None frees what was fixed. Infeasible says what is missing."""
+        asked = self.question.changed(
+            batch=batch, memory_gib=memory_gib, nodes=nodes, network=network, schedule=schedule, fix=fix
+        )
+        return Solved.of(asked.solve(), asked, before=self)
+
+    def frontier(self) -> Front:
+        """The best trades of time against memory and against devices."""
+        return front(self.question)
+
+    def timeline(self) -> Timeline:
+        """One step, as it will run."""
+        from planner.simulate import simulate_plan
+
+        return simulate_plan(self)
+
+    def violations(self) -> list[str]:
+        """What is wrong with it, judged from the problem statement; empty where nothing is."""
+        from planner.verify import violations
+
+        asked = self._asked
+        found = violations(
+            self, profile=asked.costs if asked else None, cluster=asked.cluster if asked else None
+        )
+        return [str(each) for each in found]
+
+    def report(self, path: str | Path, *, run: RunRecord | None = None, costs: Profile | None = None) -> Path:
+        """Writes the report for a browser; what is there is overwritten."""
+        from planner import files
+        from planner.report import Contents, render
+
+        costs = costs or (self._asked.costs if self._asked is not None else None)
+        files.write_whole(Path(path), render(Contents(plan=self, run=run, profile=costs)))
+        return Path(path)
+
+    def plot(self) -> Figure:
+        return self.timeline().plot()
+
+    def to_rows(self) -> list[dict[str, object]]:
+        """A stage a row."""
+        from planner import show
+
+        return show.plan_rows(self)
+
+    def to_dict(self) -> dict[str, object]:
+        return self.model_dump(mode="json")
+
+    def __eq__(self, other: object) -> bool:
+        """Where it came from is no part of a plan."""
+        return isinstance(other, Plan) and all(
+            getattr(self, name) == getattr(other, name) for name in Plan.model_fields
+        )
+
+    __hash__ = Plan.__hash__
+
+    def __repr__(self) -> str:
+        from planner import show
+
+        return "\n\n".join([*self._instead(), show.of_plan(self)])
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        from planner import show
+        from planner.show import paragraph
+
+        return "".join([*(paragraph(line) for line in self._instead()), show.plan_html(self)])
+
+    def _instead(self) -> list[str]:
+        from planner.show import against
+
+        return [against(self._before, self)] if self._before is not None else []
+
+
+_HEADS = ("", "step", "samples/s", "devices", "peak", "gap", "schedule", "best in")
+
+
+@dataclass(frozen=True, repr=False)
+class Front:
+    found: Frontier
+    asked: Question
+
+    @property
+    def plans(self) -> tuple[Solved, ...]:
+        """From the fastest to the thriftiest."""
+        return tuple(Solved.of(row.plan, self.asked) for row in self.found.rows)
+
+    def __len__(self) -> int:
+        return len(self.found.rows)
+
+    def __getitem__(self, at: int) -> Solved:
+        return self.plans[at]
+
+    def __iter__(self) -> Iterator[Solved]:
+        return iter(self.plans)
+
+    def plot(self) -> Figure:
+        from planner import show
+
+        return show.of_front(self.found.front("memory"), self.found.front("devices"))
+
+    def to_rows(self) -> list[dict[str, object]]:
+        return [
+            {
+                "step_ns": row.step_ns,
+                "samples_per_s": row.samples_per_s,
+                "devices": row.devices,
+                "peak_bytes": row.peak_bytes,
+                "gap": row.gap,
+                "schedule": row.plan.schedule.family,
+                "best_in": list(row.best_in),
+            }
+            for row in self.found.rows
+        ]
+
+    def to_dict(self) -> dict[str, object]:
+        return {"rows": self.to_rows(), "whole": list(self.found.whole), "resolution": self.found.resolution}
+
+    def __repr__(self) -> str:
+        return f"{self._said()}\n\n{columns([_cells(at, row) for at, row in enumerate(self.found.rows)], _HEADS)}"
+
+    def _repr_html_(self) -> str:
+        by_memory, by_devices = self.found.front("memory"), self.found.front("devices")
+        drawn = []
+        if len(by_memory) > 1:
+            points = [(float(row.peak_bytes), float(row.step_ns), _told(row)) for row in by_memory]
+            drawn.append(show.dots(points, memory, "peak of the fullest device"))
+        if len(by_devices) > 1:
+            points = [(float(row.devices), float(row.step_ns), _told(row)) for row in by_devices]
+            drawn.append(show.dots(points, lambda n: f"{n:,.0f}", "devices"))
+        listed = table(_HEADS, [_cells(at, row) for at, row in enumerate(self.found.rows)])
+        return block(paragraph(self._said()), *drawn, listed)
+
+    def _said(self) -> str:
+        whole = " and ".join(self.found.whole) or "neither trade"
+        return f"{len(self)} plans that nothing equals with less; asked to the end, to {self.found.resolution:.0%}: {whole}"
+
+
+def front(asked: Question) -> Front:
+    wanted = Asked(
+        fix=asked.fix, schedules=asked.schedules, precision=asked.precision, execution=asked.execution
+    )
+    return Front(frontier(asked.costs, asked.cluster, asked.batch, wanted), asked)
+
+
+def _cells(at: int, row: FrontierRow) -> tuple[object, ...]:
+    return (
+        at,
+        duration(row.step_ns),
+        rate(row.samples_per_s),
+        row.devices,
+        memory(row.peak_bytes),
+        f"{row.gap:.2%}",
+        row.plan.schedule.family,
+        ", ".join(row.best_in),
+    )
+
+
+def _told(row: FrontierRow) -> str:
+    return f"{row.plan.schedule.family}, {row.devices} devices, {memory(row.peak_bytes)}: {duration(row.step_ns)}"

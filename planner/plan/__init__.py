@@ -1,0 +1,54 @@
+"""The decision about one training, as a file that can be read and edited."""
+
+from planner.plan.derive import as_planned, layers_of, schedule_of
+from planner.plan.mesh import coordinates, places, rank_of, ranks_of_worker, world_size
+from planner.plan.plan import (
+    Axes,
+    Batch,
+    Certificate,
+    Hop,
+    Memory,
+    ModelRef,
+    Place,
+    Plan,
+    Prediction,
+    Provenance,
+    Regrid,
+    Rival,
+    ScheduleChoice,
+    StagePlan,
+    StageTimes,
+    grids_of,
+    shared_from,
+)
+from planner.plan.yaml import dump, load
+
+__all__ = [
+    "Axes",
+    "Batch",
+    "Certificate",
+    "Hop",
+    "Memory",
+    "ModelRef",
+    "Place",
+    "Plan",
+    "Prediction",
+    "Provenance",
+    "Regrid",
+    "Rival",
+    "ScheduleChoice",
+    "StagePlan",
+    "StageTimes",
+    "as_planned",
+    "coordinates",
+    "dump",
+    "grids_of",
+    "layers_of",
+    "load",
+    "places",
+    "rank_of",
+    "ranks_of_worker",
+    "schedule_of",
+    "shared_from",
+    "world_size",
+]

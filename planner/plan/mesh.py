@@ -1,0 +1,73 @@
+"""The mesh of ranks of a plan: who holds which worker, which stage and which replica."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from planner import cluster as clusters
+from planner.cluster import Cluster
+from planner.errors import Infeasible
+from planner.model import ModelGraph
+from planner.plan.plan import Axes, Place, Plan
+
+
+def places(axes: Axes, cluster: Cluster, used_nodes: Sequence[int] | None = None) -> tuple[Place, ...]:
+    """One place a rank, over the given nodes (all by default) in their order, as a launcher numbers its tasks."""
+    needed = world_size(axes)
+    found = [slot for slot, _ in zip(clusters.slots(cluster, used_nodes), range(needed), strict=False)]
+    if len(found) < needed:
+        nodes = "its nodes" if used_nodes is None else f"{len(used_nodes)} of its nodes"
+        raise Infeasible(
+            f"{axes.data} x {axes.pipeline} x {axes.spatial} (data x pipeline x spatial) needs {needed} devices; "
+            f"{nodes} in cluster '{cluster.name}' have {len(found)}"
+        )
+    return tuple(
+        Place(rank=rank, node=slot.node, slot=slot.slot, **coordinates(axes, rank)._asdict())
+        for rank, slot in enumerate(found)
+    )
+
+
+class Coordinates(NamedTuple):
+    data: int
+    pipeline: int
+    spatial: int
+
+
+def world_size(axes: Axes) -> int:
+    return axes.data * axes.pipeline * axes.spatial
+
+
+def coordinates(axes: Axes, rank: int) -> Coordinates:
+    """Where a rank stands on the mesh; ranks count along the innermost axis first."""
+    found = {}
+    for axis in reversed(axes.order):
+        rank, found[axis] = divmod(rank, getattr(axes, axis))
+    return Coordinates(**found)
+
+
+def rank_of(axes: Axes, at: Coordinates) -> int:
+    rank = 0
+    for axis in axes.order:
+        rank = rank * int(getattr(axes, axis)) + int(getattr(at, axis))
+    return rank
+
+
+def ranks_of_worker(axes: Axes, worker: int) -> tuple[int, ...]:
+    """Every rank that plays one pipeline worker: its data replicas and spatial shards, in order."""
+    shards = [(data, spatial) for data in range(axes.data) for spatial in range(axes.spatial)]
+    return tuple(sorted(rank_of(axes, Coordinates(data, worker, spatial)) for data, spatial in shards))
+
+
+def holders(plan: Plan, graph: ModelGraph) -> dict[str, tuple[int, ...]]:
+    """For each parameter the ranks that hold it: replicas of data, space and pipes, and every stage of a tied one."""
+    stages = {name: index for index, stage in enumerate(plan.stages) for name in stage.layers}
+    return {
+        parameter.name: tuple(sorted(set(_holding(plan, {stages[user] for user in parameter.users}))))
+        for parameter in graph.parameters
+    }
+
+
+def _holding(plan: Plan, stages: set[int]) -> Iterator[int]:
+    for worker in {row[stage] for row in plan.schedule.place for stage in stages}:
+        yield from ranks_of_worker(plan.axes, worker)

@@ -1,0 +1,219 @@
+"""The plan: every decision about one training, as plain data that can be read, edited, verified and executed.
+
+Frozen and validated for form on the way in; whether it is *right* for its model and cluster is `verify`'s question.
+Times are integer nanoseconds, sizes bytes. Nothing volatile is in it: the same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+
+from planner import files
+from planner.cluster import Fitted
+from planner.files import Count, Flag, Natural, NotNegative, Part, Text
+
+PLAN_VERSION: Final = 1
+
+_ACTIONS = re.compile(r"(?:\d+(?:[FBIWR]\d+|SYNC|STEP)'*(?: |$))*")
+
+
+def _only_actions(line: str) -> str:
+    if (found := _ACTIONS.match(line)) and found.end() == len(line):
+        return line
+    word = line[found.end() if found else 0 :].split(" ")[0]
+    raise files.wrong(
+        f"'{word}' is no action", allowed="such as 2F3, 0B1', 1I0, 1W0, 1R0, 2SYNC, 2STEP, one blank apart"
+    )
+
+
+Order = Annotated[str, AfterValidator(_only_actions)]
+
+Setting = int | float | str | bool
+
+
+class ModelRef(Part):
+    workload: Text = Field(description="file.py, package.module, or the bare name of a reference model")
+    arguments: dict[str, Setting] = Field(default_factory=dict)
+    fingerprint: Text
+
+
+class Batch(Part):
+    samples: Count = Field(description="global batch, in samples")
+    micro: Count = Field(description="samples of one micro-batch on one pipeline group")
+    micros: Count = Field(description="micro-batches a step of one pipeline group")
+
+
+class Axes(Part):
+    """Degrees of the mesh; a rank is (data, pipeline, spatial). `order` goes from outermost to innermost."""
+
+    data: Count = 1
+    pipeline: Count = 1
+    spatial: Count = 1
+    order: tuple[Literal["data", "pipeline", "spatial"], ...] = ("data", "pipeline", "spatial")
+
+
+class ScheduleChoice(Part):
+    family: Text
+    pairs: Count = Field(1, description="Chimera: pairs of pipelines; 1 elsewhere")
+    chunks: Count = Field(1, description="stages a worker and pipe")
+    update: Literal["rolling", "barrier"] = "barrier"
+    settings: dict[str, Setting] = Field(default_factory=dict)
+    place: tuple[tuple[Natural, ...], ...] = Field(description="place[pipe][stage] is the pipeline worker")
+    pipe_of: tuple[Natural, ...] = Field(description="pipe of every micro-batch")
+    orders: tuple[Order, ...] = Field(description="one line of actions a pipeline worker")
+
+
+class Regrid(Part):
+    before: Text = Field(description="layer from which on samples lie otherwise")
+    spatial: tuple[Count, ...] = Field(
+        (), description="another grid; with fewer parts than ranks, some compute one alike"
+    )
+    samples: Flag = Field(
+        False, description="in the place of a grid: each rank has whole samples, its share of the micro-batch"
+    )
+
+
+class StagePlan(Part):
+    layers: tuple[str, ...]
+    recompute: Flag = False
+    recompute_before: str = Field(
+        "", description="layer before which what is recomputed ends; empty: all of a stage that recomputes"
+    )
+    spatial: tuple[Count, ...] = Field((), description="grid over the spatial dims; empty: whole samples")
+    gather_before: str = Field(
+        "", description="layer from which on samples are whole; empty: where rules end"
+    )
+    regrid: tuple[Regrid, ...] = Field((), description="where samples are re-split on the way, in order")
+
+
+class Place(Part):
+    rank: Natural
+    node: Natural
+    slot: Natural = Field(description="device on the node")
+    data: Natural
+    pipeline: Natural
+    spatial: Natural
+
+
+PLACE_COLUMNS = "rank node slot data pipeline spatial"
+
+
+def _from_row(value: object) -> object:
+    """A place may be written as a row of six numbers, which keeps a table of thousands short."""
+    if isinstance(value, str) and re.fullmatch(r"\d{1,18}(?: \d{1,18}){5}", value):
+        return dict(zip(PLACE_COLUMNS.split(), map(int, value.split()), strict=True))
+    return value
+
+
+PlaceRow = Annotated[
+    Place,
+    BeforeValidator(_from_row),
+    WithJsonSchema(
+        {"type": "string", "pattern": r"^\d+( \d+){5}$", "description": f"six numbers: {PLACE_COLUMNS}"}
+    ),
+]
+
+
+class StageTimes(Part):
+    """Durations of one stage for one micro-batch, nanoseconds; `step` and `sync` are once a step."""
+
+    forward_ns: Natural
+    backward_ns: Natural
+    input_grad_ns: Natural
+    weight_grad_ns: Natural
+    recompute_ns: Natural = 0
+    sync_ns: Natural = 0
+    step_ns: Natural = 0
+
+
+class Hop(Part):
+    """One message a micro-batch between two stages: which Values, how many bytes, how long on the wire."""
+
+    direction: Literal["act", "grad"]
+    sender: Natural = Field(description="stage")
+    receiver: Natural = Field(description="stage")
+    values: tuple[str, ...]
+    bytes: Natural
+    ns: Natural
+
+
+class Memory(Part):
+    """Predicted peak of one pipeline worker, bytes, by what holds it."""
+
+    parameters: Natural
+    gradients: Natural
+    optimizer: Natural
+    activations: Natural
+    buffers: Natural = Field(description="receives, sync, workspace")
+    margin: Natural
+    limit: Natural
+
+    @property
+    def total(self) -> int:
+        return (
+            self.parameters + self.gradients + self.optimizer + self.activations + self.buffers + self.margin
+        )
+
+
+class Prediction(Part):
+    step_ns: Natural
+    low_ns: Natural = Field(description="lower end of the error bar")
+    high_ns: Natural
+    memory: tuple[Memory, ...] = Field(description="one a pipeline worker")
+
+
+class Rival(Part):
+    """A plan that was priced by the same model and lost."""
+
+    name: str
+    step_ns: Natural | None = Field(description="empty where it does not fit")
+    why: str
+
+
+class Certificate(Part):
+    objective_ns: Natural
+    bound_ns: Natural = Field(description="no plan of the space searched is faster")
+    free_bound_ns: Natural = Field(0, description="no order of these actions whatever is faster")
+    gap: NotNegative
+    scope: str = Field(description="what was searched")
+    rivals: tuple[Rival, ...] = ()
+
+
+class Provenance(Part):
+    profile: str = Field(description="device and source of the costs")
+    cluster: str
+    versions: dict[str, str] = Field(default_factory=dict)
+
+
+class Plan(Part):
+    version: Literal[1] = PLAN_VERSION
+    model: ModelRef
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    execution: Literal["eager", "compiled"] = "eager"
+    optimizer: str = "adamw"
+    shard_optimizer: Flag = False
+    batch: Batch
+    axes: Axes
+    schedule: ScheduleChoice
+    stages: tuple[StagePlan, ...]
+    places: tuple[PlaceRow, ...]
+    times: tuple[StageTimes, ...] = Field(description="one a stage")
+    hops: tuple[Hop, ...]
+    prediction: Prediction
+    certificate: Certificate | None = None
+    provenance: Provenance
+    fitted: Fitted | None = Field(default=None, description="corrections that times and hops are made with")
+
+
+def grids_of(stage: StagePlan) -> tuple[tuple[int, ...], ...]:
+    """Those that samples lie on in a stage, one after the other; none where they are whole throughout."""
+    turned = (turn.spatial for turn in stage.regrid if not turn.samples)
+    return (*([stage.spatial] if stage.spatial else []), *turned)
+
+
+def shared_from(stage: StagePlan) -> str:
+    """The layer from which on ranks share the samples of a stage; empty where they do not."""
+    return next((turn.before for turn in stage.regrid if turn.samples), "")

@@ -1,0 +1,39 @@
+"""Plans as YAML files: one key an answer, one row a line in every table, the same plan always the same bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from planner import files
+from planner.plan.plan import PLACE_COLUMNS, PLAN_VERSION, Plan
+
+SCHEMA = "plan.schema.json"  # relative to the plan, as it lies in plans/
+
+_ONE_A_LINE = {"places": PLACE_COLUMNS, "orders": "one pipeline worker a line"}
+
+
+def load(path: Path | str) -> Plan:
+    """The plan in a file; BadInput where it is not one. Whether it is right is `verify`'s question."""
+    return files.load(Plan, Path(path), version=PLAN_VERSION)
+
+
+def parse(text: str, *, name: str = "plan") -> Plan:
+    """The plan in a text; `name` stands for the file in messages."""
+    return files.read(Plan, text, name=name, version=PLAN_VERSION)
+
+
+def dump(plan: Plan) -> str:
+    data = plan.model_dump(mode="json")
+    if data["fitted"] is None:
+        del data["fitted"]
+    for stage in data["stages"]:
+        for key in ("recompute_before", "gather_before", "regrid"):
+            if not stage[key]:
+                del stage[key]
+        for turn in stage.get("regrid", ()):
+            del turn["spatial" if turn["samples"] else "samples"]
+    data["places"] = [" ".join(map(str, row.values())) for row in data["places"]]
+    for part, key in (("model", "arguments"), ("schedule", "settings"), ("provenance", "versions")):
+        data[part][key] = dict(sorted(data[part][key].items()))
+    header = f"# yaml-language-server: $schema={SCHEMA}\n"
+    return files.render(data, header=header, one_a_line=_ONE_A_LINE)

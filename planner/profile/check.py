@@ -1,0 +1,130 @@
+"""Checks a profile against its model before anybody plans with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from typing import NamedTuple
+
+from planner.errors import BadInput
+from planner.model import Layer
+from planner.profile.profile import (
+    NANOSECOND,
+    PERSISTENT,
+    CostKey,
+    LayerCost,
+    OptimizerCost,
+    Profile,
+    Seconds,
+)
+
+
+class Fault(NamedTuple):
+    """A number or row that cannot be planned with; `key` says where it stands in a profile file."""
+
+    key: tuple[str | int, ...]
+    what: str
+    allowed: str
+
+
+def check(profile: Profile) -> Profile:
+    """The profile itself, if every number in it can be planned with; else BadInput names the first that cannot."""
+    for fault in faults(profile):
+        raise BadInput(fault.what, where="profile", allowed=fault.allowed)
+    return profile
+
+
+def faults(profile: Profile) -> Iterator[Fault]:
+    layers = {layer.signature: layer for layer in reversed(profile.graph.layers)}
+    yield from _optimizer_faults(profile.optimizer)
+    for row, (key, cost) in enumerate(profile.costs.items()):
+        if key.signature not in layers:
+            yield Fault(
+                ("costs", row, "signature"), f"no layer has signature {key.signature}", "one of the layers'"
+            )
+            continue
+        if key.micro < 1 or any(part < 1 for part in key.split):
+            yield Fault(("costs", row, "micro"), f"micro-batch {key.micro}, split {key.split}", "1 or more")
+        layer = layers[key.signature]
+        place = _describe(layer, key)
+        trains = any(profile.graph.parameter[name].trainable for name in layer.parameters)
+        for name, what, allowed in (*_cost_faults(layer, cost), *_instant(cost, trains)):
+            yield Fault(("costs", row, name), f"{place}: {what}", allowed)
+    yield from _missing_rows(profile, layers)
+
+
+def _number_fault(name: str, value: float) -> Iterator[tuple[str, str, str]]:
+    if not math.isfinite(value) or value < 0:
+        yield name.partition(".")[0], f"{name} is {value}", "a finite number, 0 or more"
+
+
+def _seconds_fault(name: str, value: Seconds) -> Iterator[tuple[str, str, str]]:
+    yield from _number_fault(f"{name}.median", value.median)
+    yield from _number_fault(f"{name}.spread", value.spread)
+
+
+def _instant(cost: LayerCost, trains: bool) -> Iterator[tuple[str, str, str]]:
+    """Plans are in nanoseconds, and no pass of a stage takes none."""
+    passes = {"forward": cost.forward.median}
+    if trains:
+        passes |= {"backward": cost.backward.median}
+        passes |= {"input_grad": cost.input_grad.median + cost.weight_grad.median}
+    for name, seconds in passes.items():
+        if 0 <= seconds < NANOSECOND / 2:
+            yield name, f"{name} takes no time", "a nanosecond or more"
+
+
+def _optimizer_faults(optimizer: OptimizerCost) -> Iterator[Fault]:
+    found = [
+        *_seconds_fault("seconds_per_parameter", optimizer.seconds_per_parameter),
+        *_number_fault("state_bytes_per_parameter", optimizer.state_bytes_per_parameter),
+        *_number_fault("state_bytes_per_tensor", optimizer.state_bytes_per_tensor),
+        *_number_fault("largest_bytes_per_parameter", optimizer.largest_bytes_per_parameter),
+        *_number_fault("other_bytes_per_parameter", optimizer.other_bytes_per_parameter),
+    ]
+    yield from (Fault(("optimizer", name), what, allowed) for name, what, allowed in found)
+
+
+def _cost_faults(layer: Layer, cost: LayerCost) -> Iterator[tuple[str, str, str]]:
+    for name in ("forward", "backward", "input_grad", "weight_grad"):
+        yield from _seconds_fault(name, getattr(cost, name))
+    for name in ("own_saved_bytes", "held_bytes", "workspace_bytes", "walked_bytes", "owing_bytes"):
+        yield from _number_fault(name, getattr(cost, name))
+    for size in cost.output_bytes:
+        yield from _number_fault("output_bytes", size)
+    if len(cost.output_bytes) not in (0, len(layer.outputs)):
+        yield (
+            "output_bytes",
+            f"output_bytes has {len(cost.output_bytes)} entries",
+            f"{len(layer.outputs)} or none",
+        )
+    views = [view for view, _ in cost.aliases]
+    sources = [source for _, source in cost.aliases if source != PERSISTENT]
+    yield from _position_faults("kept_inputs", cost.kept_inputs, layer.inputs)
+    yield from _position_faults("kept_outputs", cost.kept_outputs, layer.outputs)
+    yield from _position_faults("aliases", views, layer.outputs)
+    yield from _position_faults("aliases", sources, layer.inputs)
+
+
+def _position_faults(name: str, positions: Iterable[int], values: Sized) -> Iterator[tuple[str, str, str]]:
+    for position in positions:
+        if not 0 <= position < len(values):
+            yield name, f"{name} has position {position}", f"0 up to, not including, {len(values)}"
+
+
+def _missing_rows(profile: Profile, layers: Mapping[str, Layer]) -> Iterator[Fault]:
+    """Whole samples must be priced in every layer at every setting; shards only where a layer can be cut."""
+    if not profile.costs:
+        yield Fault(("costs",), "there are no costs", "one row a signature and setting")
+    rows = {**profile.failures, **profile.costs}
+    for setting in sorted({key._replace(signature="") for key in rows}):
+        for signature, layer in layers.items():
+            key = setting._replace(signature=signature)
+            if not setting.split and key not in rows:
+                place = _describe(layer, key)
+                yield Fault(("costs",), f"{place}: there is no row", "one row a signature and setting")
+
+
+def _describe(layer: Layer, key: CostKey) -> str:
+    split = f", split {'x'.join(map(str, key.split))}" if key.split else ""
+    return f"costs of layer '{layer.name}', micro {key.micro}{split}, {key.precision}, {key.execution}"

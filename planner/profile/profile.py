@@ -1,0 +1,174 @@
+"""What every layer costs on one device: the table between measuring (or the roofline) and the solver.
+
+Times are of one micro-batch on one rank. Layers of equal signature share a row. Saved bytes are in two parts so
+that nothing is counted twice: what a layer allocates and keeps for itself, and which of the Values that it reads
+or makes it keeps (positions in `Layer.inputs` and `Layer.outputs`); a stage counts each Value once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from planner.cluster import Correction, Fitted
+from planner.model import ModelGraph
+from planner.schedule import Kind
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def corrected(profile: Profile, fitted: Fitted | None) -> Profile:
+    """The same profile with its times as runs had them; what every action takes besides is `launch_ns`."""
+    if fitted is None:
+        return profile
+    costs = {key: _cost(cost, fitted) for key, cost in profile.costs.items()}
+    rate = profile.optimizer.seconds_per_parameter
+    optimizer = replace(profile.optimizer, seconds_per_parameter=_scaled(rate, fitted.update))
+    return replace(profile, costs=costs, optimizer=optimizer)
+
+
+def _cost(cost: LayerCost, fitted: Fitted) -> LayerCost:
+    return replace(
+        cost,
+        forward=_scaled(cost.forward, fitted.forward),
+        backward=_scaled(cost.backward, fitted.backward),
+        input_grad=_scaled(cost.input_grad, fitted.input_grad),
+        weight_grad=_scaled(cost.weight_grad, fitted.weight_grad),
+    )
+
+
+def _scaled(seconds: Seconds, correction: Correction | None) -> Seconds:
+    factor = 1.0 if correction is None else correction.factor
+    return Seconds(median=seconds.median * factor, spread=seconds.spread * factor)
+
+
+def launch_ns(fitted: Fitted | None, kind: Kind) -> int:
+    """What an action of a kind takes besides its layers."""
+    row = None if fitted is None else fitted.of(kind)
+    return 0 if row is None else round(row.start_s * 1e9)
+
+
+NANOSECOND = 1e-9  # what plans count time in
+
+PERSISTENT = -1  # in `LayerCost.aliases`: the output is a view of a parameter or buffer
+
+
+class CostKey(NamedTuple):
+    signature: str
+    micro: int
+    split: tuple[
+        int, ...
+    ]  # spatial shards along (dim 2, dim 3, ...) of this layer's input; () is the whole sample
+    precision: str  # fp32 | bf16
+    execution: str  # eager | compiled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seconds:
+    """Median of the repeats, and half the distance between their quartiles; 0 where it was derived."""
+
+    median: float
+    spread: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCost:
+    forward: Seconds
+    backward: Seconds  # whole: input and weight gradients in one pass
+    input_grad: Seconds  # the I half
+    weight_grad: Seconds  # the W half
+    own_saved_bytes: int  # allocated by the layer and kept until its backward, Values excluded
+    kept_inputs: tuple[int, ...]  # positions in Layer.inputs of the Values that the backward needs
+    kept_outputs: tuple[int, ...]
+    held_bytes: int  # still held between I and W, Values included
+    workspace_bytes: int  # highest transient above what stays, in any of the passes
+    output_bytes: tuple[int, ...] = ()  # of each output in this precision; empty: as the graph says
+    # (output, input): this output is a view of that input, so both are one storage; of a parameter if PERSISTENT
+    aliases: tuple[tuple[int, int], ...] = ()
+    walks: bool = False  # stages with it keep all that they have saved between I and W
+    walked_bytes: int = 0  # gradients that such a stage keeps of it besides
+    owing_bytes: int = 0  # saved besides where weight gradients are owed: shards with what neighbours send
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerCost:
+    name: str
+    state_bytes_per_parameter: float  # per element: AdamW in fp32 keeps 8
+    seconds_per_parameter: Seconds  # per element updated
+    state_bytes_per_tensor: float = 0.0  # per parameter, of whatever size: a counter of steps
+    # while a stage is updated, per element of its largest parameter, and of the others: optimizers go through them
+    # one by one or all at once
+    largest_bytes_per_parameter: float = 0.0
+    other_bytes_per_parameter: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Profile:
+    workload: str
+    arguments: Mapping[str, object]  # what --set gave
+    graph: ModelGraph
+    device: str  # a name of the device catalogue, or the name the device gave itself
+    source: Literal["measured", "roofline"]
+    costs: Mapping[CostKey, LayerCost]
+    optimizer: OptimizerCost
+    versions: Mapping[str, str]  # torch, shardwright, python
+    failures: Mapping[CostKey, str] = field(default_factory=dict)  # rows that could not be had, and why
+
+    def cost(self, layer: str, key: CostKey) -> LayerCost:
+        return self.costs[key._replace(signature=self.graph.layer[layer].signature)]
+
+    def value_bytes(self, value: str, key: CostKey) -> int:
+        """Of a Value in the precision of a setting, where a graph's Values are those of the capture."""
+        row = self.graph.value[value]
+        if row.producer:
+            sizes = self.cost(row.producer, key).output_bytes
+            if sizes:
+                return sizes[self.graph.layer[row.producer].outputs.index(value)]
+        return row.bytes(key.micro)
+
+    @cached_property
+    def settings(self) -> tuple[CostKey, ...]:
+        """Every setting of whole samples at which no layer failed, with an empty signature."""
+        failed = {key._replace(signature="") for key in self.failures}
+        found = {key._replace(signature="") for key in self.costs if not key.split}
+        return tuple(sorted(found - failed))
+
+    @cached_property
+    def shards(self) -> tuple[CostKey, ...]:
+        """Every setting of which there are shards, with an empty signature; not of every layer."""
+        return tuple(sorted({key._replace(signature="") for key in self.costs if key.split}))
+
+    def __repr__(self) -> str:
+        from planner import show
+
+        return show.of_profile(self)
+
+    def _repr_html_(self) -> str:
+        from planner import show
+
+        return show.profile_html(self)
+
+    def plot(self) -> Figure:
+        from planner import show
+
+        times = show.layer_ns(self)
+        return show.of_graph(self.graph, (), [ns / 1e6 for ns in times.values()], "ms forward and backward")
+
+    def to_rows(self) -> list[dict[str, object]]:
+        """A layer at a setting a row."""
+        from planner import show
+
+        return show.profile_rows(self)
+
+    def to_dict(self) -> dict[str, object]:
+        rows = [key._asdict() | asdict(cost) for key, cost in self.costs.items()]
+        facts = ("workload", "arguments", "device", "source", "versions")
+        return {
+            **{name: getattr(self, name) for name in facts},
+            "optimizer": asdict(self.optimizer),
+            "graph": self.graph.to_dict(),
+            "costs": rows,
+        }

@@ -1,0 +1,34 @@
+"""A schedule made executable: every send and receive in its place, the same on whichever rank derives it.
+
+Ranks here are pipeline workers. A message is one edge between two stages of one pipe for one micro-batch; its
+identity is its position in its channel (source worker, target worker, pipe, direction), never a tag.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from planner.schedule import Action, Message
+
+
+class Instruction(NamedTuple):
+    """`compute` runs `action`; `post` makes the receive of `message` ready; `wait` needs it; `send` starts it."""
+
+    op: Literal["compute", "post", "wait", "send"]
+    action: Action | None = None
+    message: Message | None = None
+
+    def __str__(self) -> str:
+        return str(self.action) if self.message is None else f"{self.op}:{self.message}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    ranks: tuple[tuple[Instruction, ...], ...]
+
+    @property
+    def digest(self) -> str:
+        text = "\n".join(" ".join(map(str, rank)) for rank in self.ranks)
+        return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,163 @@
+"""Pictures that need no script: widths in per cent, so that they fit any window with letters of one size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+from planner.model import ModelGraph
+from planner.plan import Memory, Plan
+from planner.show import text
+from planner.units import duration, memory
+
+if TYPE_CHECKING:
+    from planner.explore import FrontierRow
+
+_HIGH = 96  # of the bars of layers
+
+_ARCS = 40
+
+_MOST_ARCS = 200
+
+_MOST_NUMBERS = 24  # stages whose number is written
+
+MEMORY_PARTS = (
+    ("parameters", "--pipe0-strong"),
+    ("gradients", "--pipe2-strong"),
+    ("optimizer", "--pipe3-strong"),
+    ("activations", "--pipe1-strong"),
+    ("buffers", "--update"),
+    ("margin", "--faint"),
+)
+
+
+def strip(plan: Plan, layer_ns: Mapping[str, int] | None, graph: ModelGraph | None) -> str:
+    """The layers in their order, as high as they take long, with the cuts, and below what passes over cuts."""
+    names = [name for stage in plan.stages for name in stage.layers]
+    edges = [0, *accumulate(len(stage.layers) for stage in plan.stages)]
+    most = max([1, *(layer_ns or {}).values()])
+    arcs = _arcs(names, edges, graph)
+    bottom = 18 + _HIGH
+    parts = [*_bands(edges, len(names)), *_bars(names, edges, layer_ns, most), *_lines(edges, len(names))]
+    if arcs:
+        parts.append(
+            f'<svg y="{bottom + 2}" height="{_ARCS}" viewBox="0 0 100 100" preserveAspectRatio="none">{"".join(arcs)}</svg>'
+        )
+    told = f"{len(names)} layers in {len(plan.stages)} stages, cut after layers {', '.join(str(e) for e in edges[1:-1]) or 'none'}"
+    height = bottom + (_ARCS + 4 if arcs else 2)
+    return f'<svg role="img" aria-label="{text(told)}" height="{height}" data-layers="{len(names)}">{"".join(parts)}</svg>'
+
+
+def _share(at: float, of: int) -> str:
+    return f"{100 * at / max(1, of):.3f}%"
+
+
+def _bands(edges: Sequence[int], layers: int) -> Iterator[str]:
+    every = max(1, -(-(len(edges) - 1) // _MOST_NUMBERS))
+    for stage, (low, high) in enumerate(pairwise(edges)):
+        shade = "--idle" if stage % 2 else "--panel"
+        yield f'<rect x="{_share(low, layers)}" y="16" width="{_share(high - low, layers)}" height="{_HIGH + 2}" fill="var({shade})"/>'
+        if stage % every == 0:
+            yield f'<text x="{_share((low + high) / 2, layers)}" y="11" text-anchor="middle">{stage}</text>'
+
+
+def _bars(
+    names: Sequence[str], edges: Sequence[int], layer_ns: Mapping[str, int] | None, most: int
+) -> Iterator[str]:
+    for stage, (low, high) in enumerate(pairwise(edges)):
+        for at in range(low, high):
+            ns = None if layer_ns is None else layer_ns[names[at]]
+            tall = _HIGH * 0.4 if ns is None else max(1.0, _HIGH * ns / most)
+            told = f"{names[at]}, stage {stage}" + (
+                "" if ns is None else f": {duration(ns)} forward and backward"
+            )
+            yield (
+                f'<rect x="{_share(at + 0.08, len(names))}" y="{16 + _HIGH - tall:.1f}" width="{_share(0.84, len(names))}" '
+                f'height="{tall:.1f}" fill="var(--pipe0-{"strong" if stage % 2 else "middle"})"><title>{text(told)}</title></rect>'
+            )
+
+
+def _lines(edges: Sequence[int], layers: int) -> Iterator[str]:
+    for edge in edges[1:-1]:
+        x = _share(edge, layers)
+        yield f'<line x1="{x}" x2="{x}" y1="14" y2="{18 + _HIGH}" stroke="var(--alarm)" stroke-dasharray="4 3"/>'
+
+
+def _arcs(names: Sequence[str], edges: Sequence[int], graph: ModelGraph | None) -> list[str]:
+    """Values that pass by the layer after the one that made them, and over a cut: the largest ones."""
+    if graph is None:
+        return []
+    at = {name: i for i, name in enumerate(names)}
+    found = []
+    for value in graph.values:
+        reach = max((at[name] for name in value.consumers), default=-1)
+        start = at.get(value.producer, -1)
+        if start >= 0 and reach > start + 1 and any(start < edge <= reach for edge in edges[1:-1]):
+            found.append((value.sample_bytes + value.fixed_bytes, start, reach, value.name))
+    arcs = []
+    for size, start, reach, name in sorted(found, reverse=True)[:_MOST_ARCS]:
+        x1, x2 = (100 * (i + 0.5) / len(names) for i in (start, reach))
+        deep = 30 + 150 * (reach - start) / len(names)
+        told = f"{name}: {memory(size)} a sample, from {names[start]} to {names[reach]}"
+        arcs.append(
+            f'<path d="M{x1:.2f} 0Q{(x1 + x2) / 2:.2f} {deep:.0f} {x2:.2f} 0" fill="none" stroke="var(--pipe1-strong)" '
+            f'vector-effect="non-scaling-stroke" stroke-width="1.2"><title>{text(told)}</title></path>'
+        )
+    return arcs
+
+
+def memory_bar(found: Memory) -> str:
+    """What holds a device's memory, against its limit."""
+    whole, at, parts = max(found.limit, found.total, 1), 0, []
+    for name, shade in MEMORY_PARTS:
+        size = int(getattr(found, name))
+        if size:
+            parts.append(
+                f'<rect x="{_share(at, whole)}" width="{_share(size, whole)}" height="14" fill="var({shade})">'
+                f"<title>{name}: {memory(size)}</title></rect>"
+            )
+        at += size
+    limit = _share(found.limit, whole)
+    return (
+        f'<svg height="14" role="img" aria-label="{memory(found.total)} of {memory(found.limit)}" style="min-width:120px">'
+        f'<rect width="100%" height="14" fill="var(--idle)"/>{"".join(parts)}'
+        f'<line x1="{limit}" x2="{limit}" y2="14" stroke="var(--alarm)" stroke-width="2"/></svg>'
+    )
+
+
+def scatter(
+    rows: Sequence[FrontierRow], of: Callable[[FrontierRow], float], name: str, unit: Callable[[float], str]
+) -> str:
+    """Step against what it takes: each point a plan that nothing thriftier equals."""
+    xs, ys = [of(row) for row in rows], [row.step_ns for row in rows]
+    low_x, high_x, low_y, high_y = min(xs), max(xs), min(ys), max(ys)
+    parts = []
+    for x, y, row in zip(xs, ys, rows, strict=True):
+        px = 12 + 76 * ((x - low_x) / (high_x - low_x) if high_x > low_x else 0.5)
+        py = 20 + 110 * (1 - (y - low_y) / (high_y - low_y) if high_y > low_y else 0.5)
+        told = f"{unit(x)}: {duration(y)}, {row.plan.schedule.family}"
+        parts.append(
+            f'<circle cx="{px:.2f}%" cy="{py:.1f}" r="5" fill="var(--pipe0-strong)"><title>{text(told)}</title></circle>'
+        )
+        if len(rows) <= 8 or row in (rows[0], rows[-1]):
+            parts.append(f'<text x="{px:.2f}%" y="{py - 9:.1f}" text-anchor="middle">{duration(y)}</text>')
+    ends = (
+        f'<text x="12%" y="158" text-anchor="middle">{unit(low_x)}</text><text x="88%" y="158" text-anchor="middle">'
+        f'{unit(high_x)}</text><text x="50%" y="158" text-anchor="middle">{text(name)}</text>'
+    )
+    frame = '<line x1="6%" x2="94%" y1="142" y2="142" stroke="var(--line)"/>'
+    told = f"{len(rows)} plans: step time against {name}"
+    return f'<svg role="img" aria-label="{text(told)}" height="164" data-points="{len(rows)}">{frame}{"".join(parts)}{ends}</svg>'
+
+
+def sparkline(values: Sequence[float], told: str) -> str:
+    low, high = min(values), max(values)
+    points = " ".join(
+        f"{100 * i / max(1, len(values) - 1):.2f},{38 - 34 * ((v - low) / (high - low) if high > low else 0.5):.2f}"
+        for i, v in enumerate(values)
+    )
+    return (
+        f'<svg role="img" aria-label="{text(told)}" height="44" viewBox="0 0 100 42" preserveAspectRatio="none">'
+        f'<polyline points="{points}" fill="none" stroke="var(--pipe0-strong)" stroke-width="1.8" vector-effect="non-scaling-stroke"/></svg>'
+    )

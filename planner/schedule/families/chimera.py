@@ -1,0 +1,107 @@
+"""Chimera: f pairs of pipelines in opposite directions over the same workers, merged without a conflict.
+
+In slots of one forward or backward, unit k of at most D micro-batches, m the place inside its pipe and unit:
+
+    worker(down, j, s) = (s + jD/f) mod D            F at 2m + s           + 2Dk
+    worker(up, j, s)   = (D - 1 - s + jD/f) mod D    B at 2m + 2D - 1 - s  + 2Dk
+
+Pipes 0..f-1 go down, f..2f-1 up; the micro-batches of a unit are numbered pipe by pipe. Where the last of several
+units is not full, the order is listed instead if that is shorter.
+
+`concat` says how more than D micro-batches follow each other: `direct` shifts whole units as above; `doubling` runs
+two forwards back to back so that they last as long as one backward (B = 2F), for pairs of micro-batches in a pipe,
+which closes the gaps between units; `halving` is that same order where the micro-batches are halves, so that two
+forwards are one kernel's worth and the backward's batch is half the forward's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from planner.errors import BadInput
+from planner.schedule.actions import Action, Kind, Schedule
+from planner.schedule.build import Place, Request, assemble
+from planner.schedule.families.two_ended_slots import rhythm, shorter
+
+Slots = list[list[tuple[int, Action]]]  # a worker: slot and action
+
+
+def chimera(request: Request) -> Schedule:
+    concat = request.settings.get("concat", "direct")
+    if concat not in ("direct", "doubling", "halving"):
+        raise BadInput(f"concat is {concat!r}", where="chimera", allowed="direct, doubling, halving")
+    place = two_ended(request)
+    slots: Slots = [[] for _ in range(request.workers)]
+    pipe_of = (_direct if concat == "direct" else _doubled)(request, place, slots)
+    orders = [[action for _, action in sorted(worker)] for worker in slots]
+    if concat == "direct" and request.micros > request.workers and request.micros % request.workers:
+        orders = shorter(place, pipe_of, orders, request.workers)
+    return assemble(request, place, pipe_of, orders)
+
+
+def two_ended(request: Request) -> Place:
+    """Where f pairs of pipes hold their stages; several stages a worker and pipe are dealt round."""
+    workers, pairs = request.workers, request.pairs
+    if workers % 2:
+        raise BadInput(
+            f"{workers} workers", where=request.family, allowed="an even number, so that pipes can meet"
+        )
+    if (workers // 2) % pairs:
+        allowed = [f for f in range(1, workers // 2 + 1) if workers // 2 % f == 0]
+        raise BadInput(
+            f"{pairs} pairs on {workers} workers",
+            where=request.family,
+            allowed=f"divisors of {workers // 2}: {', '.join(map(str, allowed))}",
+        )
+    shift = workers // pairs
+    stages = range(workers * request.chunks)
+    down = [tuple((s + j * shift) % workers for s in stages) for j in range(pairs)]
+    up = [tuple((workers - 1 - s + j * shift) % workers for s in stages) for j in range(pairs)]
+    return (*down, *up)
+
+
+def shares(count: int, pairs: int) -> list[int]:
+    """How many of `count` micro-batches each pipe carries; what is left over goes to the two directions in turn."""
+    each, left = divmod(count, 2 * pairs)
+    share = [each] * (2 * pairs)
+    turns = [pipe for j in range(pairs) for pipe in (j, pairs + j)]
+    for pipe in turns[:left]:
+        share[pipe] += 1
+    return share
+
+
+def numbered(count: int, pairs: int, first: int) -> Iterator[tuple[int, int, int]]:
+    """(pipe, place inside the pipe, micro-batch) of a unit whose numbers begin at `first`."""
+    micro = first
+    for pipe, share in enumerate(shares(count, pairs)):
+        for m in range(share):
+            yield pipe, m, micro
+            micro += 1
+
+
+def _direct(request: Request, place: Place, slots: Slots) -> list[int]:
+    workers = request.workers
+    pipe_of: list[int] = []
+    for unit, first in enumerate(range(0, request.micros, workers)):
+        start = 2 * workers * unit
+        for pipe, m, micro in numbered(min(workers, request.micros - first), request.pairs, first):
+            pipe_of.append(pipe)
+            forward, backward = start + 2 * m, start + 2 * m + 2 * workers - 1
+            for stage, worker in enumerate(place[pipe]):
+                slots[worker].append((forward + stage, Action(Kind.F, stage, micro, pipe)))
+                slots[worker].append((backward - stage, Action(Kind.B, stage, micro, pipe)))
+    return pipe_of
+
+
+def _doubled(request: Request, place: Place, slots: Slots) -> list[int]:
+    period, offsets = rhythm(place)
+    pipe_of: list[int] = []
+    for turn, first in enumerate(range(0, request.micros, 2 * len(place))):
+        start = period * turn
+        for pipe, m, micro in numbered(min(2 * len(place), request.micros - first), request.pairs, first):
+            pipe_of.append(pipe)
+            forward, backward = start + offsets[pipe][0], start + offsets[pipe][1 + m]
+            for stage, worker in enumerate(place[pipe]):
+                slots[worker].append((forward + stage, Action(Kind.F, stage, micro, pipe)))
+                slots[worker].append((backward - stage, Action(Kind.B, stage, micro, pipe)))
+    return pipe_of

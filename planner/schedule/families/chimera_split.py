@@ -1,0 +1,59 @@
+"""Chimera with split weight gradients: both directions' I before everything, W wherever a worker would wait.
+
+`cap` is what a worker holds at most, in micro-batches of one stage; D times the stages a direction by default.
+Which greedy choice is best depends on the numbers, so a few are listed and the shortest kept: caps a (pipe, stage)
+keep the directions from crowding each other out, a cap a worker leaves them free to lend each other room. Where all
+of them end later than the bound says, a herd of half-random listings looks for an order that does not, unless the cap
+is less than the default, which keeps the bound out of reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from planner.errors import BadInput
+from planner.schedule.actions import Schedule
+from planner.schedule.build import Request, assemble
+from planner.schedule.families.chimera import numbered, two_ended
+from planner.schedule.families.unit_slots import sooner
+from planner.schedule.listing.scheduler import best_listed, bound
+from planner.schedule.listing.task import Job, Limits, Policy, nominal
+
+SHARED = (
+    Policy(tie="micro"),
+    Policy(tie="deep"),
+    Policy(tie="deep", order="FBW"),
+    Policy(tie="micro", order="FBW"),
+    Policy(tie="first"),
+    Policy(tie="shallow"),
+)
+
+APART = (Policy(tie="deep"), Policy(tie="micro", pending=1))
+
+
+def chimera_zb(request: Request) -> Schedule:
+    place = two_ended(request)
+    pipe_of = [pipe for first in range(0, request.micros, request.workers) for pipe in _unit(request, first)]
+    cap = request.whole("cap", request.workers * request.chunks)
+    if cap < 1:
+        raise BadInput(f"cap is {cap}", where=request.family, allowed="1 or more micro-batches")
+    memory = Limits(memory=(cap,) * request.workers)
+    job = Job(place=place, pipe_of=pipe_of, costs=nominal(len(place[0])), split=True, limits=memory)
+    own = cap // (len(place) * request.chunks)
+    apart = replace(memory, flight=((own,) * len(place[0]),) * len(place))
+
+    def jobs() -> Iterator[Job]:
+        for policy in SHARED:
+            yield replace(job, policy=policy)
+        for policy in APART if own else ():
+            yield replace(job, policy=policy, limits=apart)
+
+    listing = best_listed(jobs())
+    orders = sooner(job, bound(job), listing.span) if cap >= request.workers * request.chunks else None
+    return assemble(request, place, pipe_of, orders or listing.orders)
+
+
+def _unit(request: Request, first: int) -> list[int]:
+    count = min(request.workers, request.micros - first)
+    return [pipe for pipe, _, _ in numbered(count, request.pairs, first)]

@@ -1,0 +1,52 @@
+"""The list scheduler as a family: any placement of one pipeline, any cap and policy, from nominal costs.
+
+With split backwards and stages dealt round this is out-of-order backprop for pipelines: `BFW` is the fast-forwarding
+of gradients, `chunks` the modulo allocation (its grain is how many layers a stage gets), `pending` and `grain` say
+how long and in what lots weight gradients wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.errors import BadInput
+from planner.schedule.actions import Schedule
+from planner.schedule.build import Request, assemble, dealt, zigzag
+from planner.schedule.listing.scheduler import best_listed
+from planner.schedule.listing.task import TIES, Job, Limits, Policy, nominal
+
+
+def listed_family(request: Request) -> Schedule:
+    place = _place(request)
+    cap = request.whole("cap", request.workers * request.chunks)
+    job = Job(
+        place=place,
+        pipe_of=[0] * request.micros,
+        costs=nominal(len(place[0]), request.whole("hop", 0)),
+        split=request.flag("split", True),
+        limits=Limits(memory=(cap,) * request.workers),
+    )
+    jobs = [replace(job, policy=_policy(request, tie)) for tie in _ties(request)]
+    return assemble(request, place, job.pipe_of, best_listed(jobs).orders)
+
+
+def _place(request: Request) -> tuple[tuple[int, ...], ...]:
+    shape = request.settings.get("placement", "dealt")
+    if shape not in ("dealt", "zigzag"):
+        raise BadInput(f"placement is {shape!r}", where=request.family, allowed="dealt, zigzag")
+    return (dealt if shape == "dealt" else zigzag)(request.workers, request.chunks)
+
+
+def _ties(request: Request) -> list[str]:
+    tie = request.settings.get("tie")
+    return list(TIES) if tie is None else [str(tie)]
+
+
+def _policy(request: Request, tie: str) -> Policy:
+    return Policy(
+        order=str(request.settings.get("order", "BFW")),
+        tie=tie,
+        pending=request.whole("pending", 0) if "pending" in request.settings else None,
+        grain=request.whole("grain", 1),
+        patience=request.whole("patience", 0),
+    )

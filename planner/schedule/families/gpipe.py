@@ -1,0 +1,15 @@
+"""GPipe: all forwards, then all backwards."""
+
+from __future__ import annotations
+
+from planner.schedule.actions import Action, Kind, Schedule
+from planner.schedule.build import Request, assemble
+
+
+def gpipe(request: Request) -> Schedule:
+    micros = range(request.micros)
+    orders = [
+        [Action(Kind.F, stage, m) for m in micros] + [Action(Kind.B, stage, m) for m in micros]
+        for stage in range(request.workers)
+    ]
+    return assemble(request, (tuple(range(request.workers)),), [0] * request.micros, orders)

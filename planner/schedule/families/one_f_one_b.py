@@ -1,0 +1,41 @@
+"""1F1B: after a warm-up of forwards, one backward and one forward in turn, so that few micro-batches are in flight.
+
+`warmup` is the number of forwards that the first worker does before its first backward; the others' fall linearly
+to 1 on the last. The default D is the classic one and keeps D - s micro-batches on worker s; 2D - 1 hides a hop a
+slot (each worker then has one spare micro-batch at hand a hop) for nearly twice the memory.
+"""
+
+from __future__ import annotations
+
+from planner.errors import BadInput
+from planner.schedule.actions import Action, Kind, Schedule
+from planner.schedule.build import Request, assemble
+
+
+def one_f_one_b(request: Request) -> Schedule:
+    first = request.whole("warmup", request.workers)
+    if first < 1:
+        raise BadInput(f"warmup is {first}", where="1f1b", allowed="1 or more forwards on the first worker")
+    orders = [
+        _order(stage, warmup_of(stage, request.workers, first), request.micros)
+        for stage in range(request.workers)
+    ]
+    return assemble(request, (tuple(range(request.workers)),), [0] * request.micros, orders)
+
+
+def warmup_of(stage: int, workers: int, first: int) -> int:
+    """Never below the next stage's, so that none waits for a forward that waits for its own backward."""
+    if workers == 1:
+        return 1
+    after = workers - 1 - stage
+    return 1 + -(-(first - 1) * after // (workers - 1))
+
+
+def _order(stage: int, warmup: int, micros: int) -> list[Action]:
+    ahead = min(warmup, micros)
+    order = [Action(Kind.F, stage, m) for m in range(ahead)]
+    for m in range(micros):
+        order.append(Action(Kind.B, stage, m))
+        if m + ahead < micros:
+            order.append(Action(Kind.F, stage, m + ahead))
+    return order

@@ -1,0 +1,139 @@
+"""ZB-V, V-Half and V-Min: two stages a worker in a V, split backwards, and a cap on what a worker holds.
+
+Caps count micro-batches of one stage, two to a worker's full share: 2D for ZB-V, about a half and a third of that
+for the others. A rhythm is tried first: an order of F and I that is kept, with the weight gradients listed into what
+is free. ZB-V fills its share and then takes F and I of both stages in turn, so that every message has slack when it
+is needed. The small caps repeat one micro-batch's way through the V every 6 slots (F, I and W of two stages) without
+a collision, which keeps every worker's share even. Free lists compete with the rhythm; the best is taken.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from planner.errors import BadInput
+from planner.schedule.actions import Action, Kind, Schedule
+from planner.schedule.build import Request, assemble, zigzag
+from planner.schedule.listing.scheduler import best_listed
+from planner.schedule.listing.task import Job, Limits, Policy, nominal
+
+Steps = tuple[
+    int, int, int, int
+]  # slots from worker to worker: down and up the V forwards, down and up backwards
+
+Turns = list[list[Action]]
+
+F, I = Kind.F, Kind.I  # noqa: E741
+
+PERIOD = 6
+
+FEW = 8  # workers up to which a free list may beat the rhythm
+
+POLICIES = (
+    Policy(tie="deep"),
+    Policy(tie="deep", order="BWF"),
+    Policy(tie="deep", order="FBW"),
+    Policy(tie="micro"),
+    Policy(tie="micro", order="FBW"),
+)
+
+
+def zb_v(request: Request) -> Schedule:
+    return listed_v(request, 2 * request.workers, [_in_turn(request.workers, request.micros)], POLICIES)
+
+
+def v_half(request: Request) -> Schedule:
+    return _in_small_share(request, (request.workers + 2) // 2 * 2, ((1, 2, 1, 2), (2, 2, 1, 1)))
+
+
+def v_min(request: Request) -> Schedule:
+    return _in_small_share(request, (request.workers + 4) // 3 * 2, ((1, 1, 1, 1), (1, 2, 1, 2)))
+
+
+def _in_small_share(request: Request, cap: int, steps: Sequence[Steps]) -> Schedule:
+    row = zigzag(request.workers, 2)[0]
+    rhythms = [_repeated(row, request.micros, each) for each in steps]
+    return listed_v(request, cap, rhythms, POLICIES if request.workers <= FEW else ())
+
+
+def listed_v(
+    request: Request, cap: int, rhythms: Sequence[Turns] = (), policies: Sequence[Policy] = POLICIES
+) -> Schedule:
+    cap = request.whole("cap", cap)
+    if cap < 2:
+        raise BadInput(
+            f"cap is {cap}",
+            where=request.family,
+            allowed="2 or more: a micro-batch on both stages of a worker",
+        )
+    place = zigzag(request.workers, 2)
+    job = Job(
+        place=place,
+        pipe_of=[0] * request.micros,
+        costs=nominal(2 * request.workers),
+        split=True,
+        limits=Limits(memory=(cap,) * request.workers),
+    )
+
+    def jobs() -> Iterator[Job]:
+        for rhythm in rhythms:
+            yield replace(job, sequence=rhythm)
+        for policy in policies:
+            yield replace(job, policy=policy)
+
+    return assemble(request, place, job.pipe_of, best_listed(jobs()).orders)
+
+
+def _in_turn(workers: int, micros: int) -> Turns:
+    """Down the V as long as the share lasts, up it as soon as micro-batches have turned, then F, I, F, I."""
+    orders = []
+    for worker in range(workers):
+        down, up = (partial(Action, stage=stage) for stage in (worker, 2 * workers - 1 - worker))
+        turns = [down(F)] * (2 * (workers - worker) - 1) + [up(F), down(F)] * worker
+        turns += [up(F), up(I)] * (workers - worker) + [down(F), down(I), up(F), up(I)] * micros
+        turns += [down(I), up(I)] * micros
+        orders.append(_numbered(turns, micros))
+    return orders
+
+
+def _numbered(turns: Sequence[Action], micros: int) -> list[Action]:
+    """The same turns for micro-batch after micro-batch; those past the last one are left out."""
+    count: Counter[Action] = Counter()
+    order = []
+    for turn in turns:
+        if count[turn] < micros:
+            order.append(turn._replace(micro=count[turn]))
+        count[turn] += 1
+    return order
+
+
+def _repeated(place: tuple[int, ...], micros: int, steps: Steps) -> Turns:
+    forward, backward = _way(place, steps)
+    slots: list[list[tuple[int, Action]]] = [[] for _ in range(1 + max(place))]
+    for stage, worker in enumerate(place):
+        for m in range(micros):
+            slots[worker].append((forward[stage] + PERIOD * m, Action(Kind.F, stage, m)))
+            slots[worker].append((backward[stage] + PERIOD * m, Action(Kind.I, stage, m)))
+    return [[action for _, action in sorted(worker)] for worker in slots]
+
+
+def _way(place: tuple[int, ...], steps: Steps) -> tuple[list[int], list[int]]:
+    """Slots of the first micro-batch's F and I, a stage: the earliest that are free on the worker, modulo PERIOD."""
+    stages = len(place)
+    taken: list[set[int]] = [set() for _ in range(stages // 2)]
+    rows: list[list[int]] = []
+    slot = 0
+    for legs, path in ((steps[:2], range(stages)), (steps[2:], range(stages - 1, -1, -1))):
+        row = [0] * stages
+        for walked, stage in enumerate(path):
+            while slot % PERIOD in taken[place[stage]]:
+                slot += 1
+            taken[place[stage]].add(slot % PERIOD)
+            row[stage] = slot
+            turning = walked in (stages // 2 - 1, stages - 1)
+            slot += 1 if turning else legs[walked >= stages // 2]
+        rows.append(row)
+    return rows[0], rows[1]

@@ -1,0 +1,266 @@
+"""How each value of the planner shows itself: `text`, `html` and `rows` of each, one after the other."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from planner.cluster import Cluster
+from planner.model import ModelGraph
+from planner.plan import Plan
+from planner.profile import Profile
+from planner.show import pictures, timelines
+from planner.show import proof as proofs
+from planner.show import text as words
+from planner.show.html import block, folded, paragraph, plural, table
+from planner.terminal import columns
+from planner.timeline import Comparison, Timeline
+from planner.units import duration, memory
+
+if TYPE_CHECKING:
+    from planner.simulate import RunRecord
+
+_WIDE = 100  # columns of text where no terminal says
+
+
+def timeline_text(found: Timeline) -> str:
+    return timelines.terminal(found, width=_WIDE, colour=False)
+
+
+def timeline_html(found: Timeline) -> str:
+    steps = sorted(set(found.step.tolist()))
+    one = found.of_step(steps[len(steps) // 2]) if len(steps) > 1 else found
+    said = paragraph(f"step {steps[len(steps) // 2]} of {len(steps)}") if len(steps) > 1 else ""
+    return block(said, pictures.timeline(one))
+
+
+def plan_html(plan: Plan) -> str:
+    from planner.simulate import simulate_plan
+
+    rows = plan_rows(plan)
+    return block(
+        paragraph(words.decision(plan)),
+        pictures.timeline(simulate_plan(plan), "worker {}".format),
+        pictures.plan_memory(plan.prediction.memory),
+        folded(plural(len(rows), "stage"), table(tuple(rows[0]), (row.values() for row in _shown(rows)))),
+        _proof_html(plan),
+    )
+
+
+def _proof_html(plan: Plan) -> str:
+    proof = plan.certificate
+    if proof is None:
+        return paragraph("No certificate: this plan was not found by the solver.")
+    said = f"Proof: bound {duration(proof.bound_ns)}, gap {proof.gap:.2%} within {proof.scope}."
+    rows = [
+        (
+            rival.name,
+            "does not fit" if rival.step_ns is None else duration(rival.step_ns),
+            proofs.why_lost(plan, rival),
+        )
+        for rival in proof.rivals
+    ]
+    return paragraph(said) + (
+        folded("Priced beside it", table(("plan", "step", "why it lost"), rows)) if rows else ""
+    )
+
+
+def plan_rows(plan: Plan) -> list[dict[str, object]]:
+    """A stage a row."""
+    return [
+        {
+            "stage": index,
+            "workers": sorted({row[index] for row in plan.schedule.place}),
+            "layers": list(stage.layers),
+            "forward_ns": times.forward_ns,
+            "backward_ns": times.backward_ns,
+            "recompute": stage.recompute_before or stage.recompute,
+            "sent_bytes": sum(hop.bytes for hop in plan.hops if hop.sender == index),
+        }
+        for index, (stage, times) in enumerate(zip(plan.stages, plan.times, strict=True))
+    ]
+
+
+def _shown(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    """As people read them: lengths of time, bytes, and long lists by their ends."""
+    return [{name: _cell(name, value) for name, value in row.items()} for row in rows]
+
+
+def _cell(name: str, value: object) -> object:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) if len(value) < 4 else f"{value[0]} … {value[-1]} ({len(value)})"
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    if name.endswith("_ns") and isinstance(value, int | float):
+        return duration(value)
+    return memory(value) if name.endswith("_bytes") and isinstance(value, int | float) else value
+
+
+def profile_html(found: Profile) -> str:
+    head = words.of_profile(found).partition("\n")[0]
+    rows = profile_rows(found)
+    heads = tuple(rows[0]) if rows else ("layer",)
+    listed = table(heads, (row.values() for row in _shown(rows)))
+    return block(
+        paragraph(head),
+        pictures.strip(found.graph, layer_ns(found)),
+        folded(plural(len(rows), "row"), listed),
+    )
+
+
+def profile_rows(found: Profile) -> list[dict[str, object]]:
+    """A layer at a setting a row."""
+    layers = found.graph.layers
+    settings = sorted({key._replace(signature="") for key in found.costs})
+    pairs = [
+        (layer, key)
+        for key in settings
+        for layer in layers
+        if key._replace(signature=layer.signature) in found.costs
+    ]
+    return [
+        {
+            "layer": layer.name,
+            "micro": key.micro,
+            "split": "x".join(map(str, key.split)) or "whole",
+            "precision": key.precision,
+            "execution": key.execution,
+            "forward_ns": round(1e9 * cost.forward.median),
+            "backward_ns": round(1e9 * cost.backward.median),
+            "input_grad_ns": round(1e9 * cost.input_grad.median),
+            "weight_grad_ns": round(1e9 * cost.weight_grad.median),
+            "own_saved_bytes": cost.own_saved_bytes,
+            "workspace_bytes": cost.workspace_bytes,
+        }
+        for layer, key in pairs
+        for cost in [found.cost(layer.name, key)]
+    ]
+
+
+def layer_ns(found: Profile) -> dict[str, float]:
+    """Forward and backward of each layer at the least setting of whole samples."""
+    key = min(found.settings, default=None)
+    if key is None:
+        return {}
+    costs = {layer.name: found.cost(layer.name, key) for layer in found.graph.layers}
+    return {name: 1e9 * (cost.forward.median + cost.backward.median) for name, cost in costs.items()}
+
+
+def cluster_html(found: Cluster) -> str:
+    head = words.of_cluster(found).partition("\n")[0]
+    rows = cluster_rows(found)
+    links = [
+        (name, duration(1e9 * link.latency_s), f"{memory(link.bandwidth_bytes_per_s)}/s")
+        for name, link in found.links
+        if link
+    ]
+    listed = table(tuple(rows[0]), (row.values() for row in _shown(rows)))
+    return block(
+        paragraph(head), listed, table(("link within", "latency", "bandwidth"), links) if links else ""
+    )
+
+
+def cluster_rows(found: Cluster) -> list[dict[str, object]]:
+    return [
+        {
+            "nodes": group.count,
+            "devices_per_node": group.devices_per_node,
+            "device": group.device,
+            "plan_bytes": group.limit_bytes,
+        }
+        for group in found.nodes
+    ]
+
+
+def graph_text(found: ModelGraph) -> str:
+    rows = _shown(graph_rows(found))
+    shown = rows if len(rows) <= 40 else [*rows[:20], *rows[-20:]]
+    named = [(row["layer"], row["parameters"], row["flops"], row["reads"], row["makes"]) for row in shown]
+    return f"{_graph_head(found)}\n\n{columns(named, ('layer', 'parameters', 'flops', 'reads', 'makes'))}"
+
+
+def _graph_head(found: ModelGraph) -> str:
+    size = sum(prod(parameter.shape) for parameter in found.parameters)
+    tied = sum(len(parameter.users) > 1 for parameter in found.parameters)
+    shared = f", {tied} of them tied" if tied else ""
+    batch = "any micro-batch" if found.symbolic_batch else f"micro-batch {found.captured_micro} only"
+    return f"{len(found.layers)} layers, {len(found.parameters)} parameters of {size:,} elements{shared}; {batch}"
+
+
+def graph_html(found: ModelGraph) -> str:
+    rows = _shown(graph_rows(found))
+    listed = table(tuple(rows[0]), (row.values() for row in rows))
+    return block(
+        paragraph(_graph_head(found)), pictures.strip(found), folded(plural(len(rows), "layer"), listed)
+    )
+
+
+def graph_rows(found: ModelGraph) -> list[dict[str, object]]:
+    """A layer a row, for one sample."""
+    return [
+        {
+            "layer": layer.name,
+            "parameters": sum(prod(found.parameter[name].shape) for name in layer.parameters),
+            "flops": layer.flops(1),
+            "reads": list(layer.inputs),
+            "makes": list(layer.outputs),
+            "made_bytes": sum(found.value[name].bytes(1) for name in layer.outputs),
+            "operations": list(layer.operations),
+        }
+        for layer in found.layers
+    ]
+
+
+def comparison_text(found: Comparison) -> str:
+    rows = [tuple(_shown([row])[0].values()) for row in comparison_rows(found)]
+    return f"{_comparison_head(found)}\n\n{columns(rows, ('stage', 'action', 'predicted', 'measured', 'ratio', 'times'))}"
+
+
+def _comparison_head(found: Comparison) -> str:
+    return (
+        f"step: predicted {duration(found.predicted_step_ns)}, measured {duration(found.measured_step_ns)}, ratio "
+        f"{found.ratio:.2f}; a rank stood idle for {duration(found.measured_wait_ns)} of it"
+    )
+
+
+def comparison_html(found: Comparison) -> str:
+    rows = [tuple(_shown([row])[0].values()) for row in comparison_rows(found)]
+    listed = table(("stage", "action", "predicted", "measured", "ratio", "times"), rows)
+    return block(paragraph(_comparison_head(found)), listed)
+
+
+def comparison_rows(found: Comparison) -> list[dict[str, object]]:
+    return [
+        {
+            "stage": event.stage,
+            "action": event.name,
+            "predicted_ns": event.predicted_ns,
+            "measured_ns": event.measured_ns,
+            "ratio": round(event.ratio, 3),
+            "times": event.times,
+        }
+        for event in sorted(found.events, key=lambda e: (e.stage, e.name))
+        if event.predicted_ns
+    ]
+
+
+def run_text(found: RunRecord) -> str:
+    return f"{_run_head(found)}\n{comparison_text(found.comparison)}"
+
+
+def _run_head(found: RunRecord) -> str:
+    losses = [found.losses[step] for step in sorted(found.losses)]
+    said = f"; loss {losses[0]:.4f} at first, {losses[-1]:.4f} at last" if losses else ""
+    return f"{found.folder}: {found.state}, {len(losses)} steps{said}"
+
+
+def run_html(found: RunRecord) -> str:
+    step = found.measured.of_step(found.typical_step)
+    return block(
+        paragraph(_run_head(found)),
+        paragraph("predicted"),
+        pictures.timeline(found.predicted, "worker {}".format),
+        paragraph(f"measured, step {found.typical_step}"),
+        pictures.timeline(step),
+        comparison_html(found.comparison),
+    )

@@ -1,0 +1,48 @@
+"""A schedule with durations becomes times and memory."""
+
+from planner.simulate.best_gradient_order import best_overlap
+from planner.simulate.lifetimes import LOOKAHEAD, PART_NAMES, PARTS, Spans, StageBytes, spans
+from planner.simulate.longest_path import (
+    Bound,
+    Compiled,
+    compile,
+    critical_counts,
+    critical_path,
+    duration_vector,
+    makespans,
+    node_ends,
+)
+from planner.simulate.peaks import SQUARE_BYTES, SQUARED_ELEMENTS, live_counts, memory_rows, peaks, uncovered
+from planner.simulate.period import period
+from planner.simulate.run_record import RunRecord
+from planner.simulate.simulate import period_of_plan, simulate, simulate_in_stride, simulate_plan
+
+__all__ = [
+    "LOOKAHEAD",
+    "PARTS",
+    "PART_NAMES",
+    "SQUARED_ELEMENTS",
+    "SQUARE_BYTES",
+    "Bound",
+    "Compiled",
+    "RunRecord",
+    "Spans",
+    "StageBytes",
+    "best_overlap",
+    "compile",
+    "critical_counts",
+    "critical_path",
+    "duration_vector",
+    "live_counts",
+    "makespans",
+    "memory_rows",
+    "node_ends",
+    "peaks",
+    "period",
+    "period_of_plan",
+    "simulate",
+    "simulate_in_stride",
+    "simulate_plan",
+    "spans",
+    "uncovered",
+]

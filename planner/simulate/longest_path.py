@@ -1,0 +1,312 @@
+"""The longest path through a schedule whose orders are frozen, over integer arrays.
+
+`compile` once, then ask as often as needed: `makespan`, `makespans` of many duration vectors at a time, and
+`critical_path` as counts. Times are integer nanoseconds and exact. A duration vector has one entry a (kind, stage)
+and one a hop; see `planner.schedule.graph` for its layout.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.arrays import IntArray
+from planner.errors import BadInput
+from planner.plan import Hop, StageTimes
+from planner.schedule import KIND_ROW, Graph, Kind, Message, Queueing, Route, Schedule, build
+from planner.simulate.lifetimes import Spans, spans
+from planner.timeline import COLLECTIVE, SEND, Event, encode
+
+Update = Literal["rolling", "barrier"]
+
+_WIDE = 40  # nodes a level from which numpy beats a plain loop
+
+_BATCH_CELLS = 1 << 18  # nodes x candidates evaluated at once, so that they stay in the cache
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """A schedule with its messages as arrays; `update` says what a step's end means (see `period`)."""
+
+    graph: Graph
+    routes: tuple[Route, ...]
+    update: Update
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.graph.schedule
+
+    @property
+    def size(self) -> int:
+        """Entries of a duration vector."""
+        return len(Kind) * self.schedule.stages + len(self.routes)
+
+    def index(self, kind: Kind, stage: int) -> int:
+        return KIND_ROW[kind] * self.schedule.stages + stage
+
+    def hop_index(self, hop: int) -> int:
+        return len(Kind) * self.schedule.stages + hop
+
+    @cached_property
+    def rows(self) -> Rows:
+        return _event_rows(self.graph)
+
+    @cached_property
+    def memory_spans(self) -> tuple[Spans, ...]:
+        return spans(self.schedule)
+
+    @cached_property
+    def _sweep(self) -> Sweep:
+        return Sweep(self.graph, ())
+
+    @cached_property
+    def _loop(self) -> list[tuple[int, int, int]]:
+        g, skip = self.graph, self.graph.sources + 1
+        return list(
+            zip(g.first[skip:].tolist(), g.second[skip:].tolist(), g.cost[skip:].tolist(), strict=True)
+        )
+
+    @cached_property
+    def _wide(self) -> bool:
+        return len(self.graph.cost) > _WIDE * len(self.graph.levels)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rows:
+    """What a Timeline of the graph lists: `computed` actions, worker by worker, then messages and collectives."""
+
+    nodes: IntArray
+    before: IntArray  # of an action, the node that its worker did last; -1 for others
+    ranks: IntArray
+    codes: IntArray
+    computed: int
+
+
+def _event_rows(graph: Graph) -> Rows:
+    source = {queue[1]: 1 + i for i, queue in enumerate(graph.queues) if queue[0] == "worker"}
+    nodes, before, ranks, events = [], [], [], []
+    for rank, (order, own) in enumerate(zip(graph.schedule.orders, graph.actions, strict=True)):
+        nodes += own.tolist()
+        before += [source[rank], *own.tolist()[:-1]] if len(own) else []
+        ranks += [rank] * len(own)
+        events += [encode(action) for action in order]
+    computed = len(nodes)
+    for message, node in zip(graph.messages, graph.message_nodes.tolist(), strict=True):
+        nodes.append(node)
+        ranks.append(graph.schedule.place[message.pipe][message.sender])
+        events.append(encode(Event(SEND, message.sender, message.micro, message.pipe)))
+    for stage, node in graph.sync_nodes.items():
+        for rank in sorted({pipe[stage] for pipe in graph.schedule.place}):
+            nodes.append(node)
+            ranks.append(rank)
+            events.append(encode(Event(COLLECTIVE, stage)))
+    before += [-1] * (len(nodes) - computed)
+    columns = [np.array(column, np.int64) for column in (nodes, before, ranks, events)]
+    return Rows(nodes=columns[0], before=columns[1], ranks=columns[2], codes=columns[3], computed=computed)
+
+
+class Sweep:
+    """Evaluates level by level into buffers of its own; `shape` is () or (candidates,)."""
+
+    def __init__(self, graph: Graph, shape: tuple[int, ...]) -> None:
+        self.graph = graph
+        self.ends: IntArray = np.zeros((len(graph.cost), *shape), np.int64)
+        self.costs: IntArray = np.zeros_like(self.ends)
+        bounds = graph.levels.tolist()[1:]
+        widest = max((high - low for low, high in itertools.pairwise(bounds)), default=0)
+        legs: IntArray = np.empty((2 * widest, *shape), np.int64)
+        self.steps = []
+        for low, high in itertools.pairwise(bounds):
+            n = high - low
+            both = np.concatenate([graph.first[low:high], graph.second[low:high]])
+            rows = self.ends[low:high], self.costs[low:high]
+            self.steps.append((both, legs[: 2 * n], legs[:n], legs[n : 2 * n], *rows))
+
+    def run(self, durations: IntArray, releases: IntArray | None) -> IntArray:
+        durations.take(self.graph.cost, axis=0, out=self.costs, mode="clip")
+        self.ends[1 : self.graph.sources + 1] = 0 if releases is None else releases
+        take, maximum, add = self.ends.take, np.maximum, np.add
+        for both, legs, left, right, ends, costs in self.steps:
+            take(both, axis=0, out=legs, mode="clip")
+            maximum(left, right, out=ends)
+            add(ends, costs, out=ends)
+        return self.ends
+
+
+def duration_vector(times: Sequence[StageTimes], hops: Sequence[Hop]) -> IntArray:
+    """The duration vector of a plan's tables."""
+    columns = {
+        Kind.F: [t.forward_ns for t in times],
+        Kind.B: [t.backward_ns for t in times],
+        Kind.I: [t.input_grad_ns for t in times],
+        Kind.W: [t.weight_grad_ns for t in times],
+        Kind.R: [t.recompute_ns for t in times],
+        Kind.SYNC: [t.sync_ns for t in times],
+        Kind.STEP: [t.step_ns for t in times],
+    }
+    return np.array([*(ns for kind in Kind for ns in columns[kind]), *(hop.ns for hop in hops)], np.int64)
+
+
+def neighbour_hops(stages: int, *, act_ns: int = 0, grad_ns: int = 0, size_bytes: int = 0) -> tuple[Hop, ...]:
+    """The hops of a plain chain of stages, both directions."""
+    acts = [("act", s, s + 1, act_ns) for s in range(stages - 1)]
+    grads = [("grad", s + 1, s, grad_ns) for s in range(stages - 1)]
+    return tuple(
+        Hop(direction=d, sender=a, receiver=b, values=(), bytes=size_bytes, ns=ns)  # type: ignore[arg-type]
+        for d, a, b, ns in acts + grads
+    )
+
+
+def compile(
+    schedule: Schedule,
+    hops: Sequence[Route],
+    *,
+    queueing: Queueing = "channel",
+    update: Update = "barrier",
+    ranking: Sequence[Message] = (),
+) -> Compiled:
+    """Orders frozen as they stand. `queueing` is what messages queue for: their "channel" (source, target, pipe,
+    direction), the sender's network "card", one "stream" a worker in the order of `ranking` (see
+    `lower.global_order`), or nothing."""
+    if update not in get_args(Update):
+        raise BadInput(f"update is {update!r}", allowed=", ".join(get_args(Update)))
+    graph = build(schedule, hops, queueing=queueing, barrier=update == "barrier", ranking=ranking)
+    return Compiled(graph, tuple(hops), update)
+
+
+def vector_of(compiled: Compiled, durations: Sequence[int] | IntArray, axes: int = 1) -> IntArray:
+    """One duration vector, or with two `axes` a matrix of them, none so long that a sum could leave 64 bits."""
+    vector = np.asarray(durations)
+    if vector.ndim != axes or vector.shape[-1] != compiled.size:
+        shape = " x ".join(map(str, vector.shape))
+        raise BadInput(f"{shape} durations", allowed=f"{compiled.size}: kinds x stages, then hops")
+    if vector.dtype.kind not in "iu":
+        raise BadInput(f"durations of type {vector.dtype}", allowed="whole nanoseconds within 64 bits")
+    vector = vector.astype(np.int64, copy=False)
+    # a negative number is a huge one without its sign
+    if int(vector.view(np.uint64).max(initial=0)) > _longest(compiled):
+        raise _no_duration(compiled, vector)
+    return vector
+
+
+def _longest(compiled: Compiled) -> int:
+    return ((1 << 62) - 1) // len(compiled.graph.cost)
+
+
+def _no_duration(compiled: Compiled, vector: IntArray) -> BadInput:
+    longest = _longest(compiled)
+    rows = enumerate(vector.reshape(-1, compiled.size).T.tolist())
+    index, value = next((i, v) for i, row in rows for v in row if not 0 <= v <= longest)
+    kind, stage = divmod(index, compiled.schedule.stages)
+    hop = index - compiled.hop_index(0)
+    what = f"{list(Kind)[kind].value} of stage {stage}" if hop < 0 else f"hop {hop}"
+    return BadInput(f"{what} takes {value}", allowed=f"whole nanoseconds from 0 to {longest}")
+
+
+def _ends(compiled: Compiled, vector: IntArray, releases: IntArray | None = None) -> IntArray:
+    """End of every node. The array belongs to the caller only until the next call."""
+    if compiled._wide:
+        return compiled._sweep.run(np.append(vector, 0), releases)
+    return np.array(_loop_ends(compiled, vector.tolist(), releases), np.int64)
+
+
+def _loop_ends(compiled: Compiled, costs: list[int], releases: IntArray | None) -> list[int]:
+    costs.append(0)
+    ends = [0] * (compiled.graph.sources + 1) if releases is None else [0, *releases.tolist()]
+    append = ends.append
+    for first, second, cost in compiled._loop:
+        a, b = ends[first], ends[second]
+        append((a if a > b else b) + costs[cost])
+    return ends
+
+
+def makespan(compiled: Compiled, durations: Sequence[int] | IntArray) -> int:
+    """Nanoseconds of one step from idle devices to the last end."""
+    vector = vector_of(compiled, durations)
+    if compiled._wide:
+        return int(_ends(compiled, vector).max())
+    return max(_loop_ends(compiled, vector.tolist(), None))
+
+
+def makespans(compiled: Compiled, durations: IntArray) -> IntArray:
+    """Makespan of each row of a matrix of duration vectors, all at once."""
+    out: IntArray = np.empty(len(durations), np.int64)
+    for rows, sweep, costs in batches(compiled, durations):
+        out[rows] = sweep.run(costs, None).max(axis=0)
+    return out
+
+
+def batches(compiled: Compiled, durations: IntArray) -> Iterator[tuple[slice, Sweep, IntArray]]:
+    """Parts of a matrix of duration vectors that fit the cache, each with what evaluates it."""
+    table = vector_of(compiled, durations, 2)
+    size = max(1, _BATCH_CELLS // len(compiled.graph.cost))
+    sweep = None
+    for low in range(0, len(table), size):
+        part = table[low : low + size]
+        if sweep is None or sweep.ends.shape[1] != len(part):
+            sweep = Sweep(compiled.graph, (len(part),))
+        yield slice(low, low + size), sweep, np.vstack([part.T, np.zeros((1, len(part)), np.int64)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """`steps * T >= counts @ durations` holds for any durations (orders kept), with equality at those given."""
+
+    counts: IntArray  # how often each entry of the duration vector is on the path or cycle
+    ns: int  # counts @ durations
+    steps: int = 1
+
+    @property
+    def period(self) -> Fraction:
+        return Fraction(self.ns, self.steps)
+
+    @property
+    def period_ns(self) -> int:
+        return -(-self.ns // self.steps)
+
+
+def critical_path(compiled: Compiled, durations: Sequence[int] | IntArray) -> Bound:
+    """A longest path: its counts times the durations are the makespan, exactly."""
+    vector = vector_of(compiled, durations)
+    ends = _ends(compiled, vector)
+    last = int(ends.argmax())
+    nodes, _ = trace(compiled.graph, ends, last)
+    return Bound(counts=path_counts(compiled, nodes), ns=int(ends[last]))
+
+
+def critical_counts(compiled: Compiled, durations: IntArray) -> Iterator[IntArray]:
+    """Of each row of a matrix of duration vectors, the counts of a longest path."""
+    for _, sweep, costs in batches(compiled, durations):
+        ends = sweep.run(costs, None)
+        for column in range(ends.shape[1]):
+            own = np.ascontiguousarray(ends[:, column])
+            nodes, _ = trace(compiled.graph, own, int(own.argmax()))
+            yield path_counts(compiled, nodes)
+
+
+def trace(graph: Graph, ends: IntArray, node: int) -> tuple[list[int], int]:
+    """The path of nodes that ends in `node`, and the queue (or -1) from whose source it starts."""
+    path = []
+    while node > graph.sources:
+        path.append(node)
+        a, b = int(graph.first[node]), int(graph.second[node])
+        node = b if b and ends[b] > ends[a] else a
+    return path, node - 1
+
+
+def path_counts(compiled: Compiled, nodes: list[int]) -> NDArray[np.int64]:
+    return np.bincount(compiled.graph.cost[nodes], minlength=compiled.size + 1)[:-1].astype(np.int64)
+
+
+def node_ends(
+    compiled: Compiled, durations: Sequence[int] | IntArray, releases: IntArray | None = None
+) -> IntArray:
+    """End of every node of the graph; `releases` says when each queue becomes free (all at 0 by default)."""
+    return _ends(compiled, vector_of(compiled, durations), releases).copy()

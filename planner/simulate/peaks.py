@@ -1,0 +1,80 @@
+"""Bytes that are held along a worker's order: what lives, times what one micro-batch of it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.arrays import IntArray
+from planner.schedule import Action, Schedule
+from planner.simulate.lifetimes import PARTS, Spans, StageBytes, spans
+
+# gradients whose squares are added up at a time, for the norm of a step, and bytes that one of them takes meanwhile
+SQUARED_ELEMENTS, SQUARE_BYTES = 2**20, 8
+
+
+def live_counts(own: Spans, stages: int) -> IntArray:
+    """Micro-batches alive while each action runs: [position, stage, part], parts as in StageBytes; their product
+    with a stage's bytes, summed, is what is in use. One row a moment is one linear memory constraint."""
+    change: NDArray[np.int64] = np.zeros((own.moments + 1, stages, PARTS), np.int64)
+    np.add.at(change, (own.start, own.stage, own.part), 1)
+    np.add.at(change, (own.end, own.stage, own.part), -1)
+    counts: IntArray = change.cumsum(0)[:-1:2]
+    return counts
+
+
+def weights(memory: Sequence[StageBytes]) -> IntArray:
+    """[stage, part]"""
+    return np.array([astuple(each) for each in memory], np.int64).reshape(len(memory), PARTS)
+
+
+def use(own: Spans, table: IntArray) -> IntArray:
+    """Bytes in use while each action runs and after it, [position, 2], of the weights [stage, part]."""
+    change: IntArray = np.zeros(own.moments + 1, np.int64)
+    sizes = table[own.stage, own.part]
+    np.add.at(change, own.start, sizes)
+    np.add.at(change, own.end, -sizes)
+    return change.cumsum()[:-1].reshape(-1, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    bytes: int
+    position: int  # of the action, in the worker's order, that runs when it is reached first
+
+    def at(self, order: Sequence[Action]) -> Action:
+        return order[self.position]
+
+
+def peaks(schedule: Schedule, memory: Sequence[StageBytes]) -> tuple[Peak, ...]:
+    """Of every worker, the most that activations, messages and workspace take, and where."""
+    table, found = weights(memory), []
+    for own in spans(schedule):
+        during = use(own, table)[:, 0]
+        position = int(during.argmax()) if len(during) else 0
+        found.append(Peak(bytes=int(during[position]) if len(during) else 0, position=position))
+    return tuple(found)
+
+
+def memory_rows(schedule: Schedule) -> tuple[IntArray, ...]:
+    """Of every worker, the moments that can be its peak for some sizes: distinct [row, stage, part] counts of which
+    none is covered by another, so that `peak = max over rows of counts * bytes` for any bytes."""
+    return tuple(uncovered(live_counts(own, schedule.stages)) for own in spans(schedule))
+
+
+def uncovered(counts: IntArray) -> IntArray:
+    """Of rows of counts the distinct ones that no other covers."""
+    every = counts.reshape(len(counts), -1)
+    used = every.any(0)
+    flat = np.unique(every[:, used], axis=0)
+    flat = flat[flat.sum(1).argsort(kind="stable")[::-1]]
+    kept = flat[:0]
+    for row in flat:  # a moment is covered only by one of a larger sum
+        if not (kept >= row).all(1).any():
+            kept = np.vstack([kept, row])
+    rows: IntArray = np.zeros((len(kept), every.shape[1]), np.int64)
+    rows[:, used] = kept
+    return rows.reshape(-1, *counts.shape[1:])

@@ -1,0 +1,147 @@
+"""How long a step takes once the pipeline is in its stride."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner.arrays import IntArray
+from planner.simulate.longest_path import (
+    Bound,
+    Compiled,
+    batches,
+    critical_path,
+    makespans,
+    node_ends,
+    path_counts,
+    trace,
+    vector_of,
+)
+
+
+def period(compiled: Compiled, durations: Sequence[int] | IntArray) -> Bound:
+    """Barrier: the makespan. Rolling: the next step of every queue starts where this one ends, and the period is the
+    largest mean of a cycle of paths from queue to queue; `steps * T >= counts @ durations` is that cycle's row."""
+    vector = vector_of(compiled, durations)
+    if compiled.update == "barrier":
+        return critical_path(compiled, vector)
+    return _largest_cycle(compiled, vector)
+
+
+_FIRST_STRIDES = 3
+
+_STRIDES = 6  # steps after which a batch stops hoping that all queues advance alike
+
+
+def periods(compiled: Compiled, durations: IntArray) -> IntArray:
+    """Period of each row of a matrix of duration vectors, rounded up to whole nanoseconds.
+
+    Where one more step delays every queue by the same amount, that amount is the period; rows that do not come to
+    that in a few steps are settled one at a time.
+    """
+    if compiled.update == "barrier":
+        return makespans(compiled, durations)
+    out: IntArray = np.empty(len(durations), np.int64)
+    for rows, sweep, costs in batches(compiled, durations):
+        x: IntArray = np.zeros((compiled.graph.sources, costs.shape[1]), np.int64)
+        for _ in range(_STRIDES):
+            later = sweep.run(costs, x)[compiled.graph.tails]
+            most, least = (later - x).max(axis=0), (later - x).min(axis=0)
+            x = later - later.min(axis=0)
+            if (most == least).all():
+                break
+        out[rows] = most
+        for row in np.flatnonzero(most != least).tolist():
+            out[rows.start + row] = period(compiled, durations[rows.start + row]).period_ns
+    return out
+
+
+def _largest_cycle(compiled: Compiled, vector: IntArray) -> Bound:
+    """Raise the best cycle's mean until shifting every queue by it leaves no queue later: that proves it largest.
+
+    One step maps release times x of the queues to A(x). If A(x) <= x + m for some x, no cycle has a mean above m;
+    if m is below the largest mean, the links that keep raising x contain a cycle whose mean is above m.
+    Everything is multiplied by the cycle's number of steps, so that means stay integers.
+    """
+    best, settled = _first_cycle(compiled, vector)
+    while not settled:
+        better = _improve(compiled, vector, best)
+        if better is None:
+            return best
+        best = better
+    return best
+
+
+def _first_cycle(compiled: Compiled, vector: IntArray) -> tuple[Bound, bool]:
+    """A cycle that is mostly the largest already, and whether that is proved: no queue advanced by more than its mean."""
+    x: IntArray = np.zeros(compiled.graph.sources, np.int64)
+    for _ in range(_FIRST_STRIDES):
+        ends = node_ends(compiled, vector, x)
+        latest = ends[compiled.graph.tails]
+        gain = latest - x
+        most = int(gain.max())
+        if most == int(gain.min()):
+            break
+        x = latest - latest.min()
+    links = _Links(compiled, vector)
+    queue = int(latest.argmax())
+    while queue not in links.seen:
+        queue = links.add(queue, ends)
+    found = links.cycle(queue)
+    return found, found.ns == most * found.steps
+
+
+class _Links:
+    """For some queues, the critical path that its last node was reached by: from which queue, with which counts."""
+
+    def __init__(self, compiled: Compiled, vector: IntArray) -> None:
+        self.compiled, self.vector = compiled, vector
+        self.seen: dict[int, tuple[int, IntArray]] = {}
+
+    def add(self, queue: int, ends: IntArray) -> int:
+        graph = self.compiled.graph
+        nodes, start = trace(graph, ends, int(graph.tails[queue]))
+        self.seen[queue] = start, path_counts(self.compiled, nodes)
+        return start
+
+    def cycle(self, queue: int) -> Bound:
+        counts, steps, at = np.zeros(self.compiled.size, np.int64), 0, queue
+        while steps == 0 or at != queue:
+            at, path = self.seen[at]
+            counts, steps = counts + path, steps + 1
+        return Bound(counts=counts, ns=int(counts @ self.vector), steps=steps)
+
+    def find(self) -> Bound | None:
+        """A cycle among the links, if there is one."""
+        done: set[int] = set()
+        for first in self.seen:
+            walk: set[int] = set()
+            queue = first
+            while queue in self.seen and queue not in walk and queue not in done:
+                walk.add(queue)
+                queue = self.seen[queue][0]
+            if queue in walk:
+                return self.cycle(queue)
+            done |= walk
+        return None
+
+
+def _improve(compiled: Compiled, vector: IntArray, best: Bound) -> Bound | None:
+    """A cycle of larger mean, or None with the proof that there is none."""
+    scaled = vector * best.steps
+    x: IntArray = np.zeros(compiled.graph.sources, np.int64)
+    links = _Links(compiled, vector)
+    while True:
+        x -= x.min()
+        ends = node_ends(compiled, scaled, x)
+        later = ends[compiled.graph.tails] - best.ns
+        raised = np.flatnonzero(later > x)
+        if not len(raised):
+            return None
+        for queue in raised.tolist():
+            links.add(queue, ends)
+        x = np.maximum(x, later)
+        found = links.find()
+        if found is not None and found.period > best.period:
+            return found

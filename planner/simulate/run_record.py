@@ -1,0 +1,91 @@
+"""What a run left behind, as the planner sees it: its plan, what every rank did when, and its losses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from planner.errors import BadInput
+from planner.plan import Plan, coordinates, ranks_of_worker
+from planner.simulate.simulate import simulate_in_stride, simulate_plan
+from planner.timeline import Comparison, Timeline, compare
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WARM_UP_STEPS = 2  # connections are opened and memory is first touched in them
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunRecord:
+    folder: str
+    state: str
+    plan: Plan
+    measured: Timeline
+    losses: Mapping[int, float]  # by step, from 1
+
+    @cached_property
+    def steps(self) -> tuple[int, ...]:
+        """Those that were measured, the warm-up left out where more came after it."""
+        every = sorted(set(self.measured.step.tolist()))
+        return tuple(every[min(WARM_UP_STEPS, max(0, len(every) - 1)) :])
+
+    @cached_property
+    def predicted(self) -> Timeline:
+        return simulate_plan(self.plan)
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        every = len(set(self.measured.step.tolist()))
+        return compare(simulate_in_stride(self.plan), self.measured, skip_steps=every - len(self.steps))
+
+    @cached_property
+    def typical_step(self) -> int:
+        """The one of median length."""
+        if not self.steps:
+            raise BadInput("has no trace: no rank finished a step", where=self.folder)
+        by_length = sorted(self.steps, key=lambda step: (self.measured.of_step(step).makespan_ns, step))
+        return by_length[(len(by_length) - 1) // 2]
+
+    @cached_property
+    def slowest_group(self) -> tuple[int, ...]:
+        """Of the typical step the ranks, one a pipeline worker, of the replica and shard that ended last."""
+        step = self.measured.of_step(self.typical_step)
+        last = int(step.rank[step.end_ns.argmax()])
+        at = coordinates(self.plan.axes, last)
+        position = ranks_of_worker(self.plan.axes, at.pipeline).index(last)
+        workers = range(self.plan.axes.pipeline)
+        return tuple(ranks_of_worker(self.plan.axes, worker)[position] for worker in workers)
+
+    def __repr__(self) -> str:
+        from planner import show
+
+        return show.run_text(self)
+
+    def _repr_html_(self) -> str:
+        from planner import show
+
+        return show.run_html(self)
+
+    def plot(self) -> Figure:
+        """Predicted against measured."""
+        from planner import show
+
+        return show.of_run(self)
+
+    def to_rows(self) -> list[dict[str, object]]:
+        """A step a row, the warm-up too."""
+        return [
+            {"step": step, "loss": self.losses.get(step), "step_ns": self.measured.of_step(step).makespan_ns}
+            for step in sorted(set(self.measured.step.tolist()))
+        ]
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "folder": self.folder,
+            "state": self.state,
+            "steps": self.to_rows(),
+            **self.comparison.to_dict(),
+        }

@@ -1,0 +1,89 @@
+"""What a shard of a sample needs of its neighbours, in integers."""
+
+from planner.spatial.layout import (
+    Cut,
+    Layout,
+    check_grid,
+    coordinates,
+    entry,
+    middle_of,
+    neighbours,
+    rank_at,
+    whole,
+)
+from planner.spatial.operation import (
+    GETITEM,
+    INPUT,
+    NONE,
+    OTHERWISE,
+    STATE,
+    TARGET,
+    Given,
+    Operation,
+    Ref,
+    to_text,
+)
+from planner.spatial.regrid import SPACE, Grid, Resplit
+from planner.spatial.rows_needed import Fetch, Run, take
+from planner.spatial.rule import Call, NoRule, Step
+from planner.spatial.rules.pointwise import POINTWISE
+from planner.spatial.rules.reductions import LOSSES
+from planner.spatial.rules.resample import COUNTS, CUBIC, adaptive_rows
+from planner.spatial.rules.reshapes import RESHAPES
+from planner.spatial.rules.rows import ROWS
+from planner.spatial.rules.windows import divisors, front_padding
+from planner.spatial.sample_shares import grown, wider
+from planner.spatial.segment import SLIDING, Grids, Placed, Segment, call_of, with_targets
+from planner.spatial.traffic import Cost, Price, Traffic, price
+
+__all__ = [
+    "COUNTS",
+    "CUBIC",
+    "GETITEM",
+    "INPUT",
+    "LOSSES",
+    "NONE",
+    "OTHERWISE",
+    "POINTWISE",
+    "RESHAPES",
+    "ROWS",
+    "SLIDING",
+    "SPACE",
+    "STATE",
+    "TARGET",
+    "Call",
+    "Cost",
+    "Cut",
+    "Fetch",
+    "Given",
+    "Grid",
+    "Grids",
+    "Layout",
+    "NoRule",
+    "Operation",
+    "Placed",
+    "Price",
+    "Ref",
+    "Resplit",
+    "Run",
+    "Segment",
+    "Step",
+    "Traffic",
+    "adaptive_rows",
+    "call_of",
+    "check_grid",
+    "coordinates",
+    "divisors",
+    "entry",
+    "front_padding",
+    "grown",
+    "middle_of",
+    "neighbours",
+    "price",
+    "rank_at",
+    "take",
+    "to_text",
+    "whole",
+    "wider",
+    "with_targets",
+]

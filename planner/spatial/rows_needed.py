@@ -1,0 +1,130 @@
+"""Which rows of a tensor each rank needs, whose they are, and what it costs to get them.
+
+A Fetch is along one dimension. Halos, padding of every kind, flips, slices, rolls, gathers and re-cuts are all the
+same thing: each coordinate lists the global rows that it wants, as runs of constant step; rows in no run are fill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from planner.spatial.layout import Cut
+
+
+class Run(NamedTuple):
+    at: int  # position of the first row in what the rank gets
+    start: int  # global row
+    length: int
+    step: int  # 0 repeats a row, negative runs backwards
+
+    def part(self, low: int, high: int) -> Run | None:
+        """Those rows of the run that lie in [low, high)."""
+        if self.step == 0:
+            return self if low <= self.start < high else None
+        if self.step > 0:
+            first = max(0, -((self.start - low) // self.step))
+            last = min(self.length, -((self.start - high) // self.step))
+        else:
+            first = max(0, -((high - 1 - self.start) // -self.step))
+            last = min(self.length, (self.start - low) // -self.step + 1)
+        if first >= last:
+            return None
+        return Run(self.at + first, self.start + first * self.step, last - first, self.step)
+
+    @property
+    def rows(self) -> int:
+        """Rows that must travel."""
+        return 1 if self.step == 0 else self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    dim: int
+    axis: int
+    points: tuple[int, ...] | None  # how the source is cut; None: every rank holds all of it
+    size: int  # rows of the source
+    runs: tuple[tuple[Run, ...], ...]  # what each coordinate wants
+    sizes: tuple[int, ...]  # rows that each coordinate ends with, fill included
+    fill: float = 0.0
+    shared: bool = False  # every coordinate ends with the same rows: the result is whole along the axis
+
+    @property
+    def trivial(self) -> bool:
+        """Every coordinate keeps exactly what it has."""
+        if self.points is None or self.shared:
+            return False
+        own = zip(self.points, self.points[1:], strict=False)
+        return all(
+            runs == (Run(0, a, b - a, 1),) and size == b - a
+            for runs, size, (a, b) in zip(self.runs, self.sizes, own, strict=True)
+        )
+
+    def pieces(self, receiver: int, sender: int) -> tuple[Run, ...]:
+        """Runs that `receiver` takes from the rows of `sender`."""
+        if self.points is None:
+            return self.runs[receiver] if sender == receiver else ()
+        low, high = self.points[sender], self.points[sender + 1]
+        parts = (run.part(low, high) for run in self.runs[receiver])
+        return tuple(part for part in parts if part is not None)
+
+    def messages(self) -> Iterator[tuple[int, int, int]]:
+        """(sender, receiver, rows) of everything that travels."""
+        count = len(self.runs)
+        for receiver in range(count):
+            for sender in range(count):
+                rows = sum(run.rows for run in self.pieces(receiver, sender))
+                if sender != receiver and rows:
+                    yield sender, receiver, rows
+
+
+def intervals(dim: int, cut: Cut, needs: Sequence[tuple[int, int]], fill: float = 0.0) -> Fetch:
+    """Rows [low, high) for each coordinate; those outside the tensor are fill."""
+    runs, sizes = [], []
+    for low, high in needs:
+        a, b = max(low, 0), min(high, cut.size)
+        runs.append((Run(a - low, a, b - a, 1),) if a < b else ())
+        sizes.append(max(0, high - low))
+    return Fetch(dim, cut.axis, cut.points, cut.size, tuple(runs), tuple(sizes), fill)
+
+
+def listed(dim: int, cut: Cut, rows: Sequence[Sequence[int]], fill: float = 0.0) -> Fetch:
+    """Any rows in any order for each coordinate; -1 is fill."""
+    runs = tuple(tuple(_runs(wanted)) for wanted in rows)
+    return Fetch(dim, cut.axis, cut.points, cut.size, runs, tuple(map(len, rows)), fill)
+
+
+def gather(dim: int, cut: Cut, low: int = 0, high: int | None = None) -> Fetch:
+    """The same rows for everybody: all of them, unless bounds are given."""
+    high = cut.size if high is None else high
+    parts = len(cut.points) - 1
+    run = (Run(0, low, high - low, 1),)
+    return Fetch(dim, cut.axis, cut.points, cut.size, (run,) * parts, (high - low,) * parts, shared=True)
+
+
+def take(dim: int, target: Cut) -> Fetch:
+    """From a tensor that every rank holds whole, the rows of a cut."""
+    own = list(zip(target.points, target.points[1:], strict=False))
+    runs = tuple((Run(0, a, b - a, 1),) for a, b in own)
+    return Fetch(dim, target.axis, None, target.size, runs, tuple(b - a for a, b in own))
+
+
+def recut(dim: int, source: Cut, target: Cut) -> Fetch:
+    return intervals(dim, source, list(zip(target.points, target.points[1:], strict=False)))
+
+
+def _runs(rows: Sequence[int]) -> Iterator[Run]:
+    position = 0
+    while position < len(rows):
+        start = rows[position]
+        if start < 0:
+            position += 1
+            continue
+        count, step = 1, 0
+        if position + 1 < len(rows) and rows[position + 1] >= 0:
+            step = rows[position + 1] - start
+            while position + count < len(rows) and rows[position + count] == start + count * step >= 0:
+                count += 1
+        yield Run(position, start, count, step if count > 1 else 1)
+        position += count

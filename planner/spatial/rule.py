@@ -1,0 +1,157 @@
+"""One operation of a captured model as integers, and what a rule makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Final
+
+from planner.errors import BadInput
+from planner.spatial.layout import Cut, Layout
+from planner.spatial.rows_needed import Fetch, recut, take
+
+# Tensors are Layouts; a list of tensors is a tuple of them (None where one is left out).
+Argument = None | bool | int | float | str | Layout | tuple["Argument", ...]
+
+PARTS: Final = "parts of a sample"
+
+LOWEST: Final = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An operation with its arguments by the names of its schema."""
+
+    operation: str  # "aten.conv3d"
+    arguments: Mapping[str, Argument]
+    outputs: tuple[tuple[int, ...], ...]  # global shapes
+    where: str = ""  # the user's module, for errors
+    parts: str = PARTS  # that its tensors are, for errors
+    layer: str = ""  # that it belongs to, where that is not `where`
+    first: bool = False  # of its layer there is none before: a gather has no place
+
+    def get(self, name: str, default: Argument = None) -> Argument:
+        value = self.arguments.get(name)
+        return default if value is None else value
+
+    def tensor(self, name: str) -> Layout:
+        value = self.arguments.get(name)
+        if not isinstance(value, Layout):
+            raise self.refuse(f"this overload has no tensor '{name}'")
+        return value
+
+    def integer(self, name: str, default: int = 0) -> int:
+        value = self.get(name, default)
+        assert isinstance(value, int), (self.operation, name)
+        return value
+
+    def flag(self, name: str) -> bool:
+        return bool(self.get(name, False))
+
+    def integers(self, name: str, count: int, default: Sequence[int] = ()) -> tuple[int, ...]:
+        """A list of `count` integers, one integer standing for all; `default` where the list is empty."""
+        value = self.get(name, ())
+        if isinstance(value, int):
+            return (value,) * count
+        assert isinstance(value, tuple), (self.operation, name)
+        given = tuple(value) or tuple(default)
+        return tuple(x for x in (given * count if len(given) == 1 else given) if isinstance(x, int))
+
+    def dims(self, name: str, ndim: int) -> tuple[int, ...]:
+        """Dimensions counted from the front; all of them where none is named."""
+        value = self.get(name)
+        given = (value,) if isinstance(value, int) else value
+        if not given:
+            return tuple(range(ndim))
+        assert isinstance(given, tuple)
+        return tuple(x % ndim for x in given if isinstance(x, int))
+
+    def tensors(self) -> Iterator[tuple[str, Layout]]:
+        """Every tensor argument; one of a list is named "tensors.0"."""
+        for name, value in self.arguments.items():
+            if isinstance(value, Layout):
+                yield name, value
+            elif isinstance(value, tuple):
+                yield from ((f"{name}.{i}", x) for i, x in enumerate(value) if isinstance(x, Layout))
+
+    @property
+    def gather(self) -> str:
+        if self.first:
+            return "whole samples"
+        apart = self.layer not in ("", self.where)
+        return f"a gather before layer '{self.layer}'" if apart else "a gather before it"
+
+    def refuse(self, why: str, allowed: str = "") -> BadInput:
+        what = f"{self.operation} on {self.parts}: {why}"
+        return NoRule(what, where=self.where, allowed=allowed or self.gather, layer=self.layer)
+
+    def too_few(self, rows: int, ranks: int) -> BadInput:
+        why = f"{self.operation} leaves {rows} rows for {ranks} ranks"
+        allowed = f"up to {rows} ranks, or {self.gather}"
+        return TooFew(why, where=self.where, allowed=allowed, layer=self.layer)
+
+
+class NoRule(BadInput):
+    """An operation that cannot be computed on shards; computing it alike on every rank is exact, too. `layer` is the
+    one before which shards are to be gathered at the latest; `where` says it to the user."""
+
+    def __init__(self, what: str, *, where: str = "", allowed: str = "", layer: str = "") -> None:
+        super().__init__(what, where=where, allowed=allowed)
+        self.layer = layer or where
+
+    @property
+    def why(self) -> str:
+        """Without what would be allowed, for who knows better."""
+        return f"{self.where}: {self.what}" if self.where else self.what
+
+
+class TooFew(NoRule):
+    """Fewer rows are left than there are ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What an operation on shards takes: where its results lie, what is fetched first, what is reduced."""
+
+    outputs: tuple[Layout, ...]
+    fetches: Mapping[str, tuple[Fetch, ...]] = field(default_factory=dict)  # by name of the tensor argument
+    # dimension -> by coordinate, rows to drop at the front of what the operation makes of the fetched rows
+    skips: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    axes: frozenset[int] = frozenset()  # of the grid, along which the ranks compute different things
+    reduced: int = 0  # elements all-reduced in the forward pass, over `axes`
+    reduced_backward: int = 0
+
+    @property
+    def output(self) -> Layout:
+        return self.outputs[0]
+
+    def fetch(self, name: str, dim: int) -> Fetch | None:
+        return next((f for f in self.fetches.get(name, ()) if f.dim == dim), None)
+
+
+Rule = Callable[[Call], Step]
+
+
+def aligned(call: Call, layout: Layout, target: Mapping[int, Cut]) -> tuple[Fetch, ...]:
+    """Fetches that bring a tensor to the given cuts: sliced where it is whole, re-cut where it differs."""
+    found = []
+    axes = {dim: cut.axis for dim, cut in target.items()}
+    for dim, own in enumerate(layout.cuts):
+        if own is not None and own.axis != axes.get(dim):
+            raise call.refuse("its operands are cut along different dimensions")
+    for dim, cut in target.items():
+        own = layout.cuts[dim]
+        if own is None:
+            found.append(take(dim, cut))
+        elif own != cut:
+            found.append(recut(dim, own, cut))
+    return tuple(found)
+
+
+def rows_of(cut: Cut) -> list[tuple[int, int]]:
+    return list(zip(cut.points, cut.points[1:], strict=False))
+
+
+def elements(shape: Sequence[int]) -> int:
+    return prod(shape)

@@ -1,0 +1,186 @@
+"""Rules of interpolation, adaptive pooling and pixel shuffles: the size of the output is given, not a window.
+
+Source rows of interpolation are computed in rational numbers; the kernels use torch's own floating point, whose
+last bit may name the neighbouring row with a weight of nothing, so they clamp to the rows fetched. For "nearest"
+there is no such grace: where torch may round either way, both rows are fetched, and where torch's own kernels take
+different rows, it is refused.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Final
+
+from planner.spatial.layout import Cut, Layout
+from planner.spatial.rows_needed import Fetch, intervals
+from planner.spatial.rule import Call, Rule, Step
+from planner.spatial.rules.windows import output_cut, spatial_dims
+
+NEAREST = ("aten.upsample_nearest{n}d", "aten._upsample_nearest_exact{n}d")
+
+CUBIC = ("aten.upsample_bicubic2d",)
+
+COUNTS: Final = {name.format(n=n): n for name in NEAREST for n in (1, 2, 3)} | {
+    "aten.upsample_linear1d": 1,
+    "aten.upsample_bilinear2d": 2,
+    "aten.upsample_trilinear3d": 3,
+    "aten.upsample_bicubic2d": 2,
+}
+
+
+def scale(call: Call, dim: int, position: int) -> Fraction:
+    """Input rows an output row; the factor that was asked for, where one was, else the ratio of the sizes."""
+    source, size = call.tensor("input"), call.outputs[0][dim]
+    if call.flag("align_corners"):
+        return Fraction(source.shape[dim] - 1, size - 1) if size > 1 else Fraction(0)
+    factors = call.get("scale_factors")
+    if isinstance(factors, tuple):
+        factor = factors[position]
+        assert isinstance(factor, int | float)
+        return 1 / Fraction(factor)
+    return Fraction(source.shape[dim], size)
+
+
+def position_of(call: Call, row: int, step: Fraction) -> Fraction:
+    if call.flag("align_corners"):
+        return row * step
+    if "nearest_exact" in call.operation:
+        return (row + Fraction(1, 2)) * step
+    if "nearest" in call.operation:
+        return row * step
+    middle = (row + Fraction(1, 2)) * step - Fraction(1, 2)
+    return middle if call.operation in CUBIC else max(middle, Fraction(0))
+
+
+def rounding(call: Call, step: Fraction) -> Fraction:
+    """How far torch's single precision may be off; powers of two are exact."""
+    exact = step.denominator & (step.denominator - 1) == 0
+    return Fraction(0) if exact or "nearest" not in call.operation else Fraction(1, 10**4)
+
+
+def reach(call: Call) -> tuple[int, int]:
+    """Rows before and after the one at the source position that are read."""
+    if "nearest" in call.operation:
+        return 0, 0
+    return (1, 2) if call.operation in CUBIC else (0, 1)
+
+
+def _check_nearest(call: Call) -> None:
+    """Torch has several kernels for one operation; which is taken depends on layout, type and direction."""
+    source, shape = call.tensor("input"), call.outputs[0]
+    first = len(shape) - COUNTS[call.operation]
+    for dim in range(first, len(shape)):
+        size, made = source.shape[dim], shape[dim]
+        step = float(scale(call, dim, dim - first))
+        if "exact" in call.operation:
+            agree = all(_exact_row(row, step) == int((row + 0.5) * step) for row in range(made))
+        else:  # a multiple of one or two is taken for a factor of one or two by some
+            agree = made not in (size, 2 * size) or step * made == size
+        if not agree:
+            why = f"torch's kernels disagree about the rows of {size} that make {made} by this factor"
+            raise call.refuse(why, "size= in place of scale_factor=, recompute_scale_factor=True")
+
+
+def _exact_row(row: int, step: float) -> int:
+    return int(_single((row + 0.5) * _single(step)))
+
+
+def _single(x: float) -> float:
+    found: float = struct.unpack("f", struct.pack("f", x))[0]
+    return found
+
+
+def interpolation(call: Call) -> Step:
+    if "nearest" in call.operation:
+        _check_nearest(call)
+    source, shape = call.tensor("input"), call.outputs[0]
+    cuts: list[Cut | None] = [None] * len(shape)
+    fetches: list[Fetch] = []
+    before, after = reach(call)
+    for dim, place in spatial_dims(call, source, COUNTS[call.operation]).items():
+        cut = source.cuts[dim]
+        assert cut is not None
+        step, last = scale(call, dim, place), cut.size - 1
+        target = output_cut(call, cut, shape[dim])
+        needs = []
+        slack = rounding(call, step)
+        for low, high in zip(target.points, target.points[1:], strict=False):
+            first = (position_of(call, low, step) - slack) // 1
+            final = (position_of(call, high - 1, step) + slack) // 1
+            needs.append((_clamp(first - before, last), _clamp(final + after, last) + 1))
+        cuts[dim] = target
+        fetches.append(intervals(dim, cut, needs))
+    output = Layout(shape, tuple(cuts))
+    return Step((output,), {"input": tuple(fetches)}, axes=output.axes)
+
+
+def _clamp(row: int, last: int) -> int:
+    return min(max(row, 0), last)
+
+
+def adaptive_rows(row: int, source: int, size: int) -> tuple[int, int]:
+    """Rows that an adaptive pool takes for output row `row` of `size`."""
+    return row * source // size, -((-(row + 1) * source) // size)
+
+
+def adaptive(call: Call) -> Step:
+    """Down to one row it is a reduction; to at least as many rows as there are ranks, a window."""
+    source, shape = call.tensor("self"), call.outputs[0]
+    count = int(call.operation[-2])
+    cuts: list[Cut | None] = [None] * len(shape)
+    fetches: list[Fetch] = []
+    for dim in spatial_dims(call, source, count):
+        cut = source.cuts[dim]
+        assert cut is not None
+        if shape[dim] == 1:
+            continue
+        target = output_cut(call, cut, shape[dim])
+        needs = []
+        for low, high in zip(target.points, target.points[1:], strict=False):
+            first = adaptive_rows(low, cut.size, shape[dim])[0]
+            needs.append((first, adaptive_rows(high - 1, cut.size, shape[dim])[1]))
+        cuts[dim] = target
+        fetches.append(intervals(dim, cut, needs))
+    output = Layout(shape, tuple(cuts))
+    if output.axes not in (frozenset(), source.axes):
+        raise call.refuse("one cut dimension is pooled to one row and another is not")
+    reduced = 0 if output.axes else _product(shape)
+    outputs = (output, output) if "max" in call.operation else (output,)
+    return Step(outputs, {"self": tuple(fetches)}, axes=source.axes, reduced=reduced)
+
+
+def shuffle(call: Call) -> Step:
+    """Channels become rows, or rows channels: every rank has what it needs once blocks are not cut apart."""
+    source, shape = call.tensor("self"), call.outputs[0]
+    up = call.operation == "aten.pixel_shuffle"
+    factor = call.integer("upscale_factor" if up else "downscale_factor")
+    cuts: list[Cut | None] = [None] * len(shape)
+    fetches: list[Fetch] = []
+    for dim in spatial_dims(call, source, 2):
+        cut = source.cuts[dim]
+        assert cut is not None
+        if up:
+            cuts[dim] = Cut(cut.axis, tuple(p * factor for p in cut.points))
+            continue
+        target = output_cut(call, cut, shape[dim])
+        cuts[dim] = target
+        blocks = [(a * factor, b * factor) for a, b in zip(target.points, target.points[1:], strict=False)]
+        fetches.append(intervals(dim, cut, blocks))
+    output = Layout(shape, tuple(cuts))
+    return Step((output,), {"self": tuple(fetches)}, axes=output.axes)
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    total = 1
+    for n in shape:
+        total *= n
+    return total
+
+
+RESAMPLES: Final[Mapping[str, Rule]] = (
+    dict.fromkeys(COUNTS, interpolation)
+    | {f"aten.adaptive_{kind}_pool{n}d": adaptive for kind in ("avg", "max") for n in (1, 2, 3)}
+    | {"aten.pixel_shuffle": shuffle, "aten.pixel_unshuffle": shuffle}
+)

@@ -1,0 +1,142 @@
+"""Rules of operations that read a window of rows for each row they make: convolutions and pools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from planner.spatial.layout import Cut, Layout, full, scaled
+from planner.spatial.rows_needed import Fetch, intervals
+from planner.spatial.rule import LOWEST, Call, Rule, Step, rows_of
+
+
+class Window(NamedTuple):
+    kernel: int
+    stride: int = 1
+    dilation: int = 1
+    pad: int = 0  # at the front; what lies behind the end is never asked for unless an output row needs it
+
+    def need(self, low: int, high: int) -> tuple[int, int]:
+        """Input rows that output rows [low, high) read, those outside the tensor included."""
+        return (
+            low * self.stride - self.pad,
+            (high - 1) * self.stride - self.pad + self.dilation * (self.kernel - 1) + 1,
+        )
+
+    def need_transposed(self, low: int, high: int) -> tuple[int, int]:
+        """Input rows that add to output rows [low, high) of the transposed operation; at least one."""
+        first = -((self.dilation * (self.kernel - 1) - low - self.pad) // self.stride)
+        last = (high - 1 + self.pad) // self.stride + 1
+        return first, max(last, first + 1)
+
+
+def spatial_dims(call: Call, layout: Layout, count: int) -> dict[int, int]:
+    """Cut dimension -> its position among the `count` last dimensions, which the operation slides over."""
+    first = len(layout.shape) - count
+    for dim in layout.cut_dims:
+        if dim < first:
+            raise call.refuse(f"dimension {dim} is cut, which it does not slide over")
+    return {dim: dim - first for dim in layout.cut_dims}
+
+
+def output_cut(call: Call, cut: Cut, size: int) -> Cut:
+    points = scaled(cut.points, size)
+    if not full(points):
+        raise call.too_few(size, len(points) - 1)
+    return Cut(cut.axis, points)
+
+
+def slide(
+    call: Call, name: str, windows: Sequence[Window], fill: float = 0.0
+) -> tuple[Layout, tuple[Fetch, ...]]:
+    """Layout of the result, and the rows to fetch of argument `name`."""
+    source = call.tensor(name)
+    shape = call.outputs[0]
+    cuts: list[Cut | None] = [None] * len(shape)
+    fetches = []
+    for dim, position in spatial_dims(call, source, len(windows)).items():
+        cut = source.cuts[dim]
+        assert cut is not None
+        target = output_cut(call, cut, shape[dim])
+        cuts[dim] = target
+        needs = [windows[position].need(*rows) for rows in rows_of(target)]
+        fetches.append(intervals(dim, cut, needs, fill))
+    return Layout(shape, tuple(cuts)), tuple(fetches)
+
+
+def front_padding(call: Call, kernel: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
+    """Zeros in front of each dimension; an even kernel under "same" has the odd one behind."""
+    padding = call.get("padding", 0)
+    if padding == "valid":
+        return (0,) * len(kernel)
+    if padding == "same":
+        return tuple(d * (k - 1) // 2 for k, d in zip(kernel, dilation, strict=True))
+    return call.integers("padding", len(kernel), (0,))
+
+
+def convolution(call: Call) -> Step:
+    kernel = call.tensor("weight").shape[2:]
+    count = len(kernel)
+    dilation = call.integers("dilation", count, (1,))
+    stride = call.integers("stride", count, (1,))
+    pad = front_padding(call, kernel, dilation)
+    windows = [Window(*parts) for parts in zip(kernel, stride, dilation, pad, strict=True)]
+    output, fetches = slide(call, "input", windows)
+    return Step((output,), {"input": fetches}, axes=output.axes)
+
+
+def transposed(call: Call) -> Step:
+    source, shape = call.tensor("input"), call.outputs[0]
+    kernel = call.tensor("weight").shape[2:]
+    count = len(kernel)
+    names = (("stride", 1), ("dilation", 1), ("padding", 0))
+    settings = [call.integers(name, count, (default,)) for name, default in names]
+    windows = [Window(*parts) for parts in zip(kernel, *settings, strict=True)]
+    cuts: list[Cut | None] = [None] * len(shape)
+    fetches, skips = [], {}
+    for dim, position in spatial_dims(call, source, count).items():
+        cut, window = source.cuts[dim], windows[position]
+        assert cut is not None
+        target = output_cut(call, cut, shape[dim])
+        needs = [window.need_transposed(*rows) for rows in rows_of(target)]
+        cuts[dim] = target
+        fetches.append(intervals(dim, cut, needs))
+        made = [first * window.stride - window.pad for first, _ in needs]  # first row that the part makes
+        skips[dim] = tuple(low - row for (low, _), row in zip(rows_of(target), made, strict=True))
+    output = Layout(shape, tuple(cuts))
+    return Step((output,), {"input": tuple(fetches)}, skips, output.axes)
+
+
+def pool(call: Call) -> Step:
+    count = int(call.operation[-2])  # "aten.max_pool2d"
+    kernel = call.integers("kernel_size", count)
+    stride = call.integers("stride", count, kernel)
+    dilation = call.integers("dilation", count, (1,))
+    pad = call.integers("padding", count, (0,))
+    windows = [Window(*parts) for parts in zip(kernel, stride, dilation, pad, strict=True)]
+    fill = LOWEST if "max" in call.operation else 0.0
+    output, fetches = slide(call, "self", windows, fill)
+    return Step((output,), {"self": fetches}, axes=output.axes)
+
+
+def divisors(call: Call, dim: int, position: int) -> tuple[int, ...]:
+    """How many rows each output row of an average pool counts along one dimension."""
+    count = int(call.operation[-2])
+    kernel = call.integers("kernel_size", count)
+    stride = call.integers("stride", count, kernel)[position]
+    pad = call.integers("padding", count, (0,))[position]
+    size = call.tensor("self").shape[dim]
+    padded = True if call.get("count_include_pad") is None else call.flag("count_include_pad")
+    found = []
+    for row in range(call.outputs[0][dim]):
+        first = row * stride - pad
+        last = min(first + kernel[position], size + pad)
+        found.append(last - first if padded else min(last, size) - max(first, 0))
+    return tuple(found)
+
+
+WINDOWS: Final[Mapping[str, Rule]] = (
+    {f"aten.conv{n}d": convolution for n in (1, 2, 3)}
+    | {f"aten.conv_transpose{n}d": transposed for n in (1, 2, 3)}
+    | {f"aten.{kind}_pool{n}d": pool for kind in ("max", "avg") for n in (1, 2, 3)}
+)

@@ -1,0 +1,315 @@
+"""A run of operations on shards: the layout of every tensor, and where tensors are gathered.
+
+An operation whose tensors are all whole is computed alike by every rank. One that has no rule for what it is given
+is computed alike on gathered tensors, but only where that ends the segment: when too few rows are left for the
+ranks, or when nothing behind it slides over space. In the middle of a segment it is an error that names it.
+
+The grid may change on the way: from a layer on, what lies on another grid is re-split before it is read. And from a
+layer on ranks may share the samples instead, each with whole ones of its own; see `planner.halo.shares`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Final
+
+from planner.spatial import sample_shares
+from planner.spatial.layout import Layout, along, entry, whole
+from planner.spatial.operation import GETITEM, INPUT, STATE, TARGET, Given, Operation, Ref
+from planner.spatial.regrid import Grid, Resplit, mesh_of, resplit, turned
+from planner.spatial.rows_needed import Fetch, gather
+from planner.spatial.rule import PARTS, Argument, Call, NoRule, Step, TooFew
+from planner.spatial.rules import reductions, resample, windows
+from planner.spatial.rules.pointwise import AFTER, IN_PLACE
+from planner.spatial.rules.table import rule
+from planner.spatial.sample_shares import wider
+
+SLIDING: Final = frozenset((*windows.WINDOWS, *resample.RESAMPLES, *reductions.SPATIAL_NORMS))
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An operation with its Step; without one every rank does the same, on tensors gathered first."""
+
+    operation: Operation
+    step: Step | None
+    inputs: Mapping[str, Layout]  # of the tensors it reads, re-split, before they are gathered
+    gathers: Mapping[str, tuple[Fetch, ...]] = field(default_factory=dict)  # by name of the tensor
+    resplits: Mapping[str, Resplit] = field(default_factory=dict)  # the same
+    grid: Grid = ()  # of all ranks, on which it is computed
+    shared: bool = False  # on whole samples, of which each rank has its own
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    placed: tuple[Placed, ...]
+    layouts: Mapping[str, tuple[Layout, ...]]  # of every tensor, given or made
+    grids: Mapping[str, Grid]  # of all ranks, on which each of them lies
+    turners: Mapping[str, Operation]  # what moved space elsewhere than behind samples and channels, by tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Grids:
+    """Of the ranks that share a sample: the first grid, those from other layers on, and on which tensors come."""
+
+    ranks: int
+    first: Grid
+    turns: Mapping[str, Grid] = field(default_factory=dict)
+    lying: Mapping[str, Grid] = field(default_factory=dict)  # by name, of all ranks; others lie on the first
+    shares: str = ""  # the layer from which on each rank has whole samples of its own, if any
+    samples: Mapping[str, int] = field(
+        default_factory=dict
+    )  # by name of what is given, the dim of its samples
+    turners: Mapping[str, Operation] = field(default_factory=dict)  # of what is given, as of a segment
+
+    @property
+    def mesh(self) -> Grid:
+        return mesh_of(self.first, self.ranks)
+
+
+ALONE: Final = Grids(1, ())
+
+
+def propagate(
+    operations: Sequence[Operation],
+    given: Mapping[str, Layout],
+    gather_before: Collection[str] = (),
+    grids: Grids = ALONE,
+) -> Segment:
+    """Layouts from those of the tensors given (whole if missing); NoRule names what cannot be done on shards.
+
+    Layers in `gather_before` and everything after them read gathered tensors. Where samples are shared, the batch is
+    a multiple of the ranks: see `wider`.
+    """
+    layouts: dict[str, tuple[Layout, ...]] = {name: (layout,) for name, layout in given.items()}
+    lying = {name: grids.lying.get(name, grids.mesh) for name in given}
+    now = grids.first
+    slid = _slid_behind(operations, grids.shares)
+    made = {operation.name: operation for operation in operations}
+    samples: dict[str, int | None] = dict(grids.samples)
+    inside: set[str] = set()  # tensors made where samples are shared
+    turners = dict(grids.turners)
+    placed = []
+    ended = sharing = False
+    opening = next((operation.layer for operation in operations if operation.layer), "")
+    for operation in operations:
+        ended = ended or operation.layer in gather_before
+        sharing = sharing or (bool(grids.shares) and operation.layer == grids.shares)
+        now = grids.turns.get(operation.layer, now)
+        mesh = (grids.ranks,) if sharing else mesh_of(now, grids.ranks)
+        reads = {name: layouts[name][0] for name in operation.reads() if name in layouts}
+        if not all(layout.whole for layout in reads.values()):
+            _check_write(operation, made, reads, sample_shares.SHARE if sharing else PARTS)
+        if sharing:
+            moves = _shared(operation, reads, lying, samples, inside, grids.ranks, made)
+        else:
+            moves = {
+                name: resplit(
+                    layout, lying[name], () if ended else now, grids.ranks, operation.layer, turners.get(name)
+                )
+                for name, layout in reads.items()
+                if lying[name] != mesh and not layout.whole and operation.operation != GETITEM
+            }
+        reads |= {name: move.target for name, move in moves.items()}
+        may_end = not slid[operation.name]
+        if sharing:
+            done = _on_samples(operation, reads, moves)
+            if operation.operation != GETITEM or inside.issuperset(reads):
+                inside.add(operation.name)
+        else:
+            done = _place(operation, reads, moves, ended, may_end, first=operation.layer == opening)
+        placed.append(replace(done, resplits=moves, grid=mesh, shared=sharing))
+        samples[operation.name] = operation.samples[0] if operation.samples else None
+        layouts[operation.name] = _outputs(operation, done, layouts)
+        lying[operation.name] = _lying(operation, lying, mesh)
+        if any(map(turned, layouts[operation.name])):
+            turners[operation.name] = next((turners[x] for x in reads if x in turners), operation)
+    return Segment(tuple(placed), layouts, lying, turners)
+
+
+def _lying(operation: Operation, lying: Mapping[str, Grid], mesh: Grid) -> Grid:
+    """A part of what lies elsewhere lies there, too."""
+    source = operation.arguments.get("self")
+    return lying[source.name] if operation.operation == GETITEM and isinstance(source, Ref) else mesh
+
+
+def cut_model(
+    operations: Sequence[Operation],
+    grid: Sequence[int],
+    gather_before: Collection[str] = (),
+    turns: Mapping[str, Grid] | None = None,
+    shares: str = "",
+) -> Segment:
+    """A whole model over a grid: samples cut evenly behind the channels, parameters whole; `turns` are the grids from
+    other layers on, and `shares` the layer from which on each rank has samples of its own."""
+    ranks = prod(grid)
+    if shares:
+        operations = [wider(x, ranks) for x in operations]
+    given = {
+        operation.name: entry(operation.outputs[0], grid)
+        if operation.operation == INPUT
+        else whole(operation.outputs[0])
+        for operation in operations
+        if operation.operation in (INPUT, TARGET, STATE)
+    }
+    targets = {x.name: x.outputs[0] for x in operations if x.operation == TARGET}
+    inner = [x for x in operations if x.name not in given]
+    samples = {x.name: x.samples[0] for x in operations if x.name in given and x.samples}
+    grids = Grids(ranks, tuple(grid), turns or {}, shares=shares, samples=samples)
+    plain = not (gather_before or turns or shares)
+    return with_targets(inner, given, targets if plain else {}, gather_before, grids)[0]
+
+
+def with_targets(
+    operations: Sequence[Operation],
+    given: Mapping[str, Layout],
+    targets: Mapping[str, tuple[int, ...]],
+    gather_before: Collection[str],
+    grids: Grids,
+) -> tuple[Segment, Mapping[str, Layout]]:
+    """`propagate` with targets cut as the samples are, if all operations on them can be done so; else whole. And what
+    was given in the end."""
+    here = (name for name in given if grids.lying.get(name, grids.mesh) == grids.mesh)
+    leading = [given[name] for name in here if not given[name].whole]
+    cut = {
+        name: layout
+        for name, shape in targets.items()
+        if (layout := next((x for x in (along(shape, each) for each in leading) if not x.whole), None))
+    }
+    if cut:
+        try:
+            trial = propagate(operations, {**given, **cut}, gather_before, grids)
+        except NoRule:
+            pass
+        else:
+            if not any(name in cut for placed in trial.placed for name in placed.gathers):
+                return trial, {**given, **cut}
+    return propagate(operations, given, gather_before, grids), given
+
+
+def _check_write(
+    operation: Operation, made: Mapping[str, Operation], reads: Mapping[str, Layout], parts: str
+) -> None:
+    """A write through a view would be lost where the view has become a copy."""
+    name = operation.operation
+    if name == AFTER:
+        target, *writes = operation.reads()
+        for write in writes:
+            if reads[write] != reads[target]:
+                raise _lost_write(made[write], parts)
+    if not name.endswith("_") or name.endswith("__"):
+        return
+    given = operation.arguments["self"]
+    source = made.get(given.name) if isinstance(given, Ref) else None
+    if source is None or source.operation != "aten.clone":
+        raise _lost_write(operation, parts)
+    if name not in IN_PLACE:
+        raise _lost_write(operation, parts, "it has no rule in place")
+
+
+def _lost_write(operation: Operation, parts: str, why: str = "it writes into a part of a tensor") -> NoRule:
+    return NoRule(
+        f"{operation.operation} on {parts}: {why}",
+        where=operation.place,
+        allowed="whole samples, or the same operation out of place",
+        layer=operation.layer,
+    )
+
+
+def _slid_behind(operations: Sequence[Operation], shares: str) -> dict[str, bool]:
+    """Whether anything that depends on an operation slides over space, where samples are not whole again."""
+    slid = {operation.name: False for operation in operations}
+    ends = (i for i, operation in enumerate(operations) if shares and operation.layer == shares)
+    for operation in reversed(operations[: next(ends, None)]):
+        if slid[operation.name] or operation.operation in SLIDING:
+            for name in operation.reads():
+                if name in slid:
+                    slid[name] = True
+    return slid
+
+
+def _place(
+    operation: Operation,
+    inputs: Mapping[str, Layout],
+    moved: Collection[str],
+    ended: bool,
+    may_end: bool,
+    *,
+    first: bool,
+) -> Placed:
+    if moved and operation.operation in (*IN_PLACE, AFTER):  # into what would be a copy
+        raise _lost_write(operation, PARTS)
+    if operation.operation == GETITEM or all(layout.whole for layout in inputs.values()):
+        return Placed(operation, None, inputs)
+    if not ended:
+        try:
+            return Placed(operation, rule(replace(call_of(operation, inputs), first=first)), inputs)
+        except TooFew:
+            pass
+        except NoRule:
+            if not may_end:
+                raise
+    if operation.operation in (*IN_PLACE, AFTER):  # into what would be a gathered copy
+        raise _lost_write(operation, PARTS)
+    gathers = {name: gathered(layout) for name, layout in inputs.items() if not layout.whole}
+    return Placed(operation, None, inputs, gathers)
+
+
+def _shared(
+    operation: Operation,
+    reads: Mapping[str, Layout],
+    lying: Mapping[str, Grid],
+    samples: Mapping[str, int | None],
+    inside: Collection[str],
+    ranks: int,
+    made: Mapping[str, Operation],
+) -> dict[str, Resplit]:
+    found: dict[str, Resplit] = {}
+    for name, layout in reads.items() if operation.operation != GETITEM else ():
+        if layout.whole or name not in inside:
+            move = sample_shares.moved(
+                layout, samples.get(name), lying[name], ranks, operation, made.get(name)
+            )
+            found |= {name: move} if move is not None else {}
+    return found
+
+
+def _on_samples(operation: Operation, inputs: Mapping[str, Layout], moved: Collection[str]) -> Placed:
+    if moved and operation.operation in (*IN_PLACE, AFTER):
+        raise _lost_write(operation, sample_shares.SHARE)
+    if operation.operation == GETITEM or all(layout.whole for layout in inputs.values()):
+        return Placed(operation, None, inputs)
+    call = replace(call_of(operation, inputs), parts=sample_shares.SHARE)
+    return Placed(operation, sample_shares.step(call, operation.samples), inputs)
+
+
+def gathered(layout: Layout) -> tuple[Fetch, ...]:
+    cuts = ((dim, layout.cuts[dim]) for dim in layout.cut_dims)
+    return tuple(gather(dim, cut) for dim, cut in cuts if cut is not None)
+
+
+def _outputs(
+    operation: Operation, placed: Placed, layouts: Mapping[str, tuple[Layout, ...]]
+) -> tuple[Layout, ...]:
+    if operation.operation == GETITEM:
+        source, index = operation.arguments["self"], operation.arguments["index"]
+        assert isinstance(source, Ref) and isinstance(index, int)
+        return (layouts[source.name][index],)
+    if placed.step is None:
+        return tuple(map(whole, operation.outputs))
+    return placed.step.outputs
+
+
+def call_of(operation: Operation, inputs: Mapping[str, Layout]) -> Call:
+    arguments = {name: _resolved(value, inputs) for name, value in operation.arguments.items()}
+    return Call(operation.operation, arguments, operation.outputs, operation.place, layer=operation.layer)
+
+
+def _resolved(value: Given, inputs: Mapping[str, Layout]) -> Argument:
+    if isinstance(value, Ref):
+        return inputs[value.name]
+    if isinstance(value, tuple):
+        return tuple(_resolved(x, inputs) for x in value)
+    return value

@@ -1,0 +1,314 @@
+"""What a segment costs on the wire, a layer: halos, re-cuts, gathers and reductions, in bytes and messages.
+
+Bytes are those of the batch that the operations were captured with; halos grow with it, reductions of batch norms
+do not. Counted is the rank that sends most, one direction at a time as links are full duplex.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from math import prod
+from typing import Final
+
+from planner.errors import BadInput
+from planner.model import ModelGraph
+from planner.spatial.layout import Layout, check_grid, coordinates, middle_of
+from planner.spatial.operation import INPUT, Ref, from_text
+from planner.spatial.regrid import Grid, Resplit
+from planner.spatial.rows_needed import Fetch
+from planner.spatial.segment import Placed, Segment, cut_model
+
+ELEMENT_BYTES: Final = 4  # unless what is captured has others; lower precisions send less
+
+# Operations that compute while halos travel.
+OVERLAPPED: Final = ("aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.avg_pool")
+
+DROPPING: Final = ("aten.dropout", "aten.feature_dropout")
+
+THIN: Final = 4  # shards of so many times their halos
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Of one layer. Halos go back the other way round, but for those of samples, whose gradient nobody asks for.
+
+    What is `hidden` travels while the layer computes, where the backward pass is not split in halves.
+    """
+
+    halo_bytes: int = 0  # sent by the busiest rank
+    rounds: int = 0  # exchanges one after the other, each with a latency
+    hidden_bytes: int = 0
+    hidden_rounds: int = 0
+    back_bytes: int = 0
+    back_rounds: int = 0
+    back_hidden_bytes: int = 0
+    back_hidden_rounds: int = 0
+    gather_bytes: int = 0  # sent by the busiest rank, forward only
+    resplit_bytes: int = 0  # the same, both ways
+    back_resplit_bytes: int = 0
+    reductions: int = 0
+    reduced_bytes: int = 0  # all-reduced forward
+    back_reductions: int = 0
+    reduced_backward_bytes: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(**{x.name: getattr(self, x.name) + getattr(other, x.name) for x in fields(Traffic)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """A layer under a grid, for the rank that has most to do."""
+
+    share: float  # of the layer's output that it computes; 1 where every rank computes it alike
+    middle: float  # the share of the rank in the middle of the grid, which is the one that is profiled
+    traffic: Traffic
+    on_shards: bool  # some of it at least
+    gathered_bytes: int  # of the tensors that are made whole in it
+    resplit_bytes: int = 0  # of the largest new parts of tensors that are re-split in it
+    drawn_bytes: int = 0  # while masks are drawn, of more than is dropped by them here
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """A model under a grid."""
+
+    layers: Mapping[str, Cost]
+    values: Mapping[str, float]  # share of each Value that the rank with the largest part holds
+    gathered: Mapping[str, str]  # layers that gather a tensor first -> the operation that needs it
+    samples: int  # of the batch that bytes are for
+    shared: frozenset[str] = frozenset()  # layers computed on whole samples, of which each rank has its own
+
+
+def price(
+    graph: ModelGraph,
+    grid: Sequence[int],
+    gather_before: Collection[str] = (),
+    turns: Mapping[str, Grid] | None = None,
+    shares: str = "",
+) -> Price:
+    """NoRule where an operation within the segment cannot be done on shards; BadInput if the grid does not fit.
+    `turns` are the grids from other layers on, `shares` is the layer from which on each rank has samples of its own."""
+    operations = tuple(map(from_text, graph.operations))
+    given = [x for x in operations if x.operation == INPUT]
+    if not given:
+        raise BadInput("nothing in the model slides over space", where="spatial", allowed="1")
+    for operation in given:
+        if len(operation.outputs[0]) > 2:
+            check_grid(operation.outputs[0], grid, f"'{operation.name}'")
+    segment = cut_model(operations, grid, gather_before, turns, shares)
+    return Price(
+        layers=_layers(segment, _element_bytes(graph)),
+        values={value.name: _held(segment, value.name) for value in graph.values},
+        gathered=ends(segment),
+        samples=given[0].outputs[0][0] * (prod(grid) if shares else 1),
+        shared=frozenset(x.operation.layer for x in segment.placed if x.shared),
+    )
+
+
+def _element_bytes(graph: ModelGraph) -> int:
+    """Of the widest Value with a gradient, by the bits in its type's name."""
+    bits = (re.search(r"\d+", value.dtype) for value in graph.values if value.needs_grad)
+    return max((int(found[0]) // 8 for found in bits if found), default=ELEMENT_BYTES)
+
+
+def _layers(segment: Segment, element_bytes: int) -> dict[str, Cost]:
+    sent, cut, gathered = traffic(segment, element_bytes), cut_layers(segment), gathered_elements(segment)
+    middle, moved = work_shares(segment, middle=True), resplit_elements(segment)
+    drawn = drawn_elements(segment)
+    return {
+        layer: Cost(
+            share=share,
+            middle=middle[layer],
+            traffic=sent.get(layer, Traffic()),
+            on_shards=layer in cut,
+            gathered_bytes=gathered.get(layer, 0) * element_bytes,
+            resplit_bytes=moved.get(layer, 0) * element_bytes,
+            drawn_bytes=drawn.get(layer, 0) * element_bytes,
+        )
+        for layer, share in work_shares(segment).items()
+    }
+
+
+def _held(segment: Segment, name: str) -> float:
+    (layout, *_) = segment.layouts[name]
+    return shard_elements(layout, segment.grids[name]) / max(1, prod(layout.shape))
+
+
+def work_shares(segment: Segment, *, middle: bool = False) -> dict[str, float]:
+    """By layer: elements made by the rank in the middle, or by the one that makes most, over those of the whole."""
+    local: dict[str, int] = defaultdict(int)
+    total: dict[str, int] = defaultdict(int)
+    for placed in segment.placed:
+        grid = segment.grids[placed.operation.name]
+        for layout in segment.layouts[placed.operation.name]:
+            own = prod(layout.local_shape(middle_of(grid))) if middle else shard_elements(layout, grid)
+            local[placed.operation.layer] += own
+            total[placed.operation.layer] += prod(layout.shape)
+    return {layer: local[layer] / max(1, total[layer]) for layer in total if layer}
+
+
+def traffic(segment: Segment, element_bytes: int = ELEMENT_BYTES) -> dict[str, Traffic]:
+    """By layer; layers that nothing is sent for are missing."""
+    found: dict[str, Traffic] = defaultdict(Traffic)
+    made = {placed.operation.name for placed in segment.placed}
+    seen: set[tuple[str, Resplit | None]] = set()
+    for placed in segment.placed:
+        for cost in _costs(placed, element_bytes, seen, made):
+            found[placed.operation.layer] = found[placed.operation.layer] + cost
+    return dict(found)
+
+
+def gathered_elements(segment: Segment) -> dict[str, int]:
+    """By layer: of the tensors made whole for it, each once for all its readers."""
+    found: dict[str, int] = defaultdict(int)
+    seen: set[str] = set()
+    for placed in segment.placed:
+        for name in placed.gathers.keys() - seen:
+            seen.add(name)
+            found[placed.operation.layer] += prod(placed.inputs[name].shape)
+    return dict(found)
+
+
+def resplit_elements(segment: Segment) -> dict[str, int]:
+    """By layer: of the new parts, each made once for all readers on one grid."""
+    found: dict[str, int] = defaultdict(int)
+    seen: set[tuple[str, Resplit]] = set()
+    made = {placed.operation.name for placed in segment.placed}
+    for placed in segment.placed:
+        for name, move in placed.resplits.items():
+            view = move.source.whole and name not in made  # of what was given whole
+            if (name, move) not in seen and not view:
+                seen.add((name, move))
+                found[placed.operation.layer] += move.made_elements()
+    return dict(found)
+
+
+def drawn_elements(segment: Segment) -> dict[str, int]:
+    """By layer: ones, what is drawn for them, and what is made of both, for the largest mask."""
+    found: dict[str, int] = defaultdict(int)
+    for placed in segment.placed:
+        if placed.step is not None and placed.operation.operation in DROPPING:
+            layer = placed.operation.layer
+            found[layer] = max(found[layer], 3 * prod(placed.operation.outputs[0]))
+    return dict(found)
+
+
+def _costs(
+    placed: Placed, element_bytes: int, seen: set[tuple[str, Resplit | None]], made: Collection[str]
+) -> Iterator[Traffic]:
+    grid = placed.grid
+    for name, move in placed.resplits.items():
+        if (name, move) not in seen:
+            seen.add((name, move))
+            yield _moved(move, element_bytes, back=name in made)
+    for name, fetches in placed.gathers.items():
+        if (name, None) not in seen:  # a tensor is gathered once for all its readers
+            seen.add((name, None))
+            sent = sent_elements(placed.inputs[name], fetches, grid)
+            yield Traffic(gather_bytes=sent * element_bytes, rounds=len(fetches))
+    step = placed.step
+    if step is None:
+        return
+    for argument, fetches in step.fetches.items():
+        name = _name(placed, argument)
+        sent = sent_elements(placed.inputs[name], fetches, grid) * element_bytes
+        if sent:
+            rounds = sum(1 for f in fetches if any(f.messages()))
+            hidden = _hidden(placed, placed.inputs[name], fetches, grid) * element_bytes
+            back = name in made
+            yield Traffic(
+                halo_bytes=sent,
+                rounds=rounds,
+                hidden_bytes=hidden,
+                hidden_rounds=bool(hidden),
+                back_bytes=sent * back,
+                back_rounds=rounds * back,
+                back_hidden_bytes=hidden * back,
+                back_hidden_rounds=bool(hidden) and back,
+            )
+    if step.reduced:
+        yield Traffic(
+            reductions=1,
+            reduced_bytes=step.reduced * element_bytes,
+            back_reductions=bool(step.reduced_backward),
+            reduced_backward_bytes=step.reduced_backward * element_bytes,
+        )
+    for name in placed.operation.reads():
+        layout = placed.inputs.get(name)
+        if name in made and layout is not None and layout.whole and step.axes:  # its gradient is summed
+            yield Traffic(back_reductions=1, reduced_backward_bytes=prod(layout.shape) * element_bytes)
+
+
+def _moved(move: Resplit, element_bytes: int, *, back: bool) -> Traffic:
+    """All to all, one round: every rank sends all its messages at once."""
+    there = move.sent_elements() * element_bytes
+    home = move.back.sent_elements() * element_bytes if back else 0
+    return Traffic(resplit_bytes=there, rounds=bool(there), back_resplit_bytes=home, back_rounds=bool(home))
+
+
+def _hidden(placed: Placed, layout: Layout, fetches: Sequence[Fetch], grid: Sequence[int]) -> int:
+    """Elements that travel while their operation computes: along the last dimension, where boundaries are thin."""
+    moving = [fetch for fetch in fetches if any(fetch.messages())]
+    if not placed.operation.operation.startswith(OVERLAPPED) or not moving:
+        return 0
+    last = moving[-1]
+    assert last.points is not None
+    halo = max(sum(rows for _, to, rows in last.messages() if to == place) for place in range(len(last.runs)))
+    least = min(b - a for a, b in pairwise(last.points))
+    return sent_elements(layout, [last], grid) if THIN * halo <= least else 0
+
+
+def _name(placed: Placed, argument: str) -> str:
+    name, _, position = argument.partition(".")
+    value = placed.operation.arguments[name]
+    if position:
+        assert isinstance(value, tuple)
+        value = value[int(position)]
+    assert isinstance(value, Ref)
+    return value.name
+
+
+def sent_elements(layout: Layout, fetches: Sequence[Fetch], grid: Sequence[int]) -> int:
+    """Of the busiest rank, over all fetches of one tensor; later ones carry the corners of earlier ones."""
+    sent = [0] * prod(grid)
+    sizes: dict[int, Sequence[int]] = {}
+    for fetch in fetches:
+        by_place: dict[int, int] = defaultdict(int)
+        for sender, _, rows in fetch.messages():
+            by_place[sender] += rows
+        for rank in range(len(sent)):
+            place = coordinates(rank, grid)
+            local = list(layout.local_shape(place))
+            for dim, rows_of in sizes.items():
+                local[dim] = rows_of[place[_axis(fetches, dim)]]
+            local[fetch.dim] = by_place[place[fetch.axis]]
+            sent[rank] += prod(local)
+        sizes[fetch.dim] = fetch.sizes
+    return max(sent)
+
+
+def _axis(fetches: Sequence[Fetch], dim: int) -> int:
+    return next(fetch.axis for fetch in fetches if fetch.dim == dim)
+
+
+def shard_elements(layout: Layout, grid: Sequence[int]) -> int:
+    """Elements that the rank with the largest part holds."""
+    return max(prod(layout.local_shape(coordinates(rank, grid))) for rank in range(prod(grid)))
+
+
+def cut_layers(segment: Segment) -> frozenset[str]:
+    """Layers that compute on shards, in part at least; the others are computed alike by every rank."""
+    return frozenset(placed.operation.layer for placed in segment.placed if placed.step is not None)
+
+
+def ends(segment: Segment) -> Mapping[str, str]:
+    """Layer before whose operation a tensor is gathered -> why, by the operation's name."""
+    return {
+        placed.operation.layer: placed.operation.operation
+        for placed in reversed(segment.placed)
+        if placed.gathers
+    }

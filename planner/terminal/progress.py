@@ -1,0 +1,93 @@
+"""How far something is and how long it will take: a bar on a terminal, now and then a line elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO
+
+from planner.terminal.console import patient
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+FIRST_LINE_S = 1.0  # what takes less is not spoken of
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class Report:
+    """A bar has a thread, and appears when first there is something to show: until then this process may fork."""
+
+    def __init__(self, title: str, stream: TextIO | None = None) -> None:
+        self._title, self._stream = title, stream or sys.stderr
+        self._begun = self._spoken = time.monotonic()
+        self._pause_s, self._doing = FIRST_LINE_S, ""
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> Report:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def at(self, share: float, doing: str = "") -> None:
+        """To be called often: a step that is named is spoken of once it has lasted a second."""
+        now = time.monotonic()
+        if doing != self._doing:
+            self._doing, self._pause_s, self._spoken = doing, FIRST_LINE_S, now
+        if self._stream.isatty():
+            self._shown(share)
+        elif now - self._spoken > self._pause_s:
+            self._spoken, self._pause_s = now, SECONDS_BETWEEN_LINES
+            print(self.line(share, now - self._begun), file=self._stream, flush=True)
+
+    @contextmanager
+    def step(self, share: float, doing: str) -> Iterator[None]:
+        """One in which nobody can call `at`."""
+        self._doing = doing
+        if self._stream.isatty():
+            self._shown(share)
+            yield
+        else:
+            with patient(self._named, FIRST_LINE_S):
+                yield
+
+    def say(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def line(self, share: float, spent_s: float) -> str:
+        left = f", about {spent_s * (1 - share) / share:.0f} s left" if share > 0 else ""
+        return f"{self._named}: {share:.0%}{left}"
+
+    @property
+    def _named(self) -> str:
+        return f"{self._title}: {self._doing}" if self._doing else self._title
+
+    def _shown(self, share: float) -> None:
+        if self._bar is None:
+            self._bar = _bar(self._stream)
+            self._bar.start()
+            self._bar.add_task(self._named, total=1.0)
+        self._bar.update(self._bar.task_ids[0], completed=share, description=self._named)
+
+
+def _bar(stream: TextIO) -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=Console(file=stream),
+        refresh_per_second=2,  # what is measured beside it in this process should not notice
+    )

@@ -1,0 +1,72 @@
+"""Plain tables: legible in a log, and in a terminal as narrow as it may be."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from itertools import zip_longest
+
+GAP = "  "
+
+LEAST = 12  # columns of text that words are wrapped into; narrower, a row becomes a paragraph
+
+
+def columns(rows: Sequence[Sequence[object]], heads: Sequence[str], *, width: int | None = None) -> str:
+    """Numbers stand right. What is wider than the terminal (or COLUMNS) wraps its words, or else is one row a
+    paragraph; files and pipes get whole lines."""
+    table = [list(heads), *([str(cell) for cell in row] for row in rows)]
+    wide = [max(map(len, column)) for column in zip(*table, strict=True)]
+    right = [len(table) > 1 and all(map(_number, column[1:])) for column in zip(*table, strict=True)]
+    room = room_of_terminal() if width is None else width
+    if room is not None:
+        fitted = _fitted(wide, right, room)
+        if fitted is None:
+            return "\n".join(_paragraph(table[0], row, room) for row in table[1:])
+        wide = fitted
+    return "\n".join(line for row in table for line in _lines(row, wide, right))
+
+
+def room_of_terminal() -> int | None:
+    """None where nobody says, and nobody looks."""
+    said = os.environ.get("COLUMNS", "")
+    if said.isdigit() and int(said):
+        return max(int(said), 20)
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _fitted(wide: Sequence[int], right: Sequence[bool], room: int) -> list[int] | None:
+    """Takes from the widest columns of words until all fit; None where that leaves too little of them."""
+    found = list(wide)
+    words = [i for i, numbers in enumerate(right) if not numbers and wide[i] > LEAST]
+    while (over := sum(found) + len(GAP) * (len(found) - 1) - room) > 0:
+        widest = max(words, key=lambda i: found[i], default=None)
+        if widest is None or found[widest] <= LEAST:
+            return None
+        found[widest] -= 1 if over < len(found) else min(over // len(found), found[widest] - LEAST)
+    return found
+
+
+def _lines(row: Sequence[str], wide: Sequence[int], right: Sequence[bool]) -> list[str]:
+    cells = [_wrapped(cell, w) if len(cell) > w else [cell] for cell, w in zip(row, wide, strict=True)]
+    return [
+        GAP.join(
+            text.rjust(w) if r else text.ljust(w) for text, w, r in zip(line, wide, right, strict=True)
+        ).rstrip()
+        for line in zip_longest(*cells, fillvalue="")
+    ]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
+def _paragraph(heads: Sequence[str], row: Sequence[str], room: int) -> str:
+    told = [f"{head} {cell}".strip() for head, cell in zip(heads, row, strict=True) if cell]
+    return textwrap.fill("; ".join(told), room, subsequent_indent=GAP, break_on_hyphens=False)
+
+
+def _number(text: str) -> bool:
+    return not text or text[0].isdigit() or text[0] in "-+."

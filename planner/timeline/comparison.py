@@ -1,0 +1,100 @@
+"""The difference between a predicted and a measured timeline."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from planner.timeline.timeline import _CODES_A_NAME, _MICRO, _NEVER, _ROW, COLLECTIVE, Timeline, decode
+
+
+class Difference(NamedTuple):
+    """One kind of event on one stage: mean durations over ranks, micro-batches and steps."""
+
+    name: str
+    stage: int
+    predicted_ns: float
+    measured_ns: float
+    times: int  # measured events
+
+    @property
+    def ratio(self) -> float:
+        return self.measured_ns / self.predicted_ns if self.predicted_ns else float("inf")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Comparison:
+    events: tuple[Difference, ...]  # those that both sides have
+    missing: tuple[str, ...]  # predicted, not measured: name and stage
+    extra: tuple[str, ...]
+    predicted_step_ns: float
+    measured_step_ns: float
+    measured_wait_ns: float  # mean over ranks and steps of the time a rank stood idle
+
+    @property
+    def ratio(self) -> float:
+        return self.measured_step_ns / self.predicted_step_ns if self.predicted_step_ns else float("inf")
+
+    def __repr__(self) -> str:
+        from planner import show
+
+        return show.comparison_text(self)
+
+    def _repr_html_(self) -> str:
+        from planner import show
+
+        return show.comparison_html(self)
+
+    def to_rows(self) -> list[dict[str, object]]:
+        from planner import show
+
+        return show.comparison_rows(self)
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self) | {"events": [event._asdict() for event in self.events]}
+
+
+def compare(predicted: Timeline, measured: Timeline, *, skip_steps: int = 0) -> Comparison:
+    """Both by (event, stage); the first `skip_steps` steps of the measured side are warm-up and left out."""
+    steps = sorted(set(measured.step.tolist()))[skip_steps:]
+    measured = measured._pick(np.isin(measured.step, steps), np.isin(measured.memory_step, steps))
+    ours, theirs = _means(predicted), _means(measured)
+    shared = [key for key in ours if key in theirs]
+    cells = max(1, len(steps) * len(set(measured.rank.tolist())))
+    return Comparison(
+        events=tuple(Difference(*key, ours[key][0], *theirs[key]) for key in shared),
+        missing=tuple(f"{stage}{name}" for name, stage in ours if (name, stage) not in theirs),
+        extra=tuple(f"{stage}{name}" for name, stage in theirs if (name, stage) not in ours),
+        predicted_step_ns=_step_ns(predicted),
+        measured_step_ns=_step_ns(measured),
+        measured_wait_ns=float(measured.wait_ns.sum()) / cells,
+    )
+
+
+def _means(timeline: Timeline) -> dict[tuple[str, int], tuple[float, int]]:
+    group, index = np.unique(timeline.code // _MICRO, return_inverse=True)
+    total = np.bincount(index, timeline.end_ns - timeline.start_ns)
+    count = np.bincount(index)
+    sums: dict[tuple[str, int], tuple[float, int]] = {}
+    for code, ns, n in zip(group.tolist(), total.tolist(), count.tolist(), strict=True):
+        event = decode(code * _MICRO)
+        before, times = sums.get((event.name, event.stage), (0.0, 0))
+        sums[event.name, event.stage] = before + ns, times + n
+    return {key: (ns / n, n) for key, (ns, n) in sums.items()}
+
+
+def _step_ns(timeline: Timeline) -> float:
+    """Mean over the steps from the first start to the last end; from end to end where sums reach into the next."""
+    numbers = sorted(set(timeline.step.tolist()))
+    steps = [timeline.of_step(number) for number in numbers]
+    sums = [step.code // _CODES_A_NAME == _ROW[COLLECTIVE] for step in steps]
+    late = (
+        bool((step.end_ns[own] > after.start_ns[~others].min(initial=_NEVER)).any())
+        for step, own, after, others in zip(steps, sums, steps[1:], sums[1:], strict=False)
+    )
+    if any(late):
+        ends = [int(step.end_ns[~own].max(initial=0)) for step, own in zip(steps, sums, strict=True)]
+        return (ends[-1] - ends[0]) / (len(ends) - 1)
+    return sum(step.makespan_ns for step in steps) / len(steps) if steps else 0.0

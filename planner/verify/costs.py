@@ -1,0 +1,203 @@
+"""Does a plan say what its costs say: times and memory from the profile, reckoned without the solver's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from math import ceil, prod
+
+from planner.cost import copies_of_statistics, losses_held, stage_bytes, step_bytes
+from planner.errors import Violation
+from planner.model import ModelGraph
+from planner.plan import Plan, StagePlan, grids_of, schedule_of, shared_from
+from planner.profile import CostKey, LayerCost, Profile, corrected
+from planner.schedule import Kind, Schedule
+from planner.simulate import StageBytes, peaks
+
+
+def violations(plan: Plan, profile: Profile) -> list[Violation]:
+    """For a plan whose layers are those of the profile; its times may be corrected, as it says."""
+    profile = corrected(profile, plan.fitted)
+    return list(_profiled(plan, profile)) or [*_times(plan, profile), *_memory(plan, profile)]
+
+
+def _key(plan: Plan) -> CostKey:
+    """Of whole samples."""
+    return CostKey("", plan.batch.micro, (), plan.precision, plan.execution)
+
+
+def _before(stage: StagePlan) -> str:
+    return stage.recompute_before if stage.recompute_before in stage.layers[1:] else ""
+
+
+def _rows(plan: Plan, profile: Profile, stage: StagePlan, name: str) -> list[LayerCost]:
+    """What a layer may cost: on whole samples, on shards where it can be cut at all, and on a share of the samples."""
+    whole = _key(plan)._replace(signature=profile.graph.layer[name].signature)
+    found = [profile.costs[whole]]
+    if name in _sharing(stage):
+        found.append(profile.costs[whole._replace(micro=plan.batch.micro // plan.axes.spatial)])
+    cut = (profile.costs.get(whole._replace(split=grid)) for grid in grids_of(stage))
+    return [*found, *(row for row in cut if row is not None)]
+
+
+def _sharing(stage: StagePlan) -> tuple[str, ...]:
+    """Layers on shares of the samples."""
+    first = shared_from(stage)
+    return stage.layers[stage.layers.index(first) :] if first in stage.layers else ()
+
+
+def _profiled(plan: Plan, profile: Profile) -> Iterator[Violation]:
+    """Micro-batch, grid, precision and execution were profiled for every layer; nothing is interpolated."""
+    known = "; ".join(
+        f"micro {k.micro}, {k.split}, {k.precision}, {k.execution}"
+        for k in (*profile.settings, *profile.shards)
+    )
+    key = _key(plan)
+    for index, stage in enumerate(plan.stages):
+        for grid in grids_of(stage):
+            if key._replace(split=grid) not in profile.shards:
+                message = f"no layer was profiled on shards {list(grid)} at these settings; there is {known}"
+                yield Violation(rule="profile", where=f"stage {index}", message=message)
+        shared, share = _sharing(stage), plan.batch.micro // plan.axes.spatial
+        for name in stage.layers:
+            for micro in (key.micro, share) if name in shared else (key.micro,):
+                row = key._replace(signature=profile.graph.layer[name].signature, micro=micro)
+                if row not in profile.costs:
+                    why = profile.failures.get(row, f"not profiled; there is {known}")
+                    setting = f"micro {micro}, {key.split}, {key.precision}, {key.execution}"
+                    message = f"stage {index} at {setting}: {why}"
+                    yield Violation(rule="profile", where=f"layer '{name}'", message=message)
+
+
+def _times(plan: Plan, profile: Profile) -> Iterator[Violation]:
+    """No stage is planned faster than its layers were profiled, but for rounding each to whole nanoseconds.
+
+    The halves of the first stage are not held against the profile: where no gradient of its input is needed, the
+    work moves between them.
+    """
+    used = {(a.stage, a.kind) for order in schedule_of(plan).orders for a in order}
+    for index, (stage, times) in enumerate(zip(plan.stages, plan.times, strict=True)):
+        costs = [_rows(plan, profile, stage, name) for name in stage.layers]
+        forward_s = sum(min(c.forward.median for c in each) for each in costs)
+        backward_s = sum(min(c.backward.median for c in each) for each in costs)
+        again = stage.layers.index(_before(stage)) if _before(stage) else len(costs)
+        again_s = sum(min(c.forward.median for c in each) for each in costs[:again])
+        rows = [
+            (Kind.F, "forward_ns", times.forward_ns, forward_s),
+            (Kind.B, "backward_ns", times.backward_ns, backward_s),
+            (Kind.R, "recompute_ns", times.recompute_ns, again_s),
+        ]
+        if index > 0:
+            halves = sum(min(c.input_grad.median + c.weight_grad.median for c in each) for each in costs)
+            planned = times.input_grad_ns + times.weight_grad_ns
+            rows.append((Kind.W, "input_grad_ns + weight_grad_ns", planned, halves))
+        for kind, key, planned, seconds in rows:
+            if (index, kind) in used and planned + 2 * len(costs) < seconds * 1e9:
+                message = f"{key} is {planned}, but its layers take {ceil(seconds * 1e9)}"
+                yield Violation(rule="times", where=f"stage {index}", message=message)
+
+
+def _memory(plan: Plan, profile: Profile) -> Iterator[Violation]:
+    """What each worker is said to need is no less than what its stages and its order need at least."""
+    schedule = schedule_of(plan)
+    found = peaks(schedule, [_needs(plan, profile, stage, schedule) for stage in plan.stages])
+    for worker, planned in enumerate(plan.prediction.memory):
+        held, moving = _resident(plan, profile, schedule, worker), found[worker].bytes
+        said = planned.total - planned.margin
+        if held + moving > said:
+            message = (
+                f"needs at least {held} bytes of state and {moving} of activations; the plan says {said}"
+            )
+            yield Violation(rule="memory", where=f"worker {worker}", message=message)
+
+
+def _resident(plan: Plan, profile: Profile, schedule: Schedule, worker: int) -> int:
+    """Parameters, buffers, gradients and optimizer state of every (pipe, stage) that a worker holds."""
+    total, losses = 0, losses_held(schedule)
+    for row in schedule.place:
+        for stage, holder in enumerate(row):
+            if holder == worker:
+                total += _stage_state(plan, profile, stage, replicas=len(schedule.place))
+                total += _stage_step(plan, profile, stage, replicas=len(schedule.place), losses=losses)
+    return total
+
+
+def _stage_step(plan: Plan, profile: Profile, stage: int, *, replicas: int, losses: int) -> int:
+    holders, chosen = replicas * plan.axes.data * plan.axes.spatial, plan.stages[stage]
+    copies = copies_of_statistics(holders, recompute=chosen.recompute)
+    return step_bytes(profile, chosen.layers, _key(plan), losses=losses, copies=copies)
+
+
+def _stage_state(plan: Plan, profile: Profile, stage: int, *, replicas: int) -> int:
+    graph: ModelGraph = profile.graph
+    layers = [graph.layer[name] for name in plan.stages[stage].layers]
+    parameters = [graph.parameter[name] for name in {name for layer in layers for name in layer.parameters}]
+    buffers = [graph.buffer[name] for name in {name for layer in layers for name in layer.buffers}]
+    trained = [parameter for parameter in parameters if parameter.trainable]
+    state = sum(prod(p.shape) for p in trained) * profile.optimizer.state_bytes_per_parameter
+    state += len(trained) * profile.optimizer.state_bytes_per_tensor
+    holders = replicas * plan.axes.data * plan.axes.spatial if plan.shard_optimizer else 1
+    weights = sum(p.bytes for p in parameters) + sum(b.bytes for b in buffers)
+    return weights + sum(p.bytes for p in trained) + int(state / holders)
+
+
+def _needs(plan: Plan, profile: Profile, stage: StagePlan, schedule: Schedule) -> StageBytes:
+    """Of one micro-batch; of the largest shard at least its share of what layers keep, as whole or in shards."""
+    shards = plan.axes.spatial if stage.spatial else 1
+    rows = {} if shards == 1 else dict(_leanest(plan, profile, stage, shards))
+    least = replace(profile, costs={**profile.costs, **rows}) if rows else profile
+    again = stage.recompute
+    found = stage_bytes(least, stage.layers, _key(plan), recompute=again, before=_before(stage))
+    share = schedule.pipes * plan.axes.data * plan.axes.spatial if plan.shard_optimizer else 1
+    found = replace(found, update=found.update // share)
+    if shards == 1:
+        return _of_parts(found, plan.axes.spatial)
+    return StageBytes(**{name: size // shards for name, size in asdict(found).items()} | {"workspace": 0})
+
+
+_BETWEEN = (
+    "kept",
+    "shared",
+    "arriving",
+    "near",
+    "crossing",
+    "sent",
+    "handed",
+    "returning",
+    "back",
+    "far",
+    "unanswered",
+)
+
+
+def _of_parts(found: StageBytes, shards: int) -> StageBytes:
+    """What comes to a stage on whole samples, and what goes back, may be in shards."""
+    workspace = found.workspace if shards == 1 else 0
+    return replace(
+        found,
+        workspace=workspace,
+        **{name: getattr(found, name) // shards for name in _BETWEEN},
+    )
+
+
+def _leanest(
+    plan: Plan, profile: Profile, stage: StagePlan, shards: int
+) -> Iterator[tuple[CostKey, LayerCost]]:
+    for name in stage.layers:
+        whole, *cut = _rows(plan, profile, stage, name)
+        if cut:
+            key = _key(plan)._replace(signature=profile.graph.layer[name].signature)
+            yield (
+                key,
+                replace(
+                    whole,
+                    own_saved_bytes=min(whole.own_saved_bytes, *(x.own_saved_bytes * shards for x in cut)),
+                    held_bytes=min(whole.held_bytes, *(x.held_bytes * shards for x in cut)),
+                    walks=whole.walks and all(x.walks for x in cut),
+                    walked_bytes=min(whole.walked_bytes, *(x.walked_bytes * shards for x in cut)),
+                    kept_inputs=tuple(i for i in whole.kept_inputs if all(i in x.kept_inputs for x in cut)),
+                    kept_outputs=tuple(
+                        i for i in whole.kept_outputs if all(i in x.kept_outputs for x in cut)
+                    ),
+                ),
+            )

@@ -1,0 +1,61 @@
+"""Does a plan fit its machines: every rank on a device of its own, in the order in which ranks are launched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from planner import cluster as clusters
+from planner.cluster import Cluster
+from planner.errors import Violation
+from planner.plan import Plan, coordinates, ranks_of_worker, world_size
+
+
+def table(plan: Plan) -> Iterator[Violation]:
+    """The table of places alone: one row a rank, on a device of its own, at its coordinates on the mesh."""
+    axes, size = plan.axes, world_size(plan.axes)
+    if len(plan.places) != size:
+        message = f"{axes.data} x {axes.pipeline} x {axes.spatial} ranks are {size}, not {len(plan.places)}"
+        yield Violation(rule="places", where="places", message=message)
+    taken: dict[tuple[int, int], int] = {}
+    for position, place in enumerate(plan.places):
+        where = f"rank {place.rank}"
+        if place.rank != position:
+            yield Violation(rule="places", where=where, message=f"stands in row {position}; ranks in order")
+        first = taken.setdefault((place.node, place.slot), place.rank)
+        if first != place.rank:
+            message = f"is on node {place.node}, slot {place.slot}, and so is rank {first}"
+            yield Violation(rule="places", where=where, message=message)
+        at, right = (place.data, place.pipeline, place.spatial), coordinates(axes, position)
+        if at != right:
+            message = f"is {at} (data, pipeline, spatial); axes.order puts {tuple(right)} there"
+            yield Violation(rule="places", where=where, message=message)
+    for before, place in pairwise(plan.places):
+        if (place.node, place.slot) < (before.node, before.slot):
+            message = f"is on a device before that of rank {before.rank}; launchers number ranks node by node"
+            yield Violation(rule="places", where=f"rank {place.rank}", message=message)
+
+
+def violations(plan: Plan, cluster: Cluster) -> list[Violation]:
+    return [*_devices(plan, cluster), *_limits(plan, cluster)]
+
+
+def _devices(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
+    for place in plan.places:
+        if not clusters.exists(cluster, place):
+            message = f"there is no node {place.node}, slot {place.slot} in cluster '{cluster.name}'"
+            yield Violation(rule="places", where=f"rank {place.rank}", message=message)
+
+
+def _limits(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
+    """What is planned for a worker fits the smallest device that plays it, its margin kept free."""
+    rank_place = {place.rank: place for place in plan.places if clusters.exists(cluster, place)}
+    for worker, memory in enumerate(plan.prediction.memory):
+        places = [rank_place[rank] for rank in ranks_of_worker(plan.axes, worker) if rank in rank_place]
+        if not places:
+            continue
+        smallest = min(places, key=lambda place: clusters.limit_bytes(cluster, place))
+        limit, used = clusters.limit_bytes(cluster, smallest), memory.total - memory.margin
+        if used > limit:
+            message = f"needs {used} bytes; {limit} are free on node {smallest.node}, slot {smallest.slot}"
+            yield Violation(rule="memory", where=f"worker {worker}", message=message)

@@ -1,0 +1,235 @@
+"""The workload: what a user hands over, a Python file or module with plain functions that are found by name.
+
+`load("file.py")`, `load("package.module")` or `load("gpt2")` (the file of that name in models/), with the text
+that `--set name=value` gave. A value goes to every function that names it, converted to the type of its default.
+A list `opaque` names modules that are taken as layers without a look into them, by their paths.
+Whatever is wrong there is a BadInput that names the file and the function.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from planner.errors import BadInput, ShardwrightError
+from planner.workload.imports import importing_beside
+from planner.workload.settings import Scalar, bind, kind_of
+
+if TYPE_CHECKING:
+    import torch
+
+REQUIRED = ("build", "batch", "loss")
+
+OPTIONAL = ("optimizer", "lr_schedule", "dataset", "collate")
+
+MODELS = Path(__file__).resolve().parent.parent / "models"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """The functions of a workload, each with the arguments that `--set` gave it already bound."""
+
+    name: str  # as the user wrote it
+    where: str  # the file it came from
+    arguments: Mapping[str, Scalar]
+    functions: Mapping[str, Callable[..., object]] = field(repr=False)
+    opaque: tuple[str, ...] = ()  # paths of modules that are taken as layers without a look into them
+
+    def build(self) -> torch.nn.Module:
+        import torch
+
+        module = self.call("build")
+        if not isinstance(module, torch.nn.Module):
+            raise BadInput(
+                f"build() returned {kind_of(module)}", where=self.where, allowed="a torch.nn.Module"
+            )
+        return module
+
+    def batch(self, n: int) -> tuple[object, object]:
+        """(inputs, targets) of `n` samples: tensors, or any nesting of tuples and dicts."""
+        return self._pair("batch", n)
+
+    def loss(self, outputs: object, targets: object) -> object:
+        """Not wrapped: a trace of the user's own loss must show the user's own lines."""
+        return self.functions["loss"](outputs, targets)
+
+    def optimizer(self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
+        """The user's, or AdamW with torch's own settings."""
+        import torch
+
+        if "optimizer" not in self.functions:
+            return torch.optim.AdamW([parameter for _, parameter in named_parameters])
+        made = self.call("optimizer", named_parameters)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise BadInput(
+                f"optimizer() returned {kind_of(made)}", where=self.where, allowed="a torch.optim.Optimizer"
+            )
+        self._refuse_asking("optimizer", made, "an optimizer whose step() takes nothing but gradients")
+        return made
+
+    def lr_schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:
+        """The user's, stepped once a training step; None where the learning rate stays."""
+        import torch
+
+        if "lr_schedule" not in self.functions:
+            return None
+        made = self.call("lr_schedule", optimizer)
+        if not isinstance(made, torch.optim.lr_scheduler.LRScheduler):
+            raise BadInput(
+                f"lr_schedule() returned {kind_of(made)}",
+                where=self.where,
+                allowed="a torch.optim.lr_scheduler.LRScheduler",
+            )
+        self._refuse_asking("lr_schedule", made, "a schedule that only the number of steps moves")
+        return made
+
+    def _refuse_asking(
+        self, role: str, made: torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler, allowed: str
+    ) -> None:
+        """A step of a plan evaluates the loss once, and each rank updates what it holds without knowing it."""
+        for parameter in inspect.signature(made.step).parameters.values():
+            named = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            if named and parameter.default is parameter.empty:
+                raise BadInput(
+                    f"{role}() returned {kind_of(made)}, whose step() asks for '{parameter.name}'",
+                    where=self.where,
+                    allowed=allowed,
+                )
+
+    def dataset(self) -> object | None:
+        """The user's map-style dataset, None where batches come from `batch`."""
+        if "dataset" not in self.functions:
+            return None
+        data = self.call("dataset")
+        if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+            raise BadInput(
+                f"dataset() returned {kind_of(data)}",
+                where=self.where,
+                allowed="a map-style dataset: __len__ and __getitem__",
+            )
+        return data
+
+    def collate(self, samples: list[object]) -> tuple[object, object]:
+        if "collate" in self.functions:
+            return self._pair("collate", samples)
+        from torch.utils.data import default_collate
+
+        inputs, targets = default_collate(samples)
+        return inputs, targets
+
+    def call(self, name: str, *values: object) -> object:
+        """One of the functions; an exception of the user's becomes a BadInput that names its line."""
+        try:
+            return self.functions[name](*values)
+        except ShardwrightError:
+            raise
+        except (Exception, SystemExit) as error:
+            place = where_raised(error, self.where)
+            raise BadInput(f"{name}() raised {type(error).__name__}: {error}", where=place) from error
+
+    def _pair(self, name: str, value: object) -> tuple[object, object]:
+        made = self.call(name, value)
+        if not isinstance(made, tuple | list) or len(made) != 2:
+            raise BadInput(
+                f"{name}() returned {kind_of(made)}", where=self.where, allowed="(inputs, targets)"
+            )
+        return made[0], made[1]
+
+
+def load(name: str, settings: Mapping[str, str] | None = None) -> Workload:
+    """Finds and imports a workload; `settings` are what `--set` gave, as text."""
+    module, where = _import(name)
+    found: dict[str, Callable[..., object]] = {}
+    for role in (*REQUIRED, *OPTIONAL):
+        function = getattr(module, role, None)
+        if function is None:
+            continue
+        if not callable(function):
+            raise BadInput(f"'{role}' is {kind_of(function)}", where=where, allowed="a function")
+        found[role] = function
+    missing = [role for role in REQUIRED if role not in found]
+    if missing:
+        raise BadInput(
+            f"has no function '{missing[0]}'", where=where, allowed=f"functions {', '.join(REQUIRED)}"
+        )
+    arguments, bound = bind(found, settings or {}, where)
+    return Workload(
+        name=name, where=where, arguments=arguments, functions=bound, opaque=_opaque(module, where)
+    )
+
+
+def _opaque(module: ModuleType, where: str) -> tuple[str, ...]:
+    paths = getattr(module, "opaque", ())
+    if not isinstance(paths, list | tuple) or not all(isinstance(path, str) for path in paths):
+        raise BadInput(f"'opaque' is {kind_of(paths)}", where=where, allowed="a list of module paths")
+    return tuple(paths)
+
+
+def where_raised(error: BaseException, fallback: str) -> str:
+    """file:line of the innermost frame outside torch, so that the user sees a line of their own."""
+    site = str(Path(inspect.getfile(inspect)).parent)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        own = frame.filename.startswith(str(Path(__file__).parent)) or frame.filename.startswith("<")
+        if not own and "site-packages" not in frame.filename and not frame.filename.startswith(site):
+            return f"{frame.filename}:{frame.lineno}"
+    return fallback
+
+
+def _import(name: str) -> tuple[ModuleType, str]:
+    if name.endswith(".py"):
+        return _import_file(Path(name), name)
+    if name.isidentifier() and (MODELS / f"{name}.py").is_file():
+        return _import_file(MODELS / f"{name}.py", name)
+    bad = [part for part in name.split(".") if not part.isidentifier()]
+    if bad:
+        raise BadInput(f"'{name}' is no workload", allowed=_allowed())
+    try:
+        with importing_beside(Path.cwd()):
+            module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
+            raise BadInput(f"cannot be imported: {error}", where=where_raised(error, name)) from error
+        raise BadInput(f"there is no workload '{name}'", allowed=_allowed()) from None
+    except (Exception, SystemExit) as error:
+        raise _failed_import(error, name) from error
+    return module, module.__file__ or name
+
+
+def _import_file(path: Path, name: str) -> tuple[ModuleType, str]:
+    if not path.is_file():
+        raise BadInput(f"there is no file '{path}'", allowed=_allowed())
+    # The path is part of the name, so that two files called train.py are two modules.
+    key = "workload_" + path.stem + "_" + hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
+    spec = importlib.util.spec_from_file_location(key, path.resolve())
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[key] = module  # dataclasses and pickling look their module up there
+    try:
+        with nullcontext() if path.parent == MODELS else importing_beside(path.resolve().parent):
+            spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[key]
+        raise _failed_import(error, str(path)) from error
+    return module, str(path)
+
+
+def _failed_import(error: BaseException, where: str) -> BadInput:
+    if isinstance(error, SyntaxError):
+        place = f"{error.filename or where}:{error.lineno or 1}"
+    else:
+        place = where_raised(error, where)
+    return BadInput(f"cannot be imported: {type(error).__name__}: {error}", where=place)
+
+
+def _allowed() -> str:
+    known = sorted(path.stem for path in MODELS.glob("*.py") if not path.stem.startswith("_"))
+    return f"file.py, package.module, or one of {', '.join(known)}"

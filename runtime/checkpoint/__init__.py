@@ -1,0 +1,30 @@
+"""What outlives a plan: parameters by name, their integrity, and pretrained weights."""
+
+from runtime.checkpoint.checkpoint import (
+    Checkpoint,
+    Facts,
+    Part,
+    Writer,
+    latest,
+    remove_partial,
+    write_initial,
+)
+from runtime.checkpoint.integrity import PREFIX, complete, last_sound
+from runtime.checkpoint.interval import steps_between, write_s
+from runtime.checkpoint.pretrained import read
+
+__all__ = [
+    "PREFIX",
+    "Checkpoint",
+    "Facts",
+    "Part",
+    "Writer",
+    "complete",
+    "last_sound",
+    "latest",
+    "read",
+    "remove_partial",
+    "steps_between",
+    "write_initial",
+    "write_s",
+]

@@ -1,0 +1,260 @@
+"""Checkpoints that outlive the plan: safetensors and a JSON index, keyed by parameter name, never by rank.
+
+A checkpoint is a folder. Each rank writes one part with the tensors that it is the first holder of; when all parts
+are there the index is written and the folder gets its name, so a folder with that name is complete. Any plan reads
+it: a rank takes from the parts what it holds. Optimizer state stands beside each parameter, under its name.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from planner.errors import BadInput
+from runtime.checkpoint.integrity import INDEX, PREFIX, SUM_OF_INDEX, complete, settle
+
+VERSION = 2
+
+MODEL, STATE = "model/", "optimizer/"
+
+POLL_S = 0.05
+
+PARTS_S = 600.0  # how long the first rank waits for the parts of the others
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a run must know beside its tensors to go on as if it had never stopped."""
+
+    step: int
+    sample: int  # position in the stream of samples
+    seed: int
+    fingerprint: str
+    extra: dict[str, float] = field(default_factory=dict)  # a scaler's state
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint on disk."""
+
+    folder: Path
+    facts: Facts
+    files: Mapping[str, str]  # tensor -> part
+    settings: dict[
+        str, dict[str, dict[str, object]]
+    ]  # of the optimizer's groups and plain state, by parameter
+    names: Mapping[str, str]  # in the state_dict of the user's module, and of the tensors
+
+    @classmethod
+    def open(cls, folder: Path) -> Checkpoint:
+        path = folder / INDEX
+        try:
+            index = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise BadInput(f"no complete checkpoint: {error}", where=str(folder)) from error
+        if index.get("version") != VERSION:
+            raise BadInput(f"version {index.get('version')}", where=str(path), allowed=str(VERSION))
+        facts = Facts(**index["facts"])
+        return cls(folder, facts, index["files"], index["settings"], index["names"])
+
+    def parameters(self, names: Iterable[str]) -> dict[str, Tensor]:
+        return self._read({name: MODEL + name for name in names})
+
+    def state(self, names: Iterable[str]) -> dict[str, dict[str, Tensor]]:
+        """Optimizer state of these parameters; empty before the first update."""
+        wanted = {STATE + name for name in names}
+        keys = {key: key for key in self.files if key.startswith(STATE) and key.rpartition("/")[0] in wanted}
+        found: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in self._read(keys).items():
+            name, _, part = key.removeprefix(STATE).rpartition("/")
+            found.setdefault(name, {})[part] = tensor
+        return found
+
+    def whole(self) -> dict[str, Tensor]:
+        """The state_dict of the user's module: tied tensors under each name, none that the module does not save."""
+        tensors = self.parameters(set(self.names.values()))
+        return {name: tensors[own] for name, own in self.names.items()}
+
+    def _read(self, keys: Mapping[str, str]) -> dict[str, Tensor]:
+        by_part: dict[str, list[tuple[str, str]]] = {}
+        for name, key in keys.items():
+            part = self.files.get(key)
+            if part is None:
+                raise BadInput(f"has no '{key}'", where=str(self.folder))
+            by_part.setdefault(part, []).append((name, key))
+        found: dict[str, Tensor] = {}
+        for part, wanted in by_part.items():
+            with safe_open(self.folder / part, framework="pt") as file:
+                found |= {name: file.get_tensor(key) for name, key in wanted}
+        return found
+
+
+def latest(folder: Path) -> Checkpoint | None:
+    steps = complete(folder)
+    return Checkpoint.open(steps[-1]) if steps else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What one rank contributes."""
+
+    rank: int
+    tensors: Mapping[str, Tensor]  # parameters and buffers by name
+    state: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, Mapping[str, object]]] = field(default_factory=dict)
+
+    def copied(self) -> Part:
+        """On the host, apart from what training goes on to change."""
+        return Part(
+            rank=self.rank,
+            tensors={name: _copy(tensor) for name, tensor in self.tensors.items()},
+            state={name: {key: _copy(x) for key, x in row.items()} for name, row in self.state.items()},
+            settings=self.settings,
+        )
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _apart(tensor: Tensor) -> Tensor:
+    """The tensor itself where it has its memory to itself."""
+    alone = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor.detach() if alone else _copy(tensor)
+
+
+class Writer:
+    """Writes checkpoints of a run in the background, one at a time."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        rank: int,
+        ranks: Sequence[int],
+        names: Mapping[str, str],
+        keep: int,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`beat` is called while a write is waited for, which may take long and is no hanging."""
+        self._beat = beat
+        self._folder, self._rank, self._ranks, self._names, self._keep = folder, rank, ranks, names, keep
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def save(self, part: Part, facts: Facts) -> None:
+        """Returns when the tensors are copied; an error of the one before is raised here."""
+        self.wait()
+        copied = part.copied()
+        self._thread = threading.Thread(target=self._guarded, args=(copied, facts))
+        self._thread.start()
+
+    def wait(self) -> None:
+        while self._thread is not None:
+            self._thread.join(POLL_S)
+            self._beat()
+            if not self._thread.is_alive():
+                self._thread = None
+        if self._error is not None:
+            raise self._error
+
+    def _guarded(self, part: Part, facts: Facts) -> None:
+        try:
+            self._write(part, facts)
+        except BaseException as error:
+            self._error = error
+
+    def _write(self, part: Part, facts: Facts) -> None:
+        folder = self._folder / f"{PREFIX}{facts.step:08d}"
+        if (folder / INDEX).exists():
+            return  # a run that was resumed from an earlier step has come here before
+        building = folder.with_suffix(".partial")
+        building.mkdir(parents=True, exist_ok=True)
+        write_part(building, part)
+        if self._rank == self._ranks[0]:
+            publish(building, folder, self._ranks, facts, self._names)
+            for old in complete(self._folder)[: -self._keep]:
+                shutil.rmtree(old)
+        else:
+            _until(folder.exists, f"'{folder.name}' was never complete")
+
+
+def write_part(folder: Path, part: Part) -> None:
+    flat = {MODEL + name: tensor for name, tensor in part.tensors.items()}
+    flat |= {f"{STATE}{name}/{key}": x for name, row in part.state.items() for key, x in row.items()}
+    file = f"part-{part.rank:05d}.safetensors"
+    new = folder / (file + ".new")
+    try:
+        save_file(flat, new)
+    except BaseException:
+        new.unlink(missing_ok=True)  # where the disk is full, others need the room to say so
+        raise
+    new.rename(folder / file)
+    sums = {file: settle(folder / file)}
+    fragment = {"files": dict.fromkeys(flat, file), "settings": part.settings, "sums": sums}
+    path = folder / f"part-{part.rank:05d}.json"
+    path.with_suffix(".new").write_text(json.dumps(fragment))
+    path.with_suffix(".new").rename(path)
+
+
+def publish(
+    building: Path, folder: Path, ranks: Sequence[int], facts: Facts, names: Mapping[str, str]
+) -> None:
+    """Waits for every part, then gives the folder its name."""
+    files: dict[str, str] = {}
+    settings: dict[str, object] = {}
+    sums: dict[str, str] = {}
+    for rank in ranks:
+        path = building / f"part-{rank:05d}.json"
+        _until(path.exists, f"rank {rank} wrote no part of '{folder.name}'")
+        fragment = json.loads(path.read_text())
+        files |= fragment["files"]
+        settings |= fragment["settings"]
+        sums |= fragment["sums"]
+        path.unlink()
+    index = {
+        "version": VERSION,
+        "facts": asdict(facts),
+        "files": files,
+        "settings": settings,
+        "names": dict(names),
+        "sums": sums,
+    }
+    (building / INDEX).write_text(json.dumps(index, sort_keys=True))
+    (building / SUM_OF_INDEX).write_text(settle(building / INDEX))
+    building.rename(folder)
+
+
+def write_initial(
+    folder: Path, tensors: Mapping[str, Tensor], facts: Facts, names: Mapping[str, str]
+) -> Checkpoint:
+    """Checkpoint 0, by the launcher."""
+    target = folder / f"{PREFIX}{facts.step:08d}"
+    building = target.with_suffix(".partial")
+    building.mkdir(parents=True)
+    write_part(building, Part(rank=0, tensors={name: _apart(tensor) for name, tensor in tensors.items()}))
+    publish(building, target, [0], facts, names)
+    return Checkpoint.open(target)
+
+
+def remove_partial(folder: Path) -> None:
+    """What a run that was ended left half-written."""
+    for path in folder.glob(PREFIX + "*.partial"):
+        shutil.rmtree(path)
+
+
+def _until(done: Callable[[], bool], otherwise: str) -> None:
+    end = time.monotonic() + PARTS_S
+    while not done():
+        if time.monotonic() > end:
+            raise TimeoutError(otherwise)
+        time.sleep(POLL_S)

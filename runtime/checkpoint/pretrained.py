@@ -1,0 +1,95 @@
+"""Weights to begin with, out of safetensors files under the user's own names: one file, or a folder of shards.
+
+A file may hold more than the model has. What the model trains and the files lack is an error that names it; buffers
+that they lack stay as build() made them. Numbers are converted to the type that the model has, as
+`load_state_dict` does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from planner.capture import Captured
+from planner.errors import BadInput
+
+SUFFIX = ".safetensors"
+
+SHARDS = ".safetensors.index.json"  # as the libraries of pretrained models write beside their shards
+
+_SHOWN = 3
+
+
+def read(path: Path, captured: Captured) -> dict[str, Tensor]:
+    """The parameters and buffers of a captured model that the files have; all of its parameters."""
+    files = _files(path)
+    names = {row.name: (row.name, *row.aliases) for row in captured.graph.parameters}
+    names |= {row.name: (row.name,) for row in captured.graph.buffers}
+    found: dict[str, Tensor] = {}
+    for file in sorted({*files.values()}):
+        inside = {name for name, where in files.items() if where == file}
+        with _opened(file) as tensors:
+            for name, known in names.items():
+                key = next((alias for alias in known if alias in inside), None)
+                if key is not None:
+                    found[name] = tensors.get_tensor(key)
+    missing = [row.name for row in captured.graph.parameters if row.name not in found]
+    if missing:
+        raise BadInput(
+            f"has no {_listed(missing)} of the model's {len(captured.graph.parameters)} parameters",
+            where=str(path),
+            allowed=f"the model's own names; the files have {_listed(sorted(files))}",
+        )
+    return {name: _fitting(name, tensor, captured, path) for name, tensor in found.items()}
+
+
+def _fitting(name: str, tensor: Tensor, captured: Captured, path: Path) -> Tensor:
+    rows = captured.graph.parameter if name in captured.graph.parameter else captured.graph.buffer
+    row = rows[name]
+    if tuple(tensor.shape) != row.shape:
+        raise BadInput(f"'{name}' is {tuple(tensor.shape)}", where=str(path), allowed=f"{row.shape}")
+    return tensor.to(getattr(torch, row.dtype))
+
+
+def _files(path: Path) -> Mapping[str, Path]:
+    """The file of each tensor."""
+    if path.is_dir():
+        indices, files = sorted(path.glob("*" + SHARDS)), sorted(path.glob("*" + SUFFIX))
+        if len(indices) == 1:
+            return _sharded(indices[0])
+        if len(files) != 1 or indices:
+            raise BadInput(
+                f"a folder with {len(files)} {SUFFIX} files and {len(indices)} indices",
+                where=str(path),
+                allowed=f"one file, or shards with one {SHARDS}",
+            )
+        return _files(files[0])
+    if path.name.endswith(SHARDS):
+        return _sharded(path)
+    with _opened(path) as tensors:
+        return dict.fromkeys(tensors.keys(), path)
+
+
+def _sharded(index: Path) -> dict[str, Path]:
+    try:
+        table = json.loads(index.read_text())["weight_map"]
+        return {str(name): index.parent / Path(str(file)).name for name, file in table.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"is no index of shards: {error}", where=str(index)) from error
+
+
+def _opened(path: Path) -> safe_open:
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"cannot be read: {error}", where=str(path), allowed=f"a {SUFFIX} file") from error
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(f"'{name}'" for name in names[:_SHOWN]) + more

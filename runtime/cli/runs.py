@@ -1,0 +1,158 @@
+"""The commands that look at a run or at the machines: status, logs, cancel, doctor, probe.
+
+`shardwright rehearse`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planner import files, terminal
+from planner.cli import Force, Json, PlanFile, RunFolder
+from planner.errors import BadInput
+
+if TYPE_CHECKING:
+    from runtime.probe import Found
+
+
+def register_runs(app: typer.Typer) -> None:
+    app.command("status", epilog="Example: shardwright status runs/gpt2-plan-20260101-120000")(status)
+    app.command("logs", epilog="Example: shardwright logs runs/gpt2-plan-20260101-120000 -f --rank 3")(logs)
+    app.command("cancel", epilog="Example: shardwright cancel runs/gpt2-plan-20260101-120000")(cancel)
+    app.command("doctor", epilog="Example: shardwright doctor")(doctor)
+    app.command("probe", epilog="Example: shardwright probe --local -o cluster.yaml")(probe)
+
+
+def status(run: RunFolder, as_json: Json = False) -> None:
+    """Say where a run stands: its state and why, step, loss, speed beside the plan's, time left."""
+    from runtime import launch as launching
+
+    found = launching.of(run)
+    terminal.Output(as_json=as_json).result(asdict(found), lambda: launching.status_text(found))
+
+
+def logs(
+    run: RunFolder,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="go on until the run has ended")] = False,
+    rank: Annotated[int | None, typer.Option(help="of this rank alone")] = None,
+    as_json: Json = False,
+) -> None:
+    """Print what the ranks and the job of a run have written."""
+    from runtime import launch as launching
+
+    if as_json:
+        rows = [{"file": file, "line": line} for file, line in launching.lines_of(run, rank, follow=False)]
+        terminal.Output(as_json=True).result({"run": str(run), "lines": rows}, str)
+        return
+    for file, line in launching.lines_of(run, rank, follow=follow):
+        print(line if rank is not None else f"{file}: {line}", flush=True)
+
+
+def cancel(run: RunFolder, as_json: Json = False) -> None:
+    """End a run; it can be resumed from its last complete checkpoint."""
+    from runtime import launch as launching
+
+    launching.cancel(run)
+    terminal.Output(as_json=as_json).result({"run": str(run), "cancelled": True}, lambda: f"{run}: cancelled")
+
+
+def doctor(as_json: Json = False) -> None:
+    """Say what is installed here, what is missing, and what to type."""
+    from runtime.cli import doctor as checks
+
+    found = checks.findings(Path.cwd())
+    table = terminal.columns(
+        [(f.what, f.state, f.detail + (f"; try: {f.remedy}" if f.remedy else "")) for f in found],
+        ("what", "is", "in detail"),
+    )
+    data = {"well": checks.well(found), "findings": [asdict(finding) for finding in found]}
+    terminal.Output(as_json=as_json).result(data, lambda: table)
+    if not checks.well(found):
+        raise typer.Exit(1)
+
+
+def probe(
+    local: Annotated[bool, typer.Option("--local", help="processes of this machine")] = False,
+    on_slurm: Annotated[bool, typer.Option("--slurm", help="nodes of SLURM; waits for them")] = False,
+    nodes: Annotated[int, typer.Option(help="with --slurm: nodes to measure")] = 2,
+    ranks: Annotated[int, typer.Option(help="processes a node, each as a device")] = 2,
+    srun: Annotated[
+        list[str] | None, typer.Option("--srun", metavar="KEY=VALUE", help="further options of srun")
+    ] = None,
+    count: Annotated[int | None, typer.Option(help="nodes that the cluster has in all")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="where to write")] = Path(
+        "cluster.yaml"
+    ),
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Measure devices and links, and write them as a cluster.yaml."""
+    if local and on_slurm:
+        raise BadInput("--local and --slurm exclude each other")
+    if ranks < 1 or nodes < 1 or nodes * ranks < 2 or (local and ranks < 2):
+        raise BadInput("one process has nobody to talk to", where="--ranks", allowed="2 or more")
+    files.refuse_overwrite(output, force)
+    from planner import cluster as clusters
+    from runtime import probe
+
+    found = _probed(output, ranks, nodes if on_slurm else 0, srun or [])
+    size = count or (nodes if on_slurm else 1)
+    made = probe.cluster_of(found, output.stem, size, list(clusters.CATALOGUE))
+    text = clusters.dump(made)
+    files.write_whole(output, text)
+    out = terminal.Output(as_json=as_json)
+    for row in probe.slow(found):
+        out.note(f"slow: {row}")
+    for row in probe.shared(found):
+        out.note(row)
+    out.result({"cluster": str(output), "found": asdict(found)}, lambda: f"{text}\nwritten to {output}")
+
+
+def _probed(output: Path, ranks: int, nodes: int, srun: list[str]) -> Found:
+    """By processes here, or on so many nodes of SLURM."""
+    import tempfile
+
+    from runtime import probe, slurm
+
+    # Beside the file to be written, since nodes may not share this machine's place for temporary ones.
+    with tempfile.TemporaryDirectory(prefix=".probe-", dir=output.resolve().parent) as folder:
+        if not nodes:
+            return probe.local(Path(folder), ranks)
+        words = [f"--{key}={value}" for key, value in slurm.pairs(srun, "--srun").items()]
+        return probe.by_srun(Path(folder), nodes, ranks, words)
+
+
+def register_rehearse(app: typer.Typer) -> None:
+    app.command("rehearse", epilog="Example: shardwright rehearse plan.yaml --device cuda")(rehearse)
+
+
+def rehearse(
+    plan: PlanFile,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    steps: Annotated[int, typer.Option(help="timed steps of every rank")] = 3,
+    threads: Annotated[int, typer.Option(help="of a rank, on the host")] = 1,
+    check: Annotated[
+        bool, typer.Option("--check", help="also train two steps by the plan here, against one process")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Run each distinct rank of a plan alone on one device: its real time and memory, beside the prediction."""
+    from planner import plan as plans
+    from runtime import launch as launching
+    from runtime import rehearse
+    from runtime.rehearse import rehearse as run
+
+    chosen = plans.load(plan)
+    found = run(chosen, device=device, steps=steps, threads=threads)
+    checked = launching.checked(chosen) if check else None
+    data, parts = rehearse.as_dict(found), [rehearse.text(found)]
+    if checked is not None:
+        data["check"] = asdict(checked) | {"agree": checked.agree}
+        parts.append(launching.check_text(checked))
+    terminal.Output(as_json=as_json).result(data, lambda: "\n\n".join(parts))
+    if checked is not None and not checked.agree:
+        raise typer.Exit(1)

@@ -1,0 +1,187 @@
+"""The options of `launch --slurm`, and what it does with them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planner import terminal, units
+from planner.errors import BadInput
+from runtime import slurm
+from runtime.slurm import Options
+
+if TYPE_CHECKING:
+    from planner.plan import Plan
+    from runtime.launch import Status
+    from runtime.runfolder import Job
+    from runtime.slurm import Elastic, SlurmRun
+
+Text = str | None
+
+Partition = Annotated[Text, typer.Option(help="SLURM's; several with commas", metavar="NAMES")]
+
+Account = Annotated[Text, typer.Option(help="SLURM's account", metavar="NAME")]
+
+Qos = Annotated[Text, typer.Option(help="SLURM's quality of service", metavar="NAME")]
+
+Time = Annotated[Text, typer.Option(help="limit: minutes, HH:MM:SS or D-HH:MM:SS", metavar="TIME")]
+
+Constraint = Annotated[Text, typer.Option(help="features that nodes must have", metavar="TEXT")]
+
+JobName = Annotated[Text, typer.Option("--job-name", help="the plan's name when left out", metavar="NAME")]
+
+Dependency = Annotated[Text, typer.Option(help="such as afterok:1234", metavar="TEXT")]
+
+Sbatch = Annotated[
+    list[str] | None, typer.Option("--sbatch", help="any other option of sbatch", metavar="KEY=VALUE")
+]
+
+ElasticNodes = Annotated[
+    Text, typer.Option("--elastic", help="plan anew for the nodes that are left", metavar="MIN:MAX")
+]
+
+Profile = Annotated[Path | None, typer.Option(help="what --elastic plans from", metavar="FILE")]
+
+Machines = Annotated[Path | None, typer.Option("--cluster", help="what --elastic plans for", metavar="FILE")]
+
+Fix = Annotated[
+    list[str] | None, typer.Option("--fix", help="what --elastic may not decide", metavar="KEY=VALUE")
+]
+
+Site = Annotated[Path | None, typer.Option(help="the site's defaults for SLURM", metavar="FILE")]
+
+
+def chosen(site: Path | None, *, sbatch: list[str] | None, time: str | None, **given: str | None) -> Options:
+    """The site's defaults with the command line over them."""
+    found: dict[str, object] = {name: value for name, value in given.items() if value is not None}
+    if time is not None:
+        found["time"] = time
+    pairs = slurm.pairs(sbatch or [], "--sbatch")
+    for key in [key for key in pairs if key in slurm.NAMED]:
+        found.setdefault(slurm.NAMED[key], pairs.pop(key))
+    if pairs:
+        found["sbatch"] = pairs
+    return slurm.over(slurm.load(site), found)
+
+
+def flexible(
+    nodes: str | None, profile: Path | None, cluster: Path | None, fix: list[str] | None
+) -> Elastic | None:
+    """None for a run of as many nodes as its plan has."""
+    from runtime import slurm
+
+    if nodes is None:
+        refuse_without("--elastic", {"profile": profile, "cluster": cluster, "fix": fix})
+        return None
+    fewest, most = slurm.parse(nodes)
+    if profile is None or cluster is None:
+        raise BadInput("needs something to plan from", where="--elastic", allowed="--profile and --cluster")
+    fixed = slurm.pairs(fix or [], "--fix")
+    return slurm.Elastic(fewest=fewest, most=most, profile=profile, cluster=cluster, fix=fixed)
+
+
+def dry_run(
+    plan: Plan,
+    name: str,
+    folder: Path,
+    job: Job,
+    options: Options,
+    *,
+    nodes: Elastic | None,
+    ask: bool,
+    out: terminal.Output,
+) -> None:
+    """Prints the script, which needs no SLURM; with `ask` what SLURM says to it."""
+    from runtime import slurm
+
+    request = slurm.request(plan, name, folder, job, nodes)
+    text = slurm.text(request, options)
+    if not ask:
+        out.result({"script": text}, lambda: text.rstrip("\n"))
+        return
+    said = slurm.test_only(request, options)
+    out.result({"script": text, "sbatch": said}, lambda: said)
+
+
+def launch(
+    plan: Plan,
+    name: str,
+    folder: Path,
+    job: Job,
+    options: Options,
+    *,
+    nodes: Elastic | None,
+    wait: bool,
+    out: terminal.Output,
+) -> None:
+    from runtime import slurm
+
+    paths, warnings = slurm.prepared(plan, name, folder, job, options, flexible=nodes)
+    for warning in warnings:
+        out.note(f"warning: {warning}")
+    started = slurm.queue(paths, len(plan.places))
+    if not wait:
+        data = {"run": str(paths.root), "state": "queued", "job": started.job}
+        out.note(f"queued in {paths.root}")
+        out.result(data, lambda: str(started.job))
+        return
+    out.note(f"job {started.job}, in {paths.root}")
+    _wait(started, out)
+
+
+class Progress:
+    """One line of the state whenever it has changed; over the line before where someone looks at a terminal."""
+
+    def __init__(self, out: terminal.Output) -> None:
+        self._out, self._last = out, ""
+
+    def __call__(self, found: Status) -> None:
+        loss = f", loss {found.loss:.6g}" if found.loss is not None else ""
+        left = f", {units.duration(found.left_s * 1e9)} left" if found.left_s is not None else ""
+        why = f" ({found.reason})" if found.reason else ""
+        line = f"{found.state}{why}: step {found.step} of {found.steps}{loss}{left}"
+        if line != self._last:
+            self._last = line
+            if sys.stderr.isatty():
+                print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+            else:
+                self._out.note(line)
+
+    def end(self) -> None:
+        """What comes next begins on a line of its own."""
+        if self._last and sys.stderr.isatty():
+            print(file=sys.stderr, flush=True)
+
+
+def _wait(started: SlurmRun, out: terminal.Output) -> None:
+    progress = Progress(out)
+    try:
+        outcome = started.outcome(tell=progress)
+    finally:
+        progress.end()
+    rows = started.metrics()
+    data = {
+        "run": str(started.paths.root),
+        "state": outcome.state,
+        "job": started.job,
+        "steps": [{"step": row["step"], "loss": row["loss"]} for row in rows],
+        "cause": outcome.cause,
+        "outcome": asdict(outcome),
+    }
+    table = terminal.columns([(row["step"], f"{row['loss']:.6g}") for row in rows], ("step", "loss"))
+    ending = outcome.state + (f": {outcome.cause}" if outcome.cause else "")
+    out.result(data, lambda: f"{table}\n\n{ending}\n{started.paths.root}")
+    if outcome.status:
+        raise typer.Exit(outcome.status)
+
+
+def refuse_without(option: str, given: Mapping[str, object]) -> None:
+    """Options that would be ignored in silence."""
+    used = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
+    if used:
+        raise BadInput(f"{used[0]} is an option of {option}", allowed=f"{option}, or without it")

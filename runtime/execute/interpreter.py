@@ -1,0 +1,261 @@
+"""The interpreter: one rank's part of a Program as a flat list of calls, run by one loop a step.
+
+Everything that can be known beforehand is worked out when the list is built: which call, which messages it takes
+and leaves, its code in the trace, and after which wait a message sent earlier is known to have arrived, so that its
+memory can go. Messages between stages of the same worker are not in a Program; they pass through `mail` like all.
+
+The programs of a plan: what every rank derives for itself, the same everywhere.
+
+What the interpreter asks of a stage, whatever is in it: real layers, or a sleep of the planned length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from planner.errors import ShardwrightError
+from planner.plan import Plan, schedule_of
+from planner.program import Instruction, Layout, Program, lower
+from planner.schedule import Action, Kind, Message
+from planner.timeline import encode
+from runtime.execute.tracer import Tracer, clock_ns
+from runtime.messages import Direction, Names, Routes, releases_after, releases_before
+from runtime.world import World
+
+Node = tuple[int, int]  # pipe, stage
+
+
+class Carrier(Protocol):
+    def post(self, message: Message) -> None: ...
+    def wait(self, message: Message) -> dict[str, Tensor]: ...
+    def send(self, message: Message, tensors: Tensors) -> None: ...
+    def release(self, message: Message) -> None: ...
+    def drain(self) -> None: ...
+
+
+class Updates(Protocol):
+    """Gradient sums and updates; SYNC launches, STEP first waits and then updates."""
+
+    def launch(self, pipe: int, stage: int) -> None: ...
+    def wait(self, pipe: int, stage: int) -> None: ...
+    def step(self, pipe: int, stage: int) -> None: ...
+
+
+class Pulse(Protocol):
+    """Tells the supervisor that this rank moves, and whether it is waiting for another."""
+
+    def beat(self, waiting: bool) -> None: ...
+
+
+class Call(NamedTuple):
+    run: Callable[[], None]
+    code: int  # of the action in the trace; -1 for what only waits, -2 for what does neither
+
+
+WAITS, SILENT = -1, -2
+
+
+class Interpreter:
+    """Runs steps; `feed` gives a stage the batch's own Values for one micro-batch."""
+
+    def __init__(
+        self,
+        program: Program,
+        worker: int,
+        *,
+        stages: Mapping[Node, Stage],
+        routes: Routes,
+        carrier: Carrier,
+        updates: Updates,
+        feed: Callable[[int, int], Tensors],
+        pulse: Pulse,
+        tracer: Tracer,
+        forwards: bool = False,
+    ) -> None:
+        """A program of `forwards` alone lets no worker run far ahead of those that take in what it makes, and leaves
+        nothing on its way to the next step."""
+        self._worker, self._pulse, self._tracer = worker, pulse, tracer
+        self._hands = hands = _Hands(stages, routes, carrier, updates, feed)
+        releases = releases_after(program, worker)
+        awaited = releases_before(program, worker) if forwards else {}
+        drained = [Call(carrier.drain, WAITS)] if forwards else []
+        self.calls: list[Call] = [*drained]
+        for position, instruction in enumerate(program.ranks[worker]):
+            action = instruction.action
+            if action is not None and action.kind is Kind.STEP:
+                self.calls.append(Call(partial(updates.wait, action.pipe, action.stage), WAITS))
+            for message in awaited.get(position, ()):
+                self.calls.append(Call(partial(carrier.release, message), WAITS))
+            self.calls.append(hands.call(instruction))
+            for message in releases.get(position, ()):
+                self.calls.append(Call(partial(carrier.release, message), SILENT))
+        self.calls += drained
+
+    def forwards(self, program: Program, stages: Mapping[Node, Stage]) -> Interpreter:
+        """Another program over the same messages, of forwards alone; its actions are not traced."""
+        hands = self._hands
+        return Interpreter(
+            program,
+            self._worker,
+            stages=stages,
+            routes=hands.routes,
+            carrier=hands.carrier,
+            updates=hands.updates,
+            feed=hands.feed,
+            pulse=self._pulse,
+            tracer=Tracer(self._tracer.rank),
+            forwards=True,
+        )
+
+    def run(self, step: int) -> None:
+        add, beat = self._tracer.add, self._pulse.beat
+        waited = 0
+        for call, code in self.calls:
+            if code == SILENT:
+                call()
+                continue
+            beat(code == WAITS)
+            start = clock_ns()
+            call()
+            end = clock_ns()
+            if code == WAITS:
+                waited += end - start
+            else:
+                add(step, code, start, end, waited)
+                waited = 0
+        mail = self._hands.mail
+        assert not mail, f"messages nobody took: {sorted(map(str, mail))}"
+
+
+class Stage(Protocol):
+    """One stage of one pipe on one rank. Tensors go by the names of their Values."""
+
+    def forward(self, micro: int, inputs: Tensors) -> dict[str, Tensor]:
+        """Outputs without a graph; the stage keeps what its backward needs under `micro`."""
+
+    def backward(self, micro: int, grads: Tensors) -> dict[str, Tensor]:
+        """From the gradients of outputs, and of inputs that later stages read too, to those of its inputs."""
+
+    def input_half(self, micro: int, grads: Tensors) -> dict[str, Tensor]: ...
+
+    def weight_half(self, micro: int) -> None: ...
+
+    def recompute(self, micro: int) -> None: ...
+
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class _Hands:
+    """What calls act on. They hold this and not the interpreter, which holds them: a run whose last user lets go of
+    it is gone at once, and its weights with it."""
+
+    stages: Mapping[Node, Stage]
+    routes: Routes
+    carrier: Carrier
+    updates: Updates
+    feed: Callable[[int, int], Tensors]
+    mail: dict[Message, dict[str, Tensor]] = field(default_factory=dict)
+
+    def call(self, instruction: Instruction) -> Call:
+        if instruction.action is not None:
+            return Call(self._action(instruction.action), encode(instruction.action))
+        message = instruction.message
+        assert message is not None
+        if instruction.op == "wait":
+            return Call(partial(self._wait, message), WAITS)
+        return Call(partial(self.carrier.post if instruction.op == "post" else self._send, message), SILENT)
+
+    def _wait(self, message: Message) -> None:
+        self.mail[message] = self.carrier.wait(message)
+
+    def _send(self, message: Message) -> None:
+        self.carrier.send(message, self.mail.pop(message))
+
+    def _action(self, action: Action) -> Callable[[], None]:
+        kind, number, micro, pipe = action
+        if kind is Kind.SYNC:
+            return partial(self.updates.launch, pipe, number)
+        if kind is Kind.STEP:
+            return partial(self.updates.step, pipe, number)
+        stage = self.stages[pipe, number]
+        if kind is Kind.W:
+            return partial(stage.weight_half, micro)
+        if kind is Kind.R:
+            return partial(stage.recompute, micro)
+        arriving, leaving = self._messages(action, "act" if kind is Kind.F else "grad")
+        if kind is Kind.F:
+            return partial(self._forward, stage, number, micro, arriving, leaving)
+        half = stage.backward if kind is Kind.B else stage.input_half
+        return partial(self._backward, half, micro, arriving, leaving)
+
+    def _messages(
+        self, action: Action, direction: Direction
+    ) -> tuple[tuple[Message, ...], tuple[tuple[Message, Names], ...]]:
+        _, stage, micro, pipe = action
+        sources = self.routes.arriving(direction, stage)
+        targets = self.routes.leaving(direction, stage)
+        arriving = tuple(Message(direction, pipe, micro, source, stage) for source, _ in sources)
+        return arriving, tuple(
+            (Message(direction, pipe, micro, stage, target), names) for target, names in targets
+        )
+
+    def _forward(
+        self,
+        stage: Stage,
+        number: int,
+        micro: int,
+        arriving: Sequence[Message],
+        leaving: Sequence[tuple[Message, Names]],
+    ) -> None:
+        inputs = dict(self.feed(number, micro))
+        for message in arriving:
+            inputs |= self.mail.pop(message)
+        outputs = stage.forward(micro, inputs)
+        for message, names in leaving:
+            self.mail[message] = {name: outputs[name] for name in names}
+
+    def _backward(
+        self,
+        half: Callable[[int, Tensors], dict[str, Tensor]],
+        micro: int,
+        arriving: Sequence[Message],
+        leaving: Sequence[tuple[Message, Names]],
+    ) -> None:
+        grads: dict[str, Tensor] = {}
+        for message in arriving:
+            grads |= self.mail.pop(message)
+        passed = half(micro, grads)
+        for message, names in leaving:
+            self.mail[message] = {name: passed[name] for name in names}
+
+
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def program_of(plan: Plan, world: World) -> Program:
+    return lower(schedule_of(plan), plan.hops, plan.times, layout=_layout(world))
+
+
+def forward_program(plan: Plan, world: World) -> Program:
+    """The forwards alone, in the plan's order."""
+    schedule = schedule_of(plan)
+    orders = tuple(tuple(a for a in order if a.kind is Kind.F) for order in schedule.orders)
+    hops = [hop for hop in plan.hops if hop.direction == "act"]
+    return lower(replace(schedule, orders=orders), hops, plan.times, layout=_layout(world))
+
+
+def _layout(world: World) -> Layout:
+    """NCCL executes what a rank issues in order, whoever the peer is; gloo's channels are independent."""
+    return "global" if world.device.type == "cuda" else "channel"
+
+
+class NotFinite(ShardwrightError):
+    """NaN or infinity where a training cannot go on, with where it was first seen."""

@@ -1,0 +1,92 @@
+"""A finished run beside its plan: what was predicted, what was measured, stage by stage.
+
+A run's folder as what corrections are fitted to.
+
+A run folder as the planner's reports take it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from planner import plan as plans
+from planner.calibrate import Observation
+from planner.errors import BadInput
+from planner.simulate import RunRecord, simulate_in_stride
+from planner.terminal import columns
+from planner.timeline import Comparison, Timeline, compare
+from planner.units import duration
+from runtime import runfolder
+from runtime.runfolder import Paths, losses_of
+from runtime.train import outside
+
+WARM_UP_STEPS = 2  # connections are opened and memory is first touched in them
+
+
+def comparison(folder: Path) -> Comparison:
+    paths = Paths(folder)
+    if not paths.plan.exists():
+        raise BadInput("is no run folder", where=str(folder), allowed="a folder that launch made")
+    if not paths.trace.exists():
+        raise BadInput("has no trace: no rank finished a step", where=str(folder))
+    measured = Timeline.load(paths.trace)
+    steps = len(set(measured.step.tolist()))
+    skip = min(WARM_UP_STEPS, steps - 1)
+    return compare(simulate_in_stride(plans.load(paths.plan)), measured, skip_steps=skip)
+
+
+def drift(folder: Path, found: Comparison) -> str:
+    """What to say of a run whose steps left the error bars of its plan; nothing where they did not."""
+    return outside(plans.load(Paths(folder).plan), found.measured_step_ns)
+
+
+def comparison_text(found: Comparison, drift: str = "") -> str:
+    ratio = found.measured_step_ns / found.predicted_step_ns if found.predicted_step_ns else 0.0
+    rows = [
+        (
+            f"{event.stage}{event.name}",
+            duration(event.predicted_ns),
+            duration(event.measured_ns),
+            f"{event.ratio:.2f}",
+        )
+        for event in sorted(found.events, key=lambda e: (e.stage, e.name))
+        if event.predicted_ns
+    ]
+    table = columns(rows, ("stage and action", "predicted", "measured", "ratio"))
+    return (
+        f"step: predicted {duration(found.predicted_step_ns)}, measured {duration(found.measured_step_ns)}, "
+        f"ratio {ratio:.2f}; a rank stood idle for {duration(found.measured_wait_ns)} of it\n{drift}\n{table}"
+    )
+
+
+def as_dict(found: Comparison) -> dict[str, object]:
+    return {
+        "predicted_step_ns": found.predicted_step_ns,
+        "measured_step_ns": found.measured_step_ns,
+        "measured_wait_ns": found.measured_wait_ns,
+        "events": [event._asdict() for event in found.events],
+    }
+
+
+def observation(folder: Path) -> Observation:
+    paths = Paths(folder)
+    if not paths.plan.exists():
+        raise BadInput("is no run folder", where=str(folder), allowed="a folder that launch made")
+    if not paths.trace.exists():
+        raise BadInput("has no trace: no rank finished a step", where=str(folder))
+    plan, timeline = plans.load(paths.plan), Timeline.load(paths.trace)
+    return Observation(plan=plan, timeline=timeline, content=runfolder.read(paths).content)
+
+
+def record(folder: Path) -> RunRecord:
+    paths = runfolder.open_run(folder)
+    if not paths.trace.exists():
+        raise BadInput("has no trace: no rank finished a step", where=str(folder))
+    outcome = runfolder.outcome_of(paths)
+    return RunRecord(
+        folder=str(folder),
+        state=outcome.state if outcome is not None else "not ended",
+        plan=plans.load(paths.plan),
+        measured=Timeline.load(paths.trace),
+        losses=losses_of(paths),
+    )

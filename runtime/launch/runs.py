@@ -1,0 +1,65 @@
+"""The runs of a folder, as a value that shows itself."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+
+from planner.errors import BadInput
+from planner.simulate import RunRecord
+from planner.terminal import columns
+from planner.units import duration
+from runtime.launch import finished, status
+from runtime.runfolder import Paths
+
+_HEADS = ("", "run", "state", "step", "loss", "predicted", "measured")
+
+
+@dataclass(frozen=True, repr=False)
+class Runs:
+    folders: tuple[Path, ...]  # the newest first
+
+    def __len__(self) -> int:
+        return len(self.folders)
+
+    def __getitem__(self, at: int) -> RunRecord:
+        return finished.record(self.folders[at])
+
+    def to_rows(self) -> list[dict[str, object]]:
+        return [asdict(status.of(folder)) for folder in self.folders]
+
+    def to_dict(self) -> dict[str, object]:
+        return {"runs": self.to_rows()}
+
+    def __repr__(self) -> str:
+        return columns(self._lines(), _HEADS) if self.folders else "no runs"
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{name}</th>" for name in _HEADS)
+        rows = ("".join(f"<td>{escape(cell)}</td>" for cell in line) for line in self._lines())
+        return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+
+    def _lines(self) -> list[tuple[str, ...]]:
+        found = [status.of(folder) for folder in self.folders]
+        return [
+            (
+                str(at),
+                self.folders[at].name,
+                each.state,
+                f"{each.step} of {each.steps}",
+                "" if each.loss is None else f"{each.loss:.4f}",
+                duration(each.predicted_step_s * 1e9),
+                "" if each.measured_step_s is None else duration(each.measured_step_s * 1e9),
+            )
+            for at, each in enumerate(found)
+        ]
+
+
+def runs(folder: Path) -> Runs:
+    """Every run folder directly in this one, or itself."""
+    if not folder.is_dir():
+        raise BadInput("no such folder", where=str(folder), allowed="one that holds run folders")
+    inside = [folder, *(path for path in folder.iterdir() if path.is_dir())]
+    found = [path for path in inside if Paths(path).job.exists()]
+    return Runs(tuple(sorted(found, key=lambda path: Paths(path).job.stat().st_mtime_ns, reverse=True)))

@@ -1,0 +1,180 @@
+"""A run looked at from outside, by its folder alone: from any shell, while it runs and after everything is gone."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner import plan as plans
+from planner.errors import BadInput
+from planner.units import duration
+from runtime import checkpoint as checkpoints
+from runtime import runfolder, slurm
+from runtime.runfolder import Paths, Step, open_run, outcome_of, steps_of
+from runtime.train import JUDGED, WARM_UP, outside
+
+ENOUGH = ("running", "done", "unknown")
+
+RECENT = 20  # steps that speed is judged by
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    run: str
+    backend: str  # local | slurm
+    job: int | None
+    state: str  # queued | running | done | stopped | failed | hung | lost | cancelled | interrupted | ... | ended
+    reason: str  # the cause where it ended badly, why it waits where it waits
+    step: int
+    steps: int
+    loss: float | None
+    samples_per_s: float | None
+    measured_step_s: float | None
+    predicted_step_s: float
+    left_s: float | None
+    checkpoint: int | None  # step of the last complete one
+    go_on: str  # what to type, where a run of this machine ended before its last step
+    drift: str  # where steps leave the error bars of the prediction
+    history: list[str]  # tries before, and how each ended
+
+
+def of(folder: Path) -> Status:
+    paths = open_run(folder)
+    job, plan = runfolder.read(paths), plans.load(paths.plan)
+    steps = steps_of(paths)
+    queued = slurm.Queued.read(paths)
+    state, reason = _state(paths, queued)
+    step_s = _speed(steps)
+    done = max(steps, default=0)
+    last = _last_checkpoint(paths)
+    return Status(
+        run=str(paths.root),
+        backend="slurm" if queued else "local",
+        job=queued.job if queued else None,
+        state=state,
+        reason=reason,
+        step=done,
+        steps=job.steps,
+        loss=steps[done].loss if steps else None,
+        samples_per_s=plan.batch.samples / step_s if step_s else None,
+        measured_step_s=step_s,
+        predicted_step_s=plan.prediction.step_ns * 1e-9,
+        left_s=(job.steps - done) * step_s if step_s and state == "running" else None,
+        checkpoint=last,
+        go_on=_go_on(paths, job) if queued is None and last is not None and state not in ENOUGH else "",
+        drift=outside(plan, step_s * 1e9) if step_s and len(steps) >= WARM_UP + JUDGED else "",
+        history=_history(paths),
+    )
+
+
+def _state(paths: Paths, queued: slurm.Queued | None) -> tuple[str, str]:
+    if (found := outcome_of(paths)) is not None:
+        cancelled = found.state != "done" and paths.cancelled.exists()
+        return ("cancelled", "") if cancelled else (found.state, found.cause)
+    if queued is None or queued.inside:
+        held = runfolder.find(paths)
+        if held is not None and not held.here:
+            return "unknown", f"it was started on {held.host}: ask there"
+        if held is not None and held.alive:
+            return "running", ""
+        if paths.cancelled.exists():
+            return "cancelled", ""
+        return "ended", "killed, or this machine went down; it left no word"
+    said = slurm.of(queued.job)
+    return said.state, said.reason
+
+
+def _last_checkpoint(paths: Paths) -> int | None:
+    found = checkpoints.complete(paths.checkpoints)
+    return int(found[-1].name.removeprefix(checkpoints.PREFIX)) if found else None
+
+
+def _go_on(paths: Paths, job: runfolder.Job) -> str:
+    usual = runfolder.Job(steps=job.steps)
+    words = ["shardwright", "launch", str(paths.plan), f"--run={paths.root}", "--local", "--wait"]
+    words.append(f"--steps={job.steps}")
+    for name in ("seed", "save_every", "device", "clip_norm", "clip_by", "rendezvous"):
+        if getattr(job, name) != getattr(usual, name):
+            words.append(f"--{name.replace('_', '-')}={getattr(job, name)}")
+    return shlex.join([*words, *(["--", *job.script] if job.script else [])])
+
+
+def _history(paths: Paths) -> list[str]:
+    """The last try ended as the run did, once nothing starts again."""
+    tries = runfolder.attempts(paths)
+    before = tries[:-1] if outcome_of(paths) is not None else tries
+    rows = [attempt for attempt in before if attempt.state not in ("", "done")]
+    return [
+        f"{time.strftime('%H:%M:%S', time.localtime(row.end_s))} {row.state}: {row.cause}" for row in rows
+    ]
+
+
+def _speed(steps: dict[int, Step]) -> float | None:
+    """Median seconds of the last steps."""
+    later = [step.seconds for number, step in steps.items() if number > WARM_UP] or [
+        step.seconds for step in steps.values()
+    ]
+    recent = sorted(later[-RECENT:])
+    return recent[len(recent) // 2] if recent else None
+
+
+def cancel(folder: Path) -> None:
+    paths = open_run(folder)
+    if slurm.Queued.read(paths) is not None:
+        slurm.cancel(paths)
+        return
+    runfolder.cancel(paths, signal.SIGKILL)
+
+
+def status_text(status: Status) -> str:
+    where = f"job {status.job}" if status.job is not None else "on this machine"
+    lines = [
+        f"{status.run}: {status.state}" + (f" ({status.reason})" if status.reason else "") + f", {where}"
+    ]
+    loss = f", loss {status.loss:.6g}" if status.loss is not None else ""
+    lines.append(f"step {status.step} of {status.steps}{loss}")
+    if status.measured_step_s is not None and status.samples_per_s is not None:
+        lines.append(
+            f"{duration(status.measured_step_s * 1e9)} a step (predicted {duration(status.predicted_step_s * 1e9)}), "
+            f"{status.samples_per_s:.4g} samples a second"
+            + (f", {duration(status.left_s * 1e9)} left" if status.left_s is not None else "")
+        )
+    lines += [status.drift] if status.drift else []
+    lines += [f"goes on after step {status.checkpoint} with: {status.go_on}"] if status.go_on else []
+    return "\n".join([*lines, *(f"  {row}" for row in status.history)])
+
+
+def log_files(folder: Path, rank: int | None) -> list[Path]:
+    """The log of one rank; of the job and all ranks otherwise."""
+    paths = open_run(folder)
+    if rank is not None:
+        if not paths.log(rank).exists():
+            raise BadInput(f"there is no log of rank {rank}", where=str(folder))
+        return [paths.log(rank)]
+    return sorted((paths.root / "logs").glob("*"))
+
+
+def lines_of(
+    folder: Path, rank: int | None, *, follow: bool, poll_s: float = 0.5
+) -> Iterator[tuple[str, str]]:
+    """(file, line) of what is there; with `follow` of what is added too, until the run has ended."""
+    at: dict[Path, int] = {}
+    while True:
+        last = not follow or of(folder).state not in ("queued", "running")
+        for path in log_files(folder, rank):
+            with path.open("rb") as file:
+                file.seek(at.get(path, 0))
+                found = file.read()
+            whole, newline, rest = found.rpartition(b"\n")
+            at[path] = at.get(path, 0) + len(whole) + len(newline)
+            if last and rest:
+                whole, newline = found, b"\n"
+            if newline:
+                yield from ((path.stem, line) for line in whole.decode(errors="replace").split("\n"))
+        if last:
+            return
+        time.sleep(poll_s)

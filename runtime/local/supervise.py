@@ -1,0 +1,209 @@
+"""Starts the ranks of a local run, watches them, and ends all of them when one ends badly or stands still.
+
+This is the main of a process of its own: it imports torch once and forks the ranks from there, so that sixteen
+ranks start in the time of one. A rank dies with it, and leads a process group of its own, which is ended as one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NoReturn
+
+from runtime.local.signals import as_before
+from runtime.runfolder import BEAT, Outcome, Paths, read_cause, write_cause, write_whole
+
+POLL_S = 0.05
+
+START_S = 600.0  # until the first beat: capturing and loading
+
+GRACE_S = 1.0  # after the first failure, for causes that are still being written
+
+PR_SET_PDEATHSIG = 1
+
+Asked = Callable[[], tuple[str, str] | None]  # whether all is to end: state and cause
+
+
+@dataclass
+class _Rank:
+    pid: int
+    status: int | None = None
+    count: int = 0
+    waiting: bool = False
+    since_s: float = 0.0  # when the count last changed
+
+
+class Watch:
+    """The ranks of one run, by number."""
+
+    def __init__(self, paths: Paths, pids: Mapping[int, int], deadline_s: float, told: Asked) -> None:
+        now = time.monotonic()
+        self._told = told
+        self._paths, self._deadline_s = paths, deadline_s
+        self._ranks = {rank: _Rank(pid, since_s=now) for rank, pid in pids.items()}
+        with paths.heartbeat.open("r+b") as file:
+            self._beats = mmap.mmap(file.fileno(), BEAT.size * len(pids))
+
+    def until_the_end(self) -> Outcome:
+        while True:
+            failed = self._reap()
+            if failed is not None:
+                return self._failed(failed)
+            if all(rank.status == 0 for rank in self._ranks.values()):
+                return Outcome("done", exits=self._exits())
+            told = self._told()
+            if told is not None:
+                self._end_all()
+                return Outcome(told[0], cause=told[1], exits=self._exits())
+            hung = self._hung()
+            if hung is not None:
+                self._end_all()
+                doing = "waits for another rank" if self._ranks[hung].waiting else "is in a call of its own"
+                cause = f"rank {hung} made no progress for {self._deadline_s:.1f} s and {doing}"
+                return Outcome("hung", hung, cause, self._exits())
+            time.sleep(POLL_S)
+
+    def _reap(self) -> int | None:
+        """Takes what ended; the first rank that ended badly."""
+        bad = None
+        for number, rank in self._ranks.items():
+            if rank.status is not None:
+                continue
+            pid, status = os.waitpid(rank.pid, os.WNOHANG)
+            if pid:
+                rank.status = os.waitstatus_to_exitcode(status)
+                if rank.status and bad is None:
+                    bad = number
+        return bad
+
+    def _failed(self, first: int) -> Outcome:
+        """Several ranks fail within moments of each other: an error of one's own comes before being killed, that
+        before a status without a word, and all of them before the errors that another rank's end brings about."""
+        self._settle()
+        ended = {n: rank.status for n, rank in self._ranks.items() if rank.status}
+        self._end_all()
+        causes = [cause for n in self._ranks if (cause := read_cause(self._paths.cause(n))) is not None]
+        causes.sort(key=lambda cause: (cause.secondary, cause.time_ns))
+        told = {cause.rank for cause in causes}
+        killed = [n for n, status in ended.items() if status < 0]
+        mute = killed or [n for n in ended if n not in told]
+        if causes and not (causes[0].secondary and mute):
+            return Outcome("failed", causes[0].rank, causes[0].what, self._exits())
+        blamed = mute[0] if mute else first
+        status = self._ranks[blamed].status
+        assert status is not None
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
+        return Outcome("failed", blamed, f"rank {blamed} {how}", self._exits())
+
+    def _settle(self) -> None:
+        """A moment for the ranks that notice by themselves to write what they saw."""
+        end = time.monotonic() + GRACE_S
+        while time.monotonic() < end and any(rank.status is None for rank in self._ranks.values()):
+            self._reap()
+            time.sleep(POLL_S)
+
+    def _hung(self) -> int | None:
+        now, view = time.monotonic(), memoryview(self._beats).cast("q")
+        for number, rank in self._ranks.items():
+            count, waiting = view[2 * number], bool(view[2 * number + 1])
+            if count != rank.count:
+                rank.count, rank.waiting, rank.since_s = count, waiting, now
+        view.release()
+        alive = {n: rank for n, rank in self._ranks.items() if rank.status is None}
+        limit = {n: self._deadline_s if rank.count else START_S for n, rank in alive.items()}
+        if any(now - rank.since_s <= limit[n] for n, rank in alive.items()):
+            return None  # who waits for one that still moves, be it slowly, does not hang
+        # Who waits is stopped by who does not; among equals the one that stood still first.
+        return min(alive, key=lambda n: (alive[n].waiting, alive[n].since_s))
+
+    def _end_all(self) -> None:
+        """The ranks, and what they have started themselves, such as processes that load samples."""
+        for rank in self._ranks.values():
+            if rank.status is None:
+                os.kill(rank.pid, signal.SIGKILL)  # it may not lead a group yet
+            with suppress(ProcessLookupError):
+                os.killpg(rank.pid, signal.SIGKILL)
+        for rank in self._ranks.values():
+            if rank.status is None:
+                _, status = os.waitpid(rank.pid, 0)
+                rank.status = os.waitstatus_to_exitcode(status)
+
+    def _exits(self) -> tuple[int, ...]:
+        return tuple(rank.status or 0 for _, rank in sorted(self._ranks.items()))
+
+
+def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, by)
+    if os.getppid() != parent:  # it was gone before we asked
+        os._exit(1)
+
+
+def fork_ranks(paths: Paths, ranks: int, main: Callable[[int], None]) -> dict[int, int]:
+    for old in paths.causes():  # of ranks that were started before
+        old.unlink(missing_ok=True)
+    paths.heartbeat.write_bytes(bytes(BEAT.size * ranks))
+    pids: dict[int, int] = {}
+    parent = os.getpid()
+    for rank in range(ranks):
+        pid = os.fork()
+        if pid == 0:
+            _be_a_rank(paths, rank, parent, main)
+        pids[rank] = pid
+    write_whole(paths.pids, json.dumps(pids))
+    return pids
+
+
+def _be_a_rank(paths: Paths, rank: int, parent: int, main: Callable[[int], None]) -> NoReturn:
+    def run() -> int:
+        os.setpgid(0, 0)
+        as_before()
+        main(rank)
+        return 0
+
+    be_a_rank(paths, rank, parent, run)
+
+
+def be_a_rank(paths: Paths, rank: int, parent: int, main: Callable[[], int]) -> NoReturn:
+    """Whatever happens in this process ends in an exit status, at once, and on a full disk too."""
+    status = 1
+    try:
+        die_with_parent(parent)
+        log = os.open(paths.log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        status = main()
+    except SystemExit as end:
+        status = _status_of(end)
+        if status:
+            write_cause(paths, rank, end)
+    except BaseException as error:
+        write_cause(paths, rank, error)
+        traceback.print_exception(error)
+    finally:
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _status_of(end: SystemExit) -> int:
+    """As the system has it, except that what is no 0 does not become one."""
+    code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    return code & 0xFF or int(code != 0)
+
+
+def supervise(
+    paths: Paths, ranks: int, deadline_s: float, main: Callable[[int], None], told: Asked = lambda: None
+) -> Outcome:
+    """Runs `main(rank)` in a process a rank until all are done, one is not well, or it is told to end."""
+    pids = fork_ranks(paths, ranks, main)
+    return Watch(paths, pids, deadline_s, told).until_the_end()

@@ -1,0 +1,114 @@
+"""Where a probe's processes come from: forked here, or started by srun: `-m runtime.probe_main REPEATS FOLDER`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from planner.errors import ShardwrightError
+from planner.terminal import Report
+from runtime import slurm
+from runtime.local import supervise
+from runtime.probe import probe
+from runtime.probe.contention import REPEATS
+from runtime.probe.probe import Found
+from runtime.runfolder import Paths
+from runtime.world import join
+
+PATIENCE_S = 300.0
+
+LOOK_S = 0.2
+
+
+class ProbeFailed(ShardwrightError):
+    """A process of the probe did not do well; says which."""
+
+
+def local(folder: Path, ranks: int) -> Found:
+    """Processes of this machine; `folder` is private to them."""
+    paths = Paths(folder).make()
+    torch.set_num_threads(1)  # a process that has run threads cannot be forked
+    with Report("probe") as report:
+        look = partial(_look, paths, report, "processes start")
+        outcome = supervise(paths, ranks, PATIENCE_S, partial(_rank, paths, ranks), look)
+    if outcome.state != "done":
+        raise ProbeFailed(outcome.cause)
+    return probe.read(paths.probed)
+
+
+def _look(paths: Paths, report: Report, before: str) -> None:
+    report.at(*(probe.now(paths.probed) or (0.0, before)))
+
+
+def _rank(paths: Paths, ranks: int, rank: int, slot: int = 0, repeats: int = REPEATS) -> None:
+    torch.set_num_threads(1)
+    cuda = torch.cuda.is_available() and torch.cuda.device_count() > slot
+    world = join(
+        paths.rendezvous(0), rank, ranks, torch.device("cuda", slot) if cuda else torch.device("cpu")
+    )
+    probe.probe(world, paths.probed, repeats)
+    world.barrier()
+    world.close()
+
+
+def by_srun(
+    folder: Path,
+    nodes: int,
+    ranks_a_node: int,
+    words: Sequence[str],
+    python: str = sys.executable,
+    repeats: int = REPEATS,
+) -> Found:
+    """Waits for the nodes, as srun does; `words` are further options of srun."""
+    paths = Paths(folder.resolve()).make()
+    command = [
+        "srun",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes * ranks_a_node}",
+        f"--ntasks-per-node={ranks_a_node}",
+    ]
+    command += ["--distribution=block", "--kill-on-bad-exit=1", *words]
+    command += [python, "-P", "-m", "runtime.probe.main", str(repeats), str(paths.root)]
+    status, said = _watched(command, paths)
+    if status:
+        raise ProbeFailed(f"{shlex.join(command)} ended with {status}: {said.strip()[-500:]}")
+    end = time.monotonic() + 30  # for file systems that show a file late
+    while not paths.probed.exists() and time.monotonic() < end:
+        time.sleep(0.2)
+    return probe.read(paths.probed)
+
+
+def _watched(command: Sequence[str], paths: Paths) -> tuple[int, str]:
+    """Its exit status, and what it wrote to standard error."""
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True) as process,
+        Report("probe") as report,
+    ):
+        try:
+            while True:
+                try:
+                    _, said = process.communicate(timeout=LOOK_S)
+                    return process.returncode, said
+                except subprocess.TimeoutExpired:
+                    _look(paths, report, "srun waits for nodes")
+        except BaseException:
+            process.kill()
+            raise
+
+
+def main(repeats: str, folder: str) -> None:
+    here = slurm.read(os.environ)
+    _rank(Paths(Path(folder)), here.ranks, here.rank, here.local, int(repeats))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,277 @@
+"""What this machine, or two nodes of a cluster, can do: rates of a device, latency and bandwidth by distance.
+
+Every number is a median of repeats, in seconds, bytes and operations; the spread beside it is half the range between
+the quartiles. Ranks are processes that meet at a file, as those of a run do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from pydantic import TypeAdapter
+
+from planner.cluster import Cluster, Link, Links, NodeGroup, Rates
+from runtime.probe.contention import (
+    LARGE_BYTES,
+    MATMUL,
+    REPEATS,
+    SMALL_BYTES,
+    Number,
+    Slowed,
+    Together,
+    beside,
+    pairs,
+    slowed_of,
+    timed,
+    together_of,
+)
+from runtime.runfolder import write_whole
+from runtime.world import World
+
+COPY_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    kind: str  # cpu, or the name of a GPU
+    memory_bytes: int
+    flop_per_s: Number  # of a matrix product in fp32
+    copy_bytes_per_s: Number  # read and written together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wire:
+    a: int  # rank
+    b: int
+    within_node: bool
+    latency_s: Number
+    bytes_per_s: Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sum:
+    """An all-reduce of `bytes` over some ranks."""
+
+    ranks: tuple[int, ...]
+    bytes: int
+    seconds: Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    hosts: tuple[str, ...]  # of every rank
+    devices: tuple[Device, ...]  # of every rank
+    wires: tuple[Wire, ...]
+    sums: tuple[Sum, ...]
+    together: tuple[Together, ...] = ()
+    slowed: Slowed | None = None
+
+
+def device_of(device: torch.device, repeats: int = REPEATS) -> Device:
+    a, b = torch.randn(MATMUL, MATMUL, device=device), torch.randn(MATMUL, MATMUL, device=device)
+    source = torch.zeros(COPY_BYTES // 4, device=device)
+    target = torch.empty_like(source)
+    products = timed(lambda: torch.mm(a, b), device, repeats)
+    copies = timed(lambda: target.copy_(source), device, repeats)
+    cuda = device.type == "cuda"
+    return Device(
+        kind=torch.cuda.get_device_name(device) if cuda else "cpu",
+        memory_bytes=torch.cuda.get_device_properties(device).total_memory if cuda else _host_bytes(),
+        flop_per_s=Number.of([2 * MATMUL**3 / seconds for seconds in products]),
+        copy_bytes_per_s=Number.of([2 * COPY_BYTES / seconds for seconds in copies]),
+    )
+
+
+def _host_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def wire_of(world: World, a: int, b: int, *, within_node: bool, repeats: int = REPEATS) -> Wire | None:
+    """Collective over the two ranks: a message there and back, halved. The others return None."""
+    if world.rank not in (a, b):
+        return None
+    small, large = (_there_and_back(world, a, b, size, repeats) for size in (SMALL_BYTES, LARGE_BYTES))
+    latency = Number.of(small)
+    rates = [LARGE_BYTES / max(seconds - latency.value, 1e-9) for seconds in large]
+    return Wire(a=a, b=b, within_node=within_node, latency_s=latency, bytes_per_s=Number.of(rates))
+
+
+def _there_and_back(world: World, a: int, b: int, size: int, repeats: int) -> list[float]:
+    buffer = torch.zeros(size, dtype=torch.uint8, device=world.device)
+    other = b if world.rank == a else a
+
+    def turn() -> None:
+        if world.rank == a:
+            dist.send(buffer, other)
+            dist.recv(buffer, other)
+        else:
+            dist.recv(buffer, other)
+            dist.send(buffer, other)
+
+    return [seconds / 2 for seconds in timed(turn, world.device, repeats)]
+
+
+def sum_of(world: World, ranks: Sequence[int], size: int, repeats: int = REPEATS) -> Sum | None:
+    group = world.new_group(ranks)
+    if world.rank not in ranks:
+        return None
+    tensor = torch.zeros(size // 4, device=world.device)
+    samples = timed(lambda: dist.all_reduce(tensor, group=group), world.device, repeats)
+    return Sum(ranks=tuple(ranks), bytes=size, seconds=Number.of(samples))
+
+
+def probe(world: World, result: Path, repeats: int = REPEATS) -> None:
+    """Collective; the first rank writes what was found."""
+    parts = [_part(result, rank) for rank in range(world.size)]
+    told = Told(result, world)
+    for rank in range(world.size):  # one after another, so that none slows another
+        told.now(0.2 * rank / world.size, f"device of rank {rank}, {rank + 1} of {world.size}")
+        if rank == world.rank:
+            mine = {"host": socket.gethostname(), "device": asdict(device_of(world.device, repeats))}
+            write_whole(parts[rank], json.dumps(mine))
+        world.barrier()
+    rows = [json.loads(part.read_text()) for part in parts]
+    hosts, devices = [row["host"] for row in rows], [row["device"] for row in rows]
+    talk = pairs(hosts)
+    for number, (a, b) in enumerate(talk):
+        told.now(
+            0.2 + 0.4 * number / len(talk), f"link between ranks {a} and {b}, {number + 1} of {len(talk)}"
+        )
+        wire = wire_of(world, a, b, within_node=hosts[a] == hosts[b], repeats=repeats)
+        if wire is not None and world.rank == a:
+            write_whole(_part(result, f"wire-{number}"), json.dumps(asdict(wire)))
+        world.barrier()
+    sums = []
+    for count in range(2, world.size + 1):
+        told.now(0.6 + 0.2 * count / (world.size + 1), f"sum over {count} of {world.size} ranks")
+        sums.append(sum_of(world, range(count), LARGE_BYTES, repeats))
+    told.now(0.8, "sums beside each other")
+    together = [together_of(world, groups, repeats) for groups in beside(hosts)]
+    told.now(0.9, "products beside a sum")
+    slowed = slowed_of(world, repeats)
+    if world.rank == 0:
+        wires = [json.loads(_part(result, f"wire-{number}").read_text()) for number in range(len(talk))]
+        data = {"hosts": hosts, "devices": devices, "wires": wires, "slowed": asdict(slowed)}
+        data |= {"sums": [asdict(s) for s in sums if s], "together": [asdict(t) for t in together if t]}
+        write_whole(result, json.dumps(data))
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is being measured, for those who wait: the first rank keeps it in a file beside the result."""
+
+    result: Path
+    world: World
+
+    def now(self, share: float, doing: str) -> None:
+        if self.world.rank == 0:
+            write_whole(_part(self.result, "now"), json.dumps([share, doing]))
+
+
+def now(result: Path) -> tuple[float, str] | None:
+    """None before anything is measured."""
+    try:
+        return TypeAdapter(tuple[float, str]).validate_json(_part(result, "now").read_text())
+    except FileNotFoundError:
+        return None
+
+
+def _part(result: Path, name: str | int) -> Path:
+    """Of one rank, or of one pair of them."""
+    return result.with_name(f"{result.stem}-{name}.json")
+
+
+def read(result: Path) -> Found:
+    return TypeAdapter(Found).validate_json(result.read_text())
+
+
+def cluster_of(found: Found, name: str, nodes: int, known: Sequence[str]) -> Cluster:
+    """Machines like those that were measured; a host's memory is shared by its ranks."""
+    here = [rank for rank, host in enumerate(found.hosts) if host == found.hosts[0]]
+    first = found.devices[0]
+    cpu = first.kind == "cpu"
+    group = NodeGroup(
+        count=nodes,
+        device=next((entry for entry in known if entry == first.kind), first.kind),
+        devices_per_node=len(here),
+        memory_bytes=first.memory_bytes // len(here) if cpu else first.memory_bytes,
+        margin_bytes=0,
+        devices_per_card=_behind_a_card(found, len(here)),
+        nodes_per_rack=None,
+        rates=Rates(
+            fp32_flop_per_s=float(f"{first.flop_per_s.value:.3g}"),
+            memory_bytes_per_s=float(f"{first.copy_bytes_per_s.value:.3g}"),
+        ),
+    )
+    links = Links(node=_link(found, True), rack=_link(found, False), cluster=None)
+    return Cluster(name=name, nodes=(group,), links=links, fitted=None)
+
+
+def _behind_a_card(found: Found, devices: int) -> int | None:
+    """By how much longer it takes when every device of a node talks to other nodes at once; None where all share."""
+    across = [
+        each
+        for each in found.together
+        if len({found.hosts[rank] for rank in each.groups[0]}) == len(each.groups[0]) > 1
+    ]
+    if not across or len(across[0].groups) < devices:
+        return None
+    sharing = max(1, round(across[0].factor))
+    return sharing if sharing < devices else None
+
+
+def _link(found: Found, within_node: bool) -> Link | None:
+    wires = [wire for wire in found.wires if wire.within_node == within_node]
+    if not wires:
+        return None
+    return Link(
+        latency_s=float(f"{median(wire.latency_s.value for wire in wires):.3g}"),
+        bandwidth_bytes_per_s=float(f"{median(wire.bytes_per_s.value for wire in wires):.3g}"),
+    )
+
+
+def slow(found: Found, factor: float = 1.5) -> list[str]:
+    """Devices and links that are worse than the middle one of their kind by more than this factor."""
+    rows = []
+    for rank, device in enumerate(found.devices):
+        alike = [other for other in found.devices if other.kind == device.kind]
+        for verb, rate, rates in (
+            ("multiplies", device.flop_per_s, [other.flop_per_s for other in alike]),
+            ("copies", device.copy_bytes_per_s, [other.copy_bytes_per_s for other in alike]),
+        ):
+            middle = median(each.value for each in rates)
+            if rate.value * factor < middle:
+                share = rate.value / middle
+                rows.append(f"rank {rank} on {found.hosts[rank]} {verb} at {share:.0%} of the middle rate")
+    for within in (True, False):
+        wires = [wire for wire in found.wires if wire.within_node == within]
+        middle = median([wire.bytes_per_s.value for wire in wires] or [0.0])
+        for wire in wires:
+            if wire.bytes_per_s.value * factor < middle:
+                share = wire.bytes_per_s.value / middle
+                ends = f"{found.hosts[wire.a]} to {found.hosts[wire.b]}"
+                rows.append(f"ranks {wire.a} and {wire.b} ({ends}) talk at {share:.0%} of the middle rate")
+    return rows
+
+
+def shared(found: Found) -> list[str]:
+    """What things that happen at once do to each other."""
+    rows = [
+        f"{len(each.groups)} groups of {len(each.groups[0])} ranks that sum at once take {each.factor:.2f} times "
+        f"as long as one alone ({'; '.join(','.join(map(str, ranks)) for ranks in each.groups)})"
+        for each in found.together
+    ]
+    if found.slowed is not None:
+        rows.append(
+            f"matrix products take {found.slowed.factor.value:.2f} (+-{found.slowed.factor.spread:.2f}) times as long "
+            "while all ranks sum"
+        )
+    return rows

@@ -1,0 +1,344 @@
+"""The parts of a rank, one by one: what a plan and a captured model make of its stages, buffers, sums and updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from planner.capture import Captured, StageModule, StateUse, cut, use_of_states
+from planner.errors import BadPlan
+from planner.model import Buffer, Parameter
+from planner.plan import Plan, schedule_of
+from planner.schedule import Action, Kind, Schedule
+from planner.timeline import COLLECTIVE, Event, encode
+from runtime import stage as stages
+from runtime import update as updates
+from runtime.execute import AUTOCAST, Tracer
+from runtime.messages import Transport, check_hops, in_order_of, routes_of, stages_of_layers
+from runtime.rank import sync_batchnorm
+from runtime.runfolder import COUNT
+from runtime.spatial import sharing
+from runtime.stage import (
+    AnyStage,
+    Keys,
+    LossScale,
+    PartedStage,
+    RunningStatistics,
+    Scaler,
+    SplitWay,
+    TorchStage,
+    WeightStore,
+    compile_stage,
+    decays,
+    first_bad_layer,
+    graph_of,
+    in_two,
+    observed,
+    observers,
+    states_of,
+)
+from runtime.update import (
+    Bucket,
+    ClipBy,
+    Flat,
+    GradientSync,
+    LrSchedule,
+    Make,
+    OnSum,
+    PreviousNorm,
+    Squares,
+    Updater,
+    buckets_of,
+    trained,
+)
+from runtime.world import Mesh, World
+
+Node = tuple[int, int]  # pipe, stage
+
+Load = Callable[[Sequence[str]], Mapping[str, Tensor]]  # tensors of a checkpoint by name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a run decides beside its plan."""
+
+    seed: int = 0
+    clip_norm: float | None = None
+    clip_by: ClipBy = "step"
+    made_up: bool = False  # what comes from other ranks is: no number is judged
+
+
+def check_supported(plan: Plan, captured: Captured) -> None:
+    graph = captured.graph
+    if plan.model.fingerprint != graph.fingerprint:
+        raise BadPlan(
+            f"the plan is for another model: fingerprint {plan.model.fingerprint}, captured {graph.fingerprint}"
+        )
+    if plan.execution == "compiled" and plan.axes.spatial > 1:
+        raise BadPlan("compiled stages of split samples are not executed yet: use execution: eager")
+    if not graph.symbolic_batch and graph.captured_micro != plan.batch.micro:
+        raise BadPlan(f"captured for micro-batches of {graph.captured_micro}, planned are {plan.batch.micro}")
+    sync_batchnorm.check(plan, captured)
+    _check_written(plan, captured)
+    rows: list[Parameter | Buffer] = [*graph.parameters, *graph.buffers]
+    for row in rows:
+        if row.dtype == "complex128":
+            raise BadPlan(
+                f"'{row.name}' is complex128, which no checkpoint (safetensors) holds: use complex64"
+            )
+
+
+def _check_written(plan: Plan, captured: Captured) -> None:
+    """A parameter that the forward itself writes is written by each holder after its own samples."""
+    traced = captured.layout.traced
+    names = {node: source.name for node, source in traced.sources.items() if source.kind == "parameter"}
+    written = sorted(use_of_states(traced.graph, names).written)
+    if written and max(plan.axes.data, plan.axes.spatial, schedule_of(plan).pipes) > 1:
+        raise BadPlan(
+            f"the forward pass writes parameter '{written[0]}' (as an embedding with max_norm does), which replicas "
+            f"cannot keep equal: use data: 1, spatial: 1 and no Chimera"
+        )
+
+
+class Assembly:
+    """The steps of `assemble.assemble` that share much."""
+
+    def __init__(self, plan: Plan, captured: Captured, world: World, options: Options) -> None:
+        check_supported(plan, captured)
+        captured = in_order_of(plan, captured)
+        self.plan, self.captured, self.world, self.options = plan, captured, world, options
+        self.graph = captured.graph
+        updates.check(plan, captured.graph, options.clip_norm, options.clip_by)
+        self.stage_of = stages_of_layers(plan, self.graph)
+        self.schedule = schedule_of(plan)
+        self.mesh = Mesh.of(plan)
+        self.held = self.mesh.held(world.rank)
+        self.place = self.mesh.by_rank[world.rank]
+        self.routes = routes_of(self.graph, self.stage_of)
+        check_hops(self.routes, plan.hops)
+        self.keys = Keys(options.seed, world.device)
+        self.parameters: dict[str, nn.Parameter] = {}
+        self.buffers: dict[str, Tensor] = {}
+        scaler = Scaler() if plan.precision == "fp16" else None
+        self.scale = LossScale(self._loss_weight(), scaler)
+
+    def _loss_weight(self) -> float:
+        whole = self.plan.batch.micros * self.plan.axes.data
+        return 1.0 / whole if self.graph.loss_kind == "mean" else 1.0
+
+    def modules(self, load: Load) -> dict[int, StageModule]:
+        """The stages that live here, with one tensor a name however many of them hold it; loaded one by one."""
+        edges = [i for i in range(1, len(self.stage_of)) if self.stage_of[i] != self.stage_of[i - 1]]
+        every = cut(self.captured, edges)
+        self.sharing = sharing(self.plan, every, self.mesh, self.world)
+        self.replicas = sync_batchnorm.peers(self.plan, every, self.world)
+        mine: dict[int, StageModule] = {}
+        self.draws = stages.numbered(every, self.graph)
+        for stage, module in enumerate(every):
+            if any(stage == number for _, number in self.held):
+                module.materialise(load(self._rows(module)), self.world.device)
+                stages.share_parameters(module, self.parameters)
+                stages.share_buffers(module, self.buffers)
+                stages.key_random_operations(module, self.keys, self.draws[stage])
+                mine[stage] = module
+        return mine
+
+    def _rows(self, module: StageModule) -> list[str]:
+        """What a checkpoint has of a stage; constants of the graph come with the capture."""
+        names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
+        return [name for name in names if name in self.graph.parameter or name in self.graph.buffer]
+
+    def flats(self) -> list[Flat]:
+        self.buckets = buckets_of(self.graph, self.stage_of, self.mesh, trained(self.captured))
+        mine = [bucket for bucket in self.buckets if self.world.rank in bucket.ranks]
+        return [
+            Flat(bucket, self.parameters, [node for node in self.held if node[1] in bucket.stages])
+            for bucket in mine
+        ]
+
+    def statistics(self, modules: Mapping[int, StageModule]) -> dict[int, list[RunningStatistics]]:
+        """Of each stage whose forward writes state and that others hold too; communicators in one order."""
+        found: dict[int, list[RunningStatistics]] = {}
+        for stage in range(self.schedule.stages):
+            written = self._written(stage)
+            ranks = self.mesh.holders([stage])
+            if not written or (len(ranks) == 1 and self.schedule.pipes == 1):
+                continue
+            group = self.world.new_group(ranks) if len(ranks) > 1 else None
+            if stage in modules:
+                decay = decays(modules[stage], set(written))
+                common = sync_batchnorm.states(modules[stage]) if self.replicas else ()
+                found[stage] = observers(decay, self.buffers, common, self.plan, self.place, group)
+        return found
+
+    def _written(self, stage: int) -> list[str]:
+        return [
+            row.name
+            for row in self.graph.buffers
+            if row.mutated and any(self.stage_of[self.graph.index[user]] == stage for user in row.users)
+        ]
+
+    def stages(
+        self, modules: Mapping[int, StageModule], statistics: Mapping[int, Sequence[RunningStatistics]]
+    ) -> dict[Node, AnyStage]:
+        kinds = _kinds(self.schedule)
+        parts = {stage: self._parts(stage, module) for stage, module in modules.items()}
+        every = [part for own in parts.values() for part in own]
+        uses = {part: use_of_states(graph_of(part).graph, states_of(part)) for part in every}
+        if self.replicas is not None:
+            sync_batchnorm.synchronise(dict(enumerate(every)), self.replicas)
+        if self.sharing is not None:
+            self.sharing.shard(modules, {stage for stage in modules if Kind.I in kinds[stage]})
+        splits = {stage: self._split(module, kinds[stage]) for stage, module in modules.items()}
+        stores = {stage: WeightStore() for stage, split in splits.items() if split == "store"}
+        for stage, store in stores.items():
+            for part in parts[stage]:
+                stages.store_weights(part, store)
+        for module in modules.values() if self.plan.execution == "compiled" else ():
+            compile_stage(module, [self.graph.layer[name].signature for name in module.layers])
+        made: dict[Node, AnyStage] = {}
+        for pipe, stage in self.held:
+            seen = observed(statistics[stage]) if stage in statistics else None
+            ran = [
+                self._torch_stage(
+                    part,
+                    uses[part],
+                    splits[stage],
+                    stores.get(stage),
+                    recompute=Kind.R in kinds[stage] and part is parts[stage][0],
+                    on_forward=seen if len(parts[stage]) == 1 else None,
+                )
+                for part in parts[stage]
+            ]
+            first, last = ran[0], ran[-1]
+            made[pipe, stage] = first if first is last else PartedStage(modules[stage], first, last, seen)
+        return made
+
+    def _parts(self, stage: int, module: StageModule) -> list[StageModule]:
+        """The stage itself, or what of it is recomputed and what is not; with the same tensors."""
+        before, numbers = self.plan.stages[stage].recompute_before, self.draws[stage]
+        if not before:
+            return [module]
+        found = in_two(module, before, self.captured, self.world.device)
+        for part in found:
+            stages.share_parameters(part, self.parameters)
+            stages.share_buffers(part, self.buffers)
+            count = len(stages.random_operations(part))
+            stages.key_random_operations(part, self.keys, numbers[:count])
+            numbers = numbers[count:]
+        return found
+
+    def _torch_stage(
+        self,
+        module: StageModule,
+        use: StateUse,
+        split: SplitWay,
+        store: WeightStore | None,
+        *,
+        recompute: bool,
+        on_forward: Callable[[int], AbstractContextManager[object]] | None,
+    ) -> TorchStage:
+        return TorchStage(
+            module,
+            needs_grad={value.name for value in self.graph.values if value.needs_grad and value.producer},
+            scale=self.scale,
+            keys=self.keys,
+            first_micro=self.place.data * self.plan.batch.micros,
+            split=split,
+            store=store,
+            recompute=recompute,
+            written=use.written,
+            read=use.read,
+            autocast=AUTOCAST[self.plan.precision],
+            on_forward=on_forward,
+            diagnose=None if self.sharing else partial(first_bad_layer, self.captured, module),
+            made_up=self.options.made_up,
+        )
+
+    def _split(self, module: StageModule, kinds: Collection[Kind]) -> SplitWay:
+        if Kind.I not in kinds:
+            return "none"
+        if self.plan.execution == "compiled":
+            return "none"  # its backward is one compiled function, which frees what it has saved
+        large = {name for name, p in module.named_parameters() if p.requires_grad and p.ndim > 1}
+        return "store" if large <= stages.could_owe(module) else "walk"
+
+    def updater(
+        self,
+        flats: Sequence[Flat],
+        groups: Mapping[Bucket, dist.ProcessGroup],
+        stages: Mapping[Node, AnyStage],
+        make: Make,
+        lr_schedule: LrSchedule,
+        tracer: Tracer,
+    ) -> Updater:
+        counting = self.graph.loss_kind == "sum_count"
+        losses = _Counter(stages if self.sharing is None or self.sharing.place == 0 else {})
+        held = sorted({stage for _, stage in self.held})
+        uncounted = self.sharing.uncounted(held) if self.sharing else ()
+        squares = Squares(self.buckets, self.world.rank, self.world.device)
+        return Updater(
+            GradientSync(flats, groups, uncounted, _traced_sums(tracer, self.keys)),
+            make,
+            rank=self.world.rank,
+            squares=squares,
+            sharded=self.plan.shard_optimizer,
+            clip_norm=self.options.clip_norm if self.options.clip_by == "step" else None,
+            count=(_one if self.options.made_up else losses) if counting else None,
+            scaler=self.scale.scaler,
+            schedule=lr_schedule,
+            world=self.world.group,
+            previous=self._previous(flats, squares),
+        )
+
+    def _previous(self, flats: Sequence[Flat], squares: Squares) -> PreviousNorm | None:
+        limit, world = self.options.clip_norm, self.world
+        if limit is None or self.options.clip_by == "step":
+            return None
+        group = world.new_group(range(world.size)) if world.group is not None else None
+        return PreviousNorm(limit, flats, squares, group)
+
+    def transport(self) -> Transport:
+        return Transport(
+            routes=self.routes,
+            place=self.schedule.place,
+            peers=self.mesh.peers(self.world.rank),
+            device=self.world.device,
+            group=self.world.group,
+        )
+
+
+def _traced_sums(tracer: Tracer, keys: Keys) -> OnSum:
+    """A sum belongs to the step that launched it, however late it ends."""
+
+    def on_sum(bucket: Bucket) -> Callable[[int, int], None]:
+        return partial(tracer.add, keys.step, encode(Event(COLLECTIVE, bucket.stages[0])))
+
+    return on_sum
+
+
+def _one() -> float:
+    return 1.0
+
+
+@dataclass
+class _Counter:
+    """How much the losses of this rank counted in the step."""
+
+    stages: Mapping[Node, AnyStage]
+
+    def __call__(self) -> float:
+        return sum(float(row[COUNT]) for stage in self.stages.values() for row in stage.losses.values())
+
+
+def _kinds(schedule: Schedule) -> dict[int, set[Kind]]:
+    found: dict[int, set[Kind]] = {stage: set() for stage in range(schedule.stages)}
+    actions: list[Action] = [action for order in schedule.orders for action in order]
+    for action in actions:
+        found[action.stage].add(action.kind)
+    return found

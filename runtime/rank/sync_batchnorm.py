@@ -1,0 +1,72 @@
+"""Batch normalisation over the micro-batches that all replicas see at the same time, as SyncBatchNorm asks for.
+
+Micro-batch i of every replica counts as one batch: the statistics, the gradients and what is remembered are those of
+one process with micro-batches as large as all of them together. Replicas run the same actions in the same order, so
+that their sums meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch.distributed as dist
+from torch import fx
+
+from planner.capture import SYNCHRONISED, Captured, StageModule
+from planner.errors import BadPlan
+from planner.plan import Plan
+from runtime.spatial import GroupWire, Mesh, OverReplicas, called
+from runtime.stage import graph_of, states_of
+from runtime.world import World
+
+
+def marked(module: StageModule) -> list[fx.Node]:
+    return [node for node in graph_of(module).graph.nodes if SYNCHRONISED in node.meta]
+
+
+def states(module: StageModule) -> frozenset[str]:
+    """Statistics and counters that move once for all replicas' micro-batches of one number."""
+    names, buffers = states_of(module), dict(module.named_buffers())
+    means = [names[x] for node in marked(module) for x in node.all_input_nodes[1:] if names.get(x) in buffers]
+    counters = {f"{name.rpartition('.')[0]}.num_batches_tracked".removeprefix(".") for name in means}
+    return frozenset(means) | counters
+
+
+def peers(plan: Plan, every: Sequence[StageModule], world: World) -> Mesh | None:
+    """The replicas of this rank; collective over all ranks. None where nothing is synchronised."""
+    if plan.axes.data == 1 or not any(marked(module) for module in every):
+        return None
+    mine: dist.ProcessGroup | None = None
+    for pipeline in sorted({place.pipeline for place in plan.places}):
+        members = sorted((p for p in plan.places if p.pipeline == pipeline), key=lambda p: p.data)
+        group = world.new_group([place.rank for place in members])
+        mine = mine if group is None else group
+    assert mine is not None
+    return Mesh((plan.axes.data,), GroupWire(mine))
+
+
+def check(plan: Plan, captured: Captured) -> None:
+    found = [node for node in captured.layout.traced.graph.nodes if SYNCHRONISED in node.meta]
+    if plan.axes.data == 1 or not found:
+        return
+    for refused, what in (
+        (plan.axes.spatial > 1, "split samples: use spatial: 1"),
+        (plan.execution == "compiled", "compiled stages: use execution: eager"),
+    ):
+        if refused:
+            raise BadPlan(f"a SyncBatchNorm over {plan.axes.data} replicas does not go with {what}")
+
+
+def synchronise(modules: Mapping[int, StageModule], mesh: Mesh) -> None:
+    for module in modules.values():
+        run = graph_of(module)
+        for count, node in enumerate(marked(module)):
+            name = f"synchronised_{count}"
+            assert callable(node.target)
+            setattr(run, name, OverReplicas(node.target, mesh))
+            with run.graph.inserting_before(node):
+                held = run.graph.create_node("get_attr", name)
+                new = run.graph.call_function(called, (held, *node.args))
+            node.replace_all_uses_with(new)
+            run.graph.erase_node(node)
+        run.recompile()

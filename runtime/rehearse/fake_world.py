@@ -1,0 +1,122 @@
+"""A rank alone among peers that are not there: receives are filled with made-up numbers, everything else is dropped.
+
+The rank's own calls of torch.distributed run as they are, buffers and handles included; only the group behind them
+is one that answers at once. Sums leave a tensor as it is, as if everybody else had added nothing; what others would add up comes back as zeros.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
+    ProcessGroup,
+    Store,
+    _create_work_from_future,
+)
+from torch.futures import Future
+
+from planner.errors import BadInput
+from runtime.world import World
+
+NAME = "rehearsal"
+
+LEAST, MOST = 0.1, 1.0  # of made-up numbers: a logarithm, a root and a quotient of them are finite
+
+
+def fill(tensor: Tensor) -> Tensor:
+    """Small positive numbers; index 0, and True, where a tensor is not of floating point."""
+    if tensor.is_floating_point():
+        return tensor.uniform_(LEAST, MOST)
+    return tensor.fill_(tensor.dtype == torch.bool)
+
+
+def _done(tensors: object) -> dist.Work:
+    future: Future[object] = Future()
+    future.set_result(tensors)
+    work: dist.Work = _create_work_from_future(future)
+    return work
+
+
+class _Silence(ProcessGroup):
+    """Peers that are always there and never say anything."""
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    def send(self, tensors: list[Tensor], target: int, tag: int) -> dist.Work:
+        return _done(tensors)
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> dist.Work:
+        for tensor in tensors:
+            fill(tensor)
+        return _done(tensors)
+
+    def allreduce(  # type: ignore[override]
+        self, tensors: list[Tensor], options: object = None
+    ) -> dist.Work:
+        return _done(tensors)
+
+    def broadcast(  # type: ignore[override]
+        self, tensors: list[Tensor], options: object = None
+    ) -> dist.Work:
+        return _done(tensors)
+
+    def alltoall_base(
+        self, output: Tensor, sent: Tensor, sizes: list[int], sent_sizes: list[int], options: object = None
+    ) -> dist.Work:
+        """Nothing comes from the others, which adds nothing; one's own part stays one's own."""
+        parts, own = torch.split(output.zero_(), sizes), torch.split(sent, sent_sizes)
+        parts[self.rank()].copy_(own[self.rank()])
+        return _done([output])
+
+
+class _Everybody(Store):
+    """Says of every group that all of its members have come."""
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__()
+        self._ranks = ranks
+
+    def add(self, key: str, amount: int) -> int:
+        return self._ranks
+
+    def set(self, key: str, value: str) -> None:
+        pass
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Alone(World):
+    def new_group(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
+        """Those that this rank is no part of need not be made, since nobody else makes them either."""
+        return super().new_group(ranks) if self.rank in ranks else None
+
+
+def _silence(store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
+    return _Silence(rank, size)  # type: ignore[call-arg]
+
+
+@contextmanager
+def world_of(rank: int, size: int, device: torch.device) -> Iterator[Alone]:
+    if dist.is_initialized():
+        raise BadInput(
+            "this process is a rank of a run already", where="rehearse", allowed="a process of its own"
+        )
+    if not hasattr(dist.Backend, NAME.upper()):
+        dist.Backend.register_backend(NAME, _silence, devices=["cpu", "cuda"])
+    hook = sys.excepthook  # torch puts one of its own there, and leaves it
+    dist.init_process_group(NAME, rank=rank, world_size=size, store=_Everybody(size))
+    try:
+        yield Alone(rank, size, device, dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = hook

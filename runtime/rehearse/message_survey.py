@@ -1,0 +1,97 @@
+"""What every hop of a plan carries, found without another rank: all stages run once on tensors without contents.
+
+Shapes, strides and types of what a stage hands on depend on its own operations, forwards and backwards, and on no
+number. So one micro-batch goes through the stages of this rank's group in order and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from planner.capture import Captured
+from planner.model import Buffer, ModelGraph, Parameter
+from planner.plan import Plan
+from planner.schedule import Kind, Schedule
+from runtime.execute import Tensors
+from runtime.messages import Direction, Edge, Layout, Routes
+from runtime.rank import Assembly, Options
+from runtime.rehearse.fake_world import fill
+from runtime.stage import AnyStage
+from runtime.world import World
+
+MADE_UP = Options(made_up=True)
+
+
+def layouts(plan: Plan, captured: Captured, batch: Tensors, world: World) -> dict[Edge, list[Layout]]:
+    """By hop, of each Value that it carries; for the spatial coordinate of the world's rank."""
+    eager = plan.model_copy(update={"execution": "eager"})
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        parts = Assembly(eager, captured, world, MADE_UP)
+        parts.schedule = _kept(parts.schedule)
+        parts.held = tuple((0, stage) for stage in range(parts.schedule.stages))
+        modules = parts.modules(empty_states(captured.graph))
+        stages = [stage for _, stage in sorted(parts.stages(modules, {}).items())]
+        values = {name: mode.from_tensor(tensor).to(world.device) for name, tensor in batch.items()}
+        return _through(stages, parts.routes, values)
+
+
+def _kept(schedule: Schedule) -> Schedule:
+    """Without recomputation, which makes the same tensors again."""
+    orders = (tuple(a for a in order if a.kind is not Kind.R) for order in schedule.orders)
+    return replace(schedule, orders=tuple(orders))
+
+
+def _through(stages: Sequence[AnyStage], routes: Routes, batch: Tensors) -> dict[Edge, list[Layout]]:
+    found: dict[Edge, list[Layout]] = {}
+    values = dict(batch)
+    for number, stage in enumerate(stages):
+        made = stage.forward(0, {name: values[name] for name in stage.module.inputs})
+        values |= made
+        _note(found, routes, "act", number, made)
+    carried: dict[tuple[int, str], Tensor] = {}  # by the stage that takes it
+    for number, stage in reversed(list(enumerate(stages))):
+        own = {name for _, names in routes.arriving("grad", number) for name in names}
+        passed = stage.backward(0, {name: carried[number, name] for name in own})
+        _note(found, routes, "grad", number, passed)
+        for receiver, names in routes.leaving("grad", number):
+            carried |= {(receiver, name): passed[name] for name in names}
+    return found
+
+
+def _note(
+    found: dict[Edge, list[Layout]], routes: Routes, direction: Direction, stage: int, made: Tensors
+) -> None:
+    for receiver, names in routes.leaving(direction, stage):
+        found[direction, stage, receiver] = [Layout.of(made[name]) for name in names]
+
+
+def empty_states(graph: ModelGraph) -> Callable[[Sequence[str]], Mapping[str, Tensor]]:
+    return lambda names: {name: _empty(_row(graph, name)) for name in names}
+
+
+def made_up_states(graph: ModelGraph) -> Callable[[Sequence[str]], Mapping[str, Tensor]]:
+    """Weights of about one over their fan-in, so that nothing grows from layer to layer; variances are positive."""
+
+    def load(names: Sequence[str]) -> dict[str, Tensor]:
+        found = {}
+        for name in names:
+            tensor = fill(_empty(_row(graph, name)))
+            if name in graph.parameter and tensor.is_floating_point() and tensor.ndim > 1:
+                tensor /= max(1, tensor[0].numel())
+            found[name] = tensor
+        return found
+
+    return load
+
+
+def _row(graph: ModelGraph, name: str) -> Parameter | Buffer:
+    return graph.parameter[name] if name in graph.parameter else graph.buffer[name]
+
+
+def _empty(row: Parameter | Buffer) -> Tensor:
+    return torch.empty(row.shape, dtype=getattr(torch, row.dtype))

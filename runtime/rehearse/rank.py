@@ -1,0 +1,121 @@
+"""One rank's program, run alone: how long each of its actions takes, and the most that it holds."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from planner.timeline import Event, decode
+from runtime.data import Batches
+from runtime.execute import SILENT, WAITS, Call, Tensors, static_bytes
+from runtime.messages import Edge, Layout
+from runtime.rank import Rank, assemble
+from runtime.rehearse.message_survey import MADE_UP, made_up_states
+from runtime.train import Model, NoPulse
+from runtime.world import World
+
+WARM_UP_STEPS = 2  # the first makes the optimizer's state, the second runs with it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsed:
+    rank: int
+    worker: int
+    spatial: int
+    peak_bytes: int
+    kept_bytes: int  # of it: parameters, gradients, buffers, optimizer state
+    took_ns: Mapping[Event, tuple[int, ...]]  # of every action, once a timed step
+
+
+def rehearsed(model: Model, world: World, layouts: Mapping[Edge, Sequence[Layout]], steps: int) -> Rehearsed:
+    rank = alone(model, world, layouts)
+    batches = _batches(model, rank)
+    numbers = itertools.count(1)
+    for _ in range(WARM_UP_STEPS):
+        rank.step(next(numbers), next(batches))
+    gc.collect()
+    took: dict[Event, list[int]] = {}
+    for _ in range(steps):
+        for event, ns in _timed(rank, next(numbers), next(batches)):
+            took.setdefault(event, []).append(ns)
+    _, peak = rank.with_peak(partial(rank.step, next(numbers), next(batches)))
+    here = rank.mesh.by_rank[rank.world.rank]
+    return Rehearsed(
+        rank=rank.world.rank,
+        worker=here.pipeline,
+        spatial=here.spatial,
+        peak_bytes=peak,
+        kept_bytes=static_bytes(rank.kept()),
+        took_ns={event: tuple(each) for event, each in took.items()},
+    )
+
+
+def alone(model: Model, world: World, layouts: Mapping[Edge, Sequence[Layout]]) -> Rank:
+    """A rank as it is in a run, with made-up weights; it knows what will come, so that nobody need tell it."""
+    rank = assemble(
+        model.plan,
+        model.captured,
+        world,
+        make_optimizer=model.workload.optimizer,
+        lr_schedule=model.workload.lr_schedule,
+        load=made_up_states(model.captured.graph),
+        options=MADE_UP,
+        pulse=NoPulse(),
+    )
+    rank.transport.know(layouts)
+    return rank
+
+
+def _batches(model: Model, rank: Rank) -> Iterator[Mapping[int, Tensors]]:
+    """The first one again and again: loading is no part of a step."""
+    values_of, graph = model.captured.batch_values, model.captured.graph
+    found = next(Batches(model.workload, rank.wanted(), values_of, seed=0, graph=graph).steps(0))
+    return itertools.repeat(found)
+
+
+def _timed(rank: Rank, step: int, batch: Mapping[int, Tensors]) -> Iterator[tuple[Event, int]]:
+    if rank.world.device.type == "cuda":
+        events = _Events(rank.interpreter.calls)
+        rank.step(step, batch, events.run)
+        yield from events.took()
+        return
+    before = len(rank.tracer.rows)
+    rank.step(step, batch)
+    for _, _, code, start, end, _ in rank.tracer.rows[before:]:
+        yield decode(code), end - start
+
+
+class _Events:
+    """Times on the device's own clock, read after the step: nothing in it waits for the device."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls = calls
+        self._rows: list[tuple[int, torch.cuda.Event, torch.cuda.Event]] = []
+
+    def run(self, step: int) -> None:
+        for call, code in self._calls:
+            if code in (SILENT, WAITS):
+                call()
+            else:
+                self._rows.append((code, _mark(), _marked_after(call)))
+
+    def took(self) -> Iterator[tuple[Event, int]]:
+        torch.cuda.synchronize()
+        for code, start, end in self._rows:
+            yield decode(code), round(start.elapsed_time(end) * 1e6)
+
+
+def _mark() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _marked_after(call: Callable[[], None]) -> torch.cuda.Event:
+    call()
+    return _mark()

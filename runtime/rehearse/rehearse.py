@@ -1,0 +1,118 @@
+"""A plan rehearsed: each distinct rank's program alone on one device, before anything is queued.
+
+    found = rehearse(plan, device="cuda")
+    print(rehearse_report.text(found))
+
+A rank runs its real stages, its real optimizer and its real buffers; what other ranks would send is made up, and
+what it sends is dropped. That gives the peak of every rank and the time of every action. The step is then replayed
+from these times by the simulator that predicted it, so that whatever differs comes from the actions; only the wire
+is what the plan says. Data replicas do the same, and one of them stands for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from math import prod
+
+import torch
+from torch import Tensor
+
+from planner.errors import BadInput
+from planner.plan import Place, Plan, schedule_of
+from planner.schedule import check
+from planner.terminal import Report
+from planner.workload import Workload
+from runtime.messages import Edge, Layout, stages_of_layers
+from runtime.rehearse.fake_world import world_of
+from runtime.rehearse.message_survey import layouts
+from runtime.rehearse.rank import Rehearsed, rehearsed
+from runtime.rehearse.report import Rehearsal, compared
+from runtime.train import Model
+from runtime.update import buckets_of, owners, trained
+from runtime.world import Mesh, World, alone
+
+STEPS = 3
+
+# Of each rank: the share that is done, and its name.
+Around = Callable[[float, str], AbstractContextManager[None]]
+
+
+def rehearse(
+    plan: Plan, *, device: str = "cpu", steps: int = STEPS, threads: int = 1, workload: Workload | None = None
+) -> Rehearsal:
+    """`steps` are timed; a further one is run to count memory."""
+    where = _device(device)
+    if steps < 1:
+        raise BadInput(f"{steps} steps", where="rehearse", allowed="1 or more")
+    check(schedule_of(plan), plan.hops, barrier=plan.schedule.update == "barrier")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with Report(f"rehearse {plan.model.workload}") as report:
+            with report.step(0.0, "the model"):
+                model = Model.of(plan, workload)
+            found = list(runs(model, where, steps, report.step))
+    finally:
+        torch.set_num_threads(before)
+    return compared(plan, device, found)
+
+
+def _device(name: str) -> torch.device:
+    if name not in ("cpu", "cuda"):
+        raise BadInput(f"there is no device '{name}'", where="rehearse", allowed="cpu, cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BadInput("no GPU is here", where="rehearse", allowed="cpu, or a machine with a GPU")
+    return torch.device(name)
+
+
+def _in_silence(share: float, doing: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def runs(model: Model, device: torch.device, steps: int, around: Around = _in_silence) -> Iterator[Rehearsed]:
+    """Each distinct rank in turn; without timed steps it is for their memory alone."""
+    known: dict[int, Mapping[Edge, Sequence[Layout]]] = {}  # by spatial coordinate
+    places = distinct(model)
+    for number, place in enumerate(places):
+        with (
+            around(number / len(places), f"rank {place.rank}, {number + 1} of {len(places)}"),
+            _world(place.rank, len(model.plan.places), device) as world,
+        ):
+            if place.spatial not in known:
+                known[place.spatial] = layouts(model.plan, model.captured, _one_batch(model), world)
+            found = rehearsed(model, world, known[place.spatial], steps)
+        yield found
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _world(rank: int, size: int, device: torch.device) -> AbstractContextManager[World]:
+    return nullcontext(alone(device)) if size == 1 else world_of(rank, size, device)
+
+
+def _one_batch(model: Model) -> dict[str, Tensor]:
+    with torch.random.fork_rng(devices=[]):
+        return model.captured.batch_values(*model.workload.batch(model.plan.batch.micro))
+
+
+def distinct(model: Model) -> list[Place]:
+    """One place for each pipeline worker and shard of samples: of its replicas, the one that updates most."""
+    elements = _updated(model)
+    found: dict[tuple[int, int], Place] = {}
+    for place in sorted(model.plan.places, key=lambda p: (-elements.get(p.rank, 0), p.rank)):
+        found.setdefault((place.pipeline, place.spatial), place)
+    return [found[key] for key in sorted(found)]
+
+
+def _updated(model: Model) -> dict[int, int]:
+    """Elements of the parameters that each rank updates, where the optimizer's state is sharded."""
+    graph, plan = model.captured.graph, model.plan
+    if not plan.shard_optimizer:
+        return {}
+    found: dict[int, int] = {}
+    for bucket in buckets_of(graph, stages_of_layers(plan, graph), Mesh.of(plan), trained(model.captured)):
+        sizes = {name: prod(graph.parameter[name].shape) for name in bucket.names}
+        for name, rank in owners(bucket.ranks, sizes).items():
+            found[rank] = found.get(rank, 0) + sizes[name]
+    return found

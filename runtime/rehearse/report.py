@@ -1,0 +1,215 @@
+"""What a rehearsal found beside what the plan says: times, memory, and what differs most."""
+
+from __future__ import annotations
+
+import html
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from planner.plan import Plan, schedule_of
+from planner.schedule import Kind
+from planner.simulate import Compiled, compile, duration_vector, period
+from planner.terminal import columns
+from planner.units import duration
+from planner.units import memory as size
+from runtime.rehearse.rank import Rehearsed
+
+COLUMNS = {
+    Kind.F: "forward_ns",
+    Kind.B: "backward_ns",
+    Kind.I: "input_grad_ns",
+    Kind.W: "weight_grad_ns",
+    Kind.R: "recompute_ns",
+    Kind.STEP: "step_ns",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duration:
+    """Of one kind of action of a stage; `alone_ns` is the step if only this one took what was rehearsed."""
+
+    stage: int
+    kind: str
+    predicted_ns: int
+    rehearsed_ns: int
+    spread_ns: int  # half the distance between the quartiles
+    alone_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """Of the fullest rank of a pipeline worker; `predicted_bytes` without the margin."""
+
+    worker: int
+    rank: int
+    predicted_bytes: int
+    margin_bytes: int
+    limit_bytes: int
+    rehearsed_bytes: int
+    kept_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Rehearsal:
+    device: str
+    ranks: tuple[int, ...]  # that were run; every other one does what one of these does
+    predicted_step_ns: int
+    rehearsed_step_ns: int
+    durations: tuple[Duration, ...]
+    peaks: tuple[Peak, ...]
+
+    @property
+    def most_different(self) -> Duration | None:
+        """What, by itself, changes the step most."""
+        far = [each for each in self.durations if each.alone_ns != self.predicted_step_ns]
+        return max(far, key=lambda each: abs(each.alone_ns - self.predicted_step_ns), default=None)
+
+    @property
+    def too_full(self) -> tuple[Peak, ...]:
+        """Workers that took more than was planned for them, the margin included."""
+        return tuple(
+            each for each in self.peaks if each.rehearsed_bytes > each.predicted_bytes + each.margin_bytes
+        )
+
+    def __repr__(self) -> str:
+        return text(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(text(self))}</pre>"
+
+    def to_rows(self) -> list[dict[str, object]]:
+        """A kind of action of a stage a row."""
+        return [asdict(each) for each in self.durations]
+
+    def to_dict(self) -> dict[str, object]:
+        return as_dict(self)
+
+
+def compared(plan: Plan, device: str, runs: Sequence[Rehearsed]) -> Rehearsal:
+    compiled = compile(schedule_of(plan), plan.hops, update=plan.schedule.update)
+    took = _by_stage(runs)
+    return Rehearsal(
+        device=device,
+        ranks=tuple(each.rank for each in runs),
+        predicted_step_ns=_step_ns(compiled, plan, {}),
+        rehearsed_step_ns=_step_ns(compiled, plan, {key: _median(rows) for key, rows in took.items()}),
+        durations=tuple(_durations(compiled, plan, took)),
+        peaks=tuple(_peaks(plan, runs)),
+    )
+
+
+_Took = Mapping[tuple[int, Kind], Sequence[int]]
+
+
+def _by_stage(runs: Sequence[Rehearsed]) -> _Took:
+    found: dict[tuple[int, Kind], list[int]] = {}
+    for each in runs:
+        for event, rows in each.took_ns.items():
+            if event.name in COLUMNS:
+                found.setdefault((event.stage, Kind(event.name)), []).extend(rows)
+    return dict(sorted(found.items(), key=lambda item: (item[0][0], list(Kind).index(item[0][1]))))
+
+
+def _median(rows: Sequence[int]) -> int:
+    return round(statistics.median(rows))
+
+
+def _step_ns(compiled: Compiled, plan: Plan, took: Mapping[tuple[int, Kind], int]) -> int:
+    times = list(plan.times)
+    for (stage, kind), ns in took.items():
+        times[stage] = times[stage].model_copy(update={COLUMNS[kind]: ns})
+    return period(compiled, duration_vector(times, plan.hops)).period_ns
+
+
+def _durations(compiled: Compiled, plan: Plan, took: _Took) -> Iterator[Duration]:
+    for (stage, kind), rows in took.items():
+        ns = _median(rows)
+        quartiles = statistics.quantiles(rows, n=4) if len(rows) > 1 else [ns, ns, ns]
+        yield Duration(
+            stage=stage,
+            kind=kind.value,
+            predicted_ns=getattr(plan.times[stage], COLUMNS[kind]),
+            rehearsed_ns=ns,
+            spread_ns=round((quartiles[2] - quartiles[0]) / 2),
+            alone_ns=_step_ns(compiled, plan, {(stage, kind): ns}),
+        )
+
+
+def _peaks(plan: Plan, runs: Sequence[Rehearsed]) -> Iterator[Peak]:
+    for worker, predicted in enumerate(plan.prediction.memory):
+        fullest = max((run for run in runs if run.worker == worker), key=lambda run: run.peak_bytes)
+        yield Peak(
+            worker=worker,
+            rank=fullest.rank,
+            predicted_bytes=predicted.total - predicted.margin,
+            margin_bytes=predicted.margin,
+            limit_bytes=predicted.limit,
+            rehearsed_bytes=fullest.peak_bytes,
+            kept_bytes=fullest.kept_bytes,
+        )
+
+
+def as_dict(found: Rehearsal) -> dict[str, object]:
+    most = found.most_different
+    return asdict(found) | {
+        "most_different": None if most is None else asdict(most),
+        "too_full": [each.worker for each in found.too_full],
+    }
+
+
+def text(found: Rehearsal) -> str:
+    times = columns(
+        [
+            (
+                f"{each.stage}{each.kind}",
+                duration(each.predicted_ns),
+                duration(each.rehearsed_ns),
+                _ratio(each.rehearsed_ns, each.predicted_ns),
+                duration(each.alone_ns - found.predicted_step_ns),
+            )
+            for each in found.durations
+        ],
+        ("stage and action", "predicted", "rehearsed", "ratio", "moves the step by"),
+    )
+    held = columns(
+        [
+            (
+                each.worker,
+                each.rank,
+                size(each.predicted_bytes),
+                size(each.rehearsed_bytes),
+                _ratio(each.rehearsed_bytes, each.predicted_bytes),
+                size(each.kept_bytes),
+                size(each.margin_bytes),
+            )
+            for each in found.peaks
+        ],
+        ("worker", "rank", "predicted", "peak", "ratio", "of it kept", "margin"),
+    )
+    return "\n\n".join([_summary(found), times, held, *_warnings(found)])
+
+
+def _summary(found: Rehearsal) -> str:
+    step = (
+        f"{len(found.ranks)} distinct rank{'s' * (len(found.ranks) > 1)} rehearsed on {found.device}. Step: predicted "
+        f"{duration(found.predicted_step_ns)}, replayed from what was rehearsed {duration(found.rehearsed_step_ns)}, "
+        f"ratio {_ratio(found.rehearsed_step_ns, found.predicted_step_ns)}; messages and sums as planned."
+    )
+    most = found.most_different
+    if most is None:
+        return step
+    return (
+        f"{step}\nWhat differs most: {most.kind} of stage {most.stage}, {duration(most.predicted_ns)} planned and "
+        f"{duration(most.rehearsed_ns)} rehearsed; alone it makes the step {duration(most.alone_ns)}."
+    )
+
+
+def _warnings(found: Rehearsal) -> Iterator[str]:
+    for each in found.too_full:
+        over = each.rehearsed_bytes - each.predicted_bytes - each.margin_bytes
+        yield f"worker {each.worker} takes {size(over)} more than was planned for it with its margin"
+
+
+def _ratio(a: int, b: int) -> str:
+    return f"{a / b:.2f}" if b else "-"

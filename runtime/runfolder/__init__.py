@@ -1,0 +1,63 @@
+"""Every file of a run, written whole even on a full disk."""
+
+from runtime.runfolder.durable import append, keep_room, say, write_whole
+from runtime.runfolder.job import FILE, TORCHRUN, Job, check, read
+from runtime.runfolder.metrics import COUNT, LOSS, Lines, Losses, Step, losses_of, mean_loss, steps_of
+from runtime.runfolder.outcome import (
+    BEAT,
+    STOPPED,
+    Attempt,
+    Heart,
+    Outcome,
+    attempts,
+    note_attempt,
+    open_run,
+    outcome_of,
+    read_cause,
+    tell,
+    write_cause,
+)
+from runtime.runfolder.paths import Paths, unused
+from runtime.runfolder.process import Holder, cancel, find, note_process, of
+from runtime.runfolder.result import Result, result_of
+
+__all__ = [
+    "BEAT",
+    "COUNT",
+    "FILE",
+    "LOSS",
+    "STOPPED",
+    "TORCHRUN",
+    "Attempt",
+    "Heart",
+    "Holder",
+    "Job",
+    "Lines",
+    "Losses",
+    "Outcome",
+    "Paths",
+    "Result",
+    "Step",
+    "append",
+    "attempts",
+    "cancel",
+    "check",
+    "find",
+    "keep_room",
+    "losses_of",
+    "mean_loss",
+    "note_attempt",
+    "note_process",
+    "of",
+    "open_run",
+    "outcome_of",
+    "read",
+    "read_cause",
+    "result_of",
+    "say",
+    "steps_of",
+    "tell",
+    "unused",
+    "write_cause",
+    "write_whole",
+]

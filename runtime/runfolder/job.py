@@ -1,0 +1,95 @@
+"""What a launcher tells its ranks beside the plan: one JSON file in the run folder."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, replace
+from typing import Literal, get_args, get_type_hints
+
+from planner.errors import BadInput
+from runtime.runfolder.durable import say
+from runtime.runfolder.paths import Paths
+
+Content = Literal["layers", "sleep"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    steps: int  # of the whole run; a resumed one does those that are missing
+    seed: int = 0
+    content: Content = "layers"  # sleep: stages sleep for their planned times
+    weights: str = ""  # safetensors to begin with; build()'s own when empty
+    clip_norm: float | None = None
+    clip_by: Literal["step", "previous"] = "step"  # whose norm that limits
+    save_every: int = 0  # steps; 0 saves at the end only
+    keep: int = 2  # complete checkpoints
+    threads: int = 1  # of each rank
+    memory_step: int = 0  # the step whose peak of memory is measured, slowly; 0 for none
+    data_workers: int = 0  # processes that load samples, a rank that reads any
+    device: Literal["cpu", "cuda"] = "cpu"
+    deadline_s: float = 60.0  # without any progress of a rank
+    rendezvous: str = "file"  # where ranks meet, in the words of `meeting`
+    script: tuple[str, ...] = ()  # a user's own, with its arguments, instead of the workload's training
+    restarts: int = 0  # times that a run which fails goes on from its last complete checkpoint by itself
+    generation: int = 0  # counts restarts, so that the rendezvous of one is never met by another
+
+    def write(self, paths: Paths) -> None:
+        say(paths, paths.job, json.dumps(asdict(self), indent=1))
+
+
+MOST = 10**12
+
+_WHOLE = {  # the least and the most
+    "steps": (1, MOST),
+    "seed": (0, 2**63 - 1),
+    "save_every": (0, MOST),
+    "keep": (1, MOST),
+    "threads": (1, 4096),
+    "memory_step": (0, MOST),
+    "data_workers": (0, 4096),
+    "restarts": (0, 10**6),
+    "generation": (0, MOST),
+}
+
+
+def check(job: Job) -> Job:
+    """By the name of the field that is wrong."""
+    for name, (least, most) in _WHOLE.items():
+        value = getattr(job, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise BadInput(
+                f"{name} is {value!r}", where="launch", allowed=f"a whole number, {least} to {most}"
+            )
+    for name in ("deadline_s", "clip_norm"):
+        value = getattr(job, name)
+        wrong = isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf")
+        if value is not None and wrong:
+            raise BadInput(f"{name} is {value!r}", where="launch", allowed="a number above 0")
+    for name in ("content", "device", "clip_by"):
+        allowed = get_args(get_type_hints(Job)[name])
+        if getattr(job, name) not in allowed:
+            raise BadInput(f"{name} is {getattr(job, name)!r}", where="launch", allowed=", ".join(allowed))
+    check_rendezvous(job.rendezvous)
+    return job
+
+
+def read(paths: Paths) -> Job:
+    try:
+        job = Job(**json.loads(paths.job.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise BadInput(f"is no run folder: {error}", where=str(paths.root)) from error
+    return replace(job, script=tuple(job.script))
+
+
+FILE, TORCHRUN = "file", "torchrun"
+
+_TCP = re.compile(r"tcp(:[A-Za-z0-9_.-]{1,15})?")
+
+
+def check_rendezvous(how: str) -> str:
+    if how not in (FILE, TORCHRUN) and not _TCP.fullmatch(how):
+        raise BadInput(
+            f"ranks cannot meet at '{how}'", where="rendezvous", allowed="file, tcp or tcp:INTERFACE"
+        )
+    return how

@@ -1,0 +1,139 @@
+"""What the processes of a run leave word of: outcomes, causes, attempts and heartbeats."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from planner.errors import BadInput, Interrupted
+from runtime.runfolder.durable import add, say
+from runtime.runfolder.paths import Paths
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One start of the ranks; `state` is empty for one whose end nobody saw."""
+
+    generation: int
+    job: str = ""  # of SLURM
+    requeues: int = 0  # of the job before it
+    nodes: list[str]
+    begin_s: float
+    end_s: float = 0.0
+    state: str = ""
+    cause: str = ""
+    rank: int | None = None
+
+
+def attempts(paths: Paths) -> list[Attempt]:
+    """In order; of the two lines of an attempt the later one."""
+    found: dict[int, Attempt] = {}
+    if paths.attempts.exists():
+        for line in paths.attempts.read_text().splitlines():
+            attempt = Attempt(**json.loads(line))
+            found[attempt.generation] = attempt
+    return [found[generation] for generation in sorted(found)]
+
+
+def note_attempt(paths: Paths, attempt: Attempt) -> None:
+    add(paths, paths.attempts, json.dumps(asdict(attempt)))
+
+
+def open_run(folder: Path) -> Paths:
+    paths = Paths(folder.resolve())
+    if not paths.job.exists():
+        raise BadInput("is no run folder", where=str(folder), allowed="a folder that launch made")
+    return paths
+
+
+def outcome_of(paths: Paths) -> Outcome | None:
+    try:
+        return Outcome(**json.loads(paths.outcome.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+BEAT = struct.Struct("<qq")  # how many calls were begun; whether the last one waits for another rank
+
+STOPPED = 85  # exit status of a rank that was told to stop and left a checkpoint
+
+
+@dataclass(frozen=True)
+class Outcome:
+    state: str  # done | failed | hung | interrupted | ended
+    rank: int | None = None  # where it began
+    cause: str = ""
+    exits: tuple[int, ...] = ()  # exit status of every rank; the negative of the signal that killed it
+
+    @property
+    def status(self) -> int:
+        """Of a launch that waits: that of the rank that is to blame; 1 where it has none of its own."""
+        if self.state == "done":
+            return 0
+        if self.state == "stopped":
+            return STOPPED
+        if self.state == "interrupted":
+            return Interrupted.status
+        if self.state == "hung" or self.rank is None or not self.exits:
+            return 1
+        status = self.exits[self.rank]
+        return 128 - status if status < 0 else status or 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """What a rank writes before it ends in an exception; `secondary` ones follow from another rank's end."""
+
+    rank: int
+    time_ns: int
+    secondary: bool
+    what: str
+    where: list[str]
+
+
+class Heart:
+    """A rank's line in the shared file; a beat is two stores, far below a microsecond."""
+
+    def __init__(self, path: Path, rank: int, ranks: int) -> None:
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), BEAT.size * ranks)
+        self._view = memoryview(self._map).cast("q")
+        self._at, self._count = 2 * rank, 0
+
+    def beat(self, waiting: bool) -> None:
+        self._count += 1
+        self._view[self._at], self._view[self._at + 1] = self._count, waiting
+
+
+def read_cause(path: Path) -> Cause | None:
+    try:
+        return Cause(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def write_cause(paths: Paths, rank: int, error: BaseException) -> None:
+    cause = Cause(
+        rank=rank,
+        time_ns=time.monotonic_ns(),
+        secondary=_is_secondary(error),
+        what=f"rank {rank}: {type(error).__name__}: {error}",
+        where=traceback.format_exception(error),
+    )
+    say(paths, paths.cause(rank), json.dumps(asdict(cause)))
+
+
+def _is_secondary(error: BaseException) -> bool:
+    """Lost connections and timeouts of communication calls: consequences of another rank's end."""
+    words = ("Connection closed by peer", "Connection reset", "Timed out waiting", "Broken pipe", "NCCL")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
+def tell(paths: Paths, outcome: Outcome) -> None:
+    """To everyone who looks at the run, once nothing starts again."""
+    say(paths, paths.outcome, json.dumps(asdict(outcome)))

@@ -1,0 +1,111 @@
+"""Whose turn it is: one job at a time trains in a run folder, however many were queued for it or submitted by hand.
+
+A turn is a file that comes to be whole and only where there is none of its number: file systems that promise no locks
+promise that. A turn is over when its file is gone, or when its job is: whoever comes then makes the next number, and
+of several that come at once one does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from planner.errors import BadInput
+from runtime import runfolder
+from runtime.runfolder import Holder, Paths, say
+from runtime.slurm import state
+
+ENDING_S = 60.0  # for a job that SLURM is about to end
+
+LOOK_S = 0.5
+
+
+class Taken(BadInput):
+    """Another job trains in the folder."""
+
+    def __init__(self, job: str, paths: Paths) -> None:
+        super().__init__(
+            f"job {job} trains in this folder", where=str(paths.root), allowed="one job at a time"
+        )
+        self.job = job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    job: str  # as SLURM names it: 12, or 12_3 for a task of an array
+    holder: Holder  # its supervisor
+
+    @classmethod
+    def read(cls, path: Path) -> Turn | None:
+        try:
+            found = json.loads(path.read_text())
+            return cls(job=found["job"], holder=Holder(**found["holder"]))
+        except FileNotFoundError:  # it was over meanwhile
+            return None
+
+    def over(self, job: str) -> bool:
+        """As `job` sees it; the same job's is, where it was queued again."""
+        if self.holder.alive:
+            return False
+        end = time.monotonic() + ENDING_S
+        while self.job != job and (word := state.word(self.job)) not in state.OVER:
+            if word not in ("COMPLETING", state.UNKNOWN) or time.monotonic() > end:
+                return False
+            time.sleep(LOOK_S)
+        return True
+
+
+@contextmanager
+def taken(paths: Paths, job: str) -> Iterator[None]:
+    """Raises Taken where it is another job's."""
+    paths.turns.mkdir(exist_ok=True)
+    mine = paths.turns / f"new-{job}-{socket.gethostname()}-{os.getpid()}"
+    say(paths, mine, json.dumps(asdict(Turn(job=job, holder=runfolder.of(os.getpid())))))
+    try:
+        path = _next(paths, job, mine)
+    finally:
+        mine.unlink()
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def refuse(paths: Paths) -> None:
+    """Raises Taken where a job trains in the folder."""
+    last = _last(paths)
+    turn = Turn.read(_file(paths, last)) if last else None
+    if turn is not None and not turn.over(""):
+        raise Taken(turn.job, paths)
+
+
+def _next(paths: Paths, job: str, mine: Path) -> Path:
+    while True:
+        last = _last(paths)
+        if last:
+            turn = Turn.read(_file(paths, last))
+            if turn is None:
+                continue
+            if not turn.over(job):
+                raise Taken(turn.job, paths)
+        path = _file(paths, last + 1)
+        try:
+            path.hardlink_to(mine)
+        except FileExistsError:
+            continue
+        return path
+
+
+def _last(paths: Paths) -> int:
+    found = paths.turns.iterdir() if paths.turns.exists() else ()
+    return max((int(path.name) for path in found if path.name.isdigit()), default=0)
+
+
+def _file(paths: Paths, number: int) -> Path:
+    return paths.turns / f"{number:05d}"

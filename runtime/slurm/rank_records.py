@@ -1,0 +1,98 @@
+"""What every rank under SLURM leaves in the run folder about itself, and what follows from all of it together."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from runtime.runfolder import Outcome, Paths, read_cause, say
+
+WORDLESS = "vanished without a word"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    rank: int
+    generation: int
+    host: str
+    node: int  # of the job, counting up
+    pid: int  # of the rank, on its host
+    state: str = "running"  # done | stopped | failed | hung | ended: by its keeper, after another's end
+    status: int = 0  # exit status; the negative of the signal that killed it
+    waiting: bool = False  # for another rank, when it ended
+    still_s: float = 0.0  # without progress, when it ended
+
+    def write(self, paths: Paths) -> None:
+        say(paths, paths.task(self.rank), json.dumps(asdict(self)))
+
+
+def read(paths: Paths, rank: int, generation: int) -> Record | None:
+    """None where the rank was never started in this generation."""
+    try:
+        found = Record(**json.loads(paths.task(rank).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+    return found if found.generation == generation else None
+
+
+# of srun whose ranks have ended: the signal of a preemption may come after them
+_OVER = (0, 128 + signal.SIGTERM)
+
+
+def outcome(paths: Paths, hosts: Sequence[str], generation: int, code: int) -> Outcome:
+    """How a try to run the ranks ended; `hosts` has one for each rank, `code` is srun's."""
+    records = [read(paths, rank, generation) for rank in range(len(hosts))]
+    exits = tuple(record.status if record else 0 for record in records)
+    states = {record.state if record else "lost" for record in records}
+    if code in _OVER and states == {"done"}:
+        return Outcome("done", exits=exits)
+    if code in _OVER and states <= {"stopped", "done"}:
+        return Outcome("stopped", cause="told to stop, with a checkpoint", exits=exits)
+    return _failed(paths, hosts, records, exits, code)
+
+
+def _failed(
+    paths: Paths, hosts: Sequence[str], records: Sequence[Record | None], exits: tuple[int, ...], code: int
+) -> Outcome:
+    """An error of one's own comes before being killed, that before standing still, that before vanishing, and all
+    of them before the errors that another rank's end brings about."""
+    causes = [cause for rank in range(len(hosts)) if (cause := read_cause(paths.cause(rank))) is not None]
+    own = sorted((cause for cause in causes if not cause.secondary), key=lambda cause: cause.time_ns)
+    if own:
+        return Outcome("failed", own[0].rank, f"{own[0].what} (on {hosts[own[0].rank]})", exits)
+    found = [record for record in records if record is not None]
+    for record in found:
+        if record.state == "failed" and record.status < 0:
+            how = f"was killed by {signal.Signals(-record.status).name}"
+            return Outcome("failed", record.rank, f"rank {record.rank} on {record.host} {how}", exits)
+    if any(record.state == "hung" for record in found):
+        first = min((r for r in found if r.state in ("hung", "ended")), key=lambda r: (r.waiting, -r.still_s))
+        doing = "waits for another rank" if first.waiting else "is in a call of its own"
+        what = f"rank {first.rank} on {first.host} made no progress for {first.still_s:.1f} s and {doing}"
+        return Outcome("hung", first.rank, what, exits)
+    for record in found:
+        if record.state == "failed" and not any(c.rank == record.rank for c in causes):
+            what = f"rank {record.rank} on {record.host} exited with {record.status}"
+            return Outcome("failed", record.rank, what, exits)
+    return _lost(hosts, records, exits, code) or Outcome(
+        "failed",
+        causes[0].rank if causes else None,
+        causes[0].what if causes else f"srun ended with {code}",
+        exits,
+    )
+
+
+def _lost(
+    hosts: Sequence[str], records: Sequence[Record | None], exits: tuple[int, ...], code: int
+) -> Outcome | None:
+    gone = [rank for rank, record in enumerate(records) if record is None or record.state == "running"]
+    if not gone:
+        return None
+    where = ", ".join(sorted({hosts[rank] for rank in gone}))
+    if all(records[rank] is None for rank in gone) and len(gone) == len(hosts):
+        return Outcome("failed", None, f"no rank was started on {where}: srun ended with {code}", exits)
+    words = f"rank {gone[0]}" if len(gone) == 1 else f"ranks {', '.join(map(str, gone))}"
+    how = f"vanished with srun, which was killed by {signal.Signals(-code).name}" if code < 0 else WORDLESS
+    return Outcome("lost", gone[0], f"{words} on {where} {how}", exits)

@@ -1,0 +1,235 @@
+"""The supervisor of a job: `python -P -m runtime.slurm.batch FOLDER --requeues N --restarts N -- srun ...`
+
+It starts the ranks, and starts them again from the last complete checkpoint when one was killed, hung or vanished;
+hands on the signal that comes before the time limit; has the job queued again when its ranks have stopped with a
+checkpoint; and writes down what happened. Errors of the ranks' own end the job with their status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from planner import plan as plans
+from planner.errors import BadInput, ShardwrightError
+from planner.plan import Plan
+from runtime import checkpoint as checkpoints
+from runtime import runfolder
+from runtime.runfolder import STOPPED, Attempt, Outcome, Paths, attempts, keep_room, note_attempt, tell
+from runtime.slurm import commands, elastic, folder_lock, rank_records, task_layout
+from runtime.slurm.state import Queued
+
+POLL_S = 0.05
+
+REQUEUED_S = 120.0  # SLURM ends a job that it has queued again
+
+
+@dataclass
+class Supervisor:
+    paths: Paths
+    plan: Plan
+    command: Sequence[str]
+    requeues: int
+    restarts: int
+    elastic: bool
+    environment: Mapping[str, str]
+    told: set[int] = field(default_factory=set)
+    to_tell: bool = False  # the ranks, to stop with a checkpoint
+
+    def __post_init__(self) -> None:
+        self.nodes = commands.hostnames(self.environment["SLURM_JOB_NODELIST"])
+        self.restart = int(self.environment.get("SLURM_RESTART_COUNT", "0"))
+        planned = len(task_layout.of(self.plan).tasks)
+        if self.elastic and planned != len(self.nodes):
+            print(f"{len(self.nodes)} nodes instead of {planned}: planning anew", flush=True)
+            self.plan = elastic.plan_for(self.paths, self.plan, len(self.nodes))
+        self.hosts = self._hosts()
+
+    def _hosts(self) -> list[str]:
+        """The host of every rank; a new plan may leave nodes of the job idle."""
+        rows = task_layout.by_node(self.plan.places)
+        if len(rows) > len(self.nodes) or (len(rows) < len(self.nodes) and not self.elastic):
+            raise BadInput(f"the job has {len(self.nodes)} nodes", allowed=f"{len(rows)} by the plan")
+        return [host for host, row in zip(self.nodes, rows, strict=False) for _ in row]
+
+    def listen(self) -> None:
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            signal.signal(number, self._tell)
+
+    def _tell(self, number: int, frame: object) -> None:
+        self.told.add(number)
+        self.to_tell |= number == signal.SIGUSR1
+
+    def run(self) -> int:
+        self._say_what_was_before()
+        if self.restart > self.requeues:
+            return self._end(
+                Outcome("failed", cause=f"queued again {self.restart} times, allowed {self.requeues}")
+            )
+        for again in range(self.restarts + 1):
+            outcome = self._try()
+            if outcome.state == "stopped" and self._may_go_on():
+                return self._requeue(outcome)
+            transient = outcome.state in ("hung", "lost") or any(status < 0 for status in outcome.exits)
+            if not transient or again == self.restarts or self.told or self.paths.cancelled.exists():
+                return self._end(outcome)
+            print(f"{outcome.cause}; starting again from the last complete checkpoint", flush=True)
+        raise AssertionError("the last try returns")
+
+    def _say_what_was_before(self) -> None:
+        before = attempts(self.paths)
+        if before and not before[-1].state:
+            cause = _who_ended(before[-1].nodes, "ended without a word: preempted, out of time, or killed")
+            note_attempt(self.paths, replace(before[-1], state="interrupted", cause=cause, end_s=time.time()))
+            print(f"the attempt before: {cause}", flush=True)
+
+    def _try(self) -> Outcome:
+        job = runfolder.read(self.paths)
+        before = attempts(self.paths)
+        generation = max(job.generation, before[-1].generation + 1 if before else 0)
+        replace(job, generation=generation).write(self.paths)
+        for old in (*self.paths.causes(), self.paths.outcome):
+            old.unlink(missing_ok=True)
+        checkpoints.last_sound(self.paths.checkpoints, partial(print, flush=True))
+        keep_room(self.paths, len(self.hosts))
+        attempt = Attempt(
+            generation=generation,
+            job=self.environment["SLURM_JOB_ID"],
+            requeues=self.restart,
+            nodes=self.nodes,
+            begin_s=time.time(),
+        )
+        note_attempt(self.paths, attempt)
+        outcome = rank_records.outcome(self.paths, self.hosts, generation, self._run_step(generation))
+        if signal.SIGTERM in self.told:
+            outcome = by_slurm(outcome, self.nodes)
+        note_attempt(
+            self.paths,
+            replace(attempt, end_s=time.time(), state=outcome.state, cause=outcome.cause, rank=outcome.rank),
+        )
+        return outcome
+
+    def _run_step(self, generation: int) -> int:
+        environment, command = dict(self.environment), list(self.command)
+        if self.elastic:
+            command[1:1] = [f"--nodes={len(set(self.hosts))}", f"--ntasks={len(self.hosts)}"]
+        if "--distribution=arbitrary" in command:
+            self.paths.hosts.write_text("".join(f"{host}\n" for host in self.hosts))
+            environment["SLURM_HOSTFILE"] = str(self.paths.hosts)
+        step = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+        self.to_tell |= bool(self.told)
+        while (code := step.poll()) is None:
+            if self.to_tell and self._listening(generation):
+                self.to_tell = False
+                step.send_signal(signal.SIGUSR1)
+            time.sleep(POLL_S)
+        return code
+
+    def _listening(self, generation: int) -> bool:
+        """All ranks: one that does not yet is ended by the signal."""
+        return all(rank_records.read(self.paths, rank, generation) for rank in range(len(self.hosts)))
+
+    def _may_go_on(self) -> bool:
+        cancelled = signal.SIGTERM in self.told or self.paths.cancelled.exists()
+        return not cancelled and self.restart < self.requeues
+
+    def _requeue(self, outcome: Outcome) -> int:
+        print(f"{outcome.cause}; queueing the job again", flush=True)
+        if not commands.requeue(commands.job_name(self.environment)):
+            return self._end(outcome)
+        time.sleep(REQUEUED_S)  # SLURM ends this process before
+        return STOPPED
+
+    def _end(self, outcome: Outcome) -> int:
+        if outcome.state == "done" or signal.SIGTERM not in self.told or self.paths.cancelled.exists():
+            tell(self.paths, outcome)
+        # Else SLURM ends the job, and knows why, and whether it begins anew.
+        if outcome.state != "done":
+            print(f"{outcome.state}: {outcome.cause}", flush=True)
+        return outcome.status
+
+
+def by_slurm(outcome: Outcome, nodes: Sequence[str]) -> Outcome:
+    """Of a job that SLURM is ending: a rank that it has ended first is not to blame."""
+    blamed = outcome.rank is not None and outcome.exits[outcome.rank] not in (0, -signal.SIGTERM)
+    if outcome.state not in ("failed", "lost") or blamed:
+        return outcome
+    cause = _who_ended(nodes, "ended by SLURM: cancelled, preempted, requeued, or out of time")
+    return Outcome("interrupted", cause=cause, exits=outcome.exits)
+
+
+def _who_ended(nodes: Sequence[str], otherwise: str) -> str:
+    gone = commands.unwell(nodes)
+    return f"lost {', '.join(gone)}" if gone else otherwise
+
+
+def _be_known(paths: Paths, name: str) -> bool:
+    """As the job of the run to those who look at it; whether it was not: one submitted by hand is none of launch's."""
+    job, known = int(name.partition("_")[0]), Queued.read(paths)
+    if known is not None and known.job == job:
+        return False
+    Queued(job=job, submitted_s=time.time()).write(paths)
+    return True
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--requeues", type=int, required=True)
+    parser.add_argument("--restarts", type=int, required=True)
+    parser.add_argument("--elastic", action="store_true")
+    parser.add_argument("command", nargs="+")
+    given = parser.parse_args(arguments)
+    paths = Paths(given.folder)
+    try:
+        name = commands.job_name(os.environ)
+        with folder_lock.taken(paths, name):
+            if _be_known(paths, name):
+                for old in (paths.cancelled, paths.outcome):
+                    old.unlink(missing_ok=True)
+            return _supervise(paths, given)
+    except folder_lock.Taken as error:  # nothing is said of the run, which is another's
+        _be_known(paths, error.job)
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.status
+    except OSError as error:
+        return _failed(paths, error)
+
+
+def _supervise(paths: Paths, given: argparse.Namespace) -> int:
+    try:
+        plan = plans.load(paths.plan)
+        if shutil.which(given.command[0]) is None:
+            raise ShardwrightError(f"no {given.command[0]} on this node")
+        supervisor = Supervisor(
+            paths,
+            plan,
+            given.command,
+            given.requeues,
+            given.restarts,
+            given.elastic,
+            dict(os.environ),
+        )
+        supervisor.listen()
+        return supervisor.run()
+    except (ShardwrightError, OSError) as error:
+        return _failed(paths, error)
+
+
+def _failed(paths: Paths, error: Exception) -> int:
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    tell(paths, Outcome("failed", cause=str(error)))
+    return error.status if isinstance(error, ShardwrightError) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

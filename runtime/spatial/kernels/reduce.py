@@ -1,0 +1,149 @@
+"""Reductions over a dimension that is cut: each rank reduces its part, the parts are combined, all end with the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from runtime.spatial.exchange import enter, stacked, summed
+from runtime.spatial.group import Mesh
+from runtime.spatial.operation import Kernel, Local
+
+
+def _over(local: Local) -> frozenset[int]:
+    return local.step.axes - local.step.output.axes
+
+
+def total(local: Local) -> Tensor:
+    return summed(local.run(), local.mesh, _over(local))
+
+
+def mean(local: Local) -> Tensor:
+    whole, part = local.share(_reduced_source(local))
+    return summed(local.run() * (part / whole), local.mesh, _over(local))
+
+
+def _reduced_source(local: Local) -> Any:
+    """The source as if only what is reduced were cut: its share is this rank's weight in a mean."""
+    source = local.call.tensor("self")
+    over = _over(local)
+    for dim in source.cut_dims:
+        cut = source.cuts[dim]
+        if cut is not None and cut.axis not in over:
+            source = source.with_cut(dim, None)
+    return source
+
+
+class _Context(FunctionCtx):
+    mesh: Mesh
+    axes: frozenset[int]
+    dims: tuple[int, ...]
+    keepdim: bool
+    saved_tensors: tuple[Tensor, ...]
+
+
+class _Extreme(torch.autograd.Function):
+    """The largest or smallest over all ranks; ties share the gradient evenly, as in one process."""
+
+    @staticmethod
+    def forward(
+        ctx: _Context,
+        x: Tensor,
+        dims: tuple[int, ...],
+        keepdim: bool,
+        largest: bool,
+        mesh: Mesh,
+        axes: frozenset[int],
+    ) -> Tensor:
+        own = x.amax(dims, keepdim=True) if largest else x.amin(dims, keepdim=True)
+        found = mesh.reduce(own, axes, "max" if largest else "min")
+        ctx.mesh, ctx.axes, ctx.dims, ctx.keepdim = mesh, axes, dims, keepdim
+        ctx.save_for_backward(x, found)
+        return found if keepdim else found.squeeze(dims)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Any, ...]:
+        x, found = ctx.saved_tensors
+        ties = (x == found).to(grad.dtype)
+        count = ctx.mesh.reduce(ties.sum(ctx.dims, keepdim=True), ctx.axes)
+        if not ctx.keepdim:
+            for dim in sorted(ctx.dims):
+                grad = grad.unsqueeze(dim)
+        return ties * (grad / count), None, None, None, None, None
+
+
+def extreme(local: Local) -> Tensor:
+    if isinstance(local.arguments.get("other"), Tensor) or not _over(local):
+        return local.run()
+    x = local.tensor("self")
+    dims = local.call.dims("dim", x.dim())
+    largest = "max" in local.call.operation
+    result: Tensor = _Extreme.apply(  # type: ignore[no-untyped-call]
+        x, dims, local.call.flag("keepdim"), largest, local.mesh, _over(local)
+    )
+    return result
+
+
+def some(local: Local) -> Tensor:
+    made = local.run()
+    operation = "max" if local.call.operation == "aten.any" else "min"
+    return local.mesh.reduce(made.to(torch.uint8), _over(local), operation).to(made.dtype)  # type: ignore[arg-type]
+
+
+def variance(local: Local) -> Tensor:
+    over = _over(local)
+    if not over:
+        return local.run()
+    x = local.tensor("self")
+    dims, keep = local.call.dims("dim", x.dim()), local.call.flag("keepdim")
+    whole, part = local.share(_reduced_source(local))
+    elements = x.numel() * whole // part
+    for dim in range(x.dim()):
+        if dim not in dims:
+            elements //= x.shape[dim]
+    centre = summed(x.sum(dims, keepdim=True), local.mesh, over) / elements
+    squares = (x - enter(centre, local.mesh, over)).square().sum(dims, keepdim=keep)
+    found = summed(squares, local.mesh, over) / max(elements - _correction(local), 0)
+    return found.sqrt() if local.call.operation == "aten.std" else found
+
+
+def _correction(local: Local) -> float:
+    given = local.arguments.get("correction", local.arguments.get("unbiased"))
+    return 1 if given is None else float(given)  # type: ignore[arg-type]
+
+
+def norm(local: Local) -> Tensor:
+    over = _over(local)
+    if not over:
+        return local.run()
+    parts = stacked(local.run(), local.mesh, over)
+    order = local.call.get("ord", 2)
+    assert isinstance(order, int | float)
+    result: Tensor = torch.linalg.vector_norm(parts, float(order), 0)
+    return result
+
+
+def plain(local: Local) -> Tensor:
+    return local.run()
+
+
+KERNELS: Final[Mapping[str, Kernel]] = {
+    "aten.sum": total,
+    "aten.mean": mean,
+    "aten.amax": extreme,
+    "aten.amin": extreme,
+    "aten.max": extreme,
+    "aten.min": extreme,
+    "aten.any": some,
+    "aten.all": some,
+    "aten.var": variance,
+    "aten.std": variance,
+    "aten.linalg_vector_norm": norm,
+} | dict.fromkeys(
+    ("aten.argmax", "aten.argmin", "aten.logsumexp", "aten.prod", "aten.softmax", "aten.log_softmax"), plain
+)

@@ -1,0 +1,127 @@
+"""Interpolation row by row from fetched rows, and pixel shuffles.
+
+Along a cut dimension the rows are mixed here, with weights computed as torch computes them; along the others by
+torch's own operation, told that the cut dimensions keep their size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from planner.errors import BadInput
+from planner.spatial import COUNTS, CUBIC
+from runtime.spatial.operation import Kernel, Local
+
+ATEN = torch.ops.aten
+
+A = -0.75  # of torch's cubic kernel
+
+
+def interpolation(local: Local) -> Tensor:
+    x = local.tensor("input")
+    count = COUNTS[local.call.operation]
+    first = x.dim() - count
+    dims = local.step.output.cut_dims
+    for dim in dims:
+        x = _along(local, x, dim, dim - first)
+    if len(dims) == count:
+        return x
+    factors = local.arguments.get("scale_factors")
+    sizes = [x.shape[d] if d in dims else _size(local, x, d, d - first) for d in range(first, x.dim())]
+    scales = [None if d in dims or not factors else factors[d - first] for d in range(first, x.dim())]  # type: ignore[index]
+    operation = getattr(ATEN, local.call.operation.removeprefix("aten.")).default
+    corners = () if "nearest" in local.call.operation else (local.call.flag("align_corners"),)
+    result: Tensor = operation(x, sizes, *corners, *scales)
+    return result
+
+
+def _size(local: Local, x: Tensor, dim: int, position: int) -> int:
+    """Rows to make of all that there are, which the batch may tell."""
+    given = local.arguments.get("output_size")
+    if isinstance(given, list | tuple):
+        return int(given[position])
+    return int(x.shape[dim] * local.arguments["scale_factors"][position])  # type: ignore[index]
+
+
+def _along(local: Local, x: Tensor, dim: int, position: int) -> Tensor:
+    low, high = local.rows(local.step.output, dim)
+    fetch = local.step.fetch("input", dim)
+    assert fetch is not None
+    runs = fetch.runs[local.place(fetch.axis)]
+    base = runs[0].start
+    rows = torch.arange(low, high, dtype=torch.float64)
+    if "nearest" in local.call.operation:
+        index = _nearest(local, dim, position)[low:high] - base
+        if int(index.min()) < 0 or int(index.max()) >= x.shape[dim]:
+            raise BadInput(
+                f"{local.call.operation} rounds to a row that its sizes do not give", where=local.call.where
+            )
+        return x.index_select(dim, index.to(x.device))
+    source = _source(local, rows, dim, position)
+    floor = source.floor()
+    part = source - floor
+    size = local.call.tensor("input").shape[dim]
+    taps = _cubic(part) if local.call.operation in CUBIC else [(0, 1 - part), (1, part)]
+    total: Tensor | None = None
+    for offset, weight in taps:
+        index = ((floor.long() + offset).clamp(0, size - 1) - base).clamp(0, x.shape[dim] - 1)
+        shape = [1] * x.dim()
+        shape[dim] = -1
+        term = x.index_select(dim, index.to(x.device)) * weight.to(x).view(shape)
+        total = term if total is None else total + term
+    assert total is not None
+    return total
+
+
+def _factor(local: Local, dim: int, position: int) -> float:
+    """Input rows an output row, as torch rounds it."""
+    size, made = local.call.tensor("input").shape[dim], local.step.output.shape[dim]
+    if local.call.flag("align_corners"):
+        return (size - 1) / (made - 1) if made > 1 else 0.0
+    factors = local.arguments.get("scale_factors")
+    return 1.0 / factors[position] if factors else size / made  # type: ignore[index]
+
+
+def _source(local: Local, rows: Tensor, dim: int, position: int) -> Tensor:
+    factor = _factor(local, dim, position)
+    if local.call.flag("align_corners"):
+        return rows * factor
+    source = (rows + 0.5) * factor - 0.5
+    return source if local.call.operation in CUBIC else source.clamp(min=0)
+
+
+def _nearest(local: Local, dim: int, position: int) -> Tensor:
+    """Which row torch takes for each output row: asked of torch itself."""
+    size, made = local.call.tensor("input").shape[dim], local.step.output.shape[dim]
+    factors = local.arguments.get("scale_factors")
+    exact = "_exact" in local.call.operation
+    operation = (ATEN._upsample_nearest_exact1d if exact else ATEN.upsample_nearest1d).default
+    names = torch.arange(size, dtype=torch.float64).view(1, 1, -1)
+    scale = factors[position] if factors else None  # type: ignore[index]
+    with torch.no_grad():
+        rows: Tensor = operation(names, [made], scale)
+    return rows.flatten().long()
+
+
+def _cubic(part: Tensor) -> list[tuple[int, Tensor]]:
+    def near(t: Tensor) -> Tensor:
+        return ((A + 2) * t - (A + 3)) * t * t + 1
+
+    def far(t: Tensor) -> Tensor:
+        return ((A * t - 5 * A) * t + 8 * A) * t - 4 * A
+
+    return [(-1, far(part + 1)), (0, near(part)), (1, near(1 - part)), (2, far(2 - part))]
+
+
+def shuffle(local: Local) -> Tensor:
+    return local.run()
+
+
+KERNELS: Final[Mapping[str, Kernel]] = dict.fromkeys(COUNTS, interpolation) | {
+    "aten.pixel_shuffle": shuffle,
+    "aten.pixel_unshuffle": shuffle,
+}

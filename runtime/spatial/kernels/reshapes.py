@@ -1,0 +1,146 @@
+"""Operations that move no data between positions: sizes become local, rows come fetched, the rest is torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from planner import spatial as halos
+from planner.spatial import Layout
+from runtime.spatial.exchange import memory_format
+from runtime.spatial.operation import Kernel, Local
+
+ATEN = torch.ops.aten
+
+
+def plain(local: Local) -> object:
+    return local.run()
+
+
+def _local_sizes(local: Local, given: object, layout: Layout) -> list[int]:
+    """Sizes that were asked for, with this rank's rows where a dimension is cut."""
+    own = layout.local_shape(local.mesh.coordinates)
+    asked = list(given) if isinstance(given, list | tuple) else list(layout.shape)
+    return [own[dim] if dim in layout.cut_dims else asked[dim] for dim in range(len(own))]
+
+
+def view(local: Local) -> Tensor:
+    """Sizes that depend on the batch are numbers by now; at most one is left to torch."""
+    x, layout = local.tensor("self"), local.step.output
+    given = local.arguments.get("size", local.arguments.get("shape"))
+    if given is None:
+        return _refolded(local, x, layout)
+    made = _local_sizes(local, given, layout)
+    return x.view(made) if local.call.operation == "aten.view" else x.reshape(made)
+
+
+def _refolded(local: Local, x: Tensor, layout: Layout) -> Tensor:
+    """flatten and unflatten: the batch, which the rule saw as an example, is what it is here."""
+    ndim = len(local.call.tensor("self").shape)
+    if local.call.operation == "aten.flatten":
+        first = local.call.integer("start_dim") % ndim
+        last = local.call.integer("end_dim", -1) % ndim
+        merged = torch.Size(x.shape[first : last + 1]).numel()
+        return x.reshape(*x.shape[:first], merged, *x.shape[last + 1 :])
+    dim, given = local.call.integer("dim") % ndim, local.arguments["sizes"]
+    assert isinstance(given, list | tuple)
+    own = layout.local_shape(local.mesh.coordinates)
+    made = [own[dim + i] if dim + i in layout.cut_dims else n for i, n in enumerate(given)]
+    return x.reshape(*x.shape[:dim], *made, *x.shape[dim + 1 :])
+
+
+def expand(local: Local) -> Tensor:
+    return local.run(size=_local_sizes(local, local.arguments["size"], local.step.output))
+
+
+def expand_as(local: Local) -> Tensor:
+    """All rows of what is not cut, though the other is."""
+    other, output = local.call.tensor("other"), local.step.output
+    sizes = list(local.tensor("other").shape)
+    for dim in other.cut_dims:
+        low, high = local.rows(output, dim)
+        sizes[dim] = high - low
+    return local.tensor("self").expand(sizes)
+
+
+def squeeze(local: Local) -> Tensor:
+    """Only what is one row for everybody."""
+    source = local.call.tensor("self")
+    dims = local.call.dims("dim", len(source.shape))
+    return local.tensor("self").squeeze([dim for dim in dims if source.shape[dim] == 1])
+
+
+def picked(local: Local) -> Tensor:
+    """Slices, padding, flips and rolls: along cut dimensions the rows fetched are the result already."""
+    cut = local.call.tensor("self").cut_dims
+    x = local.tensor("self")
+    ndim = x.dim()
+    name = local.call.operation
+    if name in ("aten.slice", "aten.narrow", "aten.select"):
+        dim = local.call.integer("dim") % ndim
+        if name == "aten.select" and dim in cut:
+            return x.squeeze(dim)
+        return x if dim in cut else local.run()
+    if name == "aten.flip":
+        return x.flip([dim for dim in local.call.dims("dims", ndim) if dim not in cut])
+    if name == "aten.roll":
+        dims = local.call.dims("dims", ndim)
+        left = [
+            (n, d)
+            for n, d in zip(local.call.integers("shifts", len(dims)), dims, strict=True)
+            if d not in cut
+        ]
+        return x.roll([n for n, _ in left], [d for _, d in left]) if left else x
+    return _padded(local, x, cut)
+
+
+def _padded(local: Local, x: Tensor, cut: tuple[int, ...]) -> Tensor:
+    amounts = list(local.call.integers("pad", 0))
+    for i in range(len(amounts) // 2):
+        if x.dim() - 1 - i in cut:
+            amounts[2 * i] = amounts[2 * i + 1] = 0
+    return local.run(pad=amounts) if any(amounts) else x
+
+
+def dropout(local: Local) -> Tensor:
+    """Every rank draws the mask of the whole sample, as one process would, and keeps its part."""
+    x = local.tensor("input")
+    if not local.arguments["train"] or local.arguments["p"] == 0:
+        return x
+    layout = local.step.output
+    shape = [n if cut is None else cut.size for n, cut in zip(x.shape, layout.cuts, strict=True)]
+    ones = torch.ones(shape, dtype=x.dtype, device=x.device).contiguous(memory_format=memory_format(x))
+    mask: Tensor = local.target(ones, local.arguments["p"], True)
+    for dim in layout.cut_dims:
+        low, high = local.rows(layout, dim)
+        mask = mask.narrow(dim, low, high - low)
+    return x * mask.clone(memory_format=memory_format(x))  # the rest of the mask is let go
+
+
+KERNELS: Final[Mapping[str, Kernel]] = (
+    dict.fromkeys((*halos.POINTWISE, *halos.RESHAPES, *halos.ROWS), plain)
+    | dict.fromkeys(
+        ("aten.view", "aten.reshape", "aten._unsafe_view", "aten.flatten", "aten.unflatten"), view
+    )
+    | dict.fromkeys(
+        (
+            "aten.slice",
+            "aten.narrow",
+            "aten.select",
+            "aten.flip",
+            "aten.roll",
+            "aten.pad",
+            "aten.constant_pad_nd",
+        ),
+        picked,
+    )
+    | {
+        "aten.dropout": dropout,
+        "aten.expand": expand,
+        "aten.expand_as": expand_as,
+        "aten.squeeze": squeeze,
+    }
+)

@@ -1,0 +1,63 @@
+"""Kernels of operations on whole samples of which each rank has its share; all others are torch's own on the share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from planner.spatial import Layout, Step
+from runtime.spatial.exchange import memory_format
+from runtime.spatial.kernels import loss, norm, reduce
+from runtime.spatial.kernels.reshapes import plain, squeeze
+from runtime.spatial.operation import Kernel, Local
+
+
+def _sizes(local: Local, given: object, layout: Layout) -> list[int]:
+    """Sizes that were asked for are those of all samples."""
+    assert isinstance(given, list | tuple)
+    (dim,) = layout.cut_dims or (None,)
+    size = local.mesh.wire.size
+    return [n // size if i == dim and n > 0 else n for i, n in enumerate(given)]
+
+
+def view(local: Local) -> Tensor:
+    x, given = local.tensor("self"), local.arguments.get("size", local.arguments.get("shape"))
+    made = _sizes(local, given, local.step.output)
+    return x.view(made) if local.call.operation == "aten.view" else x.reshape(made)
+
+
+def expand(local: Local) -> Tensor:
+    return local.run(size=_sizes(local, local.arguments["size"], local.step.output))
+
+
+def dropout(local: Local) -> Tensor:
+    """Every rank draws the mask of all samples, as one process would, and keeps its own."""
+    x = local.tensor("input")
+    if not local.arguments["train"] or local.arguments["p"] == 0:
+        return x
+    (dim,), shape = local.step.output.cut_dims, list(x.shape)
+    own = shape[dim]
+    shape[dim] *= local.mesh.wire.size
+    ones = torch.ones(shape, dtype=x.dtype, device=x.device).contiguous(memory_format=memory_format(x))
+    mask: Tensor = local.target(ones, local.arguments["p"], True)
+    return x * mask.narrow(dim, local.mesh.wire.rank * own, own).clone(memory_format=memory_format(x))
+
+
+KERNELS: Final[Mapping[str, Kernel]] = {
+    **{name: kernel for name, kernel in reduce.KERNELS.items() if kernel is not reduce.plain},
+    **loss.KERNELS,
+    **dict.fromkeys(("aten.view", "aten.reshape", "aten._unsafe_view"), view),
+    "aten.expand": expand,
+    "aten.squeeze": squeeze,
+    "aten.dropout": dropout,
+    "aten.feature_dropout": dropout,
+    "aten.batch_norm": norm.batch_norm,
+}
+
+
+def kernel_of(operation: str, step: Step) -> Kernel:
+    within = operation in reduce.KERNELS and step.output.axes == step.axes  # of each sample for itself
+    return plain if within else KERNELS.get(operation, plain)

@@ -1,0 +1,50 @@
+"""One stage: forward, backward whole or in halves, recomputation, and its graph edits."""
+
+from runtime.stage.compiled import compile_stage
+from runtime.stage.deferred_weights import WeightStore
+from runtime.stage.graph_edits import (
+    ATEN,
+    Keys,
+    could_owe,
+    graph_of,
+    key_random_operations,
+    numbered,
+    random_operations,
+    share_buffers,
+    share_parameters,
+    states_of,
+    store_weights,
+)
+from runtime.stage.halves import Split
+from runtime.stage.parted_stage import AnyStage, PartedStage, in_two
+from runtime.stage.running_statistics import RunningStatistics, decays, observed, observers
+from runtime.stage.torch_stage import LossScale, Scaler, SplitWay, TorchStage, first_bad_layer
+
+__all__ = [
+    "ATEN",
+    "AnyStage",
+    "Keys",
+    "LossScale",
+    "PartedStage",
+    "RunningStatistics",
+    "Scaler",
+    "Split",
+    "SplitWay",
+    "TorchStage",
+    "WeightStore",
+    "compile_stage",
+    "could_owe",
+    "decays",
+    "first_bad_layer",
+    "graph_of",
+    "in_two",
+    "key_random_operations",
+    "numbered",
+    "observed",
+    "observers",
+    "random_operations",
+    "share_buffers",
+    "share_parameters",
+    "states_of",
+    "store_weights",
+]

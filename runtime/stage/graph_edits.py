@@ -1,0 +1,216 @@
+"""Edits to the graph of a stage before it runs: layers that owe their weight gradients, and keyed random numbers.
+
+Random operations draw from a generator that is seeded right before them by (run's seed, step, micro-batch, which
+random operation of the whole model it is): dropout does not depend on the plan, and a recomputed forward draws the
+same again without any state being kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor, fx, nn
+from torch._ops import OpOverload
+from torch.fx.node import Argument
+
+from planner.capture import LAYER, StageModule, name_of, random
+from planner.model import ModelGraph
+from runtime.stage import deferred_weights
+from runtime.stage.deferred_weights import WeightStore
+
+ATEN = torch.ops.aten
+
+_CONVOLUTIONS = {ATEN.conv1d.default: 1, ATEN.conv2d.default: 2, ATEN.conv3d.default: 3}
+
+_TRANSPOSED = {
+    ATEN.conv_transpose1d.default: 1,
+    ATEN.conv_transpose2d.input: 2,
+    ATEN.conv_transpose3d.input: 3,
+}
+
+
+@dataclass
+class Keys:
+    """Where in the run we are; set before each forward."""
+
+    seed: int
+    device: torch.device
+    step: int = 0
+    micro: int = 0  # numbered over all replicas
+
+    def reseed(self, operation: int) -> None:
+        text = f"{self.seed}/{self.step}/{self.micro}/{operation}".encode()
+        key = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(key)
+        else:
+            torch.default_generator.manual_seed(key)
+
+
+def graph_of(module: StageModule) -> fx.GraphModule:
+    run: fx.GraphModule = getattr(module._run, "_orig_mod", module._run)
+    return run
+
+
+def states_of(module: StageModule) -> dict[fx.Node, str]:
+    """Placeholders of parameters and buffers, by the user's names; they come after the inputs."""
+    placeholders = [node for node in graph_of(module).graph.nodes if node.op == "placeholder"]
+    names = [name_of(slot) for slot in module._states]
+    return dict(zip(placeholders[len(module.inputs) :], names, strict=True))
+
+
+def random_operations(module: StageModule) -> list[fx.Node]:
+    return [node for node in graph_of(module).graph.nodes if random(node)]
+
+
+def numbered(modules: Iterable[StageModule], graph: ModelGraph) -> list[list[int]]:
+    """Which of the whole model each random operation of each stage is, in the order of the capture."""
+    names = [layer.name for layer in graph.layers]
+    rows = [[names[node.meta[LAYER]] for node in random_operations(module)] for module in modules]
+    counts = Counter(name for row in rows for name in row)
+    order = graph.captured_order or names
+    following = dict(zip(order, accumulate((counts[name] for name in order), initial=0), strict=False))
+    found: list[list[int]] = []
+    for row in rows:
+        found.append([])
+        for name in row:
+            found[-1].append(following[name])
+            following[name] += 1
+    return found
+
+
+def key_random_operations(module: StageModule, keys: Keys, numbers: Sequence[int]) -> None:
+    """`numbers` are those of the module's own random operations."""
+    run = graph_of(module)
+    found = random_operations(module)
+    if not found:
+        return
+    run.keys = keys  # type: ignore[assignment]
+    for number, node in zip(numbers, found, strict=True):
+        with run.graph.inserting_before(node):
+            run.graph.call_function(reseed, (_attribute(run, "keys"), number))
+    run.recompile()
+
+
+def reseed(keys: Keys, operation: int) -> None:
+    keys.reseed(operation)
+
+
+def could_owe(module: StageModule) -> set[str]:
+    """Trainable parameters that are used by nothing but layers that owe their gradients."""
+    held = _held(module)
+    calls = {node: _owing(node, held) for node in graph_of(module).graph.nodes}
+    return {
+        name
+        for node, name in _trainable(module).items()
+        if all((call := calls[user]) is not None and node not in call.others for user in node.users)
+    }
+
+
+def store_weights(module: StageModule, store: WeightStore) -> None:
+    """Linear, convolution and embedding layers with trainable parameters owe from now on."""
+    run = graph_of(module)
+    run.weight_store = store  # type: ignore[assignment]
+    held = _held(module)
+    for node in list(run.graph.nodes):
+        call = _owing(node, held)
+        if call is None:
+            continue
+        with run.graph.inserting_before(node):
+            new = run.graph.call_function(call.function, (_attribute(run, "weight_store"), *call.args))
+        node.replace_all_uses_with(new)
+        run.graph.erase_node(node)
+    run.recompile()
+
+
+def _attribute(run: fx.GraphModule, name: str) -> fx.Node:
+    """A plain object of ours; `get_attr` would warn that it is neither module nor tensor."""
+    return run.graph.create_node("get_attr", name)
+
+
+def _trainable(module: StageModule) -> dict[fx.Node, str]:
+    names = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    return {node: name for node, name in states_of(module).items() if name in names}
+
+
+def _held(module: StageModule) -> dict[fx.Node, nn.Parameter]:
+    parameters = dict(module.named_parameters())
+    return {node: parameters[name] for node, name in states_of(module).items() if name in parameters}
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What takes a node's place."""
+
+    function: Callable[..., Tensor]
+    args: tuple[Argument, ...]  # behind the store
+    weights: tuple[Argument, ...]  # whose gradients are owed, or None
+    others: tuple[Argument, ...]  # whose gradients are not
+
+
+def _owing(node: fx.Node, held: Mapping[fx.Node, nn.Parameter]) -> _Call | None:
+    """None where a node must stay. What is owed is added to the `.grad` of parameters, so a weight or bias that was
+    made of others, in this stage or in one before it, cannot be owed; neither can, then, the other one of the two:
+    both come with the input's gradient. The store's formulas are for real numbers and weights that are no vectors."""
+    call = _stored(node)
+    if call is None:
+        return None
+    found = [held.get(weight) for weight in call.weights if isinstance(weight, fx.Node)]
+    parameters = [parameter for parameter in found if parameter is not None]
+    owns = len(parameters) == len(found) and any(parameter.requires_grad for parameter in parameters)
+    plain = owns and parameters[0].ndim > 1 and not parameters[0].is_complex()
+    return call if plain else None
+
+
+def _stored(node: fx.Node) -> _Call | None:
+    """The weight store's function for an operation, if it has one."""
+    args = list(node.args)
+    if node.op != "call_function" or node.kwargs or not isinstance(node.target, OpOverload):
+        return None
+    if node.target is ATEN.linear.default:
+        return _Call(deferred_weights.linear, tuple(args), tuple(args[1:]), tuple(args[:1]))
+    if node.target is ATEN.embedding.default:
+        sparse = len(args) > 4 and bool(args[4])
+        return None if sparse else _Call(deferred_weights.embedding, tuple(args[:4]), (args[0],), (args[1],))
+    if node.target in _CONVOLUTIONS:
+        dims = _CONVOLUTIONS[node.target]
+        args += [None, [1], [0], [1], 1][len(args) - 2 :]
+        x, weight, bias, stride, padding, dilation, groups = args
+        output: Argument = 0
+    elif node.target in _TRANSPOSED:
+        dims = _TRANSPOSED[node.target]
+        args += [None, [1], [0], [0], 1, [1]][len(args) - 2 :]
+        x, weight, bias, stride, padding, output, groups, dilation = args
+    else:
+        return None
+    wide = [_wide(size, dims) for size in (stride, padding, dilation)]
+    settings = (*wide, node.target in _TRANSPOSED, _wide(output, dims), groups)
+    return _Call(deferred_weights.convolution, (x, weight, bias, *settings), (weight, bias), (x,))
+
+
+def _wide(size: object, dims: int) -> list[int]:
+    """ATen lets one number stand for all dims."""
+    sizes = [int(x) for x in size] if isinstance(size, Iterable) else [int(size)]  # type: ignore[call-overload]
+    return sizes * dims if len(sizes) == 1 else sizes
+
+
+def share_parameters(module: StageModule, known: dict[str, nn.Parameter]) -> None:
+    """A parameter that several stages of a rank hold is one tensor; `known` grows by those seen first."""
+    slots = [slot for slot, _ in nn.Module.named_parameters(module, recurse=False)]
+    for slot, (name, parameter) in zip(slots, module.named_parameters(), strict=True):
+        shared = known.setdefault(name, parameter)
+        if shared is not parameter:
+            setattr(module, slot, shared)
+
+
+def share_buffers(module: StageModule, known: dict[str, Tensor]) -> None:
+    slots = [slot for slot, _ in nn.Module.named_buffers(module, recurse=False)]
+    for slot, (name, buffer) in zip(slots, module.named_buffers(), strict=True):
+        shared = known.setdefault(name, buffer)
+        if shared is not buffer:
+            setattr(module, slot, shared)

@@ -1,0 +1,99 @@
+"""Split backwards for the profiler: each layer in the halves in which a stage of it would run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+
+from torch import Tensor
+
+from planner.capture import StageModule
+from runtime.stage import backward, deferred_weights, graph_edits
+from runtime.stage.backward import Boundary, Owed, Root, anchor_on
+from runtime.stage.deferred_weights import Debt, WeightStore
+
+Tensors = Sequence[Tensor]
+
+Values = Mapping[str, Tensor]
+
+
+class Split:
+    def of(self, module: StageModule) -> Stored | Walked:
+        large = {name for name, p in module.named_parameters() if p.requires_grad and p.ndim > 1}
+        if not large <= graph_edits.could_owe(module):
+            return self.walked(module)
+        store = WeightStore()
+        graph_edits.store_weights(module, store)
+        return Stored(module, store)
+
+    def walked(self, module: StageModule) -> Walked:
+        return Walked(module)
+
+
+class _Entered:
+    """A layer whose inputs come in over a boundary; one micro-batch at a time."""
+
+    def __init__(self, module: StageModule) -> None:
+        self._module = module
+        self._leaves: dict[str, Tensor] = {}
+        self._boundary: Boundary | None = None
+
+    def forward(self, values: Values) -> Values:
+        held = chain(values.values(), self._module.parameters())  # a layer may take in weights alone
+        boundary = self._boundary = Boundary(anchor_on(next(held).device))
+        self._leaves = {name: x for name, x in values.items() if x.requires_grad}
+        entered = {name: boundary.enter(name, x) for name, x in self._leaves.items()}
+        made: Values = self._module({**values, **entered})
+        return made
+
+    def _take(self) -> Boundary:
+        assert self._boundary is not None
+        return self._boundary
+
+    def _leave(self) -> None:
+        for name, gradient in self._take().collect().items():
+            self._leaves[name].grad = gradient
+        self._boundary, self._leaves = None, {}
+
+
+class Walked(_Entered):
+    """The graph walk: any layer."""
+
+    walks = True
+
+    def input_half(self, outputs: Tensors, gradients: Tensors, inputs: Tensors, parameters: Tensors) -> Owed:
+        owed = backward.input_half(_roots(outputs, gradients), self._take().anchor, parameters)
+        self._leave()
+        return owed
+
+    def weight_half(self, halfway: object, parameters: Tensors) -> None:
+        assert isinstance(halfway, Owed)
+        nodes = [branch.node for branch in halfway.branches]  # the layers above would hold on to them
+        backward.weight_half(halfway)
+        nodes.clear()
+
+
+class Stored(_Entered):
+    """The weight store: linear, convolution and embedding layers."""
+
+    walks = False
+
+    def __init__(self, module: StageModule, store: WeightStore) -> None:
+        super().__init__(module)
+        self._store = store
+
+    def input_half(
+        self, outputs: Tensors, gradients: Tensors, inputs: Tensors, parameters: Tensors
+    ) -> list[Debt]:
+        backward.whole(_roots(outputs, gradients))
+        debts = self._store.collect()
+        self._leave()
+        return debts
+
+    def weight_half(self, halfway: object, parameters: Tensors) -> None:
+        assert isinstance(halfway, list)
+        deferred_weights.pay(halfway)
+
+
+def _roots(outputs: Tensors, gradients: Tensors) -> list[Root]:
+    return [(backward.edge(x), gradient) for x, gradient in zip(outputs, gradients, strict=True)]

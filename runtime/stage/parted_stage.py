@@ -1,0 +1,81 @@
+"""A stage that recomputes its early layers only: two stages in one, with the late one's activations kept.
+
+Values between the two go by their names, and gradients come back as they do between stages: to what a later reader
+adds first, the earlier one adds its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from planner.capture import Captured, StageModule
+from runtime.execute import Tensors
+from runtime.stage.torch_stage import TorchStage
+
+AnyStage: TypeAlias = "TorchStage | PartedStage"
+
+
+class PartedStage:
+    def __init__(
+        self,
+        module: StageModule,
+        early: TorchStage,
+        late: TorchStage,
+        on_forward: Callable[[int], AbstractContextManager[object]] | None = None,
+    ) -> None:
+        """`module` is the whole stage, of which `early` recomputes and `late` does not."""
+        self.module, self.first_micro = module, early.first_micro
+        self._early, self._late, self._on_forward = early, late, on_forward
+
+    @property
+    def losses(self) -> dict[int, dict[str, Tensor]]:
+        return self._late.losses
+
+    def forward(self, micro: int, inputs: Tensors) -> dict[str, Tensor]:
+        observed = self._on_forward(micro) if self._on_forward else nullcontext()
+        with observed:
+            made = self._early.forward(micro, inputs)
+            made |= self._late.forward(micro, {**inputs, **made})
+        return {name: made[name] for name in self.module.outputs}
+
+    def recompute(self, micro: int) -> None:
+        self._early.recompute(micro)
+
+    def backward(self, micro: int, grads: Tensors) -> dict[str, Tensor]:
+        late = self._late.backward(micro, grads)
+        return self._joined(late, self._early.backward(micro, {**grads, **late}))
+
+    def input_half(self, micro: int, grads: Tensors) -> dict[str, Tensor]:
+        late = self._late.input_half(micro, grads)
+        return self._joined(late, self._early.input_half(micro, {**grads, **late}))
+
+    def weight_half(self, micro: int) -> None:
+        self._late.weight_half(micro)
+        self._early.weight_half(micro)
+
+    def drop(self) -> None:
+        self._early.drop()
+        self._late.drop()
+
+    def _joined(self, late: Tensors, early: Tensors) -> dict[str, Tensor]:
+        """Of the stage's own inputs, some of which only one part reads."""
+        return {name: grad for name, grad in {**late, **early}.items() if name in self.module.inputs}
+
+
+def in_two(module: StageModule, before: str, captured: Captured, device: torch.device) -> list[StageModule]:
+    """The layers of a stage before one of them, and the others; with copies of its tensors."""
+    index = captured.graph.index
+    first, middle, end = index[module.layers[0]], index[before], index[module.layers[-1]]
+    held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    parts = [
+        StageModule(captured, module.index, first, middle - 1),
+        StageModule(captured, module.index, middle, end),
+    ]
+    for part in parts:
+        part.materialise(held, device)
+    return parts

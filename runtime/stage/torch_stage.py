@@ -1,0 +1,233 @@
+"""A stage of real layers: forward, backward whole or in halves, and recomputation, one micro-batch at a time.
+
+Where NaN or infinity began: the layers of a stage run one by one over the inputs that went wrong.
+
+The loss scale of fp16: grown while gradients stay finite, halved when they do not, and that step is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import GradientEdge
+
+from planner.capture import Captured, StageModule, layer_module
+from runtime.execute import NotFinite, Tensors
+from runtime.runfolder import COUNT, LOSS
+from runtime.stage import backward, deferred_weights
+from runtime.stage.backward import Boundary, Owed, Root
+from runtime.stage.deferred_weights import Debt, WeightStore
+from runtime.stage.graph_edits import Keys
+
+SplitWay = Literal["none", "store", "walk"]  # none: the input half is the whole backward
+
+
+@dataclass
+class Live:
+    """What a micro-batch keeps between its forward and the end of its backward."""
+
+    inputs: dict[str, Tensor]
+    boundary: Boundary
+    roots: dict[str, GradientEdge] = field(default_factory=dict)  # of outputs that need one
+    states: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # buffers as the forward that is done again saw them
+    debts: list[Debt] = field(default_factory=list)
+    owed: Owed | None = None
+
+
+class TorchStage:
+    def __init__(
+        self,
+        module: StageModule,
+        *,
+        needs_grad: Collection[str],
+        scale: LossScale,
+        keys: Keys,
+        first_micro: int = 0,
+        split: SplitWay = "none",
+        store: WeightStore | None = None,
+        recompute: bool = False,
+        written: Collection[str] = (),
+        read: Collection[str] = (),
+        autocast: torch.dtype | None = None,
+        on_forward: Callable[[int], AbstractContextManager[object]] | None = None,
+        diagnose: Callable[[Tensors], str] | None = None,
+        made_up: bool = False,
+    ) -> None:
+        """`written` are buffers that the forward writes, `read` those of them that it reads as well. `made_up` numbers
+        come in: what comes out of them is nobody's fault."""
+        self.module, self._scale, self._keys = module, scale, keys
+        self._needs_grad, self.first_micro = frozenset(needs_grad), first_micro
+        self._split, self._store, self._recompute = split, store, recompute
+        self._autocast, self._on_forward, self._diagnose = autocast, on_forward, diagnose
+        self._made_up = made_up
+        self._parameters: list[nn.Parameter] = [p for _, p in module.named_parameters() if p.requires_grad]
+        self._written = [b for name, b in module.named_buffers() if name in written and name not in read]
+        slots = zip(nn.Module.named_buffers(module, recurse=False), module.named_buffers(), strict=True)
+        self._read = [slot for (slot, _), (name, _) in slots if name in written and name in read]
+        self._anchor = backward.anchor_on(keys.device)
+        self._live: dict[int, Live] = {}
+        self.losses: dict[int, dict[str, Tensor]] = {}  # of the step, by micro-batch, where the loss is
+
+    def forward(self, micro: int, inputs: Tensors) -> dict[str, Tensor]:
+        observed = self._on_forward(micro) if self._on_forward else nullcontext()
+        kept = {name: inputs[name] for name in self.module.inputs}
+        live = self._live[micro] = Live(kept, Boundary(self._anchor))
+        if self._recompute:
+            live.states = {slot: getattr(self.module, slot).clone() for slot in self._read}
+        with observed, torch.no_grad() if self._recompute else nullcontext():
+            outputs = self._run(micro, live)
+        made = {name: tensor.detach() for name, tensor in outputs.items()}
+        self._check(made, inputs)
+        if LOSS in made:
+            # some kernels leave the mean in the memory of all that it is a mean of
+            self.losses[micro] = {name: made[name].clone() for name in (LOSS, COUNT) if name in made}
+        return made
+
+    def recompute(self, micro: int) -> None:
+        """State that the forward writes has been written by the first one; what it reads it sees as that one did."""
+        live = self._live[micro]
+        before = [(buffer, buffer.clone()) for buffer in self._written]
+        held = {slot: getattr(self.module, slot) for slot in live.states}
+        for slot, buffer in live.states.items():
+            setattr(self.module, slot, buffer)
+        live.states = {}
+        try:
+            self._run(micro, live)
+        finally:
+            for slot, buffer in held.items():
+                setattr(self.module, slot, buffer)
+        for buffer, value in before:
+            buffer.data.copy_(value)  # not seen by autograd, which may have saved it for another micro-batch
+
+    def backward(self, micro: int, grads: Tensors) -> dict[str, Tensor]:
+        live = self._live.pop(micro)
+        with nullcontext() if self._store is None else self._store.paying_at_once():
+            backward.whole(self._roots(micro, live, grads))
+        return live.boundary.collect()
+
+    def input_half(self, micro: int, grads: Tensors) -> dict[str, Tensor]:
+        live = self._live[micro]
+        roots = self._roots(micro, live, grads)
+        if self._split != "walk":
+            backward.whole(roots)
+            live.debts = self._store.collect() if self._store is not None else []
+        else:
+            live.owed = backward.input_half(roots, self._anchor, self._parameters)
+        live.roots = {}
+        return live.boundary.collect()
+
+    def weight_half(self, micro: int) -> None:
+        live = self._live.pop(micro)
+        deferred_weights.pay(live.debts)
+        if live.owed is not None:
+            backward.weight_half(live.owed)
+
+    def drop(self) -> None:
+        """Forgets forwards that no backward follows, as evaluation leaves them."""
+        self._live.clear()
+
+    def _run(self, micro: int, live: Live) -> dict[str, Tensor]:
+        self._keys.micro = self.first_micro + micro
+        device = self._keys.device.type
+        inputs = live.inputs if not torch.is_grad_enabled() else self._entered(live)
+        with torch.autocast(device, self._autocast) if self._autocast else nullcontext():
+            outputs: dict[str, Tensor] = self.module(inputs)
+        live.roots = {name: backward.edge(x) for name, x in outputs.items() if x.requires_grad}
+        return outputs
+
+    def _entered(self, live: Live) -> dict[str, Tensor]:
+        """Inputs under autograd; from here on the graph holds what it needs of them."""
+        inputs, live.inputs = live.inputs, {}
+        return {
+            name: live.boundary.enter(name, tensor) if name in self._needs_grad else tensor
+            for name, tensor in inputs.items()
+        }
+
+    def _roots(self, micro: int, live: Live, grads: Tensors) -> list[Root]:
+        """Gradients from later consumers of an input come in at its leaf, ahead of the stage's own share."""
+        roots = [(root, grads[name]) for name, root in live.roots.items() if name in grads]
+        if LOSS in live.roots:
+            loss = self.losses[micro][LOSS]
+            roots.append((live.roots[LOSS], torch.full_like(loss, self._scale.weight)))
+        entered = live.boundary.entered
+        return roots + [(backward.edge(x), grads[name]) for name, x in entered.items() if name in grads]
+
+    def _check(self, made: Tensors, inputs: Tensors) -> None:
+        """On the host, where looking costs no wait; what comes in was looked at by the stage that made it."""
+        if self._keys.device.type != "cpu" or isinstance(next(iter(made.values()), None), FakeTensor):
+            return
+        for name, tensor in made.items():
+            bad = not bool(tensor.isfinite().all()) if name == LOSS else _has_nan(tensor)
+            if bad and not self._made_up:
+                layer = self._diagnose(inputs) if self._diagnose else self.module.layers[-1]
+                raise NotFinite(
+                    f"step {self._keys.step}: stage {self.module.index}, layer '{layer}' made NaN or infinity "
+                    f"of micro-batch {self._keys.micro}, seen in '{name}'{_samples(tensor)}"
+                )
+
+
+def _has_nan(tensor: Tensor) -> bool:
+    """Without a tensor of the same size: the largest of numbers with a NaN among them is NaN."""
+    numbers = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return numbers.is_floating_point() and numbers.numel() > 0 and bool(numbers.amax().isnan())
+
+
+def _samples(tensor: Tensor) -> str:
+    if tensor.ndim == 0:
+        return ""
+    rows = (~tensor.isfinite()).flatten(1).any(1) if tensor.ndim > 1 else ~tensor.isfinite()
+    return f", samples {rows.nonzero().flatten().tolist()[:8]} of it"
+
+
+def first_bad_layer(captured: Captured, module: StageModule, inputs: Tensors) -> str:
+    """Name of the first layer that makes NaN, or an infinite loss, of inputs that had neither."""
+    values = dict(inputs)
+    states = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    with torch.no_grad():
+        for name in module.layers:
+            layer = layer_module(captured, name)
+            layer.materialise(states, next(iter(values.values())).device)
+            made = layer(values)
+            if any(t.isnan().any() or (n == LOSS and t.isinf().any()) for n, t in made.items()):
+                return name
+            values |= made
+    return module.layers[-1]
+
+
+FIRST_SCALE = 65536.0
+
+GROWTH_INTERVAL = 2000  # steps
+
+
+@dataclass
+class Scaler:
+    scale: float = FIRST_SCALE
+    good_steps: int = 0  # since the last change
+
+    def update(self, finite: bool) -> None:
+        if not finite:
+            self.scale, self.good_steps = self.scale / 2, 0
+            return
+        self.good_steps += 1
+        if self.good_steps == GROWTH_INTERVAL:
+            self.scale, self.good_steps = self.scale * 2, 0
+
+
+@dataclass
+class LossScale:
+    """Gradient of the step's loss with respect to the loss of one micro-batch."""
+
+    base: float = 1.0
+    scaler: Scaler | None = None
+
+    @property
+    def weight(self) -> float:
+        return self.base if self.scaler is None else self.base * self.scaler.scale

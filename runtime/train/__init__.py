@@ -1,0 +1,28 @@
+"""The loop of a rank, and a run prepared before anything starts."""
+
+from runtime.train.drift import JUDGED, WARM_UP, outside
+from runtime.train.inline import launch_inline
+from runtime.train.prepare import Model, job_of, prepare, prepare_folder
+from runtime.train.script import Run, run_script
+from runtime.train.stop import Agreed, block, listen
+from runtime.train.training import NoPulse, sleep_rank, train_rank, training_of
+
+__all__ = [
+    "JUDGED",
+    "WARM_UP",
+    "Agreed",
+    "Model",
+    "NoPulse",
+    "Run",
+    "block",
+    "job_of",
+    "launch_inline",
+    "listen",
+    "outside",
+    "prepare",
+    "prepare_folder",
+    "run_script",
+    "sleep_rank",
+    "train_rank",
+    "training_of",
+]

@@ -1,0 +1,46 @@
+"""Whether a run keeps to the error bars of its plan's prediction, in words."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+from planner.plan import Plan
+from planner.units import duration
+
+WARM_UP = 2  # steps that are slower than those to come
+
+JUDGED = 10  # steps that a word is based on
+
+
+def outside(plan: Plan, measured_ns: float) -> str:
+    """Nothing where the steps lie within the bars, or where the plan has none."""
+    step = plan.prediction
+    if step.low_ns == step.high_ns or step.low_ns <= measured_ns <= step.high_ns:
+        return ""
+    rests = f"the corrections of {plan.fitted.summary}" if plan.fitted else "the profile alone"
+    return (
+        f"steps take {duration(measured_ns)}, outside the predicted {duration(step.low_ns)} to "
+        f"{duration(step.high_ns)}, which rest on {rests}; `shardwright plan --replan-from` this run would know better"
+    )
+
+
+@dataclass
+class Watch:
+    """Looks at the steps of a running rank, and says once that they have left the bars."""
+
+    plan: Plan
+    seen: int = 0
+    said: bool = False
+    latest_s: deque[float] = field(default_factory=lambda: deque(maxlen=JUDGED))
+
+    def step(self, seconds: float) -> str:
+        self.seen += 1
+        if self.seen > WARM_UP:
+            self.latest_s.append(seconds)
+        if self.said or len(self.latest_s) < JUDGED:
+            return ""
+        found = outside(self.plan, median(self.latest_s) * 1e9)
+        self.said = bool(found)
+        return found

@@ -1,0 +1,78 @@
+"""Trains a plan in this process alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from planner.plan import Axes, Batch, Place, Plan, ScheduleChoice, StagePlan, StageTimes
+from planner.schedule import generate
+from planner.workload import Workload
+from runtime import checkpoint as checkpoints
+from runtime import runfolder
+from runtime.runfolder import Outcome, Result, result_of, tell
+from runtime.train.prepare import Model, job_of, prepare
+from runtime.train.training import NoPulse, Training
+from runtime.world import alone
+
+
+def launch_inline(
+    plan: Plan, folder: Path | str, *, steps: int, workload: Workload | None = None, **settings: object
+) -> Result:
+    """The same training in one process: one stage, the micro-batches of all replicas one after another."""
+    model = Model.of(one_process(plan), workload)
+    paths, job = prepare(model, Path(folder), job_of(plan, steps, settings))
+    begin = checkpoints.latest(paths.checkpoints)
+    assert begin is not None
+    before = torch.get_num_threads()
+    torch.set_num_threads(job.threads)
+    try:
+        runfolder.note_process(paths, os.getpid())
+        training = Training(model, begin, alone(torch.device(job.device)), job, paths, NoPulse())
+        training.run()
+        training.leave()
+    except KeyboardInterrupt:
+        tell(paths, Outcome("interrupted", cause="by Ctrl-C"))
+        raise
+    except BaseException as error:
+        tell(paths, Outcome("failed", 0, f"{type(error).__name__}: {error}"))
+        raise
+    finally:
+        torch.set_num_threads(before)
+    tell(paths, done := Outcome("done"))
+    return result_of(paths, 1, done)
+
+
+def one_process(plan: Plan) -> Plan:
+    """The plan's training without its parallelism: the same samples, the same micro-batches, one after another."""
+    micros = plan.batch.micros * plan.axes.data
+    schedule = generate("1f1b", workers=1, micros=micros)
+    choice = ScheduleChoice(
+        family="1f1b",
+        pairs=1,
+        chunks=1,
+        place=schedule.place,
+        pipe_of=schedule.pipe_of,
+        orders=tuple(schedule.to_text().splitlines()),
+        settings=dict(schedule.settings),
+    )
+    total = StageTimes(
+        **{name: sum(getattr(t, name) for t in plan.times) for name in StageTimes.model_fields}
+    )
+    layers = tuple(name for stage in plan.stages for name in stage.layers)
+    return plan.model_copy(
+        update={
+            "axes": Axes(order=plan.axes.order),
+            "batch": Batch(samples=plan.batch.samples, micro=plan.batch.micro, micros=micros),
+            "schedule": choice,
+            "stages": (
+                StagePlan(layers=layers, recompute_before="", spatial=(), gather_before="", regrid=()),
+            ),
+            "places": (Place(rank=0, node=0, slot=0, data=0, pipeline=0, spatial=0),),
+            "times": (total,),
+            "hops": (),
+            "shard_optimizer": False,
+        }
+    )

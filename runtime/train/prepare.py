@@ -1,0 +1,145 @@
+"""Prepares the folder of a run before anything starts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from planner import plan as plans
+from planner import workload as workloads
+from planner.capture import Captured, capture
+from planner.errors import BadInput
+from planner.plan import Plan
+from planner.workload import Workload
+from runtime import checkpoint as checkpoints
+from runtime import runfolder, slurm
+from runtime import update as updates
+from runtime.checkpoint import Checkpoint, Facts
+from runtime.messages import in_order_of
+from runtime.rank import check_supported
+from runtime.runfolder import Job, Paths, check, keep_room
+from runtime.update import check_optimizer
+
+START_DEADLINE_S = 60.0
+
+COMPILE_DEADLINE_S = 600.0  # the first forward of a stage compiles it
+
+STEPS_A_DEADLINE = 50  # a rank that makes no progress for the time of so many simulated steps hangs
+
+
+def job_of(plan: Plan, steps: int, settings: dict[str, object]) -> Job:
+    known = set(Job.__dataclass_fields__) - {"steps"}
+    unknown = sorted(set(settings) - known)
+    if unknown:
+        raise BadInput(f"no setting '{unknown[0]}'", where="launch", allowed=", ".join(sorted(known)))
+    first = COMPILE_DEADLINE_S if plan.execution == "compiled" else START_DEADLINE_S
+    deadline = max(first, STEPS_A_DEADLINE * plan.prediction.step_ns * 1e-9)
+    return check(replace(Job(steps=steps, deadline_s=deadline), **settings))  # type: ignore[arg-type]
+
+
+def prepare(model: Model, folder: Path, job: Job) -> tuple[Paths, Job]:
+    """The run folder with all that ranks read; on return nothing more can be wrong with the plan."""
+    check_supported(model.plan, model.captured)
+    updates.check(model.plan, model.captured.graph, job.clip_norm, job.clip_by)
+    check_optimizer(model.workload, model.captured.graph)
+    _refuse_running(Paths(folder.resolve()))
+    with _new_or_as_it_was(folder.resolve()) as paths:
+        checkpoints.remove_partial(paths.checkpoints)
+        if checkpoints.complete(paths.checkpoints):
+            checkpoints.last_sound(paths.checkpoints, lambda what: print(what, file=sys.stderr))
+        begin = checkpoints.latest(paths.checkpoints)
+        if begin is None:
+            write_start(paths, model, job)
+        else:
+            _check_resumed(begin, model.captured, job)
+        return prepare_folder(model.plan, folder, job)
+
+
+@contextmanager
+def _new_or_as_it_was(folder: Path) -> Iterator[Paths]:
+    """A folder that is made for a run which then cannot begin is taken away again."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield Paths(folder).make()
+    except BaseException:
+        if new:
+            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # of folders above it those that nobody else has used meanwhile
+            for path in new[1:]:
+                path.rmdir()
+        raise
+
+
+def prepare_folder(plan: Plan, folder: Path, job: Job) -> tuple[Paths, Job]:
+    paths = Paths(folder.resolve()).make()
+    paths.plan.write_text(plans.dump(plan))
+    _refuse_running(paths)
+    keep_room(paths, len(plan.places))
+    job = replace(job, generation=_next_generation(paths))
+    job.write(paths)
+    for old in (paths.outcome, paths.cancelled, paths.holder, *paths.causes()):
+        old.unlink(missing_ok=True)
+    return paths, job
+
+
+def _refuse_running(paths: Paths) -> None:
+    """Two runs in one folder would write over each other."""
+    slurm.refuse(paths)
+    held = runfolder.find(paths)
+    if held is not None and held.alive and held.pid != os.getpid():
+        raise BadInput(
+            "a run in this folder is running", where=str(paths.root), allowed="cancel it, or another folder"
+        )
+
+
+def write_start(paths: Paths, model: Model, job: Job) -> Checkpoint:
+    """Checkpoint 0 from build(), under the run's seed, and from the weights that the run is to begin with."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(job.seed)
+        tensors = model.captured.initial(model.workload.build())
+    if job.weights:
+        tensors |= checkpoints.read(Path(job.weights), model.captured)
+    facts = Facts(step=0, sample=0, seed=job.seed, fingerprint=model.captured.graph.fingerprint)
+    return checkpoints.write_initial(paths.checkpoints, tensors, facts, model.captured.saved)
+
+
+def _check_resumed(begin: Checkpoint, captured: Captured, job: Job) -> None:
+    if begin.facts.fingerprint != captured.graph.fingerprint:
+        raise BadInput("the checkpoint is of another model", where=str(begin.folder))
+    if begin.facts.seed != job.seed:
+        raise BadInput(
+            f"seed {job.seed}", where=str(begin.folder), allowed=f"{begin.facts.seed}, as it began"
+        )
+
+
+def _next_generation(paths: Paths) -> int:
+    """Ranks take the file at which they met away with them, mostly, so it does not tell of all that were before."""
+    met = (int(path.name.rpartition("-")[2]) for path in paths.root.glob("rendezvous-*"))
+    told = [runfolder.read(paths).generation] if paths.job.exists() else []
+    return 1 + max((*met, *told), default=-1)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A plan with the workload that it is for, captured: all that ranks of one host can share by being forked."""
+
+    plan: Plan
+    workload: Workload
+    captured: Captured
+
+    @classmethod
+    def of(cls, plan: Plan, workload: Workload | None = None) -> Model:
+        if workload is None:
+            settings = {name: str(value) for name, value in plan.model.arguments.items()}
+            workload = workloads.load(plan.model.workload, settings)
+        captured = capture(workload)
+        if not captured.graph.symbolic_batch:
+            captured = capture(workload, micro=plan.batch.micro)
+        return cls(plan, workload, in_order_of(plan, captured))

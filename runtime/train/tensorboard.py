@@ -1,0 +1,57 @@
+"""Steps of a run for TensorBoard, where it is installed: `tensorboard --logdir RUN/tensorboard`.
+
+One rank writes for all. What the others tell comes from their lines of metrics, looked at now and then, so that no
+step waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from runtime.runfolder import Lines, Paths
+
+EVERY_S = 5.0
+
+
+class Writer(Protocol):
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class Board:
+    def __init__(self, writer: Writer, lines: Lines, *, generation: int, samples: int) -> None:
+        self._writer, self._lines = writer, lines
+        self._generation, self._samples = generation, samples
+        self._next_s = 0.0
+        self._last = 0  # ranks that share samples tell of a step one after the other
+
+    def look(self) -> None:
+        """Writes the steps that all ranks have told of, unless that was done a moment ago."""
+        if time.monotonic() >= self._next_s:
+            self._write()
+            self._next_s = time.monotonic() + EVERY_S
+
+    def close(self) -> None:
+        self._write()
+        self._writer.close()
+
+    def _write(self) -> None:
+        for generation, step, row in sorted(self._lines.complete(), key=lambda told: told[:2]):
+            if generation == self._generation and step > self._last:
+                self._last = step
+                self._writer.add_scalar("loss", row.loss, step)
+                self._writer.add_scalar("step_seconds", row.seconds, step)
+                self._writer.add_scalar("samples_per_second", self._samples / row.seconds, step)
+
+
+def board(paths: Paths, *, first: int, generation: int, samples: int) -> Board | None:
+    """From step `first` on, of `samples` each; what was written of those steps before no longer counts."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    writer: Writer = SummaryWriter(
+        str(paths.tensorboard), purge_step=first if first > 1 else None, flush_secs=round(EVERY_S)
+    )
+    return Board(writer, Lines(paths), generation=generation, samples=samples)

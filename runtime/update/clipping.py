@@ -1,0 +1,93 @@
+"""Clipping by the norm that the gradients of the step before had: no update has to wait for all gradients.
+
+It is another training than clipping by a step's own norm, and for users who ask for it. The first step is not
+clipped. A step's norm is added up as its updates are made, and summed over all ranks while work goes on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from planner.simulate import SQUARE_BYTES, SQUARED_ELEMENTS
+from runtime.execute import NotFinite
+from runtime.update.gradient_sums import Bucket, Flat
+
+EPSILON = 1e-6  # as in torch's clip_grad_norm_
+
+
+def too_long_by(norm: float, limit: float) -> float:
+    """What to divide gradients by; 1 where they are short enough."""
+    return (norm + EPSILON) / limit if limit < norm + EPSILON else 1.0
+
+
+class Squares:
+    """The squares of a step's gradients, added up parameter by parameter: the norm is the same to the bit whichever
+    parameters share a bucket, and whichever ranks hold them."""
+
+    def __init__(self, buckets: Iterable[Bucket], rank: int, device: torch.device) -> None:
+        names = sorted(name for bucket in buckets for name in bucket.names)
+        self._row, self._rank = {name: row for row, name in enumerate(names)}, rank
+        self.table = torch.zeros(len(names), dtype=torch.float64, device=device)  # 0 where others count
+
+    def take(self, flat: Flat) -> None:
+        """A parameter counts once, on the first of its holders."""
+        for name, (start, end) in flat.ranges.items() if flat.bucket.ranks[0] == self._rank else ():
+            pieces = torch.split(flat.grads[start:end], SQUARED_ELEMENTS)
+            self.table[self._row[name]] = torch.stack([_square(piece) for piece in pieces]).sum()
+
+
+def _square(gradient: Tensor) -> Tensor:
+    wide = gradient.to(torch.float64, copy=True)
+    assert wide.element_size() == SQUARE_BYTES
+    return wide.square_().sum()
+
+
+class PreviousNorm:
+    def __init__(
+        self, limit: float, flats: Sequence[Flat], squares: Squares, group: dist.ProcessGroup | None
+    ) -> None:
+        self._limit, self._squares, self._group = limit, squares, group
+        self._mine = frozenset(flat.bucket for flat in flats)
+        self._left = set(self._mine)
+        self._coming: Tensor | None = None
+        self._work: dist.Work | None = None
+        self._norm: float | None = None
+
+    def begin(self) -> None:
+        """A rank that updates nothing takes part in the sums all the same."""
+        if not self._mine:
+            self._launch()
+
+    def clip(self, flat: Flat) -> None:
+        by = 1.0 if (norm := self.norm()) is None else too_long_by(norm, self._limit)
+        self._squares.take(flat)
+        self._left.discard(flat.bucket)
+        if by != 1.0:
+            flat.grads.div_(by)
+        if not self._left:
+            self._launch()
+
+    def _launch(self) -> None:
+        self._coming = self._squares.table.clone()
+        self._left = set(self._mine)
+        if self._group is not None:
+            self._work = dist.all_reduce(self._coming, group=self._group, async_op=True)
+
+    def norm(self) -> float | None:
+        """Of the last step whose updates are all made; None before the first."""
+        if self._coming is not None:
+            if self._work is not None:
+                self._work.wait()
+            self._norm = math.sqrt(float(self._coming.sum()))
+            self._coming = self._work = None
+            if not math.isfinite(self._norm):
+                raise NotFinite(f"the norm of all gradients was {self._norm} in the step before")
+        return self._norm
+
+    def resume(self, norm: float) -> None:
+        self._norm = norm

@@ -1,0 +1,263 @@
+"""Updates: the user's optimizer a bucket, clipping by the true global norm, state sharded over the holders.
+
+The optimizer is called with the parameters of one bucket at a time, so a user's `optimizer` must be a function of
+named parameters, which is what the workload file promises. With sharded state each holder updates its own range of
+the bucket and sends it to the others.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from planner.errors import BadInput
+from planner.model import ModelGraph
+from planner.workload import Workload
+from runtime.execute import NotFinite
+from runtime.stage import Scaler
+from runtime.update.clipping import PreviousNorm, Squares, too_long_by
+from runtime.update.gradient_sums import Bucket, Flat, GradientSync
+
+Settings = dict[str, dict[str, object]]
+
+LrSchedule = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler | None]
+
+Make = Callable[[Iterable[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What this rank updates of a bucket: some of its parameters, and who updates the others."""
+
+    names: tuple[str, ...]
+    ranges: tuple[
+        tuple[int, int, int], ...
+    ]  # rank, start, end in the flat buffer; empty where all update all
+
+
+def owners(ranks: Sequence[int], sizes: Mapping[str, int]) -> dict[str, int]:
+    """By the middle of each parameter in the flat buffer; `sizes` in elements, in its order."""
+    total, start, found = sum(sizes.values()), 0, {}
+    for name, size in sizes.items():
+        found[name] = ranks[min(len(ranks) - 1, (2 * start + size) // 2 * len(ranks) // total)]
+        start += size
+    return found
+
+
+def share_of(flat: Flat, rank: int, sharded: bool) -> Share:
+    """Neighbouring parameters to each holder, about the same number of elements each."""
+    ranks, names = flat.bucket.ranks, flat.bucket.names
+    if not sharded or len(ranks) == 1:
+        return Share(names, ())
+    owner = owners(ranks, {name: flat.parameters[name].numel() for name in names})
+    ranges = []
+    for each in ranks:
+        own = [flat.ranges[name] for name in names if owner[name] == each]
+        if own:
+            ranges.append((each, own[0][0], own[-1][1]))
+    return Share(tuple(name for name in names if owner[name] == rank), tuple(ranges))
+
+
+class Updater:
+    """What SYNC and STEP do on one rank."""
+
+    def __init__(
+        self,
+        sync: GradientSync,
+        make: Make,
+        *,
+        rank: int,
+        squares: Squares,
+        sharded: bool = False,
+        clip_norm: float | None = None,
+        count: Callable[[], float] | None = None,
+        scaler: Scaler | None = None,
+        schedule: LrSchedule | None = None,
+        world: dist.ProcessGroup | None = None,
+        previous: PreviousNorm | None = None,
+    ) -> None:
+        self._sync, self._clip_norm, self._count = sync, clip_norm, count
+        self._squares, self._world, self._scaler = squares, world, scaler
+        self.previous = previous
+        self.shares = {flat.bucket: share_of(flat, rank, sharded) for flat in sync.flats}
+        self.optimizers: dict[Bucket, torch.optim.Optimizer] = {}
+        for flat in sync.flats:
+            named = [(name, flat.parameters[name]) for name in self.shares[flat.bucket].names]
+            optimizer = _made(make, named) if named else None  # type: ignore[arg-type]
+            if optimizer is not None:
+                self.optimizers[flat.bucket] = optimizer
+        made = {bucket: schedule(each) for bucket, each in self.optimizers.items()} if schedule else {}
+        self._schedules = {bucket: each for bucket, each in made.items() if each is not None}
+        self._prepared = self._skipped = False
+        self.norm: float | None = None  # of the last step, where it was needed
+
+    def begin(self) -> None:
+        self._sync.begin()
+        if self.previous is not None:
+            self.previous.begin()
+        self._prepared = self._skipped = False
+
+    def catch_up(self, steps: int) -> None:
+        """Learning rates as they stand after so many steps."""
+        for bucket in self._schedules:
+            self._advance(bucket, steps, quietly=True)
+
+    def _advance(self, bucket: Bucket, steps: int, quietly: bool) -> None:
+        with warnings.catch_warnings() if quietly else nullcontext():
+            if quietly:  # torch warns of a schedule that moves where its optimizer has not
+                warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+            for _ in range(steps if bucket in self._schedules else 0):
+                self._schedules[bucket].step()
+
+    def launch(self, pipe: int, stage: int) -> None:
+        self._sync.launch((pipe, stage))
+
+    def wait(self, pipe: int, stage: int) -> None:
+        if self._prepared or not (self._clip_norm or self._count or self._scaler):
+            self._sync.wait(self._sync.due((pipe, stage)))
+        else:
+            self._prepare()
+
+    def step(self, pipe: int, stage: int) -> None:
+        for flat in self._sync.due((pipe, stage)):
+            self._update(flat)
+
+    def settle(self) -> None:
+        """Updates that the next step would have made where it needs them: what is looked at now is up to date."""
+        for flat in self._sync.left():
+            self._update(flat)
+
+    def _update(self, flat: Flat) -> None:
+        """A step that is left out counts for learning rates too."""
+        self._sync.wait([flat])
+        if self.previous is not None:
+            self.previous.clip(flat)
+        optimizer = self.optimizers.get(flat.bucket)
+        if optimizer is not None and not self._skipped:
+            optimizer.step()
+        for owner, start, end in self.shares[flat.bucket].ranges if not self._skipped else ():
+            self._sync.hand_round(flat, owner, start, end)
+        self._advance(flat.bucket, 1, quietly=self._skipped)
+        self._sync.updated(flat)
+
+    def _prepare(self) -> None:
+        """What needs to know of the whole step: the number of what the loss is a mean of, and the norm.
+
+        The norm is that of `clip_grad_norm_` over the whole model: a parameter counts once, on the first of its
+        holders.
+        """
+        self._sync.wait(self._sync.flats)
+        self._prepared = True
+        square, count = self._totals()
+        divisor = self._scaler.scale if self._scaler is not None else 1.0
+        if self._count is not None:
+            if count == 0:
+                raise NotFinite("the loss counted nothing in this step: its mean is not defined")
+            divisor *= count
+        self.norm = math.sqrt(square) / divisor
+        finite = math.isfinite(self.norm)
+        if self._scaler is not None:
+            self._scaler.update(finite)
+            self._skipped = not finite
+        elif not finite:
+            raise NotFinite(f"the norm of all gradients is {self.norm}")
+        self._divide(divisor)
+        if self._clip_norm is not None:
+            self._divide(too_long_by(self.norm, self._clip_norm))
+
+    def _totals(self) -> tuple[float, float]:
+        for flat in self._sync.flats:
+            self._squares.take(flat)
+        count = torch.tensor([self._count() if self._count is not None else 0.0], dtype=torch.float64)
+        totals = torch.cat([count, self._squares.table.cpu()])
+        if self._world is not None:
+            dist.all_reduce(totals, group=self._world)
+        return float(totals[1:].sum()), float(totals[0])
+
+    def _divide(self, by: float) -> None:
+        for flat in self._sync.flats if by != 1.0 else ():
+            flat.grads.div_(by)
+
+
+def _made(make: Make, named: Sequence[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer | None:
+    """None where it is for some of the model's parameters, of which none are here."""
+    try:
+        return make(named)
+    except BadInput as failure:
+        if not _of_nothing(failure):
+            raise
+        return None
+
+
+def _of_nothing(failure: BadInput) -> bool:
+    return isinstance(failure.__cause__, ValueError) and "empty parameter list" in str(failure.__cause__)
+
+
+def check_optimizer(workload: Workload, graph: ModelGraph) -> None:
+    """Of the whole model, on tensors without data; what only those are the reason of is not judged."""
+    named = [
+        (row.name, torch.nn.Parameter(torch.empty(row.shape, dtype=getattr(torch, row.dtype), device="meta")))
+        for row in graph.parameters
+        if row.trainable
+    ]
+    try:
+        workload.lr_schedule(workload.optimizer(named))
+    except BadInput as failure:
+        if failure.__cause__ is None or _of_nothing(failure):
+            raise
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Optimizer state by parameter name: tensors, other state, and the options of the parameter's group."""
+
+    tensors: dict[str, dict[str, Tensor]]
+    settings: dict[str, Settings]  # name -> "group" | "state" -> key -> plain value
+
+
+def state_of(optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence[Flat]) -> Saved:
+    saved = Saved({}, {})
+    for group, name, state in _members(optimizers, flats):
+        saved.tensors[name] = {key: x.detach() for key, x in state.items() if isinstance(x, Tensor)}
+        plain = {key: x for key, x in state.items() if _is_plain(x)}
+        if len(plain) + len(saved.tensors[name]) < len(state):
+            raise BadInput(f"the optimizer's state of '{name}' has more than tensors and numbers")
+        options = {key: value for key, value in group.items() if _is_plain(value)}
+        saved.settings[name] = {"group": options, "state": plain}
+    return saved
+
+
+def load_state(
+    optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence[Flat], saved: Saved
+) -> None:
+    for group, name, state in _members(optimizers, flats):
+        settings = saved.settings.get(name, {})
+        options = settings.get("group", {})
+        group.update({k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+        state.update({key: value.clone() for key, value in saved.tensors.get(name, {}).items()})
+        state.update(settings.get("state", {}))
+
+
+def _members(
+    optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence[Flat]
+) -> Iterator[tuple[dict[str, object], str, dict[str, object]]]:
+    """(group, name, state) of every parameter that is updated here."""
+    for flat in flats:
+        optimizer = optimizers.get(flat.bucket)
+        names = {id(parameter): name for name, parameter in flat.parameters.items()}
+        for group in optimizer.param_groups if optimizer else ():
+            for parameter in group["params"]:
+                yield group, names[id(parameter)], optimizer.state[parameter]  # type: ignore[union-attr]
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(isinstance(part, bool | int | float) for part in value)
+    return value is None or isinstance(value, bool | int | float | str)

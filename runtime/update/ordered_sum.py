@@ -1,0 +1,84 @@
+"""Sums whose numbers are added up in the order of ranks, wherever they lie in their buffer.
+
+A ring adds the numbers of a buffer in an order that depends on which part of the buffer they lie in. The same
+gradient in another buffer, as when a stage is cut into parts, then has another sum in its last bits. Here every rank
+adds up one part of the buffer, the first rank's numbers first, and hands it to the others: as many bytes as a ring.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from threading import Thread, current_thread
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+PIECE = 2**22  # elements at a time; as many are held meanwhile
+
+END_S = 2.0  # for a sum that others have left
+
+Ended = Callable[[], None]
+
+
+def add_up(buffer: Tensor, group: dist.ProcessGroup) -> None:
+    """In place, by all of the group; for a dense buffer of one dim on the host."""
+    ranks, here = dist.get_world_size(group), dist.get_rank(group)
+    for piece in torch.split(buffer, PIECE):
+        sizes = [len(part) for part in torch.tensor_split(piece, ranks)]
+        mine = [sizes[here]] * ranks
+        shares = piece.new_empty(sum(mine))
+        dist.all_to_all_single(shares, piece, mine, sizes, group=group)
+        total, *others = shares.view(ranks, sizes[here])
+        for share in others:
+            total.add_(share)
+        for share in others:
+            share.copy_(total)
+        dist.all_to_all_single(piece, shares, sizes, mine, group=group)
+
+
+class _Job(NamedTuple):
+    run: Callable[[], object]
+    ended: Ended | None
+    done: Future[None]
+
+
+class Line:
+    """What is done over one communicator: one after the other in the order of launches, which is the same on all of
+    its ranks, beside what they do meanwhile."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        thread = Thread(target=_serve, args=(self._jobs,), daemon=True)
+        thread.start()
+        weakref.finalize(self, _end, self._jobs, thread)
+
+    def launch(self, run: Callable[[], object], ended: Ended | None = None) -> Future[None]:
+        """`ended` is called from the thread that runs, before anybody who waits goes on."""
+        job = _Job(run, ended, Future())
+        self._jobs.put(job)
+        return job.done
+
+
+def _end(jobs: SimpleQueue[_Job | None], thread: Thread) -> None:
+    """A thread that lets go of a communicator while Python ends would take the process down."""
+    jobs.put(None)
+    if thread is not current_thread():
+        thread.join(END_S)
+
+
+def _serve(jobs: SimpleQueue[_Job | None]) -> None:
+    """Until nobody can launch any more; what fails tells whoever waits for it."""
+    while (job := jobs.get()) is not None:
+        try:
+            job.run()
+            if job.ended is not None:
+                job.ended()
+        except Exception as error:
+            job.done.set_exception(error)
+        else:
+            job.done.set_result(None)

@@ -1,0 +1,63 @@
+"""What devices held beyond the predicted bytes is kept free by later plans, and never takes a margin away."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from planner.calibrate import taught
+from planner.calibrate.lines import surplus
+from planner.cluster import Fitted, Surplus
+from planner.milp.solve import solve
+from planner.plan import Plan
+from planner.timeline import Timeline
+from tests.planner.milp.instances import chain, cluster, profile
+
+
+def ran(seed: int, held: float, start: int = 0) -> tuple[Plan, Timeline]:
+    """A plan, and a run whose every rank held `start + held` times what the plan says."""
+    plan = solve(
+        profile(chain(6, seed), scale=1.0 + seed), cluster(2), batch=4 * (seed + 1), fix={"pipeline": 2}
+    )
+    peaks = [start + round(held * (m.total - m.margin)) for m in plan.prediction.memory]
+    zeros = np.zeros(len(peaks), np.int64)
+    samples = Timeline(
+        memory_step=zeros, memory_rank=np.arange(len(peaks)), memory_ns=zeros, memory_bytes=np.array(peaks)
+    )
+    return plan, samples
+
+
+def test_the_largest_excess_of_any_run_is_kept_free() -> None:
+    found = surplus([ran(0, 1.02), ran(1, 1.05), ran(2, 1.10)])
+    assert found is not None
+    for seed, held in enumerate((1.02, 1.05, 1.10)):
+        plan, samples = ran(seed, held)
+        said, took = plan.prediction.memory[0], samples.peak_bytes[0]
+        assert found.room_bytes(round(took * 0.9)) < said.total - said.margin
+    assert found.factor * (1 + found.spread) == pytest.approx(1.10, rel=0.01)
+
+
+def test_runs_that_measured_no_memory_say_nothing() -> None:
+    plan, _ = ran(0, 1.0)
+    assert surplus([(plan, Timeline())]) is None
+
+
+def test_machines_keep_free_what_runs_held_beside_and_never_less_than_they_did() -> None:
+    machines = cluster(2, memory=1_000_000)
+    assert machines.groups[0].limit_bytes == 1_000_000  # reckoned once, and not carried along
+    known = Fitted(
+        memory=Surplus(start_bytes=100_000, factor=1.25, samples=3), step_spread=0.1, rests_on=("a run",)
+    )
+    assert [group.limit_bytes for group in taught(machines, known).groups] == [720_000, 720_000]
+    less = known.model_copy(update={"memory": Surplus(factor=0.5, samples=3)})
+    assert taught(machines, less).nodes == machines.nodes
+
+
+def test_a_plan_that_fits_only_by_its_own_bytes_is_not_made_again() -> None:
+    costs = profile(chain(6, 1))
+    alone = solve(costs, cluster(2), batch=4, fix={"pipeline": 2, "schedule": "1f1b"})
+    need = max(m.total - m.margin for m in alone.prediction.memory)
+    known = Fitted(memory=Surplus(factor=1.2, samples=1), step_spread=0.1, rests_on=("a run",))
+    tight = taught(cluster(2, memory=round(need * 1.1)), known)
+    plan = solve(costs, tight, batch=4)
+    assert all(1.2 * (m.total - m.margin) <= m.limit for m in plan.prediction.memory)

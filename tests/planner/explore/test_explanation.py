@@ -1,0 +1,138 @@
+"""Why this plan: parts that add up, rivals that lose, errors that leave ties, memory that buys something or nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.errors import Infeasible
+from planner.explore import Explanation, explained
+from planner.explore.explanation import _near, _others
+from planner.milp import Asked, answered
+from planner.milp.solve import solve
+from planner.profile import Profile, Seconds
+from planner.show import explanation_dict, explanation_text
+from tests.planner.milp.instances import chain, cluster, profile
+
+COSTS = profile(chain(8, 3, skips=1), micros=(1, 2), scale=100)
+ASKED = Asked(schedules=("1f1b", "zb-h1", "interleaved"))
+
+
+@pytest.fixture(scope="module")
+def tight() -> Explanation:
+    return explained(COSTS, cluster(4, memory=150_000), 8, ASKED, more_bytes=100_000)
+
+
+def exact(costs: Profile) -> Profile:
+    """The same costs, known without error."""
+
+    def known(time: Seconds) -> Seconds:
+        return Seconds(median=time.median)
+
+    rows = {
+        key: replace(
+            cost,
+            forward=known(cost.forward),
+            backward=known(cost.backward),
+            input_grad=known(cost.input_grad),
+            weight_grad=known(cost.weight_grad),
+        )
+        for key, cost in costs.costs.items()
+    }
+    return replace(costs, costs=rows)
+
+
+def test_what_is_explained_is_the_plan_that_is_found(tight: Explanation) -> None:
+    plan = solve(COSTS, cluster(4, memory=150_000), batch=8, schedules=ASKED.schedules)
+    assert tight.plan == plan
+    assert tight.chosen.step_ns == plan.prediction.step_ns
+
+
+def test_the_parts_of_a_step_add_up_to_it(tight: Explanation) -> None:
+    for part in (tight.chosen, *tight.runners_up):
+        assert sum(part.parts_ns.values()) == pytest.approx(part.step_ns)
+
+
+def test_runners_up_are_of_other_families_and_no_faster(tight: Explanation) -> None:
+    assert tight.runners_up
+    family = tight.plan.schedule.family
+    names = [part.name.split(" ")[0] for part in tight.runners_up]
+    assert family not in names
+    assert len(set(names)) == len(names)
+    assert all(part.step_ns >= tight.chosen.step_ns for part in tight.runners_up)
+
+
+def test_plans_within_the_error_of_the_costs_are_ties(tight: Explanation) -> None:
+    assert tight.error == pytest.approx(0.05, rel=0.01)
+    assert tight.within == pytest.approx(2 * tight.error / (1 - tight.error))
+    for part in tight.near_ties:
+        assert tight.chosen.step_ns <= part.step_ns <= tight.chosen.step_ns * (1 + tight.within)
+
+
+def test_a_way_to_train_is_a_tie_once_in_the_best_of_its_orders() -> None:
+    fix = {"data": 1, "pipeline": 4, "micro": 1}
+    asked = Asked(schedules=("1f1b", "zb-h1", "listed"), fix=fix)
+    _, found = answered(asked.space(COSTS, cluster(4, memory=150_000), 8))
+    assert found.best is not None and found.best.shape.family == "zb-h1" and found.best.shape.listed
+    others = [str(tried.shape) for tried in _others(found)]
+    assert len(set(others)) < len(others)
+    assert [part.name for part in _near(found, 2 * found.limit)] == [
+        "listed data 1 x pipeline 4, micro-batch 1 x 8, order listed anew",
+        "1f1b data 1 x pipeline 4, micro-batch 1 x 8",
+    ]
+
+
+def test_exact_costs_leave_no_ties_but_equals() -> None:
+    found = explained(exact(COSTS), cluster(2), 8, ASKED)
+    assert found.error == found.within == 0
+    assert all(part.step_ns == found.chosen.step_ns for part in found.near_ties)
+    assert "carry no spread" in explanation_text(found)
+
+
+def test_what_more_memory_gives_is_what_solving_with_it_gives(tight: Explanation) -> None:
+    roomy = solve(COSTS, cluster(4, memory=250_000), batch=8, schedules=ASKED.schedules)
+    assert tight.room.step_ns == roomy.prediction.step_ns < tight.chosen.step_ns
+    assert "more on each device would save" in explanation_text(tight)
+
+
+def test_where_memory_is_not_in_the_way_more_of_it_changes_nothing() -> None:
+    machines = cluster(4, memory=1 << 30)
+    found = explained(COSTS, machines, 8, ASKED)
+    assert found.room.step_ns == found.chosen.step_ns
+    memory = found.plan.prediction.memory
+    assert found.room.free_bytes == (1 << 30) - max(part.total for part in memory)
+    assert "would change nothing" in explanation_text(found)
+
+
+def test_an_explanation_is_told_as_data_too(tight: Explanation) -> None:
+    data = explanation_dict(tight)
+    assert data["error"] == tight.error
+    assert data["more_memory"] == {
+        "more_bytes": 100_000,
+        "step_ns": tight.room.step_ns,
+        "plan": tight.room.says,
+        "free_bytes": tight.room.free_bytes,
+    }
+
+
+def test_what_does_not_fit_is_not_explained_but_refused() -> None:
+    with pytest.raises(Infeasible, match="bytes short"):
+        explained(COSTS, cluster(1, memory=1000), 8, ASKED)
+
+
+def test_what_out_of_order_backprop_saves_is_told_against_one_sum() -> None:
+    asked = Asked(fix={"pipeline": 1, "data": 4, "update": "rolling"})
+    found = explained(profile(chain(24, 0)), cluster(4), 8, asked)
+    plain = solve(
+        profile(chain(24, 0)), cluster(4), batch=8, fix={**(asked.fix or {}), "out_of_order": "off"}
+    )
+    assert found.in_one is not None and found.in_one.step_ns == plain.prediction.step_ns
+    assert found.in_one.step_ns > found.plan.prediction.step_ns
+    said = explanation_text(found)
+    assert "Out-of-order backprop saves" in said and "updates when the next step needs them" in said
+    assert explanation_dict(found)["in_one_sum_ns"] == plain.prediction.step_ns
+
+
+def test_where_nothing_is_out_of_order_nothing_is_said_of_it(tight: Explanation) -> None:
+    assert tight.in_one is None and "Out-of-order" not in explanation_text(tight)

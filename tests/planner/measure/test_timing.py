@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+import torch
+
+from planner.capture import capture
+from planner.measure.specimens import Way, real_specimen, situations
+from planner.measure.timing import (
+    MIN_ROUNDS,
+    CpuClock,
+    ProcessorClock,
+    Samples,
+    clock_of,
+    pass_times,
+    shared_out,
+    spread_of,
+    time_rounds,
+)
+from planner.profile import Seconds
+from planner.workload import load
+
+T = TypeVar("T")
+
+
+class Ticks:
+    """A clock for which every action takes a second more than the one before."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def time(self, action: Callable[[], T]) -> tuple[float, T]:
+        self.now += 1
+        return float(self.now), action()
+
+
+def test_the_median_and_half_the_distance_of_the_quartiles_are_kept() -> None:
+    assert spread_of([5, 1, 4, 2, 3]) == Seconds(median=3, spread=1)
+    assert spread_of([7]) == Seconds(median=7, spread=0)
+
+
+def test_one_outlier_does_not_move_the_median() -> None:
+    assert spread_of([1, 1, 1, 1, 1000]) == Seconds(median=1, spread=0)
+
+
+def test_halves_that_share_operations_share_out_the_whole() -> None:
+    halves = shared_out(Seconds(median=6), Seconds(median=3, spread=1), Seconds(median=9, spread=3))
+    assert halves == (Seconds(median=1.5, spread=0.5), Seconds(median=4.5, spread=1.5))
+
+
+def test_rounds_go_over_all_layers_and_drop_the_warm_up() -> None:
+    workload = load("mlp")
+    captured = capture(workload)
+    batch = captured.batch_values(*workload.batch(2))
+    specimens = [real_specimen(captured, x, batch, Way()) for x in situations(captured, batch, Way())]
+    samples = [Samples() for _ in specimens]
+    shares = list(time_rounds(specimens, samples, Ticks(), budget_s=1e-9))
+    assert shares[:2] == [0, 0] and shares[-1] == 1
+    for specimen, row in zip(specimens, samples, strict=True):
+        halves = MIN_ROUNDS if specimen.has_halves else 0
+        lengths = [len(x) for x in (row.forward, row.backward, row.input_half, row.weight_half)]
+        assert lengths == [MIN_ROUNDS, MIN_ROUNDS, halves, halves]
+        times = pass_times(specimen, row)
+        assert times.input_grad.median + times.weight_grad.median == pytest.approx(times.backward.median)
+    firsts = [row.forward[0] for row in samples]
+    assert firsts == sorted(firsts), "forwards run in order"
+    assert [row.backward[0] for row in samples] == sorted((row.backward[0] for row in samples), reverse=True)
+
+
+def test_one_thread_is_timed_by_the_processor_and_several_by_the_wall() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        assert isinstance(clock_of("cpu"), ProcessorClock)
+        torch.set_num_threads(2)
+        assert isinstance(clock_of("cpu"), CpuClock)
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,215 @@
+"""What is said of whole shapes and of single rows, against every cut."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import combinations, pairwise, product
+
+import numpy as np
+import pytest
+
+from planner.arrays import IntArray
+from planner.errors import BadInput
+from planner.milp import Space, pins
+from planner.milp.configurations.configurations import OUTER_DATA, Shape, shapes
+from planner.milp.cut.problem import Problem
+from planner.milp.proof.boxes import ROUNDING, weigh
+from planner.milp.proof.feasible import windows
+from planner.milp.proof.separable import Lines
+from planner.milp.proof.totals import Floors, _hops_to
+from planner.profile import Profile, Seconds
+from planner.schedule import FAMILIES, Kind, generate
+from tests.planner.milp.instances import chain, cluster, profile
+
+SEEDS = 40
+SHAPES = 12  # of each seed
+
+
+def space(seed: int) -> Space:
+    rng = random.Random(seed)
+    layers = rng.randint(5, 8)
+    blocks = chain(layers, seed, equal=rng.random() < 0.3, skips=rng.choice([0, 2]), loose=rng.random() < 0.2)
+    update = rng.choice(["barrier", "barrier", "rolling"])
+    return Space(
+        profile=uneven(
+            tied(profile(blocks, scale=rng.choice([1, 10])), rng.choice([0, 0, 1, layers - 1])), rng
+        ),
+        cluster=cluster(
+            rng.choice([1, 2, 4, 6]),
+            rng.choice([1, 1, 2, 4]),
+            bandwidth=rng.choice([1e8, 1e9, 1e11]),
+            latency_s=rng.choice([1e-9, 5e-7]),
+        ),
+        batch=rng.choice([4, 6, 8, 12]),
+        precision="fp32",
+        execution="eager",
+        pins=pins({"update": update}, None),
+    )
+
+
+def tied(given: Profile, far: int) -> Profile:
+    """The first layer's parameters are those of the layer so far behind it as well."""
+    if not far or not given.graph.layers[0].parameters:
+        return given
+    first, other = given.graph.layers[0].parameters[0], given.graph.layers[far]
+    parameters = tuple(
+        replace(p, users=(*p.users, other.name)) if p.name == first else p for p in given.graph.parameters
+    )
+    layers = tuple(
+        replace(layer, parameters=(*layer.parameters, first)) if layer is other else layer
+        for layer in given.graph.layers
+    )
+    return replace(given, graph=replace(given.graph, parameters=parameters, layers=layers))
+
+
+def uneven(given: Profile, rng: random.Random) -> Profile:
+    """A whole backward that takes more or less than its halves."""
+    factor = rng.choice([0.7, 1.0, 1.3])
+    costs = {
+        key: replace(cost, backward=Seconds(median=round(cost.backward.median * 1e9 * factor) * 1e-9))
+        for key, cost in given.costs.items()
+    }
+    return replace(given, costs=costs)
+
+
+def posed(given: Space, seed: int) -> list[Problem]:
+    every = list(
+        shapes(
+            given.cluster,
+            layers=given.layers,
+            batch=given.batch,
+            micros=given.micros(),
+            pinned=given.pins,
+        )
+    )
+    chosen = random.Random(seed).sample(every, min(SHAPES, len(every)))
+    found = (given.problem(shape) for shape in chosen)
+    return [problem for problem in found if problem is not None]
+
+
+def cuts(problem: Problem) -> IntArray:
+    inner = combinations(range(1, problem.layers), problem.stages - 1)
+    every = np.array([(0, *boundaries, problem.layers) for boundaries in inner], np.int64)
+    return every[problem.allowed[every].all(1)]
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_no_cut_of_a_shape_is_faster_than_its_floor(seed: int) -> None:
+    given = space(seed)
+    floors = Floors(given)
+    for problem in posed(given, seed):
+        every = cuts(problem)
+        if len(every):
+            least = int(problem.times(every).min())
+            assert floors.free_ns(problem.shape) <= floors.summed_ns(problem.shape) <= least + ROUNDING, str(
+                problem.shape
+            )
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_no_cut_is_faster_than_any_row_as_a_sum_over_its_boundaries(seed: int) -> None:
+    given = space(seed)
+    for problem in (each for each in posed(given, seed) if each.chained):
+        every = cuts(problem)
+        if not len(every):
+            continue
+        times, lines, spans = problem.times(every), Lines(problem), windows(problem)
+        rows = [problem.critical(every[k])[0] for k in {0, len(every) // 2, len(every) - 1}]
+        rough, ns = problem.rough(problem.durations(every[0]))
+        assert ns <= times[0]
+        rows.append(rough)
+        most = int(np.quantile(times, 0.3))
+        told = problem.times(every, most)
+        assert (told[times <= most] == times[times <= most]).all()
+        assert (told[times > most] > most).all()
+        assert (told <= times).all()
+        if problem.shape.update == "barrier":
+            rows += problem.slowed(every[len(every) // 3], 1.3)
+        for row in rows:
+            weights = weigh(row)
+            heights = lines.heights(weights)[0]
+            at = np.searchsorted(lines.places, every)
+            values = heights[np.arange(problem.stages + 1), at].sum(1)
+            value, _ = lines.least(weights, *spans)
+            assert value <= times.min()
+            assert abs(value - (values.min() + lines._constants(weights)[0])) < 1e-3 * max(1.0, value)
+            most = float(np.quantile(times, 0.3))
+            narrow = lines.narrowed(weights, most, *spans)
+            for kept in every[times <= most]:
+                assert narrow is not None
+                assert (kept >= narrow[0]).all()
+                assert (kept <= narrow[1]).all()
+
+
+def test_an_idle_first_stage_does_not_hold_up_a_rolling_split_backward() -> None:
+    """The next step starts before the last weight gradients are done: no head delays every step."""
+    given = Space(
+        profile=profile(chain(8, 1, equal=True)),
+        cluster=cluster(4, bandwidth=1e15, latency_s=0.0),
+        batch=8,
+        precision="fp32",
+        execution="eager",
+        pins=pins({"update": "rolling"}, None),
+    )
+    shape = Shape(
+        family="zb-h2",
+        data=1,
+        workers=4,
+        pairs=1,
+        chunks=1,
+        micro=1,
+        micros=8,
+        recompute=False,
+        shard=False,
+        axes=OUTER_DATA,
+        update="rolling",
+    )
+    problem = given.problem(shape)
+    assert problem is not None
+    period = int(problem.times(np.array([[0, 2, 4, 6, 8]]))[0])
+    assert 8 * 2 * 3000 <= period < 8 * 2 * 3000 + 100
+    assert Floors(given).summed_ns(shape) <= period
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.paired])
+@pytest.mark.parametrize("workers", [2, 4, 6, 8, 12])
+def test_the_pipes_of_a_stage_lie_on_workers_of_their_own(name: str, workers: int) -> None:
+    for pairs in (f for f in range(1, workers // 2 + 1) if workers // 2 % f == 0):
+        place = generate(name, workers=workers, micros=2 * workers, pairs=pairs).place
+        assert all(len({pipe[s] for pipe in place}) == 2 * pairs for s in range(len(place[0])))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_with_whole_and_split_backward_passes_says_so(name: str) -> None:
+    for workers, micros in ((2, 4), (4, 8), (4, 5), (2, 12)):
+        kinds = {
+            action.kind for order in generate(name, workers=workers, micros=micros).orders for action in order
+        }
+        family = FAMILIES[name]
+        assert family.mixes or (Kind.I in kinds) == family.splits
+        assert family.mixes or not {Kind.B, Kind.I} <= kinds
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_no_stage_is_said_to_be_further_away_than_messages_take_to_it(family: str) -> None:
+    for workers, chunks in product((2, 4), (FAMILIES[family].default_chunks, 4)):
+        try:
+            place = generate(family, workers=workers, micros=workers, chunks=chunks).place
+        except BadInput:
+            continue
+        shape = Shape(
+            family=family,
+            data=1,
+            workers=workers,
+            pairs=1,
+            chunks=chunks,
+            micro=1,
+            micros=workers,
+            recompute=False,
+            shard=False,
+            axes=OUTER_DATA,
+        )
+        for pipe in place:
+            sent = np.cumsum([0, *(a != b for a, b in pairwise(pipe))])
+            assert (_hops_to(shape, np.arange(len(pipe))) <= sent).all()

@@ -1,0 +1,98 @@
+"""Orders listed anew in the search: never slower, within memory, as executable as any other, and only where free."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from planner.milp import Search, answered
+from planner.milp.search import relist as relisting
+from planner.milp.search.descent import judge
+from planner.milp.search.relist import costs_of
+from planner.milp.solve import solve, space_of
+from planner.plan import Plan, dump, schedule_of
+from planner.plan.yaml import parse
+from planner.profile import Profile
+from planner.program import lower
+from planner.program.check import program_violations
+from planner.schedule import relistings
+from planner.simulate import period_of_plan
+from planner.verify import violations
+from tests.planner.milp.instances import chain, cluster, profile
+
+FIX = {"pipeline": 4, "data": 1}
+MACHINES = cluster(4, memory=200_000)
+SEEDS = (0, 1, 5)
+FAMILIES = ("1f1b", "zb-h1", "v-half", "listed")  # the last allows others to be listed anew
+
+
+def costs(seed: int) -> Profile:
+    return profile(chain(10, seed, skips=seed % 3), scale=10)
+
+
+@cache
+def grown(seed: int) -> tuple[Plan, Search]:
+    return answered(space_of(costs(seed), MACHINES, batch=6, fix=FIX, schedules=FAMILIES))
+
+
+def as_generated(seed: int, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    monkeypatch.setattr(relisting, "grow", lambda found: 0)
+    return solve(costs(seed), MACHINES, batch=6, fix=FIX, schedules=FAMILIES)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_plan_is_no_slower_for_orders_listed_anew(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, _ = grown(seed)
+    plain = as_generated(seed, monkeypatch)
+    assert plan.prediction.step_ns <= plain.prediction.step_ns
+    assert plan.certificate is not None
+    assert plan.certificate.gap == 0
+
+
+def test_some_plan_is_faster_for_it_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    faster = [seed for seed in SEEDS if "relisted" in grown(seed)[0].schedule.settings]
+    assert faster
+    for seed in faster:
+        plan, found = grown(seed)
+        assert plan.schedule.settings["relisted"] is True
+        assert plan.prediction.step_ns < as_generated(seed, monkeypatch).prediction.step_ns
+        assert plan.certificate is not None
+        assert f"and {found.listed} listed anew" in plan.certificate.scope
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_order_listed_anew_is_a_plan_like_any_other(seed: int) -> None:
+    plan, _ = grown(seed)
+    assert violations(plan, profile=costs(seed), cluster=MACHINES) == []
+    assert parse(dump(plan)) == plan
+    assert period_of_plan(plan) == plan.prediction.step_ns
+    schedule = schedule_of(plan)
+    for layout, streams in (("channel", "channel"), ("global", "global")):
+        program = lower(schedule, plan.hops, plan.times, layout=layout)  # type: ignore[arg-type]
+        assert program_violations(program, schedule, streams=streams) == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_listing_the_winner_once_more_gives_nothing_faster(seed: int) -> None:
+    plan, found = grown(seed)
+    assert found.best is not None
+    assert found.best.answer is not None
+    for number, (_, schedule) in enumerate(relistings(schedule_of(plan), costs_of(plan.times, plan.hops))):
+        shape = replace(found.best.shape, listed=f"again {number}")
+        found.space.enter(shape, schedule)
+        posed = found.space.problem(shape)
+        assert posed is not None
+        assert judge(posed, found.best.answer.cut[None, :])[0] >= plan.prediction.step_ns
+
+
+def test_a_schedule_that_is_fixed_keeps_the_order_it_is_known_for() -> None:
+    fixed, found = answered(space_of(costs(0), MACHINES, batch=6, fix=FIX, schedules=["1f1b", "zb-h1"]))
+    assert found.listed == 0
+    assert "relisted" not in fixed.schedule.settings
+    freed, found = answered(
+        space_of(costs(0), MACHINES, batch=6, fix=FIX, schedules=["1f1b", "zb-h1", "listed"])
+    )
+    assert found.listed > 0
+    assert freed.prediction.step_ns < fixed.prediction.step_ns

@@ -1,0 +1,154 @@
+"""Orders of layers: what makes one, the model in it, and plans whose stages name one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.errors import BadInput
+from planner.milp import Effort
+from planner.milp.layer_orders import orders
+from planner.milp.solve import solve, space_of
+from planner.model import Buffer, ModelGraph, alone, misplaced
+from planner.plan import Plan, as_planned, dump
+from planner.profile import Profile
+from planner.verify import violations
+from tests.planner.milp.instances import Block, chain, cluster, profile
+
+
+def block(ns: int, *reads: int) -> Block:
+    return Block(forward=ns, input_grad=ns, weight_grad=ns, out=100, own=100, weight=400, reads=reads)
+
+
+def branches() -> Profile:
+    """A branch of two long layers beside one of two short ones: 0 -> 1 -> 2 -> 5 and 0 -> 3 -> 4 -> 5."""
+    return profile(
+        [block(1000, -1), block(3000, 0), block(3000, 1), block(1000, 0), block(1000, 3), block(9, 2, 4)]
+    )
+
+
+def towers(count: int) -> Profile:
+    """Layers that all read the first one, of uneven lengths."""
+    return profile(
+        [
+            block(10, -1),
+            *(block(1000 * (k % 5 + 1), 0) for k in range(count)),
+            block(10, *range(1, count + 1)),
+        ]
+    )
+
+
+MACHINES = cluster(2)
+FIX = {"pipeline": 2, "data": 1}
+
+
+def planned(costs: Profile, **fix: object) -> Plan:
+    plan = solve(costs, MACHINES, batch=8, schedules=["1f1b"], fix={**FIX, **fix})
+    assert violations(plan, profile=costs, cluster=MACHINES) == []
+    return plan
+
+
+def names(graph: ModelGraph) -> list[str]:
+    return [layer.name for layer in graph.layers]
+
+
+def test_the_model_in_another_order_is_the_same_model() -> None:
+    graph = branches().graph
+    moved = graph.ordered(["l0", "l3", "l1", "l4", "l2", "l5"])
+    assert moved.fingerprint == graph.fingerprint
+    assert moved.value["v0"].consumers == ("l3", "l1")
+    assert moved.index["l3"] == 1
+    assert moved.ordered(names(graph)) == graph
+    assert graph.ordered(names(graph)) is graph
+
+
+def test_values_states_that_are_written_and_the_loss_bind_the_order() -> None:
+    graph = branches().graph
+    assert not list(misplaced(graph, ["l0", "l3", "l4", "l1", "l2", "l5"]))
+    assert list(misplaced(graph, ["l0", "l2", "l1", "l3", "l4", "l5"])) == [("l2", "l1")]
+    assert ("l5", "l4") in list(misplaced(graph, ["l0", "l1", "l2", "l3", "l5", "l4"]))
+    counter = Buffer(name="seen", users=("l1", "l3"), shape=(), dtype="int64", bytes=8, mutated=True)
+    written = replace(graph, buffers=(counter,))
+    assert list(misplaced(written, ["l0", "l3", "l4", "l1", "l2", "l5"])) == [("l3", "l1")]
+
+
+def test_only_a_chain_has_no_other_order() -> None:
+    assert alone(profile(chain(6, 1, skips=3)).graph)
+    assert not alone(branches().graph)
+
+
+def test_stages_may_hold_parts_of_both_branches() -> None:
+    """In the order of the model no cut has less than 6 of 9 on one stage."""
+    plan = planned(branches())
+    own = planned(branches(), cuts="l2")
+    assert plan.prediction.step_ns < own.prediction.step_ns
+    assert [set(stage.layers) for stage in plan.stages] == [{"l0", "l1", "l3"}, {"l2", "l4", "l5"}]
+    assert plan.certificate is not None
+    assert plan.certificate.gap == 0
+    assert "all 5 other orders" in plan.certificate.scope
+    assert as_planned(branches().graph, plan).captured_order == tuple(names(branches().graph))
+
+
+def test_a_users_stages_in_another_order_are_priced_as_they_stand() -> None:
+    plan = planned(branches())
+    stages = [list(stage.layers) for stage in plan.stages]
+    again = planned(branches(), stages=stages)
+    assert [list(stage.layers) for stage in again.stages] == stages
+    assert again.prediction.step_ns == plan.prediction.step_ns
+    assert planned(branches(), stages=stages, gather="none").prediction == again.prediction
+
+
+@pytest.mark.parametrize(
+    "fix", [{"gather": "l3"}, {"gather": "end"}, {"regrid": "l3:samples"}, {"spatial": 2}]
+)
+def test_stages_in_another_order_are_not_split_in_space_without_a_word(fix: dict[str, object]) -> None:
+    stages = [["l0", "l1", "l3"], ["l2", "l4", "l5"]]
+    with pytest.raises(BadInput, match=r"stages|in space"):
+        planned(branches(), stages=stages, **fix)
+
+
+def test_many_orders_are_looked_at_by_their_best_balanced_stages() -> None:
+    plan = planned(towers(9))
+    assert plan.certificate is not None
+    assert "other orders of the layers: 1 of those of balanced stages" in plan.certificate.scope
+    given = solve(towers(9), MACHINES, batch=8, schedules=["1f1b"], fix={**FIX, "stages": _halves(plan)})
+    assert plan.prediction.step_ns == given.prediction.step_ns
+    assert sum(t.forward_ns for t in plan.times) == sum(t.forward_ns for t in given.times)
+    spread = [t.forward_ns for t in plan.times]
+    assert max(spread) - min(spread) <= 1000
+
+
+def _halves(plan: Plan) -> list[list[str]]:
+    return [list(stage.layers) for stage in plan.stages]
+
+
+def test_too_many_orders_leave_that_of_the_model_and_say_so() -> None:
+    found = orders.searched(space_of(towers(20), MACHINES, batch=4, schedules=["1f1b"], fix=FIX), Effort())
+    assert "too many other orders" in found.note
+    assert found.best.space.profile.graph.captured_order == ()
+
+
+@pytest.mark.parametrize("fix", [{"cuts": "l2"}, {"pipeline": 1, "data": 2}])
+def test_what_is_fixed_leaves_the_order_of_the_model(fix: dict[str, object]) -> None:
+    plan = planned(branches(), **fix)
+    assert [name for stage in plan.stages for name in stage.layers] == names(branches().graph)
+
+
+def test_the_same_question_has_the_same_order() -> None:
+    assert dump(planned(towers(9))) == dump(planned(towers(9)))
+
+
+def test_no_stage_reads_what_comes_later() -> None:
+    plan = planned(branches())
+    late, early = plan.stages[1].layers, plan.stages[0].layers
+    swapped = [s.model_copy(update={"layers": x}) for s, x in zip(plan.stages, (late, early), strict=True)]
+    found = violations(plan.model_copy(update={"stages": tuple(swapped)}), profile=branches())
+    assert any("which it hangs on" in str(each) for each in found)
+
+
+def test_samples_cut_in_space_keep_the_order_of_the_model() -> None:
+    plan = planned(branches())
+    spatial = plan.model_copy(update={"axes": plan.axes.model_copy(update={"spatial": 2})})
+    found = violations(spatial, profile=branches())
+    assert any("leaves the order of the model" in str(each) for each in found)

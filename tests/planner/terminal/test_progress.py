@@ -1,0 +1,74 @@
+"""What takes longer than a second says so: a line where nobody looks at a terminal, a bar where somebody does."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import pytest
+
+from planner.terminal import Report, progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_tells_the_time_left() -> None:
+    assert Report("profile").line(0.25, spent_s=10) == "profile: 25%, about 30 s left"
+    assert Report("profile").line(0.0, spent_s=10) == "profile: 0%"
+
+
+def test_a_step_is_spoken_of_once_it_has_lasted_a_second_and_then_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    said = io.StringIO()
+
+    def at(now_s: float, doing: str) -> None:
+        clock[0] = now_s
+        report.at(0.5, doing)
+
+    with Report("probe", said) as report:
+        for now_s, doing in (
+            (100.0, "a"),
+            (100.9, "a"),
+            (101.1, "a"),
+            (102.0, "b"),
+            (103.1, "b"),
+            (112.0, "b"),
+        ):
+            at(now_s, doing)
+        assert said.getvalue().splitlines() == [
+            "probe: a: 50%, about 1 s left",
+            "probe: b: 50%, about 3 s left",
+        ]
+        at(113.2, "b")
+    assert said.getvalue().count("probe: b") == 2
+
+
+def test_a_step_that_nobody_can_ask_is_spoken_of_while_it_lasts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "FIRST_LINE_S", 0.001)
+    with Report("rehearse") as report, report.step(0.5, "rank 1, 2 of 4"):
+        threading.Event().wait(0.2)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines and set(lines) == {"rehearse: rank 1, 2 of 4: 0 s so far"}
+
+
+def test_a_terminal_has_a_bar_with_the_step_in_it() -> None:
+    screen = Terminal()
+    with Report("rehearse", screen) as report:
+        with report.step(0.5, "rank 1"):
+            pass
+        report.at(1.0, "rank 2")
+    assert "rehearse: rank 1" in screen.getvalue() and "rehearse: rank 2" in screen.getvalue()
+
+
+def test_before_the_first_word_there_is_no_thread_so_that_a_process_may_fork() -> None:
+    before = threading.active_count()
+    with Report("probe", Terminal()):
+        assert threading.active_count() == before

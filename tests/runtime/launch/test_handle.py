@@ -1,0 +1,89 @@
+"""A run is a value to hold: asked while it runs, waited for, ended, and sent to where it was said to run."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from planner.errors import BadInput
+from planner.plan import Plan
+from planner.plan import yaml as plan_yaml
+from runtime.launch import handle, status
+from runtime.runfolder import unused
+from runtime.slurm import commands as clients
+from runtime.slurm import job as slurm
+
+PLAN = Path("plans/mlp-chimera.yaml")
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return plan_yaml.load(PLAN)
+
+
+def test_a_local_run_is_asked_while_it_runs_and_cancelled(plan: Plan, tmp_path: Path) -> None:
+    run = handle.launch(plan, tmp_path / "run", steps=10**6, on="local")
+    assert run.state == "running"  # from the first moment
+    with pytest.raises(BadInput, match="is running"):
+        handle.launch(plan, tmp_path / "run", steps=1, on="local")
+    with pytest.raises(TimeoutError, match=r"has not ended after 0\.01 s"):
+        run.wait(0.01)
+    end = time.monotonic() + 180
+    while len(run.metrics()) < 3:
+        assert time.monotonic() < end, run.logs()
+        time.sleep(0.05)
+    rows = run.metrics()
+    assert [row["step"] for row in rows[:3]] == [1, 2, 3]
+    assert set(rows[0]) == {"step", "loss", "seconds"} and rows[0]["loss"] > 0
+    assert "<th>loss</th>" in rows._repr_html_() and "loss" in repr(rows).splitlines()[0]
+    found = status.of(tmp_path / "run")  # as another process sees it
+    assert (found.state, found.backend, found.job, found.steps) == ("running", "local", None, 10**6)
+    assert found.loss and found.loss > 0 and found.left_s and found.left_s > 0
+    assert f"step {found.step} of 1000000, loss" in status.status_text(found)
+    assert "running" in repr(run) and "<pre>" in run._repr_html_()
+    assert isinstance(run.logs(rank=0), str)
+    run.cancel()
+    run.cancel()  # again changes nothing
+    assert (run.state, run.wait().state) == ("cancelled", "cancelled")
+
+
+def test_it_goes_where_it_is_said_and_to_slurm_where_there_is_one(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[object] = []
+
+    def queued(plan: Plan, folder: Path, **settings: object) -> slurm.SlurmRun:
+        said.append((folder, settings["steps"], settings["options"].partition))  # type: ignore[attr-defined]
+        return slurm.SlurmRun(None, 1, 7)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(slurm, "launch", queued)
+    monkeypatch.setattr(clients, "answers", lambda: True)
+    monkeypatch.setenv("SHARDWRIGHT_SLURM", str(tmp_path / "site.yaml"))
+    (tmp_path / "site.yaml").write_text("version: 1\npartition: site\n")
+    monkeypatch.chdir(tmp_path)
+    handle.launch(plan, tmp_path / "a", steps=3)
+    handle.launch(plan, tmp_path / "b", steps=3, options={"partition": "gpu"})
+    handle.launch(plan, steps=3)
+    assert said[:2] == [(tmp_path / "a", 3, "site"), (tmp_path / "b", 3, "gpu")]
+    assert str(said[2][0]).startswith("runs/mlp-")  # type: ignore[index]
+
+
+@pytest.mark.parametrize("words", [{"on": "moon"}, {"on": "local", "options": {"partition": "gpu"}}])
+def test_a_place_that_there_is_not_is_refused(words: dict[str, object], plan: Plan, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="'local', or 'slurm'"):
+        handle.launch(plan, tmp_path / "a", **words)  # type: ignore[arg-type]
+    assert not (tmp_path / "a").exists()
+
+
+def test_two_runs_within_a_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda form: "now")
+    folders = []
+    for _ in range(3):
+        folders.append(unused("a"))
+        folders[-1].mkdir(parents=True)
+    assert [folder.name for folder in folders] == ["a-now", "a-now-2", "a-now-3"]

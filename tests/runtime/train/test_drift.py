@@ -1,0 +1,34 @@
+"""A run that leaves the error bars of its plan says so, once, and names what they rest on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from planner.plan import Plan
+from planner.plan import yaml as plan_yaml
+from runtime.train import JUDGED, WARM_UP, outside
+from runtime.train.drift import Watch
+
+
+def plan(low_ns: int = 9_000_000, high_ns: int = 12_000_000) -> Plan:
+    loaded = plan_yaml.load(Path("plans/mlp-chimera.yaml"))
+    bars = {"step_ns": 10_000_000, "low_ns": low_ns, "high_ns": high_ns}
+    return loaded.model_copy(update={"prediction": loaded.prediction.model_copy(update=bars)})
+
+
+def test_steps_within_the_bars_are_passed_over_and_those_outside_are_named_with_the_bars() -> None:
+    assert outside(plan(), 11e6) == ""
+    said = outside(plan(), 20e6)
+    assert "20 ms" in said and "9 ms to 12 ms" in said and "the profile alone" in said
+
+
+def test_a_plan_without_bars_is_not_left() -> None:
+    assert outside(plan(10_000_000, 10_000_000), 20e6) == ""
+
+
+def test_a_run_says_it_once_and_not_by_its_warm_up() -> None:
+    watch = Watch(plan())
+    said = [watch.step(seconds) for seconds in [0.5] * WARM_UP + [0.0105] * (JUDGED - 1)]
+    assert not any(said) and watch.step(0.0105) == ""
+    said = [watch.step(0.03) for _ in range(2 * JUDGED)]
+    assert sum(map(bool, said)) == 1
