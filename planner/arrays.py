@@ -6,7 +6,5 @@ import numpy as np
 from numpy.typing import NDArray
 
 BoolArray = NDArray[np.bool_]
-
 FloatArray = NDArray[np.float64]
-
 IntArray = NDArray[np.int64]

@@ -26,11 +26,8 @@ from planner.schedule import Kind
 from planner.timeline import COLLECTIVE, Event, Timeline
 
 WARM_UP_STEPS = 2
-
 NS = 1e-9
-
 _HALVES = {Kind.I.value, Kind.W.value}
-
 _WAITED_NS = 20_000  # less is no wait: the message was there
 
 

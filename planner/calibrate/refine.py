@@ -13,9 +13,7 @@ from planner.simulate import best_overlap, period_of_plan
 from planner.timeline import COLLECTIVE, Timeline, decode
 
 FAMILY = "overlap"
-
 WARM_UP_STEPS = 2
-
 Found = Mapping[tuple[str, int], int]  # event and stage -> nanoseconds
 
 

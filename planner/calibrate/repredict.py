@@ -10,7 +10,6 @@ from planner.plan import Hop, Plan, StageTimes
 from planner.simulate import period_of_plan
 
 NS = 1e9
-
 _Change = Callable[[Correction | None, int], int]
 
 

@@ -14,11 +14,8 @@ from planner.capture.functional import drop_unused, random
 from planner.capture.traced_graph import Traced
 
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
-
 MASK, CAUSAL = 3, 5  # positions of its arguments
-
 DEFAULTS = (None, 0.0, False)  # mask, dropout, causal
-
 LARGEST = 2**26  # elements of a mask that are looked at: 8,192 by 8,192
 
 

@@ -14,9 +14,7 @@ from planner.capture.traced_graph import named_leaves
 from planner.errors import BadInput
 
 Pair = tuple[object, object]  # (inputs, targets)
-
 Batch = Callable[[int], Pair]
-
 SMALL, LARGE = 2, 3  # two batch sizes tell how every size depends on the batch
 
 

@@ -38,7 +38,6 @@ from planner.model import Buffer, ModelGraph, Parameter
 from planner.workload import Workload
 
 Loss = Callable[..., object]
-
 UNSYMBOLIC = (CannotTrace, NotAffine)
 
 

@@ -122,7 +122,6 @@ def unknown(value: object) -> bool:
 
 
 RECURRENT = {"aten.lstm.input", "aten.gru.input", "aten.rnn_tanh.input", "aten.rnn_relu.input"}
-
 ATTENTION = "aten.scaled_dot_product_attention.default"
 
 

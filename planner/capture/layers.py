@@ -20,7 +20,6 @@ from planner.capture.state_use import use_of_states
 from planner.capture.traced_graph import LOSS, OWNERS, Traced
 
 FREE = -1
-
 ROOT = "root"  # names a layer of the outermost module's own parameters
 
 

@@ -22,7 +22,6 @@ from planner.capture.untraceable import refusing_draws
 from planner.errors import BadInput
 
 Shapes = list[tuple[int, ...]]
-
 _numbers = itertools.count()  # torch keeps the name of an operation beyond its library
 
 

@@ -18,7 +18,6 @@ from planner.capture.layers import FREE, Grouping
 from planner.capture.traced_graph import OWNERS, Traced
 
 ATEN = torch.ops.aten
-
 SIZES = {
     ATEN.sym_size.int,
     ATEN.sym_numel.default,

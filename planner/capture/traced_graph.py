@@ -13,17 +13,11 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 Kind = Literal["parameter", "buffer", "constant", "input", "target"]
-
 Context = tuple[tuple[object, ...], ...]  # ("grad", False), ("autocast", device, dtype, enabled, cache)
-
 LOSS = "loss"
-
 MODEL = "model"
-
 LAYER = "layer"  # in the meta of a stage's operations: index of the layer that each belongs to
-
 SYNCHRONISED = "synchronised"  # in the meta of a normalisation whose statistics are those of all replicas
-
 OWNERS = {"parameter", "buffer", "constant"}
 
 

@@ -22,7 +22,6 @@ from planner.capture.traced_graph import Traced
 from planner.errors import BadInput
 
 MISSING = "missing"
-
 OFF = "detach() what the frozen part takes from it, or requires_grad_(False) once, where the module is built"
 
 

@@ -54,23 +54,15 @@ class Tools:
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="argument of the workload")
 ]
-
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on standard output")]
-
 Force = Annotated[bool, typer.Option("--force", help="overwrite what is there")]
-
 Out = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="where to write")]
-
 PlanFile = Annotated[Path, typer.Argument(help="a plan.yaml", metavar="PLAN")]
-
 RunFolder = Annotated[Path, typer.Argument(help="a folder that launch made", metavar="RUN")]
 
 NAME = "shardwright"
-
 WORDS = ("plan", "launch")  # commands that are programs of their own too
-
 COMPLETION = ("--install-completion", "--show-completion")
-
 Options = TypeVar("Options", bound="DataclassInstance")
 
 

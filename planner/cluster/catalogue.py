@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from planner.errors import BadInput
 
 GB = 10**9
-
 TERA = 1e12
 
 

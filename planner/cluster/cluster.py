@@ -25,11 +25,8 @@ from planner.files import Count, Natural, Part, Positive, Text
 CLUSTER_VERSION: Final = 1
 
 Nodes = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
-
 Latency = Annotated[float, Field(ge=0, le=3600, strict=True)]  # of a message; an hour is no link
-
 Bandwidth = Annotated[float, Field(ge=1, strict=True)]
-
 Distance = Literal["device", "node", "rack", "cluster"]
 
 

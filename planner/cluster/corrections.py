@@ -18,7 +18,6 @@ from planner.files import Count, Natural, NotNegative, Part, Positive, Text
 from planner.schedule import Kind
 
 FITTED_VERSION: Final = 1
-
 PARTS: Final[Mapping[Kind, str]] = {
     Kind.F: "forward",
     Kind.B: "backward",

@@ -28,7 +28,6 @@ from planner.schedule import Schedule
 from planner.simulate import SQUARE_BYTES, SQUARED_ELEMENTS, StageBytes
 
 LEAF_BYTES = 4  # of the one that stands for all that enters a stage, which a walk ends at
-
 LOOK_BYTES = 16  # of the few numbers made to see whether one of what a forward made is NaN
 
 

@@ -13,9 +13,7 @@ from planner.profile import Profile
 from planner.schedule import FAMILIES
 
 GIB = 1 << 30
-
 _SHOWN = 6
-
 _SEEN = 0.0005  # share of a step below which a part is not told
 
 

@@ -17,9 +17,7 @@ from planner.plan import Plan, world_size
 from planner.profile import Profile
 
 Trade = Literal["memory", "devices"]
-
 MOST_SOLVES = 16  # a front
-
 RESOLUTION = 0.02  # stretches of limits narrower than this share are not asked
 
 

@@ -16,15 +16,10 @@ from planner.profile import Profile
 from planner.schedule import Kind
 
 HALF = 0.5  # of its share in speed, that a device added before the knee brings at least
-
 NEAR_BEST = 0.95  # of the highest rate, that the batch at the knee reaches
-
 EFFICIENT = 0.8
-
 _LITTLE = 1.02  # a doubled batch that gains less, twice in a row, ends the doubling
-
 _MOST_DOUBLINGS = 16
-
 MOST_MICROS = (
     256  # of a group and step, which end the doubling: orders get long, and few train on such batches
 )

@@ -16,9 +16,7 @@ from planner.errors import BadInput
 from planner.files import yaml_text
 
 T = TypeVar("T")
-
 Path = tuple[str | int, ...]
-
 Decoder = Callable[[object, Path], object]
 
 

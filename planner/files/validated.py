@@ -13,21 +13,14 @@ from planner.errors import BadInput
 from planner.files import yaml_text
 
 M = TypeVar("M", bound=BaseModel)
-
 JsonSchema = dict[str, object]
 
 LARGEST = 2**63 - 1
-
 Count = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
-
 Natural = Annotated[int, Field(ge=0, le=LARGEST, strict=True)]
-
 NotNegative = Annotated[float, Field(ge=0, strict=True)]
-
 Positive = Annotated[float, Field(gt=0, strict=True)]
-
 Flag = Annotated[bool, Field(strict=True)]
-
 Text = Annotated[str, Field(min_length=1)]
 
 

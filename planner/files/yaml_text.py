@@ -23,23 +23,16 @@ except ImportError:  # PyYAML built without libyaml: the same, slower
     from yaml import SafeLoader as _Loader  # type: ignore[assignment]
 
 Data = str | int | float | bool | None | list["Data"] | dict[str, "Data"]
-
 Key = tuple[str | int, ...]
 
 MAX_BYTES = 256 * 2**20
-
 MAX_DEPTH = 64
-
 MAX_DIGITS = 40
 
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
-
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
-
 _FLOAT = re.compile(r"[-+]?(?=[0-9]*[.eE])(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-
 _SPECIAL = re.compile(r"([-+]?)\.(inf|Inf|INF|nan|NaN|NAN)")
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff]")
@@ -239,7 +232,6 @@ def _flow(value: object) -> str:
 
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./#'+-]*(?: [A-Za-z0-9_./][A-Za-z0-9_./#'+-]*)*")
-
 _ESCAPED = re.compile('["\\\\\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]')
 
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from planner.workload import Workload
 
 ROOFLINE = "roofline:"
-
 SECONDS_PER_ROW = 0.4
 
 

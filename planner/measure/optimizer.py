@@ -21,9 +21,7 @@ from planner.profile import OptimizerCost, Seconds
 from planner.workload import Workload
 
 TIMED_ELEMENTS = 8 * 2**20  # beyond the caches, as the real ones are
-
 COUNTED_ELEMENTS = 2**16
-
 WARM_UP_STEPS, TIMED_STEPS = 1, 9
 
 

@@ -18,7 +18,6 @@ from planner.model import Layer
 from planner.spatial import Layout
 
 Values = Mapping[str, Tensor]
-
 Forward = Callable[[Values], Values]
 
 

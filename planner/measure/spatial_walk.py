@@ -13,7 +13,6 @@ from planner.model import Layer
 from planner.spatial import Layout, NoRule, check_grid
 
 SHEET = 2  # dimensions of what has no space: samples and channels
-
 Made = tuple[tuple[Shape, Layout], ...]  # of each output: the shard and how it lies
 
 

@@ -21,7 +21,6 @@ from planner.model import Buffer, Layer, Parameter
 from planner.spatial import Layout
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
 PRECISIONS = ("fp32", *_AUTOCAST)
 
 

@@ -17,9 +17,7 @@ from planner.profile import NANOSECOND, Seconds
 T = TypeVar("T")
 
 WARM_UP_ROUNDS = 2
-
 MIN_ROUNDS = 5
-
 MAX_ROUNDS = 60
 
 

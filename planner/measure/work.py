@@ -17,9 +17,7 @@ from planner.profile import Work
 aten = torch.ops.aten
 
 _PRECISION = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-
 _FREE = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten.detach}
-
 # These read the rows that they are asked for, not the whole table.
 _GATHERS = {aten.embedding, aten.gather, aten.index, aten.index_select}
 

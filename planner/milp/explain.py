@@ -28,9 +28,7 @@ from planner.plan import Rival
 from planner.schedule import FAMILIES, Action, Kind
 
 _RUNNERS = 4
-
 _DEEPEST_TRIVIAL = 16
-
 SYNC, STEP = KINDS.index(Kind.SYNC), KINDS.index(Kind.STEP)
 
 

@@ -48,11 +48,8 @@ from planner.milp.proof.feasible import memory_weights
 from planner.milp.search.descent import NEVER, judge
 
 TOLERANCE = 1e-6  # relative, of the solvers
-
 _UNITS = 1000.0  # of time, in the limit
-
 _ROUNDS = 30
-
 Solver = Literal["highs", "cbc"]
 
 

@@ -26,11 +26,8 @@ from planner.profile import CostKey
 from planner.schedule import generate
 
 Fits = Callable[[Space, "Nearest | None"], str | None]
-
 _EXAMINED = 300  # shapes, for the least shortage
-
 _DESCENDED = 20  # of them, those that come closest at first
-
 _MOST_NODES = 64  # times as many as there are
 
 

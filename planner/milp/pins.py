@@ -16,9 +16,7 @@ from planner.model import ModelGraph
 from planner.schedule import FAMILIES
 
 Update = Literal["rolling", "barrier"]
-
 SAMPLES: Final = "samples"  # in the place of a grid: from the layer on ranks share whole samples
-
 NEVER: Final = "none"  # in the place of the layer before which shards are gathered
 
 PINS = (

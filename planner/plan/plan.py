@@ -30,7 +30,6 @@ def _only_actions(line: str) -> str:
 
 
 Order = Annotated[str, AfterValidator(_only_actions)]
-
 Setting = int | float | str | bool
 
 

@@ -8,7 +8,6 @@ from planner import files
 from planner.plan.plan import PLACE_COLUMNS, PLAN_VERSION, Plan
 
 SCHEMA = "plan.schema.json"  # relative to the plan, as it lies in plans/
-
 _ONE_A_LINE = {"places": PLACE_COLUMNS, "orders": "one pipeline worker a line"}
 
 

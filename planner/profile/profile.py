@@ -52,7 +52,6 @@ def launch_ns(fitted: Fitted | None, kind: Kind) -> int:
 
 
 NANOSECOND = 1e-9  # what plans count time in
-
 PERSISTENT = -1  # in `LayerCost.aliases`: the output is a view of a parameter or buffer
 
 

@@ -15,9 +15,7 @@ from planner.profile.check import check
 from planner.profile.profile import CostKey, LayerCost, OptimizerCost, Profile, Seconds
 
 ADAMW = "adamw"
-
 ADAMW_STATE_BYTES = 8.0  # two fp32 moments
-
 ADAMW_TRAFFIC_BYTES = 28.0  # reads weight, gradient and two moments, writes all but the gradient
 
 

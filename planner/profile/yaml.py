@@ -15,7 +15,6 @@ from planner.profile.check import check, faults
 from planner.profile.profile import CostKey, LayerCost, OptimizerCost, Profile, Seconds
 
 PROFILE_VERSION = 1
-
 HEADER = "# shardwright profile: what every layer costs, and the model that it was measured on\n"
 
 

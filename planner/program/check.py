@@ -17,7 +17,6 @@ from planner.program.program import Instruction, Program
 from planner.schedule import Action, Kind, Message, Schedule, Spot, Violation
 
 Streams = Literal["channel", "direction", "pair", "global"]
-
 _KEYS: Mapping[Streams, Callable[[int, int, Message], Hashable]] = {
     "channel": lambda source, target, message: (source, target, message.pipe, message.direction),
     "direction": lambda source, target, message: (source, target),

@@ -10,13 +10,9 @@ from planner.timeline import Difference
 from planner.units import duration, memory
 
 _GAP = 0.005  # below, another search is not worth its time
-
 _IDLE = 0.10
-
 _FULL, _EMPTY = 0.92, 0.5
-
 _OFF = 0.15
-
 _NEAR = 0.03
 
 

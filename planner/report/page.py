@@ -12,7 +12,6 @@ from planner.report.timeline_rows import lines, packed
 from planner.show import text
 
 _SCRIPTS = ("data.js", "gantt.js", "controls.js", "page.js")
-
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 
 

@@ -15,13 +15,9 @@ if TYPE_CHECKING:
     from planner.explore import FrontierRow
 
 _HIGH = 96  # of the bars of layers
-
 _ARCS = 40
-
 _MOST_ARCS = 200
-
 _MOST_NUMBERS = 24  # stages whose number is written
-
 MEMORY_PARTS = (
     ("parameters", "--pipe0-strong"),
     ("gradients", "--pipe2-strong"),

@@ -9,9 +9,7 @@ from planner.errors import BadInput
 from planner.schedule.actions import Action, Kind, Schedule
 
 Place = tuple[tuple[int, ...], ...]
-
 Setting = int | float | str | bool
-
 Node = tuple[int, int]  # pipe, stage
 
 LAST = (Kind.B, Kind.W)  # after the last of these a stage's gradient is complete

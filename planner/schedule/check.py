@@ -18,9 +18,7 @@ from planner.schedule.event_graph import Route, Stuck
 from planner.schedule.event_graph_builder import build
 
 Caps = Mapping[tuple[int, int], int]  # (pipe, stage) -> micro-batches in flight
-
 _ONCE = (Kind.SYNC, Kind.STEP)
-
 _DONE = (Kind.B, Kind.W)
 
 

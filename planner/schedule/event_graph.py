@@ -19,11 +19,9 @@ from planner.errors import BadInput
 from planner.schedule.actions import Action, Kind, Message, Schedule, Spot, draw
 
 Queueing = Literal["channel", "card", "stream", "none"]
-
 QUEUEINGS: tuple[Queueing, ...] = get_args(Queueing)
 
 Queue = tuple[Hashable, ...]
-
 KIND_ROW = {kind: row for row, kind in enumerate(Kind)}
 
 

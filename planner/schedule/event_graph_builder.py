@@ -24,7 +24,6 @@ from planner.schedule.event_graph import (
 )
 
 Key = tuple[int, int, int]  # stage, micro-batch, pipe
-
 _SENDS: dict[Kind, Literal["act", "grad"]] = {Kind.F: "act", Kind.B: "grad", Kind.I: "grad"}
 
 

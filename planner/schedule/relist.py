@@ -35,9 +35,7 @@ from planner.schedule.listing.scheduler import Listing, check_job, listed
 from planner.schedule.listing.task import Costs, Job, Limits, PerNode, Policy
 
 WORK = (Kind.F, Kind.B, Kind.I, Kind.W)
-
 EFFORT = 100_000  # actions played again while repairing: about half a second
-
 POLICIES = (
     Policy(tie="deep"),
     Policy(tie="micro"),

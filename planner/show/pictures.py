@@ -20,17 +20,11 @@ from planner.timeline import COLLECTIVE, SEND, Timeline
 from planner.units import duration, memory
 
 WIDTH = 960
-
 LETTERS = "#767676"  # 4.5 : 1 on white, 4.6 : 1 on black
-
 _LEFT, _TOP = 64, 20
-
 MOST_BOXES = 3000  # beyond, a row is drawn by columns of pixels
-
 _COLUMN = 2
-
 IDLE = 'fill="#808080" fill-opacity="0.16"'
-
 PARTS = (
     ("parameters", "#2f6fbd"),
     ("gradients", "#3a8a36"),

@@ -22,17 +22,11 @@ from planner.timeline import COLLECTIVE, SEND, Timeline, decode
 from planner.units import duration, memory
 
 COMPUTE = {Kind.F: "-", Kind.B: "=", Kind.I: "~", Kind.W: "+", Kind.R: "^", Kind.STEP: "#"}
-
 _MEANING = "- forward  = backward  ~ input half  + weight half  ^ recompute  # update"
-
 _LIGHT = ("#9ec5f4", "#f7c08a", "#a5d8a0", "#d3b3ec")  # forward, a pipe
-
 _MIDDLE = ("#6699d6", "#e6944d", "#6fb06a", "#ab7cd0")  # weight half of the backward
-
 _STRONG = ("#2f6fbd", "#d9730d", "#3a8a36", "#8445b5")  # backward, a pipe
-
 _GREY = "#8a8a8a"
-
 _MOST_RANKS = 48  # rows drawn in a terminal; the middle ones are left out
 
 

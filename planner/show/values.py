@@ -11,7 +11,7 @@ from planner.plan import Plan
 from planner.profile import Profile
 from planner.show import pictures, timelines
 from planner.show import proof as proofs
-from planner.show import text as words
+from planner.show import text as plain
 from planner.show.html import block, folded, paragraph, plural, table
 from planner.terminal import columns
 from planner.timeline import Comparison, Timeline
@@ -39,7 +39,7 @@ def plan_html(plan: Plan) -> str:
 
     rows = plan_rows(plan)
     return block(
-        paragraph(words.decision(plan)),
+        paragraph(plain.decision(plan)),
         pictures.timeline(simulate_plan(plan), "worker {}".format),
         pictures.plan_memory(plan.prediction.memory),
         folded(plural(len(rows), "stage"), table(tuple(rows[0]), (row.values() for row in _shown(rows)))),
@@ -97,7 +97,7 @@ def _cell(name: str, value: object) -> object:
 
 
 def profile_html(found: Profile) -> str:
-    head = words.of_profile(found).partition("\n")[0]
+    head = plain.of_profile(found).partition("\n")[0]
     rows = profile_rows(found)
     heads = tuple(rows[0]) if rows else ("layer",)
     listed = table(heads, (row.values() for row in _shown(rows)))
@@ -147,7 +147,7 @@ def layer_ns(found: Profile) -> dict[str, float]:
 
 
 def cluster_html(found: Cluster) -> str:
-    head = words.of_cluster(found).partition("\n")[0]
+    head = plain.of_cluster(found).partition("\n")[0]
     rows = cluster_rows(found)
     links = [
         (name, duration(1e9 * link.latency_s), f"{memory(link.bandwidth_bytes_per_s)}/s")

@@ -17,7 +17,6 @@ from planner.simulate.longest_path import Compiled, Update, compile, duration_ve
 from planner.simulate.period import period
 
 _EFFORT = 30_000  # actions simulated while repairing: a third of a second or so
-
 _STRIDES = 3  # steps after which the order of events hardly changes any more
 
 

@@ -58,9 +58,7 @@ class StageBytes:
 
 
 PART_NAMES = tuple(field.name for field in fields(StageBytes))
-
 PARTS = len(PART_NAMES)
-
 (
     _SAVED,
     _HELD,

@@ -25,9 +25,7 @@ from planner.simulate.lifetimes import Spans, spans
 from planner.timeline import COLLECTIVE, SEND, Event, encode
 
 Update = Literal["rolling", "barrier"]
-
 _WIDE = 40  # nodes a level from which numpy beats a plain loop
-
 _BATCH_CELLS = 1 << 18  # nodes x candidates evaluated at once, so that they stay in the cache
 
 

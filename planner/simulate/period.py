@@ -30,7 +30,6 @@ def period(compiled: Compiled, durations: Sequence[int] | IntArray) -> Bound:
 
 
 _FIRST_STRIDES = 3
-
 _STRIDES = 6  # steps after which a batch stops hoping that all queues advance alike
 
 

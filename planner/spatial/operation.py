@@ -61,9 +61,7 @@ def _given(value: object) -> Given:
 
 
 GETITEM: Final = "getitem"
-
 INPUT, TARGET, STATE = "given.input", "given.target", "given.state"  # what a model is given, in its list
-
 NONE, OTHERWISE = -1, -2  # no size depends on the batch; some do otherwise than one that is a multiple of it
 
 

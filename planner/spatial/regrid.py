@@ -18,7 +18,6 @@ from planner.spatial.operation import NONE, Operation
 from planner.spatial.rule import NoRule
 
 Grid = tuple[int, ...]
-
 SPACE = 2  # dimensions in front of those of space: samples and channels
 
 

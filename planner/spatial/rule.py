@@ -13,9 +13,7 @@ from planner.spatial.rows_needed import Fetch, recut, take
 
 # Tensors are Layouts; a list of tensors is a tuple of them (None where one is left out).
 Argument = None | bool | int | float | str | Layout | tuple["Argument", ...]
-
 PARTS: Final = "parts of a sample"
-
 LOWEST: Final = float("-inf")
 
 

@@ -20,9 +20,7 @@ from planner.spatial.rule import Call, NoRule, Rule, Step
 from planner.spatial.rules import pointwise, reductions, resample, reshapes, rows, windows
 
 SHARE: Final = "a share of the samples"
-
 ALLOWED: Final = "samples shared from a later layer on, or a gather"
-
 _LAST: Final = 1 << 62  # the end of a slice that has none
 
 
@@ -215,7 +213,6 @@ _BY_SAMPLE: Final = (
 )
 
 _REDUCTIONS: Final = [f"aten.{name}" for name in reductions.SUMS] + sorted(reductions.LOCAL_ONLY)
-
 _AS_IN_SPACE: Final = [f"aten.{name}" for name in ("layer_norm", "rms_norm", "softmax", "log_softmax")]
 
 SHARES: Final[Mapping[str, Rule]] = {

@@ -23,12 +23,9 @@ from planner.spatial.rows_needed import Fetch
 from planner.spatial.segment import Placed, Segment, cut_model
 
 ELEMENT_BYTES: Final = 4  # unless what is captured has others; lower precisions send less
-
 # Operations that compute while halos travel.
 OVERLAPPED: Final = ("aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.avg_pool")
-
 DROPPING: Final = ("aten.dropout", "aten.feature_dropout")
-
 THIN: Final = 4  # shards of so many times their halos
 
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 FIRST_LINE_S = 1.0  # what takes less is not spoken of
-
 SECONDS_BETWEEN_LINES = 10.0
 
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 GAP = "  "
-
 LEAST = 12  # columns of text that words are wrapped into; narrower, a row becomes a paragraph
 
 

@@ -22,21 +22,13 @@ if TYPE_CHECKING:
 # What a rank records beside actions. COLLECTIVE is a gradient sum while it travels (SYNC is only its launch); SEND
 # and WAIT belong to the message of their action's (stage, micro, pipe).
 COLLECTIVE, SEND, WAIT = "COLLECTIVE", "SEND", "WAIT"
-
 _NAMES = (*(kind.value for kind in Kind), COLLECTIVE, SEND, WAIT)
-
 _ROW = {name: row for row, name in enumerate(_NAMES)}
-
 _PIPE, _STAGE, _MICRO = 1 << 10, 1 << 16, 1 << 24
-
 _CODES_A_NAME = _PIPE * _STAGE * _MICRO
-
 _CODES = len(_NAMES) * _CODES_A_NAME
-
 _NEVER = (1 << 63) - 1
-
 TIME_COLUMNS = ("step", "rank", "code", "start_ns", "end_ns", "wait_ns")
-
 MEMORY_COLUMNS = ("memory_step", "memory_rank", "memory_ns", "memory_bytes")
 
 

@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 REQUIRED = ("build", "batch", "loss")
-
 OPTIONAL = ("optimizer", "lr_schedule", "dataset", "collate")
-
 MODELS = Path(__file__).resolve().parent.parent / "models"
 
 

@@ -23,11 +23,8 @@ from planner.errors import BadInput
 from runtime.checkpoint.integrity import INDEX, PREFIX, SUM_OF_INDEX, complete, settle
 
 VERSION = 2
-
 MODEL, STATE = "model/", "optimizer/"
-
 POLL_S = 0.05
-
 PARTS_S = 600.0  # how long the first rank waits for the parts of the others
 
 

@@ -14,11 +14,8 @@ from pathlib import Path
 from planner.errors import BadInput
 
 INDEX = "index.json"
-
 SUM_OF_INDEX = "index.sum"
-
 PREFIX, SPOILED = "step-", "spoiled-"
-
 BLOCK_BYTES = 2**22
 
 

@@ -19,9 +19,7 @@ from planner.capture import Captured
 from planner.errors import BadInput
 
 SUFFIX = ".safetensors"
-
 SHARDS = ".safetensors.index.json"  # as the libraries of pretrained models write beside their shards
-
 _SHOWN = 3
 
 

@@ -19,9 +19,7 @@ from planner.units import memory
 from runtime import slurm
 
 State = Literal["well", "absent", "wrong"]  # absent: not needed for everything
-
 GB = 10**9
-
 _UNCONFIGURED = re.compile("config(uration)? (source|file)|_config", re.IGNORECASE)  # in what SLURM says
 
 

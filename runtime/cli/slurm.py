@@ -22,37 +22,24 @@ if TYPE_CHECKING:
     from runtime.slurm import Elastic, SlurmRun
 
 Text = str | None
-
 Partition = Annotated[Text, typer.Option(help="SLURM's; several with commas", metavar="NAMES")]
-
 Account = Annotated[Text, typer.Option(help="SLURM's account", metavar="NAME")]
-
 Qos = Annotated[Text, typer.Option(help="SLURM's quality of service", metavar="NAME")]
-
 Time = Annotated[Text, typer.Option(help="limit: minutes, HH:MM:SS or D-HH:MM:SS", metavar="TIME")]
-
 Constraint = Annotated[Text, typer.Option(help="features that nodes must have", metavar="TEXT")]
-
 JobName = Annotated[Text, typer.Option("--job-name", help="the plan's name when left out", metavar="NAME")]
-
 Dependency = Annotated[Text, typer.Option(help="such as afterok:1234", metavar="TEXT")]
-
 Sbatch = Annotated[
     list[str] | None, typer.Option("--sbatch", help="any other option of sbatch", metavar="KEY=VALUE")
 ]
-
 ElasticNodes = Annotated[
     Text, typer.Option("--elastic", help="plan anew for the nodes that are left", metavar="MIN:MAX")
 ]
-
 Profile = Annotated[Path | None, typer.Option(help="what --elastic plans from", metavar="FILE")]
-
 Machines = Annotated[Path | None, typer.Option("--cluster", help="what --elastic plans for", metavar="FILE")]
-
 Fix = Annotated[
     list[str] | None, typer.Option("--fix", help="what --elastic may not decide", metavar="KEY=VALUE")
 ]
-
 Site = Annotated[Path | None, typer.Option(help="the site's defaults for SLURM", metavar="FILE")]
 
 

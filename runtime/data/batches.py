@@ -26,7 +26,6 @@ from planner.workload import Workload, where_raised
 from runtime.data.regions import Needed, Region, Rows, check_shapes, part_of, settled
 
 Sample = object
-
 Pair = tuple[object, object]
 
 

@@ -21,13 +21,10 @@ from planner.errors import BadInput
 from planner.model import ModelGraph
 
 Rows = tuple[tuple[int, int, int], ...]  # dimension, first row, end
-
 Region = tuple[tuple[int, int], ...]  # first row and end along every spatial dimension of a sample
-
 Read = Callable[[], dict[str, Tensor]]
 
 COMPARED_BYTES = 256 << 20  # a first micro-batch of more bytes, whole, is not read only to compare it
-
 ROUNDINGS = 16  # of the largest number, that a part may be away from the same part of the whole
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from planner.timeline import MEMORY_COLUMNS, Timeline, concatenate, from_events
 
 clock_ns = monotonic_ns
-
 MOST_ROWS = 200_000  # about 50 MB; a long run keeps its latest steps
 
 

@@ -15,11 +15,8 @@ from runtime.execute import free_bytes
 from runtime.runfolder import Result
 
 STEPS = 2
-
 MOST_RANKS = 64
-
 TOLERANCE = {"fp32": 1e-6, "bf16": 1e-2, "fp16": 1e-2}  # relative; one pipe agrees to the bit
-
 A_PROCESS_BYTES = 400 * 2**20  # torch itself, and the captured model
 
 

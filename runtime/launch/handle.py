@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from runtime.runfolder import Result
 
 Backend = Literal["local", "slurm"]
-
 HEADS = ("step", "loss", "seconds")
 
 

@@ -18,7 +18,6 @@ from runtime.runfolder import Paths, Step, open_run, outcome_of, steps_of
 from runtime.train import JUDGED, WARM_UP, outside
 
 ENOUGH = ("running", "done", "unknown")
-
 RECENT = 20  # steps that speed is judged by
 
 

@@ -27,7 +27,6 @@ from runtime.runfolder import Outcome, Paths, tell
 from runtime.train import Model, job_of, prepare, prepare_folder
 
 FIRST_WORD_S, RARELY_S = 2.0, 60.0  # of how a run stands, while somebody waits for it
-
 WORD_S = 5.0  # for a supervisor that is told to end
 
 

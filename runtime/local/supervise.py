@@ -23,11 +23,8 @@ from runtime.local.signals import as_before
 from runtime.runfolder import BEAT, Outcome, Paths, read_cause, write_cause, write_whole
 
 POLL_S = 0.05
-
 START_S = 600.0  # until the first beat: capturing and loading
-
 GRACE_S = 1.0  # after the first failure, for causes that are still being written
-
 PR_SET_PDEATHSIG = 1
 
 Asked = Callable[[], tuple[str, str] | None]  # whether all is to end: state and cause

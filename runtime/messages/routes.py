@@ -17,7 +17,6 @@ from planner.model import ModelGraph, crossings
 from planner.plan import Hop, Plan, as_planned
 
 Names = tuple[str, ...]
-
 Direction = Literal["act", "grad"]
 
 

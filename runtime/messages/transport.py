@@ -33,9 +33,7 @@ DTYPES = (
     torch.complex64,
     torch.complex128,
 )
-
 MOST_DIMS = 8
-
 HEADER = 2 + 2 * MOST_DIMS
 
 

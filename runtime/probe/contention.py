@@ -17,7 +17,6 @@ import torch.distributed as dist
 from runtime.world import World
 
 EVERY_PAIR = 12  # hosts; of more only neighbours talk to each other
-
 Groups = tuple[tuple[int, ...], ...]
 
 
@@ -145,7 +144,6 @@ def slowed_of(world: World, repeats: int = REPEATS) -> Slowed:
 
 
 SMALL_BYTES, LARGE_BYTES = 64, 16 * 2**20
-
 MATMUL = 1024
 
 

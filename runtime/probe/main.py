@@ -24,7 +24,6 @@ from runtime.runfolder import Paths
 from runtime.world import join
 
 PATIENCE_S = 300.0
-
 LOOK_S = 0.2
 
 

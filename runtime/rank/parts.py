@@ -59,7 +59,6 @@ from runtime.update import (
 from runtime.world import Mesh, World
 
 Node = tuple[int, int]  # pipe, stage
-
 Load = Callable[[Sequence[str]], Mapping[str, Tensor]]  # tensors of a checkpoint by name
 
 

@@ -23,7 +23,6 @@ from runtime.update import Flat, Saved, Updater, load_state, state_of
 from runtime.world import Mesh, World
 
 Node = tuple[int, int]  # pipe, stage
-
 T = TypeVar("T")
 
 

@@ -23,9 +23,7 @@ from runtime.messages import Routes, Transport
 from runtime.world import Mesh, World
 
 NS = 1e-9
-
 LATE_S = 1e-4  # first guess of how long a sleep takes too long
-
 MOST_LATE_S = 3e-4  # never subtracts more, so that no sleep is shorter than planned by more than this
 
 

@@ -26,7 +26,6 @@ from planner.errors import BadInput
 from runtime.world import World
 
 NAME = "rehearsal"
-
 LEAST, MOST = 0.1, 1.0  # of made-up numbers: a logarithm, a root and a quotient of them are finite
 
 

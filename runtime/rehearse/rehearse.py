@@ -33,7 +33,6 @@ from runtime.update import buckets_of, owners, trained
 from runtime.world import Mesh, World, alone
 
 STEPS = 3
-
 # Of each rank: the share that is done, and its name.
 Around = Callable[[float, str], AbstractContextManager[None]]
 

@@ -39,7 +39,6 @@ class Job:
 
 
 MOST = 10**12
-
 _WHOLE = {  # the least and the most
     "steps": (1, MOST),
     "seed": (0, 2**63 - 1),

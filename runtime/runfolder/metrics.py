@@ -11,7 +11,6 @@ from typing import TypedDict
 from runtime.runfolder.paths import Paths
 
 LOSS = "loss:0"
-
 COUNT = "loss:1"
 
 # Micro-batch over all replicas -> loss and, where it counts, its count.

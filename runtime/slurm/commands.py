@@ -11,9 +11,7 @@ from pathlib import Path
 from planner.errors import BadInput, ShardwrightError
 
 ANSWER_S = 60.0
-
 WELL = ("IDLE", "ALLOCATED", "MIXED", "COMPLETING", "RESERVED")
-
 SEPARATOR = "\x1f"  # stands in no name
 
 

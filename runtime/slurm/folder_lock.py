@@ -22,7 +22,6 @@ from runtime.runfolder import Holder, Paths, say
 from runtime.slurm import state
 
 ENDING_S = 60.0  # for a job that SLURM is about to end
-
 LOOK_S = 0.5
 
 

@@ -22,9 +22,7 @@ from runtime.slurm.script import Request, text
 from runtime.slurm.state import JobState
 
 LOOK_S = 0.2  # at files of the run folder
-
 ASK_S = (5.0, 30.0)  # how often SLURM is asked: at first, and when a run is old
-
 OLD_S = 120.0
 
 

@@ -22,15 +22,10 @@ from runtime.slurm.options import Options
 from runtime.slurm.task_layout import Layout
 
 LIMIT_MIN = 30  # where none is said; a short job is started sooner
-
 COLUMNS = ("%P", "%G", "%c", "%f", "%N")
-
 WELL = "idle,allocated,mixed,completing,reserved"
-
 LOOK_S = 2.0
-
 LATE_S = 30.0  # for file systems that show a file late
-
 NONE = "(null)"
 
 Note = Callable[[str], None]

@@ -19,25 +19,16 @@ from planner.errors import BadInput
 from planner.files import Natural, Part
 
 OPTIONS_VERSION: Final = 1
-
 LONGEST = 4096
-
 MOST = 1_000_000
 
 _HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
 _TIME = re.compile(r"\d{1,6}|\d{1,6}:[0-5]\d|\d{1,5}:[0-5]\d:[0-5]\d|\d{1,4}-\d{1,2}(:[0-5]\d){0,2}")
-
 _MEMORY = re.compile(r"\d{1,12}[KMGT]?")
-
 _KEY = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
 _NAME = re.compile(r"[A-Za-z0-9_.+-]+")
-
 _LIST = re.compile(r"[A-Za-z0-9_.+,-]+")
-
 # Options of sbatch that the script sets itself, or that would make another job of it, with what to say instead.
 OURS: Mapping[str, str] = {
     **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node", "tasks-per-node"), "the plan's places"),
@@ -48,9 +39,7 @@ OURS: Mapping[str, str] = {
     "cpus-per-task": "cpus_per_task",
     "export": "env",
 }
-
 _NAMED = ("job-name", "partition", "account", "qos", "time", "mem", "constraint", "reservation", "dependency")
-
 NAMED: Mapping[str, str] = {key: key.replace("-", "_") for key in (*_NAMED, "nodelist", "exclude")}
 
 
@@ -84,23 +73,14 @@ def _whole(text: str) -> str:
 
 
 Line = Annotated[str, Field(min_length=1), AfterValidator(one_line)]
-
 Value = Annotated[str, AfterValidator(one_line)]
-
 Command = Annotated[str, Field(min_length=1), AfterValidator(_whole)]
-
 Name = Annotated[str, _fits(_NAME, "letters, digits and _ . + -")]
-
 Names = Annotated[str, _fits(_LIST, "names with commas between them")]
-
 Time = Annotated[str, _fits(_TIME, "minutes, MM:SS, HH:MM:SS, D-HH or D-HH:MM:SS")]
-
 Amount = Annotated[str, _fits(_MEMORY, "a number with K, M, G or T, such as 64G; 0 is all of a node")]
-
 Variable = Annotated[str, _fits(_VARIABLE, "a name of letters, digits and _")]
-
 Key = Annotated[str, _fits(_KEY, "the long name of an option of sbatch, such as mail-type")]
-
 Less = Annotated[int, Field(ge=1, le=MOST, strict=True)]
 
 

@@ -18,7 +18,6 @@ from runtime.slurm.options import Container, Options
 from runtime.slurm.task_layout import Layout
 
 LOG = "logs/slurm-%j.out"
-
 TASK = "runtime.slurm.task"
 
 BATCH = "runtime.slurm.supervisor"

@@ -15,7 +15,6 @@ from runtime.runfolder import Paths, write_whole
 from runtime.slurm import commands
 
 QUEUED = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
-
 RUNNING = (
     "RUNNING",
     "CONFIGURING",
@@ -26,15 +25,12 @@ RUNNING = (
     "SIGNALING",
     "STAGE_OUT",
 )
-
 ENDED = {"COMPLETED": "done", "CANCELLED": "cancelled", "PREEMPTED": "preempted", "TIMEOUT": "out of time"}
-
 UNKNOWN = "UNKNOWN"  # SLURM does not answer
 
 FORMAT = commands.SEPARATOR.join(("%T", "%r", "%N"))
 
 NEVER = "it will never start"
-
 # Reasons that lie in the job alone: no waiting ends them. Nodes that are away, limits of a user or an account, and a
 # partition that is closed are none; nor is PartitionNodeLimit, which SLURM also says where nodes are drained.
 FINAL = (
@@ -48,9 +44,7 @@ FINAL = (
     "QOSNotAllowed",
     "ReservationDeleted",
 )
-
 FINAL_OF_A_JOB = re.compile("(Assoc|QOS)Max[A-Za-z]+PerJob(Limit)?|QOSMin[A-Za-z]+")
-
 # And those that somebody has to end.
 UNTIL = {
     "AssocGrpCPUMinutesLimit": "until the account has time again",
@@ -60,7 +54,6 @@ UNTIL = {
     "PartitionInactive": "until the partition is active",
     "launch failed requeued held": "until it is released: scontrol release",
 }
-
 OVER = (*ENDED, "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "REVOKED", *QUEUED, "")
 
 

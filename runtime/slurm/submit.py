@@ -29,7 +29,6 @@ from runtime.slurm.options import Options
 from runtime.slurm.state import Queued
 
 STATES = 3  # parameters, and two tensors of optimizer state beside each
-
 LOCAL_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 
 

@@ -29,7 +29,6 @@ from runtime.slurm import commands, elastic, folder_lock, rank_records, task_lay
 from runtime.slurm.state import Queued
 
 POLL_S = 0.05
-
 REQUEUED_S = 120.0  # SLURM ends a job that it has queued again
 
 

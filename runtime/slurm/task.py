@@ -28,7 +28,6 @@ from runtime.slurm.rank_records import Record
 from runtime.slurm.task_layout import Granted
 
 POLL_S = 0.05
-
 PATIENCE_S = 5.0
 
 

@@ -14,9 +14,7 @@ from planner.errors import BadInput, Infeasible
 from planner.plan import Place, Plan
 
 SLURM = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_NODEID", "SLURM_LOCALID")
-
 TORCHRUN_ID = "TORCHELASTIC_RUN_ID"
-
 TORCHRUN = ("RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_RANK")
 
 

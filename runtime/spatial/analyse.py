@@ -29,7 +29,6 @@ from planner.spatial import (
 from runtime.spatial.operation import Use
 
 ATEN = torch.ops.aten
-
 IMAGE = 3  # dimensions that no image or volume has so few of
 
 

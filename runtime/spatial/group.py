@@ -14,9 +14,7 @@ from torch import Tensor
 from planner.spatial import coordinates, rank_at
 
 Operation = Literal["sum", "max", "min"]
-
 Message = tuple[int, Tensor]  # rank within the group, and what is sent or received into
-
 _COLLECTIVE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 

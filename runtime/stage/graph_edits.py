@@ -24,9 +24,7 @@ from runtime.stage import deferred_weights
 from runtime.stage.deferred_weights import WeightStore
 
 ATEN = torch.ops.aten
-
 _CONVOLUTIONS = {ATEN.conv1d.default: 1, ATEN.conv2d.default: 2, ATEN.conv3d.default: 3}
-
 _TRANSPOSED = {
     ATEN.conv_transpose1d.default: 1,
     ATEN.conv_transpose2d.input: 2,

@@ -13,7 +13,6 @@ from runtime.stage.backward import Boundary, Owed, Root, anchor_on
 from runtime.stage.deferred_weights import Debt, WeightStore
 
 Tensors = Sequence[Tensor]
-
 Values = Mapping[str, Tensor]
 
 

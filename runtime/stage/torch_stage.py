@@ -203,7 +203,6 @@ def first_bad_layer(captured: Captured, module: StageModule, inputs: Tensors) ->
 
 
 FIRST_SCALE = 65536.0
-
 GROWTH_INTERVAL = 2000  # steps
 
 

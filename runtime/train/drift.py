@@ -10,7 +10,6 @@ from planner.plan import Plan
 from planner.units import duration
 
 WARM_UP = 2  # steps that are slower than those to come
-
 JUDGED = 10  # steps that a word is based on
 
 

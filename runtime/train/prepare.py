@@ -28,7 +28,6 @@ from runtime.runfolder import Job, Paths, check, keep_room
 from runtime.update import check_optimizer
 
 START_DEADLINE_S = 60.0
-
 COMPILE_DEADLINE_S = 600.0  # the first forward of a stage compiles it
 
 STEPS_A_DEADLINE = 50  # a rank that makes no progress for the time of so many simulated steps hangs

@@ -87,7 +87,6 @@ class _State:
 
 
 Told = Callable[[int, int], None]  # when a sum was launched, and when it was complete
-
 OnSum = Callable[[Bucket], Told]
 
 

@@ -26,9 +26,7 @@ from runtime.update.clipping import PreviousNorm, Squares, too_long_by
 from runtime.update.gradient_sums import Bucket, Flat, GradientSync
 
 Settings = dict[str, dict[str, object]]
-
 LrSchedule = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler | None]
-
 Make = Callable[[Iterable[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
 
 

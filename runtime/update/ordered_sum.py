@@ -19,9 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 PIECE = 2**22  # elements at a time; as many are held meanwhile
-
 END_S = 2.0  # for a sum that others have left
-
 Ended = Callable[[], None]
 
 

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 PATIENCE_S = 300.0
-
 POLL_S = 0.05
-
 SIOCGIFADDR = 0x8915  # from linux/sockios.h
 
 

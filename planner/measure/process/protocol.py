@@ -87,9 +87,7 @@ class Refused:
 
 
 RowEvent = Begun | Progress | Done | Failed
-
 Message = Request | Ready | Pending | RowEvent | Optimized | Refused
-
 _KINDS: tuple[type[Message], ...] = (
     Request,
     Ready,
@@ -114,9 +112,7 @@ def parse(line: str) -> Message:
 
 
 JOURNAL_VERSION = "1"
-
 Facts = Mapping[str, str]
-
 Entry = Done | Optimized
 
 

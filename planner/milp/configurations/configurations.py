@@ -18,21 +18,14 @@ from planner.schedule import FAMILIES
 AxisName = Literal["data", "pipeline", "spatial"]
 
 OUTER_DATA: tuple[AxisName, ...] = ("data", "pipeline", "spatial")
-
 OUTER_PIPELINE: tuple[AxisName, ...] = ("pipeline", "data", "spatial")
-
 SEARCHED = tuple(name for name in FAMILIES if name != "listed")  # `listed` is settings, no order of its own
-
 NO_LIMIT = 1 << 60
-
 MOST_FORWARDS = 1024  # of a device whose sums are hidden in parts, unless one asks for it
-
 DEEPEST = 64  # pipeline workers, unless one is asked for by name
-
 MOST_ACTIONS = (
     1 << 17
 )  # of one pipeline group and step; beyond, an order is neither readable nor quick to simulate
-
 FREE_CHUNKS = 2  # numbers of stages a worker, the least, where a family allows any
 
 
@@ -101,7 +94,6 @@ class Shape:
 # Grid, the layer from which on samples are whole, another grid and the layer from which on samples lie on that; whether
 # ranks share whole samples.
 Split = tuple[tuple[int, ...], int, tuple[int, ...], int, bool]
-
 WHOLE: Split = ((), 0, (), 0, False)
 
 

@@ -36,7 +36,6 @@ from planner.milp.configurations.configurations import Shape
 from planner.spatial import neighbours
 
 _TYPICAL_BYTES = 1 << 12  # of statistics that a group sums
-
 _SMALL_BYTES, _LARGE_BYTES = 1, 1 << 42  # before and beyond where a ring overtakes trees
 
 

@@ -14,9 +14,7 @@ from planner.schedule import Kind, Schedule
 from planner.simulate import Compiled, compile, memory_rows
 
 _LONG = 4096  # actions of an order that is compiled for one pattern of messages at a time
-
 _SLOW = 2048  # actions of an order that takes longer to compile than many others to simulate
-
 _NEAR = 1 / 8  # of the stages: a message so far that one cut has, another will have from the next stage on
 
 

@@ -30,7 +30,6 @@ from planner.schedule import Kind, Schedule
 from planner.simulate import PART_NAMES, Spans, live_counts, spans, uncovered
 
 _SAVED, _KEPT, _SHARED = (PART_NAMES.index(name) for name in ("saved", "kept", "shared"))
-
 _AGAIN = KINDS.index(Kind.R)
 
 

@@ -24,16 +24,11 @@ from planner.schedule import Kind
 from planner.simulate import PART_NAMES
 
 KINDS = tuple(Kind)
-
 _GRIDS = 100  # kept at a time
-
 _TABLED = 300  # layers up to which what a single problem needs of every interval is kept
-
 # parts that may be less where some layers of a stage are recomputed than where all are
 _LESS = [PART_NAMES.index(name) for name in ("held", "kept", "workspace", "splitting", "weighing")]
-
 _SAVED = PART_NAMES.index("saved")
-
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
 
 

@@ -24,13 +24,9 @@ from planner.profile import Profile
 from planner.schedule import Kind
 
 _EVERY = 24  # layers up to which all orders are searched
-
 _ORDERS = 12  # if they are no more than these
-
 _DEPTHS = 2  # whose best balanced stages give an order
-
 _IDEALS = 20_000
-
 _SHARE = 0.5  # of the work allowed, over all other orders together
 
 Names = tuple[str, ...]

@@ -26,11 +26,8 @@ from planner.schedule import Kind
 from planner.simulate import PARTS
 
 SYNC, STEP, AGAIN = (KINDS.index(kind) for kind in (Kind.SYNC, Kind.STEP, Kind.R))
-
 NOTHING = -1e18  # stands for minus infinity; finite, so that dead arcs stay infinite
-
 _CELLS = 1 << 20  # arcs x rows evaluated at once
-
 ROUNDING = 0.01  # times are integers far below 2**50: sums of doubles are off by less
 
 

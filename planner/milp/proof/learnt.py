@@ -9,7 +9,6 @@ from planner.milp.proof.multipliers import Game, Pool
 from planner.milp.search.descent import NEVER, Answer, fits
 
 _GAIN = 1e-4  # of the limit: what a row between cuts must add to be of use
-
 _SLOWER = 1.3
 
 

@@ -22,7 +22,6 @@ from planner.milp.proof.boxes import Weights, stack
 from planner.simulate import PARTS
 
 _OFTEN, _LATEST = 60, 30  # rows at play
-
 _GROWN = 150  # of them, before they are chosen anew
 
 

@@ -27,11 +27,8 @@ from planner.milp.proof.separable import Lines
 from planner.milp.search.descent import Answer, even
 
 _ROUNDS = 60  # mixtures of rows tried at first
-
 _MOMENTS = 20_000_000  # rows of memory, times pairs of stages
-
 _KEPT = 200_000  # rows of a shape that is left open, times its pairs of stages
-
 _ARCS = 2_000_000  # that windows may span for a tree
 
 Windows = tuple[IntArray, IntArray]
@@ -231,14 +228,11 @@ def _may_exceed(box: Box) -> bool:
 
 
 _PATIENCE = 10  # mixtures without a better bound, before the tree takes over
-
 _GAIN = 2e-4  # of the limit: what counts as better
-
 _TRIAL, _HOPE = (
     40,
     0.6,
 )  # mixtures tried in any case; a bound below so much of the limit is then left as it is
-
 _NARROWINGS = 3
 
 

@@ -28,7 +28,6 @@ from planner.milp.cut.stage_costs import COMPUTE
 from planner.milp.proof.boxes import ROUNDING, STEP, SYNC, Weights
 
 Span = tuple[int, int]
-
 _SLACK = ROUNDING / 2  # of a sum over stages, for what prices may be off by before they are rounded up
 
 

@@ -13,13 +13,9 @@ from planner.milp.proof.boxes import Box
 from planner.schedule import Kind
 
 NEVER = 1 << 60  # the time of a cut that does not fit
-
 _STEPS = (1, 2, 4, 8)
-
 _DESCENT_NS = 1e9  # of the meter, for one descent
-
 _TURNED = 0.3  # of the flags, in a kick
-
 _LONGEST_BLOCK = 2  # boundaries that move together, where there are many
 
 

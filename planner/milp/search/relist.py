@@ -26,15 +26,10 @@ if TYPE_CHECKING:
     from planner.milp.search.state import Search, Tried
 
 ROUNDS = 4
-
 ALIKE = 0.1  # plans slower than the best by more are not listed anew
-
 _FAMILIES = 4  # whose best plans are, besides the best one
-
 _KEPT = 2  # orders of each list that enter
-
 _MOST_ACTIONS = 4096  # of an order; listing a longer one takes too long
-
 _LISTING_NS = 250_000.0  # of the meter, an action
 
 

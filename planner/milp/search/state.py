@@ -30,25 +30,15 @@ from planner.milp.search.descent import NEVER, Answer, balanced, descend, even, 
 from planner.plan import Certificate
 
 _FIRST = 6  # shapes whose answers are polished before any is proved
-
 _KICKS = 6
-
 _CHOICES = 10  # times as many boxes, and twice as many kicks, where flags are to be chosen
-
 _WORK_NS = 40e9  # of `Meter`
-
 _PROGRAM_NODES = 2000  # of the mixed-integer program
-
 _MOST_ARCS = 3000  # beyond, the program is left unwritten and the tree's proof stands alone
-
 _ARCS_PROVED = 500  # where everything is proved already, and the program only states it
-
 _FILTERS = 2  # of what the program is written over
-
 _PLAIN = 0.75  # of the work left is for shapes without flags first
-
 _BOXES = 100  # of one shape at first, divided by its depth
-
 _NODES = 3000  # boxes of one shape in a turn at most, divided by its depth
 
 

@@ -28,7 +28,6 @@ SHARED = (
     Policy(tie="first"),
     Policy(tie="shallow"),
 )
-
 APART = (Policy(tie="deep"), Policy(tie="micro", pending=1))
 
 

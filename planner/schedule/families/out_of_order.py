@@ -24,7 +24,6 @@ from planner.schedule.actions import Action, Kind, Schedule
 from planner.schedule.build import LAST, Node, Place, Setting, with_updates
 
 Updates = Literal["at_end", "at_use"]
-
 OPTIONS = {
     "parts": "stages that each stage is cut into, so that gradients are summed while the backward runs",
     "late": "first stages of each worker whose last weight gradient comes after all other work",
@@ -32,9 +31,7 @@ OPTIONS = {
     "updates": "at_end, or at_use: when the next step first needs a stage (update: rolling)",
     "streams": "1; weight gradients on a second stream of one device are not built",
 }
-
 _ONCE = (Kind.SYNC, Kind.STEP)
-
 ROUNDS_BY_PART = "a compiler fuses within a part and rounds where it does not, so that parts train otherwise"
 
 

@@ -21,7 +21,6 @@ from planner.schedule.families.wave import wave
 from planner.schedule.families.zero_bubble import zb_h1, zb_h2
 
 WARMUP = {"warmup": "forwards of the first worker before its first backward"}
-
 CAP = {"cap": "micro-batches of one stage that a worker holds at most"}
 
 

@@ -19,20 +19,13 @@ from planner.schedule.listing.engine import B, F, W, as_actions
 from planner.schedule.listing.task import Job
 
 Habit = tuple[int, int, int]
-
 # F or B first; among alike the least: of its number in its pipe, its depth, or any
 HABITS = [(first, *tie) for first in (F, B) for tie in ((1, 0), (0, -1), (0, 0), (0, 1))]
-
 WHIMS = (0.3, 0.5, 1.2, 2.0, 0.2)  # workers that start something else than their best in a slot; a try each
-
 SIZES = (12, 32, 64)
-
 EFFORT = 2_000_000  # looks of a member at a node, in all tries together: well below a second
-
 NOW, LATER, LAST = -1e6, 1e6, 1e9  # urgencies of what cannot wait, of the other of F and B, of W
-
 IDLE = -1
-
 Past = tuple["Past", list[int]] | None  # slots so far, last first: node * 3 + kind a worker, or IDLE
 
 

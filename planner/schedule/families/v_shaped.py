@@ -23,15 +23,10 @@ from planner.schedule.listing.task import Job, Limits, Policy, nominal
 Steps = tuple[
     int, int, int, int
 ]  # slots from worker to worker: down and up the V forwards, down and up backwards
-
 Turns = list[list[Action]]
-
 F, I = Kind.F, Kind.I  # noqa: E741
-
 PERIOD = 6
-
 FEW = 8  # workers up to which a free list may beat the rhythm
-
 POLICIES = (
     Policy(tie="deep"),
     Policy(tie="deep", order="BWF"),

@@ -10,7 +10,6 @@ from planner.schedule.actions import Action, Kind, Spot, draw
 from planner.schedule.listing.task import Job
 
 FOREVER = 1 << 62
-
 F, B, W = 0, 1, 2  # B is I where the backward is split
 
 

@@ -17,11 +17,8 @@ from planner.schedule.build import Place
 from planner.schedule.listing.task import Costs, Limits, PerNode, PerStage
 
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
-
 MAKES = (Kind.F, Kind.B, Kind.I)  # something that another action waits for
-
 Spot = tuple[int, int]  # worker, position in its order
-
 Product = tuple[bool, int, int]  # of a forward?, stage, micro-batch
 
 
@@ -105,7 +102,6 @@ def _needs(kind: Kind, stage: int, micro: int, stages: int) -> Product | None:
 
 
 LEAVES = (Kind.B, Kind.W)  # what ends a micro-batch's stay on a stage
-
 TURNS = (Kind.B, Kind.I)  # what ends its way forward
 
 

@@ -13,7 +13,6 @@ from planner.schedule.actions import Action, Kind
 from planner.schedule.build import Place
 
 PerStage = tuple[int, ...]
-
 PerNode = tuple[tuple[int, ...], ...]  # [pipe][stage]
 
 

@@ -133,18 +133,15 @@ UNARY: Final = _names(
     sigmoid sign silu sin sinh softplus softshrink softsign sqrt square tan tanh tanhshrink threshold _to_copy trunc
     zeros_like full_like float double half long int bool"""
 )
-
 BINARY: Final = _names(
     """add sub rsub mul div floor_divide remainder fmod pow maximum minimum fmax fmin atan2 eq ne lt le gt ge
     bitwise_and bitwise_or bitwise_xor logical_and logical_or logical_xor where lerp addcmul addcdiv masked_fill
     true_divide xlogy __and__ __or__ __xor__"""
 )
-
 IN_PLACE: Final = _names(
     """relu_ leaky_relu_ elu_ celu_ selu_ silu_ mish_ hardtanh_ hardswish_ hardsigmoid_ relu6_ sigmoid_ tanh_ clamp_
     threshold_ abs_ neg_ exp_ sqrt_ square_"""
 )
-
 AFTER: Final = "after"  # a tensor, once what writes into it has run
 
 

@@ -123,11 +123,8 @@ def _loss(call: Call, fetches: dict[str, tuple[Fetch, ...]], cut: dict[int, Cut]
 
 
 SPATIAL_NORMS: Final = ("aten.batch_norm", "aten.instance_norm", "aten.group_norm")
-
 LOCAL_ONLY: Final = frozenset({"aten.argmax", "aten.argmin", "aten.logsumexp", "aten.prod"})
-
 SUMS: Final = ("sum", "mean", "amax", "amin", "max", "min", "var", "std", "linalg_vector_norm", "any", "all")
-
 LOSSES: Final = (
     "mse_loss",
     "l1_loss",

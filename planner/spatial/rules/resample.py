@@ -19,9 +19,7 @@ from planner.spatial.rule import Call, Rule, Step
 from planner.spatial.rules.windows import output_cut, spatial_dims
 
 NEAREST = ("aten.upsample_nearest{n}d", "aten._upsample_nearest_exact{n}d")
-
 CUBIC = ("aten.upsample_bicubic2d",)
-
 COUNTS: Final = {name.format(n=n): n for name in NEAREST for n in (1, 2, 3)} | {
     "aten.upsample_linear1d": 1,
     "aten.upsample_bilinear2d": 2,

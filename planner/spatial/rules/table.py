@@ -18,7 +18,6 @@ RULES: Final[dict[str, Rule]] = {
     **reshapes.RESHAPES,
     **rows.ROWS,
 }
-
 PARAMETERS: Final = ("weight", "bias", "running_mean", "running_var")
 
 

@@ -13,7 +13,6 @@ from planner.spatial import Call, Step, front_padding
 from runtime.spatial.operation import Kernel, Local
 
 ATEN = torch.ops.aten
-
 PLAIN: Final = {1: ATEN.conv1d.default, 2: ATEN.conv2d.default, 3: ATEN.conv3d.default}
 
 

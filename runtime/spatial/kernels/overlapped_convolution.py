@@ -21,9 +21,7 @@ from runtime.spatial.group import Mesh
 from runtime.spatial.kernels.convolution import PLAIN, Plain
 
 ATEN = torch.ops.aten
-
 THIN = 4
-
 VOLUME = 5  # dimensions of a weight, or of a sample in its batch
 
 

@@ -18,9 +18,7 @@ from runtime.spatial.kernels.convolution import Plain
 from runtime.spatial.kernels.overlapped_convolution import Plan, Strip, rows_of, slab_of
 
 ATEN = torch.ops.aten
-
 POOLS: Final[dict[int, Callable[..., Tensor]]] = {2: ATEN.avg_pool2d.default, 3: ATEN.avg_pool3d.default}
-
 BACKWARD: Final[dict[int, Callable[..., Tensor]]] = {
     2: ATEN.avg_pool2d_backward.default,
     3: ATEN.avg_pool3d_backward.default,

@@ -17,7 +17,6 @@ from planner.spatial import COUNTS, CUBIC
 from runtime.spatial.operation import Kernel, Local
 
 ATEN = torch.ops.aten
-
 A = -0.75  # of torch's cubic kernel
 
 
