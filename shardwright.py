@@ -37,6 +37,9 @@ _claim("runtime")
 from planner.cluster import Cluster  # noqa: E402
 from planner.errors import BadInput, BadPlan, Infeasible, ShardwrightError  # noqa: E402
 from planner.plan import Plan  # noqa: E402
+from planner.views import install  # noqa: E402
+
+install()
 
 if TYPE_CHECKING:
     import typer
@@ -50,9 +53,8 @@ if TYPE_CHECKING:
     from planner.simulate import RunRecord
     from planner.timeline import Timeline
     from planner.workload import Workload
-    from runtime.launch import Handle, Runs
+    from runtime.launch import Handle, Run, Runs
     from runtime.rehearse import Rehearsal
-    from runtime.train import Run
 
 __all__ = [
     "BadInput",
@@ -86,7 +88,7 @@ def __getattr__(name: str) -> type[Run]:
     """`Run` needs torch, and is imported when it is first asked for."""
     if name != "Run":
         raise AttributeError(f"module 'shardwright' has no attribute '{name}'")
-    from runtime.train import Run
+    from runtime.launch import Run
 
     return Run
 
@@ -138,12 +140,13 @@ def plan(
 ) -> Solved:
     """The fastest plan that fits, with its certificate; ask it `what_if(...)` and for its `frontier()`."""
     from planner.calibrate import taught
+    from planner.milp import solve_question
     from planner.notebook import Solved
 
     if calibration is not None:
         cluster = taught(cluster if isinstance(cluster, Cluster) else Cluster.load(cluster), calibration)
     asked = _question(costs, cluster, batch, schedules, fix, precision, execution)
-    return Solved.of(asked.solve(), asked)
+    return Solved.of(solve_question(asked), asked)
 
 
 def frontier(

@@ -4,7 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from planner.views import install
 from tests.pool import Pool
+
+install()
 
 
 @pytest.fixture(autouse=True)

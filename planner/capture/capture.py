@@ -35,6 +35,7 @@ from planner.capture.traced_graph import CannotTrace, Traced, named_leaves
 from planner.capture.untraceable import refuse_hooks
 from planner.errors import BadInput
 from planner.model import Buffer, ModelGraph, Parameter
+from planner.shown import Shown
 from planner.workload import Workload
 
 Loss = Callable[..., object]
@@ -42,15 +43,9 @@ UNSYMBOLIC = (CannotTrace, NotAffine)
 
 
 @dataclass(frozen=True, repr=False)
-class Captured:
+class Captured(Shown):
     graph: ModelGraph
     layout: Layout
-
-    def __repr__(self) -> str:
-        return repr(self.graph)
-
-    def _repr_html_(self) -> str:
-        return self.graph._repr_html_()
 
     def ordered(self, names: Sequence[str]) -> Captured:
         """The same with its layers in this order, which no layer stands in before one that it hangs on."""

@@ -21,6 +21,7 @@ from planner.cluster import catalogue
 from planner.cluster.corrections import Fitted
 from planner.errors import BadInput
 from planner.files import Count, Natural, Part, Positive, Text
+from planner.shown import Shown
 
 CLUSTER_VERSION: Final = 1
 
@@ -116,7 +117,7 @@ class NodeGroup(Part):
         return self.capacity_bytes - self.margin_bytes
 
 
-class Cluster(Part):
+class Cluster(Shown, Part):
     version: Literal[1] = CLUSTER_VERSION
     name: Text
     nodes: tuple[NodeGroup, ...] = Field(min_length=1)
@@ -155,23 +156,17 @@ class Cluster(Part):
     def load(cls, path: Path | str) -> Cluster:
         return load(path)
 
-    def __repr__(self) -> str:
-        from planner import show
-
-        return show.of_cluster(self)
-
-    __str__ = __repr__
-
-    def _repr_html_(self) -> str:
-        from planner import show
-
-        return show.cluster_html(self)
-
     def to_rows(self) -> list[dict[str, object]]:
         """A group of nodes a row."""
-        from planner import show
-
-        return show.cluster_rows(self)
+        return [
+            {
+                "nodes": group.count,
+                "devices_per_node": group.devices_per_node,
+                "device": group.device,
+                "plan_bytes": group.limit_bytes,
+            }
+            for group in self.nodes
+        ]
 
     def to_dict(self) -> dict[str, object]:
         return self.model_dump(mode="json")

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.arrays import BoolArray, IntArray
-from planner.cost.tables import Tables
 from planner.model import ModelGraph, Value
 
 
@@ -68,12 +67,12 @@ def _edges_of(
     ]
 
 
-def hop_bytes(tables: Tables, cuts: IntArray) -> tuple[IntArray, IntArray]:
+def hop_bytes(edges: Edges, layers: int, cuts: IntArray) -> tuple[IntArray, IntArray]:
     """The cells of [act or grad, sender, receiver] that any cut has, and their bytes in each cut: activations
     straight to every later stage that reads them, gradients from each reading stage to the one before it that reads
     or made the Value."""
-    edges, depth = tables.edges, cuts.shape[1] - 1
-    stage = stage_of(cuts, tables.layers)
+    depth = cuts.shape[1] - 1
+    stage = stage_of(cuts, layers)
     made, before, here = stage[:, edges.made], stage[:, edges.previous], stage[:, edges.consumer]
     row, act = np.nonzero(here > before)
     forward = made[row, act] * depth + here[row, act]

@@ -5,7 +5,7 @@ from planner.milp.instance import Space, changed
 from planner.milp.pins import pins
 from planner.milp.question import Asked, Question
 from planner.milp.search.state import Effort, Search, Tried
-from planner.milp.solve import answered, fastest
+from planner.milp.solve import answered, fastest, solve_question
 
 __all__ = [
     "Asked",
@@ -19,4 +19,5 @@ __all__ = [
     "fastest",
     "parts_ns",
     "pins",
+    "solve_question",
 ]

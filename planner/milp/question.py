@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Required, TypedDict
 
 from planner.cluster import Cluster, with_memory, with_network, with_nodes
+from planner.errors import BadInput
 from planner.milp.instance import Space
+from planner.milp.layer_orders import orders
+from planner.milp.pins import Pins, check_space, pins, with_stages
 from planner.milp.search.state import Effort
-from planner.milp.solve import space_of
-from planner.plan import Plan
 from planner.profile import Profile
+from planner.schedule import ROUNDS_BY_PART, rounds_by_part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,19 +56,6 @@ class Question:
     precision: str | None = None
     execution: str | None = None
 
-    def solve(self) -> Plan:
-        from planner.milp import solve
-
-        return solve.solve(
-            self.costs,
-            self.cluster,
-            batch=self.batch,
-            schedules=self.schedules,
-            fix=dict(self.fix),
-            precision=self.precision,
-            execution=self.execution,
-        )
-
     def changed(
         self,
         *,
@@ -94,3 +83,50 @@ class Question:
             schedules=families,
             fix=kept,
         )
+
+
+def space_of(
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    batch: int,
+    fix: Mapping[str, object] | None = None,
+    schedules: Sequence[str] | None = None,
+    precision: str | None = None,
+    execution: str | None = None,
+) -> Space:
+    """The question, held against what was profiled."""
+    if batch < 1:
+        raise BadInput(f"batch is {batch}", allowed="1 or more")
+    fixed = check_space(pins(fix or {}, schedules), profile.graph)
+    profile, pinned = orders.as_pinned(profile, with_stages(fixed, profile.graph))
+    precision = _choice(profile, "precision", precision, "fp32")
+    execution = _choice(profile, "execution", execution, "eager")
+    return Space(
+        profile=profile,
+        cluster=cluster,
+        batch=batch,
+        precision=precision,
+        execution=execution,
+        pins=_alike_in_parts(pinned) if rounds_by_part(precision, execution) else pinned,
+    )
+
+
+def _alike_in_parts(pinned: Pins) -> Pins:
+    """Replicas are not cut into parts where a part would train otherwise than the whole."""
+    if "overlap" in pinned.schedules and pinned.chunks != 1:
+        raise BadInput(
+            f"overlap in parts: {ROUNDS_BY_PART}",
+            where="schedule",
+            allowed="chunks=1, fp32, or execution eager",
+        )
+    return pinned if pinned.schedules else replace(pinned, out_of_order=False)
+
+
+def _choice(profile: Profile, name: str, asked: str | None, usual: str) -> str:
+    known = sorted({str(getattr(key, name)) for key in profile.settings})
+    if asked is None:
+        return usual if usual in known else known[0]
+    if asked not in known:
+        raise BadInput(f"{name} '{asked}' was not profiled", allowed=", ".join(known))
+    return asked

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Unpack
 
 from planner.cluster import Cluster
-from planner.errors import BadInput, Infeasible
+from planner.errors import Infeasible
 from planner.milp import infeasible
 from planner.milp.configurations.configurations import SEARCHED, Shape
 from planner.milp.instance import Space, changed
 from planner.milp.layer_orders import orders
-from planner.milp.pins import Pins, check_space, pins, with_stages
-from planner.milp.question import Asking
+from planner.milp.question import Asking, Question, space_of
 from planner.milp.search.descent import NEVER, judge
 from planner.milp.search.search import ranked, thriftier
 from planner.milp.search.state import Effort, Search
 from planner.milp.write_plan import plan_of
 from planner.plan import Plan
 from planner.profile import Profile
-from planner.schedule import FAMILIES, ROUNDS_BY_PART, rounds_by_part
+from planner.schedule import FAMILIES
 
 _CHANGED = 20  # shapes looked at for each change that might make an infeasible question feasible
 
@@ -30,6 +29,19 @@ def solve(
 ) -> Plan:
     """The fastest plan that fits, with its certificate; Infeasible says what is missing, and what would fit."""
     return answered(space_of(profile, cluster, **asked), effort)[0]
+
+
+def solve_question(question: Question) -> Plan:
+    """As `solve`, for a question that was asked before."""
+    return solve(
+        question.costs,
+        question.cluster,
+        batch=question.batch,
+        schedules=question.schedules,
+        fix=dict(question.fix),
+        precision=question.precision,
+        execution=question.execution,
+    )
 
 
 def answered(space: Space, effort: Effort | None = None) -> tuple[Plan, Search]:
@@ -55,44 +67,6 @@ def _found(space: Space, effort: Effort) -> tuple[Plan | None, Search]:
         found = orders.searched(changed(space, pins=replace(space.pins, schedules=named)), effort)
         plan = _plan(found)
     return plan, found.best
-
-
-def space_of(
-    profile: Profile,
-    cluster: Cluster,
-    *,
-    batch: int,
-    fix: Mapping[str, object] | None = None,
-    schedules: Sequence[str] | None = None,
-    precision: str | None = None,
-    execution: str | None = None,
-) -> Space:
-    """The question, held against what was profiled."""
-    if batch < 1:
-        raise BadInput(f"batch is {batch}", allowed="1 or more")
-    fixed = check_space(pins(fix or {}, schedules), profile.graph)
-    profile, pinned = orders.as_pinned(profile, with_stages(fixed, profile.graph))
-    precision = _choice(profile, "precision", precision, "fp32")
-    execution = _choice(profile, "execution", execution, "eager")
-    return Space(
-        profile=profile,
-        cluster=cluster,
-        batch=batch,
-        precision=precision,
-        execution=execution,
-        pins=_alike_in_parts(pinned) if rounds_by_part(precision, execution) else pinned,
-    )
-
-
-def _alike_in_parts(pinned: Pins) -> Pins:
-    """Replicas are not cut into parts where a part would train otherwise than the whole."""
-    if "overlap" in pinned.schedules and pinned.chunks != 1:
-        raise BadInput(
-            f"overlap in parts: {ROUNDS_BY_PART}",
-            where="schedule",
-            allowed="chunks=1, fp32, or execution eager",
-        )
-    return pinned if pinned.schedules else replace(pinned, out_of_order=False)
 
 
 def _plan(found: orders.Searched) -> Plan | None:
@@ -122,12 +96,3 @@ def _fits(space: Space, nearest: infeasible.Nearest | None) -> str | None:
 
 def _with_variants(space: Space, given: Sequence[Shape]) -> list[Shape]:
     return [each for shape in given for each in (shape, *thriftier(space, shape))]
-
-
-def _choice(profile: Profile, name: str, asked: str | None, usual: str) -> str:
-    known = sorted({str(getattr(key, name)) for key in profile.settings})
-    if asked is None:
-        return usual if usual in known else known[0]
-    if asked not in known:
-        raise BadInput(f"{name} '{asked}' was not profiled", allowed=", ".join(known))
-    return asked

@@ -1,6 +1,6 @@
 """The model as data. From here on nobody needs torch."""
 
-from planner.model.check import inconsistency
+from planner.model.check import graph_from_dict, inconsistency
 from planner.model.graph import (
     Buffer,
     Crossing,
@@ -25,6 +25,7 @@ __all__ = [
     "alone",
     "crossings",
     "dependences",
+    "graph_from_dict",
     "inconsistency",
     "misplaced",
     "stage_of_layers",

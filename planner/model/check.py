@@ -5,7 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain, pairwise
 
+from planner.errors import BadInput
+from planner.files import WrongKey, decode
 from planner.model.graph import Buffer, ModelGraph, Parameter
+
+
+def graph_from_dict(data: object, where: str = "graph") -> ModelGraph:
+    """Returns the graph that `ModelGraph.to_dict` wrote.
+
+    Raises: BadInput for anything else than what `to_dict` wrote.
+    """
+    if not isinstance(data, dict):
+        raise BadInput("is not a mapping", where=where, allowed="the mapping that to_dict wrote")
+    claimed = data.get("fingerprint")
+    rows = {key: value for key, value in data.items() if key != "fingerprint"}
+    try:
+        graph = decode(ModelGraph, _as_lists(rows))
+    except WrongKey as error:
+        place = ".".join([where, *map(str, error.path)])
+        raise BadInput(error.what, where=place, allowed=error.allowed) from None
+    wrong = inconsistency(graph)
+    if wrong:
+        raise BadInput(wrong, where=where)
+    if claimed != graph.fingerprint:
+        raise BadInput(f"fingerprint is {claimed!r:.80}", where=where, allowed=graph.fingerprint)
+    return graph
+
+
+def _as_lists(data: object) -> object:
+    """Tuples, which `to_dict` keeps, as the lists that files hold."""
+    if isinstance(data, dict):
+        return {key: _as_lists(value) for key, value in data.items()}
+    return [_as_lists(value) for value in data] if isinstance(data, tuple | list) else data
 
 
 def inconsistency(graph: ModelGraph) -> str:

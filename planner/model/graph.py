@@ -13,15 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from math import prod
 from typing import TYPE_CHECKING, Literal
 
-from planner.errors import BadInput
+from planner.shown import Shown
 
 if TYPE_CHECKING:
     import networkx as nx
-    from matplotlib.figure import Figure
-
-    from planner.plan import Plan
 
 
 def misplaced(graph: ModelGraph, names: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -132,7 +130,7 @@ class Layer:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ModelGraph:
+class ModelGraph(Shown):
     layers: tuple[Layer, ...]
     values: tuple[Value, ...]
     parameters: tuple[Parameter, ...]
@@ -184,31 +182,20 @@ class ModelGraph:
         """The same model with its layers in this order, which `planner.layer_order` has found to be one."""
         return ordered(self, names)
 
-    def __repr__(self) -> str:
-        from planner import show
-
-        return show.graph_text(self)
-
-    def _repr_html_(self) -> str:
-        from planner import show
-
-        return show.graph_html(self)
-
-    def plot(self, plan: Plan | None = None) -> Figure:
-        """Operations of every layer, with a plan's cuts where one is given."""
-        from planner import show
-        from planner.plan import as_planned
-
-        graph = as_planned(self, plan) if plan is not None else self
-        cuts = show.cuts_of(plan) if plan is not None else ()
-        flops = [layer.flops(1) / 1e9 for layer in graph.layers]
-        return show.of_graph(graph, cuts, flops, "GFLOP a sample")
-
     def to_rows(self) -> list[dict[str, object]]:
         """A layer a row, for one sample."""
-        from planner import show
-
-        return show.graph_rows(self)
+        return [
+            {
+                "layer": layer.name,
+                "parameters": sum(prod(self.parameter[name].shape) for name in layer.parameters),
+                "flops": layer.flops(1),
+                "reads": list(layer.inputs),
+                "makes": list(layer.outputs),
+                "made_bytes": sum(self.value[name].bytes(1) for name in layer.outputs),
+                "operations": list(layer.operations),
+            }
+            for layer in self.layers
+        ]
 
     def digraph(self) -> nx.MultiDiGraph[str]:
         """Layers as nodes, one edge a (Value, consumer)."""
@@ -233,39 +220,10 @@ class ModelGraph:
             "fingerprint": self.fingerprint,
         }
 
-    @classmethod
-    def from_dict(cls, data: object, where: str = "graph") -> ModelGraph:
-        """The inverse of `to_dict`; anything else than what it wrote is a BadInput."""
-        from planner.files import WrongKey, decode
-        from planner.model.check import inconsistency
-
-        if not isinstance(data, dict):
-            raise BadInput("is not a mapping", where=where, allowed="the mapping that to_dict wrote")
-        claimed = data.get("fingerprint")
-        rows = {key: value for key, value in data.items() if key != "fingerprint"}
-        try:
-            graph = decode(cls, _as_lists(rows))
-        except WrongKey as error:
-            place = ".".join([where, *map(str, error.path)])
-            raise BadInput(error.what, where=place, allowed=error.allowed) from None
-        wrong = inconsistency(graph)
-        if wrong:
-            raise BadInput(wrong, where=where)
-        if claimed != graph.fingerprint:
-            raise BadInput(f"fingerprint is {claimed!r:.80}", where=where, allowed=graph.fingerprint)
-        return graph
-
 
 def _row(row: Value | Parameter | Buffer | Layer) -> dict[str, object]:
     """A buffer says that it is remembered only where it is."""
     return {key: value for key, value in asdict(row).items() if key != "remembered" or value}
-
-
-def _as_lists(data: object) -> object:
-    """Tuples, which `to_dict` keeps, as the lists that files hold."""
-    if isinstance(data, dict):
-        return {key: _as_lists(value) for key, value in data.items()}
-    return [_as_lists(value) for value in data] if isinstance(data, tuple | list) else data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

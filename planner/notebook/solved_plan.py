@@ -20,7 +20,7 @@ from pydantic import PrivateAttr
 from planner import show
 from planner.errors import BadInput
 from planner.explore import Frontier, FrontierRow, frontier
-from planner.milp import Asked, Question
+from planner.milp import Asked, Question, solve_question
 from planner.plan import Plan
 from planner.show import block, paragraph, table
 from planner.terminal import columns
@@ -77,7 +77,7 @@ class Solved(Plan):
         asked = self.question.changed(
             batch=batch, memory_gib=memory_gib, nodes=nodes, network=network, schedule=schedule, fix=fix
         )
-        return Solved.of(asked.solve(), asked, before=self)
+        return Solved.of(solve_question(asked), asked, before=self)
 
     def frontier(self) -> Front:
         """The best trades of time against memory and against devices."""

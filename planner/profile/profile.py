@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from planner.cluster import Correction, Fitted
 from planner.model import ModelGraph
 from planner.schedule import Kind
+from planner.shown import Shown
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 
 def corrected(profile: Profile, fitted: Fitted | None) -> Profile:
@@ -105,7 +106,7 @@ class OptimizerCost:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Profile:
+class Profile(Shown):
     workload: str
     arguments: Mapping[str, object]  # what --set gave
     graph: ModelGraph
@@ -140,27 +141,33 @@ class Profile:
         """Every setting of which there are shards, with an empty signature; not of every layer."""
         return tuple(sorted({key._replace(signature="") for key in self.costs if key.split}))
 
-    def __repr__(self) -> str:
-        from planner import show
-
-        return show.of_profile(self)
-
-    def _repr_html_(self) -> str:
-        from planner import show
-
-        return show.profile_html(self)
-
-    def plot(self) -> Figure:
-        from planner import show
-
-        times = show.layer_ns(self)
-        return show.of_graph(self.graph, (), [ns / 1e6 for ns in times.values()], "ms forward and backward")
-
     def to_rows(self) -> list[dict[str, object]]:
         """A layer at a setting a row."""
-        from planner import show
-
-        return show.profile_rows(self)
+        layers = self.graph.layers
+        settings = sorted({key._replace(signature="") for key in self.costs})
+        pairs = [
+            (layer, key)
+            for key in settings
+            for layer in layers
+            if key._replace(signature=layer.signature) in self.costs
+        ]
+        return [
+            {
+                "layer": layer.name,
+                "micro": key.micro,
+                "split": "x".join(map(str, key.split)) or "whole",
+                "precision": key.precision,
+                "execution": key.execution,
+                "forward_ns": round(1e9 * cost.forward.median),
+                "backward_ns": round(1e9 * cost.backward.median),
+                "input_grad_ns": round(1e9 * cost.input_grad.median),
+                "weight_grad_ns": round(1e9 * cost.weight_grad.median),
+                "own_saved_bytes": cost.own_saved_bytes,
+                "workspace_bytes": cost.workspace_bytes,
+            }
+            for layer, key in pairs
+            for cost in [self.cost(layer.name, key)]
+        ]
 
     def to_dict(self) -> dict[str, object]:
         rows = [key._asdict() | asdict(cost) for key, cost in self.costs.items()]

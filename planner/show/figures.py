@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from planner.errors import BadInput
+from planner.plan import as_planned
+from planner.show.pictures import cuts_of
 from planner.show.timelines import COMPUTE, boxes_of, shade
+from planner.show.values import layer_ns
 from planner.units import duration
 
 if TYPE_CHECKING:
@@ -16,8 +19,16 @@ if TYPE_CHECKING:
 
     from planner.explore import FrontierRow
     from planner.model import ModelGraph
+    from planner.plan import Plan
+    from planner.profile import Profile
     from planner.simulate import RunRecord
     from planner.timeline import Timeline
+
+
+class HasRecord(Protocol):
+    """A run that can say what it has left so far."""
+
+    def record(self) -> RunRecord: ...
 
 
 def new(rows: int = 1, *, wide: float = 10.0, tall: float = 3.0) -> tuple[Figure, list[Axes]]:
@@ -94,7 +105,25 @@ def of_several(found: Sequence[Timeline], names: Sequence[str]) -> Figure:
     return figure
 
 
-def of_graph(graph: ModelGraph, cuts: Sequence[int], weights: Sequence[float], unit: str) -> Figure:
+def of_graph(graph: ModelGraph, plan: Plan | None = None) -> Figure:
+    """Operations of every layer, with the cuts of a plan where one is given."""
+    graph = as_planned(graph, plan) if plan is not None else graph
+    cuts = cuts_of(plan) if plan is not None else ()
+    return _bars(graph, cuts, [layer.flops(1) / 1e9 for layer in graph.layers], "GFLOP a sample")
+
+
+def of_profile(profile: Profile) -> Figure:
+    """Forward and backward time of every layer."""
+    times = layer_ns(profile).values()
+    return _bars(profile.graph, (), [ns / 1e6 for ns in times], "ms forward and backward")
+
+
+def of_handle(run: HasRecord) -> Figure:
+    """Predicted above measured, once the run has ended."""
+    return of_run(run.record())
+
+
+def _bars(graph: ModelGraph, cuts: Sequence[int], weights: Sequence[float], unit: str) -> Figure:
     figure, (axis,) = new(tall=3.2)
     shades = [
         "#2f6fbd" if sum(cut <= at for cut in cuts) % 2 else "#6699d6" for at in range(len(graph.layers))

@@ -8,16 +8,22 @@ from typing import TYPE_CHECKING
 
 from planner.errors import BadInput
 from planner.plan import Plan, world_size
+from planner.show import figures
 from planner.show.html import block, paragraph, table
+from planner.shown import Shown
+from planner.simulate import simulate_plan
 from planner.terminal import columns
 from planner.units import duration, memory, rate
+
+if TYPE_CHECKING:
+    pass
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, repr=False)
-class Versus:
+class Versus(Shown):
     """The first is what the others are held against."""
 
     plans: tuple[Plan, ...]
@@ -29,30 +35,29 @@ class Versus:
     def to_dict(self) -> dict[str, object]:
         return {"plans": self.to_rows()}
 
-    def __repr__(self) -> str:
-        return f"{self._said()}\n\n{columns(list(self._lines()), self._heads())}"
-
-    def _repr_html_(self) -> str:
-        return block(paragraph(self._said()), table(self._heads(), self._lines()))
-
-    def plot(self) -> Figure:
-        from planner.show import figures
-        from planner.simulate import simulate_plan
-
-        return figures.of_several(
-            [simulate_plan(plan) for plan in self.plans], [_short(p) for p in self.plans]
-        )
-
-    def _said(self) -> str:
+    def summary(self) -> str:
         return " ".join(against(self.plans[0], other) for other in self.plans[1:])
 
-    def _heads(self) -> tuple[str, ...]:
+    def heads(self) -> tuple[str, ...]:
         return ("", *(_short(plan) for plan in self.plans))
 
-    def _lines(self) -> Iterator[tuple[str, ...]]:
+    def lines(self) -> Iterator[tuple[str, ...]]:
         rows = self.to_rows()
         for name in rows[0]:
             yield (_word(name), *(_cell(name, row[name]) for row in rows))
+
+
+def versus_text(found: Versus) -> str:
+    return f"{found.summary()}\n\n{columns(list(found.lines()), found.heads())}"
+
+
+def versus_html(found: Versus) -> str:
+    return block(paragraph(found.summary()), table(found.heads(), found.lines()))
+
+
+def versus_figure(found: Versus) -> Figure:
+    timelines = [simulate_plan(plan) for plan in found.plans]
+    return figures.of_several(timelines, [_short(plan) for plan in found.plans])
 
 
 def compare(*plans: Plan) -> Versus:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from planner.cluster import Cluster
 from planner.model import ModelGraph
@@ -11,14 +12,30 @@ from planner.plan import Plan
 from planner.profile import Profile
 from planner.show import pictures, timelines
 from planner.show import proof as proofs
-from planner.show import text as plain
 from planner.show.html import block, folded, paragraph, plural, table
+from planner.show.text import decision, of_cluster, of_profile
 from planner.terminal import columns
 from planner.timeline import Comparison, Timeline
 from planner.units import duration, memory
 
 if TYPE_CHECKING:
     from planner.simulate import RunRecord
+
+
+class HasGraph(Protocol):
+    """A value that holds a model graph, such as a captured module."""
+
+    @property
+    def graph(self) -> ModelGraph: ...
+
+
+class HasLines(Protocol):
+    """A value that is a table: its heads, and its lines as text."""
+
+    def heads(self) -> Sequence[str]: ...
+
+    def lines(self) -> Sequence[Sequence[str]]: ...
+
 
 _WIDE = 100  # columns of text where no terminal says
 
@@ -39,7 +56,7 @@ def plan_html(plan: Plan) -> str:
 
     rows = plan_rows(plan)
     return block(
-        paragraph(plain.decision(plan)),
+        paragraph(decision(plan)),
         pictures.timeline(simulate_plan(plan), "worker {}".format),
         pictures.plan_memory(plan.prediction.memory),
         folded(plural(len(rows), "stage"), table(tuple(rows[0]), (row.values() for row in _shown(rows)))),
@@ -97,8 +114,8 @@ def _cell(name: str, value: object) -> object:
 
 
 def profile_html(found: Profile) -> str:
-    head = plain.of_profile(found).partition("\n")[0]
-    rows = profile_rows(found)
+    head = of_profile(found).partition("\n")[0]
+    rows = found.to_rows()
     heads = tuple(rows[0]) if rows else ("layer",)
     listed = table(heads, (row.values() for row in _shown(rows)))
     return block(
@@ -106,35 +123,6 @@ def profile_html(found: Profile) -> str:
         pictures.strip(found.graph, layer_ns(found)),
         folded(plural(len(rows), "row"), listed),
     )
-
-
-def profile_rows(found: Profile) -> list[dict[str, object]]:
-    """A layer at a setting a row."""
-    layers = found.graph.layers
-    settings = sorted({key._replace(signature="") for key in found.costs})
-    pairs = [
-        (layer, key)
-        for key in settings
-        for layer in layers
-        if key._replace(signature=layer.signature) in found.costs
-    ]
-    return [
-        {
-            "layer": layer.name,
-            "micro": key.micro,
-            "split": "x".join(map(str, key.split)) or "whole",
-            "precision": key.precision,
-            "execution": key.execution,
-            "forward_ns": round(1e9 * cost.forward.median),
-            "backward_ns": round(1e9 * cost.backward.median),
-            "input_grad_ns": round(1e9 * cost.input_grad.median),
-            "weight_grad_ns": round(1e9 * cost.weight_grad.median),
-            "own_saved_bytes": cost.own_saved_bytes,
-            "workspace_bytes": cost.workspace_bytes,
-        }
-        for layer, key in pairs
-        for cost in [found.cost(layer.name, key)]
-    ]
 
 
 def layer_ns(found: Profile) -> dict[str, float]:
@@ -147,8 +135,8 @@ def layer_ns(found: Profile) -> dict[str, float]:
 
 
 def cluster_html(found: Cluster) -> str:
-    head = plain.of_cluster(found).partition("\n")[0]
-    rows = cluster_rows(found)
+    head = of_cluster(found).partition("\n")[0]
+    rows = found.to_rows()
     links = [
         (name, duration(1e9 * link.latency_s), f"{memory(link.bandwidth_bytes_per_s)}/s")
         for name, link in found.links
@@ -160,20 +148,8 @@ def cluster_html(found: Cluster) -> str:
     )
 
 
-def cluster_rows(found: Cluster) -> list[dict[str, object]]:
-    return [
-        {
-            "nodes": group.count,
-            "devices_per_node": group.devices_per_node,
-            "device": group.device,
-            "plan_bytes": group.limit_bytes,
-        }
-        for group in found.nodes
-    ]
-
-
 def graph_text(found: ModelGraph) -> str:
-    rows = _shown(graph_rows(found))
+    rows = _shown(found.to_rows())
     shown = rows if len(rows) <= 40 else [*rows[:20], *rows[-20:]]
     named = [(row["layer"], row["parameters"], row["flops"], row["reads"], row["makes"]) for row in shown]
     return f"{_graph_head(found)}\n\n{columns(named, ('layer', 'parameters', 'flops', 'reads', 'makes'))}"
@@ -188,31 +164,15 @@ def _graph_head(found: ModelGraph) -> str:
 
 
 def graph_html(found: ModelGraph) -> str:
-    rows = _shown(graph_rows(found))
+    rows = _shown(found.to_rows())
     listed = table(tuple(rows[0]), (row.values() for row in rows))
     return block(
         paragraph(_graph_head(found)), pictures.strip(found), folded(plural(len(rows), "layer"), listed)
     )
 
 
-def graph_rows(found: ModelGraph) -> list[dict[str, object]]:
-    """A layer a row, for one sample."""
-    return [
-        {
-            "layer": layer.name,
-            "parameters": sum(prod(found.parameter[name].shape) for name in layer.parameters),
-            "flops": layer.flops(1),
-            "reads": list(layer.inputs),
-            "makes": list(layer.outputs),
-            "made_bytes": sum(found.value[name].bytes(1) for name in layer.outputs),
-            "operations": list(layer.operations),
-        }
-        for layer in found.layers
-    ]
-
-
 def comparison_text(found: Comparison) -> str:
-    rows = [tuple(_shown([row])[0].values()) for row in comparison_rows(found)]
+    rows = [tuple(_shown([row])[0].values()) for row in found.to_rows()]
     return f"{_comparison_head(found)}\n\n{columns(rows, ('stage', 'action', 'predicted', 'measured', 'ratio', 'times'))}"
 
 
@@ -224,24 +184,9 @@ def _comparison_head(found: Comparison) -> str:
 
 
 def comparison_html(found: Comparison) -> str:
-    rows = [tuple(_shown([row])[0].values()) for row in comparison_rows(found)]
+    rows = [tuple(_shown([row])[0].values()) for row in found.to_rows()]
     listed = table(("stage", "action", "predicted", "measured", "ratio", "times"), rows)
     return block(paragraph(_comparison_head(found)), listed)
-
-
-def comparison_rows(found: Comparison) -> list[dict[str, object]]:
-    return [
-        {
-            "stage": event.stage,
-            "action": event.name,
-            "predicted_ns": event.predicted_ns,
-            "measured_ns": event.measured_ns,
-            "ratio": round(event.ratio, 3),
-            "times": event.times,
-        }
-        for event in sorted(found.events, key=lambda e: (e.stage, e.name))
-        if event.predicted_ns
-    ]
 
 
 def run_text(found: RunRecord) -> str:
@@ -264,3 +209,19 @@ def run_html(found: RunRecord) -> str:
         pictures.timeline(step),
         comparison_html(found.comparison),
     )
+
+
+def captured_text(found: HasGraph) -> str:
+    return graph_text(found.graph)
+
+
+def captured_html(found: HasGraph) -> str:
+    return graph_html(found.graph)
+
+
+def lines_text(found: HasLines) -> str:
+    return columns(found.lines(), found.heads())
+
+
+def lines_html(found: HasLines) -> str:
+    return table(found.heads(), found.lines())

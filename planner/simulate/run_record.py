@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING
 
 from planner.errors import BadInput
 from planner.plan import Plan, coordinates, ranks_of_worker
+from planner.shown import Shown
 from planner.simulate.simulate import simulate_in_stride, simulate_plan
 from planner.timeline import Comparison, Timeline, compare
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 WARM_UP_STEPS = 2  # connections are opened and memory is first touched in them
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class RunRecord:
+class RunRecord(Shown):
     folder: str
     state: str
     plan: Plan
@@ -58,22 +59,6 @@ class RunRecord:
         position = ranks_of_worker(self.plan.axes, at.pipeline).index(last)
         workers = range(self.plan.axes.pipeline)
         return tuple(ranks_of_worker(self.plan.axes, worker)[position] for worker in workers)
-
-    def __repr__(self) -> str:
-        from planner import show
-
-        return show.run_text(self)
-
-    def _repr_html_(self) -> str:
-        from planner import show
-
-        return show.run_html(self)
-
-    def plot(self) -> Figure:
-        """Predicted against measured."""
-        from planner import show
-
-        return show.of_run(self)
 
     def to_rows(self) -> list[dict[str, object]]:
         """A step a row, the warm-up too."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from planner.shown import Shown
 from planner.timeline.timeline import _CODES_A_NAME, _MICRO, _NEVER, _ROW, COLLECTIVE, Timeline, decode
 
 
@@ -25,7 +26,7 @@ class Difference(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Comparison:
+class Comparison(Shown):
     events: tuple[Difference, ...]  # those that both sides have
     missing: tuple[str, ...]  # predicted, not measured: name and stage
     extra: tuple[str, ...]
@@ -37,20 +38,19 @@ class Comparison:
     def ratio(self) -> float:
         return self.measured_step_ns / self.predicted_step_ns if self.predicted_step_ns else float("inf")
 
-    def __repr__(self) -> str:
-        from planner import show
-
-        return show.comparison_text(self)
-
-    def _repr_html_(self) -> str:
-        from planner import show
-
-        return show.comparison_html(self)
-
     def to_rows(self) -> list[dict[str, object]]:
-        from planner import show
-
-        return show.comparison_rows(self)
+        return [
+            {
+                "stage": event.stage,
+                "action": event.name,
+                "predicted_ns": event.predicted_ns,
+                "measured_ns": event.measured_ns,
+                "ratio": round(event.ratio, 3),
+                "times": event.times,
+            }
+            for event in sorted(self.events, key=lambda e: (e.stage, e.name))
+            if event.predicted_ns
+        ]
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self) | {"events": [event._asdict() for event in self.events]}

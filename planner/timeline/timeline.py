@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 from planner.arrays import IntArray
 from planner.errors import BadInput
 from planner.schedule import Action, Kind
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from planner.shown import Shown
 
 # What a rank records beside actions. COLLECTIVE is a gradient sum while it travels (SYNC is only its launch); SEND
 # and WAIT belong to the message of their action's (stage, micro, pipe).
@@ -63,7 +61,7 @@ def _empty() -> IntArray:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Timeline:
+class Timeline(Shown):
     """Columns of equal length, one row an event; `wait_ns` is how long the rank stood idle right before it.
 
     The memory columns are samples of their own: bytes in use from `memory_ns` on.
@@ -124,21 +122,6 @@ class Timeline:
             {"step": s, "rank": r, "event": str(decode(c)), "start_ns": a, "end_ns": b, "wait_ns": w}
             for s, r, c, a, b, w in rows
         ]
-
-    def __repr__(self) -> str:
-        from planner import show
-
-        return show.timeline_text(self)
-
-    def _repr_html_(self) -> str:
-        from planner import show
-
-        return show.timeline_html(self)
-
-    def plot(self) -> Figure:
-        from planner import show
-
-        return show.of_timeline(self)
 
     def to_dict(self) -> dict[str, list[int]]:
         return {f.name: getattr(self, f.name).tolist() for f in fields(self)}

@@ -18,7 +18,7 @@ from runtime.runfolder import unused
 
 if TYPE_CHECKING:
     from planner.plan import Plan
-    from runtime.local import LocalRun
+    from runtime.launch import Handle
     from runtime.runfolder import Result
 
 Backend = Literal["inline", "local", "slurm"]
@@ -132,9 +132,9 @@ def launch(given: Options) -> None:
     if backend == "inline":
         _ended(_inline(chosen, folder, given.steps, settings), given.out)
         return
-    from runtime import local
+    from runtime.launch import launch_local
 
-    started = local.launch(chosen, folder, steps=given.steps, detach=not given.wait, **settings)
+    started = launch_local(chosen, folder, steps=given.steps, detach=not given.wait, **settings)
     if given.wait:
         _ended(_waited(started, given.out), given.out)
     else:
@@ -207,24 +207,26 @@ def _backend(given: Options) -> Backend:
     return "slurm" if has_slurm() else "local"
 
 
-def _waited(started: LocalRun, out: terminal.Output) -> Result:
+def _waited(started: Handle, out: terminal.Output) -> Result:
+    from runtime.local import LocalBackend
     from runtime.runfolder import result_of
 
     progress = slurm_options.Progress(out)
     try:
         return result_of(started.paths, started.ranks, started.outcome(tell=progress))
     except KeyboardInterrupt:
-        started.interrupt()
+        assert isinstance(started.backend, LocalBackend)
+        started.backend.interrupt()
         raise _interrupted(started.folder) from None
     finally:
         progress.end()
 
 
 def _inline(plan: Plan, folder: Path, steps: int, settings: dict[str, Any]) -> Result:
-    from runtime import train
+    from runtime.launch import launch_inline
 
     try:
-        return train.launch_inline(plan, folder, steps=steps, **settings)
+        return launch_inline(plan, folder, steps=steps, **settings)
     except KeyboardInterrupt:
         raise _interrupted(folder) if folder.exists() else Interrupted("interrupted") from None
 

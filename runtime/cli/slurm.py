@@ -17,9 +17,9 @@ from runtime.slurm import Options
 
 if TYPE_CHECKING:
     from planner.plan import Plan
-    from runtime.launch import Status
+    from runtime.launch import Handle, Status
     from runtime.runfolder import Job
-    from runtime.slurm import Elastic, SlurmRun
+    from runtime.slurm import Elastic
 
 Text = str | None
 Partition = Annotated[Text, typer.Option(help="SLURM's; several with commas", metavar="NAMES")]
@@ -107,18 +107,19 @@ def launch(
     out: terminal.Output,
 ) -> None:
     from runtime import slurm
+    from runtime.launch import Handle
 
     paths, warnings = slurm.prepared(plan, name, folder, job, options, flexible=nodes)
     for warning in warnings:
         out.note(f"warning: {warning}")
-    started = slurm.queue(paths, len(plan.places))
+    backend = slurm.queue(paths)
     if not wait:
-        data = {"run": str(paths.root), "state": "queued", "job": started.job}
+        data = {"run": str(paths.root), "state": "queued", "job": backend.job}
         out.note(f"queued in {paths.root}")
-        out.result(data, lambda: str(started.job))
+        out.result(data, lambda: str(backend.job))
         return
-    out.note(f"job {started.job}, in {paths.root}")
-    _wait(started, out)
+    out.note(f"job {backend.job}, in {paths.root}")
+    _wait(Handle(paths, len(plan.places), backend), backend.job, out)
 
 
 class Progress:
@@ -145,7 +146,7 @@ class Progress:
             print(file=sys.stderr, flush=True)
 
 
-def _wait(started: SlurmRun, out: terminal.Output) -> None:
+def _wait(started: Handle, job: int, out: terminal.Output) -> None:
     progress = Progress(out)
     try:
         outcome = started.outcome(tell=progress)
@@ -155,7 +156,7 @@ def _wait(started: SlurmRun, out: terminal.Output) -> None:
     data = {
         "run": str(started.paths.root),
         "state": outcome.state,
-        "job": started.job,
+        "job": job,
         "steps": [{"step": row["step"], "loss": row["loss"]} for row in rows],
         "cause": outcome.cause,
         "outcome": asdict(outcome),

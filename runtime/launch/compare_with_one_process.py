@@ -10,8 +10,8 @@ from pathlib import Path
 from planner.errors import BadInput
 from planner.plan import Plan
 from planner.terminal import Report
-from runtime import local, train
 from runtime.execute import free_bytes
+from runtime.launch.handle import launch_inline, launch_local
 from runtime.runfolder import Result
 
 STEPS = 2
@@ -39,9 +39,9 @@ def checked(plan: Plan) -> Checked:
         Report(f"check {plan.model.workload}") as report,
     ):
         with report.step(0.0, "two steps in one process"):
-            alone = train.launch_inline(plan, Path(folder) / "alone", steps=STEPS)
+            alone = launch_inline(plan, Path(folder) / "alone", steps=STEPS)
         with report.step(0.5, f"two steps by the plan, in {len(plan.places)} processes"):
-            together = local.launch(plan, Path(folder) / "together", steps=STEPS).wait().check()
+            together = launch_local(plan, Path(folder) / "together", steps=STEPS).wait().check()
     return Checked(together=_losses(together), alone=_losses(alone), tolerance=TOLERANCE[plan.precision])
 
 

@@ -8,49 +8,45 @@ run.wait().check().losses
 
 from __future__ import annotations
 
-import html
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from planner import terminal
 from planner.errors import BadInput
 from planner.plan import Plan
+from planner.shown import Shown
 from planner.simulate import RunRecord
-from runtime import slurm
+from runtime import local, slurm
+from runtime.backend import Backend
 from runtime.launch import finished as records
 from runtime.launch import status
 from runtime.runfolder import Outcome, Paths, steps_of, unused
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+    from planner.workload import Workload
     from runtime.runfolder import Result
 
-Backend = Literal["local", "slurm"]
+Where = Literal["local", "slurm"]
 HEADS = ("step", "loss", "seconds")
 
 
-class Rows(list[dict[str, float]]):
+class Rows(Shown, list[dict[str, float]]):
     """One row a step; a list of dictionaries, as pandas.DataFrame takes it, that shows itself as a table."""
 
-    def __repr__(self) -> str:
-        return terminal.columns([[f"{row[head]:.6g}" for head in HEADS] for row in self], HEADS)
+    def heads(self) -> tuple[str, ...]:
+        return HEADS
 
-    def _repr_html_(self) -> str:
-        heads = "".join(f"<th>{head}</th>" for head in HEADS)
-        rows = (
-            "".join(f"<td style='text-align:right'>{row[head]:.6g}</td>" for head in HEADS) for row in self
-        )
-        return f"<table><tr>{heads}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+    def lines(self) -> list[list[str]]:
+        return [[f"{row[head]:.6g}" for head in HEADS] for row in self]
 
 
 @dataclass(frozen=True, repr=False)
-class Handle:
+class Handle(Shown):
     paths: Paths
     ranks: int
+    backend: Backend
 
     @property
     def folder(self) -> Path:
@@ -71,12 +67,14 @@ class Handle:
 
     def cancel(self) -> None:
         """It can be resumed from its last complete checkpoint."""
-        status.cancel(self.folder)
+        self.backend.cancel()
 
     def outcome(
         self, timeout_s: float | None = None, tell: Callable[[status.Status], None] | None = None
     ) -> Outcome:
-        raise NotImplementedError
+        """How the run ended; `tell` is given its status now and then until then."""
+        look = None if tell is None else lambda: tell(status.of(self.folder))
+        return self.backend.wait(timeout_s, look)
 
     def wait(self, timeout_s: float | None = None) -> Result:
         """Until the run has ended, through all its restarts; TimeoutError where that takes longer."""
@@ -88,15 +86,8 @@ class Handle:
         """What it has left so far, beside its plan; the ranks' traces are there once it has ended."""
         return records.record(self.folder)
 
-    def plot(self) -> Figure:
-        """Predicted against measured, once it has ended."""
-        return self.record().plot()
-
     def __repr__(self) -> str:
         return status.status_text(status.of(self.folder))
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(repr(self))}</pre>"
 
 
 def launch(
@@ -104,7 +95,7 @@ def launch(
     folder: Path | str | None = None,
     *,
     steps: int = 10,
-    on: Backend | None = None,
+    on: Where | None = None,
     options: Mapping[str, object] | None = None,
     **settings: object,
 ) -> Handle:
@@ -114,15 +105,56 @@ def launch(
     where = Path(folder) if folder is not None else unused(name)
     chosen = on or ("slurm" if options or has_slurm() else "local")
     if chosen == "slurm":
-        from runtime import slurm
-
         wanted = slurm.over(slurm.load(), options or {})
-        return slurm.launch(plan, where, steps=steps, name=name, options=wanted, **settings)  # type: ignore[arg-type]
+        return launch_slurm(plan, where, steps=steps, name=name, options=wanted, **settings)  # type: ignore[arg-type]
     if chosen != "local" or options:
         raise BadInput(f"on={chosen!r}", where="launch", allowed="'local', or 'slurm', which options are for")
-    from runtime import local
+    return launch_local(plan, where, steps=steps, **settings)  # type: ignore[arg-type]
 
-    return local.launch(plan, where, steps=steps, **settings)  # type: ignore[arg-type]
+
+def launch_local(
+    plan: Plan,
+    folder: Path | str,
+    *,
+    steps: int,
+    workload: Workload | None = None,
+    detach: bool = False,
+    **settings: object,
+) -> Handle:
+    """Runs every rank as a process of this machine; returns at once."""
+    backend = local.start(
+        plan, folder, steps=steps, workload=workload, detach=detach, refuse=slurm.refuse, **settings
+    )
+    return Handle(backend.paths, len(plan.places), backend)
+
+
+def launch_slurm(
+    plan: Plan,
+    folder: Path | str,
+    *,
+    steps: int,
+    name: str = "training",
+    options: slurm.Options | None = None,
+    workload: Workload | None = None,
+    flexible: slurm.Elastic | None = None,
+    **settings: object,
+) -> Handle:
+    """Queues a run as a job. Whatever can be known to fail is raised before anything is queued."""
+    from runtime.train import job_of
+
+    chosen = options or slurm.Options()
+    job = job_of(plan, steps, dict(settings))
+    paths, _ = slurm.prepared(plan, name, Path(folder), job, chosen, workload=workload, flexible=flexible)
+    return Handle(paths, len(plan.places), slurm.queue(paths))
+
+
+def launch_inline(
+    plan: Plan, folder: Path | str, *, steps: int, workload: Workload | None = None, **settings: object
+) -> Result:
+    """Trains the whole plan in this process, and returns when it is done."""
+    from runtime.train import train_inline
+
+    return train_inline(plan, folder, steps=steps, workload=workload, refuse=slurm.refuse, **settings)
 
 
 def has_slurm(environment: Mapping[str, str] = os.environ) -> bool:

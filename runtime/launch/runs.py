@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from html import escape
 from pathlib import Path
 
 from planner.errors import BadInput
+from planner.shown import Shown
 from planner.simulate import RunRecord
-from planner.terminal import columns
 from planner.units import duration
 from runtime.launch import finished, status
 from runtime.runfolder import Paths
@@ -17,7 +16,7 @@ _HEADS = ("", "run", "state", "step", "loss", "predicted", "measured")
 
 
 @dataclass(frozen=True, repr=False)
-class Runs:
+class Runs(Shown):
     folders: tuple[Path, ...]  # the newest first
 
     def __len__(self) -> int:
@@ -32,15 +31,10 @@ class Runs:
     def to_dict(self) -> dict[str, object]:
         return {"runs": self.to_rows()}
 
-    def __repr__(self) -> str:
-        return columns(self._lines(), _HEADS) if self.folders else "no runs"
+    def heads(self) -> tuple[str, ...]:
+        return _HEADS
 
-    def _repr_html_(self) -> str:
-        head = "".join(f"<th>{name}</th>" for name in _HEADS)
-        rows = ("".join(f"<td>{escape(cell)}</td>" for cell in line) for line in self._lines())
-        return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
-
-    def _lines(self) -> list[tuple[str, ...]]:
+    def lines(self) -> list[tuple[str, ...]]:
         found = [status.of(folder) for folder in self.folders]
         return [
             (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from planner.errors import BadInput
 from planner.units import duration
 from runtime import checkpoint as checkpoints
 from runtime import runfolder, slurm
+from runtime.backend import Backend
+from runtime.local import LocalBackend
 from runtime.runfolder import Paths, Step, open_run, outcome_of, steps_of
 from runtime.train import JUDGED, WARM_UP, outside
 
@@ -46,7 +47,7 @@ def of(folder: Path) -> Status:
     job, plan = runfolder.read(paths), plans.load(paths.plan)
     steps = steps_of(paths)
     queued = slurm.Queued.read(paths)
-    state, reason = _state(paths, queued)
+    state, reason = _state(paths)
     step_s = _speed(steps)
     done = max(steps, default=0)
     last = _last_checkpoint(paths)
@@ -70,21 +71,16 @@ def of(folder: Path) -> Status:
     )
 
 
-def _state(paths: Paths, queued: slurm.Queued | None) -> tuple[str, str]:
+def backend_of(paths: Paths) -> Backend:
+    """Returns where a run goes on, by what its folder says."""
+    return slurm.backend_of(paths) or LocalBackend(paths)
+
+
+def _state(paths: Paths) -> tuple[str, str]:
     if (found := outcome_of(paths)) is not None:
         cancelled = found.state != "done" and paths.cancelled.exists()
         return ("cancelled", "") if cancelled else (found.state, found.cause)
-    if queued is None or queued.inside:
-        held = runfolder.find(paths)
-        if held is not None and not held.here:
-            return "unknown", f"it was started on {held.host}: ask there"
-        if held is not None and held.alive:
-            return "running", ""
-        if paths.cancelled.exists():
-            return "cancelled", ""
-        return "ended", "killed, or this machine went down; it left no word"
-    said = slurm.of(queued.job)
-    return said.state, said.reason
+    return backend_of(paths).state()
 
 
 def _last_checkpoint(paths: Paths) -> int | None:
@@ -122,11 +118,8 @@ def _speed(steps: dict[int, Step]) -> float | None:
 
 
 def cancel(folder: Path) -> None:
-    paths = open_run(folder)
-    if slurm.Queued.read(paths) is not None:
-        slurm.cancel(paths)
-        return
-    runfolder.cancel(paths, signal.SIGKILL)
+    """Ends a run, wherever it goes on."""
+    backend_of(open_run(folder)).cancel()
 
 
 def status_text(status: Status) -> str:

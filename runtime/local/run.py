@@ -1,10 +1,7 @@
-"""Runs on this machine: every rank of a plan as a process, or the whole of it in this one.
+"""Runs on this machine: every rank of a plan is a process, held by a supervisor process.
 
-    run = launch(plan, folder, steps=10)        # returns at once; ranks are processes of their own
-    result = run.wait()                         # losses, the measured Timeline, how it ended
-    result = launch_inline(plan, folder, steps=10)
-
-A run folder that already holds checkpoints is resumed from the last complete one.
+The run ends with the process that started it, unless it is detached. A run folder that already holds checkpoints is
+resumed from the last complete one.
 """
 
 from __future__ import annotations
@@ -20,49 +17,71 @@ from pathlib import Path
 
 from planner.plan import Plan
 from planner.workload import Workload
-from runtime import launch as launching
 from runtime import runfolder
-from runtime.launch import Handle
 from runtime.runfolder import Outcome, Paths, tell
-from runtime.train import Model, job_of, prepare, prepare_folder
 
 FIRST_WORD_S, RARELY_S = 2.0, 60.0  # of how a run stands, while somebody waits for it
 WORD_S = 5.0  # for a supervisor that is told to end
+POLL_S = 0.2
 
 
-@dataclass(frozen=True, repr=False)
-class LocalRun(Handle):
-    """A run in processes of its own."""
+@dataclass(frozen=True)
+class LocalBackend:
+    """The supervisor of a run, by its process where this process started it, by its folder otherwise."""
 
-    process: subprocess.Popen[bytes]
+    paths: Paths
+    process: subprocess.Popen[bytes] | None = None
 
-    def outcome(
-        self, timeout_s: float | None = None, tell: Callable[[launching.Status], None] | None = None
-    ) -> Outcome:
-        """With `tell`, how it stands now and then, ever more rarely."""
+    def state(self) -> tuple[str, str]:
+        """Returns the state of a run without an outcome, and the reason for it."""
+        held = runfolder.find(self.paths)
+        if held is not None and not held.here:
+            return "unknown", f"it was started on {held.host}: ask there"
+        if held is not None and held.alive:
+            return "running", ""
+        if self.paths.cancelled.exists():
+            return "cancelled", ""
+        return "ended", "killed, or this machine went down; it left no word"
+
+    def wait(self, timeout_s: float | None = None, look: Callable[[], None] | None = None) -> Outcome:
+        """Waits for the supervisor to end; calls `look` now and then, ever more rarely.
+
+        Raises: TimeoutError after `timeout_s`.
+        """
         end_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
-        pause_s = float("inf") if tell is None else FIRST_WORD_S
+        pause_s = float("inf") if look is None else FIRST_WORD_S
         while not self._ended(min(pause_s, end_s - time.monotonic())):
             if time.monotonic() >= end_s:
-                raise TimeoutError(f"{self.folder} has not ended after {timeout_s:g} s")
-            assert tell is not None
-            tell(launching.of(self.folder))
+                raise TimeoutError(f"{self.paths.root} has not ended after {timeout_s:g} s")
+            assert look is not None
+            look()
             pause_s = min(1.5 * pause_s, RARELY_S)
         if self.paths.cancelled.exists():
             return Outcome("cancelled")
         if (found := runfolder.outcome_of(self.paths)) is not None:
             return found
-        return Outcome("failed", cause=f"the supervisor ended with status {self.process.returncode}")
+        status = "" if self.process is None else f" with status {self.process.returncode}"
+        return Outcome("failed", cause=f"the supervisor ended{status}")
 
     def _ended(self, within_s: float) -> bool:
+        if self.process is None:
+            return self._gone(time.monotonic() + within_s)
         try:
             self.process.wait(None if within_s == float("inf") else max(within_s, 0.0))
         except subprocess.TimeoutExpired:
             return False
         return True
 
+    def _gone(self, end_s: float) -> bool:
+        while (held := runfolder.find(self.paths)) is not None and held.alive:
+            if time.monotonic() >= end_s:
+                return False
+            time.sleep(POLL_S)
+        return True
+
     def interrupt(self) -> None:
-        """As Ctrl-C ends it: with a word, for whoever asks later."""
+        """Ends the run as Ctrl-C does, with a word for whoever asks later."""
+        assert self.process is not None, "only who started a run interrupts it"
         self.process.send_signal(signal.SIGINT)
         try:
             self.process.wait(WORD_S)
@@ -73,33 +92,39 @@ class LocalRun(Handle):
             tell(self.paths, Outcome("interrupted", cause="by Ctrl-C"))
 
     def cancel(self) -> None:
-        if self.process.poll() is None:
-            super().cancel()
+        """Ends the run; a run of this process that has ended is left as it is."""
+        if self.process is None:
+            runfolder.cancel(self.paths, signal.SIGKILL)
+        elif self.process.poll() is None:
+            runfolder.cancel(self.paths, signal.SIGKILL)
             self.process.wait()
 
 
-def launch(
+def start(
     plan: Plan,
     folder: Path | str,
     *,
     steps: int,
     workload: Workload | None = None,
     detach: bool = False,
+    refuse: Callable[[Paths], None],
     **settings: object,
-) -> LocalRun:
-    """`settings` are fields of Job. Its checks are made, and checkpoint 0 is written, before anything starts.
+) -> LocalBackend:
+    """Starts a run, after all its checks are made and checkpoint 0 is written.
 
-    The run ends with the process that launches it, unless it is detached.
+    Args: `settings` are fields of Job; `refuse` raises BadInput where somebody else uses the run folder.
     """
+    from runtime.train import Model, job_of, prepare, prepare_folder
+
     job = job_of(plan, steps, settings)
     if job.content == "sleep":
-        paths, _ = prepare_folder(plan, Path(folder), job)
+        paths, _ = prepare_folder(plan, Path(folder), job, refuse)
     else:
-        paths, _ = prepare(Model.of(plan, workload), Path(folder), job)
-    return start(paths, len(plan.places), detach)
+        paths, _ = prepare(Model.of(plan, workload), Path(folder), job, refuse)
+    return _supervised(paths, detach)
 
 
-def start(paths: Paths, ranks: int, detach: bool = False) -> LocalRun:
+def _supervised(paths: Paths, detach: bool) -> LocalBackend:
     parent = 0 if detach else os.getpid()
     command = [sys.executable, "-P", "-m", "runtime.local.main", str(paths.root), str(parent)]
     with (paths.root / "logs" / "supervisor.log").open("ab") as log:
@@ -107,4 +132,4 @@ def start(paths: Paths, ranks: int, detach: bool = False) -> LocalRun:
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
     runfolder.note_process(paths, process.pid)
-    return LocalRun(paths, ranks, process)
+    return LocalBackend(paths, process)

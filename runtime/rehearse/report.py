@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -74,9 +73,6 @@ class Rehearsal:
 
     def __repr__(self) -> str:
         return text(self)
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(text(self))}</pre>"
 
     def to_rows(self) -> list[dict[str, object]]:
         """A kind of action of a stage a row."""

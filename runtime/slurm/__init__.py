@@ -3,7 +3,7 @@
 from runtime.slurm.commands import answers, ask
 from runtime.slurm.elastic import Elastic, parse
 from runtime.slurm.folder_lock import refuse
-from runtime.slurm.job import SlurmRun, launch, queue, test_only
+from runtime.slurm.job import SlurmBackend, backend_of, queue, test_only
 from runtime.slurm.limits import known
 from runtime.slurm.measure_jobs import run
 from runtime.slurm.options import NAMED, Options, load, over, pairs, site_file
@@ -17,12 +17,12 @@ __all__ = [
     "Elastic",
     "Options",
     "Queued",
-    "SlurmRun",
+    "SlurmBackend",
     "answers",
     "ask",
+    "backend_of",
     "cancel",
     "known",
-    "launch",
     "load",
     "of",
     "over",

@@ -9,31 +9,42 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.plan import Plan
-from planner.workload import Workload
-from runtime import launch as launching
 from runtime import runfolder
-from runtime.launch import Handle
+from runtime.local import LocalBackend
 from runtime.runfolder import Outcome, Paths
-from runtime.slurm import commands, limits, submit
-from runtime.slurm.elastic import Elastic
+from runtime.slurm import commands, limits, state, submit
 from runtime.slurm.options import Options
 from runtime.slurm.script import Request, text
-from runtime.slurm.state import JobState
+from runtime.slurm.state import Queued
 
 LOOK_S = 0.2  # at files of the run folder
 ASK_S = (5.0, 30.0)  # how often SLURM is asked: at first, and when a run is old
 OLD_S = 120.0
 
 
-@dataclass(frozen=True, repr=False)
-class SlurmRun(Handle):
+@dataclass(frozen=True)
+class SlurmBackend:
+    """A run that SLURM holds, or will start."""
+
+    paths: Paths
     job: int
 
-    def outcome(
-        self, timeout_s: float | None = None, tell: Callable[[launching.Status], None] | None = None
-    ) -> Outcome:
-        """`tell` is given the status now and then while the run goes on."""
+    def state(self) -> tuple[str, str]:
+        """Returns the state of a run without an outcome, and the reason for it.
+
+        Inside of an allocation a run is held by a supervisor of this machine, as a local one is.
+        """
+        queued = Queued.read(self.paths)
+        if queued is not None and queued.inside:
+            return LocalBackend(self.paths).state()
+        found = state.of(self.job)
+        return found.state, found.reason
+
+    def wait(self, timeout_s: float | None = None, look: Callable[[], None] | None = None) -> Outcome:
+        """Waits for the outcome in the run folder, and asks SLURM now and then whether there will be one.
+
+        Raises: TimeoutError after `timeout_s`.
+        """
         begin = asked = time.monotonic()
         while True:
             if (found := runfolder.outcome_of(self.paths)) is not None:
@@ -43,39 +54,34 @@ class SlurmRun(Handle):
                 raise TimeoutError(f"{self.paths.root} has not ended after {timeout_s:g} s")
             if now - asked > ASK_S[now - begin > OLD_S]:
                 asked = now
-                state = launching.of(self.paths.root)
-                if tell is not None:
-                    tell(state)
-                if JobState(state.state, state.reason).stuck:
-                    return Outcome("failed", cause=f"{state.reason}; job {self.job} is still queued")
-                if state.state not in ("queued", "running"):
-                    return runfolder.outcome_of(self.paths) or Outcome(state.state, cause=state.reason)
+                if look is not None:
+                    look()
+                if (ended := self._without_a_word()) is not None:
+                    return ended
             time.sleep(LOOK_S)
 
+    def _without_a_word(self) -> Outcome | None:
+        now, reason = self.state()
+        if state.JobState(now, reason).stuck:
+            return Outcome("failed", cause=f"{reason}; job {self.job} is still queued")
+        if now not in ("queued", "running"):
+            return runfolder.outcome_of(self.paths) or Outcome(now, cause=reason)
+        return None
 
-def launch(
-    plan: Plan,
-    folder: Path | str,
-    *,
-    steps: int,
-    name: str = "training",
-    options: Options | None = None,
-    workload: Workload | None = None,
-    flexible: Elastic | None = None,
-    **settings: object,
-) -> SlurmRun:
-    """`settings` are fields of Job. Whatever can be known to fail is raised before anything is queued."""
-    from runtime.train import job_of
-
-    chosen = options or Options()
-    job = job_of(plan, steps, dict(settings))
-    paths, _ = submit.prepared(plan, name, Path(folder), job, chosen, workload=workload, flexible=flexible)
-    return queue(paths, len(plan.places))
+    def cancel(self) -> None:
+        """Cancels the job of the run."""
+        submit.cancel(self.paths)
 
 
-def queue(paths: Paths, ranks: int) -> SlurmRun:
-    queued = submit.submit(paths)
-    return SlurmRun(paths, ranks, queued.job)
+def backend_of(paths: Paths) -> SlurmBackend | None:
+    """Returns the backend of a run that was queued, None for a run that never was."""
+    queued = Queued.read(paths)
+    return None if queued is None else SlurmBackend(paths, queued.job)
+
+
+def queue(paths: Paths) -> SlurmBackend:
+    """Queues the job of a prepared run folder."""
+    return SlurmBackend(paths, submit.submit(paths).job)
 
 
 def test_only(request: Request, options: Options) -> str:

@@ -22,7 +22,7 @@ from planner.plan import Plan
 from planner.workload import Workload
 from runtime import runfolder
 from runtime.runfolder import Job, Outcome, Paths, tell, write_whole
-from runtime.slurm import commands, limits, state, task_layout
+from runtime.slurm import commands, folder_lock, limits, state, task_layout
 from runtime.slurm import script as scripts
 from runtime.slurm.elastic import Elastic
 from runtime.slurm.options import Options
@@ -146,7 +146,7 @@ def prepared(
     warnings = check(plan, model.captured.graph, folder, job, options)
     if flexible is not None:
         flexible.check(plan)
-    paths, _ = prepare(model, folder, job)
+    paths, _ = prepare(model, folder, job, folder_lock.refuse)
     if flexible is not None:
         flexible.write(paths)
     write_whole(paths.script, text)

@@ -1,9 +1,9 @@
 """The loop of a rank, and a run prepared before anything starts."""
 
 from runtime.train.drift import JUDGED, WARM_UP, outside
-from runtime.train.inline import launch_inline
+from runtime.train.inline import open_inline, train_inline
 from runtime.train.prepare import Model, job_of, prepare, prepare_folder
-from runtime.train.script import Run, run_script
+from runtime.train.script import StepLoop, launched, run_script
 from runtime.train.stop import Agreed, block, listen
 from runtime.train.training import NoPulse, sleep_rank, train_rank, training_of
 
@@ -13,16 +13,18 @@ __all__ = [
     "Agreed",
     "Model",
     "NoPulse",
-    "Run",
+    "StepLoop",
     "block",
     "job_of",
-    "launch_inline",
+    "launched",
     "listen",
+    "open_inline",
     "outside",
     "prepare",
     "prepare_folder",
     "run_script",
     "sleep_rank",
+    "train_inline",
     "train_rank",
     "training_of",
 ]

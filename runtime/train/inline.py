@@ -13,24 +13,26 @@ from planner.workload import Workload
 from runtime import checkpoint as checkpoints
 from runtime import runfolder
 from runtime.runfolder import Outcome, Result, result_of, tell
-from runtime.train.prepare import Model, job_of, prepare
+from runtime.train.prepare import Model, Refuse, job_of, prepare
 from runtime.train.training import NoPulse, Training
 from runtime.world import alone
 
 
-def launch_inline(
-    plan: Plan, folder: Path | str, *, steps: int, workload: Workload | None = None, **settings: object
+def train_inline(
+    plan: Plan,
+    folder: Path | str,
+    *,
+    steps: int,
+    workload: Workload | None = None,
+    refuse: Refuse,
+    **settings: object,
 ) -> Result:
     """The same training in one process: one stage, the micro-batches of all replicas one after another."""
-    model = Model.of(one_process(plan), workload)
-    paths, job = prepare(model, Path(folder), job_of(plan, steps, settings))
-    begin = checkpoints.latest(paths.checkpoints)
-    assert begin is not None
-    before = torch.get_num_threads()
-    torch.set_num_threads(job.threads)
+    training = open_inline(plan, folder, steps=steps, workload=workload, refuse=refuse, **settings)
+    paths, before = training.paths, torch.get_num_threads()
+    torch.set_num_threads(training.job.threads)
     try:
         runfolder.note_process(paths, os.getpid())
-        training = Training(model, begin, alone(torch.device(job.device)), job, paths, NoPulse())
         training.run()
         training.leave()
     except KeyboardInterrupt:
@@ -43,6 +45,23 @@ def launch_inline(
         torch.set_num_threads(before)
     tell(paths, done := Outcome("done"))
     return result_of(paths, 1, done)
+
+
+def open_inline(
+    plan: Plan,
+    folder: Path | str,
+    *,
+    steps: int,
+    workload: Workload | None = None,
+    refuse: Refuse,
+    **settings: object,
+) -> Training:
+    """Prepares the folder of a run and opens its training in this process, ready for the first step."""
+    model = Model.of(one_process(plan), workload)
+    paths, job = prepare(model, Path(folder), job_of(plan, steps, settings), refuse)
+    begin = checkpoints.latest(paths.checkpoints)
+    assert begin is not None
+    return Training(model, begin, alone(torch.device(job.device)), job, paths, NoPulse())
 
 
 def one_process(plan: Plan) -> Plan:

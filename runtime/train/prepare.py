@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,13 +19,15 @@ from planner.errors import BadInput
 from planner.plan import Plan
 from planner.workload import Workload
 from runtime import checkpoint as checkpoints
-from runtime import runfolder, slurm
+from runtime import runfolder
 from runtime import update as updates
 from runtime.checkpoint import Checkpoint, Facts
 from runtime.messages import in_order_of
 from runtime.rank import check_supported
 from runtime.runfolder import Job, Paths, check, keep_room
 from runtime.update import check_optimizer
+
+Refuse = Callable[[Paths], None]  # raises BadInput where somebody else uses the folder of a run
 
 START_DEADLINE_S = 60.0
 COMPILE_DEADLINE_S = 600.0  # the first forward of a stage compiles it
@@ -43,12 +45,12 @@ def job_of(plan: Plan, steps: int, settings: dict[str, object]) -> Job:
     return check(replace(Job(steps=steps, deadline_s=deadline), **settings))  # type: ignore[arg-type]
 
 
-def prepare(model: Model, folder: Path, job: Job) -> tuple[Paths, Job]:
+def prepare(model: Model, folder: Path, job: Job, refuse: Refuse) -> tuple[Paths, Job]:
     """The run folder with all that ranks read; on return nothing more can be wrong with the plan."""
     check_supported(model.plan, model.captured)
     updates.check(model.plan, model.captured.graph, job.clip_norm, job.clip_by)
     check_optimizer(model.workload, model.captured.graph)
-    _refuse_running(Paths(folder.resolve()))
+    _refuse_running(Paths(folder.resolve()), refuse)
     with _new_or_as_it_was(folder.resolve()) as paths:
         checkpoints.remove_partial(paths.checkpoints)
         if checkpoints.complete(paths.checkpoints):
@@ -58,7 +60,7 @@ def prepare(model: Model, folder: Path, job: Job) -> tuple[Paths, Job]:
             write_start(paths, model, job)
         else:
             _check_resumed(begin, model.captured, job)
-        return prepare_folder(model.plan, folder, job)
+        return prepare_folder(model.plan, folder, job, refuse)
 
 
 @contextmanager
@@ -76,10 +78,10 @@ def _new_or_as_it_was(folder: Path) -> Iterator[Paths]:
         raise
 
 
-def prepare_folder(plan: Plan, folder: Path, job: Job) -> tuple[Paths, Job]:
+def prepare_folder(plan: Plan, folder: Path, job: Job, refuse: Refuse) -> tuple[Paths, Job]:
     paths = Paths(folder.resolve()).make()
     paths.plan.write_text(plans.dump(plan))
-    _refuse_running(paths)
+    _refuse_running(paths, refuse)
     keep_room(paths, len(plan.places))
     job = replace(job, generation=_next_generation(paths))
     job.write(paths)
@@ -88,9 +90,9 @@ def prepare_folder(plan: Plan, folder: Path, job: Job) -> tuple[Paths, Job]:
     return paths, job
 
 
-def _refuse_running(paths: Paths) -> None:
+def _refuse_running(paths: Paths, refuse: Refuse) -> None:
     """Two runs in one folder would write over each other."""
-    slurm.refuse(paths)
+    refuse(paths)
     held = runfolder.find(paths)
     if held is not None and held.alive and held.pid != os.getpid():
         raise BadInput(

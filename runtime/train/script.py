@@ -1,14 +1,6 @@
-"""Training by a plan from a script or notebook of one's own.
+"""The steps of one training for a script or notebook of one's own, and a script that runs on every rank.
 
-    run = Run.open("plan.yaml", "runs/a")
-    for batch in run.batches():
-        loss = run.step(batch)
-        if run.steps_done == 100:
-            break
-    run.close()
-
-Started by `launch PLAN -- script.py` the same lines run on every rank; started alone they are the whole training in
-one process. What a call returns is the same on every rank.
+What a call returns is the same on every rank.
 """
 
 from __future__ import annotations
@@ -18,27 +10,19 @@ import runpy
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from planner import plan as plans
 from planner.errors import BadInput
-from planner.plan import Plan
-from planner.workload import Workload
 from runtime import checkpoint as checkpoints
 from runtime.execute import Pulse
 from runtime.runfolder import COUNT, LOSS, Job, Losses, Paths, mean_loss
-from runtime.train.inline import one_process
-from runtime.train.prepare import Model, job_of, prepare
-from runtime.train.training import Batch, NoPulse, Training, training_of
-from runtime.world import alone
-
-FOLDER = "runs/latest"
+from runtime.train.prepare import Model
+from runtime.train.training import Batch, Training, training_of
 
 
 class _Launched(NamedTuple):
@@ -52,31 +36,11 @@ class _Launched(NamedTuple):
 _launched: list[_Launched] = []  # by the launcher, before the script of a rank is run
 
 
-class Run:
-    """One training; `close` it, or use it as a context, so that what is being written is complete."""
+class StepLoop:
+    """One training, step by step; `close` it, or use it as a context, so that what is being written is complete."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
-
-    @classmethod
-    def open(
-        cls,
-        plan: Plan | Path | str,
-        folder: Path | str = FOLDER,
-        *,
-        workload: Workload | None = None,
-        **settings: object,
-    ) -> Run:
-        """Inside a launched rank its run, whatever is given; else the plan's training in this one process."""
-        if _launched:
-            return cls(training_of(*_launched[0]))
-        chosen = plan if isinstance(plan, Plan) else plans.load(plan)
-        single = one_process(chosen)
-        model = Model.of(single, workload)
-        paths, job = prepare(model, Path(folder), job_of(chosen, 1, dict(settings)))
-        start = checkpoints.latest(paths.checkpoints)
-        assert start is not None
-        return cls(Training(model, start, alone(torch.device(job.device)), job, paths, NoPulse()))
 
     @property
     def rank(self) -> int:
@@ -121,7 +85,7 @@ class Run:
         self._training.finish()
         self._training.leave()
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -143,6 +107,11 @@ class Run:
         counted = self._training.graph.loss_kind == "sum_count"
         rows = [{LOSS: loss, COUNT: count} if counted else {LOSS: loss} for loss, count in table.tolist()]
         return mean_loss(dict(enumerate(rows)))
+
+
+def launched() -> Training | None:
+    """Returns the training of this rank where it was launched to run a script."""
+    return training_of(*_launched[0]) if _launched else None
 
 
 def run_script(paths: Paths, job: Job, model: Model, rank: int, pulse: Pulse | None = None) -> None:

@@ -233,7 +233,7 @@ class Stages(Sizes):
 
     def durations(self, cuts: IntArray) -> Durations:
         cuts = np.atleast_2d(cuts)
-        cells, sizes = hop_bytes(self.tables, cuts)
+        cells, sizes = hop_bytes(self.tables.edges, self.tables.layers, cuts)
         ns = self._hop_ns(cells, sizes)
         return Durations(kinds=self._kinds(cuts), cells=cells, hop_bytes=sizes, hop_ns=ns)
 

@@ -15,7 +15,7 @@ from planner.capture.functional import written
 from planner.capture.stage_modules import whole
 from planner.capture.traced_graph import OWNERS
 from planner.errors import BadInput
-from planner.model import ModelGraph, crossings, stage_of_layers
+from planner.model import crossings, graph_from_dict, stage_of_layers
 from planner.workload import load
 from tests.planner.capture_cases import CASES
 from tests.planner.staged import check_case
@@ -127,7 +127,7 @@ def test_the_fingerprint_does_not_depend_on_the_example(tiny_gpt: Captured) -> N
 
 
 def test_a_graph_survives_its_dictionary(tiny_gpt: Captured) -> None:
-    assert ModelGraph.from_dict(tiny_gpt.graph.to_dict()) == tiny_gpt.graph
+    assert graph_from_dict(tiny_gpt.graph.to_dict()) == tiny_gpt.graph
 
 
 def test_a_model_larger_than_memory_is_captured() -> None:

@@ -16,7 +16,7 @@ from tests.planner.test_report import record
 
 from planner.cluster import with_memory, with_network, with_nodes
 from planner.errors import BadInput, Infeasible
-from planner.milp import Question
+from planner.milp import Question, solve_question
 from planner.notebook.solved_plan import Front, Solved
 from planner.plan import Plan
 from planner.plan import yaml as plan_yaml
@@ -45,7 +45,7 @@ def asked() -> Question:
 
 @pytest.fixture(scope="module")
 def solved(asked: Question) -> Solved:
-    return Solved.of(asked.solve(), asked)
+    return Solved.of(solve_question(asked), asked)
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def test_a_solved_plan_is_the_plan_to_every_other_part(solved: Solved) -> None:
 def test_what_if_is_what_the_solver_says_to_the_changed_question(asked: Question, solved: Solved) -> None:
     other = solved.what_if(schedule="chimera", pairs=1, batch=16)
     changed = replace(asked, batch=16, schedules=("chimera",), fix={**asked.fix, "pairs": 1})
-    assert other == changed.solve()
+    assert other == solve_question(changed)
     assert other.schedule.family == "chimera" and other.batch.samples == 16
     assert "chimera" in repr(other).splitlines()[0] and "instead of" in repr(other).splitlines()[0]
     assert other.what_if(batch=8).schedule.family == "chimera", "changes add up"

@@ -1,0 +1,50 @@
+"""Names the view of every class that shows itself. `import shardwright` installs them all.
+
+Views are named, not imported: a view is loaded when a value is first shown, so that planning from files starts at once.
+"""
+
+from __future__ import annotations
+
+from planner.shown import Face, register
+
+VIEWS: dict[Face, dict[str, str]] = {
+    "text": {
+        "planner.cluster.cluster:Cluster": "planner.show.text:of_cluster",
+        "planner.model.graph:ModelGraph": "planner.show.values:graph_text",
+        "planner.capture.capture:Captured": "planner.show.values:captured_text",
+        "planner.profile.profile:Profile": "planner.show.text:of_profile",
+        "planner.timeline.timeline:Timeline": "planner.show.values:timeline_text",
+        "planner.timeline.comparison:Comparison": "planner.show.values:comparison_text",
+        "planner.simulate.run_record:RunRecord": "planner.show.values:run_text",
+        "planner.show.side_by_side:Versus": "planner.show.side_by_side:versus_text",
+        "runtime.launch.handle:Rows": "planner.show.values:lines_text",
+        "runtime.launch.runs:Runs": "planner.show.values:lines_text",
+    },
+    "html": {
+        "planner.cluster.cluster:Cluster": "planner.show.values:cluster_html",
+        "planner.model.graph:ModelGraph": "planner.show.values:graph_html",
+        "planner.capture.capture:Captured": "planner.show.values:captured_html",
+        "planner.profile.profile:Profile": "planner.show.values:profile_html",
+        "planner.timeline.timeline:Timeline": "planner.show.values:timeline_html",
+        "planner.timeline.comparison:Comparison": "planner.show.values:comparison_html",
+        "planner.simulate.run_record:RunRecord": "planner.show.values:run_html",
+        "planner.show.side_by_side:Versus": "planner.show.side_by_side:versus_html",
+        "runtime.launch.handle:Rows": "planner.show.values:lines_html",
+        "runtime.launch.runs:Runs": "planner.show.values:lines_html",
+    },
+    "figure": {
+        "planner.model.graph:ModelGraph": "planner.show.figures:of_graph",
+        "planner.profile.profile:Profile": "planner.show.figures:of_profile",
+        "planner.timeline.timeline:Timeline": "planner.show.figures:of_timeline",
+        "planner.simulate.run_record:RunRecord": "planner.show.figures:of_run",
+        "planner.show.side_by_side:Versus": "planner.show.side_by_side:versus_figure",
+        "runtime.launch.handle:Handle": "planner.show.figures:of_handle",
+    },
+}
+
+
+def install() -> None:
+    """Registers every view by name; nothing is imported for it."""
+    for face, views in VIEWS.items():
+        for kind, view in views.items():
+            register(face, kind, view)
