@@ -13,11 +13,11 @@ import time
 import warnings
 
 import torch
-from tests.planner.test_capture_cases import OURS
 
 from benchmarks.harness import Cell, Result, Table, main
 from planner.capture import capture
 from planner.workload import load
+from tests.planner.capture.test_cases import OURS
 from tests.planner.capture_cases import CASES, Case
 from tests.planner.capture_corners import CORNERS
 from tests.planner.library_models import LIBRARY

@@ -18,7 +18,7 @@ from random import Random
 from statistics import median
 
 from benchmarks.harness import Cell, Result, Table, main
-from runtime.local import run as local
+from runtime.launch import launch_local
 from runtime.runfolder import Paths, outcome, steps_of
 from tests.slurm import cluster as clusters
 from tests.slurm.cluster import Cluster
@@ -47,7 +47,7 @@ def steps_in(paths: Paths, generation: int) -> bool:
 
 def local_death(folder: Path) -> tuple[float, float]:
     """Seconds until a killed rank is known, and until the first step after it."""
-    run = local.launch(paced_plan(), folder, steps=STEPS, save_every=2, restarts=1)
+    run = launch_local(paced_plan(), folder, steps=STEPS, save_every=2, restarts=1)
     until(lambda: max(steps_of(run.paths), default=0) >= 3, "step 3")
     os.kill(json.loads(run.paths.pids.read_text())["0"], signal.SIGKILL)
     begin = time.monotonic()

@@ -19,7 +19,7 @@ from planner.milp.solve import solve
 from planner.plan import Plan
 from planner.timeline import Timeline
 from planner.workload import workload as workloads
-from runtime.local import run as local
+from runtime.launch import launch_local
 from runtime.rehearse import rehearse
 from runtime.rehearse.report import Rehearsal
 from runtime.runfolder import Paths
@@ -59,7 +59,7 @@ def beside_runs(quick: bool) -> Table:
         plan = solved(name, arguments, dict(fix), 16, "cpu")
         found = rehearse(plan)
         with tempfile.TemporaryDirectory() as folder:
-            done = local.launch(plan, folder, steps=STEPS, memory_step=STEPS).wait().check()
+            done = launch_local(plan, folder, steps=STEPS, memory_step=STEPS).wait().check()
             peaks = [Timeline.load(Paths(Path(folder)).rank_trace(r)).peak_bytes[r] for r in found.ranks]
             steps = [done.timeline.of_step(step).makespan_ns for step in range(2, STEPS)]
         rows.append((f"{name} {fix['schedule']}", *_row(found, min(steps), max(peaks))))

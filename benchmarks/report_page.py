@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
-from tests.planner.test_report import record
 
 from benchmarks.harness import Cell, Result, Table, main
 from planner.errors import BadInput
 from planner.plan import Plan
 from planner.report import Contents, render
 from tests.planner import report_cases
+from tests.planner.report.test_page import record
 
 SIZES = ((4, 8, False), (16, 64, True), (64, 512, False), (64, 512, True))
 READY = "#timeline canvas[data-ready]"

@@ -1,7 +1,7 @@
 """The rooms keep their order, their doors and their walls: who may import whom, checked on the source.
 
-ORDER is the list of ARCHITECTURE.md: a room imports those above it and nothing below. `tests/imports.py` reads the
-source; this file holds the rules as data, asks them of the real tree, and breaks each once in a small tree.
+ORDER is the list of ARCHITECTURE.md: a room imports those above it and nothing below.
+The rules are in `tests/layer_rules.py`. This file asks them of the real tree, and breaks each in a small tree.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import imports
+from tests import layer_rules as rules
 
 ROOT = Path(__file__).parents[1]
 ORDER = (
@@ -93,68 +93,68 @@ MOST_FILES = 300
 
 
 def test_a_room_imports_only_rooms_above_it() -> None:
-    assert imports.upwards(ROOT, ORDER) == []
+    assert rules.upwards(ROOT, ORDER) == []
 
 
 def test_every_room_is_in_the_list() -> None:
-    assert imports.unlisted(ROOT, ORDER) == []
+    assert rules.unlisted(ROOT, ORDER) == []
 
 
 def test_a_room_is_entered_by_its_door() -> None:
-    assert imports.side_doors(ROOT) == []
+    assert rules.side_doors(ROOT) == []
 
 
 def test_a_door_says_what_lies_behind_it_and_lists_all_that_it_exports() -> None:
-    assert imports.doors(ROOT) == []
+    assert rules.doors(ROOT) == []
 
 
 def test_files_of_a_room_import_each_other_by_full_path() -> None:
-    assert imports.through_own_door(ROOT) == []
+    assert rules.through_own_door(ROOT) == []
 
 
 def test_imports_are_absolute_and_name_what_they_import() -> None:
-    assert imports.relative_imports(ROOT) == []
+    assert rules.relative_imports(ROOT) == []
 
 
 @pytest.mark.parametrize("wing", WALLS)
 def test_a_wing_keeps_to_its_walls(wing: str) -> None:
-    assert imports.crossings(ROOT, wing, WALLS[wing]) == []
+    assert rules.crossings(ROOT, wing, WALLS[wing]) == []
 
 
 def test_of_the_measurements_the_runtime_knows_only_types() -> None:
-    assert imports.more_than_types(ROOT, "runtime", "planner.measure") == []
+    assert rules.more_than_types(ROOT, "runtime", "planner.measure") == []
 
 
 def test_only_capture_measure_and_workload_use_torch_in_the_planner() -> None:
-    assert imports.outside_of(ROOT, "torch", "planner", USES_TORCH) == []
+    assert rules.outside_of(ROOT, "torch", "planner", USES_TORCH) == []
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    assert imports.circles(ROOT) == []
+    assert rules.circles(ROOT) == []
 
 
 def test_no_rooms_import_each_other_in_a_circle() -> None:
-    assert imports.circles_of_rooms(ROOT) == []
+    assert rules.circles_of_rooms(ROOT) == []
 
 
 def test_data_draws_nothing() -> None:
-    assert imports.definitions_of(ROOT, VIEWS, DRAWS) == []
+    assert rules.definitions_of(ROOT, VIEWS, DRAWS) == []
 
 
 def test_a_public_class_name_is_used_once() -> None:
-    assert imports.shared_class_names(ROOT) == []
+    assert rules.shared_class_names(ROOT) == []
 
 
 def test_no_file_is_longer_than_300_lines() -> None:
-    assert imports.long_files(ROOT, MOST_LINES) == []
+    assert rules.long_files(ROOT, MOST_LINES) == []
 
 
 def test_at_most_300_files_hold_code() -> None:
-    files = imports.files_with_code(ROOT)
+    files = rules.files_with_code(ROOT)
     assert len(files) <= MOST_FILES, f"{len(files)} files hold code"
 
 
-# Every room can be imported alone. Libraries are loaded once; each room is then imported in a fork of its own.
+# Every room can be imported alone: libraries are loaded once, each room is then imported in its own fork
 
 IMPORT_ALONE = """
 import json, os, sys, traceback, warnings
@@ -212,9 +212,10 @@ def test_a_room_can_be_imported_alone_and_without_a_warning(
 
 Files = Mapping[str, str]
 DOOR = '"""Says what comes in."""\nfrom planner.cluster.links import Link\n__all__ = ["Link"]\n'
+AT_DOOR = "planner/cluster/__init__.py"
 CLUSTER = {
     "planner/__init__.py": "",
-    "planner/cluster/__init__.py": DOOR,
+    AT_DOOR: DOOR,
     "planner/cluster/links.py": "class Link: ...\ndef transfer(): ...\n",
 }
 
@@ -240,18 +241,18 @@ def build(root: Path, *parts: Files) -> Path:
 def test_an_import_upwards_is_found_wherever_it_stands(tmp_path: Path, text: str, line: int) -> None:
     root = build(tmp_path, {"planner/cluster/links.py": text, "planner/plan/plan.py": "class Plan: ...\n"})
     said = f"planner/cluster/links.py:{line} imports planner.plan.Plan"
-    assert imports.upwards(root, ORDER) == [f"{said}, but planner.cluster stands above planner.plan"]
+    assert rules.upwards(root, ORDER) == [f"{said}, but planner.cluster stands above planner.plan"]
 
 
 def test_an_import_down_the_list_is_allowed_across_the_wings(tmp_path: Path) -> None:
     root = build(tmp_path, CLUSTER, {"runtime/world/mesh.py": "from planner.cluster import Link\n"})
-    assert imports.upwards(root, ORDER) == []
+    assert rules.upwards(root, ORDER) == []
 
 
 def test_an_import_by_a_call_and_one_of_an_unlisted_room_are_found(tmp_path: Path) -> None:
     called = 'import importlib\nimportlib.import_module("planner.plan")\n'
     root = build(tmp_path, {"planner/model/a.py": called, "planner/plan/b.py": "import planner.odd\n"})
-    assert imports.upwards(root, ORDER) == [
+    assert rules.upwards(root, ORDER) == [
         "planner/model/a.py:2 imports planner.plan, but planner.model stands above planner.plan",
         "planner/plan/b.py:1 imports planner.odd, and planner.odd is not in the list",
     ]
@@ -259,7 +260,7 @@ def test_an_import_by_a_call_and_one_of_an_unlisted_room_are_found(tmp_path: Pat
 
 def test_a_room_that_is_not_in_the_list_is_found(tmp_path: Path) -> None:
     root = build(tmp_path, {"planner/odd/a.py": "", "runtime/odd.py": "", "planner/__init__.py": ""})
-    assert imports.unlisted(root, ORDER) == [
+    assert rules.unlisted(root, ORDER) == [
         "planner/odd is not in the list",
         "runtime/odd is not in the list",
     ]
@@ -279,14 +280,14 @@ def test_a_room_that_is_not_in_the_list_is_found(tmp_path: Path) -> None:
 )
 def test_a_side_door_is_found(tmp_path: Path, path: str, text: str, fault: str) -> None:
     root = build(tmp_path, CLUSTER, {path: text})
-    assert imports.side_doors(root) == [f"{path}:1 imports planner.cluster.{fault} planner.cluster"]
+    assert rules.side_doors(root) == [f"{path}:1 imports planner.cluster.{fault} planner.cluster"]
 
 
 def test_a_side_door_is_found_behind_a_module_that_was_imported_whole(tmp_path: Path) -> None:
     text = "from planner import cluster as clusters\nclusters.Link\nclusters.links.transfer()\n"
     root = build(tmp_path, CLUSTER, {"planner/plan/plan.py": text})
     fault = "planner.cluster.links is a file inside of planner.cluster"
-    assert imports.side_doors(root) == [f"planner/plan/plan.py:3 reads planner.cluster.links: {fault}"]
+    assert rules.side_doors(root) == [f"planner/plan/plan.py:3 reads planner.cluster.links: {fault}"]
 
 
 @pytest.mark.parametrize(
@@ -299,14 +300,14 @@ def test_a_side_door_is_found_behind_a_module_that_was_imported_whole(tmp_path: 
 )
 def test_the_door_is_open(tmp_path: Path, text: str) -> None:
     root = build(tmp_path, CLUSTER, {"planner/plan/plan.py": text})
-    assert imports.side_doors(root) == []
+    assert rules.side_doors(root) == []
 
 
 def test_a_function_may_have_the_name_of_its_file(tmp_path: Path) -> None:
     door = '"""Simulates."""\nfrom planner.simulate.simulate import simulate\n__all__ = ["simulate"]\n'
     inside = {"planner/simulate/__init__.py": door, "planner/simulate/simulate.py": "def simulate(): ...\n"}
     root = build(tmp_path, inside, {"planner/verify/a.py": "from planner.simulate import simulate\n"})
-    assert imports.side_doors(root) == []
+    assert rules.side_doors(root) == []
 
 
 def test_files_inside_of_a_folder_of_a_room_belong_to_the_room(tmp_path: Path) -> None:
@@ -317,44 +318,42 @@ def test_files_inside_of_a_folder_of_a_room_belong_to_the_room(tmp_path: Path) -
     }
     root = build(tmp_path, door, cut, {"planner/cli/a.py": "from planner.milp.cut.problem import A\n"})
     said = "planner/cli/a.py:1 imports planner.milp.cut.problem.A"
-    assert imports.side_doors(root) == [f"{said}: planner.milp.cut.problem is a file inside of planner.milp"]
+    assert rules.side_doors(root) == [f"{said}: planner.milp.cut.problem is a file inside of planner.milp"]
 
 
 def test_what_a_single_file_keeps_private_is_not_imported(tmp_path: Path) -> None:
     root = build(
         tmp_path, {"planner/errors.py": "_x = 1\n", "planner/units.py": "from planner.errors import _x\n"}
     )
-    assert imports.side_doors(root) == ["planner/units.py:1 imports planner.errors._x: _x is private"]
+    assert rules.side_doors(root) == ["planner/units.py:1 imports planner.errors._x: _x is private"]
 
 
 @pytest.mark.parametrize(
     ("door", "faults"),
     [
-        ("", ["planner/cluster/__init__.py:1 has no docstring"]),
+        ("", [f"{AT_DOOR}:1 has no docstring"]),
         (
             '"""A."""\nfrom planner.cluster.links import Link\n',
-            ["planner/cluster/__init__.py:1 exports names and has no __all__"],
+            [f"{AT_DOOR}:1 exports names and has no __all__"],
         ),
         (
             '"""A."""\nfrom planner.cluster.links import Link, transfer\n__all__ = ["Link"]\n',
-            [
-                "planner/cluster/__init__.py:2 imports planner.cluster.links.transfer, which is not in its __all__",
-            ],
+            [f"{AT_DOOR}:2 imports planner.cluster.links.transfer, which is not in its __all__"],
         ),
         (
             '"""A."""\n__all__ = ["Link"]\n',
-            ["planner/cluster/__init__.py:1 lists Link in __all__ and does not import it"],
+            [f"{AT_DOOR}:1 lists Link in __all__ and does not import it"],
         ),
     ],
 )
 def test_a_door_that_says_too_little_is_found(tmp_path: Path, door: str, faults: list[str]) -> None:
-    root = build(tmp_path, CLUSTER, {"planner/cluster/__init__.py": door})
-    assert imports.doors(root) == faults
+    root = build(tmp_path, CLUSTER, {AT_DOOR: door})
+    assert rules.doors(root) == faults
 
 
 def test_a_room_without_a_door_is_found(tmp_path: Path) -> None:
     root = build(tmp_path, {"planner/plan/plan.py": "", "planner/errors.py": ""})
-    assert imports.doors(root) == ["planner/plan has no __init__.py"]
+    assert rules.doors(root) == ["planner/plan has no __init__.py"]
 
 
 @pytest.mark.parametrize("text", ["from planner.cluster import Link", "import planner.cluster"])
@@ -362,18 +361,18 @@ def test_a_file_that_leaves_its_room_and_comes_back_by_the_door_is_found(tmp_pat
     root = build(tmp_path, CLUSTER, {"planner/cluster/cluster.py": text})
     fault = "through the __init__.py of planner.cluster, its own package"
     said = f"planner/cluster/cluster.py:1 imports {text.split()[1]}{'.Link' if 'Link' in text else ''}"
-    assert imports.through_own_door(root) == [f"{said} {fault}"]
+    assert rules.through_own_door(root) == [f"{said} {fault}"]
 
 
 def test_a_file_may_be_imported_by_its_folder_inside_of_its_room(tmp_path: Path) -> None:
     root = build(tmp_path, CLUSTER, {"planner/cluster/cluster.py": "from planner.cluster import links\n"})
-    assert imports.through_own_door(root) == []
+    assert rules.through_own_door(root) == []
 
 
 @pytest.mark.parametrize("text", ["from .links import Link", "from planner.cluster.links import *"])
 def test_a_relative_import_and_a_star_are_found(tmp_path: Path, text: str) -> None:
     root = build(tmp_path, CLUSTER, {"planner/cluster/cluster.py": text})
-    assert imports.relative_imports(root) == [f"planner/cluster/cluster.py:1 has `{text}`"]
+    assert rules.relative_imports(root) == [f"planner/cluster/cluster.py:1 has `{text}`"]
 
 
 @pytest.mark.parametrize(
@@ -390,18 +389,18 @@ def test_a_relative_import_and_a_star_are_found(tmp_path: Path, text: str) -> No
 def test_a_crossed_wall_is_found(tmp_path: Path, path: str, text: str, name: str) -> None:
     wing = path.split("/")[0]
     root = build(tmp_path, {path: f"def f():\n    {text}\n"})
-    assert imports.crossings(root, wing, WALLS[wing]) == [f"{path}:2 imports {name}"]
+    assert rules.crossings(root, wing, WALLS[wing]) == [f"{path}:2 imports {name}"]
 
 
 def test_a_wall_is_not_crossed_by_a_name_that_begins_alike(tmp_path: Path) -> None:
     root = build(tmp_path, {"runtime/launch/a.py": "from planner.shown import register\n"})
-    assert imports.crossings(root, "runtime", WALLS["runtime"]) == []
+    assert rules.crossings(root, "runtime", WALLS["runtime"]) == []
 
 
 def test_a_measurement_in_the_runtime_is_found(tmp_path: Path) -> None:
     root = build(tmp_path, {"runtime/cli/a.py": "from planner.measure import Options, profile\n"})
     said = "runtime/cli/a.py:1 imports planner.measure.profile, which is no type"
-    assert imports.more_than_types(root, "runtime", "planner.measure") == [said]
+    assert rules.more_than_types(root, "runtime", "planner.measure") == [said]
 
 
 def test_torch_in_a_room_that_plans_is_found(tmp_path: Path) -> None:
@@ -409,7 +408,7 @@ def test_torch_in_a_room_that_plans_is_found(tmp_path: Path) -> None:
     root = build(
         tmp_path, {"planner/plan/a.py": text, "planner/capture/b.py": text, "runtime/rank/c.py": text}
     )
-    found = imports.outside_of(root, "torch", "planner", USES_TORCH)
+    found = rules.outside_of(root, "torch", "planner", USES_TORCH)
     assert found == ["planner/plan/a.py:3 imports torch.nn"]
 
 
@@ -418,7 +417,7 @@ def test_a_circle_of_files_is_found_in_functions_and_through_a_door(tmp_path: Pa
     plan = {"planner/plan/plan.py": "from planner.cluster import Link\nclass Plan: ...\n"}
     root = build(tmp_path, CLUSTER, back, plan)
     there = "planner/cluster/links.py:3 imports planner.plan.plan.Plan"
-    assert imports.circles(root) == [
+    assert rules.circles(root) == [
         f"circle among 2: {there}; planner/plan/plan.py:1 imports planner.cluster.Link"
     ]
 
@@ -427,23 +426,23 @@ def test_files_that_use_the_same_door_are_no_circle(tmp_path: Path) -> None:
     door = '"""A."""\nfrom planner.plan.a import A\nfrom planner.plan.b import B\n__all__ = ["A", "B"]\n'
     files = {"planner/plan/__init__.py": door, "planner/plan/a.py": "class A: ...\n"}
     root = build(tmp_path, files, {"planner/plan/b.py": "from planner.plan.a import A\nclass B: ...\n"})
-    assert imports.circles(root) == []
+    assert rules.circles(root) == []
 
 
 def test_a_circle_of_rooms_is_found_where_its_files_make_none(tmp_path: Path) -> None:
     one = {"planner/a/x.py": "from planner.b.x import X\n", "planner/b/x.py": "X = 1\n"}
     other = {"planner/b/y.py": "from planner.a.y import Y\n", "planner/a/y.py": "Y = 1\n"}
     root = build(tmp_path, one, other)
-    assert imports.circles(root) == []
+    assert rules.circles(root) == []
     said = "planner/a/x.py:1 imports planner.b.x.X; planner/b/y.py:1 imports planner.a.y.Y"
-    assert imports.circles_of_rooms(root) == [f"circle among 2: {said}"]
+    assert rules.circles_of_rooms(root) == [f"circle among 2: {said}"]
 
 
 def test_data_that_draws_is_found(tmp_path: Path) -> None:
     text = "class Plan:\n    def plot(self): ...\n    def _repr_html_(self): ...\n"
     paths = ("planner/plan/a.py", "planner/notebook/b.py", "planner/shown.py")
     root = build(tmp_path, dict.fromkeys(paths, text))
-    assert imports.definitions_of(root, VIEWS, DRAWS) == [
+    assert rules.definitions_of(root, VIEWS, DRAWS) == [
         "planner/plan/a.py:2 defines plot",
         "planner/plan/a.py:3 defines _repr_html_",
     ]
@@ -458,16 +457,16 @@ def test_a_class_name_that_is_used_twice_is_found(tmp_path: Path) -> None:
         tmp_path, twice, {"runtime/rank/c.py": "class _Own: ...\n", "models/d.py": "class Row: ...\n"}
     )
     said = "planner/plan/a.py:1 defines Row, as runtime/rank/b.py:1 does"
-    assert imports.shared_class_names(root) == [said]
+    assert rules.shared_class_names(root) == [said]
 
 
 def test_a_long_file_is_found(tmp_path: Path) -> None:
     root = build(tmp_path, {"planner/plan/a.py": "\n" * 301, "models/b.py": "\n" * 300})
-    assert imports.long_files(root, MOST_LINES) == ["planner/plan/a.py:301 is over 300 lines"]
+    assert rules.long_files(root, MOST_LINES) == ["planner/plan/a.py:301 is over 300 lines"]
 
 
 def test_a_door_that_defines_nothing_is_no_file_with_code(tmp_path: Path) -> None:
     door = {"planner/odd/__init__.py": "def f(): ...\n", "planner/plan/a.py": "", "models/b.py": ""}
     root = build(tmp_path, CLUSTER, door)
     files = ["planner/cluster/links.py", "planner/odd/__init__.py", "planner/plan/a.py"]
-    assert imports.files_with_code(root) == files
+    assert rules.files_with_code(root) == files

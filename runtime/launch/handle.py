@@ -57,6 +57,11 @@ class Handle(Shown):
         """queued, running, done, stopped, failed, hung, lost, cancelled, interrupted, ended, or as SLURM says."""
         return status.of(self.folder).state
 
+    @property
+    def job(self) -> int | None:
+        """The number of the SLURM job, None for a run of this machine."""
+        return self.backend.job if isinstance(self.backend, slurm.SlurmBackend) else None
+
     def logs(self, rank: int | None = None) -> str:
         """Of one rank, or of all and of what holds them."""
         return "\n".join(line for _, line in status.lines_of(self.folder, rank, follow=False))

@@ -45,7 +45,7 @@ def job_of(plan: Plan, steps: int, settings: dict[str, object]) -> Job:
     return check(replace(Job(steps=steps, deadline_s=deadline), **settings))  # type: ignore[arg-type]
 
 
-def prepare(model: Model, folder: Path, job: Job, refuse: Refuse) -> tuple[Paths, Job]:
+def prepare(model: Model, folder: Path, job: Job, refuse: Refuse = lambda _: None) -> tuple[Paths, Job]:
     """The run folder with all that ranks read; on return nothing more can be wrong with the plan."""
     check_supported(model.plan, model.captured)
     updates.check(model.plan, model.captured.graph, job.clip_norm, job.clip_by)
@@ -78,7 +78,7 @@ def _new_or_as_it_was(folder: Path) -> Iterator[Paths]:
         raise
 
 
-def prepare_folder(plan: Plan, folder: Path, job: Job, refuse: Refuse) -> tuple[Paths, Job]:
+def prepare_folder(plan: Plan, folder: Path, job: Job, refuse: Refuse = lambda _: None) -> tuple[Paths, Job]:
     paths = Paths(folder.resolve()).make()
     paths.plan.write_text(plans.dump(plan))
     _refuse_running(paths, refuse)

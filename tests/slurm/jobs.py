@@ -13,9 +13,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from planner.plan import Plan
+from runtime.launch import Handle, launch_slurm
 from runtime.runfolder import Paths, steps_of
-from runtime.slurm import Options, SlurmRun
-from runtime.slurm import job as slurm
+from runtime.slurm import Options
 from runtime.slurm import rank_records as record
 from runtime.slurm.rank_records import Record
 from tests.slurm.cluster import Cluster
@@ -52,9 +52,9 @@ def launch(
     steps: int = 4,
     options: dict[str, object] | None = None,
     **job: object,
-) -> SlurmRun:
+) -> Handle:
     chosen = Options(python=str(warm.python), **(options or {}))  # type: ignore[arg-type]
-    return slurm.launch(plan, folder, steps=steps, options=chosen, **job)
+    return launch_slurm(plan, folder, steps=steps, options=chosen, **job)
 
 
 def until(what: Callable[[], object], name: str, timeout_s: float = PATIENCE_S) -> None:
@@ -64,11 +64,11 @@ def until(what: Callable[[], object], name: str, timeout_s: float = PATIENCE_S) 
         time.sleep(0.05)
 
 
-def until_step(run: SlurmRun, step: int) -> None:
+def until_step(run: Handle, step: int) -> None:
     until(lambda: max(steps_of(run.paths), default=0) >= step, f"step {step}")
 
 
-def until_stopping(run: SlurmRun) -> None:
+def until_stopping(run: Handle) -> None:
     """Every rank was told to stop, and knows after which step."""
     logs = [run.paths.log(rank) for rank in range(run.ranks)]
     until(lambda: all("told to stop" in log.read_text() for log in logs), "all know where to stop")
@@ -96,7 +96,7 @@ def shardwright(*words: str) -> str:
     return done.stdout
 
 
-def hurt(cluster: Cluster, run: SlurmRun, rank: int, number: signal.Signals) -> None:
+def hurt(cluster: Cluster, run: Handle, rank: int, number: signal.Signals) -> None:
     """A signal to one rank, by its number on its node."""
     found = task(run.paths, rank)
     node = cluster.first_process(int(found.host.removeprefix("n")))

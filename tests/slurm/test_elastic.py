@@ -13,8 +13,8 @@ from planner.milp import solve
 from planner.plan import yaml as plan_yaml
 from planner.profile import yaml as profile_yaml
 from planner.workload import load
+from runtime.launch import launch_inline
 from runtime.slurm import Elastic, parse
-from runtime.train import inline
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import PACED, PATIENCE_S, Gate, launch, task, until_step
 from tests.slurm.warm import Warm
@@ -67,7 +67,7 @@ def test_four_nodes_one_lost_three_with_a_new_plan(
     again = plan_yaml.load(run.paths.plan)
     assert (len(again.places), again.batch.samples) == (3, 12)
     assert [task(run.paths, rank).host for rank in range(3)] == ["n1", "n2", "n3"]
-    alone = inline.launch_inline(plan, tmp_path / "inline", steps=6)
+    alone = launch_inline(plan, tmp_path / "inline", steps=6)
     assert done.losses == pytest.approx(alone.losses, rel=1e-6)
 
 

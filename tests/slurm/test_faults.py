@@ -19,9 +19,9 @@ from planner.plan import Plan
 from planner.plan import yaml as plan_yaml
 from runtime.checkpoint import checkpoint as checkpoints
 from runtime.checkpoint import integrity as soundness
-from runtime.launch import status
+from runtime.launch import Handle, status
 from runtime.runfolder import STOPPED, Paths, outcome, steps_of
-from runtime.slurm import SlurmRun, state
+from runtime.slurm import SlurmBackend, state
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import (
     PATIENCE_S,
@@ -48,7 +48,7 @@ def undisturbed(up: Cluster, warm: Warm, tmp_path_factory: pytest.TempPathFactor
     return run.wait(PATIENCE_S).check().losses
 
 
-started: list[SlurmRun] = []
+started: list[Handle] = []
 
 
 @pytest.fixture(autouse=True)
@@ -60,24 +60,24 @@ def _nobody_is_left() -> Iterator[None]:
         until(lambda run=run: not pids(run), "the last process of the run", 30)  # type: ignore[misc]
 
 
-def start(warm: Warm, folder: Path, plan: Plan | None = None, **settings: object) -> SlurmRun:
+def start(warm: Warm, folder: Path, plan: Plan | None = None, **settings: object) -> Handle:
     run = launch(warm, plan or paced_plan(), folder / "run", steps=STEPS, save_every=2, **settings)  # type: ignore[arg-type]
     started.append(run)
     return run
 
 
-def samples_trained_on(run: SlurmRun) -> int:
+def samples_trained_on(run: Handle) -> int:
     """By the last checkpoint: none is lost, none counted twice."""
     found = checkpoints.latest(run.paths.checkpoints)
     assert found is not None
     return found.facts.sample
 
 
-def story(run: SlurmRun) -> list[tuple[str, str]]:
+def story(run: Handle) -> list[tuple[str, str]]:
     return [(attempt.state, attempt.cause) for attempt in outcome.attempts(run.paths)]
 
 
-def pids(run: SlurmRun) -> list[int]:
+def pids(run: Handle) -> list[int]:
     """Processes of this machine that work for the run."""
     words = str(run.paths.root).encode()
     found = []
@@ -220,7 +220,7 @@ def test_a_launcher_that_is_killed_changes_nothing_and_another_shell_sees_the_ru
     launcher.wait()
     queued = state.Queued.read(paths)
     assert queued is not None
-    run = SlurmRun(paths, 2, queued.job)
+    run = Handle(paths, 2, SlurmBackend(paths, queued.job))
     started.append(run)
     shown = json.loads(shardwright("status", str(paths.root), "--json"))
     gate.open()

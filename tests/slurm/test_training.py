@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runtime.train import inline
+from runtime.launch import launch_inline
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import PATIENCE_S, launch, task
 from tests.slurm.plans import plan_over
@@ -21,7 +21,7 @@ def test_gpt2_small_on_four_nodes_trains_as_one_process_does(
         pytest.skip("its eight ranks hold 12 GiB")
     plan = plan_over("gpt2", family="1f1b", workers=4, micros=4, data=2, micro=1)
     done = launch(warm, plan, tmp_path / "run", steps=2, deadline_s=600.0).wait(600.0).check()
-    alone = inline.launch_inline(plan, tmp_path / "inline", steps=2)
+    alone = launch_inline(plan, tmp_path / "inline", steps=2)
     assert list(done.losses) == [1, 2]
     assert done.losses == pytest.approx(alone.losses, rel=1e-6)
 
@@ -31,7 +31,7 @@ def test_chimera_on_four_nodes_trains_as_one_process_does(
 ) -> None:
     plan = plan_over("mlp", arguments={"layers": "8"}, family="chimera", workers=4, micros=4, data=2)
     done = launch(warm, plan, tmp_path / "a 'b' #c").wait(PATIENCE_S).check()
-    alone = inline.launch_inline(plan, tmp_path / "inline", steps=4)
+    alone = launch_inline(plan, tmp_path / "inline", steps=4)
     assert list(done.losses) == [1, 2, 3, 4]
     assert done.losses == pytest.approx(alone.losses, rel=1e-6)
 
@@ -52,7 +52,7 @@ def test_a_unet_in_replicas_stages_and_shards_trains_as_one_process_does(
     )
     assert (plan.axes.data, plan.axes.pipeline, plan.axes.spatial) == (2, 2, 2)
     done = launch(warm, plan, tmp_path / "run", steps=2).wait(PATIENCE_S).check()
-    alone = inline.launch_inline(plan, tmp_path / "inline", steps=2)
+    alone = launch_inline(plan, tmp_path / "inline", steps=2)
     assert done.losses == pytest.approx(alone.losses, rel=1e-6)
 
 
@@ -67,7 +67,9 @@ def test_ranks_stand_where_the_plan_has_them_on_twelve_nodes(
 
 
 SCRIPT = """
-from runtime.run import Run
+from runtime.launch import launch_inline
+from runtime.launch import launch_inline
+from runtime.launch import Run
 with Run.open("plan", "folder") as run:
     for batch in run.batches():
         print("loss", run.step(batch), flush=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from planner.errors import BadInput
-from runtime.launch import status
+from runtime.launch import Handle, status
 from runtime.runfolder import outcome
-from runtime.slurm import Queued, SlurmRun
+from runtime.slurm import Queued
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import PATIENCE_S, Gate, launch, paced_plan, shardwright, until, until_step
 from tests.slurm.warm import Warm
@@ -19,22 +19,22 @@ from tests.slurm.warm import Warm
 STEPS = 8
 
 
-def begun(warm: Warm, folder: Path, steps: int = 6) -> SlurmRun:
+def begun(warm: Warm, folder: Path, steps: int = 6) -> Handle:
     """Standing before the gate, with a checkpoint behind it."""
     run = launch(warm, paced_plan(), folder / "run", steps=STEPS, save_every=2)
     until_step(run, steps)
     return run
 
 
-def by_hand(cluster: Cluster, run: SlurmRun) -> int:
+def by_hand(cluster: Cluster, run: Handle) -> int:
     return int(cluster.run("sbatch", "--parsable", str(run.paths.script)))
 
 
-def story(run: SlurmRun) -> list[tuple[str, str]]:
+def story(run: Handle) -> list[tuple[str, str]]:
     return [(attempt.state, attempt.cause) for attempt in outcome.attempts(run.paths)]
 
 
-def supervisor(run: SlurmRun) -> int:
+def supervisor(run: Handle) -> int:
     """As this machine numbers it."""
     words = f"runtime.slurm.supervisor\0{run.paths.root}".encode()
     found = [path for path in Path("/proc").glob("[0-9]*") if words in _command(path)]

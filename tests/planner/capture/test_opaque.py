@@ -76,7 +76,7 @@ def test_an_unknown_path_is_refused_with_those_that_are_there() -> None:
 
 
 WORKLOAD = """
-from tests.planner.test_capture_opaque import Around, mse, vectors
+from tests.planner.capture.test_opaque import Around, mse, vectors
 build, batch, loss = Around, vectors(4), mse
 opaque = {}
 """

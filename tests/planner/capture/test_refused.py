@@ -299,7 +299,7 @@ class Keeps(Branches):
 def test_the_data_of_a_weight_or_buffer_is_refused_with_its_line(how: str, tmp_path: Path) -> None:
     path = tmp_path / "keeps.py"
     path.write_text(
-        "from tests.planner.test_capture_refused import Keeps, batch\nfrom torch.nn.functional import mse_loss as loss\n"
+        "from tests.planner.capture.test_refused import Keeps, batch\nfrom torch.nn.functional import mse_loss as loss\n"
         f"def build(how={how!r}):\n    return Keeps(how)\n"
     )
     with pytest.raises(BadInput, match=r"'\.data'") as caught:

@@ -7,7 +7,6 @@ from random import Random
 
 import numpy as np
 import pytest
-from tests.planner.test_cost import KEY, intervals, model
 
 from planner.cost import copies_of_statistics, losses_held, price, stage_bytes, step_bytes
 from planner.cost.shared_weights import made_weights, reused
@@ -16,6 +15,7 @@ from planner.model import Buffer, Layer
 from planner.profile import CostKey, LayerCost, OptimizerCost, Profile, Seconds
 from planner.schedule import generate
 from planner.simulate import SQUARE_BYTES, SQUARED_ELEMENTS
+from tests.planner.cost.test_tables import KEY, intervals, model
 from tests.planner.graphs import BYTES, chain, cost, profile
 from tests.planner.milp.instances import with_bf16
 

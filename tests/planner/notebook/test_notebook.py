@@ -12,7 +12,6 @@ import matplotlib.pyplot
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from tests.planner.test_report import record
 
 from planner.cluster import with_memory, with_network, with_nodes
 from planner.errors import BadInput, Infeasible
@@ -26,6 +25,7 @@ from planner.show.side_by_side import compare
 from planner.simulate import simulate_plan
 from planner.timeline import SEND, Timeline
 from tests.planner import plan_examples, report_cases
+from tests.planner.report.test_page import record
 from tests.planner.report_cases import HOSTILE
 
 

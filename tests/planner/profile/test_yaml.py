@@ -62,8 +62,7 @@ def test_loading_does_not_import_torch(text: str, tmp_path: Path) -> None:
     path = tmp_path / "profile.yaml"
     path.write_text(text)
     program = (
-        "import sys; from planner import profile_yaml; profile_yaml.load(sys.argv[1]); "
-        "sys.exit('torch' in sys.modules)"
+        "import sys; from planner.profile import load; load(sys.argv[1]); sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program, str(path)], cwd=Path(__file__).parents[3])
     assert done.returncode == 0

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, TimeoutError, sync_playwright
-from tests.planner.test_report import record
 
 from planner.plan import Plan
 from planner.report import Contents, render
 from planner.simulate import simulate_plan
 from planner.timeline import Timeline
 from tests.planner import plan_examples, report_cases
+from tests.planner.report.test_page import record
 
 CASES = report_cases.cases()
 WIDTHS = (375, 1440)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tests.planner.test_verify import judged, without
-
 from tests.planner import plan_examples as examples
+from tests.planner.verify.test_verify import judged, without
 
 
 def test_updates_at_use_go_with_a_rolling_update_only() -> None:

@@ -14,7 +14,8 @@ from planner.plan import Plan
 from planner.schedule import Overlap
 from runtime.checkpoint import Checkpoint, Facts, Part, Writer, integrity
 from runtime.checkpoint import checkpoint as checkpoints
-from runtime.train import Model, job_of, launch_inline, prepare
+from runtime.launch import launch_inline
+from runtime.train import Model, job_of, prepare
 from tests.pool import Pool
 from tests.runtime.jobs import captured_of
 from tests.runtime.plans import plan_for

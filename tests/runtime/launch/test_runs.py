@@ -6,7 +6,7 @@ import pytest
 
 import shardwright as sw
 from planner.errors import BadInput
-from runtime.train import launch_inline
+from runtime.launch import launch_inline
 
 PLAN = "plans/mlp-two-stages.yaml"
 

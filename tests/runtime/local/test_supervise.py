@@ -13,19 +13,19 @@ from pathlib import Path
 
 import pytest
 
+import runtime.train.prepare as preparing
 import shardwright
 from planner.errors import BadInput, BadPlan
 from planner.plan import yaml as plan_yaml
 from planner.schedule import Kind
 from planner.timeline import decode
 from runtime.checkpoint import checkpoint as checkpoints
-from runtime.launch import status
-from runtime.local import LocalRun, be_a_rank, launch
-from runtime.local import run as local
+from runtime.launch import Handle, launch_inline, status
+from runtime.launch import launch_local as launch
+from runtime.local import be_a_rank
 from runtime.runfolder import Outcome, Paths, read_cause, steps_of
 from runtime.runfolder import process as holder
 from runtime.runfolder.result import RunFailed
-from runtime.train import launch_inline, prepare
 from tests.runtime.test_equality import HERE, plan_of
 
 ROOT = Path(__file__).parents[3]
@@ -93,9 +93,10 @@ def test_a_try_is_not_blamed_for_what_the_one_before_left(tmp_path: Path) -> Non
 
 def test_no_two_launches_in_a_folder_share_the_number_of_a_try(tmp_path: Path) -> None:
     """Also where the ranks of the one before ended well, and left no file at which they had met."""
-    plan, job = plan_of(HERE + "mlp.py", {}, workers=2, micros=2), prepare.job_of
+    plan, job = plan_of(HERE + "mlp.py", {}, workers=2, micros=2), preparing.job_of
     numbers = [
-        prepare.prepare_folder(plan, tmp_path, job(plan, 1, {"restarts": 1}))[1].generation for _ in range(3)
+        preparing.prepare_folder(plan, tmp_path, job(plan, 1, {"restarts": 1}))[1].generation
+        for _ in range(3)
     ]
     assert numbers == [0, 1, 2] and not list(tmp_path.glob("rendezvous-*"))
 
@@ -149,7 +150,7 @@ def test_a_cause_keeps_the_traceback(tmp_path: Path) -> None:
 def test_a_launched_run_trains_traces_and_names_the_rank_that_is_killed(tmp_path: Path) -> None:
     plan = plan_of(HERE + "mlp.py", {}, workers=2, micros=2)
     run = launch(plan, tmp_path / "well", steps=2, detach=True)
-    run.process.wait(120)
+    run.backend.process.wait(120)
     assert run.paths.trace.exists() and run.paths.metrics.exists()  # also where nobody waits for the result
     result = run.wait(120).check()
     assert sorted(result.losses) == [1, 2]
@@ -219,9 +220,9 @@ def test_a_run_that_fails_goes_on_from_its_last_checkpoint_by_itself(tmp_path: P
 LAUNCHER = """
 import sys, time
 from pathlib import Path
-from planner import plan_yaml
-from runtime import local
-run = local.launch(plan_yaml.load(Path(sys.argv[1])), sys.argv[2], steps=10**6, save_every=1)
+from planner.plan import load
+from runtime.launch import launch_local
+run = launch_local(load(Path(sys.argv[1])), sys.argv[2], steps=10**6, save_every=1)
 print("launched", flush=True)
 time.sleep(1000)
 """
@@ -256,13 +257,13 @@ def test_ctrl_c_ends_a_run_with_a_word_and_what_to_type(
 ) -> None:
     (tmp_path / "plan.yaml").write_text(plan_yaml.dump(plan_of(HERE + "mlp.py", {}, workers=2, micros=2)))
 
-    def interrupted(run: LocalRun, *_: object, **__: object) -> None:
+    def interrupted(run: Handle, *_: object, **__: object) -> None:
         end = time.monotonic() + 180
         while len(steps_of(run.paths)) < 3 and time.monotonic() < end:
             time.sleep(0.05)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(LocalRun, "outcome", interrupted)
+    monkeypatch.setattr(Handle, "outcome", interrupted)
     words = ["launch", f"{tmp_path}/plan.yaml", "--local", "--wait", "--steps=1000000", "--save-every=1"]
     assert shardwright.run([*words, f"--run={tmp_path}/run", "--seed=3"]) == 130
     found = status.of(tmp_path / "run")
@@ -285,7 +286,7 @@ def test_a_launch_that_cannot_begin_leaves_no_folder_behind(
     def full(paths: Paths, ranks: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(paths.reserve))
 
-    monkeypatch.setattr(local, "keep_room", full)
+    monkeypatch.setattr(preparing, "keep_room", full)
     with pytest.raises(OSError, match="No space left"):
         launch(plan, tmp_path / "runs" / "a", steps=1)
     assert list(tmp_path.iterdir()) == []

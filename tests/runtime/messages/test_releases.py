@@ -6,11 +6,11 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from tests.runtime.test_execute import hops, program_of
 
 from planner.program import Instruction, Program, lower
 from planner.schedule import FAMILIES, Kind, Message, generate
 from runtime.messages import releases_after, releases_before
+from tests.runtime.execute.test_interpreter import hops, program_of
 from tests.runtime.plans import TIMES
 
 Waited = set[tuple[int, Message]]  # step, message

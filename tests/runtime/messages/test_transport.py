@@ -55,14 +55,14 @@ def test_too_many_dims_are_refused() -> None:
 
 
 def test_messages_may_be_waited_for_in_another_order_than_sent(pool: Pool) -> None:
-    assert pool.run("tests.runtime.test_transport:exchange", 2) == [True, True]
+    assert pool.run("tests.runtime.messages.test_transport:exchange", 2) == [True, True]
 
 
 def test_a_shape_that_changes_is_refused_with_the_name_of_the_value(pool: Pool) -> None:
     with pytest.raises(
         RuntimeError, match=r"'x' crosses stages as torch.float32\[2, 3\] and now as .*\[4, 3\]"
     ):
-        pool.run("tests.runtime.test_transport:changed", 2)
+        pool.run("tests.runtime.messages.test_transport:changed", 2)
 
 
 ROUTES = Routes(act={(0, 1): ("x", "n"), (0, 3): ("y",)}, grad={(1, 0): ("x",)})

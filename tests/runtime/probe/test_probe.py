@@ -115,7 +115,7 @@ def probed(rank: int, ranks: int, rendezvous: Path, *, folder: str) -> None:
 
 def test_four_processes_measure_each_other(pool: Pool, tmp_path: Path) -> None:
     assert probe.now(tmp_path / "probe.json") is None
-    pool.run("tests.runtime.test_probe:probed", 4, folder=str(tmp_path))
+    pool.run("tests.runtime.probe.test_probe:probed", 4, folder=str(tmp_path))
     have = probe.read(tmp_path / "probe.json")
     assert len(have.devices) == len(have.hosts) == 4
     assert [(w.a, w.b, w.within_node) for w in have.wires] == [(0, 1, True), (0, 2, True), (0, 3, True)]

@@ -11,10 +11,10 @@ import pytest
 
 from planner.errors import BadInput
 from planner.plan import yaml as plan_yaml
+from runtime.launch import launch_inline
 from runtime.runfolder import Holder, Paths
 from runtime.slurm import folder_lock as turn
 from runtime.slurm import state
-from runtime.train import inline
 
 
 @pytest.fixture
@@ -86,9 +86,9 @@ def test_no_run_of_this_machine_begins_beside_a_job(paths: Paths, words: dict[st
     leave(paths, "7")
     words["7"] = ["RUNNING"]
     with pytest.raises(BadInput, match="job 7 trains in this folder"):
-        inline.launch_inline(plan, paths.root, steps=1)
+        launch_inline(plan, paths.root, steps=1)
     words["7"] = [""]
-    assert inline.launch_inline(plan, paths.root, steps=1).check().losses
+    assert launch_inline(plan, paths.root, steps=1).check().losses
 
 
 def test_a_job_that_was_queued_again_follows_itself(paths: Paths, words: dict[str, list[str]]) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from planner.plan import Plan
 from planner.workload import workload as workloads
+from runtime.launch import Run
 from runtime.runfolder import mean_loss
 from runtime.train import Model, job_of, prepare
-from runtime.train.script import Run
 from tests.pool import Pool
 from tests.runtime.jobs import captured_of
 from tests.runtime.spatial.test_plans import plan_of

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.runtime.test_run import SCRIPT
 
 from planner.workload import workload as workloads
+from runtime.launch import Run
 from runtime.train import Model, job_of, prepare
-from runtime.train.script import Run
 from tests.pool import Pool
 from tests.runtime.jobs import captured_of
 from tests.runtime.spatial.test_plans import VOLUME, plan_of
+from tests.runtime.train.test_script import SCRIPT
 
 ARGUMENTS = {"dropout": "0.25"}
 SHAPES = {

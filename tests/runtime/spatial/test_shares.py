@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.runtime.test_run import SCRIPT
 
 from planner.capture import cut
 from planner.errors import BadPlan
@@ -21,6 +20,7 @@ from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run
 from tests.runtime.jobs import captured_of
 from tests.runtime.spatial.test_plans import plan_of
+from tests.runtime.train.test_script import SCRIPT
 
 CLASSIFIER = "tests/runtime/spatial/workloads/classifier.py"
 SIDES = "tests/runtime/spatial/workloads/sides.py"

@@ -13,12 +13,12 @@ import torch
 
 from planner.capture.stage_modules import whole
 from planner.workload import workload as workloads
+from runtime.launch import Run
 from runtime.rank.evaluation import EvaluationStage
 from runtime.runfolder import Paths
 from runtime.runfolder import job as jobs
 from runtime.stage import Keys
 from runtime.train import Model, job_of, prepare
-from runtime.train.script import Run
 from tests.pool import Pool
 from tests.runtime.jobs import captured_of
 from tests.runtime.test_equality import HERE, plan_of
@@ -27,7 +27,7 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from runtime.rewrite import Keys
-from runtime.run import Run
+from runtime.launch import Run
 
 out = Path(sys.argv[1])
 with Run.open("ignored.yaml") as run:

@@ -9,12 +9,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tests.runtime.test_metrics import line
 
+from runtime.launch import launch_inline
 from runtime.runfolder import Lines, Paths
-from runtime.train import launch_inline
 from runtime.train import tensorboard as boards
 from runtime.train.tensorboard import Board, board
+from tests.runtime.runfolder.test_metrics import line
 from tests.runtime.test_equality import HERE, plan_of
 
 MODULE = "torch.utils.tensorboard"

@@ -13,9 +13,10 @@ from planner.errors import BadInput, BadPlan
 from runtime.checkpoint import checkpoint as checkpoints
 from runtime.checkpoint import integrity
 from runtime.execute import NotFinite
+from runtime.launch import launch_inline
 from runtime.rank import check_supported
 from runtime.stage import Keys, decays, key_random_operations, random_operations
-from runtime.train import Model, launch_inline, prepare
+from runtime.train import Model, prepare
 from tests.pool import Pool
 from tests.runtime import compare
 from tests.runtime.compare import apart, distance, expected, run

@@ -18,7 +18,7 @@ from runtime.update.ordered_sum import PIECE, Line, add_up
 from runtime.world import world as groups
 from tests.pool import Pool
 
-HERE = "tests.runtime.test_ordered_sum"
+HERE = "tests.runtime.update.test_ordered_sum"
 
 
 def numbers(rank: int, size: int, dtype: torch.dtype) -> Tensor:

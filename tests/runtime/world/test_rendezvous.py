@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from planner.errors import BadInput
+from runtime.launch import launch_inline
 from runtime.runfolder import Job, check, losses_of
-from runtime.train import Model, inline, prepare
+from runtime.train import Model, prepare
 from runtime.world import rendezvous as meeting
 from tests.pool import Pool
 from tests.runtime.test_equality import HERE, plan_of
@@ -68,7 +69,7 @@ def test_torchruns_ranks_train_and_are_told_their_places_by_it(tmp_path: Path) -
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    alone = inline.launch_inline(plan, tmp_path / "inline", steps=2)
+    alone = launch_inline(plan, tmp_path / "inline", steps=2)
     assert losses_of(paths) == alone.losses
     records = [json.loads(paths.task(rank).read_text()) for rank in range(2)]
     assert [record["state"] for record in records] == ["done", "done"]

@@ -7,9 +7,9 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from tests.planner.milp.test_floors import cuts, posed, space
 
 from planner.milp.proof.order_free import Job, free_bound_ns, jackson
+from tests.planner.milp.proof.test_totals import cuts, posed, space
 
 SEEDS = 40
 

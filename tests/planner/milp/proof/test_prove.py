@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.planner.milp.test_tree import cuts, posed
 
 from planner.milp.proof.feasible import windows
 from planner.milp.proof.prove import Closing
 from planner.milp.search.descent import NEVER, Answer, judge
+from tests.planner.milp.proof.test_branch_and_bound import cuts, posed
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
