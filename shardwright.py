@@ -35,7 +35,12 @@ _claim("planner")
 _claim("runtime")
 
 from planner.cluster import Cluster  # noqa: E402
-from planner.errors import BadInput, BadPlan, Infeasible, ShardwrightError  # noqa: E402
+from planner.errors import (
+    BadInput,
+    BadPlan,
+    Infeasible,
+    ShardwrightError,
+)
 from planner.plan import Plan  # noqa: E402
 from planner.views import install  # noqa: E402
 
@@ -45,11 +50,11 @@ if TYPE_CHECKING:
     import typer
 
     from planner.capture import Captured
-    from planner.cluster import Fitted
+    from planner.cluster import Corrections
     from planner.milp import Question
-    from planner.notebook import Front, Solved
+    from planner.notebook import SolvedFrontier, SolvedPlan
     from planner.profile import Profile
-    from planner.show import Versus
+    from planner.show import SideBySide
     from planner.simulate import RunRecord
     from planner.timeline import Timeline
     from planner.workload import Workload
@@ -136,17 +141,19 @@ def plan(
     fix: Mapping[str, object] | None = None,
     precision: str | None = None,
     execution: str | None = None,
-    calibration: Fitted | None = None,
-) -> Solved:
+    calibration: Corrections | None = None,
+) -> SolvedPlan:
     """The fastest plan that fits, with its certificate; ask it `what_if(...)` and for its `frontier()`."""
-    from planner.calibrate import taught
+    from planner.calibrate import with_corrections
     from planner.milp import solve_question
-    from planner.notebook import Solved
+    from planner.notebook import SolvedPlan
 
     if calibration is not None:
-        cluster = taught(cluster if isinstance(cluster, Cluster) else Cluster.load(cluster), calibration)
+        cluster = with_corrections(
+            cluster if isinstance(cluster, Cluster) else Cluster.load(cluster), calibration
+        )
     asked = _question(costs, cluster, batch, schedules, fix, precision, execution)
-    return Solved.of(solve_question(asked), asked)
+    return SolvedPlan.of(solve_question(asked), asked)
 
 
 def frontier(
@@ -158,7 +165,7 @@ def frontier(
     fix: Mapping[str, object] | None = None,
     precision: str | None = None,
     execution: str | None = None,
-) -> Front:
+) -> SolvedFrontier:
     """The best trades of time against memory and against devices, each with its own certificate."""
     from planner.notebook import front
 
@@ -187,14 +194,14 @@ def _question(
     )
 
 
-def compare(*plans: Plan) -> Versus:
+def compare(*plans: Plan) -> SideBySide:
     """Plans side by side, the first as what the others are held against."""
     from planner.show import compare as compared
 
     return compared(*plans)
 
 
-def calibrate(*runs: str | Path) -> Fitted:
+def calibrate(*runs: str | Path) -> Corrections:
     """Corrections fitted to finished runs, for `plan(..., calibration=...)`: costs as those runs had them."""
     from planner.calibrate import fit
     from runtime.launch import observation
@@ -257,43 +264,43 @@ def record(folder: str | Path) -> RunRecord:
     return launching.record(Path(folder))
 
 
-def refine(run: RunRecord | str | Path) -> Solved:
+def refine(run: RunRecord | str | Path) -> SolvedPlan:
     """The plan of a run with the times that were measured, and the best order of weight gradients and sums for them."""
     from planner.calibrate import refined
-    from planner.notebook import Solved
+    from planner.notebook import SolvedPlan
 
     ran = record(run) if isinstance(run, str | Path) else run
-    return Solved.of(refined(ran.plan, ran.measured), before=ran.plan)
+    return SolvedPlan.of(refined(ran.plan, ran.measured), before=ran.plan)
 
 
 def report(
     chosen: Plan, path: str | Path, *, run: RunRecord | str | Path | None = None, costs: Profile | None = None
 ) -> Path:
     """Writes the page for a browser; what is there is overwritten."""
-    from planner.notebook import Solved
+    from planner.notebook import SolvedPlan
 
     ran = record(run) if isinstance(run, str | Path) else run
-    return Solved.of(chosen, chosen.asked if isinstance(chosen, Solved) else None).report(
+    return SolvedPlan.of(chosen, chosen.asked if isinstance(chosen, SolvedPlan) else None).report(
         path, run=ran, costs=costs
     )
 
 
 def load_plan(
     path: str | Path, *, costs: Profile | None = None, cluster: Cluster | str | Path | None = None
-) -> Solved:
+) -> SolvedPlan:
     """A plan from its file; with the costs and the machines it can be asked `what_if`."""
     from planner import plan as plans
-    from planner.notebook import Solved
+    from planner.notebook import SolvedPlan
     from planner.report import check_same_model
 
     found = plans.load(path)
     if costs is None or cluster is None:
-        return Solved.of(found)
+        return SolvedPlan.of(found)
     check_same_model(found, costs)
     asked = _question(
         costs, cluster, found.batch.samples, precision=found.precision, execution=found.execution
     )
-    return Solved.of(found, asked)
+    return SolvedPlan.of(found, asked)
 
 
 def load_profile(path: str | Path) -> Profile:
@@ -367,16 +374,16 @@ def _demo(say: Callable[[str], None]) -> Iterator[dict[str, object]]:
 
 
 def _app() -> typer.Typer:
-    from planner import cli as deciding
-    from runtime import cli as running
+    from planner import cli as commands
+    from runtime import cli as commands
 
-    app = deciding.app(
+    app = commands.app(
         "Decide how to split the training of a torch model over a cluster, with a proof, and run it."
     )
-    tools = running.tools()
-    deciding.register(app, tools)
-    deciding.register_calibrate(app, tools.observe)
-    running.register(app)
+    tools = commands.tools()
+    commands.register(app, tools)
+    commands.register_calibrate(app, tools.observe)
+    commands.register(app)
     app.command("demo", epilog="Example: shardwright demo")(_demo_command())
     return app
 

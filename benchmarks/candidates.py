@@ -12,9 +12,9 @@ import numpy as np
 
 from planner.arrays import IntArray
 from planner.calibrate import Observation
-from planner.milp import Space, explain
-from planner.milp.configurations.configurations import Shape
-from planner.milp.cut.problem import Problem
+from planner.milp import Instance, explain
+from planner.milp.configurations.configurations import Configuration
+from planner.milp.cut.problem import CutProblem
 from planner.milp.search.descent import NEVER, Answer, judge
 from planner.milp.search.search import ranked
 from planner.milp.write_plan import plan_of
@@ -38,13 +38,13 @@ class Candidate:
         return min(run.step_ns for run in self.runs)
 
 
-def blocks(asked: Space, posed: Problem) -> list[int]:
+def blocks(asked: Instance, posed: CutProblem) -> list[int]:
     """Boundaries between modules of the first two levels, of those where the model may be cut."""
     tops = [".".join(layer.name.partition("#")[0].split(".")[:2]) for layer in asked.profile.graph.layers]
     return [i for i in range(1, len(tops)) if tops[i] != tops[i - 1] and posed.allowed[i]]
 
 
-def posed_shapes(asked: Space) -> list[tuple[Shape, Problem, list[int]]]:
+def posed_shapes(asked: Instance) -> list[tuple[Configuration, CutProblem, list[int]]]:
     """Every shape that keeps all ranks busy and can be cut at block level."""
     found = []
     for shape in ranked(asked):
@@ -54,12 +54,12 @@ def posed_shapes(asked: Space) -> list[tuple[Shape, Problem, list[int]]]:
     return found
 
 
-def plan_at(asked: Space, posed: Problem, cut: IntArray) -> Plan | None:
+def plan_at(asked: Instance, posed: CutProblem, cut: IntArray) -> Plan | None:
     ns = int(judge(posed, cut[None, :])[0])
     return None if ns >= NEVER else plan_of(asked, posed, Answer(cut=cut, ns=ns), UNTOLD)
 
 
-def sampled(asked: Space, most: int, seed: int) -> tuple[list[Candidate], int]:
+def sampled(asked: Instance, most: int, seed: int) -> tuple[list[Candidate], int]:
     """At most so many plans, evenly over the shapes, and how many there are in all."""
     shapes = posed_shapes(asked)
     total = sum(comb(len(where), shape.stages - 1) for shape, _, where in shapes)
@@ -81,7 +81,7 @@ def sampled(asked: Space, most: int, seed: int) -> tuple[list[Candidate], int]:
     return found, total
 
 
-def likeliest(asked: Space, most: int) -> Iterator[Candidate]:
+def likeliest(asked: Instance, most: int) -> Iterator[Candidate]:
     """The best block-level cut of the shapes that promise most: those that could refute the claims."""
     priced = []
     for shape, posed, where in posed_shapes(asked):
@@ -94,7 +94,7 @@ def likeliest(asked: Space, most: int) -> Iterator[Candidate]:
             yield Candidate(name=f"{shape} (likely)", plan=plan)
 
 
-def rules(asked: Space) -> Iterator[Candidate]:
+def rules(asked: Instance) -> Iterator[Candidate]:
     """What others would do, cut into equally many layers."""
     named = [*explain.trivial(asked)]
     named.append(("most replicas, largest micro-batch", [s for s in ranked(asked) if s.family == "1f1b"]))

@@ -18,7 +18,7 @@ from benchmarks.harness import Cell, Result, Table, main
 from benchmarks.pool import PlanFailed, Pool, pool
 from planner.calibrate import Observation, fit
 from planner.calibrate.repredict import repredicted
-from planner.cluster import Cluster, Fitted, Link, Links, NodeGroup
+from planner.cluster import Cluster, Corrections, Link, Links, NodeGroup
 from planner.errors import Infeasible
 from planner.measure import measure
 from planner.milp.solve import solve
@@ -176,7 +176,7 @@ def measured(every: Sequence[Case], ranks: Pool, rounds: int) -> None:
                 case.peak_bytes = max(run.timeline.peak_bytes.values())
 
 
-def held_out(case: Case, every: Sequence[Case]) -> Fitted:
+def held_out(case: Case, every: Sequence[Case]) -> Corrections:
     """Corrections from other runs of the same kind: other models, or the other half of the plans."""
     peers = [other for other in every if other.content == case.content and other.plan is not None]
     if case.content == "layers":
@@ -286,7 +286,7 @@ def run(quick: bool) -> Result:
     )
 
 
-def _shown(fitted: Fitted) -> str:
+def _shown(fitted: Corrections) -> str:
     names = ("forward", "backward", "input_grad", "weight_grad", "update", "hop", "sum")
     rows = {name: getattr(fitted, name) for name in names}
     return "; ".join(

@@ -35,7 +35,7 @@ from planner.profile import Profile
 from planner.schedule import FAMILIES
 from planner.workload import Workload
 from planner.workload import workload as workloads
-from runtime.rank import Options, assemble
+from runtime.rank import RankOptions, assemble
 from runtime.rehearse.fake_world import world_of
 from runtime.rehearse.rehearse import runs
 from runtime.stage import Split
@@ -265,7 +265,7 @@ def start(path: str, rank: int) -> None:
             make_optimizer=model.workload.optimizer,
             lr_schedule=model.workload.lr_schedule,
             load=load,
-            options=Options(),
+            options=RankOptions(),
             pulse=NoPulse(),
         )
 

@@ -23,14 +23,14 @@ from benchmarks.harness import Cell, Result, Table, main
 from benchmarks.pool import PlanFailed, Pool, pool
 from planner.calibrate import fit
 from planner.calibrate.repredict import nominal_plan
-from planner.cluster import Fitted
+from planner.cluster import Corrections
 from planner.measure import measure
-from planner.milp import Space, answered
-from planner.milp.solve import space_of
+from planner.milp import Instance, solve_with_search
+from planner.milp.question import space_of
 from planner.plan import Plan
 from planner.profile import Profile
 from planner.workload import load
-from runtime.spatial import Alone
+from runtime.spatial import AloneShard
 from runtime.stage import Split
 
 STEPS, QUICK_STEPS = 6, 4
@@ -84,7 +84,7 @@ def costs_of(subject: Subject, sample_s: float) -> Profile:
         "cpu",
         micros=(1,),
         split=Split(),
-        spatial=Alone() if subject.grids else None,
+        spatial=AloneShard() if subject.grids else None,
         grids=subject.grids,
     )
     keys = [key for key in found.settings if key.micro == 1]
@@ -101,13 +101,13 @@ def wrong(costs: Profile) -> Profile:
     return replace(costs, costs=own)
 
 
-def space(costs: Profile, subject: Subject, fitted: Fitted | None) -> Space:
+def space(costs: Profile, subject: Subject, fitted: Corrections | None) -> Instance:
     here = machines(RANKS).model_copy(update={"fitted": fitted})
     return space_of(costs, here, batch=subject.batch, fix={"recompute": "false", "shard": "false"})
 
 
-def claimed(asked: Space, error: float) -> Claim:
-    plan, _ = answered(asked)
+def claimed(asked: Instance, error: float) -> Claim:
+    plan, _ = solve_with_search(asked)
     assert plan.certificate is not None
     return Claim(plan=plan, bound_ns=plan.certificate.bound_ns, error=error)
 
@@ -213,7 +213,7 @@ def _bound(plan: Plan) -> float:
     return plan.certificate.bound_ns
 
 
-def _with_true_times(lie: Candidate, asked: Space) -> Candidate:
+def _with_true_times(lie: Candidate, asked: Instance) -> Candidate:
     """The liar's plan as the stages really are."""
     fix = {
         "data": lie.plan.axes.data,
@@ -229,7 +229,7 @@ def _with_true_times(lie: Candidate, asked: Space) -> Candidate:
     if lie.plan.axes.spatial > 1:
         fix["spatial"] = "x".join(map(str, lie.plan.stages[0].spatial))
     true = space_of(asked.profile, asked.cluster, batch=asked.batch, fix=fix)
-    return Candidate(name=lie.name, plan=answered(true)[0])
+    return Candidate(name=lie.name, plan=solve_with_search(true)[0])
 
 
 def _contenders(every: Sequence[Candidate], most: int) -> list[Candidate]:

@@ -48,10 +48,10 @@ from runtime.execute.interpreter import Stage
 from runtime.local import supervise
 from runtime.messages import Transport
 from runtime.rank.sleeping import Sleeper, routes_of_hops
-from runtime.runfolder import Heart, Paths
+from runtime.runfolder import Heartbeat, Paths
 from runtime.stage import backward
 from runtime.stage.backward import Boundary
-from runtime.world import Mesh, World
+from runtime.world import RankMesh, World
 from runtime.world import world as groups
 
 MS = 1_000_000
@@ -181,7 +181,7 @@ class Ours:
     """One family on one rank."""
 
     def __init__(self, plan: Plan, setting: Setting, world: World, pulse: Pulse) -> None:
-        mesh, schedule, routes = Mesh.of(plan), schedule_of(plan), routes_of_hops(plan.hops)
+        mesh, schedule, routes = RankMesh.of(plan), schedule_of(plan), routes_of_hops(plan.hops)
         self.tracer = Tracer(world.rank)
         split = any("I" in line for line in plan.schedule.orders)
         self.transport = Transport(
@@ -258,7 +258,7 @@ def rank_main(paths: Paths, setting: Setting, rank: int) -> None:
     torch.set_num_threads(1)
     world = groups.join(paths.rendezvous(0), rank, setting.workers, torch.device("cpu"))
     plans = {family: plan_of(family, setting) for family in allowed(setting)}
-    heart = Heart(paths.heartbeat, rank, setting.workers)
+    heart = Heartbeat(paths.heartbeat, rank, setting.workers)
     variants: dict[str, Ours | Theirs | Apart] = {
         family: Ours(plan, setting, world, heart) for family, plan in plans.items()
     }

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.harness import Cell, Table
-from runtime.spatial import GroupWire, Mesh
+from runtime.spatial import GroupWire, SampleGroup
 from runtime.spatial.alone import Silence
 from runtime.spatial.analyse import analyse, entries
 from runtime.spatial.group import Message, Operation, Wire
@@ -244,7 +244,7 @@ def _shared(ref: Reference, wire: Wire, overlap: bool) -> Callable[[], None]:
     stage = stage_of(ref)
     stage.materialise(ref.tensors)
     how = analyse(stage, (RANKS,), entries(stage, (RANKS,)))
-    shard(stage, how, Mesh((RANKS,), wire), overlap=overlap)
+    shard(stage, how, SampleGroup((RANKS,), wire), overlap=overlap)
     values = {name: part(x, how.inputs[name], (wire.rank,)).clone() for name, x in ref.inputs.items()}
     return lambda: _step(stage, values)
 

@@ -17,7 +17,8 @@ from benchmarks.harness import Cell, Result, Table, main
 from planner.cluster import Cluster, Link, Links, NodeGroup
 from planner.cluster import catalogue as devices
 from planner.measure import measure
-from planner.milp import Effort, Space, pins
+from planner.milp import Effort, pins
+from planner.milp import Instance as PlanningInstance
 from planner.milp.configurations.configurations import SEARCHED
 from planner.milp.layer_orders.lattice import ideals_of
 from planner.milp.layer_orders.orders import Searched, searched
@@ -201,7 +202,7 @@ INSTANCES = (
 def solved(instance: Instance) -> tuple[Searched, float, float]:
     """As a user's question is answered, other orders of the layers among it."""
     profile = instance.profile()
-    space = Space(
+    space = PlanningInstance(
         profile=profile,
         cluster=instance.cluster(),
         batch=instance.batch,

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 
-def duration(ns: float) -> str:
+def format_duration(ns: float) -> str:
     for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
         if abs(ns) >= size:
             return f"{ns / size:.4g} {unit}"
     return f"{ns:.0f} ns"
 
 
-def memory(size: float) -> str:
+def format_bytes(size: float) -> str:
     for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(size) >= scale:
             return f"{size / scale:.4g} {unit}"
     return f"{size:.0f} B"
 
 
-def rate(per_s: float) -> str:
+def format_rate(per_s: float) -> str:
     """Four digits at least, and no power of ten."""
     return f"{per_s:,.0f}" if per_s >= 1000 else f"{per_s:.4g}"

@@ -16,8 +16,8 @@ VIEWS: dict[Face, dict[str, str]] = {
         "planner.timeline.timeline:Timeline": "planner.show.values:timeline_text",
         "planner.timeline.comparison:Comparison": "planner.show.values:comparison_text",
         "planner.simulate.run_record:RunRecord": "planner.show.values:run_text",
-        "planner.show.side_by_side:Versus": "planner.show.side_by_side:versus_text",
-        "runtime.launch.handle:Rows": "planner.show.values:lines_text",
+        "planner.show.side_by_side:SideBySide": "planner.show.side_by_side:versus_text",
+        "runtime.launch.handle:StepRows": "planner.show.values:lines_text",
         "runtime.launch.runs:Runs": "planner.show.values:lines_text",
     },
     "html": {
@@ -28,8 +28,8 @@ VIEWS: dict[Face, dict[str, str]] = {
         "planner.timeline.timeline:Timeline": "planner.show.values:timeline_html",
         "planner.timeline.comparison:Comparison": "planner.show.values:comparison_html",
         "planner.simulate.run_record:RunRecord": "planner.show.values:run_html",
-        "planner.show.side_by_side:Versus": "planner.show.side_by_side:versus_html",
-        "runtime.launch.handle:Rows": "planner.show.values:lines_html",
+        "planner.show.side_by_side:SideBySide": "planner.show.side_by_side:versus_html",
+        "runtime.launch.handle:StepRows": "planner.show.values:lines_html",
         "runtime.launch.runs:Runs": "planner.show.values:lines_html",
     },
     "figure": {
@@ -37,7 +37,7 @@ VIEWS: dict[Face, dict[str, str]] = {
         "planner.profile.profile:Profile": "planner.show.figures:of_profile",
         "planner.timeline.timeline:Timeline": "planner.show.figures:of_timeline",
         "planner.simulate.run_record:RunRecord": "planner.show.figures:of_run",
-        "planner.show.side_by_side:Versus": "planner.show.side_by_side:versus_figure",
+        "planner.show.side_by_side:SideBySide": "planner.show.side_by_side:versus_figure",
         "runtime.launch.handle:Handle": "planner.show.figures:of_handle",
     },
 }

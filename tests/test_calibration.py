@@ -10,7 +10,7 @@ import pytest
 import shardwright as sw
 from benchmarks.fidelity import slowed
 from planner.calibrate.repredict import repredicted
-from planner.cluster import Correction, Fitted
+from planner.cluster import Correction, Corrections
 from planner.cluster import cluster as clusters
 from planner.cluster import corrections as fitted
 from planner.milp.solve import solve
@@ -21,7 +21,7 @@ from planner.simulate import simulate_plan
 from runtime.runfolder import Job, Paths
 from tests.planner.milp.instances import cluster
 
-TRUE = Fitted(
+TRUE = Corrections(
     forward=Correction(factor=1.5, samples=1),
     backward=Correction(factor=1.5, samples=1),
     hop=Correction(start_s=2e-4, samples=1),

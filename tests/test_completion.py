@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.cli import app as command
+from planner.cli.app import app as command
 
 ROOT = Path(__file__).parents[1]
 # Asks of bash's own table which function completes a program, and calls it as readline would.

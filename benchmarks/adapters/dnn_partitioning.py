@@ -18,7 +18,7 @@ from pathlib import Path
 
 import networkx as nx
 
-from planner.milp.layer_orders.elements import Sent, Work
+from planner.milp.layer_orders.elements import ElementWork, Sent
 from planner.milp.layer_orders.lattice import best_stages
 
 
@@ -80,7 +80,7 @@ def best_load_ms(instance: Instance) -> float:
     return float("inf") if found is None else found.load
 
 
-def work_of(instance: Instance) -> Work:
+def work_of(instance: Instance) -> ElementWork:
     """An element a group of nodes, or a set of groups that hang on each other in a circle."""
     order = _order(instance)
     whole = nx.condensation(order)
@@ -90,7 +90,7 @@ def work_of(instance: Instance) -> Work:
     for node in instance.nodes.values():
         cost[element[node.group]] += node.latency_ms
         size[element[node.group]] += node.size_bytes
-    return Work(
+    return ElementWork(
         cost=tuple(cost),
         size=tuple(size),
         before=tuple(tuple(sorted(whole.predecessors(k))) for k in range(count)),

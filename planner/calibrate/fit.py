@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 from planner.calibrate import lines
 from planner.calibrate.lines import Sample, line_through
 from planner.calibrate.repredict import nominal_plan, repredicted
-from planner.cluster import Correction, Fitted
+from planner.cluster import Correction, Corrections
 from planner.errors import BadInput
 from planner.plan import Plan, coordinates, rank_of, world_size
 from planner.schedule import Kind
@@ -76,7 +76,7 @@ class Observation:
         return fmean(self.lengths_ns[step] for step in self.steps)
 
     @cached_property
-    def rows(self) -> dict[tuple[int, int], list[Row]]:
+    def rows(self) -> dict[tuple[int, int], list[EventTimes]]:
         """The actions of every rank in every step that counts, in their order."""
         return {
             (step, rank): list(_rows(self.timeline.of_rank(rank, step)))
@@ -85,7 +85,7 @@ class Observation:
         }
 
 
-class Row(NamedTuple):
+class EventTimes(NamedTuple):
     event: Event
     start_ns: int
     end_ns: int
@@ -93,7 +93,7 @@ class Row(NamedTuple):
     free_ns: int  # when the worker turned to the next action, or waited for it
 
 
-def _rows(timeline: Timeline) -> Iterator[Row]:
+def _rows(timeline: Timeline) -> Iterator[EventTimes]:
     columns = (timeline.start_ns.tolist(), timeline.end_ns.tolist(), timeline.wait_ns.tolist())
     found = sorted(
         (start, end, wait, event)
@@ -101,10 +101,10 @@ def _rows(timeline: Timeline) -> Iterator[Row]:
         if event.name in {kind.value for kind in Kind}
     )
     for (start, end, wait, event), after in zip(found, [*found[1:], None], strict=True):
-        yield Row(event, start, end, wait, end if after is None else max(end, after[0] - after[2]))
+        yield EventTimes(event, start, end, wait, end if after is None else max(end, after[0] - after[2]))
 
 
-def fit(runs: Sequence[Observation]) -> Fitted:
+def fit(runs: Sequence[Observation]) -> Corrections:
     """Corrections from several runs of one kind, with the error that they leave."""
     if not runs:
         raise BadInput("no runs", where="calibrate", allowed="one or more")
@@ -121,9 +121,9 @@ def fit(runs: Sequence[Observation]) -> Fitted:
     return found.model_copy(update={"step_spread": round(max(own, _high(errors)), 4)})
 
 
-def _fit(runs: Sequence[Observation], step_spread: float) -> Fitted:
+def _fit(runs: Sequence[Observation], step_spread: float) -> Corrections:
     halves = _action(runs, _HALVES)
-    return Fitted(
+    return Corrections(
         content=runs[0].content,
         forward=_action(runs, {Kind.F.value}),
         backward=_action(runs, {Kind.B.value}),

@@ -9,19 +9,19 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from planner.cluster import Cluster, Fitted, NodeGroup, Surplus, with_node_groups
+from planner.cluster import Cluster, Corrections, MemoryCorrection, NodeGroup, with_node_groups
 from planner.plan import Plan, coordinates
 from planner.timeline import Timeline
 
 
-def surplus(runs: Sequence[tuple[Plan, Timeline]]) -> Surplus | None:
+def surplus(runs: Sequence[tuple[Plan, Timeline]]) -> MemoryCorrection | None:
     """From the fullest rank of each run that measured its memory; no run held more than the spread says."""
     samples = [sample for plan, timeline in runs if (sample := _fullest(plan, timeline)) is not None]
     if not samples:
         return None
     start, factor = line_through(samples, proportional=True)
     most = max(sample.measured / (start + factor * sample.planned) for sample in samples)
-    return Surplus(
+    return MemoryCorrection(
         start_bytes=round(start),
         factor=float(f"{factor:.4g}"),
         spread=float(f"{max(0.0, most - 1):.3g}"),
@@ -37,7 +37,7 @@ def _fullest(plan: Plan, timeline: Timeline) -> Sample | None:
     return max(rows, key=lambda row: row.measured, default=None)
 
 
-def taught(cluster: Cluster, fitted: Fitted) -> Cluster:
+def with_corrections(cluster: Cluster, fitted: Corrections) -> Cluster:
     """The machines with what runs have shown of them; what an allocator holds beyond a plan's bytes is margin."""
 
     def wider(group: NodeGroup) -> NodeGroup:

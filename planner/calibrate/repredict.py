@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil, floor
 
-from planner.cluster import Correction, Fitted
+from planner.cluster import Correction, Corrections
 from planner.plan import Hop, Plan, StageTimes
 from planner.simulate import period_of_plan
 
@@ -18,7 +18,7 @@ def nominal_plan(plan: Plan) -> Plan:
     return plan if plan.fitted is None else _with_times(plan, plan.fitted, _out, None)
 
 
-def repredicted(plan: Plan, fitted: Fitted) -> Plan:
+def repredicted(plan: Plan, fitted: Corrections) -> Plan:
     """With these corrections in place of those that it was made with."""
     return _with_times(nominal_plan(plan), fitted, _in, fitted)
 
@@ -33,7 +33,7 @@ def _out(correction: Correction | None, corrected_ns: int) -> int:
     return max(0, round((corrected_ns - correction.start_s * NS) / correction.factor))
 
 
-def _with_times(plan: Plan, by: Fitted, change: _Change, fitted: Fitted | None) -> Plan:
+def _with_times(plan: Plan, by: Corrections, change: _Change, fitted: Corrections | None) -> Plan:
     changed = plan.model_copy(
         update={
             "times": tuple(_stage(times, by, change) for times in plan.times),
@@ -47,7 +47,7 @@ def _with_times(plan: Plan, by: Fitted, change: _Change, fitted: Fitted | None) 
     return changed.model_copy(update={"prediction": prediction, "certificate": None})
 
 
-def _stage(times: StageTimes, by: Fitted, change: _Change) -> StageTimes:
+def _stage(times: StageTimes, by: Corrections, change: _Change) -> StageTimes:
     return StageTimes(
         forward_ns=change(by.forward, times.forward_ns),
         backward_ns=change(by.backward, times.backward_ns),
@@ -59,7 +59,7 @@ def _stage(times: StageTimes, by: Fitted, change: _Change) -> StageTimes:
     )
 
 
-def _hop(plan: Plan, hop: Hop, by: Fitted, change: _Change) -> Hop:
+def _hop(plan: Plan, hop: Hop, by: Corrections, change: _Change) -> Hop:
     """Between stages of one worker nothing travels."""
     apart = any(row[hop.sender] != row[hop.receiver] for row in plan.schedule.place)
     return hop.model_copy(update={"ns": change(by.hop, hop.ns)}) if apart and hop.bytes else hop

@@ -3,7 +3,7 @@
 from planner.capture.capture import Captured, capture
 from planner.capture.export_workarounds import average_batch_norm, share_of_latest
 from planner.capture.functional import random
-from planner.capture.live_bytes import meter_of, storage_of
+from planner.capture.live_bytes import LiveBytes, meter_of, storage_of
 from planner.capture.opaque import OpaqueLayer, opaque_layers
 from planner.capture.operations import (
     Target,
@@ -21,6 +21,7 @@ __all__ = [
     "LAYER",
     "SYNCHRONISED",
     "Captured",
+    "LiveBytes",
     "OpaqueLayer",
     "StageModule",
     "StateUse",

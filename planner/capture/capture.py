@@ -29,7 +29,7 @@ from planner.capture.fake_run import probe
 from planner.capture.functional import functionalise
 from planner.capture.layers import FREE, Grouping, group
 from planner.capture.opaque import Opaque, observe
-from planner.capture.slices import Layout
+from planner.capture.slices import Slicing
 from planner.capture.trace import depends_on_values, refused, trace
 from planner.capture.traced_graph import CannotTrace, Traced, named_leaves
 from planner.capture.untraceable import refuse_hooks
@@ -45,7 +45,7 @@ UNSYMBOLIC = (CannotTrace, NotAffine)
 @dataclass(frozen=True, repr=False)
 class Captured(Shown):
     graph: ModelGraph
-    layout: Layout
+    layout: Slicing
 
     def ordered(self, names: Sequence[str]) -> Captured:
         """The same with its layers in this order, which no layer stands in before one that it hangs on."""
@@ -55,7 +55,7 @@ class Captured(Shown):
         layout, place = self.layout, [graph.index[name] for name in self.layout.grouping.names]
         moved = {x: i if i == FREE else place[i] for x, i in layout.grouping.layer_of.items()}
         grouping = Grouping(names=list(names), layer_of=moved)
-        return Captured(graph, Layout(layout.traced, grouping, layout.probes))
+        return Captured(graph, Slicing(layout.traced, grouping, layout.probes))
 
     @property
     def saved(self) -> dict[str, str]:
@@ -148,7 +148,7 @@ def _described(traced: Traced, module: nn.Module) -> Captured:
     first = probe(functional, sizes[0], trainable)
     restore_causal_flags(functional, first)
     second = probe(functional, sizes[1], trainable) if traced.symbolic else first
-    layout = Layout(functional, group(functional, first), (first, second))
+    layout = Slicing(functional, group(functional, first), (first, second))
     return Captured(describe(layout, module), layout)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 
 from planner.capture.fake_run import after, unknown
 from planner.capture.operations import operations_of
-from planner.capture.slices import Layout, Slice, affine
+from planner.capture.slices import Slice, Slicing, affine
 from planner.capture.state_use import use_of_states
 from planner.capture.traced_graph import OWNERS, Source
 from planner.errors import BadInput
@@ -26,12 +26,12 @@ class NotAffine(Exception):
     """A tensor that crosses layers grows faster than the batch: only one batch size can be described."""
 
 
-def describe(layout: Layout, module: nn.Module) -> ModelGraph:
+def describe(layout: Slicing, module: nn.Module) -> ModelGraph:
     return _Describer(layout, module).run()
 
 
 class _Describer:
-    def __init__(self, layout: Layout, module: nn.Module) -> None:
+    def __init__(self, layout: Slicing, module: nn.Module) -> None:
         self.layout, self.module = layout, module
         self.traced = layout.traced
         self.probe = layout.probes[0]
@@ -165,7 +165,7 @@ class _Describer:
 class _Signature:
     """Operations, shapes, types, parameters' shapes, without a name: equal layers cost the same."""
 
-    def __init__(self, layout: Layout, taken: Slice, made: list[str]) -> None:
+    def __init__(self, layout: Slicing, taken: Slice, made: list[str]) -> None:
         self.layout, self.taken, self.made = layout, taken, made
         self.number: dict[fx.Node, int] = {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Protocol
 
@@ -12,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class Meter(Protocol):
+class MemoryMeter(Protocol):
     """While it is on: bytes in use now, and at most since the last restart, above those at its start."""
 
     @property
@@ -20,13 +21,13 @@ class Meter(Protocol):
     @property
     def peak(self) -> int: ...
     def restart(self) -> None: ...
-    def __enter__(self) -> Meter: ...
+    def __enter__(self) -> MemoryMeter: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
 
-def meter_of(device: torch.device) -> Meter:
+def meter_of(device: torch.device) -> MemoryMeter:
     return CudaBytes(device) if device.type == "cuda" else LiveBytes()
 
 
@@ -36,33 +37,48 @@ def storage_of(tensor: Tensor) -> int:
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the storages that operations make while this is on; what a kernel takes for itself it cannot see."""
+    """Counts the storages that operations make while this is on; what a kernel takes for itself it cannot see.
 
-    def __init__(self) -> None:
+    Args: `known` are tensors that are never counted. Without them, nothing that an operation is given is counted.
+    """
+
+    def __init__(self, known: Iterable[Tensor] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
-        self._known: set[int] = set()
+        self._alive: set[int] = set()
+        self._only_made = known is None
+        self._known = {storage_of(tensor) for tensor in known or ()}
 
     def restart(self) -> None:
         self.peak = self.now
 
+    def adopt(self, tensors: Iterable[Tensor]) -> None:
+        """Counts what was made before, until it is freed."""
+        for tensor in tensors:
+            self._count(tensor)
+
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        before = {storage_of(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        given: set[int] = set()
+        if self._only_made:
+            given = {storage_of(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
         result = function(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and storage_of(tensor) not in before | self._known:
-                self._born(tensor.untyped_storage())
+            if isinstance(tensor, Tensor) and storage_of(tensor) not in given:
+                self._count(tensor)
         return result
 
-    def _born(self, storage: torch.UntypedStorage) -> None:
+    def _count(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        self._known.add(key)
+        if key in self._alive or key in self._known or storage.device.type == "meta":
+            return
+        self._alive.add(key)
         self.now += size
         self.peak = max(self.peak, self.now)
         weakref.finalize(storage, self._gone, key, size).atexit = False
 
     def _gone(self, key: int, size: int) -> None:
-        self._known.discard(key)
+        self._alive.discard(key)
         self.now -= size
 
 

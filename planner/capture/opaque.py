@@ -26,7 +26,7 @@ _numbers = itertools.count()  # torch keeps the name of an operation beyond its 
 
 
 @dataclass
-class Run:
+class OpaqueCall:
     """One call of an opaque module at one batch size."""
 
     inputs: Shapes
@@ -39,7 +39,9 @@ class Run:
 class OpaqueLayer:
     """What stands in the graph for one call: a function of the module's state and of its tensor inputs."""
 
-    def __init__(self, path: str, skeleton: nn.Module, runs: tuple[Run, Run], sizes: tuple[int, int]) -> None:
+    def __init__(
+        self, path: str, skeleton: nn.Module, runs: tuple[OpaqueCall, OpaqueCall], sizes: tuple[int, int]
+    ) -> None:
         self.__name__, self.__module__ = f"opaque_{type(skeleton).__name__}", __name__
         self.path, self.skeleton, self.runs, self.sizes = path, skeleton, runs, sizes
         parameters = [name for name, _ in skeleton.named_parameters()]
@@ -119,7 +121,7 @@ class Opaque:
     """While it is entered, each call of the modules is recorded as one operation."""
 
     module: nn.Module
-    runs: dict[str, list[tuple[Run, Run]]]
+    runs: dict[str, list[tuple[OpaqueCall, OpaqueCall]]]
     sizes: tuple[int, int]
     layers: dict[str, OpaqueLayer] = field(default_factory=dict)
 
@@ -141,7 +143,9 @@ class Opaque:
             if schema is not None and schema.name in self.layers:
                 node.target = self.layers[schema.name]
 
-    def _recorder(self, path: str, part: nn.Module, runs: Iterator[tuple[Run, Run]]) -> Callable[..., object]:
+    def _recorder(
+        self, path: str, part: nn.Module, runs: Iterator[tuple[OpaqueCall, OpaqueCall]]
+    ) -> Callable[..., object]:
         skeleton = copy.deepcopy(part).to("meta")
 
         def forward(*args: object, **kwargs: object) -> object:
@@ -164,7 +168,7 @@ class Opaque:
 
 def observe(
     module: nn.Module, paths: Sequence[str], batches: Sequence[tuple[object, object]]
-) -> dict[str, list[tuple[Run, Run]]]:
+) -> dict[str, list[tuple[OpaqueCall, OpaqueCall]]]:
     """The calls of each module, in order, in a run with the first and one with the second batch."""
     if not paths:
         return {}
@@ -176,8 +180,8 @@ def observe(
     return {path: list(zip(low[path], high[path], strict=True)) for path in paths}
 
 
-def _watch(module: nn.Module, paths: Sequence[str], inputs: object) -> dict[str, list[Run]]:
-    found: dict[str, list[Run]] = defaultdict(list)
+def _watch(module: nn.Module, paths: Sequence[str], inputs: object) -> dict[str, list[OpaqueCall]]:
+    found: dict[str, list[OpaqueCall]] = defaultdict(list)
     copied = copy.deepcopy(module).train()
 
     def watch(path: str) -> None:
@@ -187,7 +191,7 @@ def _watch(module: nn.Module, paths: Sequence[str], inputs: object) -> dict[str,
             others = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)}
             given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
             shapes = [tuple(x.shape) for x in given], [tuple(x.shape) for x in tensors]
-            found[path].append(Run(*shapes, [x.dtype for x in tensors], spec, others))
+            found[path].append(OpaqueCall(*shapes, [x.dtype for x in tensors], spec, others))
 
         copied.get_submodule(path).register_forward_hook(seen, with_kwargs=True)
 

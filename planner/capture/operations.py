@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 from planner.capture.export_workarounds import average_batch_norm
 from planner.capture.fake_run import unknown
 from planner.capture.layers import FREE, ROOT
-from planner.capture.slices import Layout
+from planner.capture.slices import Slicing
 from planner.capture.traced_graph import line_of
 from planner.errors import BadInput
 from planner.spatial import GETITEM, INPUT, NONE, OTHERWISE, STATE, TARGET, Given, Operation, Ref
@@ -22,7 +22,7 @@ from planner.spatial import GETITEM, INPUT, NONE, OTHERWISE, STATE, TARGET, Give
 Target = OpOverload | Callable[..., Tensor]  # an operation of torch, or `average_batch_norm`
 
 
-def operations_of(layout: Layout) -> tuple[Operation, ...]:
+def operations_of(layout: Slicing) -> tuple[Operation, ...]:
     """The whole model; Values and states under their own names, everything else under its node's."""
     sources, values = layout.traced.sources, layout.probes[0].value
     names: dict[fx.Node, str] = {}
@@ -48,7 +48,7 @@ def operations_of(layout: Layout) -> tuple[Operation, ...]:
     return tuple(found)
 
 
-def check_sizes(layout: Layout, nodes: Iterable[fx.Node]) -> None:
+def check_sizes(layout: Slicing, nodes: Iterable[fx.Node]) -> None:
     """BadInput names the first of these operations that makes a size which only the values of tensors tell."""
     for node in nodes:
         if not unknown(layout.probes[0].value.get(node)):
@@ -64,7 +64,7 @@ def check_sizes(layout: Layout, nodes: Iterable[fx.Node]) -> None:
         )
 
 
-def samples_of(layout: Layout, node: fx.Node) -> tuple[int, ...]:
+def samples_of(layout: Slicing, node: fx.Node) -> tuple[int, ...]:
     """Of each tensor that a node makes, the dimension that is a multiple of the batch; nothing where that is not known,
     as the model was captured for one batch."""
     low, high = layout.probes

@@ -52,7 +52,7 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Slicing:
     """The functional graph, its layers and its two probes: all that slices are taken from."""
 
     traced: Traced

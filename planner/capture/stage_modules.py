@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from planner.capture.capture import Captured
 from planner.capture.layers import FREE
-from planner.capture.slices import Layout, Slice
+from planner.capture.slices import Slice, Slicing
 from planner.capture.traced_graph import LAYER, SYNCHRONISED, Context
 from planner.errors import BadInput
 
@@ -128,7 +128,7 @@ def materialise(
     return stage
 
 
-def _made(captured: Captured, layout: Layout, first: int, last: int) -> dict[fx.Node, str]:
+def _made(captured: Captured, layout: Slicing, first: int, last: int) -> dict[fx.Node, str]:
     """What a stage hands out: Values with a reader beyond it, and the loss."""
     inside = set(layout.grouping.names[first : last + 1])
     found = {}
@@ -154,7 +154,7 @@ def _joined(prefix: str, name: str) -> str:
 
 
 def _compiled(
-    layout: Layout, taken: Slice, made: Mapping[fx.Node, str], device: torch.device | None
+    layout: Slicing, taken: Slice, made: Mapping[fx.Node, str], device: torch.device | None
 ) -> fx.GraphModule:
     return _Writer(layout, taken, device).write(made)
 
@@ -162,7 +162,7 @@ def _compiled(
 class _Writer:
     """Writes a slice as a graph of its own, entering the contexts that its operations ran under."""
 
-    def __init__(self, layout: Layout, taken: Slice, device: torch.device | None) -> None:
+    def __init__(self, layout: Slicing, taken: Slice, device: torch.device | None) -> None:
         self.layout, self.taken, self.device = layout, taken, device
         self.graph = fx.Graph()
         self.env: dict[fx.Node, fx.Node | int] = {}  # numbers where a size is the same for every batch

@@ -13,7 +13,7 @@ from planner.cli.app import Force, Json
 
 if TYPE_CHECKING:
     from planner.calibrate import Observation
-    from planner.cluster import Cluster, Fitted, Surplus
+    from planner.cluster import Cluster, Corrections, MemoryCorrection
 
 Observe = Callable[[Path], "Observation"]
 
@@ -46,14 +46,14 @@ def _command(observe: Observe) -> Callable[..., None]:
     return calibrate
 
 
-def text(found: Fitted) -> str:
+def text(found: Corrections) -> str:
     from planner.cluster import PARTS
 
     names = (*dict.fromkeys(PARTS.values()), "hop", "sum")
     rows = [
         (
             name,
-            units.duration(row.start_s * 1e9),
+            units.format_duration(row.start_s * 1e9),
             f"{row.factor:.4g}",
             f"{row.spread:.1%}",
             str(row.samples),
@@ -66,14 +66,14 @@ def text(found: Fitted) -> str:
     return f"steps are then off by about {found.step_spread:.1%}; by {found.summary}\n\n{table}{memory}"
 
 
-def _memory(found: Surplus) -> str:
-    start = f"{units.memory(found.start_bytes)} + " if found.start_bytes else ""
+def _memory(found: MemoryCorrection) -> str:
+    start = f"{units.format_bytes(found.start_bytes)} + " if found.start_bytes else ""
     return (
         f"a device's peak is {start}{found.factor:.4g} times the predicted one, up to {found.spread:.1%} more"
     )
 
 
-def with_corrections(
+def corrected_machines(
     machines: Cluster, calibration: Path | None, run: Path | None, observe: Observe
 ) -> Cluster:
     """The machines with what runs have shown of them: those of a file, or one run alone."""
@@ -84,7 +84,7 @@ def with_corrections(
     if calibration is not None and run is not None:
         raise BadInput("--calibration and --replan-from exclude each other")
     if calibration is not None:
-        return lessons.taught(machines, clusters.load_corrections(calibration))
+        return lessons.with_corrections(machines, clusters.load_corrections(calibration))
     if run is not None:
-        return lessons.taught(machines, lessons.fit([observe(run)]))
+        return lessons.with_corrections(machines, lessons.fit([observe(run)]))
     return machines

@@ -52,7 +52,7 @@ class Goal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class PlanOptions:
     workload: Annotated[str | None, typer.Argument(help="may be left out with --profile")] = None
     cluster: Annotated[Path, typer.Option(help="the machines: a cluster.yaml")]
     batch: Annotated[
@@ -103,17 +103,17 @@ class Options:
 def register_plan(app: typer.Typer, measure: Measure, observe: calibrate.Observe) -> None:
     about = "Find the fastest plan that fits, with a proof."
     add_command(
-        app, "plan", Options, lambda given: plan(given, measure, observe), about=about, example=EXAMPLE
+        app, "plan", PlanOptions, lambda given: plan(given, measure, observe), about=about, example=EXAMPLE
     )
 
 
-def plan(given: Options, measure: Measure, observe: calibrate.Observe) -> None:
+def plan(given: PlanOptions, measure: Measure, observe: calibrate.Observe) -> None:
     from planner import cluster as clusters
     from planner.milp import Asked, pins
     from planner.workload import parse_settings
 
     goal = _goal(given.batch, given.devices, given.frontier)
-    machines = calibrate.with_corrections(
+    machines = calibrate.corrected_machines(
         clusters.load(given.cluster), given.calibration, given.replan_from, observe
     )
     fixed = _fixed(parse_settings(given.fix or [], "--fix"), goal)
@@ -130,7 +130,7 @@ def plan(given: Options, measure: Measure, observe: calibrate.Observe) -> None:
         answer(costs, machines, goal, asked, given)
 
 
-def _costs(given: Options, measure: Measure, machines: Cluster, goal: Goal) -> Profile:
+def _costs(given: PlanOptions, measure: Measure, machines: Cluster, goal: Goal) -> Profile:
     from planner.workload import parse_settings
 
     settings = parse_settings(given.set_ or [])
@@ -199,7 +199,7 @@ def _measured(
     )
 
 
-def _one(costs: Profile, machines: Cluster, goal: Goal, asked: Asked, where: Options) -> None:
+def _one(costs: Profile, machines: Cluster, goal: Goal, asked: Asked, where: PlanOptions) -> None:
     from planner import explore, show
     from planner import plan as plans
 
@@ -231,10 +231,10 @@ def _solved(costs: Profile, machines: Cluster, batch: int, asked: Asked) -> Plan
     """Or why nothing fits, and what would."""
     from planner import milp
 
-    return milp.answered(asked.space(costs, machines, batch), asked.effort)[0]
+    return milp.solve_with_search(asked.space(costs, machines, batch), asked.effort)[0]
 
 
-def _front(costs: Profile, machines: Cluster, goal: Goal, asked: Asked, where: Options) -> None:
+def _front(costs: Profile, machines: Cluster, goal: Goal, asked: Asked, where: PlanOptions) -> None:
     from planner import show
     from planner.explore import frontier
 
@@ -251,7 +251,7 @@ def _front(costs: Profile, machines: Cluster, goal: Goal, asked: Asked, where: O
     )
 
 
-def _sweep(costs: Profile, machines: Cluster, goal: Goal, asked: Asked, where: Options) -> None:
+def _sweep(costs: Profile, machines: Cluster, goal: Goal, asked: Asked, where: PlanOptions) -> None:
     from planner import show
     from planner.explore import over_batches, over_devices
 
@@ -273,7 +273,7 @@ def _sweep(costs: Profile, machines: Cluster, goal: Goal, asked: Asked, where: O
     )
 
 
-def _write(folder: Path, plans: Mapping[Path, Plan], where: Options) -> None:
+def _write(folder: Path, plans: Mapping[Path, Plan], where: PlanOptions) -> None:
     from planner.plan import dump
 
     texts = {path.name: dump(plan) for path, plan in plans.items()}

@@ -18,7 +18,14 @@ from planner.cluster.cluster import (
     slots,
     total_devices,
 )
-from planner.cluster.corrections import PARTS, Correction, Fitted, Surplus, dump_corrections, load_corrections
+from planner.cluster.corrections import (
+    PARTS,
+    Correction,
+    Corrections,
+    MemoryCorrection,
+    dump_corrections,
+    load_corrections,
+)
 from planner.cluster.links import NOISE, Group, Spread, Sum, card_sharers, spread, sum_s, transfer_s
 from planner.cluster.variants import (
     with_at_most,
@@ -35,17 +42,17 @@ __all__ = [
     "PARTS",
     "Cluster",
     "Correction",
+    "Corrections",
     "Device",
-    "Fitted",
     "Group",
     "Link",
     "Links",
+    "MemoryCorrection",
     "NodeGroup",
     "Rates",
     "Slot",
     "Spread",
     "Sum",
-    "Surplus",
     "card",
     "card_sharers",
     "distance",

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from planner import files
 from planner.cluster import catalogue
-from planner.cluster.corrections import Fitted
+from planner.cluster.corrections import Corrections
 from planner.errors import BadInput
 from planner.files import Count, Natural, Part, Positive, Text
 from planner.shown import Shown
@@ -122,7 +122,7 @@ class Cluster(Shown, Part):
     name: Text
     nodes: tuple[NodeGroup, ...] = Field(min_length=1)
     links: Links
-    fitted: Fitted | None = Field(
+    fitted: Corrections | None = Field(
         None, description="from `shardwright calibrate`: what runs showed beside it"
     )
 

@@ -40,7 +40,7 @@ class Correction(Part):
         return self.start_s + self.factor * planned_s
 
 
-class Surplus(Part):
+class MemoryCorrection(Part):
     """Of a device's peak: it holds about `start_bytes + factor * predicted`, and up to `spread` of that more."""
 
     start_bytes: Natural = 0
@@ -53,7 +53,7 @@ class Surplus(Part):
         return max(0, floor((capacity_bytes / (1 + self.spread) - self.start_bytes) / self.factor))
 
 
-class Fitted(Part):
+class Corrections(Part):
     version: Literal[1] = FITTED_VERSION
     content: Literal["layers", "sleep"] = "layers"  # what the stages of those runs did
     forward: Correction | None = None
@@ -63,7 +63,7 @@ class Fitted(Part):
     update: Correction | None = None
     hop: Correction | None = None
     sum: Correction | None = None
-    memory: Surplus | None = None
+    memory: MemoryCorrection | None = None
     step_spread: NotNegative = Field(
         description="of a step's time, relative: the error that is left, by runs left out where there are three"
     )
@@ -81,10 +81,10 @@ class Fitted(Part):
         return f"{count} run{'s' if count > 1 else ''} ({'; '.join(dict.fromkeys(self.rests_on))})"
 
 
-def load_corrections(path: Path | str) -> Fitted:
-    return files.load(Fitted, Path(path), version=FITTED_VERSION)
+def load_corrections(path: Path | str) -> Corrections:
+    return files.load(Corrections, Path(path), version=FITTED_VERSION)
 
 
-def dump_corrections(fitted: Fitted) -> str:
+def dump_corrections(fitted: Corrections) -> str:
     header = "# From `shardwright calibrate`: corrections fitted to runs, apart from what was measured by itself.\n"
     return files.render(fitted.model_dump(mode="json", exclude_none=True), header=header)

@@ -1,14 +1,14 @@
 """Time and bytes of any stage for every cut at once."""
 
 from planner.cost.messages import hop_bytes
-from planner.cost.spatial_tables import Choice, Grid, Prices, row_of, sharded, shown, stage_of
+from planner.cost.spatial_tables import Grid, GridChoice, Prices, row_of, sharded, shown, stage_of
 from planner.cost.stage_bytes import copies_of_statistics, losses_held, stage_bytes, step_bytes
 from planner.cost.tables import NS, Tables, price
 
 __all__ = [
     "NS",
-    "Choice",
     "Grid",
+    "GridChoice",
     "Prices",
     "Tables",
     "copies_of_statistics",

@@ -27,7 +27,7 @@ _NEVER = -(1 << 62)  # of no layer of an interval
 
 
 @dataclass(frozen=True, kw_only=True)
-class Halves:
+class HalvesBytes:
     """`[i, j]` is the stage of layers i..j-1; names as in StageBytes."""
 
     held: IntArray
@@ -36,7 +36,7 @@ class Halves:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moving(Halves):
+class Moving(HalvesBytes):
     workspace: IntArray
     shared: IntArray
     arriving: IntArray
@@ -56,10 +56,10 @@ class Walking:
     """Of stages whose backward is split by a walk through the graph."""
 
     stages: BoolArray  # those that have a layer for which nothing else will do
-    halves: Halves  # as if every stage were one
+    halves: HalvesBytes  # as if every stage were one
 
-    def chosen(self, stored: Halves) -> Halves:
-        return Halves(
+    def chosen(self, stored: HalvesBytes) -> HalvesBytes:
+        return HalvesBytes(
             held=np.where(self.stages, self.halves.held, stored.held),
             splitting=np.where(self.stages, self.halves.splitting, stored.splitting),
             weighing=np.where(self.stages, self.halves.weighing, stored.weighing),
@@ -88,7 +88,7 @@ def moving(
     workspace = _on_top(entered + told + _over_layers_waiting(during, waits, early) - saved, LOOK_BYTES)
     halved = entered + told + held + _over_layers(during - held[1:], early)
     weighed = _over_layers(np.broadcast_to(held[1:] + work, during.shape)) - held
-    stored = Halves(
+    stored = HalvesBytes(
         held=np.triu(held - held[:, None], 1),
         splitting=_on_top(halved - saved - workspace),
         weighing=_on_top(weighed - workspace),
@@ -126,7 +126,7 @@ def _walked(
     on_top: IntArray,
     workspace: IntArray,
     pending: Sequence[_Early],
-) -> Halves:
+) -> HalvesBytes:
     made, reuses, count = arriving_at_made(graph, size_of), reused(graph), len(costs)
     walked = _sums([cost.walked_bytes + more for cost, more in zip(costs, made, strict=True)])
     last, entered = _after_weights(graph), _differentiable(graph)
@@ -137,7 +137,7 @@ def _walked(
     below += walked - walked[:, None] + soon
     at_once = _over_layers_waiting(np.zeros_like(on_top), waiting_from(reuses, count))
     at_end = summed_tables([*reuses, *reused_values(graph, size_of)], count)
-    return Halves(
+    return HalvesBytes(
         held=np.triu(LEAF_BYTES + np.where(entered, below, saved + returning + told), 1),
         splitting=_on_top(LEAF_BYTES + np.where(entered, first + 2 * soon, second) - workspace),
         weighing=_on_top(second + np.where(entered, at_end, at_once) - workspace),

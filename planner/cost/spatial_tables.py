@@ -26,7 +26,7 @@ from planner.spatial import Cost, Price, Traffic, price
 Grid = tuple[int, ...]
 
 
-class Choice(NamedTuple):
+class GridChoice(NamedTuple):
     grid: Grid = ()
     whole_from: int = 0  # the layer before which shards are gathered; 0 is where their rules end
     then: Grid = ()  # another grid, of at most as many parts, from the layer `then_from` on
@@ -48,9 +48,9 @@ class Prices:
     graph: ModelGraph
     refused: dict[Grid, str] = field(default_factory=dict)  # why a grid's shards end early
     unshared: dict[str, str] = field(default_factory=dict)  # why samples are not shared from a layer on
-    _known: dict[Choice, Price] = field(default_factory=dict)
+    _known: dict[GridChoice, Price] = field(default_factory=dict)
 
-    def __call__(self, choice: Choice) -> Price:
+    def __call__(self, choice: GridChoice) -> Price:
         if choice not in self._known:
             layers = self.graph.layers
             whole = layers[choice.whole_from].name if choice.whole_from else ""
@@ -60,7 +60,7 @@ class Prices:
         return self._known[choice]
 
 
-def row_of(choice: Choice, index: int, layer: Layer, found: Price, setting: CostKey) -> CostKey:
+def row_of(choice: GridChoice, index: int, layer: Layer, found: Price, setting: CostKey) -> CostKey:
     """Of the profile, for a layer on shards or on a share of the samples."""
     if layer.name in found.shared:
         return setting._replace(signature=layer.signature, split=(), micro=setting.micro // choice.ranks)
@@ -72,7 +72,7 @@ def shown(grid: Grid) -> str:
 
 
 def stage_of(
-    choice: Choice, span: tuple[int, int], names: Sequence[str]
+    choice: GridChoice, span: tuple[int, int], names: Sequence[str]
 ) -> tuple[Grid, str, tuple[Regrid, ...]]:
     """Of a stage of layers [i, j): its grid, nothing where all of its samples are whole; the layer in it before which
     its shards are gathered, nothing where there is none; and where in it they are re-split."""
@@ -88,7 +88,7 @@ def stage_of(
 
 
 def sharded(
-    profile: Profile, setting: CostKey, choice: Choice, found: Price, group: Group, *, overlap: bool
+    profile: Profile, setting: CostKey, choice: GridChoice, found: Price, group: Group, *, overlap: bool
 ) -> Tables:
     """Tables of a choice. With `overlap` halos travel while layers compute, as in backward passes that stay whole."""
     graph = profile.graph

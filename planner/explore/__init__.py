@@ -1,6 +1,6 @@
 """The same question over limits, devices and batches."""
 
-from planner.explore.explanation import _SEEN, Explanation, Part, explained
+from planner.explore.explanation import _SEEN, Explanation, PlanParts, explained
 from planner.explore.frontier import Frontier, FrontierRow, frontier
 from planner.explore.scaling import (
     EFFICIENT,
@@ -24,7 +24,7 @@ __all__ = [
     "Frontier",
     "FrontierRow",
     "Lemma",
-    "Part",
+    "PlanParts",
     "ScalingRow",
     "Sweep",
     "explained",

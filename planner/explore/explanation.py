@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 
 from planner.cluster import Cluster, with_more
 from planner.explore.scaling import Lemma, overhead
-from planner.milp import Asked, Search, Tried, answered, changed, fastest, parts_ns
+from planner.milp import (
+    Asked,
+    ConfigurationState,
+    SearchState,
+    changed,
+    parts_ns,
+    solve_or_none,
+    solve_with_search,
+)
 from planner.plan import Plan
 from planner.profile import Profile
 from planner.schedule import FAMILIES
@@ -18,7 +26,7 @@ _SEEN = 0.0005  # share of a step below which a part is not told
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class PlanParts:
     """A plan that was looked at, and what its step is made of, in nanoseconds."""
 
     name: str
@@ -27,7 +35,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
+class MoreMemory:
     """The fastest plan with more memory on each device."""
 
     more_bytes: int
@@ -39,13 +47,17 @@ class Room:
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
     plan: Plan
-    chosen: Part
-    runners_up: tuple[Part, ...]  # the best plan of each other family that was answered
-    near_ties: tuple[Part, ...]  # plans of the search that the errors of the costs do not tell from this one
+    chosen: PlanParts
+    runners_up: tuple[PlanParts, ...]  # the best plan of each other family that was answered
+    within_error: tuple[
+        PlanParts, ...
+    ]  # plans of the search that the errors of the costs do not tell from this one
     error: float  # of the costs, as a share, as far as the error bar shows it
-    room: Room
+    room: MoreMemory
     overhead: Lemma | None
-    in_one: Part | None = None  # where gradients are summed in parts: the same plan with one sum a device
+    in_one: PlanParts | None = (
+        None  # where gradients are summed in parts: the same plan with one sum a device
+    )
 
     @property
     def within(self) -> float:
@@ -59,16 +71,16 @@ def explained(
     """The plan that `solve` finds, and why; Infeasible where there is none."""
     asked = asked or Asked()
     space = asked.space(profile, cluster, batch)
-    plan, found = answered(space, asked.effort)
+    plan, found = solve_with_search(space, asked.effort)
     assert found.best is not None
     error = error_of(plan)
     within = 2 * error / (1 - error) if error < 1 else float("inf")
-    roomier = fastest(changed(space, cluster=with_more(cluster, more_bytes)), asked.effort)
+    roomier = solve_or_none(changed(space, cluster=with_more(cluster, more_bytes)), asked.effort)
     return Explanation(
         plan=plan,
         chosen=_part(found.best),
         runners_up=tuple(_runners_up(found)),
-        near_ties=tuple(_near(found, found.limit * (1 + within))),
+        within_error=tuple(_near(found, found.limit * (1 + within))),
         error=error,
         room=_room(plan, roomier, more_bytes),
         overhead=overhead(plan),
@@ -81,20 +93,20 @@ def error_of(plan: Plan) -> float:
     return max(seen.high_ns - seen.step_ns, seen.step_ns - seen.low_ns) / max(seen.step_ns, 1)
 
 
-def _part(tried: Tried) -> Part:
+def _part(tried: ConfigurationState) -> PlanParts:
     assert tried.answer is not None
-    return Part(
+    return PlanParts(
         name=str(tried.shape), step_ns=tried.answer.ns, parts_ns=parts_ns(tried.problem, tried.answer)
     )
 
 
-def _others(found: Search) -> list[Tried]:
+def _others(found: SearchState) -> list[ConfigurationState]:
     """Those that lost, the best first."""
     others = [tried for tried in found.tried.values() if tried.answer is not None and tried is not found.best]
     return sorted(others, key=lambda tried: (tried.answer.ns if tried.answer else 0, tried.shape))
 
 
-def _in_one(found: Search) -> Part | None:
+def _in_one(found: SearchState) -> PlanParts | None:
     assert found.best is not None
     shape = found.best.shape
     if not FAMILIES[shape.family].mixes:
@@ -106,7 +118,7 @@ def _in_one(found: Search) -> Part | None:
     return None if tried is None or tried.answer is None else _part(tried)
 
 
-def _runners_up(found: Search) -> Iterator[Part]:
+def _runners_up(found: SearchState) -> Iterator[PlanParts]:
     assert found.best is not None
     seen = {found.best.shape.family}
     for tried in _others(found):
@@ -115,22 +127,22 @@ def _runners_up(found: Search) -> Iterator[Part]:
             yield _part(tried)
 
 
-def _near(found: Search, limit_ns: float) -> Iterator[Part]:
+def _near(found: SearchState, limit_ns: float) -> Iterator[PlanParts]:
     """Each way to train once, in the best of its orders."""
     near = [tried for tried in _others(found) if tried.answer is not None and tried.answer.ns <= limit_ns]
     assert found.best is not None
-    firsts: dict[str, Tried] = {}
+    firsts: dict[str, ConfigurationState] = {}
     for tried in (found.best, *near):
         firsts.setdefault(str(replace(tried.shape, listed="", chosen=())), tried)
     yield from [_part(tried) for tried in firsts.values()][1 : 1 + _SHOWN]
 
 
-def _room(plan: Plan, roomier: Plan | None, more_bytes: int) -> Room:
+def _room(plan: Plan, roomier: Plan | None, more_bytes: int) -> MoreMemory:
     free = min(m.limit - m.total for m in plan.prediction.memory)
     faster = roomier is not None and roomier.prediction.step_ns < plan.prediction.step_ns
     best = roomier if roomier is not None and faster else plan
     axes = best.axes
-    return Room(
+    return MoreMemory(
         more_bytes=more_bytes,
         step_ns=best.prediction.step_ns,
         says=f"{best.schedule.family}, data {axes.data} x pipeline {axes.pipeline} x spatial {axes.spatial}, "

@@ -12,7 +12,7 @@ from math import isqrt
 from typing import Literal
 
 from planner.cluster import Cluster, NodeGroup, total_devices, with_at_most
-from planner.milp import Asked, Effort, Space, changed, fastest
+from planner.milp import Asked, Effort, Instance, changed, solve_or_none
 from planner.plan import Plan, world_size
 from planner.profile import Profile
 
@@ -83,7 +83,7 @@ def frontier(
     """Both fronts; empty where nothing fits at all (`solve` says why)."""
     asked = asked or Asked()
     space = asked.space(profile, cluster, batch)
-    top = fastest(space, asked.effort)
+    top = solve_or_none(space, asked.effort)
     if top is None:
         return Frontier(rows=(), whole=tuple(trades), resolution=resolution)
     best_in: dict[str, list[Trade]] = {}
@@ -118,10 +118,10 @@ class _Answer:
 
 
 def _memory_front(
-    space: Space, effort: Effort | None, top: Plan, most: int, resolution: float
+    space: Instance, effort: Effort | None, top: Plan, most: int, resolution: float
 ) -> tuple[list[Plan], bool]:
     def ask(limit: int) -> Plan | None:
-        found = fastest(changed(space, cluster=with_at_most(space.cluster, limit)), effort)
+        found = solve_or_none(changed(space, cluster=with_at_most(space.cluster, limit)), effort)
         return None if found is None else _with_limits_of(space.cluster, found)
 
     first = _Answer(limit=peak_bytes(top), uses=peak_bytes(top), plan=top)
@@ -129,10 +129,10 @@ def _memory_front(
 
 
 def _device_front(
-    space: Space, effort: Effort | None, top: Plan, most: int, resolution: float
+    space: Instance, effort: Effort | None, top: Plan, most: int, resolution: float
 ) -> tuple[list[Plan], bool]:
     def ask(limit: int) -> Plan | None:
-        return fastest(changed(space, pins=replace(space.pins, devices=limit)), effort)
+        return solve_or_none(changed(space, pins=replace(space.pins, devices=limit)), effort)
 
     def uses(plan: Plan) -> int:
         return world_size(plan.axes)
@@ -204,7 +204,7 @@ def _with_bound(plan: Plan, bound_ns: int) -> Plan:
     )
 
 
-def _least_bytes(space: Space) -> int:
+def _least_bytes(space: Instance) -> int:
     """The parameters with their gradients, spread over every device: nothing fits within less."""
     weights = space.profile.graph.parameters
     own = sum(weight.bytes * (2 if weight.trainable else 1) for weight in weights)

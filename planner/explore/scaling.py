@@ -10,7 +10,7 @@ from typing import Literal
 from planner.cluster import Cluster
 from planner.errors import BadInput
 from planner.explore.frontier import peak_bytes, samples_per_s
-from planner.milp import Asked, changed, fastest
+from planner.milp import Asked, changed, solve_or_none
 from planner.plan import Plan, schedule_of, world_size
 from planner.profile import Profile
 from planner.schedule import Kind
@@ -95,7 +95,7 @@ def over_devices(
     rows = []
     for count in sorted(set(devices)):
         pinned = replace(space.pins, devices=count)
-        rows.append(ScalingRow(asked=count, plan=fastest(changed(space, pins=pinned), asked.effort)))
+        rows.append(ScalingRow(asked=count, plan=solve_or_none(changed(space, pins=pinned), asked.effort)))
     found = [row for row in rows if row.plan is not None]
     lemma = overhead(max(found, key=lambda row: row.devices).plan) if found else None
     return Sweep(over="devices", rows=tuple(rows), knee=knee_of_devices(found), lemma=lemma)
@@ -120,14 +120,16 @@ def _rows(
 ) -> Iterator[ScalingRow]:
     if batches is not None:
         for batch in sorted(set(batches)):
-            yield ScalingRow(asked=batch, plan=fastest(asked.space(profile, cluster, batch), asked.effort))
+            yield ScalingRow(
+                asked=batch, plan=solve_or_none(asked.space(profile, cluster, batch), asked.effort)
+            )
         return
     micros = asked.space(profile, cluster, 1).micros()
     if not micros:
         raise BadInput("no micro-batch was profiled at every layer", where="profile")
     batch, before, idle = min(micros), 0.0, 0
     for _ in range(_MOST_DOUBLINGS):
-        row = ScalingRow(asked=batch, plan=fastest(asked.space(profile, cluster, batch), asked.effort))
+        row = ScalingRow(asked=batch, plan=solve_or_none(asked.space(profile, cluster, batch), asked.effort))
         yield row
         idle = idle + 1 if row.samples_per_s < before * _LITTLE else 0
         before = max(before, row.samples_per_s)

@@ -13,7 +13,7 @@ from torch import Tensor
 from planner.capture import Captured, capture, check_sizes
 from planner.errors import BadInput
 from planner.measure.passes import BackwardSplit, SpatialSplit
-from planner.measure.process.protocol import Request
+from planner.measure.process.protocol import MeasureRequest
 from planner.measure.spatial_walk import cut_situations
 from planner.measure.specimens import PRECISIONS, Situation, Way, situations
 from planner.profile import CostKey
@@ -54,7 +54,7 @@ class Bench:
 
 def bench_of(
     workload: Workload,
-    request: Request,
+    request: MeasureRequest,
     device: str,
     split: BackwardSplit | None,
     spatial: SpatialSplit | None,

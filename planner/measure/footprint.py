@@ -43,7 +43,7 @@ class Footprint:
     owing_bytes: int
 
 
-class Saved:
+class SavedTensors:
     """Every tensor that autograd keeps while this watches, and which of them a backward asked for."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Saved:
 
 
 def footprint(specimen: Specimen) -> Footprint:
-    saved = Saved()
+    saved = SavedTensors()
     with saved.watching():
         outputs = specimen.outputs()
         sources = _Sources(specimen, outputs)
@@ -102,7 +102,7 @@ def _owing_bytes(specimen: Specimen, kept_inputs: Iterable[int], kept_outputs: I
     the Values that are kept anyway."""
     if isinstance(specimen.halves, Apart) or not specimen.on_shards:
         return 0
-    saved = Saved()
+    saved = SavedTensors()
     with saved.watching():
         outputs = specimen.outputs(specimen.halves.forward)
         sources = _Sources(specimen, outputs)
@@ -161,7 +161,7 @@ class _Sources:
         return sum(self.sizes[i] for i in inputs) + sum(self.output_bytes[i] for i in outputs)
 
 
-def _held_bytes(specimen: Specimen, outputs: Sequence[Tensor], saved: Saved, sources: _Sources) -> int:
+def _held_bytes(specimen: Specimen, outputs: Sequence[Tensor], saved: SavedTensors, sources: _Sources) -> int:
     """Without the runtime's split: what the weight half asks for, and the gradients that it starts from.
 
     From above, since a split that hands gradients on to the parameters' own operations keeps less.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from planner import cluster as clusters
 from planner.errors import BadInput
 from planner.measure.process.parent import measure
-from planner.measure.process.protocol import Done, Request
+from planner.measure.process.protocol import Done, MeasureRequest
 from planner.model import Layer
 from planner.profile import CostKey, Profile, check, kept_values
 from planner.terminal import Report
@@ -49,7 +49,7 @@ def profile(
     would take alone. `spatial` makes shards as the runtime does, for the spatial splits `grids` (parts along the
     dims from 2 on). Both are made again without arguments in the process that measures.
     """
-    request = Request(
+    request = MeasureRequest(
         workload=workload.name,
         arguments={name: str(value) for name, value in workload.arguments.items()},
         device=device,
@@ -71,7 +71,7 @@ def _name(tool: object | None) -> str:
 
 
 def _by_roofline(
-    workload: Workload, request: Request, split: BackwardSplit | None, spatial: SpatialSplit | None
+    workload: Workload, request: MeasureRequest, split: BackwardSplit | None, spatial: SpatialSplit | None
 ) -> Profile:
     name = request.device.removeprefix(ROOFLINE)
     device = clusters.find(name, where="device")
@@ -107,7 +107,7 @@ def _told(row: Done, report: Report, share: float) -> Done:
     return row
 
 
-def _by_measuring(workload: Workload, request: Request, journal: Path | None) -> Profile:
+def _by_measuring(workload: Workload, request: MeasureRequest, journal: Path | None) -> Profile:
     partial = journal.with_name(f"{journal.name}.partial") if journal is not None else None
     with Report(f"profile {workload.name} on {request.device}") as report:
         report.at(0.0)

@@ -21,7 +21,7 @@ Values = Mapping[str, Tensor]
 Forward = Callable[[Values], Values]
 
 
-class Halves(Protocol):
+class HalvedLayer(Protocol):
     """One layer whose backward runs in two halves."""
 
     @property
@@ -46,10 +46,10 @@ class Halves(Protocol):
 class BackwardSplit(Protocol):
     """Splits backwards as the runtime does; made without arguments, in the process that measures too."""
 
-    def of(self, module: StageModule) -> Halves:
+    def of(self, module: StageModule) -> HalvedLayer:
         """May edit the module's graph."""
 
-    def walked(self, module: StageModule) -> Halves:
+    def walked(self, module: StageModule) -> HalvedLayer:
         """As in a stage that another layer makes walk."""
 
 
@@ -100,8 +100,8 @@ class Specimen:
 
     layer: Layer
     forward: Forward
-    halves: Halves
-    walked: Halves | None  # where halves are executed
+    halves: HalvedLayer
+    walked: HalvedLayer | None  # where halves are executed
     inputs: Values  # leaves; those that take part in the backward require a gradient
     parameters: tuple[Tensor, ...]
     buffers: tuple[Tensor, ...]

@@ -19,7 +19,7 @@ from planner.cluster import Device
 from planner.measure.bench import Bench
 from planner.measure.footprint import Footprint, Reserves, footprint
 from planner.measure.passes import Specimen, forget_gradients, gradients_of, roots_of, whole_backward
-from planner.measure.process.protocol import Begun, Done, Failed, Progress, RowEvent
+from planner.measure.process.protocol import Begun, Done, Failed, MeasureProgress, RowEvent
 from planner.measure.specimens import Situation, fake_specimen, real_specimen
 from planner.measure.timing import PassTimes, Samples, clock_of, pass_times, time_rounds, with_halves
 from planner.measure.work import Counter
@@ -153,6 +153,6 @@ def _timed(
     memory = [footprint(specimen) for specimen in specimens]
     samples = [Samples() for _ in specimens]
     for share in time_rounds(specimens, samples, clock_of(bench.way.device), seconds_per_row * len(group)):
-        yield Progress(share)
+        yield MeasureProgress(share)
     for key, specimen, row, kept in zip(group, specimens, samples, memory, strict=True):
         yield _done(key, pass_times(specimen, row), kept)

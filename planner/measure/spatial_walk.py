@@ -8,12 +8,12 @@ from torch import Tensor
 
 from planner.capture import Captured, layer_module
 from planner.errors import BadInput
-from planner.measure.specimens import Shape, Situation, Way, outputs_of, value_shapes
+from planner.measure.specimens import Situation, TensorShape, Way, outputs_of, value_shapes
 from planner.model import Layer
 from planner.spatial import Layout, NoRule, check_grid
 
 SHEET = 2  # dimensions of what has no space: samples and channels
-Made = tuple[tuple[Shape, Layout], ...]  # of each output: the shard and how it lies
+Made = tuple[tuple[TensorShape, Layout], ...]  # of each output: the shard and how it lies
 
 
 def cut_situations(
@@ -46,10 +46,10 @@ def _no_space(captured: Captured) -> str:
 
 class _Walk:
     def __init__(
-        self, captured: Captured, whole: Mapping[str, Shape], way: Way, grid: tuple[int, ...]
+        self, captured: Captured, whole: Mapping[str, TensorShape], way: Way, grid: tuple[int, ...]
     ) -> None:
         self.captured, self.whole, self.way, self.grid = captured, whole, way, grid
-        self.cut: dict[str, tuple[Shape, Layout]] = {}  # Values that lie in shards
+        self.cut: dict[str, tuple[TensorShape, Layout]] = {}  # Values that lie in shards
         self.known: dict[object, Made | None] = {}
         self.found: dict[str, Situation] = {}
         self.refused = ""  # why the first layer without a rule has none

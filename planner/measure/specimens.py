@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from planner.capture import Captured, StageModule, layer_module, materialise
-from planner.measure.passes import Apart, BackwardSplit, Forward, Halves, SpatialSplit, Specimen, Values
+from planner.measure.passes import Apart, BackwardSplit, Forward, HalvedLayer, SpatialSplit, Specimen, Values
 from planner.model import Buffer, Layer, Parameter
 from planner.spatial import Layout
 
@@ -25,7 +25,7 @@ PRECISIONS = ("fp32", *_AUTOCAST)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TensorShape:
     """All of a tensor but its contents."""
 
     size: tuple[int, ...]
@@ -34,7 +34,7 @@ class Shape:
     requires_grad: bool
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Shape:
+    def of(cls, tensor: Tensor) -> TensorShape:
         return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.requires_grad)
 
     @property
@@ -47,8 +47,8 @@ class Situation:
     """The first layer of a signature and what reaches it: whole samples, or with a grid one shard of them."""
 
     layer: Layer
-    inputs: tuple[Shape, ...]
-    outputs: tuple[Shape, ...] = ()
+    inputs: tuple[TensorShape, ...]
+    outputs: tuple[TensorShape, ...] = ()
     grid: tuple[int, ...] = ()
     delivered: Mapping[str, Layout] = field(default_factory=dict)  # of the inputs that come cut
 
@@ -82,10 +82,10 @@ def situations(captured: Captured, batch: Mapping[str, Tensor], way: Way) -> lis
     return list(found.values())
 
 
-def value_shapes(captured: Captured, batch: Mapping[str, Tensor], way: Way) -> dict[str, Shape]:
+def value_shapes(captured: Captured, batch: Mapping[str, Tensor], way: Way) -> dict[str, TensorShape]:
     """Walks through the model on fake tensors, in the precision asked for; equal layers are run once."""
-    shapes = {name: Shape.of(tensor) for name, tensor in batch.items()}
-    known: dict[tuple[str, tuple[Shape, ...]], tuple[Shape, ...]] = {}
+    shapes = {name: TensorShape.of(tensor) for name, tensor in batch.items()}
+    known: dict[tuple[str, tuple[TensorShape, ...]], tuple[TensorShape, ...]] = {}
     for layer in captured.graph.layers:
         inputs = tuple(shapes[name] for name in layer.inputs)
         key = (layer.signature, inputs)
@@ -95,10 +95,10 @@ def value_shapes(captured: Captured, batch: Mapping[str, Tensor], way: Way) -> d
     return shapes
 
 
-def outputs_of(captured: Captured, situation: Situation, way: Way) -> tuple[Shape, ...]:
+def outputs_of(captured: Captured, situation: Situation, way: Way) -> tuple[TensorShape, ...]:
     plain = Way(precision=way.precision, spatial=way.spatial)
     with FakeTensorMode():
-        return tuple(Shape.of(x) for x in fake_specimen(captured, situation, plain).outputs())
+        return tuple(TensorShape.of(x) for x in fake_specimen(captured, situation, plain).outputs())
 
 
 def fake_specimen(captured: Captured, situation: Situation, way: Way) -> Specimen:
@@ -158,7 +158,9 @@ def _specimen(
     )
 
 
-def _halves(way: Way, forward: Forward, module: Callable[[], StageModule]) -> tuple[Halves, Halves | None]:
+def _halves(
+    way: Way, forward: Forward, module: Callable[[], StageModule]
+) -> tuple[HalvedLayer, HalvedLayer | None]:
     if way.split is None:
         return Apart(forward), None
     halves = _Entered(way.split.of(module()), way)
@@ -183,7 +185,7 @@ def _module(
 class _Entered:
     """A split whose forward runs in the precision asked for."""
 
-    def __init__(self, halves: Halves, way: Way) -> None:
+    def __init__(self, halves: HalvedLayer, way: Way) -> None:
         self.forward = way.entered(halves.forward)
         self.input_half, self.weight_half = halves.input_half, halves.weight_half
         self.walks = halves.walks
@@ -195,12 +197,12 @@ def in_precision(precision: str, device: str) -> AbstractContextManager[object]:
     return torch.autocast(torch.device(device).type, dtype=_AUTOCAST[precision])
 
 
-def _empty(shape: Shape, device: str) -> Tensor:
+def _empty(shape: TensorShape, device: str) -> Tensor:
     tensor = torch.empty_strided(shape.size, shape.stride, dtype=shape.dtype, device=device)
     return tensor.requires_grad_(shape.requires_grad)
 
 
-def _activations(shape: Shape, device: str) -> Tensor:
+def _activations(shape: TensorShape, device: str) -> Tensor:
     tensor = torch.empty_strided(shape.size, shape.stride, dtype=shape.dtype, device=device)
     if tensor.is_floating_point() or tensor.is_complex():
         _flat(tensor).normal_()

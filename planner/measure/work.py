@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from planner.capture import storage_of
-from planner.profile import Work
+from planner.profile import OperationWork
 
 aten = torch.ops.aten
 
@@ -54,7 +54,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.work: list[Work] = []
+        self.work: list[OperationWork] = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
@@ -67,14 +67,14 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _work(
     function: torch._ops.OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object], result: object
-) -> Work | None:
+) -> OperationWork | None:
     packet = function._overloadpacket
     read, written = _tensors((args, kwargs)), _tensors(result)
     if packet in _FREE or not written or _is_view(function, read, written):
         return None
     if packet in _GATHERS:
         read = written + read[1:]
-    return Work(
+    return OperationWork(
         flops=_flops(packet, args, kwargs, result),
         traffic_bytes=sum(x.nbytes for x in (*read, *written)),
         precision=_PRECISION.get(written[0].dtype, "fp32"),

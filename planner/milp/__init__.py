@@ -1,23 +1,23 @@
 """The fastest plan and the proof, or what is missing."""
 
 from planner.milp.explain import parts_ns
-from planner.milp.instance import Space, changed
+from planner.milp.instance import Instance, changed
 from planner.milp.pins import pins
 from planner.milp.question import Asked, Question
-from planner.milp.search.state import Effort, Search, Tried
-from planner.milp.solve import answered, fastest, solve_question
+from planner.milp.search.state import ConfigurationState, Effort, SearchState
+from planner.milp.solve import solve_or_none, solve_question, solve_with_search
 
 __all__ = [
     "Asked",
+    "ConfigurationState",
     "Effort",
+    "Instance",
     "Question",
-    "Search",
-    "Space",
-    "Tried",
-    "answered",
+    "SearchState",
     "changed",
-    "fastest",
     "parts_ns",
     "pins",
+    "solve_or_none",
     "solve_question",
+    "solve_with_search",
 ]

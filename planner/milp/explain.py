@@ -15,13 +15,13 @@ from planner.milp.configurations.configurations import (
     MOST_ACTIONS,
     MOST_FORWARDS,
     SEARCHED,
-    Shape,
+    Configuration,
     shapes,
 )
 from planner.milp.configurations.spatial_choices import looked_at
-from planner.milp.cut.problem import Problem
+from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.stage_costs import KINDS
-from planner.milp.instance import Space
+from planner.milp.instance import Instance
 from planner.milp.pins import Pins
 from planner.milp.search.descent import NEVER, Answer, judge
 from planner.plan import Rival
@@ -32,15 +32,15 @@ _DEEPEST_TRIVIAL = 16
 SYNC, STEP = KINDS.index(Kind.SYNC), KINDS.index(Kind.STEP)
 
 
-class Looked(Protocol):
+class Answered(Protocol):
     """A shape with the best answer that was found for it."""
 
-    shape: Shape
-    problem: Problem
+    shape: Configuration
+    problem: CutProblem
     answer: Answer | None
 
 
-def scope(space: Space, considered: int, bounded: int, left: int, listed: int) -> str:
+def scope(space: Instance, considered: int, bounded: int, left: int, listed: int) -> str:
     orders = f", and {listed} listed anew for the costs of the best plans" if listed else ""
     where = "" if space.boundaries.all() else ", each stage feeding the next"
     grids = sorted({choice.grid for micro in space.micros() for choice in space.splits(micro) if choice.grid})
@@ -66,7 +66,7 @@ def _families(pins: Pins) -> str:
     return f"{names}{few if several and pins.chunks is None else ''}, at most {MOST_ACTIONS:,} actions"
 
 
-def _recomputation(space: Space, listed: bool) -> str:
+def _recomputation(space: Instance, listed: bool) -> str:
     if space.pins.recompute is not None:
         return "recomputation of every stage" if space.pins.recompute else "no recomputation"
     split = any(choice.grid for micro in space.micros() for choice in space.splits(micro))
@@ -76,7 +76,7 @@ def _recomputation(space: Space, listed: bool) -> str:
     return f"recomputation where memory excludes a cut, of any stages, {some}{anew}"
 
 
-def _at_use(space: Space) -> str:
+def _at_use(space: Instance) -> str:
     shown = space.pins.update == "rolling" and space.pins.out_of_order is not False
     return (
         "; where updates come at use, parts of about equal work or equal bytes only, of which all recompute or none"
@@ -85,9 +85,9 @@ def _at_use(space: Space) -> str:
     )
 
 
-def rivals(space: Space, best: Problem, answer: Answer, looked: Sequence[Looked]) -> Iterator[Rival]:
+def rivals(space: Instance, best: CutProblem, answer: Answer, looked: Sequence[Answered]) -> Iterator[Rival]:
     yield from (_best(space, name, shapes) for name, shapes in trivial(space))
-    others: dict[str, Looked] = {}
+    others: dict[str, Answered] = {}
     for found in sorted(looked, key=lambda x: (x.answer.ns if x.answer else NEVER, x.shape)):
         if found.answer is not None and found.shape.family != best.shape.family:
             others.setdefault(found.shape.family, found)
@@ -96,7 +96,7 @@ def rivals(space: Space, best: Problem, answer: Answer, looked: Sequence[Looked]
         yield Rival(name=str(found.shape), step_ns=found.answer.ns, why=_why(found.problem, found.answer))
 
 
-def parts_ns(posed: Problem, answer: Answer) -> dict[str, float]:
+def parts_ns(posed: CutProblem, answer: Answer) -> dict[str, float]:
     """What a step is made of: the work of the busiest worker, sums and messages of the critical path, and the rest."""
     row, ns = posed.critical(answer.cut)
     spans = posed.durations(answer.cut)
@@ -119,7 +119,7 @@ def _work(order: Sequence[Action], took: IntArray) -> dict[str, int]:
     return found
 
 
-def _why(posed: Problem, answer: Answer) -> str:
+def _why(posed: CutProblem, answer: Answer) -> str:
     """Shares of the step."""
     parts = parts_ns(posed, answer)
     told = ["bubble", "sums", "messages", *(["recomputing"] if parts["recomputing"] else [])]
@@ -128,7 +128,7 @@ def _why(posed: Problem, answer: Answer) -> str:
     return f"{shares} of its step; fullest worker {memory} bytes"
 
 
-def trivial(space: Space) -> list[tuple[str, list[Shape]]]:
+def trivial(space: Instance) -> list[tuple[str, list[Configuration]]]:
     """What one would do without a planner: shapes by name, to be cut into stages of equally many layers."""
     free = Pins(schedules=("1f1b",), spatial=1, recompute=False, shard=False, update=space.pins.update)
     wide = _shapes(space, replace(free, pipeline=1))
@@ -152,7 +152,7 @@ def trivial(space: Space) -> list[tuple[str, list[Shape]]]:
     ]
 
 
-def equal_cut(posed: Problem) -> IntArray:
+def equal_cut(posed: CutProblem) -> IntArray:
     """Stages of equally many layers, as nearly as the boundaries allow."""
     places = np.flatnonzero(posed.allowed)
     goal = np.linspace(0, posed.layers, posed.stages + 1)
@@ -163,7 +163,7 @@ def equal_cut(posed: Problem) -> IntArray:
     return cut
 
 
-def _shapes(space: Space, pinned: Pins) -> list[Shape]:
+def _shapes(space: Instance, pinned: Pins) -> list[Configuration]:
     return list(
         shapes(
             space.cluster,
@@ -176,7 +176,7 @@ def _shapes(space: Space, pinned: Pins) -> list[Shape]:
     )
 
 
-def _best(space: Space, name: str, chosen: Sequence[Shape]) -> Rival:
+def _best(space: Instance, name: str, chosen: Sequence[Configuration]) -> Rival:
     priced = []
     for shape in chosen:
         posed = space.problem(shape)
@@ -193,6 +193,6 @@ def _best(space: Space, name: str, chosen: Sequence[Shape]) -> Rival:
     return Rival(name=f"{name}: {shape}", step_ns=ns, why=_why(posed, Answer(cut=cut, ns=ns)))
 
 
-def _lacks(priced: Sequence[tuple[Problem, IntArray]]) -> str:
+def _lacks(priced: Sequence[tuple[CutProblem, IntArray]]) -> str:
     short = min(int((p.memory(cut[None, :])[0] - p.available_bytes).max()) for p, cut in priced)
     return f"at least {short} bytes short on a device"

@@ -54,7 +54,7 @@ Solver = Literal["highs", "cbc"]
 
 
 @dataclass(kw_only=True)
-class Part:
+class OpenConfiguration:
     """One shape that is left: the cuts in question, the rows known, and what it cannot beat."""
 
     box: Box
@@ -64,7 +64,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class ProgramOutcome:
     status: Literal["optimal", "stopped", "infeasible"]
     part: int  # which shape; -1 without an answer
     cut: IntArray
@@ -84,7 +84,7 @@ class _Columns:
     arcs: list[dict[tuple[int, int], pulp.LpVariable]]  # [stage][begin, end]
 
 
-def program(parts: Sequence[Part], limit_ns: int) -> tuple[pulp.LpProblem, list[_Columns]]:
+def program(parts: Sequence[OpenConfiguration], limit_ns: int) -> tuple[pulp.LpProblem, list[_Columns]]:
     """The model over these shapes, times in units of a thousandth of the limit."""
     unit = limit_ns / _UNITS
     model = pulp.LpProblem("plan", pulp.LpMinimize)
@@ -125,7 +125,7 @@ def one_shape(model: pulp.LpProblem, columns: Sequence[_Columns]) -> None:
 def bounded(
     model: pulp.LpProblem,
     time: pulp.LpVariable,
-    parts: Sequence[Part],
+    parts: Sequence[OpenConfiguration],
     columns: Sequence[_Columns],
     unit: float,
 ) -> None:
@@ -166,7 +166,9 @@ def _exactly(
     return before[j] - before[j - 1] if j - 1 in before else before[j]
 
 
-def times(model: pulp.LpProblem, time: pulp.LpVariable, part: Part, own: _Columns, unit: float) -> None:
+def times(
+    model: pulp.LpProblem, time: pulp.LpVariable, part: OpenConfiguration, own: _Columns, unit: float
+) -> None:
     far = part.box.hops.far(part.rows.hops) + part.rows.constant
     costs = [part.box.arc(part.rows, p) for p in range(len(own.arcs))]
     for r in range(len(part.rows)):
@@ -176,7 +178,7 @@ def times(model: pulp.LpProblem, time: pulp.LpVariable, part: Part, own: _Column
         model += time >= pulp.lpSum(terms) + far[r] / unit * own.shape
 
 
-def memory(model: pulp.LpProblem, part: Part, own: _Columns) -> None:
+def memory(model: pulp.LpProblem, part: OpenConfiguration, own: _Columns) -> None:
     rows = memory_weights(part.box.problem)
     costs = [part.box.arc(rows, p) for p in range(len(own.arcs))]
     for m in range(len(rows)):
@@ -185,7 +187,9 @@ def memory(model: pulp.LpProblem, part: Part, own: _Columns) -> None:
         model += pulp.lpSum(terms) <= own.shape
 
 
-def known(model: pulp.LpProblem, time: pulp.LpVariable, part: Part, own: _Columns, unit: float) -> None:
+def known(
+    model: pulp.LpProblem, time: pulp.LpVariable, part: OpenConfiguration, own: _Columns, unit: float
+) -> None:
     for cut, ns in part.known:
         arcs = [own.arcs[p].get((int(cut[p]), int(cut[p + 1]))) for p in range(len(own.arcs))]
         if all(x is not None for x in arcs):
@@ -198,14 +202,18 @@ def _sum(box: Box, own: _Columns, p: int, cost: FloatArray) -> pulp.LpAffineExpr
     return pulp.LpAffineExpression({x: float(cost[i - low, j - high]) for (i, j), x in own.arcs[p].items()})
 
 
-def solve(parts: Sequence[Part], limit_ns: int, *, nodes: int, solver: Solver | None = None) -> Outcome:
+def solve(
+    parts: Sequence[OpenConfiguration], limit_ns: int, *, nodes: int, solver: Solver | None = None
+) -> ProgramOutcome:
     """The best cut below or at the limit among these shapes, by program and simulator in turn."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 announces what PuLP 4 will rename
         return _solve(parts, limit_ns, nodes, solver)
 
 
-def _solve(parts: Sequence[Part], limit_ns: int, nodes: int, solver: Solver | None) -> Outcome:
+def _solve(
+    parts: Sequence[OpenConfiguration], limit_ns: int, nodes: int, solver: Solver | None
+) -> ProgramOutcome:
     chosen = solver or ("highs" if pulp.HiGHS(msg=False).available() else "cbc")
     best: tuple[int, int, IntArray] | None = None
     least = 0.0
@@ -232,7 +240,7 @@ def _solve(parts: Sequence[Part], limit_ns: int, nodes: int, solver: Solver | No
     else:
         status = "stopped"
     ns, c, cut = best or (NEVER, -1, np.zeros(0, np.int64))
-    return Outcome(
+    return ProgramOutcome(
         status=status,
         part=c,
         cut=cut,

@@ -15,17 +15,17 @@ import numpy as np
 from planner.arrays import IntArray
 from planner.cluster import Cluster, Link, Links, total_devices, with_more, with_node_groups
 from planner.errors import BadInput
-from planner.milp.configurations.configurations import MOST_ACTIONS, Shape
+from planner.milp.configurations.configurations import MOST_ACTIONS, Configuration
 from planner.milp.configurations.spatial_choices import choices
-from planner.milp.cut.problem import Problem
-from planner.milp.instance import Space, changed, short_bytes
+from planner.milp.cut.problem import CutProblem
+from planner.milp.instance import Instance, changed, short_bytes
 from planner.milp.pins import Pins, each_freed, told
 from planner.milp.proof.feasible import every_cut, shortage, windows
 from planner.milp.search.descent import allowed, neighbours
 from planner.profile import CostKey
 from planner.schedule import generate
 
-Fits = Callable[[Space, "Nearest | None"], str | None]
+Fits = Callable[[Instance, "Nearest | None"], str | None]
 _EXAMINED = 300  # shapes, for the least shortage
 _DESCENDED = 20  # of them, those that come closest at first
 _MOST_NODES = 64  # times as many as there are
@@ -36,17 +36,17 @@ class Nearest:
     """What comes closest to fitting."""
 
     short_bytes: int
-    shape: Shape
+    shape: Configuration
     cut: IntArray
     says: str
 
 
-class Looked(Protocol):
-    shape: Shape
-    problem: Problem
+class Considered(Protocol):
+    shape: Configuration
+    problem: CutProblem
 
 
-def no_shape(space: Space, possible: Callable[[Space], bool]) -> str:
+def no_shape(space: Instance, possible: Callable[[Instance], bool]) -> str:
     """Which of the pins excludes everything; `possible` tells whether a question has any shape."""
     pinned = told(space.pins)
     alone = [key for key, pins in each_freed(space.pins) if possible(changed(space, pins=pins))]
@@ -77,7 +77,7 @@ def _refused(pins: Pins) -> list[str]:
     return words
 
 
-def _indivisible(space: Space, *, brief: bool = False) -> str:
+def _indivisible(space: Instance, *, brief: bool = False) -> str:
     known = ", ".join(map(str, space.micros()))
     devices = total_devices(space.cluster)
     there = f"{devices} devices, the micro-batches profiled ({known}) and {space.layers} layers"
@@ -89,7 +89,12 @@ def _indivisible(space: Space, *, brief: bool = False) -> str:
     return f"no plan of {space.batch} samples: no data x pipeline divides them with {there}"
 
 
-def report(space: Space, shapes: Iterable[Shape], look: Callable[[Shape], Looked | None], fits: Fits) -> str:
+def report(
+    space: Instance,
+    shapes: Iterable[Configuration],
+    look: Callable[[Configuration], Considered | None],
+    fits: Fits,
+) -> str:
     """`fits` solves a changed question and names the plan that it finds."""
     nearest = _nearest(space, shapes, look)
     lines = ["nothing fits" if nearest is None else nearest.says]
@@ -100,9 +105,11 @@ def report(space: Space, shapes: Iterable[Shape], look: Callable[[Shape], Looked
     return "\n".join(lines)
 
 
-def _nearest(space: Space, shapes: Iterable[Shape], look: Callable[[Shape], Looked | None]) -> Nearest | None:
+def _nearest(
+    space: Instance, shapes: Iterable[Configuration], look: Callable[[Configuration], Considered | None]
+) -> Nearest | None:
     """The least shortage; shapes whose state alone lacks more are passed over."""
-    met: list[tuple[int, Looked, IntArray]] = []
+    met: list[tuple[int, Considered, IntArray]] = []
     least = 1 << 62
     for shape in sorted(shapes, key=lambda each: (short_bytes(space, each), each))[:_EXAMINED]:
         if short_bytes(space, shape) >= least:
@@ -118,13 +125,13 @@ def _nearest(space: Space, shapes: Iterable[Shape], look: Callable[[Shape], Look
     return None if best is None else _described(best[2], best[1])
 
 
-def _short(posed: Problem, rows: IntArray) -> IntArray:
+def _short(posed: CutProblem, rows: IntArray) -> IntArray:
     """Bytes that the fullest worker lacks."""
     lacking: IntArray = (posed.memory(rows) - posed.available_bytes).max(1)
     return lacking
 
 
-def _closer(space: Space, posed: Problem, row: IntArray) -> tuple[int, IntArray]:
+def _closer(space: Instance, posed: CutProblem, row: IntArray) -> tuple[int, IntArray]:
     """Boundaries moved, and stages that recompute changed, as long as less is lacking."""
     short, moves = int(_short(posed, row[None, :])[0]), neighbours(posed)
     while space.pins.stages is None:
@@ -136,7 +143,7 @@ def _closer(space: Space, posed: Problem, row: IntArray) -> tuple[int, IntArray]
     return short, row
 
 
-def _closest_alone(space: Space, posed: Problem) -> IntArray:
+def _closest_alone(space: Instance, posed: CutProblem) -> IntArray:
     """The cut that comes closest, stages seen alone."""
     spans = space.windows(posed) or windows(posed)
     box = every_cut(posed, *spans)
@@ -154,7 +161,7 @@ def _closest_alone(space: Space, posed: Problem) -> IntArray:
     return posed.pointed(np.array(cut[::-1], np.int64), 1)
 
 
-def _described(found: Looked, row: IntArray) -> Nearest:
+def _described(found: Considered, row: IntArray) -> Nearest:
     posed = found.problem
     need = posed.memory(row[None, :])[0]
     worker = int((need - posed.available_bytes).argmax())
@@ -166,7 +173,7 @@ def _described(found: Looked, row: IntArray) -> Nearest:
     )
 
 
-def _sentence(found: Looked, cut: IntArray, worker: int, need: int) -> str:
+def _sentence(found: Considered, cut: IntArray, worker: int, need: int) -> str:
     posed = found.problem
     names = [layer.name for layer in posed.tables.graph.layers]
     free = int(posed.available_bytes[worker])
@@ -183,14 +190,14 @@ def _sentence(found: Looked, cut: IntArray, worker: int, need: int) -> str:
     )
 
 
-def _changes(space: Space, nearest: Nearest | None, fits: Fits) -> Iterator[tuple[str, str]]:
+def _changes(space: Instance, nearest: Nearest | None, fits: Fits) -> Iterator[tuple[str, str]]:
     for name, asked in _questions(space, nearest):
         plan = fits(asked, nearest)
         if plan is not None:
             yield name, plan
 
 
-def _questions(space: Space, nearest: Nearest | None) -> Iterator[tuple[str, Space]]:
+def _questions(space: Instance, nearest: Nearest | None) -> Iterator[tuple[str, Instance]]:
     pinned = space.pins
     for key, pins in each_freed(pinned):
         yield f"leaving {key} free", changed(space, pins=pins)
@@ -215,7 +222,7 @@ def _larger(cluster: Cluster, times: int) -> Cluster | None:
 _ANY = Link(latency_s=0.0, bandwidth_bytes_per_s=1e12)  # what fits does not depend on links
 
 
-def degrees(space: Space, fits: Callable[[Space], str | None]) -> Iterator[str]:
+def degrees(space: Instance, fits: Callable[[Instance], str | None]) -> Iterator[str]:
     """One line, for models that can be cut in space at all; `fits` solves a changed question."""
     graph = space.profile.graph
     if not graph.operations or space.execution != "eager" or space.pins.spatial == 1:
@@ -232,7 +239,7 @@ def degrees(space: Space, fits: Callable[[Space], str | None]) -> Iterator[str]:
         yield "no spatial split was profiled; `profile --spatial 2,4,8` prices some"
 
 
-def _known(space: Space) -> list[int]:
+def _known(space: Instance) -> list[int]:
     """Degrees of every grid that can be had, at some micro-batch."""
     found = set()
     for micro in space.micros():
@@ -241,11 +248,11 @@ def _known(space: Space) -> list[int]:
     return sorted(found)
 
 
-def _asked(space: Space, degree: int) -> Space:
+def _asked(space: Instance, degree: int) -> Instance:
     """Each sample over so many devices, the other axes no wider than pinned."""
     pinned = space.pins
     data, pipeline = pinned.data or 1, pinned.pipeline or 1
-    return Space(
+    return Instance(
         profile=space.profile,
         cluster=_room(space.cluster, degree * data * pipeline),
         batch=space.batch,

@@ -12,16 +12,16 @@ from functools import cached_property
 import numpy as np
 
 from planner.arrays import BoolArray, IntArray
-from planner.cluster import Cluster, Fitted, Group, Sum
-from planner.cost import NS, Choice, Prices, Tables, price, sharded
+from planner.cluster import Cluster, Corrections, Group, Sum
+from planner.cost import NS, GridChoice, Prices, Tables, price, sharded
 from planner.errors import BadInput
-from planner.milp.configurations.configurations import Shape
-from planner.milp.configurations.placement import Machines, Mesh, mesh
+from planner.milp.configurations.configurations import Configuration
+from planner.milp.configurations.placement import Placement, PlacementCosts, mesh
 from planner.milp.configurations.spatial_choices import asked, choice_of, choices, needs_space, none_of
-from planner.milp.cut.frozen_order import Meter, Order
+from planner.milp.cut.frozen_order import Order, WorkMeter
 from planner.milp.cut.gradient_parts import FAMILY, arranged
-from planner.milp.cut.problem import Problem
-from planner.milp.cut.recompute_choice import Choices, Choosing
+from planner.milp.cut.problem import CutProblem
+from planner.milp.cut.recompute_choice import RecomputeMoments, RecomputeProblem
 from planner.milp.cut.recompute_least import PARTED, alone
 from planner.milp.cut.stage_costs import COMPUTE
 from planner.milp.pins import Pins
@@ -33,7 +33,7 @@ _ANYWHERE = 24  # layers up to which every boundary is looked at, whether stages
 
 
 @dataclass(frozen=True, kw_only=True)
-class Space:
+class Instance:
     """The question that is asked, with what is worked out once for all shapes."""
 
     profile: Profile
@@ -42,18 +42,18 @@ class Space:
     precision: str
     execution: str
     pins: Pins
-    meter: Meter = field(default_factory=Meter)
+    meter: WorkMeter = field(default_factory=WorkMeter)
     _tables: dict[tuple[object, ...], Tables] = field(default_factory=dict)
     _groups: dict[tuple[object, ...], Group] = field(default_factory=dict)
     _orders: dict[tuple[object, ...], Order | None] = field(default_factory=dict)
-    _choices: dict[tuple[object, ...], Choices] = field(default_factory=dict)
-    _meshes: dict[tuple[object, ...], Mesh] = field(default_factory=dict)
+    _choices: dict[tuple[object, ...], RecomputeMoments] = field(default_factory=dict)
+    _meshes: dict[tuple[object, ...], Placement] = field(default_factory=dict)
     _sums: dict[tuple[object, ...], tuple[Sum, ...]] = field(default_factory=dict)
     _grids: dict[tuple[object, ...], IntArray] = field(default_factory=dict)
 
     @cached_property
-    def machines(self) -> Machines:
-        return Machines(self.cluster)
+    def machines(self) -> PlacementCosts:
+        return PlacementCosts(self.cluster)
 
     @property
     def layers(self) -> int:
@@ -67,7 +67,7 @@ class Space:
     def prices(self) -> Prices:
         return Prices(self.profile.graph)
 
-    def tables(self, shape: Shape) -> Tables:
+    def tables(self, shape: Configuration) -> Tables:
         if not shape.grid:
             return self.whole(shape.micro)
         where = (shape.grid, shape.devices, bool(shape.then) or shape.shared)
@@ -90,13 +90,13 @@ class Space:
     def _setting(self, micro: int) -> CostKey:
         return CostKey("", micro, (), self.precision, self.execution)
 
-    def splits(self, micro: int) -> tuple[Choice, ...]:
+    def splits(self, micro: int) -> tuple[GridChoice, ...]:
         """How samples may be cut in space, whole ones first; as far as the pins allow."""
         plain = self.pins.spatial in (None, 1) and not needs_space(self.pins)
-        return (*((Choice(),) if plain else ()), *self._cut.get(micro, ()))
+        return (*((GridChoice(),) if plain else ()), *self._cut.get(micro, ()))
 
     @cached_property
-    def _cut(self) -> Mapping[int, tuple[Choice, ...]]:
+    def _cut(self) -> Mapping[int, tuple[GridChoice, ...]]:
         """By micro-batch, of which some may have a split that others have not; BadInput where none has what is fixed."""
         pinned = self.pins
         if self.execution != "eager" or pinned.spatial == 1:
@@ -124,7 +124,7 @@ class Space:
         graph = self.profile.graph
         return found if graph.symbolic_batch else [m for m in found if m == graph.captured_micro]
 
-    def order(self, shape: Shape) -> Order | None:
+    def order(self, shape: Configuration) -> Order | None:
         """The order of a shape; None where its family cannot be had at these numbers."""
         key = _order_key(shape)
         if key not in self._orders:
@@ -138,11 +138,11 @@ class Space:
             self.meter.compiled(0 if found is None else sum(map(len, found.orders)))
         return self._orders[key]
 
-    def enter(self, shape: Shape, schedule: Schedule) -> None:
+    def enter(self, shape: Configuration, schedule: Schedule) -> None:
         """An order listed anew, under the name that its shape has for it."""
         self._orders.setdefault(_order_key(shape), Order(schedule))
 
-    def problem(self, shape: Shape) -> Problem | None:
+    def problem(self, shape: Configuration) -> CutProblem | None:
         order = self.order(shape)
         allowed = self._allowed(shape)
         if order is None or order.schedule.stages >= np.count_nonzero(allowed):
@@ -162,14 +162,16 @@ class Space:
         posed = _problem(shape, self.tables(shape), order, machine, priced, self._grids, self.meter, allowed)
         posed = _launched(posed, self.cluster.fitted)
         if shape.sparing and not alone(shape):
-            return Choosing.of(posed, self._choices.setdefault(_order_key(shape), Choices(order.schedule)))
+            return RecomputeProblem.of(
+                posed, self._choices.setdefault(_order_key(shape), RecomputeMoments(order.schedule))
+            )
         if shape.sparing:
             plain = self.order(replace(shape, sparing=False))
             by_layer = self.parts_recompute and not shape.grid
             return None if plain is None else posed.spared(plain, by_layer=by_layer)
         return arranged(posed, self._own_cut) if self.at_use(shape) else posed
 
-    def at_use(self, shape: Shape) -> bool:
+    def at_use(self, shape: Configuration) -> bool:
         """Whether updates come when parts are used, so that the order depends on what they take. Nothing may have to
         see every gradient before the first update; see `runtime.at_use`."""
         counted = self.profile.graph.loss_kind == "sum_count"
@@ -184,7 +186,7 @@ class Space:
         every: BoolArray = np.ones(self.layers + 1, np.bool_)
         return every if self.layers <= _ANYWHERE or self.pins.stages is not None else direct
 
-    def _allowed(self, shape: Shape) -> BoolArray:
+    def _allowed(self, shape: Configuration) -> BoolArray:
         """Where samples are shared in the last stage, that stage has all of the layers on shares."""
         if not shape.shared:
             return self.boundaries
@@ -207,13 +209,13 @@ class Space:
         wire = links.cluster or links.rack or links.node
         return 0.0 if wire is None else (wire.latency_s + size / wire.bandwidth_bytes_per_s) * NS
 
-    def typical_sum(self, shape: Shape) -> Sum:
+    def typical_sum(self, shape: Configuration) -> Sum:
         key = (shape.data, shape.workers, shape.axes, shape.grid, "typical")
         if key not in self._sums:
             self._sums[key] = (self.machines.typical_sum(shape),)
         return self._sums[key][0]
 
-    def column_sums(self, shape: Shape) -> tuple[Sum, ...]:
+    def column_sums(self, shape: Configuration) -> tuple[Sum, ...]:
         """Over the replicas of each worker."""
         key = (shape.data, shape.workers, shape.axes, shape.grid, "columns")
         if key not in self._sums:
@@ -223,7 +225,7 @@ class Space:
             )
         return self._sums[key]
 
-    def windows(self, posed: Problem) -> tuple[IntArray, IntArray] | None:
+    def windows(self, posed: CutProblem) -> tuple[IntArray, IntArray] | None:
         """Of every boundary; the user's own cut where one is pinned, None where it has other stages."""
         if self.pins.stages is None:
             return windows(posed) if posed.fixed is None else (posed.fixed, posed.fixed.copy())
@@ -238,22 +240,22 @@ class Space:
 
 
 def _problem(
-    shape: Shape,
+    shape: Configuration,
     tables: Tables,
     order: Order,
-    machine: Mesh,
+    machine: Placement,
     sums: Callable[[tuple[tuple[int, ...], ...]], tuple[Sum, ...]],
     grids: dict[tuple[object, ...], IntArray],
-    meter: Meter,
+    meter: WorkMeter,
     allowed: BoolArray,
-) -> Problem:
+) -> CutProblem:
     """`sums` prices the all-reduces over the replicas of groups of workers."""
     place = np.array(order.schedule.place)
     slowness = tuple(max(machine.slowness[w] for w in place[:, s]) for s in range(shape.stages))
     latency = np.maximum.reduce([machine.latency_ns[np.ix_(pipe, pipe)] for pipe in place])
     byte = np.maximum.reduce([machine.byte_ns[np.ix_(pipe, pipe)] for pipe in place])
     groups = tuple(tuple(sorted(set(place[:, s].tolist()))) for s in range(shape.stages))
-    return Problem(
+    return CutProblem(
         shape=shape,
         tables=tables,
         order=order,
@@ -272,7 +274,7 @@ def _problem(
     )
 
 
-def _launched(posed: Problem, fitted: Fitted | None) -> Problem:
+def _launched(posed: CutProblem, fitted: Corrections | None) -> CutProblem:
     return replace(
         posed,
         launch_ns=np.array([launch_ns(fitted, kind) for kind in COMPUTE], np.int64),
@@ -290,7 +292,7 @@ def _prefixes(tables: Tables, slowness: Sequence[float]) -> IntArray:
     return out
 
 
-def _order_key(shape: Shape) -> tuple[object, ...]:
+def _order_key(shape: Configuration) -> tuple[object, ...]:
     numbers = (shape.workers, shape.micros, shape.pairs, shape.chunks)
     again = shape.recompute or shape.sparing
     return (shape.family, *numbers, again, shape.chosen, shape.mirrored, shape.listed)
@@ -303,7 +305,7 @@ def mirrored(schedule: Schedule) -> Schedule:
     return replace(schedule, place=place, orders=schedule.orders[::-1])
 
 
-def _generate(shape: Shape) -> Schedule | None:
+def _generate(shape: Configuration) -> Schedule | None:
     try:
         return generate(
             shape.family,
@@ -331,7 +333,7 @@ def pinned_cut(
     return np.cumsum([0, *map(len, stages)])
 
 
-def short_bytes(space: Space, shape: Shape) -> int:
+def short_bytes(space: Instance, shape: Configuration) -> int:
     """By how much the state of the model, spread evenly, exceeds the largest device: no cut can do with less."""
     tables, share = space.whole(shape.micro), shape.holders if shape.shard else 1
     state = tables.elements[0, -1] * tables.state_bytes_per_element / share
@@ -340,9 +342,9 @@ def short_bytes(space: Space, shape: Shape) -> int:
     return max(0, int(shape.pipes * whole / shape.workers) - most)
 
 
-def changed(space: Space, *, cluster: Cluster | None = None, pins: Pins | None = None) -> Space:
+def changed(space: Instance, *, cluster: Cluster | None = None, pins: Pins | None = None) -> Instance:
     """Another question about the same costs: what was worked out for layers and orders is kept."""
-    return Space(
+    return Instance(
         profile=space.profile,
         cluster=cluster or space.cluster,
         batch=space.batch,

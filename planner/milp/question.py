@@ -8,7 +8,7 @@ from typing import Required, TypedDict
 
 from planner.cluster import Cluster, with_memory, with_network, with_nodes
 from planner.errors import BadInput
-from planner.milp.instance import Space
+from planner.milp.instance import Instance
 from planner.milp.layer_orders import orders
 from planner.milp.pins import Pins, check_space, pins, with_stages
 from planner.milp.search.state import Effort
@@ -26,7 +26,7 @@ class Asked:
     execution: str | None = None
     effort: Effort | None = None
 
-    def space(self, profile: Profile, cluster: Cluster, batch: int) -> Space:
+    def space(self, profile: Profile, cluster: Cluster, batch: int) -> Instance:
         return space_of(
             profile,
             cluster,
@@ -94,7 +94,7 @@ def space_of(
     schedules: Sequence[str] | None = None,
     precision: str | None = None,
     execution: str | None = None,
-) -> Space:
+) -> Instance:
     """The question, held against what was profiled."""
     if batch < 1:
         raise BadInput(f"batch is {batch}", allowed="1 or more")
@@ -102,7 +102,7 @@ def space_of(
     profile, pinned = orders.as_pinned(profile, with_stages(fixed, profile.graph))
     precision = _choice(profile, "precision", precision, "fp32")
     execution = _choice(profile, "execution", execution, "eager")
-    return Space(
+    return Instance(
         profile=profile,
         cluster=cluster,
         batch=batch,

@@ -9,13 +9,13 @@ from typing import Unpack
 from planner.cluster import Cluster
 from planner.errors import Infeasible
 from planner.milp import infeasible
-from planner.milp.configurations.configurations import SEARCHED, Shape
-from planner.milp.instance import Space, changed
+from planner.milp.configurations.configurations import SEARCHED, Configuration
+from planner.milp.instance import Instance, changed
 from planner.milp.layer_orders import orders
 from planner.milp.question import Asking, Question, space_of
 from planner.milp.search.descent import NEVER, judge
 from planner.milp.search.search import ranked, thriftier
-from planner.milp.search.state import Effort, Search
+from planner.milp.search.state import Effort, SearchState
 from planner.milp.write_plan import plan_of
 from planner.plan import Plan
 from planner.profile import Profile
@@ -28,7 +28,7 @@ def solve(
     profile: Profile, cluster: Cluster, *, effort: Effort | None = None, **asked: Unpack[Asking]
 ) -> Plan:
     """The fastest plan that fits, with its certificate; Infeasible says what is missing, and what would fit."""
-    return answered(space_of(profile, cluster, **asked), effort)[0]
+    return solve_with_search(space_of(profile, cluster, **asked), effort)[0]
 
 
 def solve_question(question: Question) -> Plan:
@@ -44,7 +44,7 @@ def solve_question(question: Question) -> Plan:
     )
 
 
-def answered(space: Space, effort: Effort | None = None) -> tuple[Plan, Search]:
+def solve_with_search(space: Instance, effort: Effort | None = None) -> tuple[Plan, SearchState]:
     """The plan, and the search that found it; Infeasible as `solve`."""
     plan, found = _found(space, effort or Effort())
     if plan is None:
@@ -52,12 +52,12 @@ def answered(space: Space, effort: Effort | None = None) -> tuple[Plan, Search]:
     return plan, found
 
 
-def fastest(space: Space, effort: Effort | None = None) -> Plan | None:
+def solve_or_none(space: Instance, effort: Effort | None = None) -> Plan | None:
     """As `solve`, without the reasons: None where nothing fits."""
     return _found(space, effort or Effort())[0] if ranked(space) else None
 
 
-def _found(space: Space, effort: Effort) -> tuple[Plan | None, Search]:
+def _found(space: Instance, effort: Effort) -> tuple[Plan | None, SearchState]:
     """Where nothing fits, every family is asked by name, those too that hardly ever pay."""
     found = orders.searched(space, effort)
     plan = _plan(found)
@@ -76,9 +76,9 @@ def _plan(found: orders.Searched) -> Plan | None:
     return plan_of(found.best.space, best.problem, best.answer, found.certificate())
 
 
-def _fits(space: Space, nearest: infeasible.Nearest | None) -> str | None:
+def _fits(space: Instance, nearest: infeasible.Nearest | None) -> str | None:
     """The first plan found for a changed question, in words: what came nearest before, else the most promising."""
-    found = Search(space=space, effort=Effort())
+    found = SearchState(space=space, effort=Effort())
     shapes = ranked(space)
     if nearest is not None and space.pins.stages is None and nearest.shape in _with_variants(space, shapes):
         tried = found.look(nearest.shape)
@@ -94,5 +94,5 @@ def _fits(space: Space, nearest: infeasible.Nearest | None) -> str | None:
     return None
 
 
-def _with_variants(space: Space, given: Sequence[Shape]) -> list[Shape]:
+def _with_variants(space: Instance, given: Sequence[Configuration]) -> list[Configuration]:
     return [each for shape in given for each in (shape, *thriftier(space, shape))]

@@ -12,9 +12,9 @@ import numpy as np
 from planner.arrays import IntArray
 from planner.cost import stage_of
 from planner.milp.configurations.spatial_choices import choice_of
-from planner.milp.cut.problem import Problem
+from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.stage_costs import COMPUTE, KINDS
-from planner.milp.instance import Space
+from planner.milp.instance import Instance
 from planner.milp.search.descent import Answer
 from planner.model import Crossing, crossings, stage_of_layers
 from planner.plan import (
@@ -36,7 +36,7 @@ from planner.schedule import Kind
 from planner.simulate import PART_NAMES, compile, duration_vector, period
 
 
-def plan_of(space: Space, posed: Problem, answer: Answer, certificate: Certificate) -> Plan:
+def plan_of(space: Instance, posed: CutProblem, answer: Answer, certificate: Certificate) -> Plan:
     posed, shape, profile = posed.settled(answer.cut), posed.shape, space.profile
     axes = Axes(data=shape.data, pipeline=shape.workers, spatial=shape.spatial, order=shape.axes)
     times, messages = stage_times(posed, answer.cut), hops(posed, answer.cut)
@@ -79,7 +79,7 @@ def _precision(name: str) -> Literal["fp32", "bf16", "fp16"]:
     return "bf16" if name == "bf16" else "fp16" if name == "fp16" else "fp32"
 
 
-def schedule_choice(posed: Problem) -> ScheduleChoice:
+def schedule_choice(posed: CutProblem) -> ScheduleChoice:
     order, shape = posed.schedule, posed.shape
     return ScheduleChoice(
         family=order.family,
@@ -93,7 +93,7 @@ def schedule_choice(posed: Problem) -> ScheduleChoice:
     )
 
 
-def _stages(posed: Problem, cut: IntArray) -> tuple[StagePlan, ...]:
+def _stages(posed: CutProblem, cut: IntArray) -> tuple[StagePlan, ...]:
     names = [layer.name for layer in posed.tables.graph.layers]
     choice, found = choice_of(posed.shape), []
     for p, (i, j) in enumerate(pairwise(cut.tolist())):
@@ -111,12 +111,12 @@ def _stages(posed: Problem, cut: IntArray) -> tuple[StagePlan, ...]:
     return tuple(found)
 
 
-def _before(posed: Problem, stage: int, stage_of: tuple[int, int], names: Sequence[str]) -> str:
+def _before(posed: CutProblem, stage: int, stage_of: tuple[int, int], names: Sequence[str]) -> str:
     until = stage_of[1] if posed.until is None else int(posed.until[stage])
     return names[until] if stage_of[0] < until < stage_of[1] else ""
 
 
-def stage_times(posed: Problem, cut: IntArray) -> tuple[StageTimes, ...]:
+def stage_times(posed: CutProblem, cut: IntArray) -> tuple[StageTimes, ...]:
     table = posed.durations(cut).kinds[0]
     rows = {kind: table[KINDS.index(kind)].tolist() for kind in KINDS}
     again = posed.order.recomputing
@@ -134,7 +134,7 @@ def stage_times(posed: Problem, cut: IntArray) -> tuple[StageTimes, ...]:
     )
 
 
-def hops(posed: Problem, cut: IntArray) -> tuple[Hop, ...]:
+def hops(posed: CutProblem, cut: IntArray) -> tuple[Hop, ...]:
     spans = posed.durations(cut)
     carried = _carried(posed, cut)
     found = []
@@ -158,7 +158,7 @@ def hops(posed: Problem, cut: IntArray) -> tuple[Hop, ...]:
     return tuple(found)
 
 
-def _carried(posed: Problem, cut: IntArray) -> dict[tuple[str, int, int], list[str]]:
+def _carried(posed: CutProblem, cut: IntArray) -> dict[tuple[str, int, int], list[str]]:
     graph = posed.tables.graph
     stage_of = stage_of_layers(posed.layers, [int(c) for c in cut[1:-1]])
     found: dict[tuple[str, int, int], list[str]] = {}
@@ -179,7 +179,7 @@ def _ways(crossing: Crossing, backward: bool) -> list[tuple[str, int, int]]:
 _KEPT = [PART_NAMES.index(name) for name in ("saved", "held", "kept", "shared")]
 
 
-def memory(posed: Problem, cut: IntArray) -> tuple[Memory, ...]:
+def memory(posed: CutProblem, cut: IntArray) -> tuple[Memory, ...]:
     """A worker: its peak, by what holds it. The parts add up to what the solver held against the limit."""
     low, high, tables = cut[:-1], cut[1:], posed.tables
     moving = posed.moving_bytes(low, high)
@@ -208,7 +208,7 @@ def memory(posed: Problem, cut: IntArray) -> tuple[Memory, ...]:
 
 
 def _spread(
-    posed: Problem, cut: IntArray, times: tuple[StageTimes, ...], messages: tuple[Hop, ...], sign: int
+    posed: CutProblem, cut: IntArray, times: tuple[StageTimes, ...], messages: tuple[Hop, ...], sign: int
 ) -> int:
     """The same order with every duration at one end of its spread."""
     vector = duration_vector(times, messages)

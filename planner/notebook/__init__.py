@@ -1,9 +1,9 @@
 """A solved plan that can be asked for what-ifs and frontiers."""
 
-from planner.notebook.solved_plan import Front, Solved, front
+from planner.notebook.solved_plan import SolvedFrontier, SolvedPlan, front
 
 __all__ = [
-    "Front",
-    "Solved",
+    "SolvedFrontier",
+    "SolvedPlan",
     "front",
 ]

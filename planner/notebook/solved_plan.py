@@ -25,7 +25,7 @@ from planner.plan import Plan
 from planner.show import block, paragraph, table
 from planner.terminal import columns
 from planner.timeline import Timeline
-from planner.units import duration, memory, rate
+from planner.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from planner.simulate import RunRecord
 
 
-class Solved(Plan):
+class SolvedPlan(Plan):
     """A Plan, with what it was solved from where that is known."""
 
     _asked: Question | None = PrivateAttr(None)
     _before: Plan | None = PrivateAttr(None)
 
     @classmethod
-    def of(cls, plan: Plan, asked: Question | None = None, before: Plan | None = None) -> Solved:
+    def of(cls, plan: Plan, asked: Question | None = None, before: Plan | None = None) -> SolvedPlan:
         fields = {name: getattr(plan, name) for name in Plan.model_fields}
         found = cls.model_construct(_fields_set=set(plan.model_fields_set), **fields)
         found._asked, found._before = asked, before
@@ -70,16 +70,16 @@ class Solved(Plan):
         network: float | None = None,
         schedule: str | Sequence[str] | None = None,
         **fix: object,
-    ) -> Solved:
+    ) -> SolvedPlan:
         """The same question with something changed: another batch, devices with so much memory, so many nodes, links
         of so many times the bandwidth, other schedules; or what `--fix` knows, such as pairs=2, data=4 or
         recompute=False, where None frees what was fixed. Infeasible says what is missing."""
         asked = self.question.changed(
             batch=batch, memory_gib=memory_gib, nodes=nodes, network=network, schedule=schedule, fix=fix
         )
-        return Solved.of(solve_question(asked), asked, before=self)
+        return SolvedPlan.of(solve_question(asked), asked, before=self)
 
-    def frontier(self) -> Front:
+    def frontier(self) -> SolvedFrontier:
         """The best trades of time against memory and against devices."""
         return front(self.question)
 
@@ -151,22 +151,22 @@ _HEADS = ("", "step", "samples/s", "devices", "peak", "gap", "schedule", "best i
 
 
 @dataclass(frozen=True, repr=False)
-class Front:
+class SolvedFrontier:
     found: Frontier
     asked: Question
 
     @property
-    def plans(self) -> tuple[Solved, ...]:
+    def plans(self) -> tuple[SolvedPlan, ...]:
         """From the fastest to the thriftiest."""
-        return tuple(Solved.of(row.plan, self.asked) for row in self.found.rows)
+        return tuple(SolvedPlan.of(row.plan, self.asked) for row in self.found.rows)
 
     def __len__(self) -> int:
         return len(self.found.rows)
 
-    def __getitem__(self, at: int) -> Solved:
+    def __getitem__(self, at: int) -> SolvedPlan:
         return self.plans[at]
 
-    def __iter__(self) -> Iterator[Solved]:
+    def __iter__(self) -> Iterator[SolvedPlan]:
         return iter(self.plans)
 
     def plot(self) -> Figure:
@@ -199,7 +199,7 @@ class Front:
         drawn = []
         if len(by_memory) > 1:
             points = [(float(row.peak_bytes), float(row.step_ns), _told(row)) for row in by_memory]
-            drawn.append(show.dots(points, memory, "peak of the fullest device"))
+            drawn.append(show.dots(points, format_bytes, "peak of the fullest device"))
         if len(by_devices) > 1:
             points = [(float(row.devices), float(row.step_ns), _told(row)) for row in by_devices]
             drawn.append(show.dots(points, lambda n: f"{n:,.0f}", "devices"))
@@ -211,20 +211,20 @@ class Front:
         return f"{len(self)} plans that nothing equals with less; asked to the end, to {self.found.resolution:.0%}: {whole}"
 
 
-def front(asked: Question) -> Front:
+def front(asked: Question) -> SolvedFrontier:
     wanted = Asked(
         fix=asked.fix, schedules=asked.schedules, precision=asked.precision, execution=asked.execution
     )
-    return Front(frontier(asked.costs, asked.cluster, asked.batch, wanted), asked)
+    return SolvedFrontier(frontier(asked.costs, asked.cluster, asked.batch, wanted), asked)
 
 
 def _cells(at: int, row: FrontierRow) -> tuple[object, ...]:
     return (
         at,
-        duration(row.step_ns),
-        rate(row.samples_per_s),
+        format_duration(row.step_ns),
+        format_rate(row.samples_per_s),
         row.devices,
-        memory(row.peak_bytes),
+        format_bytes(row.peak_bytes),
         f"{row.gap:.2%}",
         row.plan.schedule.family,
         ", ".join(row.best_in),
@@ -232,4 +232,4 @@ def _cells(at: int, row: FrontierRow) -> tuple[object, ...]:
 
 
 def _told(row: FrontierRow) -> str:
-    return f"{row.plan.schedule.family}, {row.devices} devices, {memory(row.peak_bytes)}: {duration(row.step_ns)}"
+    return f"{row.plan.schedule.family}, {row.devices} devices, {format_bytes(row.peak_bytes)}: {format_duration(row.step_ns)}"

@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from planner import files
-from planner.cluster import Fitted
+from planner.cluster import Corrections
 from planner.files import Count, Flag, Natural, NotNegative, Part, Text
 
 PLAN_VERSION: Final = 1
@@ -204,7 +204,9 @@ class Plan(Part):
     prediction: Prediction
     certificate: Certificate | None = None
     provenance: Provenance
-    fitted: Fitted | None = Field(default=None, description="corrections that times and hops are made with")
+    fitted: Corrections | None = Field(
+        default=None, description="corrections that times and hops are made with"
+    )
 
 
 def grids_of(stage: StagePlan) -> tuple[tuple[int, ...], ...]:

@@ -12,7 +12,7 @@ from planner.profile.profile import (
     corrected,
     launch_ns,
 )
-from planner.profile.roofline import Work, seconds
+from planner.profile.roofline import OperationWork, seconds
 from planner.profile.storages import kept_values, stage_memory, storages
 from planner.profile.yaml import load, save
 
@@ -21,10 +21,10 @@ __all__ = [
     "PERSISTENT",
     "CostKey",
     "LayerCost",
+    "OperationWork",
     "OptimizerCost",
     "Profile",
     "Seconds",
-    "Work",
     "check",
     "corrected",
     "kept_values",

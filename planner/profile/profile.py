@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from planner.cluster import Correction, Fitted
+from planner.cluster import Correction, Corrections
 from planner.model import ModelGraph
 from planner.schedule import Kind
 from planner.shown import Shown
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     pass
 
 
-def corrected(profile: Profile, fitted: Fitted | None) -> Profile:
+def corrected(profile: Profile, fitted: Corrections | None) -> Profile:
     """The same profile with its times as runs had them; what every action takes besides is `launch_ns`."""
     if fitted is None:
         return profile
@@ -31,7 +31,7 @@ def corrected(profile: Profile, fitted: Fitted | None) -> Profile:
     return replace(profile, costs=costs, optimizer=optimizer)
 
 
-def _cost(cost: LayerCost, fitted: Fitted) -> LayerCost:
+def _cost(cost: LayerCost, fitted: Corrections) -> LayerCost:
     return replace(
         cost,
         forward=_scaled(cost.forward, fitted.forward),
@@ -46,7 +46,7 @@ def _scaled(seconds: Seconds, correction: Correction | None) -> Seconds:
     return Seconds(median=seconds.median * factor, spread=seconds.spread * factor)
 
 
-def launch_ns(fitted: Fitted | None, kind: Kind) -> int:
+def launch_ns(fitted: Corrections | None, kind: Kind) -> int:
     """What an action of a kind takes besides its layers."""
     row = None if fitted is None else fitted.of(kind)
     return 0 if row is None else round(row.start_s * 1e9)

@@ -20,7 +20,7 @@ ADAMW_TRAFFIC_BYTES = 28.0  # reads weight, gradient and two moments, writes all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class OperationWork:
     """What one operation asks of a device."""
 
     flops: int
@@ -28,11 +28,11 @@ class Work:
     precision: str  # of its arithmetic
 
 
-def seconds(work: Iterable[Work], device: Device) -> Seconds:
+def seconds(work: Iterable[OperationWork], device: Device) -> Seconds:
     return Seconds(median=sum(_operation_s(x, device) for x in work))
 
 
-def _operation_s(work: Work, device: Device) -> float:
+def _operation_s(work: OperationWork, device: Device) -> float:
     arithmetic_s = work.flops / device.flop_per_s(work.precision)
     return max(arithmetic_s, work.traffic_bytes / device.memory_bytes_per_s, device.launch_s)
 
@@ -93,7 +93,7 @@ def _layer_cost(graph: ModelGraph, layer: Layer, device: Device, micro: int, pre
     asks_input_grad = any(graph.value[name].needs_grad for name in layer.inputs)
 
     def time(traffic_bytes: int) -> Seconds:
-        return seconds([Work(flops=flops, traffic_bytes=traffic_bytes, precision=precision)], device)
+        return seconds([OperationWork(flops=flops, traffic_bytes=traffic_bytes, precision=precision)], device)
 
     nothing = Seconds(median=0.0)
     forward = time(read + written + weights)

@@ -14,7 +14,7 @@ from typing import Literal
 
 from planner.errors import BadPlan
 from planner.program.program import Instruction, Program
-from planner.schedule import Action, Kind, Message, Schedule, Spot, Violation
+from planner.schedule import Action, Kind, Message, Schedule, ScheduleFault, Spot
 
 Streams = Literal["channel", "direction", "pair", "global"]
 _KEYS: Mapping[Streams, Callable[[int, int, Message], Hashable]] = {
@@ -35,7 +35,7 @@ def check_program(program: Program, schedule: Schedule, *, streams: Streams = "g
 
 def program_violations(
     program: Program, schedule: Schedule, *, streams: Streams = "global"
-) -> list[Violation]:
+) -> list[ScheduleFault]:
     """Actions that are not the schedule's; messages not sent, posted and awaited once each and in time, or not in
     one order a channel; then deadlock. Each question is asked only where those before it found nothing."""
     view = _View(program, schedule)
@@ -78,17 +78,19 @@ def ends(schedule: Schedule, message: Message) -> tuple[int, int]:
     return place[message.sender], place[message.receiver]
 
 
-def _actions(view: _View) -> Iterator[Violation]:
+def _actions(view: _View) -> Iterator[ScheduleFault]:
     if len(view.program.ranks) != view.schedule.workers:
-        yield Violation(f"a program of {len(view.program.ranks)} ranks for {view.schedule.workers} workers")
+        yield ScheduleFault(
+            f"a program of {len(view.program.ranks)} ranks for {view.schedule.workers} workers"
+        )
         return
     for rank, instructions in enumerate(view.program.ranks):
         own = tuple(i.action for i in instructions if i.op == "compute")
         if own != view.schedule.orders[rank]:
-            yield Violation(f"rank {rank} does not compute what worker {rank} of the schedule does")
+            yield ScheduleFault(f"rank {rank} does not compute what worker {rank} of the schedule does")
 
 
-def _endpoints(view: _View) -> Iterator[Violation]:
+def _endpoints(view: _View) -> Iterator[ScheduleFault]:
     count: dict[Message, Counter[tuple[str, int]]] = {}
     for rank, instructions in enumerate(view.program.ranks):
         for i in instructions:
@@ -104,13 +106,13 @@ def _endpoints(view: _View) -> Iterator[Violation]:
                 spot = view.maker(message) if op == "send" else view.user(message)
                 times = "never" if have == 0 else f"{have} times"
                 allowed = "once" if want else "never: it is not its business"
-                yield Violation(
+                yield ScheduleFault(
                     f"rank {rank} {verb} message {message} {times} (allowed: {allowed})",
                     {spot: f"message {message}"} if spot else {},
                 )
 
 
-def _in_time(view: _View) -> Iterator[Violation]:
+def _in_time(view: _View) -> Iterator[ScheduleFault]:
     """A send after what it sends is made, a wait after its receive is posted and before what needs it."""
     for rank, instructions in enumerate(view.program.ranks):
         position = -1
@@ -123,18 +125,20 @@ def _in_time(view: _View) -> Iterator[Violation]:
             if i.op == "post":
                 posted.add(i.message)
             elif i.op == "wait" and i.message not in posted:
-                yield Violation(f"rank {rank} waits for {i.message} before it posts the receive", _mark(user))
+                yield ScheduleFault(
+                    f"rank {rank} waits for {i.message} before it posts the receive", _mark(user)
+                )
             if i.op == "send" and (maker is None or maker.position > position):
-                yield Violation(f"rank {rank} sends {i.message} before it is made", _mark(maker))
+                yield ScheduleFault(f"rank {rank} sends {i.message} before it is made", _mark(maker))
             if i.op == "wait" and (user is None or user.position <= position):
-                yield Violation(f"rank {rank} needs {i.message} before it waits for it", _mark(user))
+                yield ScheduleFault(f"rank {rank} needs {i.message} before it waits for it", _mark(user))
 
 
 def _mark(spot: Spot | None, why: str = "too early") -> dict[Spot, str]:
     return {} if spot is None else {spot: why}
 
 
-def _one_order(view: _View) -> Iterator[Violation]:
+def _one_order(view: _View) -> Iterator[ScheduleFault]:
     """A message is its position in its channel, so both ends must list the channel in one order."""
     sent: dict[Hashable, list[Message]] = {}
     posted: dict[Hashable, list[Message]] = {}
@@ -150,7 +154,7 @@ def _one_order(view: _View) -> Iterator[Violation]:
                 what = (
                     f"message {one} is received as {other}: the ends of their channel disagree on the order"
                 )
-                yield Violation(what, _mark(view.maker(one), f"sends {one}"))
+                yield ScheduleFault(what, _mark(view.maker(one), f"sends {one}"))
                 break
 
 
@@ -159,7 +163,7 @@ Node = tuple[int, int] | Message  # (rank, position of an action), or a message
 
 def deadlock(
     program: Program, schedule: Schedule, *, streams: Streams = "global", posts_wait: bool = True
-) -> list[Violation]:
+) -> list[ScheduleFault]:
     """Actions and messages that wait for each other in a circle, as one violation, or none.
 
     `streams` is what shares a stream on a rank: a "channel" (source, target, pipe, direction), one "direction"
@@ -177,7 +181,7 @@ def deadlock(
             missing = next(node for node in waits[rank, first] if node in stuck)
             marks[Spot(rank, first)] = f"waits for {missing}"
     what = f"the program deadlocks where messages share streams by {streams}"
-    return [Violation(f"{what}: {len(stuck)} actions and messages never happen", marks)]
+    return [ScheduleFault(f"{what}: {len(stuck)} actions and messages never happen", marks)]
 
 
 def _waits(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from planner.report.contents import Contents
 from planner.show import percent
 from planner.timeline import Difference
-from planner.units import duration, memory
+from planner.units import format_bytes, format_duration
 
 _GAP = 0.005  # below, another search is not worth its time
 _IDLE = 0.10
@@ -65,7 +65,7 @@ def _memory(found: Contents) -> Iterator[tuple[str, str]]:
         return
     fullest = found.plan.prediction.memory[found.fullest]
     share = fullest.total / max(1, fullest.limit)
-    room = f"{memory(fullest.total)} of {memory(fullest.limit)}"
+    room = f"{format_bytes(fullest.total)} of {format_bytes(fullest.limit)}"
     if share > _FULL:
         yield (
             f"Worker {found.fullest} is nearly full: {room}. Keep a margin for fragments (margin_bytes of the cluster file), "
@@ -107,7 +107,7 @@ def _run(found: Contents) -> Iterator[tuple[str, str]]:
         return
     worst = max(compared.events, key=lambda event: abs(_excess(event)), default=None)
     where = "" if worst is None else (
-        f" Most of it in {worst.stage}{worst.name}: {duration(worst.measured_ns)} each instead of {duration(worst.predicted_ns)}."
+        f" Most of it in {worst.stage}{worst.name}: {format_duration(worst.measured_ns)} each instead of {format_duration(worst.predicted_ns)}."
     )  # fmt: skip
     yield (
         f"The step took {compared.ratio:.2f} times what was predicted.{where} Profile on the machine that ran it, idle.",

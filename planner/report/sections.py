@@ -10,7 +10,7 @@ from planner.report.widgets import MEMORY_PARTS, memory_bar, sparkline
 from planner.show import MOST_LISTED, decision, details, mesh, page_table, percent, plural, section, text
 from planner.simulate import RunRecord
 from planner.timeline import COLLECTIVE, SEND
-from planner.units import duration, memory, rate
+from planner.units import format_bytes, format_duration, format_rate
 
 
 def head(found: Contents) -> str:
@@ -20,8 +20,8 @@ def head(found: Contents) -> str:
 def _tiles(found: Contents) -> str:
     plan, proof = found.plan, found.plan.certificate
     tiles = [
-        ("Predicted step", duration(plan.prediction.step_ns), _bar(plan)),
-        ("Throughput", rate(plan.batch.samples / (plan.prediction.step_ns / 1e9)), "samples/s"),
+        ("Predicted step", format_duration(plan.prediction.step_ns), _bar(plan)),
+        ("Throughput", format_rate(plan.batch.samples / (plan.prediction.step_ns / 1e9)), "samples/s"),
         ("Devices", f"{world_size(plan.axes):,}", mesh(plan)),
         ("Idle", f"{found.idle_share:.1%}", "of the workers' time, bubbles and waits"),
     ]
@@ -29,7 +29,11 @@ def _tiles(found: Contents) -> str:
         fullest = plan.prediction.memory[found.fullest]
         share = fullest.total / max(1, fullest.limit)
         tiles.append(
-            ("Fullest device", percent(share), f"{memory(fullest.total)} of {memory(fullest.limit)}")
+            (
+                "Fullest device",
+                percent(share),
+                f"{format_bytes(fullest.total)} of {format_bytes(fullest.limit)}",
+            )
         )
     tiles.append(
         ("Gap", f"{proof.gap:.2%}", "to the bound of the search")
@@ -39,7 +43,11 @@ def _tiles(found: Contents) -> str:
     if found.run is not None:
         ratio = found.run.comparison
         tiles.append(
-            ("Measured step", duration(ratio.measured_step_ns), f"{ratio.ratio:.2f} times the prediction")
+            (
+                "Measured step",
+                format_duration(ratio.measured_step_ns),
+                f"{ratio.ratio:.2f} times the prediction",
+            )
         )
     cells = "".join(
         f"<div><dt>{text(a)}</dt><dd>{text(b)}<small>{text(c)}</small></dd></div>" for a, b, c in tiles
@@ -51,7 +59,7 @@ def _bar(plan: Plan) -> str:
     step = plan.prediction
     if step.low_ns == step.high_ns:
         return "no error bar: its costs carry no spread"
-    return f"{duration(step.low_ns)} to {duration(step.high_ns)}"
+    return f"{format_duration(step.low_ns)} to {format_duration(step.high_ns)}"
 
 
 def timeline(found: Contents) -> str:
@@ -67,7 +75,7 @@ def timeline(found: Contents) -> str:
             ("in", "Zoom in", "+"), ("out", "Zoom out", "−"), ("left", "Earlier", "←"), ("right", "Later", "→"),
         )
     )  # fmt: skip
-    told = f"Timeline of {plural(found.plan.axes.pipeline, 'worker')} over {duration(found.predicted.span_ns)}; the table below has the same in numbers"
+    told = f"Timeline of {plural(found.plan.axes.pipeline, 'worker')} over {format_duration(found.predicted.span_ns)}; the table below has the same in numbers"
     return section(
         "time",
         "The step over time",
@@ -123,7 +131,9 @@ def _workers(found: Contents) -> str:
     for worker, (busy, events) in enumerate(zip(found.busy_ns, edges, strict=True)):
         stages = sorted({s for row in found.plan.schedule.place for s, w in enumerate(row) if w == worker})
         idle = max(0.0, 1 - busy / max(1, found.step_ns))
-        rows.append((str(worker), ", ".join(map(str, stages)), duration(busy), f"{idle:.1%}", f"{events:,}"))
+        rows.append(
+            (str(worker), ", ".join(map(str, stages)), format_duration(busy), f"{idle:.1%}", f"{events:,}")
+        )
     return page_table(
         ("worker", "stages", "busy", "idle", "events"),
         rows,
@@ -135,14 +145,19 @@ def _workers(found: Contents) -> str:
 def measured(run: RunRecord) -> str:
     compared = run.comparison
     rows = [
-        (f"{e.stage}{e.name}", duration(e.predicted_ns), duration(e.measured_ns), f"{e.ratio:.2f}")
+        (
+            f"{e.stage}{e.name}",
+            format_duration(e.predicted_ns),
+            format_duration(e.measured_ns),
+            f"{e.ratio:.2f}",
+        )
         for e in sorted(compared.events, key=lambda e: (e.stage, e.name))
         if e.predicted_ns
     ]
     said = (
-        f"Over {plural(len(run.steps), 'step')} after the warm-up: {duration(compared.measured_step_ns)} a step measured, "
-        f"{duration(compared.predicted_step_ns)} predicted, ratio {compared.ratio:.2f}; a rank stood idle for "
-        f"{duration(compared.measured_wait_ns)} of it. The run is {run.state}."
+        f"Over {plural(len(run.steps), 'step')} after the warm-up: {format_duration(compared.measured_step_ns)} a step measured, "
+        f"{format_duration(compared.predicted_step_ns)} predicted, ratio {compared.ratio:.2f}; a rank stood idle for "
+        f"{format_duration(compared.measured_wait_ns)} of it. The run is {run.state}."
     )
     listed = page_table(
         ("stage and action", "predicted", "measured", "ratio"),
@@ -153,7 +168,7 @@ def measured(run: RunRecord) -> str:
     steps = [run.measured.of_step(step).makespan_ns for step in run.steps]
     parts = [f"<p>{text(said)}</p>"]
     if len(steps) > 1:
-        told = f"Step times from {duration(min(steps))} to {duration(max(steps))}"
+        told = f"Step times from {format_duration(min(steps))} to {format_duration(max(steps))}"
         parts.append(f"<h3>Step times</h3>{sparkline(steps, told)}<p class=soft>{text(told)}.</p>")
     if len(run.losses) > 1:
         losses = [run.losses[step] for step in sorted(run.losses)]
@@ -169,8 +184,8 @@ def memory_section(found: Contents) -> str:
         (
             str(worker),
             memory_bar(each),
-            memory(each.total),
-            memory(each.limit),
+            format_bytes(each.total),
+            format_bytes(each.limit),
             percent(each.total / max(1, each.limit)),
         )
         for worker, each in enumerate(said)
@@ -185,7 +200,7 @@ def memory_section(found: Contents) -> str:
     fullest = ""
     if said:
         each = said[found.fullest]
-        fullest = f"<p>Fullest is worker {found.fullest}: {memory(each.total)} of {memory(each.limit)}.</p>{memory_bar(each)}"
+        fullest = f"<p>Fullest is worker {found.fullest}: {format_bytes(each.total)} of {format_bytes(each.limit)}.</p>{memory_bar(each)}"
     return section(
         "memory",
         "Memory against the limit",

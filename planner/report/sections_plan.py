@@ -10,7 +10,7 @@ from planner.report.advice import advice
 from planner.report.contents import Contents
 from planner.report.widgets import scatter, strip
 from planner.show import MOST_LISTED, details, facts, mesh, meter, page_table, plural, section, text, why_lost
-from planner.units import duration, memory, rate
+from planner.units import format_bytes, format_duration, format_rate
 
 
 def frontier(found: Contents) -> str:
@@ -19,7 +19,7 @@ def frontier(found: Contents) -> str:
         return ""
     rows = [
         (
-            duration(row.step_ns), rate(row.samples_per_s), f"{row.devices:,}", memory(row.peak_bytes), f"{row.gap:.2%}",
+            format_duration(row.step_ns), format_rate(row.samples_per_s), f"{row.devices:,}", format_bytes(row.peak_bytes), f"{row.gap:.2%}",
             text(f"{row.plan.schedule.family}, {mesh(row.plan)}, micro-batch {row.plan.batch.micro}"),
         )
         for row in front.rows
@@ -30,7 +30,7 @@ def frontier(found: Contents) -> str:
     by_memory, by_devices = front.front("memory"), front.front("devices")
     if len(by_memory) > 1:
         parts.append(
-            f"<h3>Time against memory a device</h3>{scatter(by_memory, lambda r: r.peak_bytes, 'peak of the fullest device', memory)}"
+            f"<h3>Time against memory a device</h3>{scatter(by_memory, lambda r: r.peak_bytes, 'peak of the fullest device', format_bytes)}"
         )
     if len(by_devices) > 1:
         parts.append(
@@ -54,7 +54,7 @@ def rivals(found: Contents) -> str:
     if proof is None or not proof.rivals:
         return ""
     most = max([own, *(r.step_ns for r in proof.rivals if r.step_ns is not None)])
-    rows = [("this plan", f"{duration(own)}{meter(own / most)}", "1.00")]
+    rows = [("this plan", f"{format_duration(own)}{meter(own / most)}", "1.00")]
     rows += [_rival(found.plan, rival, most) for rival in proof.rivals]
     return section(
         "rivals",
@@ -69,7 +69,11 @@ def _rival(plan: Plan, rival: Rival, most: int) -> tuple[str, str, str]:
     if rival.step_ns is None:
         return named, "does not fit", ""
     bar = meter(rival.step_ns / most, other=True)
-    return named, f"{duration(rival.step_ns)}{bar}", f"{rival.step_ns / max(1, plan.prediction.step_ns):.2f}"
+    return (
+        named,
+        f"{format_duration(rival.step_ns)}{bar}",
+        f"{rival.step_ns / max(1, plan.prediction.step_ns):.2f}",
+    )
 
 
 def model(found: Contents) -> str:
@@ -119,7 +123,7 @@ def _stage(plan: Plan, index: int, stage: StagePlan) -> tuple[str, ...]:
         extra += [f"whole from {text(stage.gather_before)} on"] if stage.gather_before else []
     sent = [hop for hop in plan.hops if hop.sender == index and hop.direction == "act"]
     return (
-        str(index), ", ".join(map(str, workers)), span, duration(times.forward_ns), duration(times.backward_ns),
+        str(index), ", ".join(map(str, workers)), span, format_duration(times.forward_ns), format_duration(times.backward_ns),
         "<br>".join(_sends(sent)), ", ".join(extra),
     )  # fmt: skip
 
@@ -129,7 +133,7 @@ def _sends(hops: Sequence[Hop]) -> list[str]:
     for receiver, group in groupby(sorted(hops, key=lambda hop: hop.receiver), key=lambda hop: hop.receiver):
         for hop in group:
             found.append(
-                f"to {receiver}: {memory(hop.bytes)}, {plural(len(hop.values), 'value')}, {duration(hop.ns)}"
+                f"to {receiver}: {format_bytes(hop.bytes)}, {plural(len(hop.values), 'value')}, {format_duration(hop.ns)}"
             )
     return found
 
@@ -145,10 +149,10 @@ def certificate(found: Contents) -> str:
         "The certificate",
         facts(
             [
-                ("this plan", duration(proof.objective_ns)),
+                ("this plan", format_duration(proof.objective_ns)),
                 (
                     "bound of the search",
-                    f"{duration(proof.bound_ns)}: no plan of the space searched is faster. <b>Gap {proof.gap:.2%}</b>",
+                    f"{format_duration(proof.bound_ns)}: no plan of the space searched is faster. <b>Gap {proof.gap:.2%}</b>",
                 ),
                 ("bound of any order", free),
             ]
@@ -163,7 +167,7 @@ def _free(objective_ns: int, bound_ns: int) -> str:
         return "not reckoned"
     gap = max(0.0, 1 - bound_ns / max(1, objective_ns))
     return (
-        f"{duration(bound_ns)}: no order whatever of these actions on these workers is faster. <b>Gap {gap:.2%}</b>, what a better order "
+        f"{format_duration(bound_ns)}: no order whatever of these actions on these workers is faster. <b>Gap {gap:.2%}</b>, what a better order "
         "could still win"
     )
 

@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 
 from planner.cluster import Group, Sum
-from planner.cost import Choice, Prices, Tables, sharded, stage_bytes
+from planner.cost import GridChoice, Prices, Tables, sharded, stage_bytes
 from planner.plan import Plan, StagePlan, as_planned
 from planner.profile import CostKey, Profile
 from planner.schedule import FAMILIES
@@ -48,7 +48,7 @@ def moving(plan: Plan, costs: Profile) -> list[StageBytes] | None:
     return [replace(each, update=each.update // share) for each in found]
 
 
-def _choice(stages: Sequence[StagePlan], costs: Profile, ranks: int) -> Choice | None:
+def _choice(stages: Sequence[StagePlan], costs: Profile, ranks: int) -> GridChoice | None:
     """One grid from the first stage on, perhaps another one from some layer on, and the layer from which on samples
     are whole."""
     index = costs.graph.index
@@ -66,7 +66,7 @@ def _choice(stages: Sequence[StagePlan], costs: Profile, ranks: int) -> Choice |
         return None
     wholes = [index[stage.gather_before] for stage in stages if stage.gather_before]
     wholes += [index[stage.layers[0]] for stage in stages if not stage.spatial]
-    return Choice(grid, min(wholes + shared, default=0), then, then_from, bool(shared))
+    return GridChoice(grid, min(wholes + shared, default=0), then, then_from, bool(shared))
 
 
 def _on_shards(tables: Tables, stage: StagePlan, update: int) -> StageBytes:

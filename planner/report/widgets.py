@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from planner.model import ModelGraph
 from planner.plan import Memory, Plan
 from planner.show import text
-from planner.units import duration, memory
+from planner.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from planner.explore import FrontierRow
@@ -66,7 +66,7 @@ def _bars(
             ns = None if layer_ns is None else layer_ns[names[at]]
             tall = _HIGH * 0.4 if ns is None else max(1.0, _HIGH * ns / most)
             told = f"{names[at]}, stage {stage}" + (
-                "" if ns is None else f": {duration(ns)} forward and backward"
+                "" if ns is None else f": {format_duration(ns)} forward and backward"
             )
             yield (
                 f'<rect x="{_share(at + 0.08, len(names))}" y="{16 + _HIGH - tall:.1f}" width="{_share(0.84, len(names))}" '
@@ -95,7 +95,7 @@ def _arcs(names: Sequence[str], edges: Sequence[int], graph: ModelGraph | None) 
     for size, start, reach, name in sorted(found, reverse=True)[:_MOST_ARCS]:
         x1, x2 = (100 * (i + 0.5) / len(names) for i in (start, reach))
         deep = 30 + 150 * (reach - start) / len(names)
-        told = f"{name}: {memory(size)} a sample, from {names[start]} to {names[reach]}"
+        told = f"{name}: {format_bytes(size)} a sample, from {names[start]} to {names[reach]}"
         arcs.append(
             f'<path d="M{x1:.2f} 0Q{(x1 + x2) / 2:.2f} {deep:.0f} {x2:.2f} 0" fill="none" stroke="var(--pipe1-strong)" '
             f'vector-effect="non-scaling-stroke" stroke-width="1.2"><title>{text(told)}</title></path>'
@@ -111,12 +111,12 @@ def memory_bar(found: Memory) -> str:
         if size:
             parts.append(
                 f'<rect x="{_share(at, whole)}" width="{_share(size, whole)}" height="14" fill="var({shade})">'
-                f"<title>{name}: {memory(size)}</title></rect>"
+                f"<title>{name}: {format_bytes(size)}</title></rect>"
             )
         at += size
     limit = _share(found.limit, whole)
     return (
-        f'<svg height="14" role="img" aria-label="{memory(found.total)} of {memory(found.limit)}" style="min-width:120px">'
+        f'<svg height="14" role="img" aria-label="{format_bytes(found.total)} of {format_bytes(found.limit)}" style="min-width:120px">'
         f'<rect width="100%" height="14" fill="var(--idle)"/>{"".join(parts)}'
         f'<line x1="{limit}" x2="{limit}" y2="14" stroke="var(--alarm)" stroke-width="2"/></svg>'
     )
@@ -132,12 +132,14 @@ def scatter(
     for x, y, row in zip(xs, ys, rows, strict=True):
         px = 12 + 76 * ((x - low_x) / (high_x - low_x) if high_x > low_x else 0.5)
         py = 20 + 110 * (1 - (y - low_y) / (high_y - low_y) if high_y > low_y else 0.5)
-        told = f"{unit(x)}: {duration(y)}, {row.plan.schedule.family}"
+        told = f"{unit(x)}: {format_duration(y)}, {row.plan.schedule.family}"
         parts.append(
             f'<circle cx="{px:.2f}%" cy="{py:.1f}" r="5" fill="var(--pipe0-strong)"><title>{text(told)}</title></circle>'
         )
         if len(rows) <= 8 or row in (rows[0], rows[-1]):
-            parts.append(f'<text x="{px:.2f}%" y="{py - 9:.1f}" text-anchor="middle">{duration(y)}</text>')
+            parts.append(
+                f'<text x="{px:.2f}%" y="{py - 9:.1f}" text-anchor="middle">{format_duration(y)}</text>'
+            )
     ends = (
         f'<text x="12%" y="158" text-anchor="middle">{unit(low_x)}</text><text x="88%" y="158" text-anchor="middle">'
         f'{unit(high_x)}</text><text x="50%" y="158" text-anchor="middle">{text(name)}</text>'

@@ -2,7 +2,7 @@
 
 from planner.schedule.actions import Action, Kind, Message, Schedule, Spot, draw, parse_orders
 from planner.schedule.build import LAST, with_recompute
-from planner.schedule.check import Violation, check, violations
+from planner.schedule.check import ScheduleFault, check, violations
 from planner.schedule.event_graph import KIND_ROW, Graph, Queueing, Route
 from planner.schedule.event_graph_builder import build
 from planner.schedule.families.out_of_order import (
@@ -34,9 +34,9 @@ __all__ = [
     "Queueing",
     "Route",
     "Schedule",
+    "ScheduleFault",
     "Spot",
     "Updates",
-    "Violation",
     "build",
     "check",
     "draw",

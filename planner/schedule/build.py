@@ -16,7 +16,7 @@ LAST = (Kind.B, Kind.W)  # after the last of these a stage's gradient is complet
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class FamilyRequest:
     """What was asked of a family, checked against what it allows."""
 
     family: str
@@ -51,7 +51,7 @@ def zigzag(workers: int, chunks: int) -> Place:
 
 
 def assemble(
-    request: Request, place: Place, pipe_of: Sequence[int], orders: Sequence[list[Action]]
+    request: FamilyRequest, place: Place, pipe_of: Sequence[int], orders: Sequence[list[Action]]
 ) -> Schedule:
     """The schedule of these compute orders, with SYNC as early as it can be and STEP at the end."""
     settings: dict[str, Setting] = {"pairs": request.pairs, "chunks": request.chunks, **request.settings}

@@ -23,7 +23,7 @@ _DONE = (Kind.B, Kind.W)
 
 
 @dataclass(frozen=True)
-class Violation:
+class ScheduleFault:
     what: str
     marks: Mapping[Spot, str] = field(default_factory=dict)
 
@@ -52,7 +52,7 @@ def violations(
     caps: Caps | None = None,
     sums: Sequence[Collection[int]] | None = None,
     barrier: bool = False,
-) -> list[Violation]:
+) -> list[ScheduleFault]:
     """Each rule is asked only where those before it hold, so that what is listed are causes.
 
     `sums` are the sets of stages whose gradients are summed in one collective, in the order in which one SYNC would
@@ -71,23 +71,23 @@ def violations(
     try:
         build(schedule, routes, barrier=barrier)
     except Stuck as stuck:
-        found.append(Violation("the orders deadlock: " + str(stuck.args[0]).split("\n")[0], stuck.marks))
+        found.append(ScheduleFault("the orders deadlock: " + str(stuck.args[0]).split("\n")[0], stuck.marks))
     return found
 
 
-def _shape(schedule: Schedule) -> Iterator[Violation]:
+def _shape(schedule: Schedule) -> Iterator[ScheduleFault]:
     lengths = {len(pipe) for pipe in schedule.place}
     if len(lengths) != 1 or not schedule.place[0]:
-        yield Violation(f"pipes of different length: {sorted(lengths)} stages")
+        yield ScheduleFault(f"pipes of different length: {sorted(lengths)} stages")
     for pipe, stages in enumerate(schedule.place):
         for stage, worker in enumerate(stages):
             if not 0 <= worker < schedule.workers:
-                yield Violation(
+                yield ScheduleFault(
                     f"stage {stage} of pipe {pipe} is placed on worker {worker}, of {schedule.workers}"
                 )
     for micro, pipe in enumerate(schedule.pipe_of):
         if not 0 <= pipe < schedule.pipes:
-            yield Violation(f"micro-batch {micro} is given to pipe {pipe}, of {schedule.pipes}")
+            yield ScheduleFault(f"micro-batch {micro} is given to pipe {pipe}, of {schedule.pipes}")
 
 
 def _everywhere(schedule: Schedule) -> Iterator[tuple[Spot, Action]]:
@@ -96,50 +96,54 @@ def _everywhere(schedule: Schedule) -> Iterator[tuple[Spot, Action]]:
             yield Spot(worker, position), action
 
 
-def _placement(schedule: Schedule) -> Iterator[Violation]:
+def _placement(schedule: Schedule) -> Iterator[ScheduleFault]:
     for spot, action in _everywhere(schedule):
         if not (action.pipe < schedule.pipes and action.stage < schedule.stages):
-            yield Violation(f"{action} names no stage of the pipeline", {spot: "unknown pipe or stage"})
+            yield ScheduleFault(f"{action} names no stage of the pipeline", {spot: "unknown pipe or stage"})
             continue
         if action.kind not in _ONCE:
             if action.micro >= schedule.micros:
-                yield Violation(f"{action} names no micro-batch", {spot: f"there are {schedule.micros}"})
+                yield ScheduleFault(f"{action} names no micro-batch", {spot: f"there are {schedule.micros}"})
                 continue
             if (pipe := schedule.pipe_of[action.micro]) != action.pipe:
-                yield Violation(f"micro-batch {action.micro} travels in pipe {pipe}", {spot: "another pipe"})
+                yield ScheduleFault(
+                    f"micro-batch {action.micro} travels in pipe {pipe}", {spot: "another pipe"}
+                )
         if (holder := schedule.place[action.pipe][action.stage]) != spot.worker:
-            yield Violation(
+            yield ScheduleFault(
                 f"{action} is on worker {spot.worker}", {spot: f"worker {holder} holds the stage"}
             )
 
 
-def _completeness(schedule: Schedule) -> Iterator[Violation]:
+def _completeness(schedule: Schedule) -> Iterator[ScheduleFault]:
     count = Counter(action for order in schedule.orders for action in order)
     spots = {action: spot for spot, action in _everywhere(schedule)}
     for action, times in count.items():
         if times > 1:
-            yield Violation(f"{action} happens {times} times", {spots[action]: "again"})
+            yield ScheduleFault(f"{action} happens {times} times", {spots[action]: "again"})
     for micro, pipe in enumerate(schedule.pipe_of):
         for stage in range(schedule.stages):
             yield from _visits(schedule, {kind: Action(kind, stage, micro, pipe) for kind in Kind}, spots)
 
 
-def _visits(schedule: Schedule, of: dict[Kind, Action], spots: dict[Action, Spot]) -> Iterator[Violation]:
+def _visits(schedule: Schedule, of: dict[Kind, Action], spots: dict[Action, Spot]) -> Iterator[ScheduleFault]:
     forward = of[Kind.F]
     worker = schedule.place[forward.pipe][forward.stage]
     who = f"micro-batch {forward.micro} on stage {forward.stage} (worker {worker})"
     has = {kind for kind in Kind if of[kind] in spots}
     if Kind.B in has and has & {Kind.I, Kind.W}:
-        yield Violation(f"{who} has both a whole backward and a half", {spots[of[Kind.B]]: "and I or W"})
+        yield ScheduleFault(f"{who} has both a whole backward and a half", {spots[of[Kind.B]]: "and I or W"})
         return
     backward = (Kind.I, Kind.W) if has & {Kind.I, Kind.W} else (Kind.B,)
     near = min((spots[of[kind]] for kind in has), default=Spot(worker, len(schedule.orders[worker]) - 1))
     for kind in (Kind.F, *backward):
         if kind not in has:
-            yield Violation(f"{of[kind]} is missing: {who} never does it", {near: f"{of[kind]} is missing"})
+            yield ScheduleFault(
+                f"{of[kind]} is missing: {who} never does it", {near: f"{of[kind]} is missing"}
+            )
 
 
-def _order_on_the_worker(schedule: Schedule) -> Iterator[Violation]:
+def _order_on_the_worker(schedule: Schedule) -> Iterator[ScheduleFault]:
     """Of one micro-batch on one stage: F, R, then B or I, then W."""
     rank = {Kind.F: 0, Kind.R: 1, Kind.B: 2, Kind.I: 2, Kind.W: 3}
     last: dict[tuple[int, int, int], Action] = {}
@@ -148,13 +152,13 @@ def _order_on_the_worker(schedule: Schedule) -> Iterator[Violation]:
             continue
         before = last.setdefault(action[1:], action)
         if rank[action.kind] < rank[before.kind]:
-            yield Violation(
+            yield ScheduleFault(
                 f"{action} comes after {before} on worker {spot.worker}", {spot: f"after {before}"}
             )
         last[action[1:]] = action
 
 
-def _sums(schedule: Schedule) -> Iterator[Violation]:
+def _sums(schedule: Schedule) -> Iterator[ScheduleFault]:
     """One SYNC and one STEP of each (pipe, stage), SYNC after its last gradient."""
     at = _spots(schedule)
     for pipe, stages in enumerate(schedule.place):
@@ -164,10 +168,12 @@ def _sums(schedule: Schedule) -> Iterator[Violation]:
             for kind, action in ((Kind.SYNC, sync), (Kind.STEP, step)):
                 if kind not in own:
                     last = Spot(worker, len(schedule.orders[worker]) - 1)
-                    yield Violation(f"worker {worker} never does {action}", {last: f"{action} is missing"})
+                    yield ScheduleFault(
+                        f"worker {worker} never does {action}", {last: f"{action} is missing"}
+                    )
             for kind in _DONE:
                 if kind in own and Kind.SYNC in own and own[kind].position > own[Kind.SYNC].position:
-                    yield Violation(f"{sync} comes before the last {kind}", {own[Kind.SYNC]: "too early"})
+                    yield ScheduleFault(f"{sync} comes before the last {kind}", {own[Kind.SYNC]: "too early"})
 
 
 def _spots(schedule: Schedule) -> dict[tuple[int, int], dict[Kind, Spot]]:
@@ -178,7 +184,7 @@ def _spots(schedule: Schedule) -> dict[tuple[int, int], dict[Kind, Spot]]:
     return at
 
 
-def _updates(schedule: Schedule) -> Iterator[Violation]:
+def _updates(schedule: Schedule) -> Iterator[ScheduleFault]:
     """STEP after SYNC, or before the stage's first forward: with the gradients of the step before."""
     first: dict[tuple[int, int], int] = {}
     for spot, action in _everywhere(schedule):
@@ -189,22 +195,22 @@ def _updates(schedule: Schedule) -> Iterator[Violation]:
             continue
         if first.get((pipe, stage), -1) < own[Kind.STEP].position < own[Kind.SYNC].position:
             sync, step = (Action(kind, stage, 0, pipe) for kind in _ONCE)
-            yield Violation(f"{step} comes before {sync}", {own[Kind.STEP]: "too early"})
+            yield ScheduleFault(f"{step} comes before {sync}", {own[Kind.STEP]: "too early"})
 
 
-def _updates_after_all(schedule: Schedule) -> Iterator[Violation]:
+def _updates_after_all(schedule: Schedule) -> Iterator[ScheduleFault]:
     """With a barrier no STEP comes before the SYNC of its own step."""
     for (pipe, stage), own in _spots(schedule).items():
         if own.keys() >= set(_ONCE) and own[Kind.STEP].position < own[Kind.SYNC].position:
             sync, step = (Action(kind, stage, 0, pipe) for kind in _ONCE)
             mark = "an update when the next step needs it is for update: rolling"
-            yield Violation(f"{step} comes before {sync}", {own[Kind.STEP]: mark})
+            yield ScheduleFault(f"{step} comes before {sync}", {own[Kind.STEP]: mark})
 
 
 Launch = tuple[Spot, frozenset[int]]
 
 
-def _collectives(schedule: Schedule, sums: Sequence[Collection[int]]) -> Iterator[Violation]:
+def _collectives(schedule: Schedule, sums: Sequence[Collection[int]]) -> Iterator[ScheduleFault]:
     """Workers that take part in several sums launch them in one order."""
     launched = [_launches(schedule, worker, sums) for worker in range(schedule.workers)]
     for one, two in combinations(range(schedule.workers), 2):
@@ -215,7 +221,7 @@ def _collectives(schedule: Schedule, sums: Sequence[Collection[int]]) -> Iterato
             if stages != expected:
                 orders = f"{_listed(first)} and {_listed(s for _, s in second)}"
                 what = f"workers {one} and {two} sum gradients of stages in different orders: {orders}"
-                yield Violation(what, {spot: f"worker {one} sums {_listed([expected])} here"})
+                yield ScheduleFault(what, {spot: f"worker {one} sums {_listed([expected])} here"})
                 break
 
 
@@ -237,7 +243,7 @@ def _listed(sums: Iterable[frozenset[int]]) -> str:
     return ", ".join("+".join(map(str, sorted(stages))) for stages in sums)
 
 
-def _within_caps(schedule: Schedule, caps: Caps) -> Iterator[Violation]:
+def _within_caps(schedule: Schedule, caps: Caps) -> Iterator[ScheduleFault]:
     """In flight is from F to B, or to W where the backward is split."""
     flight: Counter[tuple[int, int]] = Counter()
     for spot, action in _everywhere(schedule):
@@ -245,4 +251,4 @@ def _within_caps(schedule: Schedule, caps: Caps) -> Iterator[Violation]:
         flight[node] += (action.kind is Kind.F) - (action.kind in _DONE)
         cap = caps.get(node)
         if cap is not None and action.kind is Kind.F and flight[node] > cap:
-            yield Violation(f"{action} is number {flight[node]} in flight", {spot: f"at most {cap}"})
+            yield ScheduleFault(f"{action} is number {flight[node]} in flight", {spot: f"at most {cap}"})

@@ -32,7 +32,7 @@ from planner.schedule.listing.frozen import (
     span_of,
 )
 from planner.schedule.listing.scheduler import Listing, check_job, listed
-from planner.schedule.listing.task import Costs, Job, Limits, PerNode, Policy
+from planner.schedule.listing.task import Costs, Limits, ListingJob, PerNode, Policy
 
 WORK = (Kind.F, Kind.B, Kind.I, Kind.W)
 EFFORT = 100_000  # actions played again while repairing: about half a second
@@ -92,8 +92,8 @@ def _again(schedule: Schedule) -> set[int]:
     return {a.stage for order in schedule.orders for a in order if a.kind is Kind.R}
 
 
-def _job(schedule: Schedule, costs: Costs, limits: Limits) -> Job:
-    return Job(
+def _job(schedule: Schedule, costs: Costs, limits: Limits) -> ListingJob:
+    return ListingJob(
         place=schedule.place,
         pipe_of=schedule.pipe_of,
         costs=_with_recomputing(costs, _again(schedule)),
@@ -102,7 +102,7 @@ def _job(schedule: Schedule, costs: Costs, limits: Limits) -> Job:
     )
 
 
-def _listings(schedule: Schedule, job: Job) -> Iterator[Listing]:
+def _listings(schedule: Schedule, job: ListingJob) -> Iterator[Listing]:
     for each in _jobs(schedule, job):
         try:
             yield listed(each)
@@ -110,7 +110,7 @@ def _listings(schedule: Schedule, job: Job) -> Iterator[Listing]:
             continue  # this policy got stuck in the caps
 
 
-def _jobs(schedule: Schedule, job: Job) -> Iterator[Job]:
+def _jobs(schedule: Schedule, job: ListingJob) -> Iterator[ListingJob]:
     for policy in POLICIES:
         yield replace(job, policy=policy)
     shaped = replace(

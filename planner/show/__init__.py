@@ -19,7 +19,7 @@ from planner.show.html import (
 )
 from planner.show.pictures import cuts_of, dots
 from planner.show.proof import why_lost
-from planner.show.side_by_side import Versus, against, compare
+from planner.show.side_by_side import SideBySide, against, compare
 from planner.show.sweeps import frontier_data, named, of_frontier, of_sweep, sweep_data
 from planner.show.text import decision, of_cluster, of_plan, of_profile
 from planner.show.timelines import perfetto, svg, terminal
@@ -41,7 +41,7 @@ from planner.show.values import (
 
 __all__ = [
     "MOST_LISTED",
-    "Versus",
+    "SideBySide",
     "against",
     "block",
     "cluster_html",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from planner.explore import _SEEN, Explanation, Part
+from planner.explore import _SEEN, Explanation, PlanParts
 from planner.terminal import columns
-from planner.units import duration, memory
+from planner.units import format_bytes, format_duration
 
 
 def explanation_text(found: Explanation) -> str:
@@ -19,7 +19,7 @@ def explanation_text(found: Explanation) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _made_of(chosen: Part) -> str:
+def _made_of(chosen: PlanParts) -> str:
     shares = {name: ns / max(chosen.step_ns, 1) for name, ns in chosen.parts_ns.items()}
     told = [f"{name} {share:.1%}" for name, share in shares.items() if share >= _SEEN]
     return f"Of its step: {', '.join(told)}."
@@ -35,7 +35,7 @@ def _hidden(found: Explanation) -> str:
     order = ", sums by priority" if choice.settings.get("sums") else ""
     last = f", weight gradients of {late} parts last" if late else ""
     return (
-        f"Out-of-order backprop saves {duration(saved)} of {duration(found.in_one.step_ns)} "
+        f"Out-of-order backprop saves {format_duration(saved)} of {format_duration(found.in_one.step_ns)} "
         f"({saved / max(found.in_one.step_ns, 1):.1%}): gradients summed in {choice.chunks} parts{order}{at_use}{last}."
     )
 
@@ -48,7 +48,7 @@ def _losses(found: Explanation) -> str:
     rows = [
         (
             each.name,
-            duration(each.step_ns),
+            format_duration(each.step_ns),
             *(_signed(each.parts_ns[name] - found.chosen.parts_ns[name]) for name in names),
         )
         for each in found.runners_up
@@ -57,7 +57,7 @@ def _losses(found: Explanation) -> str:
 
 
 def _signed(ns: float) -> str:
-    return f"{'+' if ns > 0 else ''}{duration(ns)}" if round(ns) else "0"
+    return f"{'+' if ns > 0 else ''}{format_duration(ns)}" if round(ns) else "0"
 
 
 def _errors(found: Explanation) -> str:
@@ -67,19 +67,19 @@ def _errors(found: Explanation) -> str:
         f"Its costs are known to {found.error:.1%}; if all are, no plan is faster by more than {found.within:.1%} "
         f"(and the gap of its proof)."
     )
-    if not found.near_ties:
+    if not found.within_error:
         return f"{head} No other plan that was answered comes that near."
-    rows = [(each.name, duration(each.step_ns)) for each in found.near_ties]
+    rows = [(each.name, format_duration(each.step_ns)) for each in found.within_error]
     return f"{head}\n{columns(rows, ('too near to tell', 'step'))}"
 
 
 def _memory(found: Explanation) -> str:
     room, step_ns = found.room, found.plan.prediction.step_ns
-    more = f"{memory(room.more_bytes)} more on each device"
+    more = f"{format_bytes(room.more_bytes)} more on each device"
     if room.step_ns < step_ns:
         saved = step_ns - room.step_ns
-        return f"{more} would save {duration(saved)} a step ({saved / step_ns:.1%}): {room.says}."
-    return f"{more} would change nothing; its fullest device has {memory(room.free_bytes)} left."
+        return f"{more} would save {format_duration(saved)} a step ({saved / step_ns:.1%}): {room.says}."
+    return f"{more} would change nothing; its fullest device has {format_bytes(room.free_bytes)} left."
 
 
 def _overhead(found: Explanation) -> str:
@@ -93,13 +93,13 @@ def _overhead(found: Explanation) -> str:
 
 
 def explanation_dict(found: Explanation) -> dict[str, object]:
-    def told(part: Part) -> dict[str, object]:
+    def told(part: PlanParts) -> dict[str, object]:
         return {"name": part.name, "step_ns": part.step_ns, "parts_ns": dict(part.parts_ns)}
 
     return {
         "chosen": told(found.chosen),
         "runners_up": [told(part) for part in found.runners_up],
-        "near_ties": [told(part) for part in found.near_ties],
+        "within_error": [told(part) for part in found.within_error],
         "error": found.error,
         "within": found.within,
         "more_memory": {

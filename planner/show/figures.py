@@ -11,7 +11,7 @@ from planner.plan import as_planned
 from planner.show.pictures import cuts_of
 from planner.show.timelines import COMPUTE, boxes_of, shade
 from planner.show.values import layer_ns
-from planner.units import duration
+from planner.units import format_duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,7 +70,7 @@ def _lanes(axis: Axes, found: Timeline, title: str = "") -> None:
     every = max(1, len(ranks) // 16)
     axis.set_yticks(range(0, len(ranks), every), [str(rank) for rank in ranks[::every]])
     axis.set_ylim(len(ranks) - 0.5, -0.5)
-    axis.set(xlabel="ms", ylabel="rank", title=title or f"{duration(found.makespan_ns)} a step")
+    axis.set(xlabel="ms", ylabel="rank", title=title or f"{format_duration(found.makespan_ns)} a step")
 
 
 def of_run(found: RunRecord) -> Figure:
@@ -78,8 +78,8 @@ def of_run(found: RunRecord) -> Figure:
     predicted = found.predicted
     step = found.measured.of_step(found.typical_step)
     figure, axes = new(3, tall=1.0 + 0.3 * min(found.plan.axes.pipeline, 32))
-    _lanes(axes[0], predicted, f"predicted: {duration(predicted.makespan_ns)}")
-    _lanes(axes[1], step, f"measured, step {found.typical_step}: {duration(step.makespan_ns)}")
+    _lanes(axes[0], predicted, f"predicted: {format_duration(predicted.makespan_ns)}")
+    _lanes(axes[1], step, f"measured, step {found.typical_step}: {format_duration(step.makespan_ns)}")
     most = max(predicted.makespan_ns, step.makespan_ns) / 1e6
     for axis in axes[:2]:
         axis.set_xlim(0, most)
@@ -100,7 +100,7 @@ def of_several(found: Sequence[Timeline], names: Sequence[str]) -> Figure:
     figure, axes = new(len(found), tall=0.9 + 0.3 * min(ranks, 32))
     most = max(each.makespan_ns for each in found) / 1e6
     for axis, each, name in zip(axes, found, names, strict=True):
-        _lanes(axis, each, f"{name}: {duration(each.makespan_ns)}")
+        _lanes(axis, each, f"{name}: {format_duration(each.makespan_ns)}")
         axis.set_xlim(0, most)
     return figure
 

@@ -15,9 +15,9 @@ from itertools import accumulate, groupby, pairwise
 
 from planner.model import ModelGraph
 from planner.plan import Memory, Plan
-from planner.show.timelines import COMPUTE, Box, boxes_of, ink, shade
+from planner.show.timelines import COMPUTE, TimelineBox, boxes_of, ink, shade
 from planner.timeline import COLLECTIVE, SEND, Timeline
-from planner.units import duration, memory
+from planner.units import format_bytes, format_duration
 
 WIDTH = 960
 LETTERS = "#767676"  # 4.5 : 1 on white, 4.6 : 1 on black
@@ -84,11 +84,11 @@ def timeline(found: Timeline, name: Callable[[int], str] = "rank {}".format) -> 
         label(
             _LEFT,
             height - 4,
-            f"{duration(found.makespan_ns)}, {_idle(boxes, span, len(ranks)):.1%} idle, {events}",
+            f"{format_duration(found.makespan_ns)}, {_idle(boxes, span, len(ranks)):.1%} idle, {events}",
         )
     )
     parts += _legend({box.kind for box in boxes}, height - 12)
-    return image(height, f"{len(ranks)} ranks over {duration(found.makespan_ns)}", parts)
+    return image(height, f"{len(ranks)} ranks over {format_duration(found.makespan_ns)}", parts)
 
 
 def _legend(kinds: set[str], y: float) -> Iterator[str]:
@@ -104,10 +104,10 @@ def _legend(kinds: set[str], y: float) -> Iterator[str]:
             x -= 8 + 6.2 * len(word)
             yield label(x, y + 8, word)
             x -= 16
-            yield rect(x, y, 12, 9, shade(Box(0, kind, "", "", 0, 0, 1, 0)))
+            yield rect(x, y, 12, 9, shade(TimelineBox(0, kind, "", "", 0, 0, 1, 0)))
 
 
-def _idle(boxes: Sequence[Box], span: int, ranks: int) -> float:
+def _idle(boxes: Sequence[TimelineBox], span: int, ranks: int) -> float:
     busy = sum(box.end - box.start for box in boxes if box.kind in COMPUTE)
     return max(0.0, 1 - busy / max(1, span * ranks))
 
@@ -115,13 +115,15 @@ def _idle(boxes: Sequence[Box], span: int, ranks: int) -> float:
 def _ticks(span: int, scale: float) -> Iterator[str]:
     for tick in range(0, 11, 2):
         anchor = "end" if tick == 10 else "middle" if tick else "start"
-        yield label(_LEFT + tick * span / 10 * scale, 12, duration(tick * span / 10) if tick else "0", anchor)
+        yield label(
+            _LEFT + tick * span / 10 * scale, 12, format_duration(tick * span / 10) if tick else "0", anchor
+        )
 
 
-def _drawn(boxes: Sequence[Box], y: float, high: int, scale: float) -> Iterator[str]:
+def _drawn(boxes: Sequence[TimelineBox], y: float, high: int, scale: float) -> Iterator[str]:
     for box in boxes:
         x, wide = _LEFT + box.start * scale, (box.end - box.start) * scale
-        told = f"{box.name}: {duration(box.end - box.start)} from {duration(box.start)}"
+        told = f"{box.name}: {format_duration(box.end - box.start)} from {format_duration(box.start)}"
         if box.kind in COMPUTE and wide > 0:
             yield rect(x, y, wide - 0.6 if wide > 2 else wide, high, shade(box), told)
             if box.label and high > 14 and wide > 7 * len(box.label):
@@ -137,7 +139,7 @@ def _drawn(boxes: Sequence[Box], y: float, high: int, scale: float) -> Iterator[
             )
 
 
-def _condensed(boxes: Sequence[Box], y: float, high: int, span: int) -> Iterator[str]:
+def _condensed(boxes: Sequence[TimelineBox], y: float, high: int, span: int) -> Iterator[str]:
     """Each column, two pixels wide, in the shade of what takes most of it; one path a shade."""
     columns = (WIDTH - _LEFT - 8) // _COLUMN
     shares: list[Counter[str]] = [Counter() for _ in range(columns)]
@@ -156,7 +158,7 @@ def _condensed(boxes: Sequence[Box], y: float, high: int, span: int) -> Iterator
         yield f'<path d="{"".join(path)}" stroke="{fill}" stroke-width="{high}"/>'
 
 
-def _spread(shares: list[Counter[str]], box: Box, span: int, columns: int) -> None:
+def _spread(shares: list[Counter[str]], box: TimelineBox, span: int, columns: int) -> None:
     first, last = box.start * columns // span, min(columns - 1, box.end * columns // span)
     for column in range(first, last + 1):
         low, high = max(box.start, column * span // columns), min(box.end, (column + 1) * span // columns)
@@ -203,7 +205,7 @@ def _skips(graph: ModelGraph, wide: float, y: float) -> list[str]:
         deep = y + min(70.0, 8 + 0.16 * (x2 - x1))
         arcs.append(
             f'<path d="M{x1:.1f} {y}Q{(x1 + x2) / 2:.1f} {deep:.1f} {x2:.1f} {y}" fill="none" stroke="#d9730d">'
-            f"<title>{escape(name)}: {memory(size)} a sample</title></path>"
+            f"<title>{escape(name)}: {format_bytes(size)} a sample</title></path>"
         )
     return arcs
 
@@ -221,13 +223,13 @@ def plan_memory(found: Sequence[Memory]) -> str:
         ]
         for name, fill in PARTS:
             size = int(getattr(each, name))
-            parts += [rect(at, y, size * scale, 13, fill, f"{name}: {memory(size)}")] if size else []
+            parts += [rect(at, y, size * scale, 13, fill, f"{name}: {format_bytes(size)}")] if size else []
             at += size * scale
         x = 100 + each.limit * scale
         parts.append(
             f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y - 2}" y2="{y + 15}" stroke="#d0342c" stroke-width="2"/>'
         )
-        parts.append(label(WIDTH - 172, y + 11, f"{memory(each.total)} of {memory(each.limit)}"))
+        parts.append(label(WIDTH - 172, y + 11, f"{format_bytes(each.total)} of {format_bytes(each.limit)}"))
     y, x = 4 + len(chosen) * 18 + 12, 100
     for name, fill in PARTS:
         parts += [rect(x, y - 8, 12, 9, fill), label(x + 16, y, name)]
@@ -250,7 +252,7 @@ def dots(points: Sequence[tuple[float, float, str]], across: Callable[[float], s
         parts.append(
             f'<circle cx="{px:.1f}" cy="{py:.1f}" r="5" fill="#2f6fbd"><title>{escape(told)}</title></circle>'
         )
-        parts.append(label(px, py - 9, duration(y), "middle"))
+        parts.append(label(px, py - 9, format_duration(y), "middle"))
     parts += [label(90, 166, across(min(xs)), "middle"), label(WIDTH - 90, 166, across(max(xs)), "middle")]
     parts.append(label(WIDTH / 2, 166, name, "middle"))
     return image(172, f"{len(points)} plans: step against {name}", parts)

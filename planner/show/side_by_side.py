@@ -13,7 +13,7 @@ from planner.show.html import block, paragraph, table
 from planner.shown import Shown
 from planner.simulate import simulate_plan
 from planner.terminal import columns
-from planner.units import duration, memory, rate
+from planner.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
     pass
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class Versus(Shown):
+class SideBySide(Shown):
     """The first is what the others are held against."""
 
     plans: tuple[Plan, ...]
@@ -47,23 +47,23 @@ class Versus(Shown):
             yield (_word(name), *(_cell(name, row[name]) for row in rows))
 
 
-def versus_text(found: Versus) -> str:
+def versus_text(found: SideBySide) -> str:
     return f"{found.summary()}\n\n{columns(list(found.lines()), found.heads())}"
 
 
-def versus_html(found: Versus) -> str:
+def versus_html(found: SideBySide) -> str:
     return block(paragraph(found.summary()), table(found.heads(), found.lines()))
 
 
-def versus_figure(found: Versus) -> Figure:
+def versus_figure(found: SideBySide) -> Figure:
     timelines = [simulate_plan(plan) for plan in found.plans]
     return figures.of_several(timelines, [_short(plan) for plan in found.plans])
 
 
-def compare(*plans: Plan) -> Versus:
+def compare(*plans: Plan) -> SideBySide:
     if len(plans) < 2:
         raise BadInput(f"{len(plans)} plans", where="compare", allowed="2 or more")
-    return Versus(plans)
+    return SideBySide(plans)
 
 
 def against(before: Plan, after: Plan) -> str:
@@ -71,7 +71,7 @@ def against(before: Plan, after: Plan) -> str:
     old, new = before.prediction.step_ns, after.prediction.step_ns
     ratio = (new / max(1, after.batch.samples)) / max(1e-9, old / max(1, before.batch.samples))
     word = "the same time a sample" if abs(ratio - 1) < 5e-4 else f"{ratio:.3f} times the time a sample"
-    return f"{_short(after)} instead of {_short(before)}: {duration(new)} a step instead of {duration(old)}, {word}."
+    return f"{_short(after)} instead of {_short(before)}: {format_duration(new)} a step instead of {format_duration(old)}, {word}."
 
 
 def _short(plan: Plan) -> str:
@@ -127,10 +127,10 @@ def _cell(name: str, value: object) -> str:
         case bool():
             return "yes" if value else "no"
         case int() if name.endswith("_ns"):
-            return duration(value)
+            return format_duration(value)
         case int() if name.endswith("_bytes"):
-            return memory(value)
+            return format_bytes(value)
         case float():
-            return f"{value:.2%}" if name == "gap" else rate(value)
+            return f"{value:.2%}" if name == "gap" else format_rate(value)
         case _:
             return str(value)

@@ -8,15 +8,15 @@ from planner.explore import EFFICIENT, HALF, MOST_MICROS, NEAR_BEST, Frontier, L
 from planner.explore import FrontierRow as FrontRow
 from planner.plan import Plan
 from planner.terminal import columns
-from planner.units import duration, memory
+from planner.units import format_bytes, format_duration
 
 
 def of_frontier(front: Frontier, files: dict[str, Path]) -> str:
     rows = [
         (
-            duration(row.step_ns),
+            format_duration(row.step_ns),
             f"{row.samples_per_s:.4g}",
-            memory(row.peak_bytes),
+            format_bytes(row.peak_bytes),
             row.devices,
             f"{row.gap:.2%}",
             " and ".join(row.best_in),
@@ -89,10 +89,10 @@ def _swept(sweep: Sweep, row: ScalingRow) -> tuple[object, ...]:
     return (
         row.asked,
         row.devices,
-        duration(plan.prediction.step_ns),
+        format_duration(plan.prediction.step_ns),
         f"{row.samples_per_s:.4g}",
         f"{row.device_hours:.4g}",
-        memory(row.peak_bytes),
+        format_bytes(row.peak_bytes),
         f"{gap:.2%}",
         shape(plan) + mark,
     )

@@ -10,7 +10,7 @@ from planner.plan import Plan, Prediction, StagePlan
 from planner.profile import CostKey, LayerCost, Profile, kept_values
 from planner.show.proof import _certificate
 from planner.terminal import columns
-from planner.units import duration, memory, rate
+from planner.units import format_bytes, format_duration, format_rate
 
 _NAMED = 6  # layers of a list
 
@@ -34,8 +34,8 @@ def decision(plan: Plan) -> str:
     step = plan.prediction
     return (
         f"{plan.model.workload}{_arguments(plan.model.arguments)}: {how}; {family}, {batch.samples} samples a step as "
-        f"{batch.micros} micro-batch{'es' if batch.micros > 1 else ''} of {batch.micro} a group{extra}. Predicted step {duration(step.step_ns)} "
-        f"({_bar(step)}), {rate(plan.batch.samples / (step.step_ns / 1e9))} samples/s.{_rests(plan)}"
+        f"{batch.micros} micro-batch{'es' if batch.micros > 1 else ''} of {batch.micro} a group{extra}. Predicted step {format_duration(step.step_ns)} "
+        f"({_bar(step)}), {format_rate(plan.batch.samples / (step.step_ns / 1e9))} samples/s.{_rests(plan)}"
     )
 
 
@@ -50,7 +50,7 @@ def _rests(plan: Plan) -> str:
 def _bar(step: Prediction) -> str:
     if step.low_ns == step.high_ns:
         return "its costs carry no spread, hence no error bar"
-    return f"{duration(step.low_ns)} to {duration(step.high_ns)}"
+    return f"{format_duration(step.low_ns)} to {format_duration(step.high_ns)}"
 
 
 def _stages(plan: Plan) -> str:
@@ -62,15 +62,15 @@ def _stages(plan: Plan) -> str:
                 index,
                 ",".join(map(str, workers)),
                 _span(stage),
-                duration(times.forward_ns),
-                duration(times.backward_ns),
+                format_duration(times.forward_ns),
+                format_duration(times.backward_ns),
                 max((plan.prediction.memory[worker].total for worker in workers), default=0),
                 _again(stage),
             )
         )
     cut = plan.axes.spatial > 1
     shown = [
-        (*row[:3], *([_space(stage)] if cut else []), *row[3:5], memory(row[5]), row[6])
+        (*row[:3], *([_space(stage)] if cut else []), *row[3:5], format_bytes(row[5]), row[6])
         for row, stage in zip(rows, plan.stages, strict=True)
     ]
     head = ("stage", "worker", "layers", *(["samples"] if cut else []), "forward", "backward")
@@ -137,9 +137,9 @@ def _totals(profile: Profile, key: CostKey) -> tuple[object, ...]:
         "x".join(map(str, key.split)) or "whole",
         key.precision,
         key.execution,
-        duration(1e9 * sum(cost.forward.median for cost in known.values())),
-        duration(1e9 * sum(cost.backward.median for cost in known.values())),
-        memory(_kept(profile, known, key)),
+        format_duration(1e9 * sum(cost.forward.median for cost in known.values())),
+        format_duration(1e9 * sum(cost.backward.median for cost in known.values())),
+        format_bytes(_kept(profile, known, key)),
         len(rows) - len(known) or "",
     )
 
@@ -185,12 +185,12 @@ def _few(names: Sequence[str]) -> str:
 
 def of_cluster(cluster: Cluster) -> str:
     rows = [
-        (group.count, group.devices_per_node, group.device, memory(group.limit_bytes))
+        (group.count, group.devices_per_node, group.device, format_bytes(group.limit_bytes))
         for group in cluster.nodes
     ]
     table = columns(rows, ("nodes", "devices a node", "device", "memory for plans"))
     links = [
-        (name, duration(1e9 * link.latency_s), f"{memory(link.bandwidth_bytes_per_s)}/s")
+        (name, format_duration(1e9 * link.latency_s), f"{format_bytes(link.bandwidth_bytes_per_s)}/s")
         for name, link in cluster.links
         if link is not None
     ]

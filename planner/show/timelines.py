@@ -19,7 +19,7 @@ from rich.text import Text
 
 from planner.schedule import Kind
 from planner.timeline import COLLECTIVE, SEND, Timeline, decode
-from planner.units import duration, memory
+from planner.units import format_bytes, format_duration
 
 COMPUTE = {Kind.F: "-", Kind.B: "=", Kind.I: "~", Kind.W: "+", Kind.R: "^", Kind.STEP: "#"}
 _MEANING = "- forward  = backward  ~ input half  + weight half  ^ recompute  # update"
@@ -30,7 +30,7 @@ _GREY = "#8a8a8a"
 _MOST_RANKS = 48  # rows drawn in a terminal; the middle ones are left out
 
 
-class Box(NamedTuple):
+class TimelineBox(NamedTuple):
     rank: int
     kind: str
     label: str
@@ -41,30 +41,30 @@ class Box(NamedTuple):
     step: int
 
 
-def boxes_of(timeline: Timeline) -> Iterator[Box]:
+def boxes_of(timeline: Timeline) -> Iterator[TimelineBox]:
     zero = int(timeline.start_ns.min()) if len(timeline) else 0
     columns = (timeline.rank, timeline.code, timeline.start_ns, timeline.end_ns, timeline.step)
     for rank, code, start, end, step in zip(*(column.tolist() for column in columns), strict=True):
         event = decode(code)
         label = str(event.micro) if event.name not in (Kind.STEP, COLLECTIVE) else ""
-        yield Box(rank, event.name, label, str(event), event.pipe, start - zero, end - zero, step)
+        yield TimelineBox(rank, event.name, label, str(event), event.pipe, start - zero, end - zero, step)
 
 
-def shade(box: Box) -> str:
+def shade(box: TimelineBox) -> str:
     if box.kind not in COMPUTE or box.kind == Kind.STEP:
         return _GREY
     shades = _LIGHT if box.kind in (Kind.F, Kind.R) else _MIDDLE if box.kind == Kind.W else _STRONG
     return shades[box.pipe % len(shades)]
 
 
-def ink(box: Box) -> str:
+def ink(box: TimelineBox) -> str:
     return "white" if box.kind in (Kind.B, Kind.I) else "black"
 
 
 def terminal(timeline: Timeline, *, width: int | None = None, colour: bool | None = None) -> str:
     """One line a rank, time to the right. Colour by default where rich would use it (NO_COLOR, no terminal: none);
     the characters tell the kinds apart without it."""
-    rows: dict[int, list[Box]] = {}
+    rows: dict[int, list[TimelineBox]] = {}
     for box in boxes_of(timeline):
         if box.kind in COMPUTE:
             rows.setdefault(box.rank, []).append(box)
@@ -106,13 +106,13 @@ def _shown(ranks: list[int]) -> list[int | None]:
     return [*ranks[:half], None, *ranks[-half:]]
 
 
-def _caption(timeline: Timeline, rows: dict[int, list[Box]], width: int) -> str:
+def _caption(timeline: Timeline, rows: dict[int, list[TimelineBox]], width: int) -> str:
     busy = sum(box.end - box.start for boxes in rows.values() for box in boxes)
     idle = 1 - busy / max(1, timeline.makespan_ns * len(rows))
-    words = [duration(timeline.makespan_ns), f"{idle:.1%} idle"]
+    words = [format_duration(timeline.makespan_ns), f"{idle:.1%} idle"]
     if peaks := timeline.peak_bytes:
         rank = max(peaks, key=lambda r: peaks[r])
-        words.append(f"peak {memory(peaks[rank])} r{rank}")
+        words.append(f"peak {format_bytes(peaks[rank])} r{rank}")
     drawn = {COMPUTE[Kind(b.kind)] for boxes in rows.values() for b in boxes if b.end > b.start}
     words += [part for part in _MEANING.split("  ") if part[0] in drawn]
     lines, line = [], ""
@@ -127,7 +127,7 @@ def _caption(timeline: Timeline, rows: dict[int, list[Box]], width: int) -> str:
 class _Scale:
     """From time to columns: a whole number of columns a unit where the units fit, else proportional."""
 
-    def __init__(self, rows: dict[int, list[Box]], room: int, *, plain: bool) -> None:
+    def __init__(self, rows: dict[int, list[TimelineBox]], room: int, *, plain: bool) -> None:
         self.plain = plain  # without colour, so that a box always shows its kind's character
         times = [t for boxes in rows.values() for box in boxes for t in (box.start, box.end)]
         self.span = max(1, *times)
@@ -138,7 +138,7 @@ class _Scale:
     def at(self, ns: int) -> int:
         return ns * self.columns // self.span
 
-    def row(self, boxes: list[Box]) -> Text:
+    def row(self, boxes: list[TimelineBox]) -> Text:
         cells = [(" ", "")] * self.columns
         for box in boxes:
             low, high = self.at(box.start), self.at(box.end)
@@ -176,18 +176,18 @@ def svg(timeline: Timeline, *, width: int = 1200) -> str:
         x = left + tick * span / 10 * per_ns
         anchor = "end" if tick == 10 else "middle" if tick else "start"
         parts.append(
-            f'<text x="{x:.1f}" y="18" text-anchor="{anchor}">{escape(duration(tick * span / 10))}</text>'
+            f'<text x="{x:.1f}" y="18" text-anchor="{anchor}">{escape(format_duration(tick * span / 10))}</text>'
         )
     parts.append("</svg>\n")
     return "\n".join(parts)
 
 
-def _svg_box(box: Box, x: float, y: float, per_ns: float) -> Iterator[str]:
+def _svg_box(box: TimelineBox, x: float, y: float, per_ns: float) -> Iterator[str]:
     wide = (box.end - box.start) * per_ns
     if box.kind == SEND or wide <= 0:
         return
     low, high = (20, 3) if box.kind == COLLECTIVE else (0, 19)
-    told = escape(f"{box.name}: {duration(box.end - box.start)} from {duration(box.start)}")
+    told = escape(f"{box.name}: {format_duration(box.end - box.start)} from {format_duration(box.start)}")
     yield (
         f'<rect x="{x:.2f}" y="{y + low}" width="{wide:.2f}" height="{high}" fill="{shade(box)}" '
         f'stroke="white" stroke-width="0.5"><title>{told}</title></rect>'
@@ -205,7 +205,7 @@ _COMPUTE_LANE, _SUM_LANE, _MESSAGE_LANE = (
 )  # messages of several channels travel at a time: as many lanes
 
 
-def _in_lanes(boxes: Iterator[Box]) -> Iterator[tuple[Box, int]]:
+def _in_lanes(boxes: Iterator[TimelineBox]) -> Iterator[tuple[TimelineBox, int]]:
     """Boxes of one lane never overlap, which the format requires."""
     busy: dict[int, list[int]] = {}  # of each rank, until when each of its message lanes is taken
     for box in sorted(boxes, key=lambda box: box.start):

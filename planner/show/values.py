@@ -16,7 +16,7 @@ from planner.show.html import block, folded, paragraph, plural, table
 from planner.show.text import decision, of_cluster, of_profile
 from planner.terminal import columns
 from planner.timeline import Comparison, Timeline
-from planner.units import duration, memory
+from planner.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from planner.simulate import RunRecord
@@ -68,11 +68,11 @@ def _proof_html(plan: Plan) -> str:
     proof = plan.certificate
     if proof is None:
         return paragraph("No certificate: this plan was not found by the solver.")
-    said = f"Proof: bound {duration(proof.bound_ns)}, gap {proof.gap:.2%} within {proof.scope}."
+    said = f"Proof: bound {format_duration(proof.bound_ns)}, gap {proof.gap:.2%} within {proof.scope}."
     rows = [
         (
             rival.name,
-            "does not fit" if rival.step_ns is None else duration(rival.step_ns),
+            "does not fit" if rival.step_ns is None else format_duration(rival.step_ns),
             proofs.why_lost(plan, rival),
         )
         for rival in proof.rivals
@@ -109,8 +109,8 @@ def _cell(name: str, value: object) -> object:
     if isinstance(value, bool):
         return "yes" if value else ""
     if name.endswith("_ns") and isinstance(value, int | float):
-        return duration(value)
-    return memory(value) if name.endswith("_bytes") and isinstance(value, int | float) else value
+        return format_duration(value)
+    return format_bytes(value) if name.endswith("_bytes") and isinstance(value, int | float) else value
 
 
 def profile_html(found: Profile) -> str:
@@ -138,7 +138,7 @@ def cluster_html(found: Cluster) -> str:
     head = of_cluster(found).partition("\n")[0]
     rows = found.to_rows()
     links = [
-        (name, duration(1e9 * link.latency_s), f"{memory(link.bandwidth_bytes_per_s)}/s")
+        (name, format_duration(1e9 * link.latency_s), f"{format_bytes(link.bandwidth_bytes_per_s)}/s")
         for name, link in found.links
         if link
     ]
@@ -178,8 +178,8 @@ def comparison_text(found: Comparison) -> str:
 
 def _comparison_head(found: Comparison) -> str:
     return (
-        f"step: predicted {duration(found.predicted_step_ns)}, measured {duration(found.measured_step_ns)}, ratio "
-        f"{found.ratio:.2f}; a rank stood idle for {duration(found.measured_wait_ns)} of it"
+        f"step: predicted {format_duration(found.predicted_step_ns)}, measured {format_duration(found.measured_step_ns)}, ratio "
+        f"{found.ratio:.2f}; a rank stood idle for {format_duration(found.measured_wait_ns)} of it"
     )
 
 

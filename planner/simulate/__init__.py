@@ -1,7 +1,7 @@
 """A schedule with durations becomes times and memory."""
 
 from planner.simulate.best_gradient_order import best_overlap
-from planner.simulate.lifetimes import LOOKAHEAD, PART_NAMES, PARTS, Spans, StageBytes, spans
+from planner.simulate.lifetimes import LOOKAHEAD, PART_NAMES, PARTS, Spans, StageBytes, lifetimes
 from planner.simulate.longest_path import (
     Bound,
     Compiled,
@@ -12,7 +12,14 @@ from planner.simulate.longest_path import (
     makespans,
     node_ends,
 )
-from planner.simulate.peaks import SQUARE_BYTES, SQUARED_ELEMENTS, live_counts, memory_rows, peaks, uncovered
+from planner.simulate.peaks import (
+    SQUARE_BYTES,
+    SQUARED_ELEMENTS,
+    live_counts,
+    memory_rows,
+    peaks,
+    undominated,
+)
 from planner.simulate.period import period
 from planner.simulate.run_record import RunRecord
 from planner.simulate.simulate import period_of_plan, simulate, simulate_in_stride, simulate_plan
@@ -33,6 +40,7 @@ __all__ = [
     "critical_counts",
     "critical_path",
     "duration_vector",
+    "lifetimes",
     "live_counts",
     "makespans",
     "memory_rows",
@@ -43,6 +51,5 @@ __all__ = [
     "simulate",
     "simulate_in_stride",
     "simulate_plan",
-    "spans",
-    "uncovered",
+    "undominated",
 ]

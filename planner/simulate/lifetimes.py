@@ -93,7 +93,7 @@ class Spans(NamedTuple):
 _Span = tuple[int, int, int, int]  # start, end, stage, part
 
 
-def spans(schedule: Schedule) -> tuple[Spans, ...]:
+def lifetimes(schedule: Schedule) -> tuple[Spans, ...]:
     """Of every worker. The same bytes may be in several spans, never in two at the same moment."""
     here, back = _Here.of(schedule), _Returns(schedule)
     found = []

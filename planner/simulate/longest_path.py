@@ -21,7 +21,7 @@ from planner.arrays import IntArray
 from planner.errors import BadInput
 from planner.plan import Hop, StageTimes
 from planner.schedule import KIND_ROW, Graph, Kind, Message, Queueing, Route, Schedule, build
-from planner.simulate.lifetimes import Spans, spans
+from planner.simulate.lifetimes import Spans, lifetimes
 from planner.timeline import COLLECTIVE, SEND, Event, encode
 
 Update = Literal["rolling", "barrier"]
@@ -53,16 +53,16 @@ class Compiled:
         return len(Kind) * self.schedule.stages + hop
 
     @cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> TimelineRows:
         return _event_rows(self.graph)
 
     @cached_property
     def memory_spans(self) -> tuple[Spans, ...]:
-        return spans(self.schedule)
+        return lifetimes(self.schedule)
 
     @cached_property
-    def _sweep(self) -> Sweep:
-        return Sweep(self.graph, ())
+    def _sweep(self) -> LevelSweep:
+        return LevelSweep(self.graph, ())
 
     @cached_property
     def _loop(self) -> list[tuple[int, int, int]]:
@@ -77,7 +77,7 @@ class Compiled:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Rows:
+class TimelineRows:
     """What a Timeline of the graph lists: `computed` actions, worker by worker, then messages and collectives."""
 
     nodes: IntArray
@@ -87,7 +87,7 @@ class Rows:
     computed: int
 
 
-def _event_rows(graph: Graph) -> Rows:
+def _event_rows(graph: Graph) -> TimelineRows:
     source = {queue[1]: 1 + i for i, queue in enumerate(graph.queues) if queue[0] == "worker"}
     nodes, before, ranks, events = [], [], [], []
     for rank, (order, own) in enumerate(zip(graph.schedule.orders, graph.actions, strict=True)):
@@ -107,10 +107,12 @@ def _event_rows(graph: Graph) -> Rows:
             events.append(encode(Event(COLLECTIVE, stage)))
     before += [-1] * (len(nodes) - computed)
     columns = [np.array(column, np.int64) for column in (nodes, before, ranks, events)]
-    return Rows(nodes=columns[0], before=columns[1], ranks=columns[2], codes=columns[3], computed=computed)
+    return TimelineRows(
+        nodes=columns[0], before=columns[1], ranks=columns[2], codes=columns[3], computed=computed
+    )
 
 
-class Sweep:
+class LevelSweep:
     """Evaluates level by level into buffers of its own; `shape` is () or (candidates,)."""
 
     def __init__(self, graph: Graph, shape: tuple[int, ...]) -> None:
@@ -241,7 +243,7 @@ def makespans(compiled: Compiled, durations: IntArray) -> IntArray:
     return out
 
 
-def batches(compiled: Compiled, durations: IntArray) -> Iterator[tuple[slice, Sweep, IntArray]]:
+def batches(compiled: Compiled, durations: IntArray) -> Iterator[tuple[slice, LevelSweep, IntArray]]:
     """Parts of a matrix of duration vectors that fit the cache, each with what evaluates it."""
     table = vector_of(compiled, durations, 2)
     size = max(1, _BATCH_CELLS // len(compiled.graph.cost))
@@ -249,7 +251,7 @@ def batches(compiled: Compiled, durations: IntArray) -> Iterator[tuple[slice, Sw
     for low in range(0, len(table), size):
         part = table[low : low + size]
         if sweep is None or sweep.ends.shape[1] != len(part):
-            sweep = Sweep(compiled.graph, (len(part),))
+            sweep = LevelSweep(compiled.graph, (len(part),))
         yield slice(low, low + size), sweep, np.vstack([part.T, np.zeros((1, len(part)), np.int64)])
 
 

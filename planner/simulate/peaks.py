@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from planner.arrays import IntArray
 from planner.schedule import Action, Schedule
-from planner.simulate.lifetimes import PARTS, Spans, StageBytes, spans
+from planner.simulate.lifetimes import PARTS, Spans, StageBytes, lifetimes
 
 # gradients whose squares are added up at a time, for the norm of a step, and bytes that one of them takes meanwhile
 SQUARED_ELEMENTS, SQUARE_BYTES = 2**20, 8
@@ -31,7 +31,7 @@ def weights(memory: Sequence[StageBytes]) -> IntArray:
     return np.array([astuple(each) for each in memory], np.int64).reshape(len(memory), PARTS)
 
 
-def use(own: Spans, table: IntArray) -> IntArray:
+def bytes_in_use(own: Spans, table: IntArray) -> IntArray:
     """Bytes in use while each action runs and after it, [position, 2], of the weights [stage, part]."""
     change: IntArray = np.zeros(own.moments + 1, np.int64)
     sizes = table[own.stage, own.part]
@@ -52,8 +52,8 @@ class Peak:
 def peaks(schedule: Schedule, memory: Sequence[StageBytes]) -> tuple[Peak, ...]:
     """Of every worker, the most that activations, messages and workspace take, and where."""
     table, found = weights(memory), []
-    for own in spans(schedule):
-        during = use(own, table)[:, 0]
+    for own in lifetimes(schedule):
+        during = bytes_in_use(own, table)[:, 0]
         position = int(during.argmax()) if len(during) else 0
         found.append(Peak(bytes=int(during[position]) if len(during) else 0, position=position))
     return tuple(found)
@@ -62,10 +62,10 @@ def peaks(schedule: Schedule, memory: Sequence[StageBytes]) -> tuple[Peak, ...]:
 def memory_rows(schedule: Schedule) -> tuple[IntArray, ...]:
     """Of every worker, the moments that can be its peak for some sizes: distinct [row, stage, part] counts of which
     none is covered by another, so that `peak = max over rows of counts * bytes` for any bytes."""
-    return tuple(uncovered(live_counts(own, schedule.stages)) for own in spans(schedule))
+    return tuple(undominated(live_counts(own, schedule.stages)) for own in lifetimes(schedule))
 
 
-def uncovered(counts: IntArray) -> IntArray:
+def undominated(counts: IntArray) -> IntArray:
     """Of rows of counts the distinct ones that no other covers."""
     every = counts.reshape(len(counts), -1)
     used = every.any(0)

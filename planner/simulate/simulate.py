@@ -15,8 +15,15 @@ from planner.errors import BadInput
 from planner.plan import Plan, schedule_of
 from planner.schedule import check, updates_at_use
 from planner.simulate.lifetimes import StageBytes
-from planner.simulate.longest_path import Compiled, Rows, compile, duration_vector, node_ends, vector_of
-from planner.simulate.peaks import use, weights
+from planner.simulate.longest_path import (
+    Compiled,
+    TimelineRows,
+    compile,
+    duration_vector,
+    node_ends,
+    vector_of,
+)
+from planner.simulate.peaks import bytes_in_use, weights
 from planner.simulate.period import period
 from planner.timeline import Timeline, concatenate
 
@@ -81,11 +88,13 @@ def _in_use(compiled: Compiled, memory: Sequence[StageBytes], static_bytes: Sequ
     if len(always) != schedule.workers:
         raise BadInput(f"bytes of {len(always)} workers", where="static_bytes", allowed=f"{schedule.workers}")
     table = weights(memory)
-    parts = [base + use(own, table) for base, own in zip(always, compiled.memory_spans, strict=True)]
+    parts = [base + bytes_in_use(own, table) for base, own in zip(always, compiled.memory_spans, strict=True)]
     return np.concatenate(parts).ravel()
 
 
-def _timeline(rows: Rows, ends: IntArray, took: IntArray, step: int, in_use: IntArray | None) -> Timeline:
+def _timeline(
+    rows: TimelineRows, ends: IntArray, took: IntArray, step: int, in_use: IntArray | None
+) -> Timeline:
     end = ends[rows.nodes]
     start = end - took[rows.nodes]
     wait = np.where(rows.before >= 0, start - ends[rows.before], 0)

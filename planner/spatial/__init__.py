@@ -24,7 +24,7 @@ from planner.spatial.operation import (
     to_text,
 )
 from planner.spatial.regrid import SPACE, Grid, Resplit
-from planner.spatial.rows_needed import Fetch, Run, take
+from planner.spatial.rows_needed import Fetch, RowRun, take
 from planner.spatial.rule import Call, NoRule, Step
 from planner.spatial.rules.pointwise import POINTWISE
 from planner.spatial.rules.reductions import LOSSES
@@ -65,7 +65,7 @@ __all__ = [
     "Price",
     "Ref",
     "Resplit",
-    "Run",
+    "RowRun",
     "Segment",
     "Step",
     "Traffic",

@@ -13,13 +13,13 @@ from typing import NamedTuple
 from planner.spatial.layout import Cut
 
 
-class Run(NamedTuple):
+class RowRun(NamedTuple):
     at: int  # position of the first row in what the rank gets
     start: int  # global row
     length: int
     step: int  # 0 repeats a row, negative runs backwards
 
-    def part(self, low: int, high: int) -> Run | None:
+    def part(self, low: int, high: int) -> RowRun | None:
         """Those rows of the run that lie in [low, high)."""
         if self.step == 0:
             return self if low <= self.start < high else None
@@ -31,7 +31,7 @@ class Run(NamedTuple):
             last = min(self.length, (self.start - low) // -self.step + 1)
         if first >= last:
             return None
-        return Run(self.at + first, self.start + first * self.step, last - first, self.step)
+        return RowRun(self.at + first, self.start + first * self.step, last - first, self.step)
 
     @property
     def rows(self) -> int:
@@ -45,7 +45,7 @@ class Fetch:
     axis: int
     points: tuple[int, ...] | None  # how the source is cut; None: every rank holds all of it
     size: int  # rows of the source
-    runs: tuple[tuple[Run, ...], ...]  # what each coordinate wants
+    runs: tuple[tuple[RowRun, ...], ...]  # what each coordinate wants
     sizes: tuple[int, ...]  # rows that each coordinate ends with, fill included
     fill: float = 0.0
     shared: bool = False  # every coordinate ends with the same rows: the result is whole along the axis
@@ -57,11 +57,11 @@ class Fetch:
             return False
         own = zip(self.points, self.points[1:], strict=False)
         return all(
-            runs == (Run(0, a, b - a, 1),) and size == b - a
+            runs == (RowRun(0, a, b - a, 1),) and size == b - a
             for runs, size, (a, b) in zip(self.runs, self.sizes, own, strict=True)
         )
 
-    def pieces(self, receiver: int, sender: int) -> tuple[Run, ...]:
+    def pieces(self, receiver: int, sender: int) -> tuple[RowRun, ...]:
         """Runs that `receiver` takes from the rows of `sender`."""
         if self.points is None:
             return self.runs[receiver] if sender == receiver else ()
@@ -84,7 +84,7 @@ def intervals(dim: int, cut: Cut, needs: Sequence[tuple[int, int]], fill: float 
     runs, sizes = [], []
     for low, high in needs:
         a, b = max(low, 0), min(high, cut.size)
-        runs.append((Run(a - low, a, b - a, 1),) if a < b else ())
+        runs.append((RowRun(a - low, a, b - a, 1),) if a < b else ())
         sizes.append(max(0, high - low))
     return Fetch(dim, cut.axis, cut.points, cut.size, tuple(runs), tuple(sizes), fill)
 
@@ -99,14 +99,14 @@ def gather(dim: int, cut: Cut, low: int = 0, high: int | None = None) -> Fetch:
     """The same rows for everybody: all of them, unless bounds are given."""
     high = cut.size if high is None else high
     parts = len(cut.points) - 1
-    run = (Run(0, low, high - low, 1),)
+    run = (RowRun(0, low, high - low, 1),)
     return Fetch(dim, cut.axis, cut.points, cut.size, (run,) * parts, (high - low,) * parts, shared=True)
 
 
 def take(dim: int, target: Cut) -> Fetch:
     """From a tensor that every rank holds whole, the rows of a cut."""
     own = list(zip(target.points, target.points[1:], strict=False))
-    runs = tuple((Run(0, a, b - a, 1),) for a, b in own)
+    runs = tuple((RowRun(0, a, b - a, 1),) for a, b in own)
     return Fetch(dim, target.axis, None, target.size, runs, tuple(b - a for a, b in own))
 
 
@@ -114,7 +114,7 @@ def recut(dim: int, source: Cut, target: Cut) -> Fetch:
     return intervals(dim, source, list(zip(target.points, target.points[1:], strict=False)))
 
 
-def _runs(rows: Sequence[int]) -> Iterator[Run]:
+def _runs(rows: Sequence[int]) -> Iterator[RowRun]:
     position = 0
     while position < len(rows):
         start = rows[position]
@@ -126,5 +126,5 @@ def _runs(rows: Sequence[int]) -> Iterator[Run]:
             step = rows[position + 1] - start
             while position + count < len(rows) and rows[position + count] == start + count * step >= 0:
                 count += 1
-        yield Run(position, start, count, step if count > 1 else 1)
+        yield RowRun(position, start, count, step if count > 1 else 1)
         position += count

@@ -2,9 +2,9 @@
 
 from runtime.checkpoint.checkpoint import (
     Checkpoint,
+    CheckpointPart,
+    CheckpointWriter,
     Facts,
-    Part,
-    Writer,
     latest,
     remove_partial,
     write_initial,
@@ -16,9 +16,9 @@ from runtime.checkpoint.pretrained import read
 __all__ = [
     "PREFIX",
     "Checkpoint",
+    "CheckpointPart",
+    "CheckpointWriter",
     "Facts",
-    "Part",
-    "Writer",
     "complete",
     "last_sound",
     "latest",

@@ -101,7 +101,7 @@ def latest(folder: Path) -> Checkpoint | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class CheckpointPart:
     """What one rank contributes."""
 
     rank: int
@@ -109,9 +109,9 @@ class Part:
     state: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     settings: Mapping[str, Mapping[str, Mapping[str, object]]] = field(default_factory=dict)
 
-    def copied(self) -> Part:
+    def copied(self) -> CheckpointPart:
         """On the host, apart from what training goes on to change."""
-        return Part(
+        return CheckpointPart(
             rank=self.rank,
             tensors={name: _copy(tensor) for name, tensor in self.tensors.items()},
             state={name: {key: _copy(x) for key, x in row.items()} for name, row in self.state.items()},
@@ -129,7 +129,7 @@ def _apart(tensor: Tensor) -> Tensor:
     return tensor.detach() if alone else _copy(tensor)
 
 
-class Writer:
+class CheckpointWriter:
     """Writes checkpoints of a run in the background, one at a time."""
 
     def __init__(
@@ -148,7 +148,7 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def save(self, part: Part, facts: Facts) -> None:
+    def save(self, part: CheckpointPart, facts: Facts) -> None:
         """Returns when the tensors are copied; an error of the one before is raised here."""
         self.wait()
         copied = part.copied()
@@ -164,13 +164,13 @@ class Writer:
         if self._error is not None:
             raise self._error
 
-    def _guarded(self, part: Part, facts: Facts) -> None:
+    def _guarded(self, part: CheckpointPart, facts: Facts) -> None:
         try:
             self._write(part, facts)
         except BaseException as error:
             self._error = error
 
-    def _write(self, part: Part, facts: Facts) -> None:
+    def _write(self, part: CheckpointPart, facts: Facts) -> None:
         folder = self._folder / f"{PREFIX}{facts.step:08d}"
         if (folder / INDEX).exists():
             return  # a run that was resumed from an earlier step has come here before
@@ -185,7 +185,7 @@ class Writer:
             _until(folder.exists, f"'{folder.name}' was never complete")
 
 
-def write_part(folder: Path, part: Part) -> None:
+def write_part(folder: Path, part: CheckpointPart) -> None:
     flat = {MODEL + name: tensor for name, tensor in part.tensors.items()}
     flat |= {f"{STATE}{name}/{key}": x for name, row in part.state.items() for key, x in row.items()}
     file = f"part-{part.rank:05d}.safetensors"
@@ -238,7 +238,9 @@ def write_initial(
     target = folder / f"{PREFIX}{facts.step:08d}"
     building = target.with_suffix(".partial")
     building.mkdir(parents=True)
-    write_part(building, Part(rank=0, tensors={name: _apart(tensor) for name, tensor in tensors.items()}))
+    write_part(
+        building, CheckpointPart(rank=0, tensors={name: _apart(tensor) for name, tensor in tensors.items()})
+    )
     publish(building, target, [0], facts, names)
     return Checkpoint.open(target)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from planner.errors import ShardwrightError
-from planner.units import memory
+from planner.units import format_bytes
 from runtime import slurm
 
 State = Literal["well", "absent", "wrong"]  # absent: not needed for everything
@@ -71,7 +71,7 @@ def _devices() -> Finding:
 
 def _machine() -> Finding:
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Finding("machine", "well", f"{len(os.sched_getaffinity(0))} cores, {memory(size)}")
+    return Finding("machine", "well", f"{len(os.sched_getaffinity(0))} cores, {format_bytes(size)}")
 
 
 def _locks(folder: Path) -> Finding:
@@ -89,7 +89,9 @@ def _locks(folder: Path) -> Finding:
 def _disk(folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
     state: State = "well" if free > GB else "wrong"
-    return Finding("disk", state, f"{memory(free)} free in {folder}", "" if state == "well" else "make room")
+    return Finding(
+        "disk", state, f"{format_bytes(free)} free in {folder}", "" if state == "well" else "make room"
+    )
 
 
 def _slurm() -> Finding:

@@ -33,9 +33,9 @@ def backward_split() -> BackwardSplit:
 
 
 def spatial_split() -> SpatialSplit:
-    from runtime.spatial import Alone
+    from runtime.spatial import AloneShard
 
-    return Alone()
+    return AloneShard()
 
 
 def _observe(folder: Path) -> Observation:

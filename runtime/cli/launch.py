@@ -25,7 +25,7 @@ Backend = Literal["inline", "local", "slurm"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class LaunchOptions:
     plan: PlanFile
     script: Annotated[
         list[str] | None,
@@ -109,7 +109,7 @@ def register(app: typer.Typer) -> None:
     commands.add_command(
         app,
         "launch",
-        Options,
+        LaunchOptions,
         launch,
         about="Train by a plan: in one process, in processes here, or as a job of SLURM.",
         example="shardwright launch plan.yaml --local --steps 20 --wait",
@@ -118,7 +118,7 @@ def register(app: typer.Typer) -> None:
     runs.register_runs(app)
 
 
-def launch(given: Options) -> None:
+def launch(given: LaunchOptions) -> None:
     from planner import plan as plans
 
     backend = _backend(given)
@@ -141,7 +141,7 @@ def launch(given: Options) -> None:
         given.out.result({"run": str(folder), "state": "running"}, lambda: f"running in {folder}")
 
 
-def _settings(given: Options, plan: Plan, folder: Path, backend: Backend) -> dict[str, Any]:
+def _settings(given: LaunchOptions, plan: Plan, folder: Path, backend: Backend) -> dict[str, Any]:
     """Fields of Job."""
     if given.device not in ("cpu", "cuda"):
         raise BadInput(f"there is no device '{given.device}'", where="--device", allowed="cpu, cuda")
@@ -160,7 +160,7 @@ def _settings(given: Options, plan: Plan, folder: Path, backend: Backend) -> dic
     return settings
 
 
-def _as_a_job(given: Options, plan: Plan, folder: Path, settings: dict[str, Any]) -> None:
+def _as_a_job(given: LaunchOptions, plan: Plan, folder: Path, settings: dict[str, Any]) -> None:
     options = slurm_options.chosen(given.site, sbatch=given.sbatch, time=given.time, **given.words)
     nodes = slurm_options.flexible(given.elastic, given.profile, given.cluster, given.fix)
     name, out = given.plan.stem, given.out
@@ -188,11 +188,11 @@ def _save_every(plan: Plan, folder: Path, hours: float, given: int, out: termina
     size = sum(worker.parameters + worker.optimizer for worker in plan.prediction.memory)
     cost_s, step_s = checkpoints.write_s(there, size), plan.prediction.step_ns * 1e-9
     steps = checkpoints.steps_between(step_s, cost_s, hours * 3600)
-    out.note(f"a checkpoint every {steps} steps: it takes about {units.duration(cost_s * 1e9)}")
+    out.note(f"a checkpoint every {steps} steps: it takes about {units.format_duration(cost_s * 1e9)}")
     return steps
 
 
-def _backend(given: Options) -> Backend:
+def _backend(given: LaunchOptions) -> Backend:
     """The one that was said; else SLURM where an allocation, an option of it or a cluster is there."""
     flags: dict[Backend, bool] = {"inline": given.inline, "local": given.local, "slurm": given.on_slurm}
     said = [name for name, wanted in flags.items() if wanted]
@@ -211,7 +211,7 @@ def _waited(started: Handle, out: terminal.Output) -> Result:
     from runtime.local import LocalBackend
     from runtime.runfolder import result_of
 
-    progress = slurm_options.Progress(out)
+    progress = slurm_options.StatusLine(out)
     try:
         return result_of(started.paths, started.ranks, started.outcome(tell=progress))
     except KeyboardInterrupt:

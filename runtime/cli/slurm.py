@@ -122,7 +122,7 @@ def launch(
     _wait(Handle(paths, len(plan.places), backend), backend.job, out)
 
 
-class Progress:
+class StatusLine:
     """One line of the state whenever it has changed; over the line before where someone looks at a terminal."""
 
     def __init__(self, out: terminal.Output) -> None:
@@ -130,7 +130,7 @@ class Progress:
 
     def __call__(self, found: Status) -> None:
         loss = f", loss {found.loss:.6g}" if found.loss is not None else ""
-        left = f", {units.duration(found.left_s * 1e9)} left" if found.left_s is not None else ""
+        left = f", {units.format_duration(found.left_s * 1e9)} left" if found.left_s is not None else ""
         why = f" ({found.reason})" if found.reason else ""
         line = f"{found.state}{why}: step {found.step} of {found.steps}{loss}{left}"
         if line != self._last:
@@ -147,7 +147,7 @@ class Progress:
 
 
 def _wait(started: Handle, job: int, out: terminal.Output) -> None:
-    progress = Progress(out)
+    progress = StatusLine(out)
     try:
         outcome = started.outcome(tell=progress)
     finally:

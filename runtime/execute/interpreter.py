@@ -53,7 +53,7 @@ class Pulse(Protocol):
     def beat(self, waiting: bool) -> None: ...
 
 
-class Call(NamedTuple):
+class ActionCall(NamedTuple):
     run: Callable[[], None]
     code: int  # of the action in the trace; -1 for what only waits, -2 for what does neither
 
@@ -84,17 +84,17 @@ class Interpreter:
         self._hands = hands = _Hands(stages, routes, carrier, updates, feed)
         releases = releases_after(program, worker)
         awaited = releases_before(program, worker) if forwards else {}
-        drained = [Call(carrier.drain, WAITS)] if forwards else []
-        self.calls: list[Call] = [*drained]
+        drained = [ActionCall(carrier.drain, WAITS)] if forwards else []
+        self.calls: list[ActionCall] = [*drained]
         for position, instruction in enumerate(program.ranks[worker]):
             action = instruction.action
             if action is not None and action.kind is Kind.STEP:
-                self.calls.append(Call(partial(updates.wait, action.pipe, action.stage), WAITS))
+                self.calls.append(ActionCall(partial(updates.wait, action.pipe, action.stage), WAITS))
             for message in awaited.get(position, ()):
-                self.calls.append(Call(partial(carrier.release, message), WAITS))
+                self.calls.append(ActionCall(partial(carrier.release, message), WAITS))
             self.calls.append(hands.call(instruction))
             for message in releases.get(position, ()):
-                self.calls.append(Call(partial(carrier.release, message), SILENT))
+                self.calls.append(ActionCall(partial(carrier.release, message), SILENT))
         self.calls += drained
 
     def forwards(self, program: Program, stages: Mapping[Node, Stage]) -> Interpreter:
@@ -164,14 +164,16 @@ class _Hands:
     feed: Callable[[int, int], Tensors]
     mail: dict[Message, dict[str, Tensor]] = field(default_factory=dict)
 
-    def call(self, instruction: Instruction) -> Call:
+    def call(self, instruction: Instruction) -> ActionCall:
         if instruction.action is not None:
-            return Call(self._action(instruction.action), encode(instruction.action))
+            return ActionCall(self._action(instruction.action), encode(instruction.action))
         message = instruction.message
         assert message is not None
         if instruction.op == "wait":
-            return Call(partial(self._wait, message), WAITS)
-        return Call(partial(self.carrier.post if instruction.op == "post" else self._send, message), SILENT)
+            return ActionCall(partial(self._wait, message), WAITS)
+        return ActionCall(
+            partial(self.carrier.post if instruction.op == "post" else self._send, message), SILENT
+        )
 
     def _wait(self, message: Message) -> None:
         self.mail[message] = self.carrier.wait(message)

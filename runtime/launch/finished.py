@@ -15,7 +15,7 @@ from planner.errors import BadInput
 from planner.simulate import RunRecord, simulate_in_stride
 from planner.terminal import columns
 from planner.timeline import Comparison, Timeline, compare
-from planner.units import duration
+from planner.units import format_duration
 from runtime import runfolder
 from runtime.runfolder import Paths, losses_of
 from runtime.train import outside
@@ -45,8 +45,8 @@ def comparison_text(found: Comparison, drift: str = "") -> str:
     rows = [
         (
             f"{event.stage}{event.name}",
-            duration(event.predicted_ns),
-            duration(event.measured_ns),
+            format_duration(event.predicted_ns),
+            format_duration(event.measured_ns),
             f"{event.ratio:.2f}",
         )
         for event in sorted(found.events, key=lambda e: (e.stage, e.name))
@@ -54,8 +54,8 @@ def comparison_text(found: Comparison, drift: str = "") -> str:
     ]
     table = columns(rows, ("stage and action", "predicted", "measured", "ratio"))
     return (
-        f"step: predicted {duration(found.predicted_step_ns)}, measured {duration(found.measured_step_ns)}, "
-        f"ratio {ratio:.2f}; a rank stood idle for {duration(found.measured_wait_ns)} of it\n{drift}\n{table}"
+        f"step: predicted {format_duration(found.predicted_step_ns)}, measured {format_duration(found.measured_step_ns)}, "
+        f"ratio {ratio:.2f}; a rank stood idle for {format_duration(found.measured_wait_ns)} of it\n{drift}\n{table}"
     )
 
 

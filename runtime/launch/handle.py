@@ -32,7 +32,7 @@ Where = Literal["local", "slurm"]
 HEADS = ("step", "loss", "seconds")
 
 
-class Rows(Shown, list[dict[str, float]]):
+class StepRows(Shown, list[dict[str, float]]):
     """One row a step; a list of dictionaries, as pandas.DataFrame takes it, that shows itself as a table."""
 
     def heads(self) -> tuple[str, ...]:
@@ -66,9 +66,11 @@ class Handle(Shown):
         """Of one rank, or of all and of what holds them."""
         return "\n".join(line for _, line in status.lines_of(self.folder, rank, follow=False))
 
-    def metrics(self) -> Rows:
+    def metrics(self) -> StepRows:
         found = steps_of(self.paths)
-        return Rows({"step": step, "loss": row.loss, "seconds": row.seconds} for step, row in found.items())
+        return StepRows(
+            {"step": step, "loss": row.loss, "seconds": row.seconds} for step, row in found.items()
+        )
 
     def cancel(self) -> None:
         """It can be resumed from its last complete checkpoint."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from planner.errors import BadInput
 from planner.shown import Shown
 from planner.simulate import RunRecord
-from planner.units import duration
+from planner.units import format_duration
 from runtime.launch import finished, status
 from runtime.runfolder import Paths
 
@@ -43,8 +43,8 @@ class Runs(Shown):
                 each.state,
                 f"{each.step} of {each.steps}",
                 "" if each.loss is None else f"{each.loss:.4f}",
-                duration(each.predicted_step_s * 1e9),
-                "" if each.measured_step_s is None else duration(each.measured_step_s * 1e9),
+                format_duration(each.predicted_step_s * 1e9),
+                "" if each.measured_step_s is None else format_duration(each.measured_step_s * 1e9),
             )
             for at, each in enumerate(found)
         ]

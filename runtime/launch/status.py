@@ -10,12 +10,12 @@ from pathlib import Path
 
 from planner import plan as plans
 from planner.errors import BadInput
-from planner.units import duration
+from planner.units import format_duration
 from runtime import checkpoint as checkpoints
 from runtime import runfolder, slurm
 from runtime.backend import Backend
 from runtime.local import LocalBackend
-from runtime.runfolder import Paths, Step, open_run, outcome_of, steps_of
+from runtime.runfolder import Paths, StepMetrics, open_run, outcome_of, steps_of
 from runtime.train import JUDGED, WARM_UP, outside
 
 ENOUGH = ("running", "done", "unknown")
@@ -108,7 +108,7 @@ def _history(paths: Paths) -> list[str]:
     ]
 
 
-def _speed(steps: dict[int, Step]) -> float | None:
+def _speed(steps: dict[int, StepMetrics]) -> float | None:
     """Median seconds of the last steps."""
     later = [step.seconds for number, step in steps.items() if number > WARM_UP] or [
         step.seconds for step in steps.values()
@@ -131,9 +131,9 @@ def status_text(status: Status) -> str:
     lines.append(f"step {status.step} of {status.steps}{loss}")
     if status.measured_step_s is not None and status.samples_per_s is not None:
         lines.append(
-            f"{duration(status.measured_step_s * 1e9)} a step (predicted {duration(status.predicted_step_s * 1e9)}), "
+            f"{format_duration(status.measured_step_s * 1e9)} a step (predicted {format_duration(status.predicted_step_s * 1e9)}), "
             f"{status.samples_per_s:.4g} samples a second"
-            + (f", {duration(status.left_s * 1e9)} left" if status.left_s is not None else "")
+            + (f", {format_duration(status.left_s * 1e9)} left" if status.left_s is not None else "")
         )
     lines += [status.drift] if status.drift else []
     lines += [f"goes on after step {status.checkpoint} with: {status.go_on}"] if status.go_on else []

@@ -18,14 +18,14 @@ from planner import plan as plans
 from planner.plan import Plan
 from runtime import checkpoint as checkpoints
 from runtime import runfolder
-from runtime.local.signals import STATES, Told
+from runtime.local.signals import STATES, EndSignals
 from runtime.local.supervise import die_with_parent, supervise
 from runtime.runfolder import Attempt, Job, Outcome, Paths, note_attempt, result_of, tell
 from runtime.train import Model, run_script, sleep_rank, train_rank
 
 
 def main(folder: str, parent: str) -> int:
-    told = Told(int(parent))
+    told = EndSignals(int(parent))
     told.listen()
     if int(parent):
         die_with_parent(int(parent), signal.SIGTERM)

@@ -8,7 +8,7 @@ import signal
 STATES = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended"}
 
 
-class Told:
+class EndSignals:
     """A signal only leaves a mark: between two lines that take notes of processes nothing may be torn."""
 
     def __init__(self, parent: int) -> None:

@@ -39,7 +39,7 @@ class _Rank:
     since_s: float = 0.0  # when the count last changed
 
 
-class Watch:
+class RankWatch:
     """The ranks of one run, by number."""
 
     def __init__(self, paths: Paths, pids: Mapping[int, int], deadline_s: float, told: Asked) -> None:
@@ -203,4 +203,4 @@ def supervise(
 ) -> Outcome:
     """Runs `main(rank)` in a process a rank until all are done, one is not well, or it is told to end."""
     pids = fork_ranks(paths, ranks, main)
-    return Watch(paths, pids, deadline_s, told).until_the_end()
+    return RankWatch(paths, pids, deadline_s, told).until_the_end()

@@ -10,12 +10,12 @@ from runtime.messages.routes import (
     routes_of,
     stages_of_layers,
 )
-from runtime.messages.transport import Edge, Layout, Transport
+from runtime.messages.transport import DenseLayout, Edge, Transport
 
 __all__ = [
+    "DenseLayout",
     "Direction",
     "Edge",
-    "Layout",
     "Names",
     "Routes",
     "Transport",

@@ -37,7 +37,7 @@ MOST_DIMS = 8
 HEADER = 2 + 2 * MOST_DIMS
 
 
-class Layout(NamedTuple):
+class DenseLayout(NamedTuple):
     """A dense tensor as it lies in memory: sizes and dims from the slowest to the fastest. Dims that were expanded lie
     nowhere and come first, so that what is dense in its last dim, as fused kernels ask, stays so."""
 
@@ -46,7 +46,7 @@ class Layout(NamedTuple):
     order: tuple[int, ...]
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Layout:
+    def of(cls, tensor: Tensor) -> DenseLayout:
         strides = tensor.stride()
         order = tuple(sorted(range(tensor.ndim), key=lambda dim: (strides[dim] != 0, -strides[dim])))
         return cls(tensor.dtype, tuple(tensor.shape[dim] for dim in order), order)
@@ -78,7 +78,7 @@ class Layout(NamedTuple):
         return [DTYPES.index(self.dtype), len(self.sizes), *self.sizes, *fill, *self.order, *fill]
 
     @classmethod
-    def parse(cls, row: Sequence[int]) -> Layout:
+    def parse(cls, row: Sequence[int]) -> DenseLayout:
         dims = row[1]
         order = row[2 + MOST_DIMS : 2 + MOST_DIMS + dims]
         return cls(DTYPES[row[0]], tuple(row[2 : 2 + dims]), tuple(order))
@@ -122,7 +122,7 @@ class Transport:
     ) -> None:
         self._routes, self._place, self._peers = routes, place, peers
         self._device, self._group = device, group
-        self._layouts: dict[_Hop, list[Layout]] = {}
+        self._layouts: dict[_Hop, list[DenseLayout]] = {}
         self._learning = {"act": True, "grad": True}
         self._posted: dict[Message, _Receive] = {}
         self._untold: dict[_Channel, list[Message]] = {}  # posted by their headers only, in order
@@ -154,7 +154,9 @@ class Transport:
             self.release(message)
         works = self._sent[message] = []
         if self._learning[message.direction]:
-            layouts = self._layouts.setdefault(_Hop.of(message), [Layout.of(tensors[name]) for name in names])
+            layouts = self._layouts.setdefault(
+                _Hop.of(message), [DenseLayout.of(tensors[name]) for name in names]
+            )
             header = torch.tensor([layout.header() for layout in layouts])
             works.append((self._isend(header, channel.peer, channel.tag + 1), header))
         for name, layout in zip(names, self._layouts[_Hop.of(message)], strict=True):
@@ -168,7 +170,7 @@ class Transport:
         """Lets go of a message that is known to have arrived; perhaps of the step before, in the first there is none."""
         _finish(work for work, _ in self._sent.pop(message, ()))
 
-    def know(self, layouts: Mapping[Edge, Sequence[Layout]]) -> None:
+    def know(self, layouts: Mapping[Edge, Sequence[DenseLayout]]) -> None:
         """What hops carry, from elsewhere than their messages: nothing is told, and receives have their buffers."""
         for pipe in range(len(self._place)):
             for (direction, sender, receiver), rows in layouts.items():
@@ -205,7 +207,7 @@ class Transport:
             earlier = untold.pop(0)
             header = self._posted[earlier]
             _finish(header.works)
-            layouts = [Layout.parse(row) for row in header.buffers[0].tolist()]
+            layouts = [DenseLayout.parse(row) for row in header.buffers[0].tolist()]
             self._layouts.setdefault(_Hop.of(earlier), layouts)
             self._posted[earlier] = self._receive(earlier, channel)
 
@@ -233,7 +235,7 @@ def _finish(works: Iterable[dist.Work]) -> None:
         work.wait()
 
 
-def _changed(name: str, old: Layout, new: Tensor) -> BadInput:
+def _changed(name: str, old: DenseLayout, new: Tensor) -> BadInput:
     return BadInput(
         f"'{name}' crosses stages as {old.dtype}{list(old.shape)} and now as {new.dtype}{list(new.shape)}",
         where="the batch",

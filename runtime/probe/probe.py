@@ -40,7 +40,7 @@ COPY_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class ProbedDevice:
     kind: str  # cpu, or the name of a GPU
     memory_bytes: int
     flop_per_s: Number  # of a matrix product in fp32
@@ -48,7 +48,7 @@ class Device:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wire:
+class ProbedLink:
     a: int  # rank
     b: int
     within_node: bool
@@ -57,7 +57,7 @@ class Wire:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sum:
+class ProbedSum:
     """An all-reduce of `bytes` over some ranks."""
 
     ranks: tuple[int, ...]
@@ -68,21 +68,21 @@ class Sum:
 @dataclass(frozen=True, kw_only=True)
 class Found:
     hosts: tuple[str, ...]  # of every rank
-    devices: tuple[Device, ...]  # of every rank
-    wires: tuple[Wire, ...]
-    sums: tuple[Sum, ...]
+    devices: tuple[ProbedDevice, ...]  # of every rank
+    wires: tuple[ProbedLink, ...]
+    sums: tuple[ProbedSum, ...]
     together: tuple[Together, ...] = ()
     slowed: Slowed | None = None
 
 
-def device_of(device: torch.device, repeats: int = REPEATS) -> Device:
+def device_of(device: torch.device, repeats: int = REPEATS) -> ProbedDevice:
     a, b = torch.randn(MATMUL, MATMUL, device=device), torch.randn(MATMUL, MATMUL, device=device)
     source = torch.zeros(COPY_BYTES // 4, device=device)
     target = torch.empty_like(source)
     products = timed(lambda: torch.mm(a, b), device, repeats)
     copies = timed(lambda: target.copy_(source), device, repeats)
     cuda = device.type == "cuda"
-    return Device(
+    return ProbedDevice(
         kind=torch.cuda.get_device_name(device) if cuda else "cpu",
         memory_bytes=torch.cuda.get_device_properties(device).total_memory if cuda else _host_bytes(),
         flop_per_s=Number.of([2 * MATMUL**3 / seconds for seconds in products]),
@@ -94,14 +94,14 @@ def _host_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def wire_of(world: World, a: int, b: int, *, within_node: bool, repeats: int = REPEATS) -> Wire | None:
+def wire_of(world: World, a: int, b: int, *, within_node: bool, repeats: int = REPEATS) -> ProbedLink | None:
     """Collective over the two ranks: a message there and back, halved. The others return None."""
     if world.rank not in (a, b):
         return None
     small, large = (_there_and_back(world, a, b, size, repeats) for size in (SMALL_BYTES, LARGE_BYTES))
     latency = Number.of(small)
     rates = [LARGE_BYTES / max(seconds - latency.value, 1e-9) for seconds in large]
-    return Wire(a=a, b=b, within_node=within_node, latency_s=latency, bytes_per_s=Number.of(rates))
+    return ProbedLink(a=a, b=b, within_node=within_node, latency_s=latency, bytes_per_s=Number.of(rates))
 
 
 def _there_and_back(world: World, a: int, b: int, size: int, repeats: int) -> list[float]:
@@ -119,19 +119,19 @@ def _there_and_back(world: World, a: int, b: int, size: int, repeats: int) -> li
     return [seconds / 2 for seconds in timed(turn, world.device, repeats)]
 
 
-def sum_of(world: World, ranks: Sequence[int], size: int, repeats: int = REPEATS) -> Sum | None:
+def sum_of(world: World, ranks: Sequence[int], size: int, repeats: int = REPEATS) -> ProbedSum | None:
     group = world.new_group(ranks)
     if world.rank not in ranks:
         return None
     tensor = torch.zeros(size // 4, device=world.device)
     samples = timed(lambda: dist.all_reduce(tensor, group=group), world.device, repeats)
-    return Sum(ranks=tuple(ranks), bytes=size, seconds=Number.of(samples))
+    return ProbedSum(ranks=tuple(ranks), bytes=size, seconds=Number.of(samples))
 
 
 def probe(world: World, result: Path, repeats: int = REPEATS) -> None:
     """Collective; the first rank writes what was found."""
     parts = [_part(result, rank) for rank in range(world.size)]
-    told = Told(result, world)
+    told = ProbeProgress(result, world)
     for rank in range(world.size):  # one after another, so that none slows another
         told.now(0.2 * rank / world.size, f"device of rank {rank}, {rank + 1} of {world.size}")
         if rank == world.rank:
@@ -165,7 +165,7 @@ def probe(world: World, result: Path, repeats: int = REPEATS) -> None:
 
 
 @dataclass(frozen=True)
-class Told:
+class ProbeProgress:
     """What is being measured, for those who wait: the first rank keeps it in a file beside the result."""
 
     result: Path

@@ -11,7 +11,7 @@ from planner.errors import BadPlan
 from planner.model import Buffer, Parameter
 from planner.plan import Plan
 from runtime.execute import Interpreter, Pulse, Tracer, program_of
-from runtime.rank.parts import Assembly, Load, Options
+from runtime.rank.parts import Load, RankOptions, RankParts
 from runtime.rank.rank import Feed, Rank
 from runtime.update import LrSchedule, Make, groups_of
 from runtime.world import World
@@ -25,11 +25,11 @@ def assemble(
     make_optimizer: Make,
     lr_schedule: LrSchedule,
     load: Load,
-    options: Options,
+    options: RankOptions,
     pulse: Pulse,
 ) -> Rank:
     """Every rank calls this at the same time: communicators are made in the same order on all of them."""
-    parts = Assembly(plan, captured, world, options)
+    parts = RankParts(plan, captured, world, options)
     program = program_of(plan, world)
     if not world.agree(program.digest + captured.graph.fingerprint):
         raise BadPlan("the ranks have derived different programs: versions or files differ between nodes")
@@ -74,7 +74,7 @@ def assemble(
     )
 
 
-def _feed(parts: Assembly, modules: Mapping[int, StageModule]) -> Feed:
+def _feed(parts: RankParts, modules: Mapping[int, StageModule]) -> Feed:
     reads, device = _reads(parts, modules), parts.world.device
     if parts.sharing is None:
         return Feed(reads, device)
@@ -83,12 +83,12 @@ def _feed(parts: Assembly, modules: Mapping[int, StageModule]) -> Feed:
     return Feed(reads, device, parts=parts.sharing.parts(sorted(modules)), region=region)
 
 
-def _reads(parts: Assembly, modules: Mapping[int, StageModule]) -> dict[int, list[str]]:
+def _reads(parts: RankParts, modules: Mapping[int, StageModule]) -> dict[int, list[str]]:
     outer = {value.name for value in parts.graph.values if value.role != "hidden"}
     return {stage: [name for name in module.inputs if name in outer] for stage, module in modules.items()}
 
 
-def _idle(parts: Assembly, load: Load) -> dict[str, Tensor]:
+def _idle(parts: RankParts, load: Load) -> dict[str, Tensor]:
     """Parameters and buffers that no layer uses; the first rank keeps them for the checkpoints."""
     rows: list[Parameter | Buffer] = [*parts.graph.parameters, *parts.graph.buffers]
     unused = [row.name for row in rows if not row.users]

@@ -56,14 +56,14 @@ from runtime.update import (
     buckets_of,
     trained,
 )
-from runtime.world import Mesh, World
+from runtime.world import RankMesh, World
 
 Node = tuple[int, int]  # pipe, stage
 Load = Callable[[Sequence[str]], Mapping[str, Tensor]]  # tensors of a checkpoint by name
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class RankOptions:
     """What a run decides beside its plan."""
 
     seed: int = 0
@@ -104,10 +104,10 @@ def _check_written(plan: Plan, captured: Captured) -> None:
         )
 
 
-class Assembly:
+class RankParts:
     """The steps of `assemble.assemble` that share much."""
 
-    def __init__(self, plan: Plan, captured: Captured, world: World, options: Options) -> None:
+    def __init__(self, plan: Plan, captured: Captured, world: World, options: RankOptions) -> None:
         check_supported(plan, captured)
         captured = in_order_of(plan, captured)
         self.plan, self.captured, self.world, self.options = plan, captured, world, options
@@ -115,7 +115,7 @@ class Assembly:
         updates.check(plan, captured.graph, options.clip_norm, options.clip_by)
         self.stage_of = stages_of_layers(plan, self.graph)
         self.schedule = schedule_of(plan)
-        self.mesh = Mesh.of(plan)
+        self.mesh = RankMesh.of(plan)
         self.held = self.mesh.held(world.rank)
         self.place = self.mesh.by_rank[world.rank]
         self.routes = routes_of(self.graph, self.stage_of)

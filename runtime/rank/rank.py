@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from planner.model import Buffer, ModelGraph, Parameter
 from planner.plan import Plan
 from runtime import execute
-from runtime.checkpoint import Checkpoint, Part
+from runtime.checkpoint import Checkpoint, CheckpointPart
 from runtime.data import Region, Rows, Wanted
 from runtime.execute import AUTOCAST, Interpreter, Tensors, Tracer, forward_program
 from runtime.messages import Transport, stages_of_layers
 from runtime.rank.evaluation import EvaluationStage, losses_of
 from runtime.stage import AnyStage, Keys, RunningStatistics, Scaler
-from runtime.update import Flat, Saved, Updater, load_state, state_of
-from runtime.world import Mesh, World
+from runtime.update import Flat, SavedState, Updater, load_state, state_of
+from runtime.world import RankMesh, World
 
 Node = tuple[int, int]  # pipe, stage
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class Rank:
     """One rank, ready to run: `interpreter.run(step)` between `begin` and `finish`."""
 
     plan: Plan
-    mesh: Mesh
+    mesh: RankMesh
     world: World
     graph: ModelGraph
     stages: dict[Node, AnyStage]
@@ -148,7 +148,9 @@ class Rank:
             self.updater.previous.resume(checkpoint.facts.extra["norm"])
         self.updater.catch_up(checkpoint.facts.step)
         names = [name for flat in self.flats for name in flat.bucket.names]
-        load_state(self.updater.optimizers, self.flats, Saved(checkpoint.state(names), checkpoint.settings))
+        load_state(
+            self.updater.optimizers, self.flats, SavedState(checkpoint.state(names), checkpoint.settings)
+        )
 
     def extra(self) -> dict[str, float]:
         """What goes on from step to step beside parameters and optimizer state."""
@@ -157,7 +159,7 @@ class Rank:
         norm = {} if previous is None else {"norm": previous}
         return norm if self.scaler is None else asdict(self.scaler)
 
-    def part(self) -> Part:
+    def part(self) -> CheckpointPart:
         """What this rank writes of a checkpoint: tensors that it is the first holder of, and the state it updates."""
         self.updater.settle()
         saved = state_of(self.updater.optimizers, self.flats)
@@ -174,4 +176,6 @@ class Rank:
             first = self.mesh.holders(stages)[0] if stages else 0
             if first == self.world.rank:
                 tensors[row.name] = here[row.name]
-        return Part(rank=self.world.rank, tensors=tensors, state=saved.tensors, settings=saved.settings)
+        return CheckpointPart(
+            rank=self.world.rank, tensors=tensors, state=saved.tensors, settings=saved.settings
+        )

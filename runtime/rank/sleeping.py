@@ -20,7 +20,7 @@ from torch.futures import Future
 from planner.plan import Hop, Plan, StageTimes, schedule_of
 from runtime.execute import Interpreter, Pulse, Tensors, Tracer, program_of
 from runtime.messages import Routes, Transport
-from runtime.world import Mesh, World
+from runtime.world import RankMesh, World
 
 NS = 1e-9
 LATE_S = 1e-4  # first guess of how long a sleep takes too long
@@ -142,7 +142,7 @@ class SleepRank:
 
 def sleeping(plan: Plan, world: World, pulse: Pulse) -> SleepRank:
     """One rank of a plan whose stages sleep; every rank calls this at the same time."""
-    schedule, mesh, program = schedule_of(plan), Mesh.of(plan), program_of(plan, world)
+    schedule, mesh, program = schedule_of(plan), RankMesh.of(plan), program_of(plan, world)
     held, sleeper, tracer = mesh.held(world.rank), Sleeper(), Tracer(world.rank)
     groups = {}
     for stage in range(schedule.stages):

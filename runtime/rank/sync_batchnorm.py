@@ -15,7 +15,7 @@ from torch import fx
 from planner.capture import SYNCHRONISED, Captured, StageModule
 from planner.errors import BadPlan
 from planner.plan import Plan
-from runtime.spatial import GroupWire, Mesh, OverReplicas, called
+from runtime.spatial import GroupWire, OverReplicas, SampleGroup, called
 from runtime.stage import graph_of, states_of
 from runtime.world import World
 
@@ -32,7 +32,7 @@ def states(module: StageModule) -> frozenset[str]:
     return frozenset(means) | counters
 
 
-def peers(plan: Plan, every: Sequence[StageModule], world: World) -> Mesh | None:
+def peers(plan: Plan, every: Sequence[StageModule], world: World) -> SampleGroup | None:
     """The replicas of this rank; collective over all ranks. None where nothing is synchronised."""
     if plan.axes.data == 1 or not any(marked(module) for module in every):
         return None
@@ -42,7 +42,7 @@ def peers(plan: Plan, every: Sequence[StageModule], world: World) -> Mesh | None
         group = world.new_group([place.rank for place in members])
         mine = mine if group is None else group
     assert mine is not None
-    return Mesh((plan.axes.data,), GroupWire(mine))
+    return SampleGroup((plan.axes.data,), GroupWire(mine))
 
 
 def check(plan: Plan, captured: Captured) -> None:
@@ -57,7 +57,7 @@ def check(plan: Plan, captured: Captured) -> None:
             raise BadPlan(f"a SyncBatchNorm over {plan.axes.data} replicas does not go with {what}")
 
 
-def synchronise(modules: Mapping[int, StageModule], mesh: Mesh) -> None:
+def synchronise(modules: Mapping[int, StageModule], mesh: SampleGroup) -> None:
     for module in modules.values():
         run = graph_of(module)
         for count, node in enumerate(marked(module)):

@@ -94,7 +94,7 @@ class _Everybody(Store):
 
 
 @dataclass(frozen=True)
-class Alone(World):
+class AloneWorld(World):
     def new_group(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
         """Those that this rank is no part of need not be made, since nobody else makes them either."""
         return super().new_group(ranks) if self.rank in ranks else None
@@ -105,7 +105,7 @@ def _silence(store: Store, rank: int, size: int, timeout: timedelta) -> dist.Pro
 
 
 @contextmanager
-def world_of(rank: int, size: int, device: torch.device) -> Iterator[Alone]:
+def world_of(rank: int, size: int, device: torch.device) -> Iterator[AloneWorld]:
     if dist.is_initialized():
         raise BadInput(
             "this process is a rank of a run already", where="rehearse", allowed="a process of its own"
@@ -115,7 +115,7 @@ def world_of(rank: int, size: int, device: torch.device) -> Iterator[Alone]:
     hook = sys.excepthook  # torch puts one of its own there, and leaves it
     dist.init_process_group(NAME, rank=rank, world_size=size, store=_Everybody(size))
     try:
-        yield Alone(rank, size, device, dist.group.WORLD)
+        yield AloneWorld(rank, size, device, dist.group.WORLD)
     finally:
         dist.destroy_process_group()
         sys.excepthook = hook

@@ -18,20 +18,20 @@ from planner.model import Buffer, ModelGraph, Parameter
 from planner.plan import Plan
 from planner.schedule import Kind, Schedule
 from runtime.execute import Tensors
-from runtime.messages import Direction, Edge, Layout, Routes
-from runtime.rank import Assembly, Options
+from runtime.messages import DenseLayout, Direction, Edge, Routes
+from runtime.rank import RankOptions, RankParts
 from runtime.rehearse.fake_world import fill
 from runtime.stage import AnyStage
 from runtime.world import World
 
-MADE_UP = Options(made_up=True)
+MADE_UP = RankOptions(made_up=True)
 
 
-def layouts(plan: Plan, captured: Captured, batch: Tensors, world: World) -> dict[Edge, list[Layout]]:
+def layouts(plan: Plan, captured: Captured, batch: Tensors, world: World) -> dict[Edge, list[DenseLayout]]:
     """By hop, of each Value that it carries; for the spatial coordinate of the world's rank."""
     eager = plan.model_copy(update={"execution": "eager"})
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        parts = Assembly(eager, captured, world, MADE_UP)
+        parts = RankParts(eager, captured, world, MADE_UP)
         parts.schedule = _kept(parts.schedule)
         parts.held = tuple((0, stage) for stage in range(parts.schedule.stages))
         modules = parts.modules(empty_states(captured.graph))
@@ -46,8 +46,8 @@ def _kept(schedule: Schedule) -> Schedule:
     return replace(schedule, orders=tuple(orders))
 
 
-def _through(stages: Sequence[AnyStage], routes: Routes, batch: Tensors) -> dict[Edge, list[Layout]]:
-    found: dict[Edge, list[Layout]] = {}
+def _through(stages: Sequence[AnyStage], routes: Routes, batch: Tensors) -> dict[Edge, list[DenseLayout]]:
+    found: dict[Edge, list[DenseLayout]] = {}
     values = dict(batch)
     for number, stage in enumerate(stages):
         made = stage.forward(0, {name: values[name] for name in stage.module.inputs})
@@ -64,10 +64,10 @@ def _through(stages: Sequence[AnyStage], routes: Routes, batch: Tensors) -> dict
 
 
 def _note(
-    found: dict[Edge, list[Layout]], routes: Routes, direction: Direction, stage: int, made: Tensors
+    found: dict[Edge, list[DenseLayout]], routes: Routes, direction: Direction, stage: int, made: Tensors
 ) -> None:
     for receiver, names in routes.leaving(direction, stage):
-        found[direction, stage, receiver] = [Layout.of(made[name]) for name in names]
+        found[direction, stage, receiver] = [DenseLayout.of(made[name]) for name in names]
 
 
 def empty_states(graph: ModelGraph) -> Callable[[Sequence[str]], Mapping[str, Tensor]]:

@@ -12,8 +12,8 @@ import torch
 
 from planner.timeline import Event, decode
 from runtime.data import Batches
-from runtime.execute import SILENT, WAITS, Call, Tensors, static_bytes
-from runtime.messages import Edge, Layout
+from runtime.execute import SILENT, WAITS, ActionCall, Tensors, static_bytes
+from runtime.messages import DenseLayout, Edge
 from runtime.rank import Rank, assemble
 from runtime.rehearse.message_survey import MADE_UP, made_up_states
 from runtime.train import Model, NoPulse
@@ -32,7 +32,9 @@ class Rehearsed:
     took_ns: Mapping[Event, tuple[int, ...]]  # of every action, once a timed step
 
 
-def rehearsed(model: Model, world: World, layouts: Mapping[Edge, Sequence[Layout]], steps: int) -> Rehearsed:
+def rehearsed(
+    model: Model, world: World, layouts: Mapping[Edge, Sequence[DenseLayout]], steps: int
+) -> Rehearsed:
     rank = alone(model, world, layouts)
     batches = _batches(model, rank)
     numbers = itertools.count(1)
@@ -55,7 +57,7 @@ def rehearsed(model: Model, world: World, layouts: Mapping[Edge, Sequence[Layout
     )
 
 
-def alone(model: Model, world: World, layouts: Mapping[Edge, Sequence[Layout]]) -> Rank:
+def alone(model: Model, world: World, layouts: Mapping[Edge, Sequence[DenseLayout]]) -> Rank:
     """A rank as it is in a run, with made-up weights; it knows what will come, so that nobody need tell it."""
     rank = assemble(
         model.plan,
@@ -93,7 +95,7 @@ def _timed(rank: Rank, step: int, batch: Mapping[int, Tensors]) -> Iterator[tupl
 class _Events:
     """Times on the device's own clock, read after the step: nothing in it waits for the device."""
 
-    def __init__(self, calls: Sequence[Call]) -> None:
+    def __init__(self, calls: Sequence[ActionCall]) -> None:
         self._calls = calls
         self._rows: list[tuple[int, torch.cuda.Event, torch.cuda.Event]] = []
 

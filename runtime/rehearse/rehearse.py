@@ -23,14 +23,14 @@ from planner.plan import Place, Plan, schedule_of
 from planner.schedule import check
 from planner.terminal import Report
 from planner.workload import Workload
-from runtime.messages import Edge, Layout, stages_of_layers
+from runtime.messages import DenseLayout, Edge, stages_of_layers
 from runtime.rehearse.fake_world import world_of
 from runtime.rehearse.message_survey import layouts
 from runtime.rehearse.rank import Rehearsed, rehearsed
 from runtime.rehearse.report import Rehearsal, compared
 from runtime.train import Model
 from runtime.update import buckets_of, owners, trained
-from runtime.world import Mesh, World, alone
+from runtime.world import RankMesh, World, alone
 
 STEPS = 3
 # Of each rank: the share that is done, and its name.
@@ -71,7 +71,7 @@ def _in_silence(share: float, doing: str) -> AbstractContextManager[None]:
 
 def runs(model: Model, device: torch.device, steps: int, around: Around = _in_silence) -> Iterator[Rehearsed]:
     """Each distinct rank in turn; without timed steps it is for their memory alone."""
-    known: dict[int, Mapping[Edge, Sequence[Layout]]] = {}  # by spatial coordinate
+    known: dict[int, Mapping[Edge, Sequence[DenseLayout]]] = {}  # by spatial coordinate
     places = distinct(model)
     for number, place in enumerate(places):
         with (
@@ -110,7 +110,9 @@ def _updated(model: Model) -> dict[int, int]:
     if not plan.shard_optimizer:
         return {}
     found: dict[int, int] = {}
-    for bucket in buckets_of(graph, stages_of_layers(plan, graph), Mesh.of(plan), trained(model.captured)):
+    for bucket in buckets_of(
+        graph, stages_of_layers(plan, graph), RankMesh.of(plan), trained(model.captured)
+    ):
         sizes = {name: prod(graph.parameter[name].shape) for name in bucket.names}
         for name, rank in owners(bucket.ranks, sizes).items():
             found[rank] = found.get(rank, 0) + sizes[name]

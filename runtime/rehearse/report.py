@@ -10,8 +10,8 @@ from planner.plan import Plan, schedule_of
 from planner.schedule import Kind
 from planner.simulate import Compiled, compile, duration_vector, period
 from planner.terminal import columns
-from planner.units import duration
-from planner.units import memory as size
+from planner.units import format_bytes as size
+from planner.units import format_duration
 from runtime.rehearse.rank import Rehearsed
 
 COLUMNS = {
@@ -37,7 +37,7 @@ class Duration:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peak:
+class RehearsedPeak:
     """Of the fullest rank of a pipeline worker; `predicted_bytes` without the margin."""
 
     worker: int
@@ -56,7 +56,7 @@ class Rehearsal:
     predicted_step_ns: int
     rehearsed_step_ns: int
     durations: tuple[Duration, ...]
-    peaks: tuple[Peak, ...]
+    peaks: tuple[RehearsedPeak, ...]
 
     @property
     def most_different(self) -> Duration | None:
@@ -65,7 +65,7 @@ class Rehearsal:
         return max(far, key=lambda each: abs(each.alone_ns - self.predicted_step_ns), default=None)
 
     @property
-    def too_full(self) -> tuple[Peak, ...]:
+    def too_full(self) -> tuple[RehearsedPeak, ...]:
         """Workers that took more than was planned for them, the margin included."""
         return tuple(
             each for each in self.peaks if each.rehearsed_bytes > each.predicted_bytes + each.margin_bytes
@@ -132,10 +132,10 @@ def _durations(compiled: Compiled, plan: Plan, took: _Took) -> Iterator[Duration
         )
 
 
-def _peaks(plan: Plan, runs: Sequence[Rehearsed]) -> Iterator[Peak]:
+def _peaks(plan: Plan, runs: Sequence[Rehearsed]) -> Iterator[RehearsedPeak]:
     for worker, predicted in enumerate(plan.prediction.memory):
         fullest = max((run for run in runs if run.worker == worker), key=lambda run: run.peak_bytes)
-        yield Peak(
+        yield RehearsedPeak(
             worker=worker,
             rank=fullest.rank,
             predicted_bytes=predicted.total - predicted.margin,
@@ -159,10 +159,10 @@ def text(found: Rehearsal) -> str:
         [
             (
                 f"{each.stage}{each.kind}",
-                duration(each.predicted_ns),
-                duration(each.rehearsed_ns),
+                format_duration(each.predicted_ns),
+                format_duration(each.rehearsed_ns),
                 _ratio(each.rehearsed_ns, each.predicted_ns),
-                duration(each.alone_ns - found.predicted_step_ns),
+                format_duration(each.alone_ns - found.predicted_step_ns),
             )
             for each in found.durations
         ],
@@ -189,15 +189,15 @@ def text(found: Rehearsal) -> str:
 def _summary(found: Rehearsal) -> str:
     step = (
         f"{len(found.ranks)} distinct rank{'s' * (len(found.ranks) > 1)} rehearsed on {found.device}. Step: predicted "
-        f"{duration(found.predicted_step_ns)}, replayed from what was rehearsed {duration(found.rehearsed_step_ns)}, "
+        f"{format_duration(found.predicted_step_ns)}, replayed from what was rehearsed {format_duration(found.rehearsed_step_ns)}, "
         f"ratio {_ratio(found.rehearsed_step_ns, found.predicted_step_ns)}; messages and sums as planned."
     )
     most = found.most_different
     if most is None:
         return step
     return (
-        f"{step}\nWhat differs most: {most.kind} of stage {most.stage}, {duration(most.predicted_ns)} planned and "
-        f"{duration(most.rehearsed_ns)} rehearsed; alone it makes the step {duration(most.alone_ns)}."
+        f"{step}\nWhat differs most: {most.kind} of stage {most.stage}, {format_duration(most.predicted_ns)} planned and "
+        f"{format_duration(most.rehearsed_ns)} rehearsed; alone it makes the step {format_duration(most.alone_ns)}."
     )
 
 

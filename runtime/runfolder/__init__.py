@@ -1,13 +1,22 @@
 """Every file of a run, written whole even on a full disk."""
 
-from runtime.runfolder.durable import append, keep_room, say, write_whole
+from runtime.runfolder.durable import append, keep_room, write_durably, write_whole
 from runtime.runfolder.job import FILE, TORCHRUN, Job, check, read
-from runtime.runfolder.metrics import COUNT, LOSS, Lines, Losses, Step, losses_of, mean_loss, steps_of
+from runtime.runfolder.metrics import (
+    COUNT,
+    LOSS,
+    Losses,
+    MetricLines,
+    StepMetrics,
+    losses_of,
+    mean_loss,
+    steps_of,
+)
 from runtime.runfolder.outcome import (
     BEAT,
     STOPPED,
     Attempt,
-    Heart,
+    Heartbeat,
     Outcome,
     attempts,
     note_attempt,
@@ -18,7 +27,7 @@ from runtime.runfolder.outcome import (
     write_cause,
 )
 from runtime.runfolder.paths import Paths, unused
-from runtime.runfolder.process import Holder, cancel, find, note_process, of
+from runtime.runfolder.process import RunProcess, cancel, find, note_process, of
 from runtime.runfolder.result import Result, result_of
 
 __all__ = [
@@ -29,15 +38,15 @@ __all__ = [
     "STOPPED",
     "TORCHRUN",
     "Attempt",
-    "Heart",
-    "Holder",
+    "Heartbeat",
     "Job",
-    "Lines",
     "Losses",
+    "MetricLines",
     "Outcome",
     "Paths",
     "Result",
-    "Step",
+    "RunProcess",
+    "StepMetrics",
     "append",
     "attempts",
     "cancel",
@@ -54,10 +63,10 @@ __all__ = [
     "read",
     "read_cause",
     "result_of",
-    "say",
     "steps_of",
     "tell",
     "unused",
     "write_cause",
+    "write_durably",
     "write_whole",
 ]

@@ -49,12 +49,12 @@ def keep_room(paths: Paths, ranks: int) -> None:
     paths.reserve.write_bytes(os.urandom((BLOCKS + BLOCKS_A_RANK * ranks) * BLOCK_BYTES))
 
 
-def say(paths: Paths, path: Path, text: str) -> None:
+def write_durably(paths: Paths, path: Path, text: str) -> None:
     """As `write_whole`, in the room kept for it where there is no other."""
     _even_when_full(paths, lambda: write_whole(path, text))
 
 
-def add(paths: Paths, path: Path, line: str) -> None:
+def append_durably(paths: Paths, path: Path, line: str) -> None:
     _even_when_full(paths, lambda: append(path, line))
 
 

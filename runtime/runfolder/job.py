@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal, get_args, get_type_hints
 
 from planner.errors import BadInput
-from runtime.runfolder.durable import say
+from runtime.runfolder.durable import write_durably
 from runtime.runfolder.paths import Paths
 
 Content = Literal["layers", "sleep"]
@@ -35,7 +35,7 @@ class Job:
     generation: int = 0  # counts restarts, so that the rendezvous of one is never met by another
 
     def write(self, paths: Paths) -> None:
-        say(paths, paths.job, json.dumps(asdict(self), indent=1))
+        write_durably(paths, paths.job, json.dumps(asdict(self), indent=1))
 
 
 MOST = 10**12

@@ -18,7 +18,7 @@ Losses = Mapping[int, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
-class Step:
+class StepMetrics:
     loss: float
     seconds: float  # of the slowest rank that has a share of the loss
 
@@ -31,10 +31,10 @@ def mean_loss(losses: Losses) -> float:
     return total / sum(counts) if counts else total / len(rows)
 
 
-def steps_of(paths: Paths) -> dict[int, Step]:
+def steps_of(paths: Paths) -> dict[int, StepMetrics]:
     """Every step that all who have a share of its loss have finished. A step that was done again, under another plan
     perhaps, counts as it was last."""
-    found = {step: row for _, step, row in sorted(Lines(paths).complete(), key=lambda told: told[:2])}
+    found = {step: row for _, step, row in sorted(MetricLines(paths).complete(), key=lambda told: told[:2])}
     return dict(sorted(found.items()))
 
 
@@ -57,7 +57,7 @@ class _Row(TypedDict):
     losses: dict[str, dict[str, float]]
 
 
-class Lines:
+class MetricLines:
     """What the ranks of a run have written, read as it comes."""
 
     def __init__(self, paths: Paths) -> None:
@@ -65,7 +65,7 @@ class Lines:
         self._read: dict[Path, int] = {}  # bytes
         self._tries: dict[tuple[int, int], _Try] = {}  # by generation and step
 
-    def complete(self) -> Iterator[tuple[int, int, Step]]:
+    def complete(self) -> Iterator[tuple[int, int, StepMetrics]]:
         """Generation, step and what it was, of those that have become complete since the last time."""
         for path in self._paths.all_metrics():
             for row in self._rows(path):
@@ -73,7 +73,7 @@ class Lines:
                     self._add(row)
         for key in [key for key, one in self._tries.items() if len(one.losses) == one.micros]:
             one = self._tries.pop(key)
-            yield *key, Step(mean_loss(one.losses), one.seconds)
+            yield *key, StepMetrics(mean_loss(one.losses), one.seconds)
 
     def _add(self, row: _Row) -> None:
         key = row["generation"], row["step"]

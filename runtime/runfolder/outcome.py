@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from planner.errors import BadInput, Interrupted
-from runtime.runfolder.durable import add, say
+from runtime.runfolder.durable import append_durably, write_durably
 from runtime.runfolder.paths import Paths
 
 
@@ -41,7 +41,7 @@ def attempts(paths: Paths) -> list[Attempt]:
 
 
 def note_attempt(paths: Paths, attempt: Attempt) -> None:
-    add(paths, paths.attempts, json.dumps(asdict(attempt)))
+    append_durably(paths, paths.attempts, json.dumps(asdict(attempt)))
 
 
 def open_run(folder: Path) -> Paths:
@@ -96,7 +96,7 @@ class Cause:
     where: list[str]
 
 
-class Heart:
+class Heartbeat:
     """A rank's line in the shared file; a beat is two stores, far below a microsecond."""
 
     def __init__(self, path: Path, rank: int, ranks: int) -> None:
@@ -125,7 +125,7 @@ def write_cause(paths: Paths, rank: int, error: BaseException) -> None:
         what=f"rank {rank}: {type(error).__name__}: {error}",
         where=traceback.format_exception(error),
     )
-    say(paths, paths.cause(rank), json.dumps(asdict(cause)))
+    write_durably(paths, paths.cause(rank), json.dumps(asdict(cause)))
 
 
 def _is_secondary(error: BaseException) -> bool:
@@ -136,4 +136,4 @@ def _is_secondary(error: BaseException) -> bool:
 
 def tell(paths: Paths, outcome: Outcome) -> None:
     """To everyone who looks at the run, once nothing starts again."""
-    say(paths, paths.outcome, json.dumps(asdict(outcome)))
+    write_durably(paths, paths.outcome, json.dumps(asdict(outcome)))

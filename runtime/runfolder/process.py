@@ -18,7 +18,7 @@ from runtime.runfolder.paths import Paths
 
 
 @dataclass(frozen=True)
-class Holder:
+class RunProcess:
     host: str
     pid: int
     started: str  # in ticks of the kernel, with the name of its boot
@@ -40,18 +40,18 @@ class Holder:
                 os.kill(self.pid, number)
 
 
-def of(pid: int) -> Holder:
-    return Holder(socket.gethostname(), pid, _start_of(pid))
+def of(pid: int) -> RunProcess:
+    return RunProcess(socket.gethostname(), pid, _start_of(pid))
 
 
 def note_process(paths: Paths, pid: int) -> None:
     write_whole(paths.holder, json.dumps(asdict(of(pid))))
 
 
-def find(paths: Paths) -> Holder | None:
+def find(paths: Paths) -> RunProcess | None:
     """None where no process of one's own was started for the run."""
     try:
-        return Holder(**json.loads(paths.holder.read_text()))
+        return RunProcess(**json.loads(paths.holder.read_text()))
     except (OSError, ValueError, TypeError):
         return None
 

@@ -18,14 +18,14 @@ from pathlib import Path
 
 from planner.errors import BadInput
 from runtime import runfolder
-from runtime.runfolder import Holder, Paths, say
+from runtime.runfolder import Paths, RunProcess, write_durably
 from runtime.slurm import state
 
 ENDING_S = 60.0  # for a job that SLURM is about to end
 LOOK_S = 0.5
 
 
-class Taken(BadInput):
+class FolderBusy(BadInput):
     """Another job trains in the folder."""
 
     def __init__(self, job: str, paths: Paths) -> None:
@@ -36,15 +36,15 @@ class Taken(BadInput):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class FolderLock:
     job: str  # as SLURM names it: 12, or 12_3 for a task of an array
-    holder: Holder  # its supervisor
+    holder: RunProcess  # its supervisor
 
     @classmethod
-    def read(cls, path: Path) -> Turn | None:
+    def read(cls, path: Path) -> FolderLock | None:
         try:
             found = json.loads(path.read_text())
-            return cls(job=found["job"], holder=Holder(**found["holder"]))
+            return cls(job=found["job"], holder=RunProcess(**found["holder"]))
         except FileNotFoundError:  # it was over meanwhile
             return None
 
@@ -65,7 +65,7 @@ def taken(paths: Paths, job: str) -> Iterator[None]:
     """Raises Taken where it is another job's."""
     paths.turns.mkdir(exist_ok=True)
     mine = paths.turns / f"new-{job}-{socket.gethostname()}-{os.getpid()}"
-    say(paths, mine, json.dumps(asdict(Turn(job=job, holder=runfolder.of(os.getpid())))))
+    write_durably(paths, mine, json.dumps(asdict(FolderLock(job=job, holder=runfolder.of(os.getpid())))))
     try:
         path = _next(paths, job, mine)
     finally:
@@ -79,20 +79,20 @@ def taken(paths: Paths, job: str) -> Iterator[None]:
 def refuse(paths: Paths) -> None:
     """Raises Taken where a job trains in the folder."""
     last = _last(paths)
-    turn = Turn.read(_file(paths, last)) if last else None
+    turn = FolderLock.read(_file(paths, last)) if last else None
     if turn is not None and not turn.over(""):
-        raise Taken(turn.job, paths)
+        raise FolderBusy(turn.job, paths)
 
 
 def _next(paths: Paths, job: str, mine: Path) -> Path:
     while True:
         last = _last(paths)
         if last:
-            turn = Turn.read(_file(paths, last))
+            turn = FolderLock.read(_file(paths, last))
             if turn is None:
                 continue
             if not turn.over(job):
-                raise Taken(turn.job, paths)
+                raise FolderBusy(turn.job, paths)
         path = _file(paths, last + 1)
         try:
             path.hardlink_to(mine)

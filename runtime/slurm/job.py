@@ -14,7 +14,7 @@ from runtime.local import LocalBackend
 from runtime.runfolder import Outcome, Paths
 from runtime.slurm import commands, limits, state, submit
 from runtime.slurm.options import Options
-from runtime.slurm.script import Request, text
+from runtime.slurm.script import JobRequest, text
 from runtime.slurm.state import Queued
 
 LOOK_S = 0.2  # at files of the run folder
@@ -84,7 +84,7 @@ def queue(paths: Paths) -> SlurmBackend:
     return SlurmBackend(paths, submit.submit(paths).job)
 
 
-def test_only(request: Request, options: Options) -> str:
+def test_only(request: JobRequest, options: Options) -> str:
     """What sbatch says to the script of a job that is not queued: when it could start, or why never."""
     wanted = limits.effective(options, os.environ)
     limits.check(limits.known(), request.layout, request.threads, request.cuda, wanted)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from planner.errors import BadInput, Infeasible
 from runtime.slurm import commands
 from runtime.slurm.options import Options
-from runtime.slurm.task_layout import Layout
+from runtime.slurm.task_layout import TaskLayout
 
 COLUMNS = ("%P", "%a", "%l", "%D", "%c", "%G")
 
@@ -69,7 +69,7 @@ def minutes(text: str) -> float:
     return hours * 60 + mins + secs / 60
 
 
-def check(nodes: Sequence[Nodes], layout: Layout, threads: int, cuda: bool, options: Options) -> None:
+def check(nodes: Sequence[Nodes], layout: TaskLayout, threads: int, cuda: bool, options: Options) -> None:
     """Against what the partition has in all, busy or not; one message where the job could never start."""
     names = check_partitions(nodes, options)
     wanted = _Wanted(

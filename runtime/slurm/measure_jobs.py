@@ -19,7 +19,7 @@ from planner.errors import BadInput, ShardwrightError
 from planner.files import refuse_overwrite, write_whole
 from runtime.slurm import commands, limits, script, state
 from runtime.slurm.options import Options
-from runtime.slurm.task_layout import Layout
+from runtime.slurm.task_layout import TaskLayout
 
 LIMIT_MIN = 30  # where none is said; a short job is started sooner
 COLUMNS = ("%P", "%G", "%c", "%f", "%N")
@@ -36,7 +36,7 @@ class MeasureFailed(ShardwrightError):
 
 
 @dataclass(frozen=True)
-class Kind:
+class NodeKind:
     """Nodes whose devices are alike."""
 
     name: str
@@ -46,7 +46,7 @@ class Kind:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    kind: Kind
+    kind: NodeKind
     words: tuple[str, ...]  # of `shardwright profile`, without where to write
     folder: Path  # of the job
     directory: Path  # where the user stood; the workload may be named from there
@@ -70,19 +70,19 @@ def known(options: Options) -> list[list[str]]:
     return [row for row in rows if (row[0].rstrip("*") in wanted if wanted else row[0].endswith("*"))]
 
 
-def kinds(rows: Sequence[Sequence[str]], cuda: bool) -> list[Kind]:
+def kinds(rows: Sequence[Sequence[str]], cuda: bool) -> list[NodeKind]:
     """Of GPUs by the types that SLURM knows; of nodes without by their cores and features."""
     if cuda:
         types = {kind for _, gres, *_ in rows for kind in _gpu_types(gres)}
-        return [Kind(kind or "gpu", f"gpu:{kind}:1" if kind else "gpu:1") for kind in sorted(types)]
+        return [NodeKind(kind or "gpu", f"gpu:{kind}:1" if kind else "gpu:1") for kind in sorted(types)]
     groups: dict[tuple[str, str], list[str]] = {}
     for _, _, cores, features, nodes in rows:
         key = cores.rstrip("+"), "" if features == NONE else features
         groups.setdefault(key, []).append(nodes)
     if len(groups) == 1:
-        return [Kind("cpu")]
+        return [NodeKind("cpu")]
     return [
-        Kind(_plain(f"cpu-{cores}-{features}"), others=_nodes(groups, but=(cores, features)))
+        NodeKind(_plain(f"cpu-{cores}-{features}"), others=_nodes(groups, but=(cores, features)))
         for cores, features in sorted(groups)
     ]
 
@@ -172,11 +172,11 @@ def _with_limit(options: Options) -> Options:
     most = max((node.limit_min for node in nodes if node.partition in names), default=LIMIT_MIN)
     time = limits.effective(options, os.environ).time or max(1, int(min(LIMIT_MIN, most)))
     found = options.model_copy(update={"time": time})
-    limits.check(nodes, Layout((1,), 1), 1, False, found)
+    limits.check(nodes, TaskLayout((1,), 1), 1, False, found)
     return found
 
 
-def _target(output: Path, kind: Kind, *, alone: bool) -> Path:
+def _target(output: Path, kind: NodeKind, *, alone: bool) -> Path:
     return output if alone else output.with_name(f"{output.stem}-{kind.name}{output.suffix}")
 
 

@@ -7,13 +7,13 @@ import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from runtime.runfolder import Outcome, Paths, read_cause, say
+from runtime.runfolder import Outcome, Paths, read_cause, write_durably
 
 WORDLESS = "vanished without a word"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class RankRecord:
     rank: int
     generation: int
     host: str
@@ -25,13 +25,13 @@ class Record:
     still_s: float = 0.0  # without progress, when it ended
 
     def write(self, paths: Paths) -> None:
-        say(paths, paths.task(self.rank), json.dumps(asdict(self)))
+        write_durably(paths, paths.task(self.rank), json.dumps(asdict(self)))
 
 
-def read(paths: Paths, rank: int, generation: int) -> Record | None:
+def read(paths: Paths, rank: int, generation: int) -> RankRecord | None:
     """None where the rank was never started in this generation."""
     try:
-        found = Record(**json.loads(paths.task(rank).read_text()))
+        found = RankRecord(**json.loads(paths.task(rank).read_text()))
     except (OSError, ValueError, TypeError):
         return None
     return found if found.generation == generation else None
@@ -54,7 +54,11 @@ def outcome(paths: Paths, hosts: Sequence[str], generation: int, code: int) -> O
 
 
 def _failed(
-    paths: Paths, hosts: Sequence[str], records: Sequence[Record | None], exits: tuple[int, ...], code: int
+    paths: Paths,
+    hosts: Sequence[str],
+    records: Sequence[RankRecord | None],
+    exits: tuple[int, ...],
+    code: int,
 ) -> Outcome:
     """An error of one's own comes before being killed, that before standing still, that before vanishing, and all
     of them before the errors that another rank's end brings about."""
@@ -85,7 +89,7 @@ def _failed(
 
 
 def _lost(
-    hosts: Sequence[str], records: Sequence[Record | None], exits: tuple[int, ...], code: int
+    hosts: Sequence[str], records: Sequence[RankRecord | None], exits: tuple[int, ...], code: int
 ) -> Outcome | None:
     gone = [rank for rank, record in enumerate(records) if record is None or record.state == "running"]
     if not gone:

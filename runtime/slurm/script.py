@@ -15,7 +15,7 @@ from pathlib import Path
 from planner.errors import BadInput
 from runtime.slurm import limits
 from runtime.slurm.options import Container, Options
-from runtime.slurm.task_layout import Layout
+from runtime.slurm.task_layout import TaskLayout
 
 LOG = "logs/slurm-%j.out"
 TASK = "runtime.slurm.task"
@@ -27,20 +27,20 @@ _PATTERN = "\\%"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class JobRequest:
     """One job."""
 
     name: str  # of the plan
     folder: Path  # of the run
     directory: Path  # where the user stood; the plan's workload may be named from there
-    layout: Layout
+    layout: TaskLayout
     threads: int  # of a rank
     cuda: bool
     nodes: tuple[int, int] | None = None  # the fewest and the most, where plans are made for what is granted
     python: str  # the interpreter that runs the supervisor, and the ranks unless another is said
 
 
-def text(request: Request, options: Options) -> str:
+def text(request: JobRequest, options: Options) -> str:
     folder, elastic = str(request.folder), request.nodes is not None
     if not request.folder.is_absolute():
         raise BadInput("is no absolute path", where=folder)
@@ -69,7 +69,7 @@ def text(request: Request, options: Options) -> str:
     return "\n".join([*lines, ""])
 
 
-def _directives(request: Request, options: Options) -> Iterator[str]:
+def _directives(request: JobRequest, options: Options) -> Iterator[str]:
     layout = request.layout
     yield directive("job-name", options.job_name or request.name)
     yield from named(options)
@@ -117,7 +117,7 @@ def surroundings(options: Options) -> Iterator[str]:
         yield f"export {name}={word(value)}"
 
 
-def _step(request: Request, options: Options) -> Iterator[str]:
+def _step(request: JobRequest, options: Options) -> Iterator[str]:
     layout, container = request.layout, options.container
     words = ["srun", "--kill-on-bad-exit=1"]
     if request.nodes is None:  # else the supervisor knows how many

@@ -34,8 +34,8 @@ LOCAL_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 
 def request(
     plan: Plan, name: str, folder: Path, job: Job, flexible: Elastic | None = None
-) -> scripts.Request:
-    return scripts.Request(
+) -> scripts.JobRequest:
+    return scripts.JobRequest(
         name=name,
         folder=folder.resolve(),
         directory=Path.cwd(),

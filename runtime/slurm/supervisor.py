@@ -196,7 +196,7 @@ def main(arguments: Sequence[str]) -> int:
                 for old in (paths.cancelled, paths.outcome):
                     old.unlink(missing_ok=True)
             return _supervise(paths, given)
-    except folder_lock.Taken as error:  # nothing is said of the run, which is another's
+    except folder_lock.FolderBusy as error:  # nothing is said of the run, which is another's
         _be_known(paths, error.job)
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.status

@@ -22,9 +22,9 @@ from planner.errors import ShardwrightError
 from planner.plan import Plan
 from runtime import runfolder
 from runtime.local import START_S, be_a_rank
-from runtime.runfolder import BEAT, STOPPED, Heart, Job, Paths
+from runtime.runfolder import BEAT, STOPPED, Heartbeat, Job, Paths
 from runtime.slurm import task_layout
-from runtime.slurm.rank_records import Record
+from runtime.slurm.rank_records import RankRecord
 from runtime.slurm.task_layout import Granted
 
 POLL_S = 0.05
@@ -47,7 +47,7 @@ def main(folder: str) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # until the keeper and the rank listen to it
     pid = os.fork()
     if pid == 0:
-        beats = Heart(Path(f"/proc/self/fd/{heart}"), 0, 1)
+        beats = Heartbeat(Path(f"/proc/self/fd/{heart}"), 0, 1)
         be_a_rank(paths, here.rank, parent, partial(_train, paths, job, plan, here.rank, beats))
     keeper = Keeper(paths, job, here, heart, pid)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
@@ -74,7 +74,7 @@ class Keeper:
         self._paths, self._job, self._pid = paths, job, pid
         self._heart = mmap.mmap(heart, BEAT.size)
         self._beat = Beat(since_s=time.monotonic())
-        self._record = Record(
+        self._record = RankRecord(
             rank=here.rank, generation=job.generation, host=here.host, node=here.node, pid=pid
         )
         self._told = 0  # the signal that came last
@@ -137,7 +137,7 @@ class Keeper:
         return 0 if state == "stopped" else 128 - status if status < 0 else status
 
 
-def _train(paths: Paths, job: Job, plan: Plan, rank: int, heart: Heart) -> int:
+def _train(paths: Paths, job: Job, plan: Plan, rank: int, heart: Heartbeat) -> int:
     from runtime import train
 
     train.block()

@@ -79,7 +79,7 @@ def exported(granted: Granted, places: Sequence[Place]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TaskLayout:
     """`tasks[i]` is the number of ranks on the i-th node of the job."""
 
     tasks: tuple[int, ...]
@@ -94,9 +94,9 @@ class Layout:
         return len(set(self.tasks)) == 1
 
 
-def of(plan: Plan) -> Layout:
+def of(plan: Plan) -> TaskLayout:
     rows = by_node(plan.places)
-    return Layout(tuple(len(row) for row in rows), 1 + max(place.slot for place in plan.places))
+    return TaskLayout(tuple(len(row) for row in rows), 1 + max(place.slot for place in plan.places))
 
 
 def by_node(places: Sequence[Place]) -> list[list[Place]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from planner.capture import StageModule
 from planner.spatial import Layout, middle_of, rank_at
 from runtime.spatial.analyse import analyse
-from runtime.spatial.group import Mesh, Message, Operation
+from runtime.spatial.group import Message, Operation, SampleGroup
 from runtime.spatial.shard import shard
 
 
@@ -29,7 +29,7 @@ class Silence:
         pass
 
 
-class Alone:
+class AloneShard:
     def layouts(
         self, module: StageModule, grid: tuple[int, ...], delivered: Mapping[str, Layout]
     ) -> Mapping[str, Layout]:
@@ -40,5 +40,5 @@ class Alone:
     ) -> None:
         """The shard in the middle: it has neighbours on both sides where any has."""
         middle = rank_at(middle_of(grid), grid)
-        mesh = Mesh(grid, Silence(middle, prod(grid)))
+        mesh = SampleGroup(grid, Silence(middle, prod(grid)))
         shard(module, analyse(module, grid, delivered), mesh, overlap=not owing)

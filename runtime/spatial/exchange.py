@@ -16,26 +16,26 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from planner.spatial import Fetch, Run
-from runtime.spatial.group import Mesh
+from planner.spatial import Fetch, RowRun
+from runtime.spatial.group import SampleGroup
 
 
-class Traffic(NamedTuple):
+class ExchangePlan(NamedTuple):
     """What one coordinate sends, receives and keeps; runs have local rows, `base` taken off."""
 
     base: int
-    kept: tuple[Run, ...]
-    sends: tuple[tuple[int, tuple[Run, ...]], ...]  # coordinate of the peer
-    receives: tuple[tuple[int, tuple[Run, ...]], ...]
+    kept: tuple[RowRun, ...]
+    sends: tuple[tuple[int, tuple[RowRun, ...]], ...]  # coordinate of the peer
+    receives: tuple[tuple[int, tuple[RowRun, ...]], ...]
 
 
 @lru_cache(maxsize=4096)
-def traffic(fetch: Fetch, place: int) -> Traffic:
+def traffic(fetch: Fetch, place: int) -> ExchangePlan:
     base = 0 if fetch.points is None else fetch.points[place]
     others = [i for i in range(len(fetch.runs)) if i != place]
     sends = ((i, fetch.pieces(i, place)) for i in others)
     receives = ((i, fetch.pieces(place, i)) for i in others)
-    return Traffic(
+    return ExchangePlan(
         base,
         fetch.pieces(place, place),
         tuple((i, runs) for i, runs in sends if runs),
@@ -43,7 +43,7 @@ def traffic(fetch: Fetch, place: int) -> Traffic:
     )
 
 
-def _rows(x: Tensor, dim: int, run: Run, base: int) -> Tensor:
+def _rows(x: Tensor, dim: int, run: RowRun, base: int) -> Tensor:
     """The rows of a run, in its order; a view unless it runs backwards."""
     first = run.start - base
     if run.step == 0:
@@ -56,7 +56,7 @@ def _rows(x: Tensor, dim: int, run: Run, base: int) -> Tensor:
     return taken.flip(dim) if run.step < 0 else taken
 
 
-def _add_rows(x: Tensor, dim: int, run: Run, base: int, rows: Tensor) -> None:
+def _add_rows(x: Tensor, dim: int, run: RowRun, base: int, rows: Tensor) -> None:
     first = run.start - base
     if run.step == 0:
         x.narrow(dim, first, 1).add_(rows)
@@ -69,7 +69,7 @@ def _add_rows(x: Tensor, dim: int, run: Run, base: int, rows: Tensor) -> None:
     taken.add_(rows.flip(dim) if run.step < 0 else rows)
 
 
-def _placed(grad: Tensor, dim: int, run: Run) -> Tensor:
+def _placed(grad: Tensor, dim: int, run: RowRun) -> Tensor:
     """The gradient of what a run brought; a repeated row takes the sum of its copies."""
     part = grad.narrow(dim, run.at, run.length)
     return part.sum(dim, keepdim=True) if run.step == 0 else part
@@ -81,11 +81,11 @@ def _pack(parts: list[Tensor]) -> Tensor:
 
 class _Inbox(NamedTuple):
     peer: int
-    runs: tuple[Run, ...]
+    runs: tuple[RowRun, ...]
     buffer: Tensor  # flat
 
 
-def _unpack(box: _Inbox, shape: list[int], dim: int) -> list[tuple[Run, Tensor]]:
+def _unpack(box: _Inbox, shape: list[int], dim: int) -> list[tuple[RowRun, Tensor]]:
     found, at = [], 0
     for run in box.runs:
         sizes = [*shape]
@@ -97,7 +97,7 @@ def _unpack(box: _Inbox, shape: list[int], dim: int) -> list[tuple[Run, Tensor]]
 
 
 def _inboxes(
-    plan: tuple[tuple[int, tuple[Run, ...]], ...], like: Tensor, dim: int, mesh: Mesh, axis: int
+    plan: tuple[tuple[int, tuple[RowRun, ...]], ...], like: Tensor, dim: int, mesh: SampleGroup, axis: int
 ) -> list[_Inbox]:
     slab = prod(n for i, n in enumerate(like.shape) if i != dim)
     found = []
@@ -120,7 +120,7 @@ def memory_format(x: Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
-def start(x: Tensor, fetch: Fetch, mesh: Mesh) -> Callable[[], list[tuple[Run, Tensor]]]:
+def start(x: Tensor, fetch: Fetch, mesh: SampleGroup) -> Callable[[], list[tuple[RowRun, Tensor]]]:
     """Sends what others want of `x`; the function returned waits and gives what came, with its place."""
     dim, place = fetch.dim, mesh.coordinates[fetch.axis]
     plan = traffic(fetch, place)
@@ -132,7 +132,7 @@ def start(x: Tensor, fetch: Fetch, mesh: Mesh) -> Callable[[], list[tuple[Run, T
     wait = mesh.wire.exchange(sends, [(box.peer, box.buffer) for box in boxes])
     shape = list(x.shape)
 
-    def arrived() -> list[tuple[Run, Tensor]]:
+    def arrived() -> list[tuple[RowRun, Tensor]]:
         wait()
         del sends[:]
         return [part for box in boxes for part in _unpack(box, shape, dim)]
@@ -141,7 +141,7 @@ def start(x: Tensor, fetch: Fetch, mesh: Mesh) -> Callable[[], list[tuple[Run, T
 
 
 def give_back_start(
-    grad_of: Callable[[Run], Tensor], like: Tensor, fetch: Fetch, mesh: Mesh
+    grad_of: Callable[[RowRun], Tensor], like: Tensor, fetch: Fetch, mesh: SampleGroup
 ) -> Callable[[Tensor], None]:
     """Sends the gradient of what each run brought; the function returned waits, and adds what comes back.
 
@@ -165,7 +165,7 @@ def give_back_start(
     return finish
 
 
-def give_back(grad: Tensor, rows: int, fetch: Fetch, mesh: Mesh) -> Tensor:
+def give_back(grad: Tensor, rows: int, fetch: Fetch, mesh: SampleGroup) -> Tensor:
     """The gradient of the source: what the others made of its rows comes back and is added."""
     dim, place = fetch.dim, mesh.coordinates[fetch.axis]
     plan = traffic(fetch, place)
@@ -176,7 +176,7 @@ def give_back(grad: Tensor, rows: int, fetch: Fetch, mesh: Mesh) -> Tensor:
     return source
 
 
-def _kept_gradient(grad: Tensor, rows: int, plan: Traffic, dim: int) -> Tensor:
+def _kept_gradient(grad: Tensor, rows: int, plan: ExchangePlan, dim: int) -> Tensor:
     if len(plan.kept) == 1:
         (run,) = plan.kept
         if run.step == 1 and run.length == rows:  # all of the rank's rows in order, as for a halo
@@ -191,7 +191,7 @@ def _kept_gradient(grad: Tensor, rows: int, plan: Traffic, dim: int) -> Tensor:
 
 class _Context(FunctionCtx):
     fetch: Fetch
-    mesh: Mesh
+    mesh: SampleGroup
     rows: int
     axes: Collection[int]
     keep: bool
@@ -200,7 +200,7 @@ class _Context(FunctionCtx):
 
 class _Fetch(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, x: Tensor, fetch: Fetch, mesh: Mesh) -> Tensor:
+    def forward(ctx: _Context, x: Tensor, fetch: Fetch, mesh: SampleGroup) -> Tensor:
         ctx.fetch, ctx.mesh, ctx.rows = fetch, mesh, x.shape[fetch.dim]
         arrived = start(x, fetch, mesh)
         dim, place = fetch.dim, mesh.coordinates[fetch.axis]
@@ -222,7 +222,7 @@ class _Fetch(torch.autograd.Function):
         return give_back(grad, ctx.rows, ctx.fetch, ctx.mesh), None, None
 
 
-def fetched(x: Tensor, fetch: Fetch, mesh: Mesh) -> Tensor:
+def fetched(x: Tensor, fetch: Fetch, mesh: SampleGroup) -> Tensor:
     if _nothing_to_do(fetch):
         return x
     result: Tensor = _Fetch.apply(x, fetch, mesh)  # type: ignore[no-untyped-call]
@@ -236,7 +236,7 @@ def _nothing_to_do(fetch: Fetch) -> bool:
 
 class _Enter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, x: Tensor, mesh: Mesh, axes: Collection[int]) -> Tensor:
+    def forward(ctx: _Context, x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
         ctx.mesh, ctx.axes = mesh, axes
         return x.view_as(x)
 
@@ -246,7 +246,7 @@ class _Enter(torch.autograd.Function):
         return ctx.mesh.reduce(grad, ctx.axes), None, None
 
 
-def enter(x: Tensor, mesh: Mesh, axes: Collection[int]) -> Tensor:
+def enter(x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
     """A whole tensor used by an operation on shards: its gradient is the sum over the ranks of these axes."""
     result: Tensor = _Enter.apply(x, mesh, axes)  # type: ignore[no-untyped-call]
     return result
@@ -264,7 +264,7 @@ class _Once(torch.autograd.Function):
         return grad if ctx.keep else torch.zeros_like(grad), None
 
 
-def once(x: Tensor, mesh: Mesh, axes: Collection[int]) -> Tensor:
+def once(x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
     """A parameter whose gradient is the same along some axes: only the first rank there counts it."""
     first = all(place == 0 for axis, place in enumerate(mesh.coordinates) if axis not in axes)
     result: Tensor = _Once.apply(x, first)  # type: ignore[no-untyped-call]
@@ -273,7 +273,7 @@ def once(x: Tensor, mesh: Mesh, axes: Collection[int]) -> Tensor:
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, x: Tensor, mesh: Mesh, axes: Collection[int]) -> Tensor:
+    def forward(ctx: _Context, x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
         return mesh.reduce(x, axes)
 
     @staticmethod
@@ -282,7 +282,7 @@ class _Sum(torch.autograd.Function):
         return grad, None, None
 
 
-def summed(x: Tensor, mesh: Mesh, axes: Collection[int]) -> Tensor:
+def summed(x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
     """The sum over ranks, whole on each of them."""
     result: Tensor = _Sum.apply(x, mesh, axes)  # type: ignore[no-untyped-call]
     return result
@@ -290,7 +290,7 @@ def summed(x: Tensor, mesh: Mesh, axes: Collection[int]) -> Tensor:
 
 class _Stack(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, x: Tensor, mesh: Mesh, axes: Collection[int]) -> Tensor:
+    def forward(ctx: _Context, x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
         ctx.rows = mesh.members(axes).index(mesh.wire.rank)
         return mesh.stacked(x, axes)
 
@@ -300,7 +300,7 @@ class _Stack(torch.autograd.Function):
         return grad[ctx.rows], None, None
 
 
-def stacked(x: Tensor, mesh: Mesh, axes: Collection[int]) -> Tensor:
+def stacked(x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
     """One slice a rank, whole on each of them."""
     result: Tensor = _Stack.apply(x, mesh, axes)  # type: ignore[no-untyped-call]
     return result

@@ -59,7 +59,7 @@ class GroupWire:
 
 
 @dataclass(frozen=True)
-class Mesh:
+class SampleGroup:
     """The grid seen from one rank."""
 
     grid: tuple[int, ...]

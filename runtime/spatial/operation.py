@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from planner.capture import Target, named_arguments
 from planner.spatial import Call, Layout, Step
 from runtime.spatial.exchange import enter, fetched, once
-from runtime.spatial.group import Mesh
+from runtime.spatial.group import SampleGroup
 
 Arguments = dict[str, object]
 
@@ -24,7 +24,7 @@ class Local:
     target: Target
     call: Call
     step: Step
-    mesh: Mesh
+    mesh: SampleGroup
     arguments: Arguments
 
     def tensor(self, name: str) -> Tensor:
@@ -75,7 +75,7 @@ class Site:
     kernel: Kernel
     call: Call
     step: Step
-    mesh: Mesh
+    mesh: SampleGroup
     uses: Mapping[str, Use] = field(default_factory=dict)
 
     def __call__(self, *args: object, **kwargs: object) -> object:
@@ -97,7 +97,7 @@ class Site:
         return x
 
 
-def counted(x: Tensor, use: Use, mesh: Mesh) -> Tensor:
+def counted(x: Tensor, use: Use, mesh: SampleGroup) -> Tensor:
     """So that a whole tensor's gradient ends whole, and a parameter's counts once when summed over the ranks."""
     cut = frozenset(axis for axis, parts in enumerate(mesh.grid) if parts > 1)
     if use.parameter:

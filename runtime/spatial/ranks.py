@@ -13,10 +13,10 @@ from planner.plan import Plan, shared_from
 from planner.spatial import coordinates
 from runtime.data import Region, Rows
 from runtime.spatial.analyse import Analysed
-from runtime.spatial.group import GroupWire, Mesh
+from runtime.spatial.group import GroupWire, SampleGroup
 from runtime.spatial.shard import shard
 from runtime.spatial.stages import analyse_stages, uncounted
-from runtime.world import Mesh as Places
+from runtime.world import RankMesh as Places
 from runtime.world import World
 
 
@@ -32,7 +32,7 @@ class Sharing:
         """After random operations are keyed, before convolutions of the stages `owing` put off weight gradients."""
         wire = GroupWire(self.group)
         for stage, module in sorted(modules.items()):
-            mesh = Mesh(self.analysed[stage].grid, wire)
+            mesh = SampleGroup(self.analysed[stage].grid, wire)
             shard(module, self.analysed[stage], mesh, overlap=stage not in owing)
 
     def parts(self, stages: Sequence[int]) -> dict[str, Rows]:

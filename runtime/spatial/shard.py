@@ -23,7 +23,7 @@ from planner.capture import StageModule, Target, named_arguments
 from planner.spatial import Fetch, Placed, Resplit, Step, call_of
 from runtime.spatial.analyse import Analysed
 from runtime.spatial.exchange import enter, fetched, memory_format
-from runtime.spatial.group import Mesh
+from runtime.spatial.group import SampleGroup
 from runtime.spatial.kernels import convolution, overlapped_convolution, overlapped_pool, pooling
 from runtime.spatial.kernels.norm import OverReplicas
 from runtime.spatial.kernels.reshapes import plain
@@ -35,14 +35,14 @@ from runtime.spatial.regrid import Moved
 ATEN = torch.ops.aten
 
 
-def shard(module: StageModule, analysed: Analysed, mesh: Mesh, *, overlap: bool = True) -> None:
+def shard(module: StageModule, analysed: Analysed, mesh: SampleGroup, *, overlap: bool = True) -> None:
     """With `overlap` convolutions compute while halos travel; without, they stay nodes that may owe weight gradients."""
     writer = _Writer(module, analysed, mesh, overlap)
     writer.write()
 
 
 class _Writer:
-    def __init__(self, module: StageModule, analysed: Analysed, mesh: Mesh, overlap: bool) -> None:
+    def __init__(self, module: StageModule, analysed: Analysed, mesh: SampleGroup, overlap: bool) -> None:
         self.overlapping = overlap
         self.module, self.run, self.mesh, self.analysed = module, module._run, mesh, analysed
         self.nodes = matched(module)
@@ -54,7 +54,7 @@ class _Writer:
         self._take_inputs()
         for done in self.analysed.segment.placed:
             node = self.nodes[done.operation.name]
-            self.mesh = Mesh(done.grid, self.mesh.wire)
+            self.mesh = SampleGroup(done.grid, self.mesh.wire)
             sources = {name: self._move(node, name, move) for name, move in done.resplits.items()}
             if done.gathers:
                 self._gather(node, done, sources)
@@ -150,7 +150,7 @@ class _Writer:
 
     def _split(
         self, step: Step, fetches: Sequence[Fetch], plain: convolution.Plain, kernel: Sequence[int]
-    ) -> tuple[tuple[Fetch, ...], overlapped_convolution.Plan] | None:
+    ) -> tuple[tuple[Fetch, ...], overlapped_convolution.OverlapPlan] | None:
         """Along the last dimension that rows are sent for; the others are fetched first. The same on every rank."""
         needed = [fetch for fetch in fetches if not fetch.trivial]
         batched = len(step.output.shape) == len(kernel) + 2
@@ -206,7 +206,7 @@ class Take:
     """This rank's part of a tensor that comes whole, or of what was read of the batch as the part it is."""
 
     fetches: tuple[Fetch, ...]
-    mesh: Mesh
+    mesh: SampleGroup
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.requires_grad:
@@ -221,7 +221,7 @@ class Take:
 @dataclass(frozen=True)
 class Gather:
     fetches: tuple[Fetch, ...]
-    mesh: Mesh
+    mesh: SampleGroup
 
     def __call__(self, x: Tensor) -> Tensor:
         for fetch in self.fetches:

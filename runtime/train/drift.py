@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from planner.plan import Plan
-from planner.units import duration
+from planner.units import format_duration
 
 WARM_UP = 2  # steps that are slower than those to come
 JUDGED = 10  # steps that a word is based on
@@ -20,13 +20,13 @@ def outside(plan: Plan, measured_ns: float) -> str:
         return ""
     rests = f"the corrections of {plan.fitted.summary}" if plan.fitted else "the profile alone"
     return (
-        f"steps take {duration(measured_ns)}, outside the predicted {duration(step.low_ns)} to "
-        f"{duration(step.high_ns)}, which rest on {rests}; `shardwright plan --replan-from` this run would know better"
+        f"steps take {format_duration(measured_ns)}, outside the predicted {format_duration(step.low_ns)} to "
+        f"{format_duration(step.high_ns)}, which rest on {rests}; `shardwright plan --replan-from` this run would know better"
     )
 
 
 @dataclass
-class Watch:
+class DriftWatch:
     """Looks at the steps of a running rank, and says once that they have left the bars."""
 
     plan: Plan

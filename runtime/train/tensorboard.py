@@ -9,18 +9,18 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from runtime.runfolder import Lines, Paths
+from runtime.runfolder import MetricLines, Paths
 
 EVERY_S = 5.0
 
 
-class Writer(Protocol):
+class ScalarWriter(Protocol):
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None: ...
     def close(self) -> None: ...
 
 
 class Board:
-    def __init__(self, writer: Writer, lines: Lines, *, generation: int, samples: int) -> None:
+    def __init__(self, writer: ScalarWriter, lines: MetricLines, *, generation: int, samples: int) -> None:
         self._writer, self._lines = writer, lines
         self._generation, self._samples = generation, samples
         self._next_s = 0.0
@@ -51,7 +51,7 @@ def board(paths: Paths, *, first: int, generation: int, samples: int) -> Board |
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    writer: Writer = SummaryWriter(
+    writer: ScalarWriter = SummaryWriter(
         str(paths.tensorboard), purge_step=first if first > 1 else None, flush_secs=round(EVERY_S)
     )
-    return Board(writer, Lines(paths), generation=generation, samples=samples)
+    return Board(writer, MetricLines(paths), generation=generation, samples=samples)

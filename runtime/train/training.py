@@ -15,12 +15,12 @@ from planner.plan import Plan
 from planner.workload import Workload
 from runtime import checkpoint as checkpoints
 from runtime import world as worlds
-from runtime.checkpoint import Checkpoint, Facts, Writer
+from runtime.checkpoint import Checkpoint, CheckpointWriter, Facts
 from runtime.data import Batches
 from runtime.execute import Pulse, Tensors
-from runtime.rank import Options, Rank, assemble, sleeping
-from runtime.runfolder import Heart, Job, Losses, Paths, append
-from runtime.train.drift import Watch
+from runtime.rank import Rank, RankOptions, assemble, sleeping
+from runtime.runfolder import Heartbeat, Job, Losses, Paths, append
+from runtime.train.drift import DriftWatch
 from runtime.train.prepare import Model
 from runtime.train.stop import NEVER, Stop
 from runtime.train.tensorboard import Board, board
@@ -49,13 +49,13 @@ class Training:
             make_optimizer=workload.optimizer,
             lr_schedule=workload.lr_schedule,
             load=start.parameters,
-            options=Options(seed=job.seed, clip_norm=job.clip_norm, clip_by=job.clip_by),
+            options=RankOptions(seed=job.seed, clip_norm=job.clip_norm, clip_by=job.clip_by),
             pulse=pulse,
         )
         self.rank.resume(start)
         self.done, self.sample = start.facts.step, start.facts.sample
         self._batches = self._data(captured, workload)
-        self._writer = Writer(
+        self._writer = CheckpointWriter(
             paths.checkpoints,
             rank=world.rank,
             ranks=range(world.size),
@@ -147,7 +147,7 @@ class Training:
     def run(self, stop: Stop = NEVER) -> bool:
         """The steps of the job, with metrics and trace in the run folder; whether it came to their end. A stopped one
         leaves a checkpoint of where it stands."""
-        data, drift = self.batches(), Watch(self.plan)
+        data, drift = self.batches(), DriftWatch(self.plan)
         while self.done < self.job.steps and not stop.before(self.done + 1):
             start = time.monotonic()
             measure = self.job.memory_step == self.done + 1
@@ -171,7 +171,7 @@ def sleep_rank(paths: Paths, job: Job, plan: Plan, rank: int) -> None:
     world = worlds.join(
         paths.rendezvous(job.generation), rank, len(plan.places), torch.device("cpu"), job.rendezvous
     )
-    made = sleeping(plan, world, Heart(paths.heartbeat, rank, world.size))
+    made = sleeping(plan, world, Heartbeat(paths.heartbeat, rank, world.size))
     _settle_memory()
     for step in range(1, job.steps + 1):
         made.step(step)
@@ -192,7 +192,7 @@ def training_of(paths: Paths, job: Job, model: Model, rank: int, pulse: Pulse | 
     start = checkpoints.latest(paths.checkpoints)
     assert start is not None, "a run is launched with checkpoint 0"
     if pulse is None:
-        pulse = Heart(paths.heartbeat, rank, size) if paths.heartbeat.exists() else NoPulse()
+        pulse = Heartbeat(paths.heartbeat, rank, size) if paths.heartbeat.exists() else NoPulse()
     training = Training(model, start, world, job, paths, pulse)
     _settle_memory()
     return training

@@ -6,7 +6,7 @@ from runtime.update.gradient_sums import Bucket, Flat, GradientSync, OnSum, buck
 from runtime.update.optimizer import (
     LrSchedule,
     Make,
-    Saved,
+    SavedState,
     Updater,
     check_optimizer,
     load_state,
@@ -23,7 +23,7 @@ __all__ = [
     "Make",
     "OnSum",
     "PreviousNorm",
-    "Saved",
+    "SavedState",
     "Squares",
     "Updater",
     "buckets_of",

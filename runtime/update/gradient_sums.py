@@ -24,7 +24,7 @@ from planner.capture import Captured
 from planner.model import ModelGraph
 from runtime.execute import clock_ns
 from runtime.update.ordered_sum import Line, add_up
-from runtime.world import Mesh
+from runtime.world import RankMesh
 
 Node = tuple[int, int]  # pipe, stage
 
@@ -40,7 +40,7 @@ class Bucket:
 
 
 def buckets_of(
-    graph: ModelGraph, stage_of: Sequence[int], mesh: Mesh, trained: Collection[str]
+    graph: ModelGraph, stage_of: Sequence[int], mesh: RankMesh, trained: Collection[str]
 ) -> tuple[Bucket, ...]:
     found: dict[tuple[tuple[int, ...], str], list[str]] = {}
     for parameter in graph.parameters:
@@ -199,7 +199,7 @@ class GradientSync:
 
 def groups_of(
     buckets: Sequence[Bucket],
-    mesh: Mesh,
+    mesh: RankMesh,
     rank: int,
     new_group: Callable[[Sequence[int]], dist.ProcessGroup | None],
 ) -> dict[Bucket, dist.ProcessGroup]:

@@ -213,15 +213,15 @@ def check_optimizer(workload: Workload, graph: ModelGraph) -> None:
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedState:
     """Optimizer state by parameter name: tensors, other state, and the options of the parameter's group."""
 
     tensors: dict[str, dict[str, Tensor]]
     settings: dict[str, Settings]  # name -> "group" | "state" -> key -> plain value
 
 
-def state_of(optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence[Flat]) -> Saved:
-    saved = Saved({}, {})
+def state_of(optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence[Flat]) -> SavedState:
+    saved = SavedState({}, {})
     for group, name, state in _members(optimizers, flats):
         saved.tensors[name] = {key: x.detach() for key, x in state.items() if isinstance(x, Tensor)}
         plain = {key: x for key, x in state.items() if _is_plain(x)}
@@ -233,7 +233,7 @@ def state_of(optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence
 
 
 def load_state(
-    optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence[Flat], saved: Saved
+    optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence[Flat], saved: SavedState
 ) -> None:
     for group, name, state in _members(optimizers, flats):
         settings = saved.settings.get(name, {})

@@ -1,10 +1,10 @@
 """Ranks and how they meet. Groups are values, never globals."""
 
-from runtime.world.mesh import Mesh
+from runtime.world.mesh import RankMesh
 from runtime.world.world import World, alone, join
 
 __all__ = [
-    "Mesh",
+    "RankMesh",
     "World",
     "alone",
     "join",

@@ -10,12 +10,12 @@ from planner.plan import Place, Plan
 
 
 @dataclass(frozen=True)
-class Mesh:
+class RankMesh:
     places: tuple[Place, ...]
     place: tuple[tuple[int, ...], ...]  # place[pipe][stage] is the pipeline worker
 
     @classmethod
-    def of(cls, plan: Plan) -> Mesh:
+    def of(cls, plan: Plan) -> RankMesh:
         return cls(plan.places, plan.schedule.place)
 
     @cached_property

@@ -9,14 +9,14 @@ import time
 from pathlib import Path
 
 from runtime.local import supervise
-from runtime.runfolder import Heart, Paths, tell
+from runtime.runfolder import Heartbeat, Paths, tell
 
 RANKS = 4
 DEADLINE_S = 0.8
 
 
 def rank_main(paths: Paths, how: str, rank: int) -> None:
-    heart = Heart(paths.heartbeat, rank, RANKS)
+    heart = Heartbeat(paths.heartbeat, rank, RANKS)
     for step in range(10**6 if how != "well" else 20):
         heart.beat(False)
         if step == 0 and rank == 3 and how == "raise":
@@ -51,7 +51,7 @@ def _misbehave(how: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def _follow(heart: Heart, how: str, rank: int) -> None:
+def _follow(heart: Heartbeat, how: str, rank: int) -> None:
     """What the others do then: lose their connection, or wait for ever."""
     heart.beat(True)
     if how in ("raise", "kill") and rank == 1:

@@ -13,11 +13,12 @@ from functools import lru_cache
 from pathlib import Path
 
 from planner.plan import Plan
-from runtime.launch import Handle, launch_slurm
+from runtime.launch import Handle
+from runtime.launch.handle import launch_slurm
 from runtime.runfolder import Paths, steps_of
 from runtime.slurm import Options
 from runtime.slurm import rank_records as record
-from runtime.slurm.rank_records import Record
+from runtime.slurm.rank_records import RankRecord
 from tests.slurm.cluster import Cluster
 from tests.slurm.plans import plan_over
 from tests.slurm.warm import Warm
@@ -74,11 +75,11 @@ def until_stopping(run: Handle) -> None:
     until(lambda: all("told to stop" in log.read_text() for log in logs), "all know where to stop")
 
 
-def task(paths: Paths, rank: int) -> Record:
+def task(paths: Paths, rank: int) -> RankRecord:
     """The rank as it runs now."""
     import json
 
-    found = Record(**json.loads(paths.task(rank).read_text()))
+    found = RankRecord(**json.loads(paths.task(rank).read_text()))
     assert record.read(paths, rank, found.generation) == found
     return found
 

@@ -19,7 +19,7 @@ from runtime.runfolder import Job, outcome
 from runtime.slurm import Options, script, state, submit
 from runtime.slurm import commands as clients
 from runtime.slurm import job as slurm
-from runtime.slurm.script import Request
+from runtime.slurm.script import JobRequest
 from tests.runtime.slurm.golden import request
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import PATIENCE_S, Gate, launch, paced_plan, shardwright, until, until_step
@@ -42,7 +42,7 @@ NAMES = [
 
 
 def asked(tmp_path: Path, options: Options, plan: Plan | None = None, **job: object) -> str:
-    made: Request = submit.request(plan or paced_plan(), "p", tmp_path, Job(steps=1, **job))  # type: ignore[arg-type]
+    made: JobRequest = submit.request(plan or paced_plan(), "p", tmp_path, Job(steps=1, **job))  # type: ignore[arg-type]
     return slurm.test_only(made, options)
 
 

@@ -67,8 +67,6 @@ def test_ranks_stand_where_the_plan_has_them_on_twelve_nodes(
 
 
 SCRIPT = """
-from runtime.launch import launch_inline
-from runtime.launch import launch_inline
 from runtime.launch import Run
 with Run.open("plan", "folder") as run:
     for batch in run.batches():

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from planner.errors import BadInput
 from planner.measure.process.protocol import (
+    MeasureRequest,
     Message,
     Optimized,
     Pending,
     Ready,
     Refused,
-    Request,
     encode,
     parse,
 )
@@ -44,7 +44,7 @@ def main() -> None:
 
 def serve(say: Callable[[Message], None]) -> None:
     request = parse(sys.stdin.readline())
-    assert isinstance(request, Request)
+    assert isinstance(request, MeasureRequest)
     import torch
 
     from planner.measure.bench import bench_of, device_name, versions
@@ -74,12 +74,12 @@ def serve(say: Callable[[Message], None]) -> None:
         say(event)
 
 
-def split_of(request: Request) -> BackwardSplit | None:
+def split_of(request: MeasureRequest) -> BackwardSplit | None:
     found: BackwardSplit | None = made(request.split)
     return found
 
 
-def spatial_of(request: Request) -> SpatialSplit | None:
+def spatial_of(request: MeasureRequest) -> SpatialSplit | None:
     found: SpatialSplit | None = made(request.spatial)
     return found
 

@@ -19,13 +19,13 @@ from planner.measure.process.protocol import (
     Done,
     Failed,
     Journal,
+    MeasureProgress,
+    MeasureRequest,
     Message,
     Optimized,
     Pending,
-    Progress,
     Ready,
     Refused,
-    Request,
     encode,
     parse,
 )
@@ -79,7 +79,7 @@ class Child:
 
 
 @contextmanager
-def child(request: Request) -> Iterator[Child]:
+def child(request: MeasureRequest) -> Iterator[Child]:
     path = [entry or os.getcwd() for entry in sys.path]
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
@@ -99,7 +99,7 @@ def child(request: Request) -> Iterator[Child]:
             process.communicate()
 
 
-def measure(request: Request, journal_path: Path | None, report: Report) -> Measured:
+def measure(request: MeasureRequest, journal_path: Path | None, report: Report) -> Measured:
     measured: Measured | None = None
     journal: Journal | None = None
     alone = False
@@ -126,7 +126,7 @@ def measure(request: Request, journal_path: Path | None, report: Report) -> Meas
         return measured
 
 
-def _facts(request: Request, ready: Ready) -> dict[str, str]:
+def _facts(request: MeasureRequest, ready: Ready) -> dict[str, str]:
     return {
         "fingerprint": ready.graph.fingerprint,
         "device": ready.device,
@@ -165,12 +165,12 @@ def _follow(
             journal.add(message)
         elif isinstance(message, Failed):
             measured.failures[message.key] = message.why
-        share = message.share * len(begun) if isinstance(message, Progress) else 0
+        share = message.share * len(begun) if isinstance(message, MeasureProgress) else 0
         report.at((len(measured.done) + len(measured.failures) + share) / count)
     return measured.pending(begun)
 
 
-def _blame(begun: tuple[CostKey, ...], measured: Measured, request: Request, crash: str) -> bool:
+def _blame(begun: tuple[CostKey, ...], measured: Measured, request: MeasureRequest, crash: str) -> bool:
     """Notes the row that ended the process; True if several were under way and each must be tried alone."""
     if not begun:
         raise BadInput(f"cannot be measured: {crash}", where=request.workload)
@@ -179,7 +179,7 @@ def _blame(begun: tuple[CostKey, ...], measured: Measured, request: Request, cra
     return len(begun) > 1
 
 
-def _check_something_fits(measured: Measured, keys: Sequence[CostKey], request: Request) -> None:
+def _check_something_fits(measured: Measured, keys: Sequence[CostKey], request: MeasureRequest) -> None:
     failed = {key.micro for key in measured.failures}
     if failed < {key.micro for key in keys} or not failed:
         return

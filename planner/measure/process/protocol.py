@@ -19,7 +19,7 @@ from planner.profile import CostKey, LayerCost, OptimizerCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class MeasureRequest:
     workload: str
     arguments: Mapping[str, str]
     device: str
@@ -55,7 +55,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class MeasureProgress:
     share: float  # of the rows begun
 
 
@@ -86,14 +86,14 @@ class Refused:
     allowed: str
 
 
-RowEvent = Begun | Progress | Done | Failed
-Message = Request | Ready | Pending | RowEvent | Optimized | Refused
+RowEvent = Begun | MeasureProgress | Done | Failed
+Message = MeasureRequest | Ready | Pending | RowEvent | Optimized | Refused
 _KINDS: tuple[type[Message], ...] = (
-    Request,
+    MeasureRequest,
     Ready,
     Pending,
     Begun,
-    Progress,
+    MeasureProgress,
     Done,
     Failed,
     Optimized,

@@ -30,7 +30,7 @@ FREE_CHUNKS = 2  # numbers of stages a worker, the least, where a family allows 
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
-class Shape:
+class Configuration:
     family: str
     data: int
     workers: int
@@ -105,7 +105,7 @@ def shapes(
     micros: Sequence[int],
     pinned: Pins,
     splits: Callable[[int], Sequence[Split]] = lambda micro: (WHOLE,),
-) -> Iterator[Shape]:
+) -> Iterator[Configuration]:
     """Every shape that the pins allow and the devices can hold, whatever its memory; `splits` are those in space that
     a micro-batch may have."""
     total = min(total_devices(cluster), pinned.devices or NO_LIMIT)
@@ -128,7 +128,7 @@ def _with_data(
     micros: int,
     pinned: Pins,
     split: Split,
-) -> Iterator[Shape]:
+) -> Iterator[Configuration]:
     grid, whole_from, then, then_from, shared = split
     replicas = data * prod(grid)
     deepest = min(layers, total // replicas, DEEPEST)
@@ -147,7 +147,7 @@ def _with_data(
                 for recompute, shard, mirrored in every:
                     if shard and replicas * (2 * pairs if FAMILIES[family].paired else 1) == 1:
                         continue
-                    yield Shape(
+                    yield Configuration(
                         family=family,
                         data=data,
                         workers=workers,

@@ -32,7 +32,7 @@ from planner.cluster import (
     transfer_s,
 )
 from planner.cost import NS
-from planner.milp.configurations.configurations import Shape
+from planner.milp.configurations.configurations import Configuration
 from planner.spatial import neighbours
 
 _TYPICAL_BYTES = 1 << 12  # of statistics that a group sums
@@ -40,7 +40,7 @@ _SMALL_BYTES, _LARGE_BYTES = 1, 1 << 42  # before and beyond where a ring overta
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mesh:
+class Placement:
     grid: tuple[tuple[Slot, ...], ...]  # [replica][worker]; each place in a spatial group is a replica here
     latency_ns: FloatArray  # [worker, worker]
     byte_ns: FloatArray  # [worker, worker]
@@ -50,7 +50,7 @@ class Mesh:
 
 
 @dataclass(frozen=True)
-class Machines:
+class PlacementCosts:
     """A cluster with what is worked out once."""
 
     cluster: Cluster
@@ -60,7 +60,7 @@ class Machines:
     def slots(self) -> tuple[Slot, ...]:
         return tuple(slots(self.cluster))
 
-    def grid(self, shape: Shape) -> tuple[tuple[Slot, ...], ...]:
+    def grid(self, shape: Configuration) -> tuple[tuple[Slot, ...], ...]:
         """[replica][worker], the slots of the machine in their order; ranks that share a sample stand side by side."""
         order, depth, width, near = self.slots, shape.workers, shape.data, shape.spatial
         apart, inner = (depth, 1) if shape.axes.index("data") < shape.axes.index("pipeline") else (1, width)
@@ -70,7 +70,7 @@ class Machines:
             for s in range(near)
         )
 
-    def spatial_group(self, shape: Shape) -> Group:
+    def spatial_group(self, shape: Configuration) -> Group:
         """The worst of the groups that share a sample. Re-split, any two ranks talk to each other."""
         count, near = shape.devices, shape.spatial
         groups = [self.slots[first : first + near] for first in range(0, count, near)]
@@ -114,19 +114,19 @@ class Machines:
         """One message between two places, over the link that takes it soonest."""
         return min((transfer_s(self.cluster, a, b, size) * NS for a, b in self.apart), default=0.0)
 
-    def typical_sum(self, shape: Shape) -> Sum:
+    def typical_sum(self, shape: Configuration) -> Sum:
         """Over the replicas of one worker: to guess by, not to bound by."""
         return self.sums([[row[0] for row in self.grid(shape)]])[0]
 
 
-def mesh(machines: Machines, shape: Shape, device: str) -> Mesh:
+def mesh(machines: PlacementCosts, shape: Configuration, device: str) -> Placement:
     cluster, grid = machines.cluster, machines.grid(shape)
     columns = [[row[w] for row in grid] for w in range(shape.workers)]
     latency, byte = _links(cluster, columns)
     groups = [[cluster.groups[place.node] for place in column] for column in columns]
     profiled = _profiled_rate(cluster, device)
     tightest = [min(column, key=lambda g: g.limit_bytes) for column in groups]
-    return Mesh(
+    return Placement(
         grid=grid,
         latency_ns=latency,
         byte_ns=byte,

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import permutations
 from math import prod
 
-from planner.cost import Choice, Grid, Prices, row_of, shown
+from planner.cost import Grid, GridChoice, Prices, row_of, shown
 from planner.errors import BadInput
-from planner.milp.configurations.configurations import Shape
+from planner.milp.configurations.configurations import Configuration
 from planner.milp.pins import NEVER, SAMPLES, Pins
 from planner.model import ModelGraph
 from planner.profile import CostKey, Profile
@@ -26,7 +26,7 @@ _FEW_PAIRS = 4
 
 def choices(
     profile: Profile, setting: CostKey, prices: Prices, named: Collection[str] = ()
-) -> tuple[Choice, ...]:
+) -> tuple[GridChoice, ...]:
     """Every grid that was profiled with these settings, and every change to another, gathered wherever that is exact;
     where only a few layers are looked at, those `named` are, too."""
     alike = (key for key in profile.shards if key._replace(split=()) == setting._replace(split=()))
@@ -39,8 +39,8 @@ def choices(
 
 
 def _sharing(
-    prices: Prices, setting: CostKey, plain: Choice, few: int, named: Collection[str]
-) -> Iterator[Choice]:
+    prices: Prices, setting: CostKey, plain: GridChoice, few: int, named: Collection[str]
+) -> Iterator[GridChoice]:
     """Samples shared before every layer behind the first on a grid, where each rank has as many and nothing mixes them
     that has no rule; in large models before a few."""
     if setting.micro % plain.ranks:
@@ -65,16 +65,16 @@ def looked_at(layers: int) -> str:
     )
 
 
-def _of_grid(prices: Prices, setting: CostKey, grid: Grid, named: Collection[str]) -> Iterator[Choice]:
+def _of_grid(prices: Prices, setting: CostKey, grid: Grid, named: Collection[str]) -> Iterator[GridChoice]:
     """Gathered as late as can be, and before every earlier layer on shards but the first; in large models a few. Or
     shared."""
-    yield from _sharing(prices, setting, Choice(grid), _few(prices), named)
+    yield from _sharing(prices, setting, GridChoice(grid), _few(prices), named)
     last = _latest(prices, grid)
     if last is None:
         return
     cut = _on_shards(prices, last)[1:]
     yield last
-    yield from (Choice(grid, i) for i in _spread(prices, cut, _few(prices), named))
+    yield from (GridChoice(grid, i) for i in _spread(prices, cut, _few(prices), named))
 
 
 def _few(prices: Prices) -> int:
@@ -84,15 +84,15 @@ def _few(prices: Prices) -> int:
 
 def _changing(
     prices: Prices, setting: CostKey, grid: Grid, then: Grid, named: Collection[str]
-) -> Iterator[Choice]:
+) -> Iterator[GridChoice]:
     """To the other grid before every layer on shards but the first, and gathered as late as can be or before any
     later one; in larger models before a few."""
     last = _latest(prices, grid)
     cut = _on_shards(prices, last)[1:] if last is not None else []
     few = _FEW_PAIRS if len(prices.graph.layers) > _PAIRS else len(prices.graph.layers)
     for at in _spread(prices, cut, few, named):
-        yield from _sharing(prices, setting, Choice(grid, 0, then, at), few, named)
-        latest = _latest_after(prices, Choice(grid, 0, then, at))
+        yield from _sharing(prices, setting, GridChoice(grid, 0, then, at), few, named)
+        latest = _latest_after(prices, GridChoice(grid, 0, then, at))
         if latest is None:
             continue
         yield latest
@@ -106,24 +106,24 @@ def _spread(prices: Prices, cut: Sequence[int], few: int, named: Collection[str]
     return sorted({*cut[:: max(1, -(-len(cut) // max(1, few)))], *asked_for})
 
 
-def _on_shards(prices: Prices, choice: Choice) -> list[int]:
+def _on_shards(prices: Prices, choice: GridChoice) -> list[int]:
     layers = prices(choice).layers
     names = (layer.name for layer in prices.graph.layers)
     return [i for i, name in enumerate(names) if name in layers and layers[name].on_shards]
 
 
-def _latest(prices: Prices, grid: Grid) -> Choice | None:
+def _latest(prices: Prices, grid: Grid) -> GridChoice | None:
     """Where the rules end the shards, else before the first layer that has none; None where that is the first."""
     try:
-        prices(Choice(grid))
+        prices(GridChoice(grid))
     except NoRule as refused:
         prices.refused[grid] = refused.why
         end = prices.graph.index.get(refused.layer, 0)
-        return Choice(grid, end) if end else None
-    return Choice(grid)
+        return GridChoice(grid, end) if end else None
+    return GridChoice(grid)
 
 
-def _latest_after(prices: Prices, changing: Choice) -> Choice | None:
+def _latest_after(prices: Prices, changing: GridChoice) -> GridChoice | None:
     """The same behind a change; None where that leaves nothing on the other grid, or cannot be had."""
     try:
         prices(changing)
@@ -139,7 +139,7 @@ def _latest_after(prices: Prices, changing: Choice) -> Choice | None:
     return changing if any(i >= changing.then_from for i in _on_shards(prices, changing)) else None
 
 
-def _possible(profile: Profile, setting: CostKey, choice: Choice, found: Price) -> bool:
+def _possible(profile: Profile, setting: CostKey, choice: GridChoice, found: Price) -> bool:
     """Every layer on shards was profiled, and no parameter is used on shards here and on whole samples there."""
     graph = profile.graph
     on_shards = {name for name, cost in found.layers.items() if cost.on_shards}
@@ -153,7 +153,7 @@ def _possible(profile: Profile, setting: CostKey, choice: Choice, found: Price) 
     return not any(0 < len(on_shards.intersection(p.users)) < len(set(p.users)) for p in graph.parameters)
 
 
-def asked(found: Sequence[Choice], prices: Prices, pinned: Pins) -> tuple[Choice, ...]:
+def asked(found: Sequence[GridChoice], prices: Prices, pinned: Pins) -> tuple[GridChoice, ...]:
     """Those of a pinned degree or grid, and gather."""
     return tuple(
         each
@@ -170,7 +170,7 @@ def needs_space(pinned: Pins) -> bool:
     return bool(pinned.regrid) or pinned.gather not in (None, "", NEVER)
 
 
-def _gathers(prices: Prices, choice: Choice, asked_for: str | None) -> bool:
+def _gathers(prices: Prices, choice: GridChoice, asked_for: str | None) -> bool:
     if asked_for is None:
         return True
     if asked_for == NEVER:
@@ -178,7 +178,7 @@ def _gathers(prices: Prices, choice: Choice, asked_for: str | None) -> bool:
     return asked_for == _gather(prices.graph, choice) and not choice.shared
 
 
-def none_of(found: Sequence[Choice], prices: Prices, pinned: Pins) -> None:
+def none_of(found: Sequence[GridChoice], prices: Prices, pinned: Pins) -> None:
     """BadInput where what is pinned was not profiled, or has no rule."""
     if pinned.spatial is None and not needs_space(pinned):
         return
@@ -211,22 +211,22 @@ def none_of(found: Sequence[Choice], prices: Prices, pinned: Pins) -> None:
     )
 
 
-def _wanted(graph: ModelGraph, choice: Choice, pinned: Pins) -> bool:
+def _wanted(graph: ModelGraph, choice: GridChoice, pinned: Pins) -> bool:
     """A grid that is fixed stays, unless the change is, too."""
     if pinned.regrid is None:
         return pinned.grid is None or not choice.then
     return pinned.regrid == _regrid(graph, choice)
 
 
-def _regrid(graph: ModelGraph, choice: Choice) -> str:
+def _regrid(graph: ModelGraph, choice: GridChoice) -> str:
     turns = [f"{graph.layers[choice.then_from].name}:{shown(choice.then)}"] if choice.then else []
     turns += [f"{graph.layers[choice.whole_from].name}:{SAMPLES}"] if choice.shared else []
     return ",".join(turns)
 
 
-def _gather(graph: ModelGraph, choice: Choice) -> str:
+def _gather(graph: ModelGraph, choice: GridChoice) -> str:
     return graph.layers[choice.whole_from].name if choice.whole_from else ""
 
 
-def choice_of(shape: Shape) -> Choice:
-    return Choice(shape.grid, shape.whole_from, shape.then, shape.then_from, shape.shared)
+def choice_of(shape: Configuration) -> GridChoice:
+    return GridChoice(shape.grid, shape.whole_from, shape.then, shape.then_from, shape.shared)

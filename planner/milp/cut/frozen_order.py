@@ -19,7 +19,7 @@ _NEAR = 1 / 8  # of the stages: a message so far that one cut has, another will 
 
 
 @dataclass(kw_only=True)
-class Meter:
+class WorkMeter:
     """Work done, in nanoseconds of a usual core as far as counts can tell: unlike a clock, the same every time."""
 
     spent_ns: float = 0.0
@@ -83,7 +83,7 @@ class Order:
             self._known[update] = wide if known is None else known | wide
         return self._known[update]
 
-    def compiled(self, pattern: BoolArray, update: Update, meter: Meter) -> Compiled:
+    def compiled(self, pattern: BoolArray, update: Update, meter: WorkMeter) -> Compiled:
         """With the messages of this pattern, [act or grad, sender, receiver] laid flat."""
         key = (np.packbits(pattern).tobytes(), update)
         if key not in self._compiled:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from planner.arrays import IntArray
 from planner.milp.cut.frozen_order import Order
-from planner.milp.cut.problem import Problem
+from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.stage_costs import KINDS
 from planner.milp.search.descent import even, judge, near
 from planner.plan import StageTimes
@@ -21,7 +21,7 @@ from planner.simulate import best_overlap
 FAMILY = "overlap"
 
 
-def arranged(posed: Problem, own: IntArray | None) -> Problem:
+def arranged(posed: CutProblem, own: IntArray | None) -> CutProblem:
     """The problem with its cut fixed, to the user's own where there is one, and the best order for it."""
     cuts = [own] if own is not None else [even(posed), near(posed, posed.tables.gradients[0])]
     ready = [_ordered(posed, cut) for cut in cuts]
@@ -30,7 +30,7 @@ def arranged(posed: Problem, own: IntArray | None) -> Problem:
     return replace(ready[best], fixed=cuts[best])
 
 
-def _ordered(posed: Problem, cut: IntArray) -> Problem:
+def _ordered(posed: CutProblem, cut: IntArray) -> CutProblem:
     shape = posed.shape
     whole = generate("1f1b", workers=shape.workers, micros=shape.micros)
     best = best_overlap(whole, _times(posed, cut), (), parts=shape.chunks, update=shape.update)
@@ -42,7 +42,7 @@ def _ordered(posed: Problem, cut: IntArray) -> Problem:
     return replace(posed, order=Order(schedule))
 
 
-def _times(posed: Problem, cut: IntArray) -> list[StageTimes]:
+def _times(posed: CutProblem, cut: IntArray) -> list[StageTimes]:
     """Recomputing counts with the backward: orders are searched without it."""
     table = posed.durations(cut).kinds[0]
     row = {kind: table[KINDS.index(kind)].tolist() for kind in KINDS}

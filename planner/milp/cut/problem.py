@@ -8,12 +8,12 @@ from functools import cached_property
 import numpy as np
 
 from planner.arrays import BoolArray, FloatArray, IntArray
-from planner.milp.cut.stage_costs import COMPUTE, KINDS, Durations, Stages
+from planner.milp.cut.stage_costs import COMPUTE, KINDS, Durations, StageCosts
 from planner.simulate import Bound, Compiled, critical_counts, critical_path, makespans, period
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class CutRow:
     """`steps * T >= counts * durations` for every cut whose messages include those counted here."""
 
     kinds: IntArray  # [kind, stage]
@@ -22,7 +22,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem(Stages):
+class CutProblem(StageCosts):
     def times(self, cuts: IntArray, most: int | None = None) -> IntArray:
         """Simulated nanoseconds of each cut; of those that take more than `most`, something between."""
         spans = self.durations(cuts)
@@ -61,15 +61,15 @@ class Problem(Stages):
             return np.array([period(compiled, row).period_ns for row in vectors], np.int64)
         return makespans(compiled, vectors)
 
-    def critical(self, cut: IntArray) -> tuple[Row, int]:
+    def critical(self, cut: IntArray) -> tuple[CutRow, int]:
         """A path (or cycle) that determines the time of this cut, and that time."""
         return self.critical_of(self.durations(cut))
 
-    def critical_of(self, spans: Durations) -> tuple[Row, int]:
+    def critical_of(self, spans: Durations) -> tuple[CutRow, int]:
         """The same of a cut whose durations are known."""
         return self._critical(spans)
 
-    def critical_between(self, cuts: IntArray, shares: FloatArray) -> Row:
+    def critical_between(self, cuts: IntArray, shares: FloatArray) -> CutRow:
         """The path that determines the time at a mixture of cuts: a row like any other."""
         spans = self.durations(cuts)
         mixed = Durations(
@@ -86,7 +86,7 @@ class Problem(Stages):
         neighbours tells nearly as much, and is the same for all."""
         return self.chained and (self.order.slow or not self.implied)
 
-    def rough(self, spans: Durations) -> tuple[Row, int]:
+    def rough(self, spans: Durations) -> tuple[CutRow, int]:
         """A path as if only neighbours talked, and its time: no more than that of the cut, and compiled once."""
         assert self.chained
         return self._critical(spans, rough=True)
@@ -98,7 +98,7 @@ class Problem(Stages):
         pattern[0, early, early + 1] = pattern[1, early + 1, early] = True
         return pattern.ravel()
 
-    def _critical(self, spans: Durations, *, rough: bool = False) -> tuple[Row, int]:
+    def _critical(self, spans: Durations, *, rough: bool = False) -> tuple[CutRow, int]:
         pattern = self._neighbours if rough else self._pattern(spans.cells)
         if self.implied and not rough:
             pattern = self.order.covering(pattern, self.shape.update)
@@ -109,17 +109,17 @@ class Problem(Stages):
         bound: Bound = period(compiled, vector) if rolling else critical_path(compiled, vector)
         return self._row(bound.counts, pattern, bound.steps), bound.period_ns
 
-    def _row(self, counts: IntArray, pattern: BoolArray, steps: int = 1) -> Row:
+    def _row(self, counts: IntArray, pattern: BoolArray, steps: int = 1) -> CutRow:
         split = len(KINDS) * self.stages
         hops: IntArray = np.zeros(pattern.size, np.int64)
         hops[pattern] = counts[split:]
-        return Row(
+        return CutRow(
             kinds=counts[:split].reshape(len(KINDS), self.stages),
             hops=hops.reshape(2, self.stages, self.stages),
             steps=steps,
         )
 
-    def slowed(self, cut: IntArray, factor: float) -> list[Row]:
+    def slowed(self, cut: IntArray, factor: float) -> list[CutRow]:
         """The paths that determine the time when one worker after the other is so much slower than it is."""
         spans = self.durations(cut)
         pattern = self._neighbours if self.patterned else self._pattern(spans.cells)
@@ -133,7 +133,7 @@ class Problem(Stages):
         slow = table[:, : own[0].size]
         slow[own.reshape(slow.shape)] = (slow[own.reshape(slow.shape)] * factor).astype(np.int64)
         self.meter.simulated(len(table), 2 * self.order.actions)
-        found: dict[bytes, Row] = {}
+        found: dict[bytes, CutRow] = {}
         for counts in critical_counts(compiled, table):
             found.setdefault(counts.tobytes(), self._row(counts, pattern))
         return list(found.values())

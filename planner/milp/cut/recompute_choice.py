@@ -22,19 +22,19 @@ from typing import ClassVar, Self
 import numpy as np
 
 from planner.arrays import BoolArray, IntArray
-from planner.milp.cut.frozen_order import Meter
-from planner.milp.cut.problem import Problem
+from planner.milp.cut.frozen_order import WorkMeter
+from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.recompute_least import settled
 from planner.milp.cut.stage_costs import COMPUTE, KINDS, Durations
 from planner.schedule import Kind, Schedule
-from planner.simulate import PART_NAMES, Spans, live_counts, spans, uncovered
+from planner.simulate import PART_NAMES, Spans, lifetimes, live_counts, undominated
 
 _SAVED, _KEPT, _SHARED = (PART_NAMES.index(name) for name in ("saved", "kept", "shared"))
 _AGAIN = KINDS.index(Kind.R)
 
 
 @dataclass(frozen=True, eq=False)
-class Choices:
+class RecomputeMoments:
     """Of an order in which every stage recomputes: what any choice of them holds."""
 
     schedule: Schedule
@@ -59,41 +59,41 @@ class Choices:
             for stage in range(1, len(row)):
                 if row[stage - 1] == row[stage] == worker:
                     rows[:, stage, _SHARED] = 0
-        return uncovered(rows)
+        return undominated(rows)
 
     @cached_property
     def _spans(self) -> tuple[Spans, ...]:
-        return spans(self.schedule)
+        return lifetimes(self.schedule)
 
-    def moments(self, again: frozenset[int], meter: Meter) -> tuple[IntArray, ...]:
+    def moments(self, again: frozenset[int], meter: WorkMeter) -> tuple[IntArray, ...]:
         """A worker, where just these stages recompute."""
         keys = [(worker, own & again) for worker, own in enumerate(self.stages_of)]
         if any(key not in self._known for key in keys):
             stages = range(self.schedule.stages)
             order = settled(self.schedule, np.isin(stages, list(again)))
             meter.compiled(order.actions)
-            for key, own in zip(keys, spans(order.schedule), strict=True):
+            for key, own in zip(keys, lifetimes(order.schedule), strict=True):
                 if key not in self._known:
-                    self._known[key] = uncovered(live_counts(own, self.schedule.stages))
+                    self._known[key] = undominated(live_counts(own, self.schedule.stages))
         return tuple(self._known[key] for key in keys)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choosing(Problem):
-    choices: Choices
+class RecomputeProblem(CutProblem):
+    choices: RecomputeMoments
     again_prefix_ns: IntArray  # [stage, layers + 1]; `prefix_ns` has no recomputation
     again_launch_ns: int
     flagged: ClassVar[bool] = True
 
     @staticmethod
-    def of(posed: Problem, choices: Choices) -> Choosing:
+    def of(posed: CutProblem, choices: RecomputeMoments) -> RecomputeProblem:
         """`posed` has the order in which every stage recomputes."""
         row, prefix, launch = COMPUTE.index(Kind.R), posed.prefix_ns.copy(), posed.launch_ns.copy()
         again, begun = prefix[row].copy(), int(launch[row])
         prefix[row], launch[row] = 0, 0
         given = {each.name: getattr(posed, each.name) for each in fields(posed)}
         given |= {"prefix_ns": prefix, "launch_ns": launch}
-        return Choosing(**given, choices=choices, again_prefix_ns=again, again_launch_ns=begun)
+        return RecomputeProblem(**given, choices=choices, again_prefix_ns=again, again_launch_ns=begun)
 
     @property
     def moments(self) -> tuple[IntArray, ...]:

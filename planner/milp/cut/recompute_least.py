@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.arrays import BoolArray, IntArray
-from planner.milp.configurations.configurations import Shape
+from planner.milp.configurations.configurations import Configuration
 from planner.milp.cut.frozen_order import Order
 from planner.schedule import Kind, Schedule
 
@@ -44,7 +44,7 @@ class Sparing:
         return peak
 
 
-def alone(shape: Shape) -> bool:
+def alone(shape: Configuration) -> bool:
     """Whether every worker has one stage, so that each decides for itself."""
     return shape.pipes == shape.chunks == 1
 

@@ -10,7 +10,7 @@ import numpy as np
 from planner.arrays import BoolArray, IntArray
 from planner.cluster import NOISE
 from planner.cost import Tables, copies_of_statistics, losses_held
-from planner.milp.configurations.configurations import Shape
+from planner.milp.configurations.configurations import Configuration
 from planner.milp.cut.frozen_order import Order
 from planner.schedule import Schedule
 from planner.simulate import PART_NAMES, SQUARE_BYTES, SQUARED_ELEMENTS
@@ -18,7 +18,7 @@ from planner.simulate import PART_NAMES, SQUARE_BYTES, SQUARED_ELEMENTS
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    shape: Shape
+    shape: Configuration
     tables: Tables
     order: Order
     until: IntArray | None = None  # [stage]: where what it recomputes ends, once that is settled

@@ -16,8 +16,8 @@ import numpy as np
 from planner.arrays import BoolArray, FloatArray, IntArray
 from planner.cluster import NOISE, Sum
 from planner.cost import hop_bytes
-from planner.milp.configurations.placement import Mesh
-from planner.milp.cut.frozen_order import Meter, Order
+from planner.milp.configurations.placement import Placement
+from planner.milp.cut.frozen_order import Order, WorkMeter
 from planner.milp.cut.recompute_least import Sparing, settled
 from planner.milp.cut.stage_bytes import Sizes
 from planner.schedule import Kind
@@ -43,8 +43,8 @@ class Durations:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stages(Sizes):
-    mesh: Mesh
+class StageCosts(Sizes):
+    mesh: Placement
     prefix_ns: IntArray  # [compute kind, stage, layers + 1]
     launch_ns: IntArray  # [compute kind]: of every action besides its layers
     update_ns: int  # of every update besides
@@ -54,7 +54,7 @@ class Stages(Sizes):
     byte_ns: FloatArray
     slowness: tuple[float, ...]  # a stage
     grids: dict[tuple[object, ...], IntArray]  # tables over all intervals, shared between problems
-    meter: Meter
+    meter: WorkMeter
     allowed: BoolArray  # the boundaries that a cut may have
     fixed: IntArray | None = None  # the cut, where the shape includes it
     sparing: Sparing | None = None  # where only some stages recompute; `prefix_ns` then has no recomputation

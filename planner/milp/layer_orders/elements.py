@@ -24,7 +24,7 @@ class Sent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class ElementWork:
     """Elements by number; `before[k]` are those that must come before k, which has no cycles."""
 
     cost: tuple[float, ...]
@@ -39,7 +39,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Reduced:
-    work: Work
+    work: ElementWork
     members: tuple[tuple[int, ...], ...]  # of each element that is left, itself among them
     first: tuple[int, ...]
     last: tuple[int, ...]
@@ -52,7 +52,7 @@ class Reduced:
         return tuple(tuple(sorted(stage)) for stage in found)
 
 
-def reduced(work: Work) -> Reduced:
+def reduced(work: ElementWork) -> Reduced:
     """At least one element is left."""
     joined = _Joined(work)
     while joined.one_more():
@@ -61,7 +61,7 @@ def reduced(work: Work) -> Reduced:
 
 
 class _Joined:
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: ElementWork) -> None:
         self.work = work
         order: nx.DiGraph[int] = nx.DiGraph()
         order.add_nodes_from(range(work.count))
@@ -123,7 +123,7 @@ class _Joined:
             if s.source in self.place:
                 readers = sorted({number[self.place[k]] for k in s.readers if k in self.place})
                 sent.append(Sent(source=number[self.place[s.source]], readers=tuple(readers), cost=s.cost))
-        work = Work(
+        work = ElementWork(
             cost=tuple(self.work.cost[k] for k in left),
             size=tuple(self.work.size[k] for k in left),
             before=tuple(tuple(sorted(number[j] for j in self.order.pred[k])) for k in left),

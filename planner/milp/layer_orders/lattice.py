@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 
 from planner.arrays import BoolArray, FloatArray, IntArray
-from planner.milp.layer_orders.elements import Sent, Work, reduced
+from planner.milp.layer_orders.elements import ElementWork, Sent, reduced
 
 MOST_IDEALS = 100_000
 
@@ -29,14 +29,14 @@ class TooManyIdeals(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stages:
+class StageSplit:
     elements: tuple[tuple[int, ...], ...]  # of each stage
     load: float  # the largest
 
 
 def best_stages(
-    work: Work, most: int, *, room: float = float("inf"), ideals: int = MOST_IDEALS
-) -> Stages | None:
+    work: ElementWork, most: int, *, room: float = float("inf"), ideals: int = MOST_IDEALS
+) -> StageSplit | None:
     """At most `most` stages, each of at most `room`; None where none fit. TooManyIdeals where there are more."""
     small = reduced(work)
     if small.work.count == work.count:
@@ -46,13 +46,13 @@ def best_stages(
         return None
     stages = small.expanded(relaxed.elements)
     if max(sum(work.size[k] for k in stage) for stage in stages) <= room:
-        return Stages(elements=stages, load=relaxed.load)
+        return StageSplit(elements=stages, load=relaxed.load)
     return _best_stages(work, most, room, ideals)
 
 
-def _best_stages(work: Work, most: int, room: float, ideals: int) -> Stages | None:
+def _best_stages(work: ElementWork, most: int, room: float, ideals: int) -> StageSplit | None:
     every = ideals_of(work.before, ideals)
-    found: Stages | None = None
+    found: StageSplit | None = None
     for order in (_wide(work.before), _deep(work.before)):
         along = Lattice(work, _along(order)).best(most, room, found.load if found else float("inf"))
         found = along or found
@@ -126,7 +126,7 @@ def _deep(before: Sequence[Sequence[int]]) -> list[int]:
 class Lattice:
     """Some ideals, the whole lattice or a part that holds the empty set and the full one, as columns."""
 
-    def __init__(self, work: Work, ideals: Sequence[int]) -> None:
+    def __init__(self, work: ElementWork, ideals: Sequence[int]) -> None:
         self.work = work
         width = (work.count + 7) // 8
         rows = np.frombuffer(b"".join(x.to_bytes(width, "little") for x in ideals), np.uint8)
@@ -216,7 +216,7 @@ class Lattice:
         outside = ~self._all(open_, where) if len(open_) == len(sent.readers) else True
         return np.where(inside, outside, reads)
 
-    def best(self, most: int, room: float, below: float) -> Stages | None:
+    def best(self, most: int, room: float, below: float) -> StageSplit | None:
         """The chain from the first ideal to the last with the least largest load, if that is below a limit."""
         count, total = len(self.cost), self.cost[-1]
         value: FloatArray = np.full((most + 1, count), np.inf)
@@ -244,13 +244,13 @@ class Lattice:
         last = int(value[:, -1].argmin())
         return self._stages(came, last, float(value[last, -1])) if np.isfinite(value[last, -1]) else None
 
-    def _stages(self, came: IntArray, step: int, load: float) -> Stages:
+    def _stages(self, came: IntArray, step: int, load: float) -> StageSplit:
         at, found = len(self.cost) - 1, []
         for k in range(step, 0, -1):
             begin = int(came[k, at])
             found.append(tuple(np.flatnonzero(self.has[:, at] & ~self.has[:, begin]).tolist()))
             at = begin
-        return Stages(elements=tuple(reversed(found)), load=load)
+        return StageSplit(elements=tuple(reversed(found)), load=load)
 
 
 def _above(before: Sequence[Sequence[int]]) -> list[set[int]]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from planner.milp.instance import Space
-from planner.milp.layer_orders.elements import Sent, Work
+from planner.milp.instance import Instance
+from planner.milp.layer_orders.elements import ElementWork, Sent
 from planner.milp.layer_orders.lattice import TooManyIdeals, best_stages
 from planner.milp.pins import NEVER as NOWHERE
 from planner.milp.pins import Pins
 from planner.milp.search.descent import NEVER
 from planner.milp.search.search import ranked, search
-from planner.milp.search.state import Effort, Search
+from planner.milp.search.state import Effort, SearchState
 from planner.model import ModelGraph, alone, dependences, misplaced
 from planner.plan import Certificate
 from planner.profile import Profile
@@ -36,7 +36,7 @@ Names = tuple[str, ...]
 class Searched:
     """The search that found the best plan, and what was learnt in all of them."""
 
-    best: Search
+    best: SearchState
     bound_ns: int  # of the other orders that the proof is about
     note: str
 
@@ -47,7 +47,7 @@ class Searched:
         return proof.model_copy(update={"bound_ns": bound, "gap": gap, "scope": proof.scope + self.note})
 
 
-def searched(space: Space, effort: Effort) -> Searched:
+def searched(space: Instance, effort: Effort) -> Searched:
     """The model's own order first, whose best plan the others have to beat."""
     first = search(space, effort)
     if not _free(space.pins) or alone(space.profile.graph):
@@ -74,7 +74,7 @@ def _free(pins: Pins) -> bool:
     return pins.stages is None and pins.pipeline != 1 and pins.spatial in (None, 1)
 
 
-def _others(first: Search, orders: Sequence[Names], effort: Effort) -> Iterator[Search]:
+def _others(first: SearchState, orders: Sequence[Names], effort: Effort) -> Iterator[SearchState]:
     limit, share = first.limit, replace(effort, work_ns=_SHARE * effort.work_ns / max(1, len(orders)))
     for names in orders:
         asked = in_order(first.space, names)
@@ -84,9 +84,9 @@ def _others(first: Search, orders: Sequence[Names], effort: Effort) -> Iterator[
             yield found
 
 
-def in_order(space: Space, names: Sequence[str]) -> Space:
+def in_order(space: Instance, names: Sequence[str]) -> Instance:
     """The same question of the layers in another order, of whole samples."""
-    return Space(
+    return Instance(
         profile=replace(space.profile, graph=space.profile.graph.ordered(names)),
         cluster=space.cluster,
         batch=space.batch,
@@ -97,7 +97,7 @@ def in_order(space: Space, names: Sequence[str]) -> Space:
     )
 
 
-def _least(found: Search) -> int:
+def _least(found: SearchState) -> int:
     """What no plan beats that was left open."""
     return min([*(tried.bound_ns for tried in found.open), *found.left], default=NEVER)
 
@@ -135,7 +135,7 @@ def _before(graph: ModelGraph) -> dict[str, set[str]]:
     return found
 
 
-def _balanced(first: Search) -> Iterator[Names]:
+def _balanced(first: SearchState) -> Iterator[Names]:
     """The orders of the best stages of the depths of the best plans."""
     names = [layer.name for layer in first.space.profile.graph.layers]
     known = {tuple(names)}
@@ -151,7 +151,7 @@ def _balanced(first: Search) -> Iterator[Names]:
             yield order
 
 
-def _work(space: Space, micro: int) -> Work:
+def _work(space: Instance, micro: int) -> ElementWork:
     """Nanoseconds of the layers, and of messages over the longest distance, which both ends take part in."""
     tables, graph = space.whole(micro), space.profile.graph
     times = tables.time_ns[Kind.F] + tables.time_ns[Kind.B]
@@ -166,7 +166,7 @@ def _work(space: Space, micro: int) -> Work:
         for number, value in enumerate(graph.values)
         if value.producer and number in size_of
     ]
-    return Work(
+    return ElementWork(
         cost=tuple(float(each) for each in (times[1:] - times[:-1]).tolist()),
         size=(0.0,) * space.layers,
         before=tuple(

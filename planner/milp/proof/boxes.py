@@ -20,7 +20,7 @@ import numpy as np
 
 from planner.arrays import BoolArray, FloatArray, IntArray
 from planner.cluster import NOISE
-from planner.milp.cut.problem import Problem, Row
+from planner.milp.cut.problem import CutProblem, CutRow
 from planner.milp.cut.stage_costs import COMPUTE, KINDS
 from planner.schedule import Kind
 from planner.simulate import PARTS
@@ -86,14 +86,14 @@ def empty(rows: int, stages: int) -> Weights:
     )
 
 
-def weigh(row: Row) -> Weights:
+def weigh(row: CutRow) -> Weights:
     stages = row.kinds.shape[1]
     return replace(empty(1, stages), kinds=row.kinds[None] / row.steps, hops=row.hops[None] / row.steps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
-    problem: Problem
+    problem: CutProblem
     low: IntArray  # [boundary], 0 and the number of layers at the ends; then a flag a stage, where they have one
     high: IntArray
     alive: tuple[BoolArray, ...]  # a stage: [c_p - low_p, c_{p+1} - low_{p+1}]

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.arrays import IntArray
-from planner.milp.cut.problem import Problem
+from planner.milp.cut.problem import CutProblem
 from planner.milp.proof.boxes import ROUNDING, Box, Weights
 from planner.milp.proof.feasible import moment_weights
-from planner.milp.proof.learnt import Record
-from planner.milp.proof.multipliers import Game
-from planner.milp.proof.separable import Lines
+from planner.milp.proof.learnt import ProofState
+from planner.milp.proof.multipliers import RowMixLP
+from planner.milp.proof.separable import SeparableRows
 from planner.milp.search.descent import Answer, work_ns
 
 _PRICINGS = 60  # shortest paths a box, at most
@@ -38,11 +38,11 @@ class Proof:
 
 
 class Tree:
-    def __init__(self, record: Record, root: Box, bound: float = 0.0) -> None:
+    def __init__(self, record: ProofState, root: Box, bound: float = 0.0) -> None:
         self.record, self.pool, self.problem = record, record.pool, record.problem
         self.nodes = self._number = 0
         self._open: list[tuple[float, int, Box]] = [(bound, 0, root)]
-        self.lines = Lines(record.problem)
+        self.lines = SeparableRows(record.problem)
 
     def prove(self, budget: int, work_ns: float) -> Proof:
         """Goes on until nothing is open, for this many boxes more, or until the meter shows so much."""
@@ -113,13 +113,13 @@ class Tree:
         chosen = self.pool.inside(box.low, box.high)
         if not chosen:
             chosen = [self.record.learn(_middle(box))]
-        game: Game | None = None
+        game: RowMixLP | None = None
         spare = _SPARE_AT_ROOT if self.nodes == 1 else _SPARE
         between = _BETWEEN if self.problem.flagged else _PRICINGS
         best: Weights | None = None
         for _ in range(_PRICINGS):
             if game is None or not game.grow():
-                game = Game(self.pool, chosen, float(self.record.limit))
+                game = RowMixLP(self.pool, chosen, float(self.record.limit))
             solved = game.solve()
             if solved is None:
                 break
@@ -156,7 +156,7 @@ def _middle(box: Box) -> IntArray:
     return np.concatenate([np.array(cut, np.int64), box.high[len(cut) :]])
 
 
-def _branch(problem: Problem, box: Box, support: list[IntArray]) -> tuple[int, int]:
+def _branch(problem: CutProblem, box: Box, support: list[IntArray]) -> tuple[int, int]:
     """The boundary on which the last cuts differ by most work, halfway, or the flag; else the widest window."""
     edges = problem.stages + 1
     if len(support) > 1:

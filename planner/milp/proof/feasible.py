@@ -9,13 +9,13 @@ from itertools import pairwise
 import numpy as np
 
 from planner.arrays import IntArray
-from planner.milp.cut.problem import Problem
+from planner.milp.cut.problem import CutProblem
 from planner.milp.proof.boxes import Box, Weights, empty, stack
 from planner.schedule import Kind
-from planner.simulate import uncovered
+from planner.simulate import undominated
 
 
-def windows(problem: Problem) -> tuple[IntArray, IntArray]:
+def windows(problem: CutProblem) -> tuple[IntArray, IntArray]:
     """Of every boundary, so that no stage is empty, and of every flag."""
     depth, layers = problem.stages, problem.layers
     low = np.array([*range(depth), layers], np.int64)
@@ -23,7 +23,7 @@ def windows(problem: Problem) -> tuple[IntArray, IntArray]:
     return problem.pointed(low, 0), problem.pointed(high, 1)
 
 
-def reachable(problem: Problem, limit: float) -> bool:
+def reachable(problem: CutProblem, limit: float) -> bool:
     """Whether `head_p + N t_p + max(tail_p, sum and update of p) <= limit` can hold for every stage of some cut.
 
     Valid for any order of one pipe with one stage a worker. Sums are of what no other stage uses, so that a stage of
@@ -54,7 +54,7 @@ def reachable(problem: Problem, limit: float) -> bool:
     return False
 
 
-def every_cut(problem: Problem, low: IntArray, high: IntArray) -> Box | None:
+def every_cut(problem: CutProblem, low: IntArray, high: IntArray) -> Box | None:
     """All cuts of these windows without an empty stage, whatever their memory."""
     edges = zip(problem.bounds(low), problem.bounds(high), strict=True)
     spans = [np.arange(a, b + 1) for a, b in edges]
@@ -65,7 +65,7 @@ def every_cut(problem: Problem, low: IntArray, high: IntArray) -> Box | None:
     return Box(problem=problem, low=low, high=high, alive=alive).trimmed()
 
 
-def whole(problem: Problem, low: IntArray, high: IntArray) -> Box | None:
+def whole(problem: CutProblem, low: IntArray, high: IntArray) -> Box | None:
     """Every cut of these windows whose stages fit where they are, each seen alone; None when there is none."""
     box = every_cut(problem, low, high)
     return None if box is None else fitting(box)
@@ -80,7 +80,7 @@ def fitting(box: Box) -> Box | None:
     return box.without(dead) if any(d.any() for d in dead) else box
 
 
-def most_bytes(problem: Problem) -> IntArray:
+def most_bytes(problem: CutProblem) -> IntArray:
     """[worker]: from above, every hosted stage as large as any stage can be, in each part."""
     fixed = int(problem.fixed_grid.max())
     peaks = [int((rows.sum(1) @ problem.most_moving).max()) for rows in problem.moments]
@@ -88,7 +88,7 @@ def most_bytes(problem: Problem) -> IntArray:
     return total
 
 
-def shortage(problem: Problem, p: int, box: Box) -> IntArray:
+def shortage(problem: CutProblem, p: int, box: Box) -> IntArray:
     """[c_p, c_{p+1}]: bytes by which a stage alone exceeds the worst of its workers, negative where it fits."""
     worst: IntArray = np.minimum.reduce([_shortage(problem, p, box, flag) for flag in box.flags(p)])
     if problem.sparing is not None:
@@ -98,12 +98,12 @@ def shortage(problem: Problem, p: int, box: Box) -> IntArray:
     return worst
 
 
-def _shortage(problem: Problem, p: int, box: Box, flag: int) -> IntArray:
+def _shortage(problem: CutProblem, p: int, box: Box, flag: int) -> IntArray:
     fixed, moving = box.cell(problem.fixed_grid, p), box.cell(problem.moving_grid(p, flag), p)
     worst: IntArray = np.full(fixed.shape, -(1 << 62), np.int64)
     known = set()
     for worker in np.flatnonzero(problem.hosted[:, p]):
-        counts = uncovered(problem.moments[worker][:, p])
+        counts = undominated(problem.moments[worker][:, p])
         hosted, available = problem.hosted[worker, p], problem.available_bytes[worker]
         if (key := (counts.tobytes(), int(hosted), int(available))) not in known:
             known.add(key)
@@ -120,13 +120,13 @@ def _weighted(parts: IntArray, counts: Sequence[int]) -> IntArray:
     return total
 
 
-def memory_weights(problem: Problem) -> Weights:
+def memory_weights(problem: CutProblem) -> Weights:
     """Of workers with several stages: `value <= 0` for every cut that fits, one row a moment."""
     shared = np.count_nonzero(problem.hosted, axis=1) > 1
     return moment_weights(problem, [(w, rows) for w, rows in enumerate(problem.moments) if shared[w]])
 
 
-def moment_weights(problem: Problem, given: Sequence[tuple[int, IntArray]]) -> Weights:
+def moment_weights(problem: CutProblem, given: Sequence[tuple[int, IntArray]]) -> Weights:
     """Of these moments of these workers."""
     found = []
     for worker, moments in given:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from planner.arrays import IntArray
-from planner.milp.cut.problem import Problem
+from planner.milp.cut.problem import CutProblem
 from planner.milp.proof.boxes import ROUNDING
-from planner.milp.proof.multipliers import Game, Pool
+from planner.milp.proof.multipliers import RowMixLP, RowPool
 from planner.milp.search.descent import NEVER, Answer, fits
 
 _GAIN = 1e-4  # of the limit: what a row between cuts must add to be of use
 _SLOWER = 1.3
 
 
-class Record:
-    def __init__(self, pool: Pool, pinned: IntArray | None = None) -> None:
+class ProofState:
+    def __init__(self, pool: RowPool, pinned: IntArray | None = None) -> None:
         """Only the pinned cut is an answer, where there is one."""
         self.pool = pool
         self.pinned = pinned
@@ -21,7 +21,7 @@ class Record:
         self.limit = NEVER
 
     @property
-    def problem(self) -> Problem:
+    def problem(self) -> CutProblem:
         return self.pool.problem
 
     @property
@@ -74,7 +74,7 @@ class Record:
         if (ns < self.limit or tied) and fits(self.problem, cut[None, :])[0]:
             self.answer, self.limit = found, ns
 
-    def learn_between(self, game: Game, most: float) -> bool:
+    def learn_between(self, game: RowMixLP, most: float) -> bool:
         """A row that refutes the mixture of cuts better, if there is one."""
         cuts, shares = game.mixture()
         if len(cuts) < 2 or (cuts[0] == cuts).all():

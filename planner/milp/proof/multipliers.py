@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.arrays import FloatArray, IntArray
-from planner.milp.cut.problem import Problem, Row
+from planner.milp.cut.problem import CutProblem, CutRow
 from planner.milp.cut.stage_costs import KINDS, Durations
 from planner.milp.proof.boxes import Weights, stack
 from planner.simulate import PARTS
@@ -54,12 +54,12 @@ class Table:
 
 
 @dataclass(kw_only=True)
-class Pool:
+class RowPool:
     """Rows with the cuts that they were held against."""
 
-    problem: Problem
+    problem: CutProblem
     memory: Weights
-    rows: list[Row] = field(default_factory=list)
+    rows: list[CutRow] = field(default_factory=list)
     used: list[int] = field(default_factory=list)  # of each row, how often it was in a combination
     cuts: list[IntArray] = field(default_factory=list)
     columns: list[Durations] = field(default_factory=list)
@@ -98,7 +98,7 @@ class Pool:
             constant=np.zeros(rows),
         )
 
-    def add_row(self, row: Row) -> None:
+    def add_row(self, row: CutRow) -> None:
         self.rows.append(row)
         self.used.append(0)
         self._kinds.extend(row.kinds[None] / row.steps)
@@ -156,7 +156,7 @@ class Pool:
         old = np.lexsort((-np.arange(first), -np.array(self.used[:first], np.int64)))[:_OFTEN]
         return np.concatenate([np.sort(old), np.arange(first, count)])
 
-    def useful(self) -> list[Row]:
+    def useful(self) -> list[CutRow]:
         """The active rows that were in a combination."""
         return [self.rows[r] for r in self.active().tolist() if self.used[r]]
 
@@ -167,16 +167,16 @@ class Pool:
         return found
 
 
-def _excess(problem: Problem, memory: Weights, cut: IntArray) -> FloatArray:
+def _excess(problem: CutProblem, memory: Weights, cut: IntArray) -> FloatArray:
     fixed, moving = problem.bytes_of(cut)
     total: FloatArray = memory.fixed @ fixed + np.tensordot(memory.moving, moving, 2) + memory.constant
     return total
 
 
-class Game:
+class RowMixLP:
     """Maximise over multipliers the least value over the cuts; cuts and rows are added one at a time."""
 
-    def __init__(self, pool: Pool, chosen: list[int], scale: float, *, ample: bool = False) -> None:
+    def __init__(self, pool: RowPool, chosen: list[int], scale: float, *, ample: bool = False) -> None:
         """`ample`: as if everything fitted."""
         self.pool, self.scale = pool, scale
         self.memory = pool.memory.part(slice(0, 0)) if ample else pool.memory

@@ -28,7 +28,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from planner.arrays import IntArray
-from planner.milp.cut.problem import Problem
+from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.stage_costs import KINDS
 from planner.schedule import Kind
 
@@ -36,18 +36,18 @@ _ONCE = (Kind.SYNC, Kind.STEP)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class OneMachineJob:
     head: int
     takes: int
     tail: int
 
 
-def free_bound_ns(posed: Problem, cut: IntArray) -> int:
+def order_free_bound_ns(posed: CutProblem, cut: IntArray) -> int:
     return _Free(posed, cut).bound_ns()
 
 
 class _Free:
-    def __init__(self, posed: Problem, cut: IntArray) -> None:
+    def __init__(self, posed: CutProblem, cut: IntArray) -> None:
         self.posed, self.chained = posed, posed.chained
         spans = posed.durations(cut)
         self.take = {kind: spans.kinds[0, KINDS.index(kind)].tolist() for kind in KINDS}
@@ -196,13 +196,13 @@ class _Pipe:
             found.append(max(begun, back.starts + self.micros * last, int(self.heads[-1 - s][-1]) + last))
         return found
 
-    def jobs(self, key: tuple[int, int, Kind], count: int) -> list[Job]:
+    def jobs(self, key: tuple[int, int, Kind], count: int) -> list[OneMachineJob]:
         """The actions of one kind on one stage, in the order in which they will be done."""
         _, s, kind = key
         heads, tails = self._around(s, kind)
         takes = self.take[kind][s]
         return [
-            Job(head=head, takes=takes, tail=tail)
+            OneMachineJob(head=head, takes=takes, tail=tail)
             for head, tail in zip(heads[:count].tolist(), tails[:count][::-1].tolist(), strict=True)
         ]
 
@@ -217,7 +217,7 @@ class _Pipe:
         return self.heads[-1 - s], self.tails[-1 - s]
 
 
-def jackson(jobs: Sequence[Job]) -> int:
+def jackson(jobs: Sequence[OneMachineJob]) -> int:
     """The least time by which a machine can be through with these jobs and their tails."""
     waiting: list[list[int]] = []
     now = most = 0

@@ -17,13 +17,13 @@ from itertools import pairwise
 import numpy as np
 
 from planner.arrays import IntArray
-from planner.milp.cut.problem import Problem, Row
+from planner.milp.cut.problem import CutProblem, CutRow
 from planner.milp.proof.boxes import ROUNDING, Box, Weights, stack
 from planner.milp.proof.branch_and_bound import Tree
 from planner.milp.proof.feasible import binding, every_cut, fitting, memory_weights, most_bytes, reachable
-from planner.milp.proof.learnt import Record
-from planner.milp.proof.multipliers import Game, Pool
-from planner.milp.proof.separable import Lines
+from planner.milp.proof.learnt import ProofState
+from planner.milp.proof.multipliers import RowMixLP, RowPool
+from planner.milp.proof.separable import SeparableRows
 from planner.milp.search.descent import Answer, even
 
 _ROUNDS = 60  # mixtures of rows tried at first
@@ -35,16 +35,16 @@ Windows = tuple[IntArray, IntArray]
 
 
 @dataclass(kw_only=True)
-class Closing:
-    problem: Problem
+class ConfigurationProof:
+    problem: CutProblem
     spans: Windows | None  # of a better cut; None where there is none
-    record: Record = field(init=False)
+    record: ProofState = field(init=False)
     bound: float = 0.0
     tight: bool = False  # memory excludes a cut that could have won
     root: Box | None = None
     tree: Tree | None = None
     rounds: int = _ROUNDS
-    rows: list[Row] = field(default_factory=list)  # that were of use for this order, whatever its costs
+    rows: list[CutRow] = field(default_factory=list)  # that were of use for this order, whatever its costs
     timed: tuple[float, Windows | None] | None = (
         None  # what time alone says: a bound, and where a better cut lies
     )
@@ -53,10 +53,10 @@ class Closing:
         edges = None if self.spans is None else tuple(map(self.problem.bounds, self.spans))
         self.record = self._fresh(edges[0] if edges is not None and (edges[0] == edges[1]).all() else None)
 
-    def _fresh(self, pinned: IntArray | None) -> Record:
+    def _fresh(self, pinned: IntArray | None) -> ProofState:
         """Without rows of memory where boundaries alone are looked at."""
         memory = stack([], self.problem.stages) if self.problem.chained else memory_weights(self.problem)
-        return Record(Pool(problem=self.problem, memory=memory), pinned)
+        return ProofState(RowPool(problem=self.problem, memory=memory), pinned)
 
     @property
     def open(self) -> bool:
@@ -108,7 +108,7 @@ class Closing:
         if self.record.answer is not None:
             self.record.learn(self.record.answer.cut)
         if self.problem.chained:
-            bound, self.spans = surrounded(self.record, Lines(self.problem), self.spans, self.rounds)
+            bound, self.spans = surrounded(self.record, SeparableRows(self.problem), self.spans, self.rounds)
             self.bound = max(self.bound, bound)
         self.rows = self.record.pool.useful()
 
@@ -134,12 +134,12 @@ class Closing:
         memory, known = binding(self.root, memory_weights(self.problem)), self.record
         if len(memory) == len(known.pool.memory):
             return
-        pool = Pool(problem=self.problem, memory=memory)
+        pool = RowPool(problem=self.problem, memory=memory)
         for row in known.pool.rows:
             pool.add_row(row)
         for cut in known.pool.cuts:
             pool.add_cut(cut)
-        self.record = Record(pool, known.pinned)
+        self.record = ProofState(pool, known.pinned)
         self.record.aim(known.answer, known.limit)
 
     def _reachable(self) -> bool:
@@ -195,7 +195,7 @@ def _point(spans: Windows) -> bool:
     return bool((spans[0] == spans[1]).all())
 
 
-def _fits(problem: Problem, low: IntArray, high: IntArray) -> bool:
+def _fits(problem: CutProblem, low: IntArray, high: IntArray) -> bool:
     """Whether every cut of the windows fits: as if each stage were, in each part, as large as any they allow. Choices
     are asked for where cuts do not."""
     if problem.flagged:
@@ -211,7 +211,7 @@ def _fits(problem: Problem, low: IntArray, high: IntArray) -> bool:
     return bool((problem.hosted @ fixed + np.array(peaks) <= problem.available_bytes).all())
 
 
-def _cells(problem: Problem, low: IntArray, high: IntArray) -> int:
+def _cells(problem: CutProblem, low: IntArray, high: IntArray) -> int:
     width = problem.bounds(high - low) + 1
     return int((width[:-1] * width[1:]).sum())
 
@@ -236,7 +236,9 @@ _TRIAL, _HOPE = (
 _NARROWINGS = 3
 
 
-def surrounded(record: Record, lines: Lines, spans: Windows, rounds: int) -> tuple[float, Windows | None]:
+def surrounded(
+    record: ProofState, lines: SeparableRows, spans: Windows, rounds: int
+) -> tuple[float, Windows | None]:
     """A bound of all cuts of the windows, and the windows of those below the limit; None if there are none."""
     bound, mixtures = _squeezed(record, lines, spans, rounds)
     if bound > record.most:
@@ -253,15 +255,17 @@ def surrounded(record: Record, lines: Lines, spans: Windows, rounds: int) -> tup
     return bound, spans
 
 
-def _squeezed(record: Record, lines: Lines, spans: Windows, rounds: int) -> tuple[float, list[Weights]]:
+def _squeezed(
+    record: ProofState, lines: SeparableRows, spans: Windows, rounds: int
+) -> tuple[float, list[Weights]]:
     """The bound of the best mixture of rows, and the mixtures that were best in their time."""
     pool, bound, mixtures = record.pool, 0.0, list[Weights]()
     chosen = pool.inside(*spans)
     since, marked = 0, 0.0
-    game: Game | None = None
+    game: RowMixLP | None = None
     for turn in range(rounds):
         if game is None or not game.grow():
-            game = Game(pool, chosen, float(record.limit), ample=True)
+            game = RowMixLP(pool, chosen, float(record.limit), ample=True)
         solved = game.solve()
         if solved is None:
             break

@@ -23,7 +23,7 @@ import numpy as np
 
 from planner.arrays import FloatArray, IntArray
 from planner.cluster import Sum
-from planner.milp.cut.problem import Problem
+from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.stage_costs import COMPUTE
 from planner.milp.proof.boxes import ROUNDING, STEP, SYNC, Weights
 
@@ -32,10 +32,10 @@ _SLACK = ROUNDING / 2  # of a sum over stages, for what prices may be off by bef
 
 
 @dataclass(frozen=True, eq=False)
-class Lines:
+class SeparableRows:
     """Of one problem whose stages all feed the next."""
 
-    problem: Problem
+    problem: CutProblem
 
     @cached_property
     def places(self) -> IntArray:
@@ -186,7 +186,7 @@ def _chord(line: Sum, most: int) -> float:
     return float(line.ns(np.array([most]))[0] - 1) / most if most else 0.0
 
 
-def _twice(problem: Problem) -> tuple[FloatArray, FloatArray]:
+def _twice(problem: CutProblem) -> tuple[FloatArray, FloatArray]:
     """Bytes and elements before each place, by their last user, of parameters whose users no stage holds together."""
     graph, longest = problem.tables.graph, problem.layers - problem.stages + 1
     found = np.zeros((2, problem.layers + 1))

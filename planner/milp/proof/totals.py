@@ -35,13 +35,13 @@ import numpy as np
 from planner.arrays import FloatArray, IntArray
 from planner.cluster import Sum
 from planner.cost import Tables
-from planner.milp.configurations.configurations import Shape
-from planner.milp.instance import Space
+from planner.milp.configurations.configurations import Configuration
+from planner.milp.instance import Instance
 from planner.schedule import FAMILIES, Kind
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class LayerWork:
     """Of every layer for one micro-batch."""
 
     forward: IntArray
@@ -77,14 +77,14 @@ class Work:
 
 
 @dataclass(frozen=True, eq=False)
-class Floors:
-    space: Space
-    _works: dict[tuple[object, ...], Work] = field(default_factory=dict)
+class TotalsBound:
+    space: Instance
+    _works: dict[tuple[object, ...], LayerWork] = field(default_factory=dict)
     _layers: dict[tuple[object, ...], float] = field(default_factory=dict)
     _hops: dict[object, float] = field(default_factory=dict)
     _bytes: dict[tuple[object, bool], IntArray] = field(default_factory=dict)
 
-    def work(self, shape: Shape) -> Work:
+    def work(self, shape: Configuration) -> LayerWork:
         tables, family = self.space.tables(shape), FAMILIES[shape.family]
         splits, mixes = family.splits, family.mixes or bool(shape.listed)
         key = (tables.key, splits, mixes, shape.recompute)
@@ -92,7 +92,7 @@ class Floors:
             self._works[key] = _work(tables, splits, mixes, shape.recompute)
         return self._works[key]
 
-    def _longest(self, shape: Shape, fullest: int) -> float:
+    def _longest(self, shape: Configuration, fullest: int) -> float:
         """Of a layer with nothing but what lies around it."""
         work, apart = self.work(shape), self.space.chained and shape.update == "barrier"
         where = (shape.workers, shape.chunks) if apart else None
@@ -103,7 +103,7 @@ class Floors:
             self._layers[key] = float((around + fullest * work.total).max())
         return self._layers[key]
 
-    def _hop_ns(self, shape: Shape) -> float:
+    def _hop_ns(self, shape: Configuration) -> float:
         """Of a message between stages, at least."""
         tables = self.space.tables(shape)
         if (known := self._hops.get(tables.key)) is None:
@@ -111,24 +111,24 @@ class Floors:
             known = self._hops[tables.key] = self.space.machines.least_hop_ns(size)
         return known if shape.workers > 1 else 0.0
 
-    def _hops_before(self, shape: Shape) -> IntArray:
+    def _hops_before(self, shape: Configuration) -> IntArray:
         """Of every layer: no stage after its own is empty."""
         layers = self.space.layers
         return _hops_to(shape, np.maximum(np.arange(layers) + shape.stages - layers, 0))
 
-    def _lead_ns(self, shape: Shape) -> float:
+    def _lead_ns(self, shape: Configuration) -> float:
         """Messages before a worker's first stage, on average."""
         first = np.arange(shape.workers) // shape.pipes
         return self._hop_ns(shape) * float(first.mean())
 
-    def step_ns(self, shape: Shape) -> float:
+    def step_ns(self, shape: Configuration) -> float:
         """Of a worker on average."""
         tables = self.space.tables(shape)
         share = shape.holders if shape.shard else 1
         rate = tables.step_ns_per_element / share
         return float(tables.elements[0, -1]) * rate * shape.pipes / shape.workers
 
-    def free_ns(self, shape: Shape) -> float:
+    def free_ns(self, shape: Configuration) -> float:
         """Load, layer, chain, hops and heads."""
         work, barrier, chained = self.work(shape), shape.update == "barrier", self.space.chained
         fullest = -(-shape.micros // shape.pipes)
@@ -145,7 +145,7 @@ class Floors:
             least = max(least, _heads(shape, work, ways * hop))
         return least
 
-    def summed_ns(self, shape: Shape) -> float:
+    def summed_ns(self, shape: Configuration) -> float:
         """All of it."""
         least = self.free_ns(shape)
         if shape.holders == 1:
@@ -169,7 +169,7 @@ class Floors:
         least = max(least, self._lead_ns(shape) + self._queued_ns(shape, sums, even) + step)
         return max(least, self._layer_ns(shape, sums)) if even else least
 
-    def _queued_ns(self, shape: Shape, sums: tuple[Sum, ...], even: bool) -> float:
+    def _queued_ns(self, shape: Configuration, sums: tuple[Sum, ...], even: bool) -> float:
         """Compute and sums of a worker on average, as far as the ones must follow the others."""
         tables, work = self.space.tables(shape), self.work(shape)
         size = self._own(tables, even)
@@ -185,7 +185,7 @@ class Floors:
             self._bytes[key] = _own_bytes(tables, shared=shared)
         return self._bytes[key]
 
-    def _layer_ns(self, shape: Shape, sums: tuple[Sum, ...]) -> float:
+    def _layer_ns(self, shape: Configuration, sums: tuple[Sum, ...]) -> float:
         """A layer with the sum and the update of its stage."""
         tables, work = self.space.tables(shape), self.work(shape)
         fullest = -(-shape.micros // shape.pipes)
@@ -199,12 +199,12 @@ class Floors:
         returned = work.returned + hop * back + fullest * work.last
         return float((np.maximum(begun, returned) + after).max())
 
-    def _even(self, shape: Shape) -> bool:
+    def _even(self, shape: Configuration) -> bool:
         """Whether a sum over more devices takes no less: not where they bring more network cards."""
         groups = self.space.cluster.nodes
         return all(g.devices_per_node == 1 for g in groups) or sum(g.count for g in groups) == 1
 
-    def guess_ns(self, shape: Shape) -> float:
+    def guess_ns(self, shape: Configuration) -> float:
         """About what a shape may take: where to look first. Bounds nothing."""
         tables, work = self.space.tables(shape), self.work(shape)
         bytes_a_worker = np.array([tables.gradients[0, -1] * shape.pipes // shape.workers])
@@ -216,7 +216,7 @@ class Floors:
         return max(load + idle, self.free_ns(shape)) + float(sums) + hops
 
 
-def _work(tables: Tables, splits: bool, mixes: bool, recompute: bool) -> Work:
+def _work(tables: Tables, splits: bool, mixes: bool, recompute: bool) -> LayerWork:
     """Where whole and split backward passes mix, the shorter of the two, and as late a weight half."""
     layers = {kind: np.diff(tables.time_ns[kind]) for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)}
     whole, halves = layers[Kind.B], layers[Kind.I] + layers[Kind.W]
@@ -224,22 +224,22 @@ def _work(tables: Tables, splits: bool, mixes: bool, recompute: bool) -> Work:
     if mixes:
         back, last = np.minimum(layers[Kind.I], whole), np.minimum(halves, whole)
     total = layers[Kind.F] + last + layers[Kind.R] * int(recompute)
-    return Work(forward=layers[Kind.F], back=back, last=last, total=total, splits=splits or mixes)
+    return LayerWork(forward=layers[Kind.F], back=back, last=last, total=total, splits=splits or mixes)
 
 
-def _hops_to(shape: Shape, stage: IntArray) -> IntArray:
+def _hops_to(shape: Configuration, stage: IntArray) -> IntArray:
     """Messages on the way to a stage: stages of one worker that follow each other need none."""
     if FAMILIES[shape.family].in_parts:
         return stage // shape.chunks
     return stage - stage // shape.workers
 
 
-def _hops(shape: Shape) -> int:
+def _hops(shape: Configuration) -> int:
     """Messages on the way to the last stage."""
     return int(_hops_to(shape, np.array(shape.stages - 1)))
 
 
-def _heads(shape: Shape, work: Work, hop: float) -> float:
+def _heads(shape: Configuration, work: LayerWork, hop: float) -> float:
     """Every stage as large as those before it allow: what that takes to hold all layers."""
     kept = (1.0 - work.part / shape.micros) ** np.arange(shape.workers - 1, -1, -1)
     before = hop * float((np.arange(shape.workers) * kept).sum())
@@ -274,23 +274,23 @@ def _shared_bytes(tables: Tables) -> int:
     return sum(p.bytes for p in shared)
 
 
-Bubble = Callable[[Shape, Work], float]
+Bubble = Callable[[Configuration, LayerWork], float]
 
 
-def _whole(shape: Shape, work: Work) -> float:
+def _whole(shape: Configuration, work: LayerWork) -> float:
     return float(work.total.sum()) / shape.workers * (shape.workers - 1) / shape.chunks
 
 
-def _forward(shape: Shape, work: Work) -> float:
+def _forward(shape: Configuration, work: LayerWork) -> float:
     return float(work.forward.sum()) / shape.workers * (shape.workers - 1) / shape.chunks
 
 
-def _paired(shape: Shape, work: Work) -> float:
+def _paired(shape: Configuration, work: LayerWork) -> float:
     units = max(1.0, shape.micros / shape.workers)
     return float(work.last.sum()) / shape.workers * max(0.0, shape.workers / shape.pairs - 2) * units
 
 
-def _paired_split(shape: Shape, work: Work) -> float:
+def _paired_split(shape: Configuration, work: LayerWork) -> float:
     return float(work.forward.sum()) / shape.workers * (shape.workers / shape.pipes - 1) / shape.chunks
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.arrays import BoolArray, FloatArray, IntArray
-from planner.milp.cut.problem import Problem
+from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.stage_costs import COMPUTE
 from planner.milp.proof.boxes import Box
 from planner.schedule import Kind
@@ -29,7 +29,7 @@ class Answer:
         return other is None or (self.ns, self.cut.tolist()) < (other.ns, other.cut.tolist())
 
 
-def judge(problem: Problem, cuts: IntArray, most: int | None = None) -> IntArray:
+def judge(problem: CutProblem, cuts: IntArray, most: int | None = None) -> IntArray:
     """Simulated nanoseconds, NEVER where a worker's memory is exceeded; beyond `most`, only that it is more."""
     fitting = fits(problem, cuts)
     out: IntArray = np.full(len(cuts), NEVER, np.int64)
@@ -38,12 +38,12 @@ def judge(problem: Problem, cuts: IntArray, most: int | None = None) -> IntArray
     return out
 
 
-def fits(problem: Problem, cuts: IntArray) -> BoolArray:
+def fits(problem: CutProblem, cuts: IntArray) -> BoolArray:
     within: BoolArray = np.asarray((problem.memory(cuts) <= problem.available_bytes).all(1))
     return within
 
 
-def descend(problem: Problem, low: IntArray, high: IntArray, start: IntArray) -> Answer | None:
+def descend(problem: CutProblem, low: IntArray, high: IntArray, start: IntArray) -> Answer | None:
     """Steepest descent over moves of single boundaries and blocks of them."""
     best = _pick(problem, start[None, :])
     moves = neighbours(problem)
@@ -59,7 +59,7 @@ def descend(problem: Problem, low: IntArray, high: IntArray, start: IntArray) ->
             return best
 
 
-def _pick(problem: Problem, cuts: IntArray, most: int | None = None) -> Answer | None:
+def _pick(problem: CutProblem, cuts: IntArray, most: int | None = None) -> Answer | None:
     ns = judge(problem, cuts, most)
     least = int(ns.min())
     if least == NEVER:
@@ -68,7 +68,7 @@ def _pick(problem: Problem, cuts: IntArray, most: int | None = None) -> Answer |
     return Answer(cut=min(tied, key=lambda c: c.tolist()), ns=least)
 
 
-def allowed(problem: Problem, points: IntArray, low: IntArray, high: IntArray) -> IntArray:
+def allowed(problem: CutProblem, points: IntArray, low: IntArray, high: IntArray) -> IntArray:
     """Those between these two that are cuts of the model without an empty stage."""
     inside: BoolArray = np.asarray((points >= low).all(1) & (points <= high).all(1))
     edges = problem.bounds(points)
@@ -78,7 +78,7 @@ def allowed(problem: Problem, points: IntArray, low: IntArray, high: IntArray) -
     return found
 
 
-def neighbours(problem: Problem) -> IntArray:
+def neighbours(problem: CutProblem) -> IntArray:
     """Moves of boundaries, and of flags where there are some."""
     stages, first_flag = problem.stages, problem.stages + 1
     longest = stages - 1 if stages <= 16 else _LONGEST_BLOCK
@@ -100,7 +100,7 @@ def _edge_moves(stages: int, longest: int) -> IntArray:
     return np.array(rows, np.int64).reshape(-1, stages + 1)
 
 
-def kicked(problem: Problem, low: IntArray, high: IntArray, best: Answer, rounds: int) -> Answer:
+def kicked(problem: CutProblem, low: IntArray, high: IntArray, best: Answer, rounds: int) -> Answer:
     """Descents from random neighbours of the best cut; the seed is fixed, so the answer is too."""
     random = np.random.default_rng(0)
     for _ in range(rounds):
@@ -117,7 +117,7 @@ def kicked(problem: Problem, low: IntArray, high: IntArray, best: Answer, rounds
     return best
 
 
-def balanced(problem: Problem, box: Box) -> IntArray:
+def balanced(problem: CutProblem, box: Box) -> IntArray:
     """The cut of the box whose largest stage takes least, by a bottleneck path."""
     line = work_ns(problem)
     value: FloatArray = np.zeros(1)
@@ -134,12 +134,12 @@ def balanced(problem: Problem, box: Box) -> IntArray:
     return problem.pointed(np.array(cut[::-1], np.int64), 1)
 
 
-def even(problem: Problem) -> IntArray:
+def even(problem: CutProblem) -> IntArray:
     """A cut of about equal work, whatever its memory."""
     return near(problem, work_ns(problem))
 
 
-def near(problem: Problem, line: IntArray | FloatArray) -> IntArray:
+def near(problem: CutProblem, line: IntArray | FloatArray) -> IntArray:
     """A cut whose stages have about equal shares of what grows along the layers as `line`."""
     depth = problem.stages
     places = np.flatnonzero(problem.allowed)
@@ -151,7 +151,7 @@ def near(problem: Problem, line: IntArray | FloatArray) -> IntArray:
     return problem.pointed(places[goal].astype(np.int64), 1)
 
 
-def work_ns(problem: Problem) -> IntArray:
+def work_ns(problem: CutProblem) -> IntArray:
     kinds = [Kind.F, Kind.B, *([Kind.R] if problem.shape.recompute else [])]
     total: IntArray = problem.prefix_ns[[COMPUTE.index(kind) for kind in kinds], 0].sum(0)
     return total

@@ -15,7 +15,7 @@ import numpy as np
 
 from planner.errors import BadInput
 from planner.milp.cut.frozen_order import Order
-from planner.milp.cut.problem import Problem
+from planner.milp.cut.problem import CutProblem
 from planner.milp.search.descent import NEVER, Answer, descend, judge
 from planner.milp.write_plan import hops, stage_times
 from planner.plan import Hop, StageTimes
@@ -23,7 +23,7 @@ from planner.schedule import Costs, Limits, Schedule, relistings
 from planner.simulate import PART_NAMES
 
 if TYPE_CHECKING:
-    from planner.milp.search.state import Search, Tried
+    from planner.milp.search.state import ConfigurationState, SearchState
 
 ROUNDS = 4
 ALIKE = 0.1  # plans slower than the best by more are not listed anew
@@ -33,7 +33,7 @@ _MOST_ACTIONS = 4096  # of an order; listing a longer one takes too long
 _LISTING_NS = 250_000.0  # of the meter, an action
 
 
-def grow(found: Search) -> int:
+def grow(found: SearchState) -> int:
     """Lists anew and proves, until no order enters that is better; how many orders entered."""
     pinned = found.space.pins
     if pinned.schedules and "listed" not in pinned.schedules:
@@ -41,7 +41,7 @@ def grow(found: Search) -> int:
     seen: set[tuple[object, ...]] = set()
     count = 0
     for turn in range(ROUNDS):
-        entered: list[Tried] = []
+        entered: list[ConfigurationState] = []
         for tried in _worth(found, 1 + (_FAMILIES if turn == 0 else 0)):
             key = (tried.shape, None if tried.answer is None else tried.answer.cut.tobytes())
             if key not in seen:
@@ -55,19 +55,21 @@ def grow(found: Search) -> int:
     return count
 
 
-def _worth(found: Search, most: int) -> list[Tried]:
+def _worth(found: SearchState, most: int) -> list[ConfigurationState]:
     """The best plan, and of each other family the best one that comes near it."""
     near = [
         t for t in found.tried.values() if t.answer is not None and t.answer.ns <= found.limit * (1 + ALIKE)
     ]
     near.sort(key=lambda tried: (tried.answer.ns if tried.answer else NEVER, tried.shape))
-    firsts: dict[str, Tried] = {} if found.best is None else {found.best.shape.family: found.best}
+    firsts: dict[str, ConfigurationState] = (
+        {} if found.best is None else {found.best.shape.family: found.best}
+    )
     for tried in near:
         firsts.setdefault(tried.shape.family, tried)
     return list(firsts.values())[:most]
 
 
-def _enter(found: Search, tried: Tried) -> Iterator[Tried]:
+def _enter(found: SearchState, tried: ConfigurationState) -> Iterator[ConfigurationState]:
     """The orders that make this plan faster, each with the best cut found for it."""
     answer = tried.answer
     posed = tried.problem if answer is None else tried.problem.settled(answer.cut)
@@ -92,7 +94,7 @@ def _enter(found: Search, tried: Tried) -> Iterator[Tried]:
         yield new
 
 
-def _orders(posed: Problem, answer: Answer) -> Iterator[Schedule]:
+def _orders(posed: CutProblem, answer: Answer) -> Iterator[Schedule]:
     """As many micro-batches in flight as in the order itself, or as many as memory allows."""
     costs = costs_of(stage_times(posed, answer.cut), hops(posed, answer.cut))
     known = {posed.schedule.orders}
@@ -111,7 +113,7 @@ def _listed(schedule: Schedule, costs: Costs, limits: Limits | None) -> list[Sch
         return []  # no order keeps to these limits
 
 
-def _room(posed: Problem, answer: Answer) -> Limits:
+def _room(posed: CutProblem, answer: Answer) -> Limits:
     """What activations may take on each worker."""
     low, high = answer.cut[:-1], answer.cut[1:]
     part = dict(zip(PART_NAMES, posed.moving_bytes(low, high).T, strict=True))

@@ -14,13 +14,13 @@ from itertools import product
 
 from planner.errors import Infeasible
 from planner.milp import explain, infeasible
-from planner.milp.configurations.configurations import Shape, shapes
-from planner.milp.cut.problem import Problem
-from planner.milp.instance import Space
-from planner.milp.proof.totals import Floors
+from planner.milp.configurations.configurations import Configuration, shapes
+from planner.milp.cut.problem import CutProblem
+from planner.milp.instance import Instance
+from planner.milp.proof.totals import TotalsBound
 from planner.milp.search import relist
 from planner.milp.search.descent import NEVER, Answer, even, judge
-from planner.milp.search.state import Effort, Rows, Search, Tried
+from planner.milp.search.state import ConfigurationState, Effort, Rows, SearchState
 from planner.schedule import FAMILIES
 
 _PLAINEST = list(FAMILIES)  # on one worker many families take the same time: the plainest is named
@@ -34,12 +34,12 @@ _LOOKS = 0.85  # of it is spent by the end of first looks; shapes left then keep
 class Waiting:
     """Shapes by what they take at least."""
 
-    found: Search
-    every: list[Shape] = field(default_factory=list)  # that ever waited
-    known: set[Shape] = field(default_factory=set)
+    found: SearchState
+    every: list[Configuration] = field(default_factory=list)  # that ever waited
+    known: set[Configuration] = field(default_factory=set)
     heap: list[tuple[float, int]] = field(default_factory=list)
 
-    def add(self, shape: Shape) -> None:
+    def add(self, shape: Configuration) -> None:
         if shape not in self.known:
             self.known.add(shape)
             heapq.heappush(self.heap, (self.found.promise_ns(shape), len(self.every)))
@@ -63,9 +63,9 @@ class Waiting:
         return self.found.limit < NEVER and spent > _LOOKS * self.found.effort.work_ns
 
 
-def search(space: Space, effort: Effort, *, below: int = NEVER, rows: Rows | None = None) -> Search:
+def search(space: Instance, effort: Effort, *, below: int = NEVER, rows: Rows | None = None) -> SearchState:
     """`below` is what is known already: slower plans are not looked for. So are `rows` of the same orders."""
-    found = Search(space=space, effort=effort, below=below, rows={} if rows is None else rows)
+    found = SearchState(space=space, effort=effort, below=below, rows={} if rows is None else rows)
     given = ranked(space)
     if not given:
         raise Infeasible(infeasible.no_shape(space, lambda asked: bool(ranked(asked))))
@@ -87,7 +87,7 @@ def search(space: Space, effort: Effort, *, below: int = NEVER, rows: Rows | Non
     return found
 
 
-def ranked(space: Space) -> list[Shape]:
+def ranked(space: Instance) -> list[Configuration]:
     """Shapes, the most promising first. Recomputing and sharding ones follow where memory asks for them."""
     pinned = space.pins
     plain = replace(pinned, recompute=bool(pinned.recompute), shard=bool(pinned.shard))
@@ -99,14 +99,14 @@ def ranked(space: Space) -> list[Shape]:
         pinned=plain,
         splits=space.splits,
     )
-    floors = Floors(space)
+    floors = TotalsBound(space)
     return sorted(every, key=lambda shape: (floors.guess_ns(shape), _PLAINEST.index(shape.family), shape))
 
 
-def _first_answers(found: Search, given: list[Shape]) -> None:
+def _first_answers(found: SearchState, given: list[Configuration]) -> None:
     """Even cuts of the most promising shapes; then descents of those that came out best, and of the most promising
     one of each family."""
-    firsts: dict[str, Shape] = {}
+    firsts: dict[str, Configuration] = {}
     for shape in given:
         firsts.setdefault(shape.family, shape)
     ahead = dict.fromkeys([*given[:_FIRST], *firsts.values(), *given[_FIRST:_EVEN]])
@@ -123,7 +123,7 @@ def _first_answers(found: Search, given: list[Shape]) -> None:
             found.answer(tried)
 
 
-def _hopeless(found: Search, tried: Tried) -> bool:
+def _hopeless(found: SearchState, tried: ConfigurationState) -> bool:
     """Far from the best; or one worker in more parts, no better at first than what fewer of them came to."""
     ns, own = _even_ns(tried.problem), tried.shape
     fewer = [
@@ -136,11 +136,11 @@ def _hopeless(found: Search, tried: Tried) -> bool:
     return ns > _HOPE * found.limit or ns >= min(fewer, default=NEVER)
 
 
-def _even_ns(posed: Problem) -> int:
+def _even_ns(posed: CutProblem) -> int:
     return int(posed.times(even(posed)[None, :], 0)[0])
 
 
-def _take_trivial(found: Search, allowed: set[Shape]) -> None:
+def _take_trivial(found: SearchState, allowed: set[Configuration]) -> None:
     """The trivial plans are answers too: none of them beats the plan, however little was looked into."""
     for _, chosen in explain.trivial(found.space):
         for shape in (each for each in chosen if each in allowed):
@@ -151,7 +151,7 @@ def _take_trivial(found: Search, allowed: set[Shape]) -> None:
                 found.take(tried, None if ns == NEVER else Answer(cut=cut, ns=ns))
 
 
-def thriftier(space: Space, shape: Shape) -> Iterator[Shape]:
+def thriftier(space: Instance, shape: Configuration) -> Iterator[Configuration]:
     """Variants that take less memory. Only stages that must do recompute, unless that would change the order."""
     pinned, now = space.pins, shape.recompute or shape.sparing
     recompute = (True,) if now else (False,) if pinned.recompute is False else (False, True)

@@ -14,18 +14,18 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from planner.milp import explain, formulation
-from planner.milp.configurations.configurations import Shape
+from planner.milp.configurations.configurations import Configuration
 from planner.milp.cut.frozen_order import Order
-from planner.milp.cut.problem import Problem, Row
-from planner.milp.cut.recompute_choice import Choosing
-from planner.milp.instance import Space, short_bytes
+from planner.milp.cut.problem import CutProblem, CutRow
+from planner.milp.cut.recompute_choice import RecomputeProblem
+from planner.milp.instance import Instance, short_bytes
 from planner.milp.pins import Update
 from planner.milp.proof.boxes import ROUNDING, Box
 from planner.milp.proof.feasible import whole
-from planner.milp.proof.order_free import free_bound_ns
-from planner.milp.proof.prove import Closing
-from planner.milp.proof.separable import Lines
-from planner.milp.proof.totals import Floors
+from planner.milp.proof.order_free import order_free_bound_ns
+from planner.milp.proof.prove import ConfigurationProof
+from planner.milp.proof.separable import SeparableRows
+from planner.milp.proof.totals import TotalsBound
 from planner.milp.search.descent import NEVER, Answer, balanced, descend, even, kicked
 from planner.plan import Certificate
 
@@ -42,7 +42,7 @@ _BOXES = 100  # of one shape at first, divided by its depth
 _NODES = 3000  # boxes of one shape in a turn at most, divided by its depth
 
 
-Rows = dict[tuple[Order, Update], list[Row]]
+Rows = dict[tuple[Order, Update], list[CutRow]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,31 +56,31 @@ class Effort:
 
 
 @dataclass(kw_only=True)
-class Tried:
+class ConfigurationState:
     """One shape, as far as it was looked into."""
 
-    shape: Shape
-    problem: Problem
+    shape: Configuration
+    problem: CutProblem
     answer: Answer | None = None
     bound_ns: int = 0
-    closing: Closing | None = None
+    closing: ConfigurationProof | None = None
 
 
 @dataclass(kw_only=True)
-class Search:
-    space: Space
+class SearchState:
+    space: Instance
     effort: Effort
     below: int = NEVER  # what a plan has to take less than
-    floors: Floors = field(init=False)
-    best: Tried | None = None
-    tried: dict[Shape, Tried] = field(default_factory=dict)
-    open: list[Tried] = field(default_factory=list)
-    queue: list[Shape] = field(default_factory=list)
+    floors: TotalsBound = field(init=False)
+    best: ConfigurationState | None = None
+    tried: dict[Configuration, ConfigurationState] = field(default_factory=dict)
+    open: list[ConfigurationState] = field(default_factory=list)
+    queue: list[Configuration] = field(default_factory=list)
     considered: int = 0
     listed: int = 0  # orders listed anew that entered
     bounded: int = 0  # shapes that their bound alone ruled out
     left: list[int] = field(default_factory=list)  # bounds of shapes that were not looked into
-    program: formulation.Outcome | None = None
+    program: formulation.ProgramOutcome | None = None
     pays: dict[tuple[object, ...], bool] = field(
         default_factory=dict
     )  # shared updates, by what they depend on
@@ -88,22 +88,22 @@ class Search:
     rows: Rows = field(default_factory=dict)  # of orders that several shapes have
 
     def __post_init__(self) -> None:
-        self.floors = Floors(self.space)
+        self.floors = TotalsBound(self.space)
 
     @property
     def limit(self) -> int:
         return self.below if self.best is None or self.best.answer is None else self.best.answer.ns
 
-    def look(self, shape: Shape) -> Tried | None:
+    def look(self, shape: Configuration) -> ConfigurationState | None:
         """The problem that a shape poses; None where its family cannot be had."""
         if shape not in self.tried:
             posed = self.space.problem(shape)
             if posed is None:
                 return None
-            self.tried[shape] = Tried(shape=shape, problem=posed)
+            self.tried[shape] = ConfigurationState(shape=shape, problem=posed)
         return self.tried[shape]
 
-    def answer(self, tried: Tried, root: Box | None = None) -> None:
+    def answer(self, tried: ConfigurationState, root: Box | None = None) -> None:
         """An answer by descent: from the most even cut, or from the most even one that fits."""
         posed = tried.problem
         spans = self.space.windows(posed)
@@ -119,8 +119,8 @@ class Search:
             tried.closing.record.aim(found, self.limit)
         self.take(tried, found)
 
-    def take(self, tried: Tried, answer: Answer | None) -> None:
-        if answer is not None and isinstance(tried.problem, Choosing):
+    def take(self, tried: ConfigurationState, answer: Answer | None) -> None:
+        if answer is not None and isinstance(tried.problem, RecomputeProblem):
             if answer.ns < self.limit:
                 self.take(*self._decided(tried.problem, answer))
         elif answer is not None and answer.better(tried.answer):
@@ -128,19 +128,19 @@ class Search:
             if answer.ns < self.limit:
                 self.best = tried
 
-    def _decided(self, posed: Choosing, answer: Answer) -> tuple[Tried, Answer]:
+    def _decided(self, posed: RecomputeProblem, answer: Answer) -> tuple[ConfigurationState, Answer]:
         """The shape in which just the stages recompute that do in this answer."""
         again = tuple(sorted(posed.again(answer.cut)))
         known = self.look(replace(posed.shape, sparing=False, chosen=again))
         assert known is not None
         return known, replace(answer, cut=posed.bounds(answer.cut))
 
-    def close(self, tried: Tried) -> bool:
+    def close(self, tried: ConfigurationState) -> bool:
         """A first look: refutes the shape, or leaves it open with a bound; whether memory narrows it."""
         posed, learnt = tried.problem, (tried.problem.order, tried.shape.update)
         plain = self.tried.get(replace(tried.shape, sparing=False)) if posed.flagged else None
         known = None if plain is None else plain.closing
-        tried.closing = Closing(
+        tried.closing = ConfigurationProof(
             problem=posed,
             spans=self.space.windows(posed),
             rows=self.rows.get(learnt, []) if known is None else known.rows,
@@ -154,7 +154,7 @@ class Search:
             self.open.append(tried)
         return tried.closing.tight
 
-    def _learn(self, tried: Tried) -> None:
+    def _learn(self, tried: ConfigurationState) -> None:
         assert tried.closing is not None
         self.take(tried, tried.closing.record.answer)
         least = min(int(np.ceil(self.floors.summed_ns(tried.shape) - ROUNDING)), self.limit)
@@ -174,7 +174,7 @@ class Search:
         self._take_further(flagged, _CHOICES * self.effort.nodes, most)
         self.open = [tried for tried in self.open if self._left(tried)]
 
-    def _take_further(self, given: list[Tried], nodes: int, work_ns: float) -> None:
+    def _take_further(self, given: list[ConfigurationState], nodes: int, work_ns: float) -> None:
         meter, least, boxes = self.space.meter, min(self.left, default=NEVER), _BOXES
         while boxes <= nodes and meter.spent_ns < work_ns:
             lowest = [tried for tried in given if tried.bound_ns < least and self._left(tried)]
@@ -194,10 +194,10 @@ class Search:
             if spans is not None and tried.answer is not None:
                 self.take(tried, descend(tried.problem, *spans, tried.answer.cut))
 
-    def _left(self, tried: Tried) -> bool:
+    def _left(self, tried: ConfigurationState) -> bool:
         return tried.closing is not None and tried.closing.open and tried.bound_ns < self.limit
 
-    def _prove(self, tried: Tried, boxes: int, work_ns: float) -> None:
+    def _prove(self, tried: ConfigurationState, boxes: int, work_ns: float) -> None:
         assert tried.closing is not None
         fresh = tried.closing.tree is None
         tried.closing.prove(tried.answer, self.limit, boxes, work_ns)
@@ -218,7 +218,7 @@ class Search:
             return
         if self.best.closing is None:
             spans = self.space.windows(self.best.problem)
-            self.best.closing = Closing(problem=self.best.problem, spans=spans)
+            self.best.closing = ConfigurationProof(problem=self.best.problem, spans=spans)
             self.best.closing.look(self.best.answer, self.limit)
         others = [tried for tried in self.open if tried is not self.best and tried.bound_ns < self.limit]
         given = [(tried, self._part(tried)) for tried in [self.best, *others]]
@@ -235,7 +235,7 @@ class Search:
             if part is not None:
                 tried.bound_ns = max(tried.bound_ns, min(least, self.limit))
 
-    def _part(self, tried: Tried) -> formulation.Part | None:
+    def _part(self, tried: ConfigurationState) -> formulation.OpenConfiguration | None:
         """The cuts that the rows do not refute; ties with the best answer stay."""
         if tried.closing is None or tried.closing.root is None or tried.problem.flagged:
             return None
@@ -243,24 +243,28 @@ class Search:
         rows = pool.weights.part(pool.active())
         box: Box | None = tried.closing.root
         if box is not None and tried.problem.chained:
-            spans = Lines(tried.problem).narrowed(rows, most, box.low, box.high)
+            spans = SeparableRows(tried.problem).narrowed(rows, most, box.low, box.high)
             box = None if spans is None else box.narrowed(*spans)
         for _ in range(_FILTERS):
             box = None if box is None else box.filtered(rows, most)
         tried.bound_ns = self.limit if box is None else tried.bound_ns
-        return None if box is None else formulation.Part(box=box, rows=rows, bound_ns=tried.bound_ns)
+        return (
+            None
+            if box is None
+            else formulation.OpenConfiguration(box=box, rows=rows, bound_ns=tried.bound_ns)
+        )
 
-    def least_ns(self, shape: Shape) -> float:
+    def least_ns(self, shape: Configuration) -> float:
         """What its totals say that a shape takes at least; no more than is needed to rule it out."""
         least = self.floors.free_ns(shape)
         return least if least > self.limit - 1 else max(least, self.floors.summed_ns(shape))
 
-    def promise_ns(self, shape: Shape) -> float:
+    def promise_ns(self, shape: Configuration) -> float:
         """The same, of the shape or of it with shared updates: whatever the limit falls to, both wait behind it."""
         least = self.least_ns(shape)
         return min(least, self.least_ns(replace(shape, shard=True))) if self._may_share(shape) else least
 
-    def examine(self, shape: Shape) -> bool:
+    def examine(self, shape: Configuration) -> bool:
         """Rules a shape out, or closes it; whether memory narrows it."""
         if self.least_ns(shape) > self.limit - 1:
             self.bounded += 1
@@ -278,7 +282,7 @@ class Search:
         else:
             self.left.append(int(np.ceil(least - ROUNDING)))
 
-    def faster(self, shape: Shape) -> Iterator[Shape]:
+    def faster(self, shape: Configuration) -> Iterator[Configuration]:
         """Sharing the update saves time where updates take longer than handing the parameters round."""
         shared = replace(shape, shard=True)
         if not self._may_share(shape) or self.least_ns(shared) > self.limit - 1:
@@ -287,10 +291,10 @@ class Search:
         if plain is not None and other is not None and self._pays(plain.problem, other.problem):
             yield shared
 
-    def _may_share(self, shape: Shape) -> bool:
+    def _may_share(self, shape: Configuration) -> bool:
         return not shape.shard and self.space.pins.shard is not False and shape.holders > 1
 
-    def _pays(self, plain: Problem, shared: Problem) -> bool:
+    def _pays(self, plain: CutProblem, shared: CutProblem) -> bool:
         kinds = {(plain.sums[p], plain.slowness[p]): p for p in range(plain.stages)}
         key = (plain.shape.micro, plain.holders, plain.tie, frozenset(kinds))
         if key not in self.pays:
@@ -307,13 +311,13 @@ class Search:
         return Certificate(
             objective_ns=objective,
             bound_ns=bound,
-            free_bound_ns=free_bound_ns(best.problem, best.answer.cut),
+            free_bound_ns=order_free_bound_ns(best.problem, best.answer.cut),
             gap=(objective - bound) / objective if objective else 0.0,
             scope=explain.scope(self.space, self.considered, self.bounded, len(self.left), self.listed),
             rivals=tuple(explain.rivals(self.space, best.problem, best.answer, list(self.tried.values()))),
         )
 
 
-def _turn(tried: Tried) -> tuple[bool, int, Shape]:
+def _turn(tried: ConfigurationState) -> tuple[bool, int, Configuration]:
     """Where flags are to be chosen comes last: what is known of the others refutes most of it."""
     return tried.problem.flagged, tried.bound_ns, tried.shape

@@ -20,13 +20,13 @@ from collections.abc import Iterator
 
 from planner.errors import BadInput
 from planner.schedule.actions import Action, Kind, Schedule
-from planner.schedule.build import Place, Request, assemble
+from planner.schedule.build import FamilyRequest, Place, assemble
 from planner.schedule.families.two_ended_slots import rhythm, shorter
 
 Slots = list[list[tuple[int, Action]]]  # a worker: slot and action
 
 
-def chimera(request: Request) -> Schedule:
+def chimera(request: FamilyRequest) -> Schedule:
     concat = request.settings.get("concat", "direct")
     if concat not in ("direct", "doubling", "halving"):
         raise BadInput(f"concat is {concat!r}", where="chimera", allowed="direct, doubling, halving")
@@ -39,7 +39,7 @@ def chimera(request: Request) -> Schedule:
     return assemble(request, place, pipe_of, orders)
 
 
-def two_ended(request: Request) -> Place:
+def two_ended(request: FamilyRequest) -> Place:
     """Where f pairs of pipes hold their stages; several stages a worker and pipe are dealt round."""
     workers, pairs = request.workers, request.pairs
     if workers % 2:
@@ -79,7 +79,7 @@ def numbered(count: int, pairs: int, first: int) -> Iterator[tuple[int, int, int
             micro += 1
 
 
-def _direct(request: Request, place: Place, slots: Slots) -> list[int]:
+def _direct(request: FamilyRequest, place: Place, slots: Slots) -> list[int]:
     workers = request.workers
     pipe_of: list[int] = []
     for unit, first in enumerate(range(0, request.micros, workers)):
@@ -93,7 +93,7 @@ def _direct(request: Request, place: Place, slots: Slots) -> list[int]:
     return pipe_of
 
 
-def _doubled(request: Request, place: Place, slots: Slots) -> list[int]:
+def _doubled(request: FamilyRequest, place: Place, slots: Slots) -> list[int]:
     period, offsets = rhythm(place)
     pipe_of: list[int] = []
     for turn, first in enumerate(range(0, request.micros, 2 * len(place))):

@@ -14,11 +14,11 @@ from dataclasses import replace
 
 from planner.errors import BadInput
 from planner.schedule.actions import Schedule
-from planner.schedule.build import Request, assemble
+from planner.schedule.build import FamilyRequest, assemble
 from planner.schedule.families.chimera import numbered, two_ended
-from planner.schedule.families.unit_slots import sooner
+from planner.schedule.families.unit_slots import orders_within_slots
 from planner.schedule.listing.scheduler import best_listed, bound
-from planner.schedule.listing.task import Job, Limits, Policy, nominal
+from planner.schedule.listing.task import Limits, ListingJob, Policy, nominal
 
 SHARED = (
     Policy(tie="micro"),
@@ -31,28 +31,32 @@ SHARED = (
 APART = (Policy(tie="deep"), Policy(tie="micro", pending=1))
 
 
-def chimera_zb(request: Request) -> Schedule:
+def chimera_zb(request: FamilyRequest) -> Schedule:
     place = two_ended(request)
     pipe_of = [pipe for first in range(0, request.micros, request.workers) for pipe in _unit(request, first)]
     cap = request.whole("cap", request.workers * request.chunks)
     if cap < 1:
         raise BadInput(f"cap is {cap}", where=request.family, allowed="1 or more micro-batches")
     memory = Limits(memory=(cap,) * request.workers)
-    job = Job(place=place, pipe_of=pipe_of, costs=nominal(len(place[0])), split=True, limits=memory)
+    job = ListingJob(place=place, pipe_of=pipe_of, costs=nominal(len(place[0])), split=True, limits=memory)
     own = cap // (len(place) * request.chunks)
     apart = replace(memory, flight=((own,) * len(place[0]),) * len(place))
 
-    def jobs() -> Iterator[Job]:
+    def jobs() -> Iterator[ListingJob]:
         for policy in SHARED:
             yield replace(job, policy=policy)
         for policy in APART if own else ():
             yield replace(job, policy=policy, limits=apart)
 
     listing = best_listed(jobs())
-    orders = sooner(job, bound(job), listing.span) if cap >= request.workers * request.chunks else None
+    orders = (
+        orders_within_slots(job, bound(job), listing.span)
+        if cap >= request.workers * request.chunks
+        else None
+    )
     return assemble(request, place, pipe_of, orders or listing.orders)
 
 
-def _unit(request: Request, first: int) -> list[int]:
+def _unit(request: FamilyRequest, first: int) -> list[int]:
     count = min(request.workers, request.micros - first)
     return [pipe for pipe, _, _ in numbered(count, request.pairs, first)]

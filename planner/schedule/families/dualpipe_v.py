@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import deque
 
 from planner.schedule.actions import Action, Kind, Schedule
-from planner.schedule.build import Request, assemble, zigzag
+from planner.schedule.build import FamilyRequest, assemble, zigzag
 from planner.schedule.families.v_shaped import listed_v
 
 
-def dualpipe_v(request: Request) -> Schedule:
+def dualpipe_v(request: FamilyRequest) -> Schedule:
     workers, micros = request.workers, request.micros
     if micros < 2 * workers:
         return listed_v(request, 2 * workers + 2)

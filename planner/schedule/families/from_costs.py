@@ -11,15 +11,15 @@ from dataclasses import replace
 
 from planner.errors import BadInput
 from planner.schedule.actions import Schedule
-from planner.schedule.build import Request, assemble, dealt, zigzag
+from planner.schedule.build import FamilyRequest, assemble, dealt, zigzag
 from planner.schedule.listing.scheduler import best_listed
-from planner.schedule.listing.task import TIES, Job, Limits, Policy, nominal
+from planner.schedule.listing.task import TIES, Limits, ListingJob, Policy, nominal
 
 
-def listed_family(request: Request) -> Schedule:
+def listed_family(request: FamilyRequest) -> Schedule:
     place = _place(request)
     cap = request.whole("cap", request.workers * request.chunks)
-    job = Job(
+    job = ListingJob(
         place=place,
         pipe_of=[0] * request.micros,
         costs=nominal(len(place[0]), request.whole("hop", 0)),
@@ -30,19 +30,19 @@ def listed_family(request: Request) -> Schedule:
     return assemble(request, place, job.pipe_of, best_listed(jobs).orders)
 
 
-def _place(request: Request) -> tuple[tuple[int, ...], ...]:
+def _place(request: FamilyRequest) -> tuple[tuple[int, ...], ...]:
     shape = request.settings.get("placement", "dealt")
     if shape not in ("dealt", "zigzag"):
         raise BadInput(f"placement is {shape!r}", where=request.family, allowed="dealt, zigzag")
     return (dealt if shape == "dealt" else zigzag)(request.workers, request.chunks)
 
 
-def _ties(request: Request) -> list[str]:
+def _ties(request: FamilyRequest) -> list[str]:
     tie = request.settings.get("tie")
     return list(TIES) if tie is None else [str(tie)]
 
 
-def _policy(request: Request, tie: str) -> Policy:
+def _policy(request: FamilyRequest, tie: str) -> Policy:
     return Policy(
         order=str(request.settings.get("order", "BFW")),
         tie=tie,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from planner.schedule.actions import Action, Kind, Schedule
-from planner.schedule.build import Request, assemble
+from planner.schedule.build import FamilyRequest, assemble
 
 
-def gpipe(request: Request) -> Schedule:
+def gpipe(request: FamilyRequest) -> Schedule:
     micros = range(request.micros)
     orders = [
         [Action(Kind.F, stage, m) for m in micros] + [Action(Kind.B, stage, m) for m in micros]

@@ -10,24 +10,24 @@ from dataclasses import replace
 from itertools import pairwise
 
 from planner.schedule.actions import Action, Kind, Schedule
-from planner.schedule.build import Request, assemble, dealt
+from planner.schedule.build import FamilyRequest, assemble, dealt
 from planner.schedule.listing.frozen import order_fits, span_of
 from planner.schedule.listing.scheduler import best_listed
-from planner.schedule.listing.task import Job, Limits, Policy, nominal
+from planner.schedule.listing.task import Limits, ListingJob, Policy, nominal
 
 
-def interleaved(request: Request) -> Schedule:
+def interleaved(request: FamilyRequest) -> Schedule:
     orders = _turns(request, ahead=2)
     return assemble(request, dealt(request.workers, request.chunks), [0] * request.micros, orders)
 
 
-def interleaved_zb(request: Request) -> Schedule:
+def interleaved_zb(request: FamilyRequest) -> Schedule:
     """The same with split backwards and half the fill. A worker's weight gradients follow as many backwards later as
     there are workers before it, which gives every message slack, or are listed into what is free where that is shorter.
     """
     workers, chunks, micros = request.workers, request.chunks, request.micros
     cap = request.whole("cap", (chunks - 1) * len(_rounds(micros, workers)[0]) + workers)
-    job = Job(
+    job = ListingJob(
         place=dealt(workers, chunks),
         pipe_of=[0] * micros,
         costs=nominal(workers * chunks),
@@ -64,7 +64,7 @@ def _with_late_weights(order: list[Action], lag: int) -> list[Action]:
     return done + owed[paid:]
 
 
-def _turns(request: Request, ahead: int) -> list[list[Action]]:
+def _turns(request: FamilyRequest, ahead: int) -> list[list[Action]]:
     """`ahead` forwards more on a worker for each worker behind it."""
     workers, chunks = request.workers, request.chunks
     rounds = _rounds(request.micros, workers)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from planner.errors import BadInput
 from planner.schedule.actions import Action, Kind, Schedule
-from planner.schedule.build import Request, assemble
+from planner.schedule.build import FamilyRequest, assemble
 
 
-def one_f_one_b(request: Request) -> Schedule:
+def one_f_one_b(request: FamilyRequest) -> Schedule:
     first = request.whole("warmup", request.workers)
     if first < 1:
         raise BadInput(f"warmup is {first}", where="1f1b", allowed="1 or more forwards on the first worker")

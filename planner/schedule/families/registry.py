@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from planner.errors import BadInput
 from planner.schedule.actions import Schedule
-from planner.schedule.build import Request, Setting
+from planner.schedule.build import FamilyRequest, Setting
 from planner.schedule.families.chimera import chimera
 from planner.schedule.families.chimera_split import chimera_zb
 from planner.schedule.families.dualpipe_v import dualpipe_v
@@ -26,7 +26,7 @@ CAP = {"cap": "micro-batches of one stage that a worker holds at most"}
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    make: Callable[[Request], Schedule]
+    make: Callable[[FamilyRequest], Schedule]
     about: str
     splits: bool = False  # I and W instead of B
     mixes: bool = False  # some backward passes may be I and W, others B
@@ -42,7 +42,7 @@ class Family:
         return self.chunks if isinstance(self.chunks, int) else self.chunks[0]
 
 
-def _overlap(request: Request) -> Schedule:
+def _overlap(request: FamilyRequest) -> Schedule:
     whole = one_f_one_b(replace(request, chunks=1))
     made = overlapped(whole, Overlap(parts=request.chunks))
     return replace(made, settings={**whole.settings, "chunks": request.chunks})
@@ -160,7 +160,7 @@ def generate(
                 f"no setting '{name}'", where=family, allowed=", ".join([*spec.settings, *OPTIONS])
             )
     overlap = overlap_of(settings, family)
-    request = Request(
+    request = FamilyRequest(
         family=family,
         workers=workers,
         micros=micros,

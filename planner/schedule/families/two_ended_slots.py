@@ -18,7 +18,7 @@ from planner.schedule.actions import Action
 from planner.schedule.build import Place
 from planner.schedule.listing.frozen import span_of
 from planner.schedule.listing.scheduler import best_listed
-from planner.schedule.listing.task import Job, Limits, Policy, nominal
+from planner.schedule.listing.task import Limits, ListingJob, Policy, nominal
 
 Offsets = tuple[int, int, int]  # o, c1, c2
 
@@ -97,6 +97,6 @@ def shorter(place: Place, pipe_of: Sequence[int], orders: list[list[Action]], ca
     """The given orders, or listed ones with at most `cap` in flight on a worker where those are shorter at B = 2F."""
     costs = nominal(len(place[0]))
     limits = Limits(memory=(cap,) * len(orders))
-    job = Job(place=place, pipe_of=pipe_of, costs=costs, split=False, limits=limits)
+    job = ListingJob(place=place, pipe_of=pipe_of, costs=costs, split=False, limits=limits)
     listing = best_listed(replace(job, policy=policy) for policy in POLICIES)
     return listing.orders if listing.span < span_of(place, orders, costs) else orders

@@ -16,7 +16,7 @@ from itertools import product
 from planner.schedule.actions import Action
 from planner.schedule.build import Place
 from planner.schedule.listing.engine import B, F, W, as_actions
-from planner.schedule.listing.task import Job
+from planner.schedule.listing.task import ListingJob
 
 Habit = tuple[int, int, int]
 # F or B first; among alike the least: of its number in its pipe, its depth, or any
@@ -38,7 +38,7 @@ class Member:
     past: Past = None
 
 
-def sooner(job: Job, least: int, known: int) -> list[list[Action]] | None:
+def orders_within_slots(job: ListingJob, least: int, known: int) -> list[list[Action]] | None:
     """Compute orders that end within `least` slots, or as soon after as is found, but in fewer than `known`; or None.
 
     The job has split backwards, F = I = W = 1, no hops, and caps a worker in micro-batches.
@@ -67,7 +67,7 @@ def _orders(past: Past) -> list[list[int]]:
 
 
 class _Herd:
-    def __init__(self, job: Job, slots: int, whim: float, draws: random.Random) -> None:
+    def __init__(self, job: ListingJob, slots: int, whim: float, draws: random.Random) -> None:
         self.slot, self.slots, self.whim, self.draw = 0, slots, whim, draws.random
         self.stages = len(job.place[0])
         self.room = list(job.limits.memory or ())

@@ -16,9 +16,9 @@ from functools import partial
 
 from planner.errors import BadInput
 from planner.schedule.actions import Action, Kind, Schedule
-from planner.schedule.build import Request, assemble, zigzag
+from planner.schedule.build import FamilyRequest, assemble, zigzag
 from planner.schedule.listing.scheduler import best_listed
-from planner.schedule.listing.task import Job, Limits, Policy, nominal
+from planner.schedule.listing.task import Limits, ListingJob, Policy, nominal
 
 Steps = tuple[
     int, int, int, int
@@ -36,26 +36,26 @@ POLICIES = (
 )
 
 
-def zb_v(request: Request) -> Schedule:
+def zb_v(request: FamilyRequest) -> Schedule:
     return listed_v(request, 2 * request.workers, [_in_turn(request.workers, request.micros)], POLICIES)
 
 
-def v_half(request: Request) -> Schedule:
+def v_half(request: FamilyRequest) -> Schedule:
     return _in_small_share(request, (request.workers + 2) // 2 * 2, ((1, 2, 1, 2), (2, 2, 1, 1)))
 
 
-def v_min(request: Request) -> Schedule:
+def v_min(request: FamilyRequest) -> Schedule:
     return _in_small_share(request, (request.workers + 4) // 3 * 2, ((1, 1, 1, 1), (1, 2, 1, 2)))
 
 
-def _in_small_share(request: Request, cap: int, steps: Sequence[Steps]) -> Schedule:
+def _in_small_share(request: FamilyRequest, cap: int, steps: Sequence[Steps]) -> Schedule:
     row = zigzag(request.workers, 2)[0]
     rhythms = [_repeated(row, request.micros, each) for each in steps]
     return listed_v(request, cap, rhythms, POLICIES if request.workers <= FEW else ())
 
 
 def listed_v(
-    request: Request, cap: int, rhythms: Sequence[Turns] = (), policies: Sequence[Policy] = POLICIES
+    request: FamilyRequest, cap: int, rhythms: Sequence[Turns] = (), policies: Sequence[Policy] = POLICIES
 ) -> Schedule:
     cap = request.whole("cap", cap)
     if cap < 2:
@@ -65,7 +65,7 @@ def listed_v(
             allowed="2 or more: a micro-batch on both stages of a worker",
         )
     place = zigzag(request.workers, 2)
-    job = Job(
+    job = ListingJob(
         place=place,
         pipe_of=[0] * request.micros,
         costs=nominal(2 * request.workers),
@@ -73,7 +73,7 @@ def listed_v(
         limits=Limits(memory=(cap,) * request.workers),
     )
 
-    def jobs() -> Iterator[Job]:
+    def jobs() -> Iterator[ListingJob]:
         for rhythm in rhythms:
             yield replace(job, sequence=rhythm)
         for policy in policies:

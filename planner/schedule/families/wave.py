@@ -8,11 +8,11 @@ v, the last: ties between them and skips across the turn are local.
 from __future__ import annotations
 
 from planner.schedule.actions import Action, Kind, Schedule
-from planner.schedule.build import Request, assemble, zigzag
+from planner.schedule.build import FamilyRequest, assemble, zigzag
 from planner.schedule.families.two_ended_slots import shorter
 
 
-def wave(request: Request) -> Schedule:
+def wave(request: FamilyRequest) -> Schedule:
     place = zigzag(request.workers, request.chunks)
     stages = len(place[0])
     slots: list[list[tuple[int, Action]]] = [[] for _ in range(request.workers)]

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from planner.errors import BadInput
 from planner.schedule.actions import Action, Kind, Schedule
-from planner.schedule.build import Request, assemble
+from planner.schedule.build import FamilyRequest, assemble
 from planner.schedule.families.one_f_one_b import warmup_of
 
 
-def zb_h1(request: Request) -> Schedule:
+def zb_h1(request: FamilyRequest) -> Schedule:
     return _zero_bubble(request, request.workers)
 
 
-def zb_h2(request: Request) -> Schedule:
+def zb_h2(request: FamilyRequest) -> Schedule:
     workers = request.workers
     return _zero_bubble(request, max(workers, min(2 * workers - 1, request.micros)))
 
 
-def _zero_bubble(request: Request, warmup: int) -> Schedule:
+def _zero_bubble(request: FamilyRequest, warmup: int) -> Schedule:
     first = request.whole("warmup", warmup)
     if first < 1:
         raise BadInput(

@@ -7,17 +7,17 @@ from heapq import heappop, heappush
 
 from planner.errors import BadInput
 from planner.schedule.actions import Action, Kind, Spot, draw
-from planner.schedule.listing.task import Job
+from planner.schedule.listing.task import ListingJob
 
 FOREVER = 1 << 62
 F, B, W = 0, 1, 2  # B is I where the backward is split
 
 
-class Run:
+class ListingPass:
     """One pass over time. A node is a (pipe, stage), numbered pipe * stages + stage; micro-batches of a pipe go
     through every node in their order, so counters are all the state there is."""
 
-    def __init__(self, job: Job, *, whole_way: bool, below: int = FOREVER) -> None:
+    def __init__(self, job: ListingJob, *, whole_way: bool, below: int = FOREVER) -> None:
         """`below`: given up as soon as it is sure to end no sooner, where it cannot get stuck."""
         self.job, self.whole_way = job, whole_way
         self.stages = len(job.place[0])
@@ -274,7 +274,7 @@ class Run:
 _TURNS = (Kind.F, Kind.B, Kind.I)
 
 
-def as_actions(job: Job, codes: Sequence[Sequence[int]]) -> list[list[Action]]:
+def as_actions(job: ListingJob, codes: Sequence[Sequence[int]]) -> list[list[Action]]:
     """Orders of node * 3 + kind, where the micro-batches of a pipe go through every node in their order."""
     kinds = (Kind.F, Kind.I, Kind.W) if job.split else (Kind.F, Kind.B, Kind.W)
     stages = len(job.place[0])

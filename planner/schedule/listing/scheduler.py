@@ -17,9 +17,9 @@ from itertools import accumulate
 
 from planner.errors import BadInput
 from planner.schedule.actions import Action
-from planner.schedule.listing.engine import FOREVER, Run
+from planner.schedule.listing.engine import FOREVER, ListingPass
 from planner.schedule.listing.frozen import span_of
-from planner.schedule.listing.task import Costs, Job, PerNode, PerStage
+from planner.schedule.listing.task import Costs, ListingJob, PerNode, PerStage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Listing:
     span: int  # when the last action ends
 
 
-def listed(job: Job) -> Listing:
+def listed(job: ListingJob) -> Listing:
     """The order of a job; BadInput with the grid drawn where a single micro-batch does not fit its caps."""
     found = _sooner(job, FOREVER)
     assert found is not None, "nothing ends later than never"
@@ -36,28 +36,28 @@ def listed(job: Job) -> Listing:
     return Listing(orders=run.actions(), span=span)
 
 
-def _sooner(job: Job, below: int) -> tuple[Run, int] | None:
+def _sooner(job: ListingJob, below: int) -> tuple[ListingPass, int] | None:
     """A run with its span; None where it surely does not end below so much."""
     check_job(job)
-    run = Run(job, whole_way=False, below=below)
+    run = ListingPass(job, whole_way=False, below=below)
     if run.late:
         return None
     if run.finished():
         return run, max(run.free)
     if job.sequence is None:
-        run = Run(job, whole_way=True)
+        run = ListingPass(job, whole_way=True)
     if not run.finished():
         raise run.stuck()
     # some waited on entry for room elsewhere, which the frozen order need not
     return run, span_of(job.place, run.actions(), job.costs)
 
 
-def best_listed(jobs: Iterable[Job]) -> Listing:
+def best_listed(jobs: Iterable[ListingJob]) -> Listing:
     """The shortest of several jobs that differ in policy, caps or sequence; stops at one that cannot be beaten.
 
     Jobs that get stuck are passed over, unless all do.
     """
-    best: tuple[Run, int] | None = None
+    best: tuple[ListingPass, int] | None = None
     stuck: BadInput | None = None
     for job in jobs:
         try:
@@ -74,7 +74,7 @@ def best_listed(jobs: Iterable[Job]) -> Listing:
     return Listing(orders=best[0].actions(), span=best[1])
 
 
-def bound(job: Job) -> int:
+def bound(job: ListingJob) -> int:
     """No order of this job is shorter: all work of a worker from its first forward, or from its first backward without
     the forwards; the way of a pipe's micro-batches, one after the other at its last stage."""
     costs, stages = job.costs, range(len(job.place[0]))
@@ -117,7 +117,7 @@ def _sums(times: Sequence[int], hops: Sequence[int]) -> list[int]:
     return list(accumulate((time + hop for time, hop in zip(times, hops, strict=False)), initial=0))
 
 
-def check_job(job: Job) -> None:
+def check_job(job: ListingJob) -> None:
     """BadInput where costs or limits are not of this placement."""
     stages = len(job.place[0])
     if job.costs.stages != stages:

@@ -121,7 +121,7 @@ class Policy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class ListingJob:
     place: Place
     pipe_of: Sequence[int]
     costs: Costs

@@ -17,7 +17,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from planner.capture import Target, named_arguments, share_of_latest
 from planner.spatial import coordinates
-from runtime.spatial.group import Mesh
+from runtime.spatial.group import SampleGroup
 from runtime.spatial.operation import Arguments, Kernel, Local, call_named
 
 
@@ -41,7 +41,7 @@ def _affine(weight: Tensor | None, groups: Groups, ndim: int) -> Tensor | None:
 
 
 class _Context(FunctionCtx):
-    mesh: Mesh
+    mesh: SampleGroup
     groups: Groups
     has: tuple[bool, bool]
     saved_tensors: tuple[Tensor, ...]
@@ -51,7 +51,12 @@ class _Context(FunctionCtx):
 class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: _Context, x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: Groups, mesh: Mesh
+        ctx: _Context,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        groups: Groups,
+        mesh: SampleGroup,
     ) -> tuple[Tensor, Tensor, Tensor]:
         wide = _wide(x)
         xs = _view(wide, groups)
@@ -102,7 +107,7 @@ def _wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def _statistics(xs: Tensor, groups: Groups, mesh: Mesh) -> tuple[Tensor, Tensor]:
+def _statistics(xs: Tensor, groups: Groups, mesh: SampleGroup) -> tuple[Tensor, Tensor]:
     own_mean = xs.mean(groups.dims, keepdim=True)
     own_variance = (
         (xs - own_mean).square_().mean(groups.dims, keepdim=True)
@@ -131,7 +136,7 @@ def _groups(local: Local, count: int, per_sample: bool) -> Groups:
     return Groups(count, dims, weights, local_elements * whole // part, axes, eps)
 
 
-def _normalised(arguments: Arguments, groups: Groups, mesh: Mesh) -> tuple[Tensor, Tensor, Tensor]:
+def _normalised(arguments: Arguments, groups: Groups, mesh: SampleGroup) -> tuple[Tensor, Tensor, Tensor]:
     weight, bias = (arguments.get(name) for name in ("weight", "bias"))
     made: tuple[Tensor, Tensor, Tensor] = _Normalise.apply(  # type: ignore[no-untyped-call]
         arguments["input"], weight, bias, groups, mesh
@@ -151,7 +156,7 @@ class OverReplicas:
     """Batch normalisation over the samples of all members of a mesh, each of which has as many."""
 
     target: Target
-    mesh: Mesh
+    mesh: SampleGroup
 
     def __call__(self, *args: object) -> Tensor:
         given = named_arguments(self.target, args, {})
@@ -173,7 +178,7 @@ def instance_norm(local: Local) -> Tensor:
     return _normalised_and_remembered(local.arguments, groups, local.mesh)
 
 
-def _normalised_and_remembered(arguments: Arguments, groups: Groups, mesh: Mesh) -> Tensor:
+def _normalised_and_remembered(arguments: Arguments, groups: Groups, mesh: SampleGroup) -> Tensor:
     y, mean, variance = _normalised(arguments, groups, mesh)
     _remember(arguments, mean, variance, groups.elements)
     return y

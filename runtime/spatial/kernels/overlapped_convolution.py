@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from planner.spatial import Cut, Fetch, Run
+from planner.spatial import Cut, Fetch, RowRun
 from runtime.spatial.exchange import fetched, give_back_start, start
-from runtime.spatial.group import Mesh
+from runtime.spatial.group import SampleGroup
 from runtime.spatial.kernels.convolution import PLAIN, Plain
 
 ATEN = torch.ops.aten
@@ -38,7 +38,7 @@ class Strip(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class OverlapPlan:
     """One rank's part of an overlapped convolution along one cut dimension."""
 
     fetch: Fetch
@@ -53,7 +53,9 @@ class Plan:
         return THIN * sum(strip.length for strip in self.strips) <= self.rows
 
 
-def plan(fetch: Fetch, output: Cut, plain: Plain, position: int, kernel: int, place: int) -> Plan | None:
+def plan(
+    fetch: Fetch, output: Cut, plain: Plain, position: int, kernel: int, place: int
+) -> OverlapPlan | None:
     """None where an ordinary convolution of the own rows does not give just the rows wanted."""
     assert fetch.points is not None
     if not fetch.runs[place]:  # nothing but padding
@@ -76,7 +78,7 @@ def plan(fetch: Fetch, output: Cut, plain: Plain, position: int, kernel: int, pl
         if strip is not None:
             strips.append(strip)
     settings = [_padded(plain, position, p) for p in (pad, 0)]
-    return Plan(fetch, settings[0], settings[1], tuple(strips), high - low)
+    return OverlapPlan(fetch, settings[0], settings[1], tuple(strips), high - low)
 
 
 def _strip(windows: Sequence[int], kernel: int, dilation: int, begin: int, stop: int) -> Strip | None:
@@ -108,8 +110,8 @@ def _padded(plain: Plain, position: int, pad: int) -> Plain:
 
 
 class _Context(FunctionCtx):
-    plan: Plan
-    mesh: Mesh
+    plan: OverlapPlan
+    mesh: SampleGroup
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
 
@@ -117,7 +119,7 @@ class _Context(FunctionCtx):
 class _Overlapped(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan, mesh: Mesh
+        ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None, plan: OverlapPlan, mesh: SampleGroup
     ) -> Tensor:
         dim = plan.fetch.dim
         arrived = start(x, plan.fetch, mesh)
@@ -156,7 +158,7 @@ class _Overlapped(torch.autograd.Function):
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
-def _flat(plan: Plan, strip: Strip, weight: Tensor) -> Plain | None:
+def _flat(plan: OverlapPlan, strip: Strip, weight: Tensor) -> Plain | None:
     """One row of a volume met by one tap is an image, whose convolution is several times as fast."""
     if strip.rows > 1 or weight.dim() < VOLUME:
         return None
@@ -166,7 +168,7 @@ def _flat(plan: Plan, strip: Strip, weight: Tensor) -> Plain | None:
     return Plain(over, around, apart, groups)
 
 
-def _added(slab: Tensor, weight: Tensor, plan: Plan, strip: Strip) -> Tensor:
+def _added(slab: Tensor, weight: Tensor, plan: OverlapPlan, strip: Strip) -> Tensor:
     """What a halo adds to the boundary rows."""
     dim, taps, flat = plan.fetch.dim, _taps(weight, plan, strip), _flat(plan, strip, weight)
     if flat is None:
@@ -177,7 +179,7 @@ def _added(slab: Tensor, weight: Tensor, plan: Plan, strip: Strip) -> Tensor:
 
 
 def _strip_gradients(
-    dy: Tensor, slab: Tensor, weight: Tensor, plan: Plan, strip: Strip, wanted: list[bool]
+    dy: Tensor, slab: Tensor, weight: Tensor, plan: OverlapPlan, strip: Strip, wanted: list[bool]
 ) -> Gradients:
     dim, taps, flat = plan.fetch.dim, _taps(weight, plan, strip), _flat(plan, strip, weight)
     own = [*wanted[:2], False]
@@ -188,7 +190,7 @@ def _strip_gradients(
     return dx, dw, None
 
 
-def _taps(weight: Tensor, plan: Plan, strip: Strip) -> Tensor:
+def _taps(weight: Tensor, plan: OverlapPlan, strip: Strip) -> Tensor:
     first, end = strip.taps
     return weight.narrow(plan.fetch.dim, first, end - first)
 
@@ -202,7 +204,7 @@ def _gradients(dy: Tensor, x: Tensor, weight: Tensor, settings: Plain, wanted: l
     return found
 
 
-def slab_of(x: Tensor, dim: int, strip: Strip, parts: list[tuple[Run, Tensor]]) -> Tensor:
+def slab_of(x: Tensor, dim: int, strip: Strip, parts: list[tuple[RowRun, Tensor]]) -> Tensor:
     """The rows that a strip's windows span: the halo where it lies, zeros elsewhere."""
     shape = list(x.shape)
     shape[dim] = strip.rows
@@ -216,12 +218,12 @@ def slab_of(x: Tensor, dim: int, strip: Strip, parts: list[tuple[Run, Tensor]]) 
     return slab
 
 
-def _common(run: Run, strip: Strip) -> tuple[int, int]:
+def _common(run: RowRun, strip: Strip) -> tuple[int, int]:
     low = max(run.start, strip.begin, strip.window)
     return low, min(run.start + run.length, strip.stop, strip.window + strip.rows)
 
 
-def rows_of(run: Run, inputs: Sequence[tuple[Strip, Tensor | None]], like: Tensor, dim: int) -> Tensor:
+def rows_of(run: RowRun, inputs: Sequence[tuple[Strip, Tensor | None]], like: Tensor, dim: int) -> Tensor:
     """The gradient of a halo's rows: from the strip on their side."""
     shape = list(like.shape)
     shape[dim] = run.length
@@ -245,8 +247,8 @@ class Overlapped:
     """A convolution's place in a graph; other cut dimensions are fetched before."""
 
     others: tuple[Fetch, ...]
-    plan: Plan
-    mesh: Mesh
+    plan: OverlapPlan
+    mesh: SampleGroup
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         for fetch in self.others:

@@ -13,9 +13,9 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from planner.spatial import Call, Fetch
 from runtime.spatial.exchange import fetched, give_back_start, start
-from runtime.spatial.group import Mesh
+from runtime.spatial.group import SampleGroup
 from runtime.spatial.kernels.convolution import Plain
-from runtime.spatial.kernels.overlapped_convolution import Plan, Strip, rows_of, slab_of
+from runtime.spatial.kernels.overlapped_convolution import OverlapPlan, Strip, rows_of, slab_of
 
 ATEN = torch.ops.aten
 POOLS: Final[dict[int, Callable[..., Tensor]]] = {2: ATEN.avg_pool2d.default, 3: ATEN.avg_pool3d.default}
@@ -44,15 +44,17 @@ def plain_arguments(call: Call, cut_dims: tuple[int, ...]) -> Plain | None:
 
 
 class _Context(FunctionCtx):
-    plan: Plan
-    mesh: Mesh
+    plan: OverlapPlan
+    mesh: SampleGroup
     kernel: tuple[int, ...]
     saved_tensors: tuple[Tensor, ...]
 
 
 class _Pooled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, x: Tensor, kernel: tuple[int, ...], plan: Plan, mesh: Mesh) -> Tensor:
+    def forward(
+        ctx: _Context, x: Tensor, kernel: tuple[int, ...], plan: OverlapPlan, mesh: SampleGroup
+    ) -> Tensor:
         dim, count = plan.fetch.dim, len(kernel)
         arrived = start(x, plan.fetch, mesh)
         y = POOLS[count](x, *_window(kernel, plan.settings))
@@ -82,7 +84,7 @@ class _Pooled(torch.autograd.Function):
 
 
 def _window(
-    kernel: tuple[int, ...], settings: Plain, plan: Plan | None = None, strip: Strip | None = None
+    kernel: tuple[int, ...], settings: Plain, plan: OverlapPlan | None = None, strip: Strip | None = None
 ) -> tuple[list[int], list[int], list[int], bool, bool, int]:
     """Arguments of torch's pool; a strip's kernel is the part that meets the halo, divided by the whole."""
     size = list(kernel)
@@ -97,8 +99,8 @@ class Pooled:
 
     others: tuple[Fetch, ...]
     kernel: tuple[int, ...]
-    plan: Plan
-    mesh: Mesh
+    plan: OverlapPlan
+    mesh: SampleGroup
 
     def __call__(self, x: Tensor) -> Tensor:
         for fetch in self.others:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from runtime.spatial.exchange import enter, stacked, summed
-from runtime.spatial.group import Mesh
+from runtime.spatial.group import SampleGroup
 from runtime.spatial.operation import Kernel, Local
 
 
@@ -39,7 +39,7 @@ def _reduced_source(local: Local) -> Any:
 
 
 class _Context(FunctionCtx):
-    mesh: Mesh
+    mesh: SampleGroup
     axes: frozenset[int]
     dims: tuple[int, ...]
     keepdim: bool
@@ -56,7 +56,7 @@ class _Extreme(torch.autograd.Function):
         dims: tuple[int, ...],
         keepdim: bool,
         largest: bool,
-        mesh: Mesh,
+        mesh: SampleGroup,
         axes: frozenset[int],
     ) -> Tensor:
         own = x.amax(dims, keepdim=True) if largest else x.amin(dims, keepdim=True)

@@ -10,7 +10,7 @@ import pytest
 
 from planner.calibrate import Observation, fit
 from planner.calibrate.repredict import nominal_plan, repredicted
-from planner.cluster import Correction, Fitted
+from planner.cluster import Correction, Corrections
 from planner.errors import BadInput
 from planner.milp.solve import solve
 from planner.plan import Plan
@@ -23,7 +23,7 @@ def correction(start_us: float, factor: float) -> Correction:
     return Correction(start_s=start_us * 1e-6, factor=factor, samples=1)
 
 
-TRUE = Fitted(
+TRUE = Corrections(
     forward=correction(0, 1.2),
     backward=correction(0, 1.3),
     input_grad=correction(0, 1.1),
@@ -48,7 +48,7 @@ def planned(seed: int, family: str, data: int = 1) -> Plan:
     return solve(costs, machines, batch=8, fix={"pipeline": 2, "data": data, "schedule": family})
 
 
-def run_of(plan: Plan, truth: Fitted) -> Observation:
+def run_of(plan: Plan, truth: Corrections) -> Observation:
     """Twelve equal steps of what would happen if `truth` were true, as ranks record it."""
     timeline = simulate_plan(repredicted(plan, truth), steps=12)
     kept = np.array([event.name != SEND for event in timeline.events()])
@@ -59,7 +59,7 @@ def run_of(plan: Plan, truth: Fitted) -> Observation:
     return Observation(plan=plan, timeline=Timeline(**columns))
 
 
-def numbers(fitted: Fitted) -> Iterator[tuple[str, Correction]]:
+def numbers(fitted: Corrections) -> Iterator[tuple[str, Correction]]:
     for name in ("forward", "backward", "input_grad", "weight_grad", "update", "hop", "sum"):
         row = getattr(fitted, name)
         if row is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.calibrate import taught
+from planner.calibrate import with_corrections
 from planner.calibrate.lines import surplus
-from planner.cluster import Fitted, Surplus
+from planner.cluster import Corrections, MemoryCorrection
 from planner.milp.solve import solve
 from planner.plan import Plan
 from planner.timeline import Timeline
@@ -45,19 +45,21 @@ def test_runs_that_measured_no_memory_say_nothing() -> None:
 def test_machines_keep_free_what_runs_held_beside_and_never_less_than_they_did() -> None:
     machines = cluster(2, memory=1_000_000)
     assert machines.groups[0].limit_bytes == 1_000_000  # reckoned once, and not carried along
-    known = Fitted(
-        memory=Surplus(start_bytes=100_000, factor=1.25, samples=3), step_spread=0.1, rests_on=("a run",)
+    known = Corrections(
+        memory=MemoryCorrection(start_bytes=100_000, factor=1.25, samples=3),
+        step_spread=0.1,
+        rests_on=("a run",),
     )
-    assert [group.limit_bytes for group in taught(machines, known).groups] == [720_000, 720_000]
-    less = known.model_copy(update={"memory": Surplus(factor=0.5, samples=3)})
-    assert taught(machines, less).nodes == machines.nodes
+    assert [group.limit_bytes for group in with_corrections(machines, known).groups] == [720_000, 720_000]
+    less = known.model_copy(update={"memory": MemoryCorrection(factor=0.5, samples=3)})
+    assert with_corrections(machines, less).nodes == machines.nodes
 
 
 def test_a_plan_that_fits_only_by_its_own_bytes_is_not_made_again() -> None:
     costs = profile(chain(6, 1))
     alone = solve(costs, cluster(2), batch=4, fix={"pipeline": 2, "schedule": "1f1b"})
     need = max(m.total - m.margin for m in alone.prediction.memory)
-    known = Fitted(memory=Surplus(factor=1.2, samples=1), step_spread=0.1, rests_on=("a run",))
-    tight = taught(cluster(2, memory=round(need * 1.1)), known)
+    known = Corrections(memory=MemoryCorrection(factor=1.2, samples=1), step_spread=0.1, rests_on=("a run",))
+    tight = with_corrections(cluster(2, memory=round(need * 1.1)), known)
     plan = solve(costs, tight, batch=4)
     assert all(1.2 * (m.total - m.margin) <= m.limit for m in plan.prediction.memory)

@@ -15,7 +15,8 @@ from planner.capture.functional import written
 from planner.capture.stage_modules import whole
 from planner.capture.traced_graph import OWNERS
 from planner.errors import BadInput
-from planner.model import crossings, graph_from_dict, stage_of_layers
+from planner.model import crossings, stage_of_layers
+from planner.model.check import graph_from_dict
 from planner.workload import load
 from tests.planner.capture_cases import CASES
 from tests.planner.staged import check_case

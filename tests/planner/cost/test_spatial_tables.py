@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.cluster import Group, Sum
-from planner.cost import Choice, Prices, sharded
+from planner.cost import GridChoice, Prices, sharded
 from planner.milp.solve import solve
 from planner.plan import Plan
 from planner.profile import CostKey
@@ -42,7 +42,7 @@ def test_even_shards_cost_what_was_profiled() -> None:
 def test_a_layer_keeps_the_new_part_of_what_is_re_split_beside_what_came() -> None:
     """The largest of 4 strips of 7 rows by 4, and of 2 x 2 blocks, are 8 pixels of 2 channels."""
     costs = profile(PLAIN, ((4,), (2, 2)), 0)
-    choice, setting = Choice((4,), 0, (2, 2), 1), CostKey("", 1, (), "fp32", "eager")
+    choice, setting = GridChoice((4,), 0, (2, 2), 1), CostKey("", 1, (), "fp32", "eager")
     free = Group(latency_ns=0.0, byte_ns=0.0, sum=Sum(base_ns=(0.0, 0.0), slope_ns=(0.0, 0.0)))
     tables = sharded(costs, setting, choice, Prices(costs.graph)(choice), free, overlap=True)
     own = costs.costs[CostKey("s1", 1, (2, 2), "fp32", "eager")].own_saved_bytes

@@ -9,7 +9,7 @@ import pytest
 from planner.errors import Infeasible
 from planner.explore import Explanation, explained
 from planner.explore.explanation import _near, _others
-from planner.milp import Asked, answered
+from planner.milp import Asked, solve_with_search
 from planner.milp.solve import solve
 from planner.profile import Profile, Seconds
 from planner.show import explanation_dict, explanation_text
@@ -66,14 +66,14 @@ def test_runners_up_are_of_other_families_and_no_faster(tight: Explanation) -> N
 def test_plans_within_the_error_of_the_costs_are_ties(tight: Explanation) -> None:
     assert tight.error == pytest.approx(0.05, rel=0.01)
     assert tight.within == pytest.approx(2 * tight.error / (1 - tight.error))
-    for part in tight.near_ties:
+    for part in tight.within_error:
         assert tight.chosen.step_ns <= part.step_ns <= tight.chosen.step_ns * (1 + tight.within)
 
 
 def test_a_way_to_train_is_a_tie_once_in_the_best_of_its_orders() -> None:
     fix = {"data": 1, "pipeline": 4, "micro": 1}
     asked = Asked(schedules=("1f1b", "zb-h1", "listed"), fix=fix)
-    _, found = answered(asked.space(COSTS, cluster(4, memory=150_000), 8))
+    _, found = solve_with_search(asked.space(COSTS, cluster(4, memory=150_000), 8))
     assert found.best is not None and found.best.shape.family == "zb-h1" and found.best.shape.listed
     others = [str(tried.shape) for tried in _others(found)]
     assert len(set(others)) < len(others)
@@ -86,7 +86,7 @@ def test_a_way_to_train_is_a_tie_once_in_the_best_of_its_orders() -> None:
 def test_exact_costs_leave_no_ties_but_equals() -> None:
     found = explained(exact(COSTS), cluster(2), 8, ASKED)
     assert found.error == found.within == 0
-    assert all(part.step_ns == found.chosen.step_ns for part in found.near_ties)
+    assert all(part.step_ns == found.chosen.step_ns for part in found.within_error)
     assert "carry no spread" in explanation_text(found)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from planner.cluster import Cluster, with_at_most
 from planner.explore import Frontier, FrontierRow, frontier
-from planner.milp import Asked, changed, fastest
+from planner.milp import Asked, changed, solve_or_none
 from planner.profile import Profile
 from planner.verify import violations
 from tests.planner.milp.instances import chain, cluster, profile
@@ -55,7 +55,7 @@ def test_whatever_the_limit_a_plan_of_the_front_is_its_answer(
     space = ASKED.space(costs, machines, 6)
     front = found.front("memory")
     for limit in range(front[-1].peak_bytes - 5000, front[0].peak_bytes, 15_000):
-        direct = fastest(changed(space, cluster=with_at_most(machines, limit)))
+        direct = solve_or_none(changed(space, cluster=with_at_most(machines, limit)))
         fits = [row for row in front if row.peak_bytes <= limit]
         if direct is None:
             assert not fits

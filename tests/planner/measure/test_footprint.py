@@ -14,7 +14,7 @@ from planner.capture.live_bytes import LiveBytes
 from planner.capture.stage_modules import whole
 from planner.cluster import catalogue as devices
 from planner.measure.bench import Bench
-from planner.measure.footprint import Reserves, Saved, footprint
+from planner.measure.footprint import Reserves, SavedTensors, footprint
 from planner.measure.measure import with_slack
 from planner.measure.rows import counted_rows
 from planner.measure.specimens import Way, fake_specimen, in_precision, real_specimen, situations
@@ -81,7 +81,7 @@ def kept_by_the_whole(captured: Captured, batch: dict[str, Tensor], precision: s
         }
         module = materialise(whole(captured), tensors)
         values = {name: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) for name, x in batch.items()}
-        saved = Saved()
+        saved = SavedTensors()
         with saved.watching(), in_precision(precision, "cpu"):
             module(values)
         return saved.bytes_beside([*module.parameters(), *module.buffers()])

@@ -228,9 +228,9 @@ def test_a_roofline_allocates_nothing_of_a_large_model() -> None:
 
 
 def test_the_process_that_measures_ends_with_the_one_that_waits(tmp_path: Path) -> None:
-    from planner.measure.process.protocol import Request
+    from planner.measure.process.protocol import MeasureRequest
 
-    request = Request(
+    request = MeasureRequest(
         workload="mlp",
         arguments={},
         device="cpu",

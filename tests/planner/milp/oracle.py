@@ -19,8 +19,8 @@ from planner.model import Layer, crossings, stage_of_layers
 from planner.plan import Hop, StageTimes
 from planner.profile import CostKey, Profile
 from planner.schedule import FAMILIES, Kind, Schedule, generate, with_recompute
-from planner.simulate import Spans, StageBytes, compile, duration_vector, period, spans
-from planner.simulate.peaks import use, weights
+from planner.simulate import Spans, StageBytes, compile, duration_vector, lifetimes, period
+from planner.simulate.peaks import bytes_in_use, weights
 
 NS = 1e9
 
@@ -51,7 +51,7 @@ class Known:
 
     def spans(self, schedule: Schedule) -> tuple[Spans, ...]:
         if id(schedule) not in self.orders:
-            self.orders[id(schedule)] = schedule, spans(schedule)
+            self.orders[id(schedule)] = schedule, lifetimes(schedule)
         return self.orders[id(schedule)][1]
 
 
@@ -340,6 +340,6 @@ def _full(
     found = set()
     for worker, own in enumerate(known.spans(schedule)):
         fixed = sum(state[s] for row in schedule.place for s, w in enumerate(row) if w == worker)
-        if fixed + use(own, table)[:, 0].max(initial=0) > limit_bytes(cluster, Slot(worker, 0)):
+        if fixed + bytes_in_use(own, table)[:, 0].max(initial=0) > limit_bytes(cluster, Slot(worker, 0)):
             found.add(worker)
     return found

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.cluster import Cluster
-from planner.milp import fastest
-from planner.milp.solve import space_of
+from planner.milp import solve_or_none
+from planner.milp.question import space_of
 from planner.plan import Plan
 from planner.profile import Profile, Seconds
 from planner.schedule import FAMILIES
@@ -118,7 +118,7 @@ def answer(given: Case) -> Plan | None:
     """The solver's."""
     fix, named = {"update": given.update}, given.families or None
     asked = space_of(given.profile, given.cluster, batch=given.batch, schedules=named, fix=fix)
-    return fastest(asked)
+    return solve_or_none(asked)
 
 
 def exhausted(given: Case) -> tuple[oracle.Best | None, bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.cluster import Correction, Fitted
+from planner.cluster import Correction, Corrections
 from planner.milp.solve import solve
 from planner.plan import yaml as plan_yaml
 from planner.profile import corrected
@@ -14,7 +14,7 @@ from tests.planner.milp.instances import chain, cluster, profile
 
 FAMILIES = ("1f1b", "chimera", "zb-h1", "interleaved")
 LATE = Correction(start_s=4e-7, factor=1.5, samples=3)
-EVERY = Fitted(
+EVERY = Corrections(
     forward=LATE,
     backward=LATE,
     input_grad=LATE,

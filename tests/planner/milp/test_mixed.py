@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from planner.cluster import Cluster, NodeGroup, Rates
-from planner.milp import answered
+from planner.milp import solve_with_search
 from planner.milp.configurations.configurations import shapes
+from planner.milp.question import space_of
 from planner.milp.search.descent import NEVER, judge
-from planner.milp.solve import solve, space_of
+from planner.milp.solve import solve
 from planner.plan import Plan, schedule_of
 from planner.profile import Profile
 from planner.program import lower
@@ -88,7 +89,7 @@ def test_no_cut_in_either_direction_is_faster(seed: int) -> None:
     costs = profile(chain(7, seed))
     mixed = machines(group(1, speed=0.5, memory=260_000), group(2, memory=180_000))
     space = space_of(costs, mixed, batch=4, schedules=["1f1b", "zb-h1"])
-    plan, _ = answered(space)
+    plan, _ = solve_with_search(space)
     every = shapes(mixed, layers=7, batch=4, micros=[1], pinned=space.pins)
     least = NEVER
     for shape in every:

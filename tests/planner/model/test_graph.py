@@ -11,7 +11,8 @@ import pytest
 
 from planner.capture import capture
 from planner.errors import BadInput
-from planner.model import ModelGraph, crossings, graph_from_dict, stage_of_layers
+from planner.model import ModelGraph, crossings, stage_of_layers
+from planner.model.check import graph_from_dict
 from planner.workload import load
 
 

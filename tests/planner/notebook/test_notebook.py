@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from planner.cluster import with_memory, with_network, with_nodes
 from planner.errors import BadInput, Infeasible
 from planner.milp import Question, solve_question
-from planner.notebook.solved_plan import Front, Solved
+from planner.notebook.solved_plan import SolvedFrontier, SolvedPlan
 from planner.plan import Plan
 from planner.plan import yaml as plan_yaml
 from planner.profile import Profile
@@ -44,22 +44,22 @@ def asked() -> Question:
 
 
 @pytest.fixture(scope="module")
-def solved(asked: Question) -> Solved:
-    return Solved.of(solve_question(asked), asked)
+def solved(asked: Question) -> SolvedPlan:
+    return SolvedPlan.of(solve_question(asked), asked)
 
 
 @pytest.fixture(scope="module")
-def front(solved: Solved) -> Front:
+def front(solved: SolvedPlan) -> SolvedFrontier:
     return solved.what_if(data=None, pipeline=None, batch=2, schedule="1f1b").frontier()
 
 
 @pytest.fixture(scope="module")
-def values(asked: Question, solved: Solved, front: Front) -> dict[str, Shown]:
+def values(asked: Question, solved: SolvedPlan, front: SolvedFrontier) -> dict[str, Shown]:
     hostile = report_cases.plan(name=HOSTILE)
     return {
         "plan": solved,
         "another plan": solved.what_if(schedule="gpipe"),
-        "hostile plan": Solved.of(hostile),
+        "hostile plan": SolvedPlan.of(hostile),
         "plans": compare(solved, solved.what_if(batch=4), hostile),
         "front": front,
         "profile": asked.costs,
@@ -123,7 +123,7 @@ def test_figures_are_returned_and_show_themselves_but_not_twice(values: dict[str
     assert matplotlib.pyplot.get_fignums() == []
 
 
-def test_a_solved_plan_is_the_plan_to_every_other_part(solved: Solved) -> None:
+def test_a_solved_plan_is_the_plan_to_every_other_part(solved: SolvedPlan) -> None:
     plain = Plan.model_validate(solved.model_dump())
     assert type(plain) is Plan
     assert solved == plain and plain == solved
@@ -131,7 +131,7 @@ def test_a_solved_plan_is_the_plan_to_every_other_part(solved: Solved) -> None:
     assert solved.violations() == []
 
 
-def test_what_if_is_what_the_solver_says_to_the_changed_question(asked: Question, solved: Solved) -> None:
+def test_what_if_is_what_the_solver_says_to_the_changed_question(asked: Question, solved: SolvedPlan) -> None:
     other = solved.what_if(schedule="chimera", pairs=1, batch=16)
     changed = replace(asked, batch=16, schedules=("chimera",), fix={**asked.fix, "pairs": 1})
     assert other == solve_question(changed)
@@ -141,7 +141,7 @@ def test_what_if_is_what_the_solver_says_to_the_changed_question(asked: Question
     assert solved.what_if(pipeline=None).certificate is not None, "what was fixed is free again"
 
 
-def test_less_memory_costs_time_or_is_refused_with_what_is_missing(solved: Solved) -> None:
+def test_less_memory_costs_time_or_is_refused_with_what_is_missing(solved: SolvedPlan) -> None:
     machines = solved.question.cluster
     less = with_memory(machines, 0.5)
     assert {group.capacity_bytes for group in less.nodes} == {2**29}
@@ -165,16 +165,16 @@ def test_a_changed_cluster_keeps_what_was_not_asked_for() -> None:
         with_nodes(machines.model_copy(update={"nodes": machines.nodes * 2}), 3)
 
 
-def test_what_cannot_be_asked_is_said(solved: Solved) -> None:
+def test_what_cannot_be_asked_is_said(solved: SolvedPlan) -> None:
     with pytest.raises(BadInput, match="luck"):
         solved.what_if(luck=7)
     with pytest.raises(BadInput, match="load_plan"):
-        Solved.of(report_cases.plan()).what_if(batch=2)
+        SolvedPlan.of(report_cases.plan()).what_if(batch=2)
     with pytest.raises(BadInput, match="2 or more"):
         compare(solved)
 
 
-def test_the_plans_of_a_front_can_be_asked_further(front: Front) -> None:
+def test_the_plans_of_a_front_can_be_asked_further(front: SolvedFrontier) -> None:
     assert len(front) == len(front.plans) == len(front.to_rows()) > 1
     steps = [plan.prediction.step_ns for plan in front]
     assert steps == sorted(steps)
@@ -212,6 +212,6 @@ def test_an_empty_timeline_is_a_picture_too() -> None:
     ElementTree.fromstring(svg_of(pictures.timeline(Timeline())))
 
 
-def test_a_page_is_written_from_a_plan(solved: Solved, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_page_is_written_from_a_plan(solved: SolvedPlan, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = solved.report(tmp_path_factory.mktemp("report") / "page.html", run=record(solved))
     assert 'id="memory-chart"' in path.read_text(), "the costs that it was solved from are at hand"

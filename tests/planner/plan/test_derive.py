@@ -9,7 +9,8 @@ import pytest
 from planner.errors import BadInput
 from planner.milp import Effort
 from planner.milp.layer_orders import orders
-from planner.milp.solve import solve, space_of
+from planner.milp.question import space_of
+from planner.milp.solve import solve
 from planner.model import Buffer, ModelGraph, alone, misplaced
 from planner.plan import Plan, as_planned, dump
 from planner.profile import Profile

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from planner.cluster import catalogue as devices
-from planner.profile import Work, roofline, seconds
+from planner.profile import OperationWork, roofline, seconds
 from tests.planner.graphs import chain
 
 DEVICE = replace(
@@ -20,19 +20,19 @@ DEVICE = replace(
 @pytest.mark.parametrize(
     ("work", "expected_s"),
     [
-        (Work(flops=10**6, traffic_bytes=10, precision="fp32"), 1e-3),
-        (Work(flops=10**6, traffic_bytes=10, precision="bf16"), 1e-4),
-        (Work(flops=10, traffic_bytes=10**6, precision="fp32"), 1e-3),
-        (Work(flops=10, traffic_bytes=10, precision="fp32"), 1e-6),
+        (OperationWork(flops=10**6, traffic_bytes=10, precision="fp32"), 1e-3),
+        (OperationWork(flops=10**6, traffic_bytes=10, precision="bf16"), 1e-4),
+        (OperationWork(flops=10, traffic_bytes=10**6, precision="fp32"), 1e-3),
+        (OperationWork(flops=10, traffic_bytes=10, precision="fp32"), 1e-6),
     ],
     ids=["arithmetic", "arithmetic in bf16", "memory", "launch"],
 )
-def test_an_operation_takes_what_holds_it_up(work: Work, expected_s: float) -> None:
+def test_an_operation_takes_what_holds_it_up(work: OperationWork, expected_s: float) -> None:
     assert seconds([work], DEVICE).median == pytest.approx(expected_s)
 
 
 def test_operations_run_one_after_the_other() -> None:
-    work = Work(flops=10**6, traffic_bytes=10, precision="fp32")
+    work = OperationWork(flops=10**6, traffic_bytes=10, precision="fp32")
     assert seconds([work] * 3, DEVICE).median == pytest.approx(3e-3)
 
 

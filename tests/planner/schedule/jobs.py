@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from planner.schedule import Action, Costs, Limits, Schedule
-from planner.schedule.build import Place, Request, dealt, zigzag
+from planner.schedule.build import FamilyRequest, Place, dealt, zigzag
 from planner.schedule.families.chimera import two_ended
-from planner.schedule.listing.task import TIES, Job, Policy
+from planner.schedule.listing.task import TIES, ListingJob, Policy
 
 
 @st.composite
@@ -17,7 +17,7 @@ def places(draw: st.DrawFn) -> Place:
     if shape == "two-ended":
         pairs = draw(st.sampled_from([1, 1, 2]))
         return two_ended(
-            Request(
+            FamilyRequest(
                 family="chimera",
                 workers=2 * pairs * workers,
                 micros=1,
@@ -44,11 +44,11 @@ def costs(draw: st.DrawFn, stages: int) -> Costs:
 
 
 @st.composite
-def jobs(draw: st.DrawFn) -> Job:
+def jobs(draw: st.DrawFn) -> ListingJob:
     place = draw(places())
     stages = len(place[0])
     micros = draw(st.integers(1, 9))
-    return Job(
+    return ListingJob(
         place=place,
         pipe_of=draw(st.lists(st.integers(0, len(place) - 1), min_size=micros, max_size=micros)),
         costs=draw(costs(stages)),
@@ -95,7 +95,7 @@ def _alone(place: Place, load: list[int]) -> list[int]:
     ]
 
 
-def schedule_of(job: Job, orders: list[list[Action]]) -> Schedule:
+def schedule_of(job: ListingJob, orders: list[list[Action]]) -> Schedule:
     return Schedule(
         family="listed",
         place=job.place,

@@ -16,7 +16,7 @@ from planner.schedule import Action, Costs, Kind, Limits, Schedule
 from planner.schedule.listing.engine import as_actions
 from planner.schedule.listing.frozen import COMPUTE, fits, limits_of, span_of
 from planner.schedule.listing.scheduler import Listing, best_listed, bound
-from planner.schedule.listing.task import TIES, Job, Policy
+from planner.schedule.listing.task import TIES, ListingJob, Policy
 from tests.planner.schedule.search_state import Model, Start, State
 
 
@@ -32,7 +32,7 @@ class Proof:
         return self.span == self.bound
 
 
-def best_order(job: Job, *, known: Listing | None = None, most_states: int = 200_000) -> Proof:
+def best_order(job: ListingJob, *, known: Listing | None = None, most_states: int = 200_000) -> Proof:
     """The shortest order for the job's placement, costs and caps; an interval where `most_states` do not suffice.
 
     The job's policy says where to start from and does not restrict the answer, nor does an order already `known`.
@@ -50,7 +50,7 @@ POLICIES = tuple(Policy(tie=tie, order=order) for tie in TIES for order in ("BFW
 
 
 class _Search:
-    def __init__(self, job: Job, start: Listing, most_states: int) -> None:
+    def __init__(self, job: ListingJob, start: Listing, most_states: int) -> None:
         self.job, self.start, self.most_states = job, start, most_states
         self.model = Model(job)
         self.seen: dict[State, int] = {}  # time at which a state was reached first
@@ -107,7 +107,7 @@ def best_for(
     orders = [[a for a in order if a.kind in COMPUTE] for order in schedule.orders]
     split = any(action.kind is Kind.I for order in orders for action in order)
     back = Kind.I if split else Kind.B
-    job = Job(
+    job = ListingJob(
         place=schedule.place,
         pipe_of=schedule.pipe_of,
         costs=costs,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from planner.schedule.listing.engine import B, F, Run, W
-from planner.schedule.listing.task import Job
+from planner.schedule.listing.engine import B, F, ListingPass, W
+from planner.schedule.listing.task import ListingJob
 
 Start = tuple[int, int]  # node, kind: an action
 
@@ -20,8 +20,8 @@ class State(NamedTuple):
 
 
 class Model:
-    def __init__(self, job: Job) -> None:
-        plain = Run(job, whole_way=False)  # for the way it numbers and prices nodes
+    def __init__(self, job: ListingJob) -> None:
+        plain = ListingPass(job, whole_way=False)  # for the way it numbers and prices nodes
         self.split, self.stages, self.worker = job.split, plain.stages, plain.worker
         self.nodes_of, self.total, self.time, self.hop = plain.nodes_of, plain.total, plain.time, plain.hop
         self.flight, self.ahead, self.load, self.eased = plain.flight, plain.ahead, plain.load, plain.eased

@@ -9,7 +9,7 @@ from planner.errors import BadInput
 from planner.schedule import Action, Kind, Limits, generate
 from planner.schedule.listing.frozen import critical, order_fits, play, span_of
 from planner.schedule.listing.scheduler import listed
-from planner.schedule.listing.task import Job, nominal
+from planner.schedule.listing.task import ListingJob, nominal
 from planner.schedule.relist import polished
 from tests.planner.schedule.jobs import jobs, schedule_of
 from tests.planner.schedule.slots import ends
@@ -17,7 +17,7 @@ from tests.planner.schedule.slots import ends
 
 @settings(max_examples=80, deadline=None)
 @given(jobs())
-def test_repairs_keep_the_work_and_the_limits_and_never_lengthen(job: Job) -> None:
+def test_repairs_keep_the_work_and_the_limits_and_never_lengthen(job: ListingJob) -> None:
     listing = listed(job)
     better = polished(job.place, listing.orders, job.costs, job.limits, 40)
     assert [sorted(order) for order in better] == [sorted(order) for order in listing.orders]
@@ -43,14 +43,14 @@ def test_a_late_forward_that_holds_everybody_up_is_brought_forward() -> None:
 
 
 def test_no_tries_change_nothing() -> None:
-    job = Job(place=((0, 1),), pipe_of=[0] * 3, costs=nominal(2), split=True)
+    job = ListingJob(place=((0, 1),), pipe_of=[0] * 3, costs=nominal(2), split=True)
     orders = listed(job).orders
     assert polished(job.place, orders, job.costs, job.limits, 0) == orders
 
 
 @settings(max_examples=60, deadline=None)
 @given(jobs())
-def test_the_critical_chain_is_as_long_as_the_whole(job: Job) -> None:
+def test_the_critical_chain_is_as_long_as_the_whole(job: ListingJob) -> None:
     job = replace(job, costs=replace(job.costs, hops={}))
     orders = listed(job).orders
     played = play(job.place, orders, job.costs)

@@ -10,7 +10,7 @@ import pytest
 from planner.schedule import Action, Costs, Kind, Limits, Schedule, generate
 from planner.schedule.build import Place, zigzag
 from planner.schedule.listing.scheduler import bound
-from planner.schedule.listing.task import Job, Policy, nominal
+from planner.schedule.listing.task import ListingJob, Policy, nominal
 from tests.planner.schedule.jobs import schedule_of
 from tests.planner.schedule.search import best_for, best_order
 from tests.planner.schedule.slots import ends, peaks, span, thirds
@@ -35,7 +35,7 @@ def merges(chains: list[tuple[Action, ...]]) -> Iterator[tuple[Action, ...]]:
             yield (chain[0], *rest)
 
 
-def shortest_of_all(job: Job) -> int:
+def shortest_of_all(job: ListingJob) -> int:
     """Every order of every worker, micro-batches in any turn."""
     kinds = (Kind.F, Kind.I, Kind.W) if job.split else (Kind.F, Kind.B)
     rows = []
@@ -75,7 +75,7 @@ def test_it_finds_the_shortest_of_all_orders(seed: int) -> None:
     )
     room = draw.choice([2, 3, 9])
     limits = Limits(memory=(room,) * (1 + max(map(max, place))))
-    job = Job(place=place, pipe_of=pipe_of, costs=costs, split=split, limits=limits)
+    job = ListingJob(place=place, pipe_of=pipe_of, costs=costs, split=split, limits=limits)
     proof = best_order(job)
     assert proof.proved
     assert bound(job) <= proof.span == shortest_of_all(job)
@@ -123,7 +123,7 @@ def test_a_small_cap_on_a_v_leaves_the_rhythm_behind_the_best_order() -> None:
 
 
 def test_it_starts_from_any_policy_and_ends_at_the_same_time() -> None:
-    job = Job(
+    job = ListingJob(
         place=zigzag(3, 2), pipe_of=[0] * 3, costs=nominal(6), split=True, limits=Limits(memory=(4,) * 3)
     )
     spans = {best_order(replace(job, policy=Policy(tie=tie))).span for tie in ("first", "deep", "shallow")}
@@ -131,7 +131,7 @@ def test_it_starts_from_any_policy_and_ends_at_the_same_time() -> None:
 
 
 def test_cut_off_early_it_says_between_what_the_best_order_lies() -> None:
-    job = Job(
+    job = ListingJob(
         place=zigzag(4, 2), pipe_of=[0] * 6, costs=nominal(8), split=True, limits=Limits(memory=(4,) * 4)
     )
     cut = best_order(job, most_states=50)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from planner.schedule import Action, Kind, Schedule, generate, with_recompute
 from planner.schedule.actions import from_text
-from planner.simulate import PART_NAMES, StageBytes, memory_rows, node_ends, peaks, spans
-from planner.simulate.peaks import use, weights
+from planner.simulate import PART_NAMES, StageBytes, lifetimes, memory_rows, node_ends, peaks
+from planner.simulate.peaks import bytes_in_use, weights
 from tests.planner.cases import Case, cases
 
 few = settings(max_examples=200, deadline=None, derandomize=True)
@@ -127,15 +127,21 @@ def test_messages_are_there_ahead_of_their_use_and_until_their_arrival_is_known(
     schedule = from_text("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1", place=((0, 1),), pipe_of=(0, 0))
     one, nothing = StageBytes(saved=0, arriving=1), StageBytes(saved=0)
     table = weights([nothing, one])
-    during = [row[0] for row in use(spans(schedule)[1], table).tolist()]
+    during = [row[0] for row in bytes_in_use(lifetimes(schedule)[1], table).tolist()]
     # the receive of the second, twice; then the gradient of the first: no forward of stage 0 comes after 0B0 and
     # tells that it arrived, so it stays until the next step has begun, as that of the second does: at first there
     # are both of the step before, and the receive
     assert during == [3, 1, 1, 1]
-    sent = [row[0] for row in use(spans(schedule)[0], weights([replace(nothing, sent=1), nothing])).tolist()]
+    sent = [
+        row[0]
+        for row in bytes_in_use(lifetimes(schedule)[0], weights([replace(nothing, sent=1), nothing])).tolist()
+    ]
     assert sent == [1, 2, 1, 0]
     back = [
-        row[0] for row in use(spans(schedule)[0], weights([replace(nothing, returning=1), nothing])).tolist()
+        row[0]
+        for row in bytes_in_use(
+            lifetimes(schedule)[0], weights([replace(nothing, returning=1), nothing])
+        ).tolist()
     ]
     assert back == [2, 2, 2, 1]
 
@@ -144,7 +150,7 @@ NOTHING = StageBytes(saved=0)
 
 
 def during(schedule: Schedule, sizes: list[StageBytes], worker: int = 0) -> list[int]:
-    return [row[0] for row in use(spans(schedule)[worker], weights(sizes)).tolist()]
+    return [row[0] for row in bytes_in_use(lifetimes(schedule)[worker], weights(sizes)).tolist()]
 
 
 def test_a_stage_of_the_same_worker_is_handed_what_it_reads_and_hands_back_its_gradient() -> None:

@@ -17,7 +17,7 @@ from planner.spatial import (
     NoRule,
     Operation,
     Ref,
-    Run,
+    RowRun,
     check_grid,
     coordinates,
     entry,
@@ -33,20 +33,20 @@ from planner.spatial.rules.windows import Window
 from planner.spatial.segment import cut_model, propagate
 
 runs = st.builds(
-    Run, st.integers(0, 3), st.integers(0, 20), st.integers(1, 9), st.sampled_from([-3, -1, 0, 1, 2, 5])
+    RowRun, st.integers(0, 3), st.integers(0, 20), st.integers(1, 9), st.sampled_from([-3, -1, 0, 1, 2, 5])
 )
 cuts = st.lists(st.integers(1, 6), min_size=1, max_size=5).map(
     lambda parts: Cut(0, tuple(sum(parts[:i]) for i in range(len(parts) + 1)))
 )
 
 
-def _rows(run: Run) -> dict[int, int]:
+def _rows(run: RowRun) -> dict[int, int]:
     """Position -> global row."""
     return {run.at + i: run.start + i * run.step for i in range(run.length)}
 
 
 @given(runs, st.integers(-5, 30), st.integers(-5, 30))
-def test_a_part_of_a_run_is_its_rows_within_bounds(run: Run, low: int, high: int) -> None:
+def test_a_part_of_a_run_is_its_rows_within_bounds(run: RowRun, low: int, high: int) -> None:
     found = run.part(low, high)
     expected = {at: row for at, row in _rows(run).items() if low <= row < high}
     assert (_rows(found) if found else {}) == expected

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from planner.errors import BadInput
 from planner.plan import Plan
 from planner.schedule import Overlap
-from runtime.checkpoint import Checkpoint, Facts, Part, Writer, integrity
+from runtime.checkpoint import Checkpoint, CheckpointPart, CheckpointWriter, Facts, integrity
 from runtime.checkpoint import checkpoint as checkpoints
 from runtime.launch import launch_inline
 from runtime.train import Model, job_of, prepare
@@ -98,10 +98,10 @@ def test_nobody_holds_a_tensor_twice_in_a_checkpoint(pool: Pool, tmp_path: Path)
 
 
 def test_the_last_k_are_kept(tmp_path: Path) -> None:
-    writer = Writer(tmp_path, rank=0, ranks=[0], names=NAMES, keep=2)
+    writer = CheckpointWriter(tmp_path, rank=0, ranks=[0], names=NAMES, keep=2)
     for step in range(4):
         writer.save(
-            Part(rank=0, tensors={"a": torch.tensor([step])}),
+            CheckpointPart(rank=0, tensors={"a": torch.tensor([step])}),
             Facts(step=step, sample=0, seed=0, fingerprint=""),
         )
     writer.wait()
@@ -109,19 +109,19 @@ def test_the_last_k_are_kept(tmp_path: Path) -> None:
 
 
 def test_what_is_saved_is_the_state_at_the_call(tmp_path: Path) -> None:
-    writer, tensor = Writer(tmp_path, rank=0, ranks=[0], names=NAMES, keep=2), torch.zeros(1000)
-    writer.save(Part(rank=0, tensors={"a": tensor}), FACTS)
+    writer, tensor = CheckpointWriter(tmp_path, rank=0, ranks=[0], names=NAMES, keep=2), torch.zeros(1000)
+    writer.save(CheckpointPart(rank=0, tensors={"a": tensor}), FACTS)
     tensor.fill_(1)
     writer.wait()
     assert float(Checkpoint.open(tmp_path / "step-00000000").parameters(["a"])["a"].sum()) == 0
 
 
 def test_a_checkpoint_without_all_its_parts_does_not_count(tmp_path: Path) -> None:
-    second = Writer(tmp_path, rank=1, ranks=[0, 1], names=NAMES, keep=2)
-    second.save(Part(rank=1, tensors={"b": torch.zeros(1)}), FACTS)
+    second = CheckpointWriter(tmp_path, rank=1, ranks=[0, 1], names=NAMES, keep=2)
+    second.save(CheckpointPart(rank=1, tensors={"b": torch.zeros(1)}), FACTS)
     assert checkpoints.latest(tmp_path) is None
-    first = Writer(tmp_path, rank=0, ranks=[0, 1], names=NAMES, keep=2)
-    first.save(Part(rank=0, tensors={"a": torch.zeros(1)}), FACTS)
+    first = CheckpointWriter(tmp_path, rank=0, ranks=[0, 1], names=NAMES, keep=2)
+    first.save(CheckpointPart(rank=0, tensors={"a": torch.zeros(1)}), FACTS)
     first.wait()
     second.wait()
     found = checkpoints.latest(tmp_path)

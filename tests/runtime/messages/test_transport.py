@@ -8,7 +8,7 @@ from torch import Tensor
 
 from planner.errors import BadInput
 from planner.schedule import Message
-from runtime.messages import Layout, Routes, Transport
+from runtime.messages import DenseLayout, Routes, Transport
 from tests.pool import Pool
 
 
@@ -25,7 +25,7 @@ from tests.pool import Pool
     ],
 )
 def test_a_dense_tensor_keeps_its_strides(tensor: Tensor) -> None:
-    layout = Layout.parse(Layout.of(tensor).header())
+    layout = DenseLayout.parse(DenseLayout.of(tensor).header())
     packed = layout.packed(tensor)
     assert packed.is_contiguous()
     back = layout.unpacked(layout.buffer(torch.device("cpu")).copy_(packed))
@@ -36,7 +36,7 @@ def test_a_dense_tensor_keeps_its_strides(tensor: Tensor) -> None:
 
 @pytest.mark.parametrize("tensor", [torch.ones(1, 3).expand(4, 3), torch.arange(20.0).reshape(4, 5)[:, 1:3]])
 def test_a_tensor_with_gaps_or_repeats_arrives_dense(tensor: Tensor) -> None:
-    layout = Layout.of(tensor)
+    layout = DenseLayout.of(tensor)
     back = layout.unpacked(layout.packed(tensor))
     assert torch.equal(back, tensor)
 
@@ -44,14 +44,14 @@ def test_a_tensor_with_gaps_or_repeats_arrives_dense(tensor: Tensor) -> None:
 def test_what_was_expanded_arrives_dense_in_its_last_dim_as_it_was_sent() -> None:
     """As heads of attention that share their keys: a fused kernel asks for it, and takes other memory than the rest."""
     heads = torch.arange(48.0).reshape(2, 1, 3, 8).expand(2, 4, 3, 8)
-    layout = Layout.of(heads)
+    layout = DenseLayout.of(heads)
     back = layout.unpacked(layout.packed(heads))
     assert torch.equal(back, heads) and back.stride(-1) == heads.stride(-1) == 1
 
 
 def test_too_many_dims_are_refused() -> None:
     with pytest.raises(BadInput, match="9 dims"):
-        Layout.of(torch.zeros([1] * 9)).header()
+        DenseLayout.of(torch.zeros([1] * 9)).header()
 
 
 def test_messages_may_be_waited_for_in_another_order_than_sent(pool: Pool) -> None:

@@ -10,19 +10,21 @@ import pytest
 from planner.cluster import cluster as clusters
 from runtime.probe import Found, probe
 from runtime.probe.contention import Number, Slowed, Together, beside, pairs
-from runtime.probe.probe import Device, Sum, Wire
+from runtime.probe.probe import ProbedDevice, ProbedLink, ProbedSum
 from runtime.world import join
 from tests.pool import Pool
 
 
-def device(rate: float = 1e12, kind: str = "cpu") -> Device:
-    return Device(
+def device(rate: float = 1e12, kind: str = "cpu") -> ProbedDevice:
+    return ProbedDevice(
         kind=kind, memory_bytes=8 * 10**9, flop_per_s=Number(rate, 1e9), copy_bytes_per_s=Number(2e10, 1e8)
     )
 
 
-def wire(b: int, rate: float, *, within: bool) -> Wire:
-    return Wire(a=0, b=b, within_node=within, latency_s=Number(2e-5, 1e-6), bytes_per_s=Number(rate, 1e7))
+def wire(b: int, rate: float, *, within: bool) -> ProbedLink:
+    return ProbedLink(
+        a=0, b=b, within_node=within, latency_s=Number(2e-5, 1e-6), bytes_per_s=Number(rate, 1e7)
+    )
 
 
 def found(rates: tuple[float, ...] = (1e12,) * 4, wires: tuple[float, ...] = (4e9, 1e9, 1e9)) -> Found:
@@ -31,7 +33,7 @@ def found(rates: tuple[float, ...] = (1e12,) * 4, wires: tuple[float, ...] = (4e
         hosts=hosts,
         devices=tuple(device(rate) for rate in rates),
         wires=tuple(wire(b + 1, rate, within=b == 0) for b, rate in enumerate(wires)),
-        sums=(Sum(ranks=(0, 1), bytes=8, seconds=Number(1e-3, 0.0)),),
+        sums=(ProbedSum(ranks=(0, 1), bytes=8, seconds=Number(1e-3, 0.0)),),
     )
 
 

@@ -37,7 +37,7 @@ def test_on_a_full_disk_the_room_that_was_kept_is_given_up(
     number: int, paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full(monkeypatch, paths, number)
-    words.say(paths, paths.outcome, "full")
+    words.write_durably(paths, paths.outcome, "full")
     assert paths.outcome.read_text() == "full"
     assert not paths.reserve.exists()
 
@@ -47,7 +47,7 @@ def test_another_error_is_raised_and_nothing_half_written_is_left(
 ) -> None:
     full(monkeypatch, paths, errno.EIO)
     with pytest.raises(OSError, match="Input/output"):
-        words.say(paths, paths.outcome, "full")
+        words.write_durably(paths, paths.outcome, "full")
     assert paths.reserve.exists()
     assert not list(paths.root.glob("outcome*"))
 
@@ -57,10 +57,10 @@ def test_what_is_kept_is_room_for_every_rank(paths: Paths) -> None:
 
 
 def test_a_torn_line_is_closed_before_the_next(paths: Paths) -> None:
-    words.add(paths, paths.attempts, "one")
+    words.append_durably(paths, paths.attempts, "one")
     with paths.attempts.open("a") as file:
         file.write("tw")
-    words.add(paths, paths.attempts, "three")
+    words.append_durably(paths, paths.attempts, "three")
     assert paths.attempts.read_text() == "one\ntw\nthree\n"
 
 

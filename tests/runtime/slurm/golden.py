@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from runtime.slurm import Options, text
-from runtime.slurm.measure_jobs import Kind, Measurement
+from runtime.slurm.measure_jobs import Measurement, NodeKind
 from runtime.slurm.measure_jobs import text as measured
 from runtime.slurm.options import Container
-from runtime.slurm.script import Request
-from runtime.slurm.task_layout import Layout
+from runtime.slurm.script import JobRequest
+from runtime.slurm.task_layout import TaskLayout
 
 FOLDER = Path(__file__).parent / "golden"
 MEASURED = Path(__file__).parent / "golden-profile"
@@ -22,12 +22,12 @@ def request(
     cuda: bool = False,
     folder: str = "/home/ada/runs/a",
     nodes: tuple[int, int] | None = None,
-) -> Request:
-    return Request(
+) -> JobRequest:
+    return JobRequest(
         name=name,
         folder=Path(folder),
         directory=Path("/home/ada/project"),
-        layout=Layout(tasks, max(tasks)),
+        layout=TaskLayout(tasks, max(tasks)),
         threads=1,
         cuda=cuda,
         nodes=nodes,
@@ -35,7 +35,7 @@ def request(
     )
 
 
-CASES: dict[str, tuple[Request, Options]] = {
+CASES: dict[str, tuple[JobRequest, Options]] = {
     "plain": (request(), Options()),
     "one-node": (request(tasks=(4,)), Options(partition="debug", time=30)),
     "gpus": (
@@ -84,7 +84,7 @@ CASES: dict[str, tuple[Request, Options]] = {
 }
 
 
-def measurement(kind: Kind) -> Measurement:
+def measurement(kind: NodeKind) -> Measurement:
     return Measurement(
         kind=kind,
         words=("--micro=1,2", "it's mine.py", "--device=cuda"),
@@ -96,11 +96,11 @@ def measurement(kind: Kind) -> Measurement:
 
 MEASURED_CASES: dict[str, tuple[Measurement, Options]] = {
     "cpu": (
-        measurement(Kind("cpu-4-old", others="n[4-5]")),
+        measurement(NodeKind("cpu-4-old", others="n[4-5]")),
         Options(partition="main", exclude="n7", time=30),
     ),
     "gpu": (
-        measurement(Kind("a100", "gpu:a100:1")),
+        measurement(NodeKind("a100", "gpu:a100:1")),
         Options(
             time=5,
             modules=("cuda/12.4",),
@@ -109,7 +109,7 @@ MEASURED_CASES: dict[str, tuple[Measurement, Options]] = {
             sbatch={"exclusive": ""},
         ),
     ),
-    "gres": (measurement(Kind("gpu", "gpu:1")), Options(gpu_flag="gres")),
+    "gres": (measurement(NodeKind("gpu", "gpu:1")), Options(gpu_flag="gres")),
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 from planner.errors import BadInput
 from planner.plan import yaml as plan_yaml
 from runtime.launch import launch_inline
-from runtime.runfolder import Holder, Paths
+from runtime.runfolder import Paths, RunProcess
 from runtime.slurm import folder_lock as turn
 from runtime.slurm import state
 
@@ -40,7 +40,7 @@ def words(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
 def leave(paths: Paths, job: str) -> None:
     """A turn whose supervisor is on a host that cannot be looked at."""
     paths.turns.mkdir()
-    left = turn.Turn(job=job, holder=Holder("elsewhere", 1, "then"))
+    left = turn.FolderLock(job=job, holder=RunProcess("elsewhere", 1, "then"))
     (paths.turns / "00001").write_text(json.dumps(asdict(left)))
 
 
@@ -55,7 +55,7 @@ def test_a_second_job_is_refused_and_told_whose_turn_it_is(paths: Paths, words: 
     with turn.taken(paths, "7"):
         for job in ("8", "7"):  # the same job too, while its supervisor lives
             with (
-                pytest.raises(turn.Taken, match="job 7 trains in this folder") as caught,
+                pytest.raises(turn.FolderBusy, match="job 7 trains in this folder") as caught,
                 turn.taken(paths, job),
             ):
                 pass
@@ -69,7 +69,7 @@ def test_a_supervisor_on_another_host_holds_its_turn_while_its_job_may_run(
 ) -> None:
     leave(paths, "7")
     words["7"] = [word]
-    with pytest.raises(turn.Taken), turn.taken(paths, "8"):
+    with pytest.raises(turn.FolderBusy), turn.taken(paths, "8"):
         pass
 
 
@@ -111,7 +111,7 @@ def test_of_many_that_come_at_once_after_a_dead_one_one_gets_the_turn(
             with turn.taken(paths, f"{number}_1"):
                 inside.append(number)
                 end.wait()
-        except turn.Taken:
+        except turn.FolderBusy:
             refused.append(number)
             end.wait()
 

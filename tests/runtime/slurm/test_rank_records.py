@@ -10,7 +10,7 @@ import pytest
 
 from runtime.runfolder import STOPPED, Outcome, Paths
 from runtime.slurm import rank_records as record
-from runtime.slurm.rank_records import Record
+from runtime.slurm.rank_records import RankRecord
 
 HOSTS = ["n1", "n1", "n2", "n2"]
 
@@ -21,7 +21,7 @@ def paths(tmp_path: Path) -> Paths:
 
 
 def left(paths: Paths, rank: int, state: str, status: int = 0, **more: float | bool) -> None:
-    Record(
+    RankRecord(
         rank=rank,
         generation=1,
         host=HOSTS[rank],

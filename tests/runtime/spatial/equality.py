@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from planner.capture import Captured, StageModule, capture, cut
 from planner.spatial import Layout, coordinates
-from runtime.spatial import Mesh
+from runtime.spatial import SampleGroup
 from runtime.spatial.analyse import Analysed, analyse, entries
 from runtime.spatial.group import Wire
 from runtime.spatial.shard import shard
@@ -108,7 +108,7 @@ def stage_of(ref: Reference) -> StageModule:
 def on_shards(ref: Reference, grid: tuple[int, ...], how: Analysed, wire: Wire) -> Made:
     stage = stage_of(ref)
     stage.materialise(ref.tensors)
-    shard(stage, how, Mesh(grid, wire))
+    shard(stage, how, SampleGroup(grid, wire))
     place = coordinates(wire.rank, grid)
     parts = {name: part(x, how.inputs[name], place).clone() for name, x in ref.inputs.items()}
     leaves = {name: x.requires_grad_(x.is_floating_point()) for name, x in parts.items()}

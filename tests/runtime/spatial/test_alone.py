@@ -9,7 +9,7 @@ from planner.measure import measure
 from planner.profile import Profile
 from planner.profile import yaml as profile_yaml
 from planner.workload import load
-from runtime.spatial import Alone
+from runtime.spatial import AloneShard
 
 UNET = {"size": "tiny"}
 TURNED = """
@@ -48,7 +48,7 @@ def test_a_shard_makes_its_part_and_asks_for_less() -> None:
         load("unet3d", {"size": "mlperf"}),
         "roofline:V100-32GB",
         micros=(1,),
-        spatial=Alone(),
+        spatial=AloneShard(),
         grids=((2,), (2, 2)),
     )
     assert set(rows(found, (2,)).values()) == {0.5}
@@ -62,7 +62,7 @@ def test_a_shard_makes_its_part_and_asks_for_less() -> None:
 
 def test_every_layer_of_a_network_for_volumes_has_a_row(tmp_path: Path) -> None:
     found = measure.profile(
-        load("unet3d", UNET), "cpu", micros=(1,), spatial=Alone(), grids=((2,),), seconds_per_row=0.001
+        load("unet3d", UNET), "cpu", micros=(1,), spatial=AloneShard(), grids=((2,),), seconds_per_row=0.001
     )
     assert [setting.split for setting in found.shards] == [(2,)]
     assert set(rows(found, (2,))) == {layer.name for layer in found.graph.layers} - {"loss"}
@@ -76,7 +76,9 @@ def test_a_model_without_space_is_refused_with_what_its_first_layer_reads() -> N
         r"no layer can be computed on shards \[2\]: layer '\S+' \(aten\.embedding\) reads 'input' of shape \["
     )
     with pytest.raises(BadInput, match=why):
-        measure.profile(load("gpt2", UNET), "roofline:V100-32GB", micros=(1,), spatial=Alone(), grids=((2,),))
+        measure.profile(
+            load("gpt2", UNET), "roofline:V100-32GB", micros=(1,), spatial=AloneShard(), grids=((2,),)
+        )
 
 
 def test_a_model_without_a_rule_for_its_layers_is_refused_with_the_first_operation(tmp_path: Path) -> None:
@@ -84,7 +86,9 @@ def test_a_model_without_a_rule_for_its_layers_is_refused_with_the_first_operati
     path.write_text(TURNED)
     why = r"on shards \[2\]: \S+.*: aten\.rot90 on parts of a sample: there is no rule for it"
     with pytest.raises(BadInput, match=why):
-        measure.profile(load(str(path)), "roofline:V100-32GB", micros=(1,), spatial=Alone(), grids=((2,),))
+        measure.profile(
+            load(str(path)), "roofline:V100-32GB", micros=(1,), spatial=AloneShard(), grids=((2,),)
+        )
 
 
 def test_without_shards_to_execute_a_split_is_refused_by_name() -> None:
@@ -96,5 +100,5 @@ def test_without_shards_to_execute_a_split_is_refused_by_name() -> None:
 def test_a_grid_that_is_none_is_refused(grid: tuple[int, ...]) -> None:
     with pytest.raises(BadInput, match="spatial split"):
         measure.profile(
-            load("unet3d", UNET), "roofline:V100-32GB", micros=(1,), spatial=Alone(), grids=(grid,)
+            load("unet3d", UNET), "roofline:V100-32GB", micros=(1,), spatial=AloneShard(), grids=(grid,)
         )

@@ -20,7 +20,7 @@ from planner.report import Contents
 from planner.simulate import period_of_plan
 from planner.verify import violations
 from planner.workload import load
-from runtime.spatial import Alone
+from runtime.spatial import AloneShard
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run
 
@@ -39,7 +39,7 @@ def machines(devices: int, memory: int = 16 * 10**9, device: str = "V100-16GB") 
 def volumes() -> Profile:
     """By roofline, with times at which shards pay: in proportion, and a little less."""
     found = measure.profile(
-        load(VOLUME, {}), "roofline:V100-16GB", micros=(1,), spatial=Alone(), grids=((2,), (2, 2))
+        load(VOLUME, {}), "roofline:V100-16GB", micros=(1,), spatial=AloneShard(), grids=((2,), (2, 2))
     )
     costs = {}
     for key, row in found.costs.items():
@@ -209,7 +209,7 @@ def test_a_sample_too_large_for_one_device_names_the_degree_that_fits() -> None:
         load("cosmoflow", {"size": "paper512"}),
         "roofline:V100-16GB",
         micros=(1,),
-        spatial=Alone(),
+        spatial=AloneShard(),
         grids=((2,), (4,)),
     )
     with pytest.raises(Infeasible) as refused:

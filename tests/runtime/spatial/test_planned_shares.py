@@ -23,7 +23,7 @@ from planner.spatial import price as split_price
 from planner.verify import violations
 from planner.workload import load
 from runtime.rehearse.rehearse import runs
-from runtime.spatial import Alone
+from runtime.spatial import AloneShard
 from runtime.stage import Split
 from runtime.train import Model
 from tests.pool import Pool
@@ -43,7 +43,7 @@ def classifier(double: bool = True) -> Profile:
         load(CLASSIFIER, arguments),
         "roofline:V100-16GB",
         micros=(2, 4, 8),
-        spatial=Alone(),
+        spatial=AloneShard(),
         grids=((2,), (2, 2)),
     )
     signatures = sorted({key.signature for key in found.costs})
@@ -141,7 +141,7 @@ def test_what_mixes_samples_is_refused_by_name_when_the_plan_is_made() -> None:
         load(CLASSIFIER, {"mixing": "true"}),
         "roofline:V100-16GB",
         micros=(2, 4),
-        spatial=Alone(),
+        spatial=AloneShard(),
         grids=((2,),),
     )
     with pytest.raises(
@@ -171,7 +171,7 @@ def test_stages_on_shards_that_owe_weight_gradients_keep_what_neighbours_sent(sc
         "roofline:cpu",
         micros=(MICRO,),
         split=Split(),
-        spatial=Alone(),
+        spatial=AloneShard(),
         grids=((2,),),
     )
     fix = {"spatial": 2, "gather": "deep", "pipeline": 2, "cuts": "down.1", "schedule": schedule}
@@ -198,7 +198,7 @@ def test_only_what_overlaps_with_messages_saves_more_where_weight_gradients_are_
         "roofline:cpu",
         micros=(1,),
         split=split,
-        spatial=Alone(),
+        spatial=AloneShard(),
         grids=((2,),),
     )
     owing = {key.split for key, cost in costs.costs.items() if cost.owing_bytes}

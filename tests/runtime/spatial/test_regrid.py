@@ -18,7 +18,7 @@ from planner.spatial import Cut, Grid, Grids, Layout, NoRule, Resplit, coordinat
 from planner.spatial import whole as whole_layout
 from planner.spatial.regrid import mesh_of
 from planner.spatial.traffic import traffic
-from runtime.spatial import Mesh
+from runtime.spatial import SampleGroup
 from runtime.spatial.alone import Silence
 from runtime.spatial.analyse import analyse
 from runtime.spatial.regrid import Moved
@@ -165,7 +165,7 @@ def test_what_several_layers_read_is_re_split_and_priced_once() -> None:
     read = [pair for done in turning.segment.placed for pair in done.resplits.items()]
     assert len(read) > len(set(read)) > 0
     stage = whole(captured)
-    shard(stage, turning, Mesh((4,), Silence(0, 4)))
+    shard(stage, turning, SampleGroup((4,), Silence(0, 4)))
     assert sum(isinstance(part, Moved) for part in vars(stage._run).values()) == len(set(read))
     priced = sum(cost.resplit_bytes for cost in traffic(turning.segment, 8).values())
     assert priced == sum(move.sent_elements() * 8 for _, move in set(read))

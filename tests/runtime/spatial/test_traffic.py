@@ -9,7 +9,7 @@ from planner.capture.operations import operations_of
 from planner.spatial import coordinates
 from planner.spatial.segment import cut_model
 from planner.spatial.traffic import traffic
-from runtime.spatial import Mesh
+from runtime.spatial import SampleGroup
 from runtime.spatial.analyse import analyse, entries
 from runtime.spatial.shard import shard
 from tests.runtime.spatial import threads
@@ -37,7 +37,7 @@ def _sent(ref: Reference, grid: tuple[int, ...], wire: threads.ThreadWire) -> in
     stage = stage_of(ref)
     stage.materialise(ref.tensors)
     how = analyse(stage, grid, entries(stage, grid))
-    shard(stage, how, Mesh(grid, wire))
+    shard(stage, how, SampleGroup(grid, wire))
     place = coordinates(wire.rank, grid)
     with torch.no_grad():
         stage({name: part(x, how.inputs[name], place) for name, x in ref.inputs.items()})

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from planner.capture import Captured, StageModule, capture
 from planner.capture.stage_modules import whole
 from planner.spatial import Grids, coordinates
-from runtime.spatial import Mesh
+from runtime.spatial import SampleGroup
 from runtime.spatial.analyse import Analysed, analyse
 from runtime.spatial.group import Wire
 from runtime.spatial.shard import shard
@@ -84,7 +84,7 @@ def on_grids(given: Job, grids: Grids, gather_before: Collection[str] = ()) -> l
 
 def _rank(given: Job, how: Analysed, wire: Wire) -> Trained:
     grid = how.grid
-    stage, mesh = _stage(given), Mesh(grid, wire)
+    stage, mesh = _stage(given), SampleGroup(grid, wire)
     shard(stage, how, mesh)
     place = coordinates(wire.rank, grid)
     values = {name: part(given.values[name], how.inputs[name], place) for name in stage.inputs}

@@ -7,7 +7,7 @@ from pathlib import Path
 from planner.plan import Plan
 from planner.plan import yaml as plan_yaml
 from runtime.train import JUDGED, WARM_UP, outside
-from runtime.train.drift import Watch
+from runtime.train.drift import DriftWatch
 
 
 def plan(low_ns: int = 9_000_000, high_ns: int = 12_000_000) -> Plan:
@@ -27,7 +27,7 @@ def test_a_plan_without_bars_is_not_left() -> None:
 
 
 def test_a_run_says_it_once_and_not_by_its_warm_up() -> None:
-    watch = Watch(plan())
+    watch = DriftWatch(plan())
     said = [watch.step(seconds) for seconds in [0.5] * WARM_UP + [0.0105] * (JUDGED - 1)]
     assert not any(said) and watch.step(0.0105) == ""
     said = [watch.step(0.03) for _ in range(2 * JUDGED)]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from runtime.launch import launch_inline
-from runtime.runfolder import Lines, Paths
+from runtime.runfolder import MetricLines, Paths
 from runtime.train import tensorboard as boards
 from runtime.train.tensorboard import Board, board
 from tests.runtime.runfolder.test_metrics import line
@@ -133,7 +133,7 @@ def test_torch_s_own_writer_takes_what_is_written(tmp_path: Path) -> None:
 
 def test_lines_of_half_a_write_are_read_once_they_are_whole(tmp_path: Path) -> None:
     paths = Paths(tmp_path).make()
-    lines, text = Lines(paths), line(1, {0: 1.0}, micros=1)
+    lines, text = MetricLines(paths), line(1, {0: 1.0}, micros=1)
     paths.rank_metrics(0).write_text(text[:10])
     assert list(lines.complete()) == []
     paths.rank_metrics(0).write_text(text + "\n")

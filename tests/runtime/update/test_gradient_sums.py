@@ -12,19 +12,19 @@ from torch import nn
 from planner.schedule import Overlap
 from runtime.update import Bucket, Flat, GradientSync, buckets_of, groups_of
 from runtime.update.optimizer import share_of
-from runtime.world import Mesh
+from runtime.world import RankMesh
 from tests.runtime.jobs import captured_of
 from tests.runtime.plans import plan_for
 from tests.runtime.test_equality import HERE
 
 
-def mesh_and_buckets(**shape: object) -> tuple[Mesh, tuple[Bucket, ...]]:
+def mesh_and_buckets(**shape: object) -> tuple[RankMesh, tuple[Bucket, ...]]:
     from runtime.messages import stages_of_layers
     from runtime.update import trained
 
     _, captured = captured_of(HERE + "branches.py", {"double": "False"}, 2)
     plan = plan_for(captured.graph, HERE + "branches.py", **shape)  # type: ignore[arg-type]
-    mesh = Mesh.of(plan)
+    mesh = RankMesh.of(plan)
     return mesh, buckets_of(captured.graph, stages_of_layers(plan, captured.graph), mesh, trained(captured))
 
 

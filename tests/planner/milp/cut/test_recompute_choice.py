@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from planner.arrays import IntArray
-from planner.milp import Effort, Search, Space, pins
-from planner.milp.configurations.configurations import Shape
-from planner.milp.cut.recompute_choice import Choosing
+from planner.milp import Effort, Instance, SearchState, pins
+from planner.milp.configurations.configurations import Configuration
+from planner.milp.cut.recompute_choice import RecomputeProblem
 from planner.milp.proof import prove as closing
 from planner.milp.proof.boxes import Box, Weights, stack, weigh
 from planner.milp.proof.feasible import every_cut, memory_weights, moment_weights, whole, windows
-from planner.milp.proof.prove import Closing, Windows
+from planner.milp.proof.prove import ConfigurationProof, Windows
 from planner.milp.search.descent import NEVER, descend, fits, judge
 from planner.profile import Profile
 from tests.planner.milp.instances import chain, cluster, keeping, profile
@@ -33,7 +33,7 @@ SHAPES = {
 TIGHT = 0.2  # of all points fit
 
 
-def shape_of(name: str, **changes: object) -> Shape:
+def shape_of(name: str, **changes: object) -> Configuration:
     workers, pairs, chunks = SHAPES[name]
     given: dict[str, object] = {
         "family": name,
@@ -47,33 +47,33 @@ def shape_of(name: str, **changes: object) -> Shape:
         "shard": False,
         "axes": ("data", "pipeline", "spatial"),
     }
-    return Shape(**(given | changes))  # type: ignore[arg-type]
+    return Configuration(**(given | changes))  # type: ignore[arg-type]
 
 
 ONE = shape_of("interleaved", family="1f1b", chunks=1)
 
 
 @cache
-def posed(family: str, seed: int) -> tuple[Space, Choosing]:
+def posed(family: str, seed: int) -> tuple[Instance, RecomputeProblem]:
     """So that some points fit."""
     costs, shape = keeping(profile(chain(6, seed, skips=seed % 3)), seed), shape_of(family, sparing=True)
     ample = space_of(costs).problem(shape)
-    assert isinstance(ample, Choosing)
+    assert isinstance(ample, RecomputeProblem)
     space = space_of(costs, int(np.quantile(ample.memory(points(ample)).max(1), TIGHT)))
     found = space.problem(shape)
-    assert isinstance(found, Choosing)
+    assert isinstance(found, RecomputeProblem)
     return space, found
 
 
-def space_of(costs: Profile, memory: int = 1 << 40) -> Space:
+def space_of(costs: Profile, memory: int = 1 << 40) -> Instance:
     machines = cluster(4, memory=memory)
     fix: dict[str, object] = {}
-    return Space(
+    return Instance(
         profile=costs, cluster=machines, batch=4, precision="fp32", execution="eager", pins=pins(fix, None)
     )
 
 
-def points(problem: Choosing) -> IntArray:
+def points(problem: RecomputeProblem) -> IntArray:
     inner = combinations(range(1, problem.layers), problem.stages - 1)
     cuts = [(0, *each, problem.layers) for each in inner]
     return np.array([[*a, *b] for a, b in product(cuts, product((0, 1), repeat=problem.stages))], np.int64)
@@ -115,7 +115,7 @@ def test_no_choice_holds_less_than_the_rows_that_bound_them_all(family: str, see
         assert [int(whole_[a:b].max()) for a, b in pairwise(firsts)] == over.tolist()
 
 
-def values(problem: Choosing, weights: Weights, every: IntArray) -> list[float]:
+def values(problem: RecomputeProblem, weights: Weights, every: IntArray) -> list[float]:
     found = []
     for point in every:
         span, (fixed, moving) = problem.durations(point), problem.bytes_of(point)
@@ -176,7 +176,7 @@ def test_the_tree_finds_the_best_of_all_cuts_and_choices(family: str, seed: int)
     _, problem = posed(family, seed)
     every = points(problem)
     best = int(judge(problem, every).min())
-    found = Closing(problem=problem, spans=windows(problem))
+    found = ConfigurationProof(problem=problem, spans=windows(problem))
     found.look(None, NEVER)
     found.prove(None, NEVER, 10_000, 1e12)
     assert not found.open
@@ -191,9 +191,9 @@ def test_what_time_says_where_nothing_recomputes_excludes_no_choice(family: str,
     best = int(judge(problem, points(problem)).min())
     plain = space.problem(shape_of(family))
     assert plain is not None
-    first = Closing(problem=plain, spans=windows(plain))
+    first = ConfigurationProof(problem=plain, spans=windows(plain))
     first.look(None, best + 1)
-    found = Closing(problem=problem, spans=windows(problem), rows=first.rows, timed=first.timed)
+    found = ConfigurationProof(problem=problem, spans=windows(problem), rows=first.rows, timed=first.timed)
     found.look(None, best + 1)
     assert found.bound <= best
     found.prove(None, best + 1, 10_000, 1e12)
@@ -224,9 +224,9 @@ def test_a_shape_without_arcs_keeps_its_bound_when_the_program_is_solved(
 
     monkeypatch.setattr(closing, "surrounded", looked)
     monkeypatch.setattr(closing, "_fits", lambda *given: False)
-    monkeypatch.setattr(Closing, "_light", lambda self: self.problem.shape.micros == 4)
-    found = Search(space=space, effort=Effort())
-    few, many = (Shape(**{**vars(ONE), "micros": micros, "data": 4 // micros}) for micros in (2, 4))
+    monkeypatch.setattr(ConfigurationProof, "_light", lambda self: self.problem.shape.micros == 4)
+    found = SearchState(space=space, effort=Effort())
+    few, many = (Configuration(**{**vars(ONE), "micros": micros, "data": 4 // micros}) for micros in (2, 4))
     for shape in (many, few):
         tried = found.look(shape)
         assert tried is not None

@@ -10,15 +10,16 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from planner.cluster import Cluster, Correction, Fitted
+from planner.cluster import Cluster, Correction, Corrections
 from planner.cost import stage_bytes
 from planner.errors import Infeasible
 from planner.milp import instance as space
-from planner.milp.configurations.configurations import Shape
+from planner.milp.configurations.configurations import Configuration
 from planner.milp.cut import stage_costs as stages
 from planner.milp.cut.stage_costs import KINDS
+from planner.milp.question import space_of
 from planner.milp.search.descent import judge
-from planner.milp.solve import solve, space_of
+from planner.milp.solve import solve
 from planner.model import Buffer
 from planner.plan import Plan, dump, schedule_of
 from planner.plan.yaml import parse as loads
@@ -195,7 +196,7 @@ def test_a_plan_that_recomputes_in_part_runs_like_any_other(schedule: str) -> No
     assert program_violations(program, order) == []
 
 
-SHAPE = Shape(
+SHAPE = Configuration(
     family="zb-h1",
     data=1,
     workers=4,
@@ -212,7 +213,9 @@ SHAPE = Shape(
 def corrected(machines: Cluster) -> Cluster:
     """Every forward, a second one too, takes 700 ns besides its layers."""
     late = Correction(start_s=700e-9, samples=1)
-    return machines.model_copy(update={"fitted": Fitted(forward=late, step_spread=0.0, rests_on=("a run",))})
+    return machines.model_copy(
+        update={"fitted": Corrections(forward=late, step_spread=0.0, rests_on=("a run",))}
+    )
 
 
 @pytest.mark.parametrize("launched", [False, True])

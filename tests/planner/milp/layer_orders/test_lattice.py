@@ -9,11 +9,11 @@ from itertools import combinations
 
 import pytest
 
-from planner.milp.layer_orders.elements import Sent, Work
-from planner.milp.layer_orders.lattice import Stages, TooManyIdeals, best_stages, ideals_of
+from planner.milp.layer_orders.elements import ElementWork, Sent
+from planner.milp.layer_orders.lattice import StageSplit, TooManyIdeals, best_stages, ideals_of
 
 
-def work(seed: int, costly: float = 1.0) -> Work:
+def work(seed: int, costly: float = 1.0) -> ElementWork:
     """Forward values, gradients that go the other way, and what is read anywhere; so many of them cost anything."""
     rng = random.Random(seed)
     count = rng.randint(1, 7)
@@ -25,7 +25,7 @@ def work(seed: int, costly: float = 1.0) -> Work:
     ]
     sent = [Sent(source=k, readers=rng.choice(ways)(k), cost=float(rng.randint(0, 5))) for k in range(count)]
     sent = [replace(s, cost=s.cost * (rng.random() < costly)) for s in sent]
-    return Work(
+    return ElementWork(
         cost=tuple(float(rng.randint(0, 9)) * (rng.random() < costly) for _ in range(count)),
         size=tuple(float(rng.randint(0, 5)) for _ in range(count)),
         before=before,
@@ -33,7 +33,7 @@ def work(seed: int, costly: float = 1.0) -> Work:
     )
 
 
-def load(given: Work, stage: Collection[int]) -> float:
+def load(given: ElementWork, stage: Collection[int]) -> float:
     """By the definition: a source is paid for where it leaves the stage or comes into it."""
     total = sum(given.cost[k] for k in stage)
     for sent in given.sent:
@@ -43,7 +43,7 @@ def load(given: Work, stage: Collection[int]) -> float:
     return total
 
 
-def exhausted(given: Work, most: int, room: float) -> float | None:
+def exhausted(given: ElementWork, most: int, room: float) -> float | None:
     every = range(given.count)
     sets = [set(some) for size in range(given.count + 1) for some in combinations(every, size)]
     closed = [s for s in sets if all(set(given.before[k]) <= s for k in s)]
@@ -58,7 +58,7 @@ def exhausted(given: Work, most: int, room: float) -> float | None:
     return best.get(frozenset(every))
 
 
-def holds(given: Work, found: Stages, room: float) -> None:
+def holds(given: ElementWork, found: StageSplit, room: float) -> None:
     done: set[int] = set()
     for stage in found.elements:
         done |= set(stage)
@@ -82,7 +82,7 @@ def test_no_chain_of_closed_sets_has_a_smaller_largest_load(seed: int, costly: f
 
 def test_branches_may_go_to_different_stages() -> None:
     """Two branches of two elements: no order of all elements, cut once, is better than a branch a stage."""
-    given = Work(cost=(3.0, 3.0, 2.0, 4.0), size=(0.0,) * 4, before=((), (0,), (), (2,)))
+    given = ElementWork(cost=(3.0, 3.0, 2.0, 4.0), size=(0.0,) * 4, before=((), (0,), (), (2,)))
     found = best_stages(given, 2)
     assert found is not None
     assert found.load == 6.0
@@ -97,7 +97,7 @@ def test_free_elements_that_cost_nothing_do_not_make_a_lattice_large() -> None:
     """A chain of 20 elements, each with an input of its own and an output that nobody reads."""
     chain = tuple((3 * (k - 1), 3 * k + 1) if k else (1,) for k in range(20))
     before = tuple(row for k, needs in enumerate(chain) for row in (needs, (), (3 * k,)))
-    given = Work(cost=(1.0, 0.0, 0.0) * 20, size=(0.0, 0.0, 1.0) * 20, before=before)
+    given = ElementWork(cost=(1.0, 0.0, 0.0) * 20, size=(0.0, 0.0, 1.0) * 20, before=before)
     found = best_stages(given, 4, room=5.0, ideals=100)
     assert found is not None
     holds(given, found, 5.0)
@@ -108,4 +108,4 @@ def test_free_elements_that_cost_nothing_do_not_make_a_lattice_large() -> None:
 
 def test_a_lattice_too_large_is_refused_and_not_searched_in_part() -> None:
     with pytest.raises(TooManyIdeals, match="1000"):
-        best_stages(Work(cost=(1.0,) * 40, size=(0.0,) * 40, before=((),) * 40), 4, ideals=1000)
+        best_stages(ElementWork(cost=(1.0,) * 40, size=(0.0,) * 40, before=((),) * 40), 4, ideals=1000)

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from planner.arrays import IntArray
-from planner.milp import Space, formulation
-from planner.milp.configurations.configurations import OUTER_DATA, Shape
-from planner.milp.cut.problem import Problem
+from planner.milp import Instance, formulation
+from planner.milp.configurations.configurations import OUTER_DATA, Configuration
+from planner.milp.cut.problem import CutProblem
 from planner.milp.pins import Pins
 from planner.milp.proof.boxes import ROUNDING, weigh
 from planner.milp.proof.branch_and_bound import Tree
 from planner.milp.proof.feasible import binding, every_cut, fitting, memory_weights, windows
-from planner.milp.proof.learnt import Record
-from planner.milp.proof.multipliers import Pool
-from planner.milp.proof.separable import Lines
+from planner.milp.proof.learnt import ProofState
+from planner.milp.proof.multipliers import RowPool
+from planner.milp.proof.separable import SeparableRows
 from planner.milp.search.descent import NEVER, Answer, descend, even, judge
 from tests.planner.milp.instances import chain, cluster, profile
 
@@ -33,12 +33,12 @@ SHAPES = [
 ]
 
 
-def posed(seed: int) -> Problem:
+def posed(seed: int) -> CutProblem:
     rng = random.Random(seed)
     family, pairs, chunks, update = SHAPES[seed % len(SHAPES)]
     workers = 2 if chunks > 1 else 4
     blocks = chain(10, seed, skips=rng.choice([0, 3]), loose=rng.random() < 0.25)
-    space = Space(
+    space = Instance(
         profile=profile(blocks, scale=10),
         cluster=cluster(workers, memory=rng.choice([1 << 40, 150_000]), bandwidth=rng.choice([1e9, 1e11])),
         batch=6,
@@ -46,7 +46,7 @@ def posed(seed: int) -> Problem:
         execution="eager",
         pins=Pins(),
     )
-    shape = Shape(
+    shape = Configuration(
         family=family,
         data=1,
         workers=workers,
@@ -64,7 +64,7 @@ def posed(seed: int) -> Problem:
     return found
 
 
-def cuts(problem: Problem) -> IntArray:
+def cuts(problem: CutProblem) -> IntArray:
     inner = combinations(range(1, problem.layers), problem.stages - 1)
     return np.array([(0, *boundaries, problem.layers) for boundaries in inner], np.int64)
 
@@ -75,7 +75,7 @@ def test_no_row_is_above_the_simulation_of_any_cut_that_has_its_messages(seed: i
     every = cuts(problem)
     times = problem.times(every)
     rng = np.random.default_rng(seed)
-    pool = Pool(problem=problem, memory=memory_weights(problem))
+    pool = RowPool(problem=problem, memory=memory_weights(problem))
     for k in rng.choice(len(every), 12, replace=False):
         row, ns = problem.critical(every[k])
         assert ns == times[k]
@@ -93,7 +93,7 @@ def test_a_box_keeps_every_cut_that_a_row_does_not_refute(seed: int) -> None:
     most = float(np.quantile(times, 0.2))
     rows = weigh(problem.critical(every[len(every) // 2])[0])
     low, high = windows(problem)
-    spans = Lines(problem).narrowed(rows, most, low, high) if problem.chained else None
+    spans = SeparableRows(problem).narrowed(rows, most, low, high) if problem.chained else None
     box = every_cut(problem, *(spans or (low, high)))
     assert box is not None
     box = box.filtered(rows, most)
@@ -113,8 +113,8 @@ def test_a_row_of_memory_that_is_left_out_is_exceeded_by_no_cut(seed: int) -> No
     box = every_cut(problem, *windows(problem))
     assert box is not None
     rows = memory_weights(problem)
-    every = Pool(problem=problem, memory=rows)
-    kept = Pool(problem=problem, memory=binding(box, rows))
+    every = RowPool(problem=problem, memory=rows)
+    kept = RowPool(problem=problem, memory=binding(box, rows))
     for cut in cuts(problem):
         every.add_cut(cut)
         kept.add_cut(cut)
@@ -149,14 +149,14 @@ def test_the_tree_finds_the_planted_best_and_proves_it(seed: int) -> None:
     assert hurried.bound_ns <= best
 
 
-def _record(problem: Problem, answer: Answer | None) -> Record:
-    record = Record(_pool(problem))
+def _record(problem: CutProblem, answer: Answer | None) -> ProofState:
+    record = ProofState(_pool(problem))
     record.aim(answer, NEVER)
     return record
 
 
-def _pool(problem: Problem) -> Pool:
-    pool = Pool(problem=problem, memory=memory_weights(problem))
+def _pool(problem: CutProblem) -> RowPool:
+    pool = RowPool(problem=problem, memory=memory_weights(problem))
     pool.add_row(problem.critical(even(problem))[0])
     return pool
 
@@ -175,7 +175,7 @@ def test_the_program_agrees_with_every_cut_of_the_shape(seed: int, solver: formu
     limit = 3 * best if found is None else found.ns
     narrow = box.filtered(_pool(problem).weights, limit + ROUNDING)
     assert narrow is not None
-    part = formulation.Part(box=narrow, rows=_pool(problem).weights)
+    part = formulation.OpenConfiguration(box=narrow, rows=_pool(problem).weights)
     outcome = formulation.solve([part], limit, nodes=100_000, solver=solver)
     assert outcome.status == "optimal"
     assert outcome.ns == best

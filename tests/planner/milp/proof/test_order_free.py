@@ -8,7 +8,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from planner.milp.proof.order_free import Job, free_bound_ns, jackson
+from planner.milp.proof.order_free import OneMachineJob, jackson, order_free_bound_ns
 from tests.planner.milp.proof.test_totals import cuts, posed, space
 
 SEEDS = 40
@@ -23,14 +23,14 @@ def test_no_order_is_faster_than_the_bound_of_its_cut(seed: int) -> None:
         if len(chosen):
             times = problem.times(chosen)
             for cut, ns in zip(chosen, times.tolist(), strict=True):
-                assert free_bound_ns(problem, cut) <= ns, f"{problem.shape} at {cut.tolist()}"
+                assert order_free_bound_ns(problem, cut) <= ns, f"{problem.shape} at {cut.tolist()}"
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_no_sequence_of_jobs_ends_before_jacksons_bound(seed: int) -> None:
     rng = random.Random(seed)
     jobs = [
-        Job(head=rng.randint(0, 9), takes=rng.randint(1, 5), tail=rng.randint(0, 9))
+        OneMachineJob(head=rng.randint(0, 9), takes=rng.randint(1, 5), tail=rng.randint(0, 9))
         for _ in range(rng.randint(1, 6))
     ]
     best = min(_length(order) for order in permutations(jobs))
@@ -41,11 +41,11 @@ def test_no_sequence_of_jobs_ends_before_jacksons_bound(seed: int) -> None:
 
 
 def test_a_job_gives_way_to_one_with_a_longer_tail() -> None:
-    assert jackson([Job(head=0, takes=4, tail=0), Job(head=2, takes=2, tail=9)]) == 13
-    assert jackson([Job(head=0, takes=4, tail=5), Job(head=2, takes=2, tail=0)]) == 9
+    assert jackson([OneMachineJob(head=0, takes=4, tail=0), OneMachineJob(head=2, takes=2, tail=9)]) == 13
+    assert jackson([OneMachineJob(head=0, takes=4, tail=5), OneMachineJob(head=2, takes=2, tail=0)]) == 9
 
 
-def _length(order: tuple[Job, ...]) -> int:
+def _length(order: tuple[OneMachineJob, ...]) -> int:
     now = most = 0
     for job in order:
         now = max(now, job.head) + job.takes

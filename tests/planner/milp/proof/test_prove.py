@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planner.milp.proof.feasible import windows
-from planner.milp.proof.prove import Closing
+from planner.milp.proof.prove import ConfigurationProof
 from planner.milp.search.descent import NEVER, Answer, judge
 from tests.planner.milp.proof.test_branch_and_bound import cuts, posed
 
@@ -22,7 +22,7 @@ def test_a_look_never_bounds_above_the_best_cut_and_the_proof_ends_with_it(
     every = cuts(problem)
     times = judge(problem, every)
     best, feasible = int(times.min()), np.flatnonzero(times < NEVER)
-    closing = Closing(problem=problem, spans=windows(problem))
+    closing = ConfigurationProof(problem=problem, spans=windows(problem))
     bad = None
     if len(feasible):
         worst = feasible[times[feasible].argmax()]
@@ -44,7 +44,7 @@ def test_a_look_never_bounds_above_the_best_cut_and_the_proof_ends_with_it(
 def test_against_a_better_plan_of_another_shape_nothing_is_left(seed: int) -> None:
     problem = posed(seed)
     best = int(judge(problem, cuts(problem)).min())
-    closing = Closing(problem=problem, spans=windows(problem))
+    closing = ConfigurationProof(problem=problem, spans=windows(problem))
     closing.look(None, best)
     for _ in range(40):
         closing.prove(None, best, 500, np.inf)
@@ -59,7 +59,7 @@ def test_what_one_shape_teaches_about_an_order_bounds_no_other_shape_of_it_above
 ) -> None:
     """Nothing but the order is the same: the other's layers take longer or less, its messages another time."""
     problem = posed(seed)
-    first = Closing(problem=problem, spans=windows(problem))
+    first = ConfigurationProof(problem=problem, spans=windows(problem))
     first.look(None, NEVER)
     rng = np.random.default_rng(seed)
     factor = rng.integers(1, 9, (problem.prefix_ns.shape[0], 1, problem.layers))
@@ -67,7 +67,7 @@ def test_what_one_shape_teaches_about_an_order_bounds_no_other_shape_of_it_above
     prefix = np.concatenate([np.zeros_like(problem.prefix_ns[:, :, :1]), layers.cumsum(2)], 2)
     other = replace(problem, prefix_ns=prefix, latency_ns=problem.latency_ns * rng.uniform(0.1, 9.0))
     best = int(judge(other, cuts(other)).min())
-    closing = Closing(problem=other, spans=windows(other), rows=first.rows)
+    closing = ConfigurationProof(problem=other, spans=windows(other), rows=first.rows)
     closing.look(None, NEVER)
     assert closing.bound_ns <= best
     for _ in range(40):

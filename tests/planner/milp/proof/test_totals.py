@@ -11,13 +11,13 @@ import pytest
 
 from planner.arrays import IntArray
 from planner.errors import BadInput
-from planner.milp import Space, pins
-from planner.milp.configurations.configurations import OUTER_DATA, Shape, shapes
-from planner.milp.cut.problem import Problem
+from planner.milp import Instance, pins
+from planner.milp.configurations.configurations import OUTER_DATA, Configuration, shapes
+from planner.milp.cut.problem import CutProblem
 from planner.milp.proof.boxes import ROUNDING, weigh
 from planner.milp.proof.feasible import windows
-from planner.milp.proof.separable import Lines
-from planner.milp.proof.totals import Floors, _hops_to
+from planner.milp.proof.separable import SeparableRows
+from planner.milp.proof.totals import TotalsBound, _hops_to
 from planner.profile import Profile, Seconds
 from planner.schedule import FAMILIES, Kind, generate
 from tests.planner.milp.instances import chain, cluster, profile
@@ -26,12 +26,12 @@ SEEDS = 40
 SHAPES = 12  # of each seed
 
 
-def space(seed: int) -> Space:
+def space(seed: int) -> Instance:
     rng = random.Random(seed)
     layers = rng.randint(5, 8)
     blocks = chain(layers, seed, equal=rng.random() < 0.3, skips=rng.choice([0, 2]), loose=rng.random() < 0.2)
     update = rng.choice(["barrier", "barrier", "rolling"])
-    return Space(
+    return Instance(
         profile=uneven(
             tied(profile(blocks, scale=rng.choice([1, 10])), rng.choice([0, 0, 1, layers - 1])), rng
         ),
@@ -73,7 +73,7 @@ def uneven(given: Profile, rng: random.Random) -> Profile:
     return replace(given, costs=costs)
 
 
-def posed(given: Space, seed: int) -> list[Problem]:
+def posed(given: Instance, seed: int) -> list[CutProblem]:
     every = list(
         shapes(
             given.cluster,
@@ -88,7 +88,7 @@ def posed(given: Space, seed: int) -> list[Problem]:
     return [problem for problem in found if problem is not None]
 
 
-def cuts(problem: Problem) -> IntArray:
+def cuts(problem: CutProblem) -> IntArray:
     inner = combinations(range(1, problem.layers), problem.stages - 1)
     every = np.array([(0, *boundaries, problem.layers) for boundaries in inner], np.int64)
     return every[problem.allowed[every].all(1)]
@@ -97,7 +97,7 @@ def cuts(problem: Problem) -> IntArray:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_no_cut_of_a_shape_is_faster_than_its_floor(seed: int) -> None:
     given = space(seed)
-    floors = Floors(given)
+    floors = TotalsBound(given)
     for problem in posed(given, seed):
         every = cuts(problem)
         if len(every):
@@ -114,7 +114,7 @@ def test_no_cut_is_faster_than_any_row_as_a_sum_over_its_boundaries(seed: int) -
         every = cuts(problem)
         if not len(every):
             continue
-        times, lines, spans = problem.times(every), Lines(problem), windows(problem)
+        times, lines, spans = problem.times(every), SeparableRows(problem), windows(problem)
         rows = [problem.critical(every[k])[0] for k in {0, len(every) // 2, len(every) - 1}]
         rough, ns = problem.rough(problem.durations(every[0]))
         assert ns <= times[0]
@@ -144,7 +144,7 @@ def test_no_cut_is_faster_than_any_row_as_a_sum_over_its_boundaries(seed: int) -
 
 def test_an_idle_first_stage_does_not_hold_up_a_rolling_split_backward() -> None:
     """The next step starts before the last weight gradients are done: no head delays every step."""
-    given = Space(
+    given = Instance(
         profile=profile(chain(8, 1, equal=True)),
         cluster=cluster(4, bandwidth=1e15, latency_s=0.0),
         batch=8,
@@ -152,7 +152,7 @@ def test_an_idle_first_stage_does_not_hold_up_a_rolling_split_backward() -> None
         execution="eager",
         pins=pins({"update": "rolling"}, None),
     )
-    shape = Shape(
+    shape = Configuration(
         family="zb-h2",
         data=1,
         workers=4,
@@ -169,7 +169,7 @@ def test_an_idle_first_stage_does_not_hold_up_a_rolling_split_backward() -> None
     assert problem is not None
     period = int(problem.times(np.array([[0, 2, 4, 6, 8]]))[0])
     assert 8 * 2 * 3000 <= period < 8 * 2 * 3000 + 100
-    assert Floors(given).summed_ns(shape) <= period
+    assert TotalsBound(given).summed_ns(shape) <= period
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.paired])
@@ -198,7 +198,7 @@ def test_no_stage_is_said_to_be_further_away_than_messages_take_to_it(family: st
             place = generate(family, workers=workers, micros=workers, chunks=chunks).place
         except BadInput:
             continue
-        shape = Shape(
+        shape = Configuration(
             family=family,
             data=1,
             workers=workers,

@@ -7,11 +7,12 @@ from functools import cache
 
 import pytest
 
-from planner.milp import Search, answered
+from planner.milp import SearchState, solve_with_search
+from planner.milp.question import space_of
 from planner.milp.search import relist as relisting
 from planner.milp.search.descent import judge
 from planner.milp.search.relist import costs_of
-from planner.milp.solve import solve, space_of
+from planner.milp.solve import solve
 from planner.plan import Plan, dump, schedule_of
 from planner.plan.yaml import parse
 from planner.profile import Profile
@@ -33,8 +34,8 @@ def costs(seed: int) -> Profile:
 
 
 @cache
-def grown(seed: int) -> tuple[Plan, Search]:
-    return answered(space_of(costs(seed), MACHINES, batch=6, fix=FIX, schedules=FAMILIES))
+def grown(seed: int) -> tuple[Plan, SearchState]:
+    return solve_with_search(space_of(costs(seed), MACHINES, batch=6, fix=FIX, schedules=FAMILIES))
 
 
 def as_generated(seed: int, monkeypatch: pytest.MonkeyPatch) -> Plan:
@@ -88,10 +89,12 @@ def test_listing_the_winner_once_more_gives_nothing_faster(seed: int) -> None:
 
 
 def test_a_schedule_that_is_fixed_keeps_the_order_it_is_known_for() -> None:
-    fixed, found = answered(space_of(costs(0), MACHINES, batch=6, fix=FIX, schedules=["1f1b", "zb-h1"]))
+    fixed, found = solve_with_search(
+        space_of(costs(0), MACHINES, batch=6, fix=FIX, schedules=["1f1b", "zb-h1"])
+    )
     assert found.listed == 0
     assert "relisted" not in fixed.schedule.settings
-    freed, found = answered(
+    freed, found = solve_with_search(
         space_of(costs(0), MACHINES, batch=6, fix=FIX, schedules=["1f1b", "zb-h1", "listed"])
     )
     assert found.listed > 0

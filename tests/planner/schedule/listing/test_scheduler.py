@@ -11,7 +11,7 @@ from planner.schedule import Action, Costs, Kind, Limits, generate
 from planner.schedule.build import dealt, zigzag
 from planner.schedule.listing.frozen import span as span_under
 from planner.schedule.listing.scheduler import best_listed, bound, listed
-from planner.schedule.listing.task import TIES, Job, Policy, nominal
+from planner.schedule.listing.task import TIES, ListingJob, Policy, nominal
 from planner.simulate import StageBytes, peaks
 from tests.planner.schedule.jobs import jobs, schedule_of
 from tests.planner.schedule.slots import ends, span, thirds
@@ -19,7 +19,9 @@ from tests.planner.schedule.slots import ends, span, thirds
 
 @settings(max_examples=100, deadline=None)
 @given(jobs(), jobs())
-def test_the_best_listing_is_the_shortest_of_all_and_the_first_of_those_as_short(one: Job, two: Job) -> None:
+def test_the_best_listing_is_the_shortest_of_all_and_the_first_of_those_as_short(
+    one: ListingJob, two: ListingJob
+) -> None:
     for several in ([one, two], [two, one, two]):
         every = [listed(job) for job in several]
         least = min(listing.span for listing in every)
@@ -32,7 +34,7 @@ def test_the_best_listing_is_the_shortest_of_all_and_the_first_of_those_as_short
 
 @settings(max_examples=150, deadline=None)
 @given(jobs())
-def test_nothing_deadlocks_and_every_micro_batch_passes_every_stage_once_each_way(job: Job) -> None:
+def test_nothing_deadlocks_and_every_micro_batch_passes_every_stage_once_each_way(job: ListingJob) -> None:
     listing = listed(job)
     done = Counter(action for order in listing.orders for action in order)
     kinds = (Kind.F, Kind.I, Kind.W) if job.split else (Kind.F, Kind.B)
@@ -50,7 +52,7 @@ def test_nothing_deadlocks_and_every_micro_batch_passes_every_stage_once_each_wa
 
 @settings(max_examples=150, deadline=None)
 @given(jobs())
-def test_its_span_is_that_of_its_order_and_never_below_the_bound(job: Job) -> None:
+def test_its_span_is_that_of_its_order_and_never_below_the_bound(job: ListingJob) -> None:
     listing = listed(job)
     played = ends(schedule_of(job, listing.orders), lambda a: job.costs.of(a.kind)[a.stage], job.costs.hops)
     assert listing.span == max(played)
@@ -59,7 +61,7 @@ def test_its_span_is_that_of_its_order_and_never_below_the_bound(job: Job) -> No
 
 @settings(max_examples=150, deadline=None)
 @given(jobs())
-def test_no_cap_is_exceeded(job: Job) -> None:
+def test_no_cap_is_exceeded(job: ListingJob) -> None:
     limits, stages = job.limits, len(job.place[0])
     keep = limits.keep or (1,) * stages
     held = (limits.held or keep) if job.split else keep
@@ -84,7 +86,7 @@ def test_no_cap_is_exceeded(job: Job) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(jobs())
-def test_one_unit_less_than_a_micro_batch_needs_alone_is_refused_with_the_grid(job: Job) -> None:
+def test_one_unit_less_than_a_micro_batch_needs_alone_is_refused_with_the_grid(job: ListingJob) -> None:
     keep = job.limits.keep or (1,) * len(job.place[0])
     held = (job.limits.held or keep) if job.split else keep
     load = [max(pair) for pair in zip(keep, held, strict=True)]
@@ -101,7 +103,9 @@ def test_one_unit_less_than_a_micro_batch_needs_alone_is_refused_with_the_grid(j
 
 def test_the_bound_is_the_span_where_every_worker_only_waits_for_the_first_and_last_micro_batch() -> None:
     for workers, micros in [(1, 3), (4, 4), (8, 5)]:
-        job = Job(place=(tuple(range(workers)),), pipe_of=[0] * micros, costs=nominal(workers), split=False)
+        job = ListingJob(
+            place=(tuple(range(workers)),), pipe_of=[0] * micros, costs=nominal(workers), split=False
+        )
         assert bound(job) == 3 * (micros + workers - 1)
         hopping = replace(job, costs=nominal(workers, hop=2))
         assert bound(hopping) == 3 * (micros + workers - 1) + 4 * (workers - 1)
@@ -119,14 +123,14 @@ def test_a_cap_shared_by_both_directions_does_not_deadlock_with_hops() -> None:
         )
         pipes = [m % 2 for m in range(4 * workers)]
         for room in (2, workers // 2 + 1, workers):
-            job = Job(
+            job = ListingJob(
                 place=place, pipe_of=pipes, costs=costs, split=True, limits=Limits(memory=(room,) * workers)
             )
             assert listed(job).span >= bound(job)
 
 
 def test_room_given_back_between_input_and_weight_gradient_is_used() -> None:
-    job = Job(
+    job = ListingJob(
         place=(tuple(range(4)),),
         pipe_of=[0] * 12,
         costs=nominal(4),
@@ -149,7 +153,7 @@ def _owed(order: list[Action]) -> int:
 
 
 def test_weight_gradients_wait_while_gradients_are_forwarded_up_to_the_limit_in_lots_of_the_grain() -> None:
-    job = Job(place=(tuple(range(4)),), pipe_of=[0] * 12, costs=nominal(4), split=True)
+    job = ListingJob(place=(tuple(range(4)),), pipe_of=[0] * 12, costs=nominal(4), split=True)
     free = listed(replace(job, policy=Policy(order="BFW")))
     assert max(_owed(order) for order in free.orders) > 4
     bounded = listed(replace(job, policy=Policy(order="BFW", pending=2, grain=3)))
@@ -160,7 +164,7 @@ def test_weight_gradients_wait_while_gradients_are_forwarded_up_to_the_limit_in_
 
 
 def test_weight_gradients_are_never_owed_where_the_limit_is_none() -> None:
-    job = Job(
+    job = ListingJob(
         place=(tuple(range(3)),), pipe_of=[0] * 6, costs=nominal(3), split=True, policy=Policy(pending=0)
     )
     for order in listed(job).orders:
@@ -176,7 +180,7 @@ def test_a_patient_worker_waits_for_what_is_on_its_way_and_an_impatient_one_does
         weight_grad=(10, 10),
         hops={(0, 1): 3, (1, 0): 3},
     )
-    job = Job(place=((0, 1),), pipe_of=[0] * 4, costs=costs, split=True, limits=Limits(memory=(2, 2)))
+    job = ListingJob(place=((0, 1),), pipe_of=[0] * 4, costs=costs, split=True, limits=Limits(memory=(2, 2)))
     orders = {p: listed(replace(job, policy=Policy(patience=p))).orders for p in (0, 200)}
     assert orders[0] != orders[200]
 
@@ -217,7 +221,7 @@ def uniform(stages: int, each: int, hop: int) -> Costs:
 
 def shortest(workers: int, chunks: int, micros: int, costs: Costs) -> int:
     """Of listings for these costs and of the family's own for nominal ones."""
-    job = Job(place=dealt(workers, chunks), pipe_of=[0] * micros, costs=costs, split=True)
+    job = ListingJob(place=dealt(workers, chunks), pipe_of=[0] * micros, costs=costs, split=True)
     own = generate("listed", workers=workers, micros=micros, chunks=chunks)
     return min(best_listed(replace(job, policy=Policy(tie=tie)) for tie in TIES).span, span_under(own, costs))
 
@@ -238,7 +242,9 @@ def test_a_given_sequence_is_kept_and_weight_gradients_fill_its_gaps() -> None:
         [a._replace(kind=Kind.I) if a.kind is Kind.B else a for a in order if a.kind in (Kind.F, Kind.B)]
         for order in sequence.orders
     ]
-    job = Job(place=sequence.place, pipe_of=sequence.pipe_of, costs=nominal(8), split=True, sequence=turns)
+    job = ListingJob(
+        place=sequence.place, pipe_of=sequence.pipe_of, costs=nominal(8), split=True, sequence=turns
+    )
     listing = listed(job)
     assert [[a for a in order if a.kind is not Kind.W] for order in listing.orders] == turns
     assert listing.span < span(sequence, thirds)
@@ -246,7 +252,7 @@ def test_a_given_sequence_is_kept_and_weight_gradients_fill_its_gaps() -> None:
 
 def test_a_sequence_that_does_not_fit_its_cap_is_refused() -> None:
     turns = [[Action(Kind.F, 0, 0), Action(Kind.F, 0, 1), Action(Kind.I, 0, 0), Action(Kind.I, 0, 1)]]
-    job = Job(
+    job = ListingJob(
         place=((0,),),
         pipe_of=[0, 0],
         costs=nominal(1),
@@ -260,7 +266,7 @@ def test_a_sequence_that_does_not_fit_its_cap_is_refused() -> None:
 
 
 def test_the_best_of_several_is_taken_and_those_that_get_stuck_are_passed_over() -> None:
-    job = Job(
+    job = ListingJob(
         place=zigzag(4, 2), pipe_of=[0] * 8, costs=nominal(8), split=True, limits=Limits(memory=(8,) * 4)
     )
     stuck = replace(job, limits=Limits(memory=(1,) * 4))
@@ -286,7 +292,7 @@ def test_the_best_of_several_is_taken_and_those_that_get_stuck_are_passed_over()
 def test_numbers_that_do_not_match_the_placement_are_refused(
     wrong: dict[str, Costs | Limits], message: str
 ) -> None:
-    job = Job(place=(tuple(range(4)),), pipe_of=[0], costs=nominal(4), split=True)
+    job = ListingJob(place=(tuple(range(4)),), pipe_of=[0], costs=nominal(4), split=True)
     with pytest.raises(BadInput, match=message):
         listed(replace(job, **wrong))  # type: ignore[arg-type]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.spatial import coordinates
-from runtime.spatial import Mesh
+from runtime.spatial import SampleGroup
 from runtime.spatial.analyse import analyse, entries
 from runtime.spatial.kernels.overlapped_convolution import Overlapped
 from runtime.spatial.kernels.overlapped_pool import Pooled
@@ -26,7 +26,7 @@ def _sharded(ref: Reference, grid: tuple[int, ...], wire: threads.ThreadWire, ov
     stage = stage_of(ref)
     stage.materialise(ref.tensors)
     how = analyse(stage, grid, entries(stage, grid))
-    shard(stage, how, Mesh(grid, wire), overlap=overlap)
+    shard(stage, how, SampleGroup(grid, wire), overlap=overlap)
     place = coordinates(wire.rank, grid)
     return stage, how, {name: part(x, how.inputs[name], place) for name, x in ref.inputs.items()}
 
