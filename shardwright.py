@@ -35,12 +35,7 @@ _claim("planner")
 _claim("runtime")
 
 from planner.cluster import Cluster  # noqa: E402
-from planner.errors import (
-    BadInput,
-    BadPlan,
-    Infeasible,
-    ShardwrightError,
-)
+from planner.errors import BadInput, BadPlan, Infeasible, ShardwrightError  # noqa: E402
 from planner.plan import Plan  # noqa: E402
 from planner.views import install  # noqa: E402
 
@@ -374,16 +369,16 @@ def _demo(say: Callable[[str], None]) -> Iterator[dict[str, object]]:
 
 
 def _app() -> typer.Typer:
-    from planner import cli as commands
-    from runtime import cli as commands
+    from planner import cli as deciding
+    from runtime import cli as running
 
-    app = commands.app(
+    app = deciding.app(
         "Decide how to split the training of a torch model over a cluster, with a proof, and run it."
     )
-    tools = commands.tools()
-    commands.register(app, tools)
-    commands.register_calibrate(app, tools.observe)
-    commands.register(app)
+    tools = running.tools()
+    deciding.register(app, tools)
+    deciding.register_calibrate(app, tools.observe)
+    running.register(app)
     app.command("demo", epilog="Example: shardwright demo")(_demo_command())
     return app
 
