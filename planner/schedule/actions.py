@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from enum import StrEnum
 from typing import Literal, NamedTuple
@@ -83,13 +83,6 @@ class Schedule:
 
     def to_text(self) -> str:
         return "\n".join(" ".join(map(str, order)) for order in self.orders)
-
-    def with_text(self, text: str) -> Schedule:
-        """The same placement and micro-batches with the orders read from `text`, one line a worker."""
-        orders = parse_orders(text.strip("\n").split("\n"))
-        if len(orders) != self.workers:
-            raise BadInput(f"{len(orders)} lines of actions", allowed=f"one a worker, {self.workers}")
-        return replace(self, orders=orders)
 
     def diff(self, other: Schedule) -> str:
         """What `other` does differently, worker by worker, each change with the actions around it; empty when equal."""

@@ -46,11 +46,6 @@ POLICIES = (
 )
 
 
-def relist(schedule: Schedule, costs: Costs, limits: Limits | None = None) -> Schedule:
-    """The shortest of `relistings`."""
-    return relistings(schedule, costs, limits)[0][1]
-
-
 def relistings(schedule: Schedule, costs: Costs, limits: Limits | None = None) -> list[tuple[int, Schedule]]:
     """Candidate orders with their spans under `costs`, shortest first, no two alike; the shortest listed one is
     repaired further.
