@@ -16,7 +16,7 @@ from planner.arrays import IntArray
 from planner.errors import BadInput
 from planner.plan import Hop, StageTimes
 from planner.program import lower
-from planner.program.check import program_violations
+from planner.program import violations as program_violations
 from planner.program.lower import global_order
 from planner.schedule import generate, violations
 from planner.simulate import Compiled, StageBytes, compile, duration_vector, makespans, period, simulate

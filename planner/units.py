@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from planner.arrays import NS_PER_S
+
 
 def format_duration(ns: float) -> str:
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
+    for unit, size in (("s", NS_PER_S), ("ms", 1e6), ("µs", 1e3)):
         if abs(ns) >= size:
             return f"{ns / size:.4g} {unit}"
     return f"{ns:.0f} ns"

@@ -14,12 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from planner.shown import Shown
-
-if TYPE_CHECKING:
-    import networkx as nx
 
 
 def misplaced(graph: ModelGraph, names: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -196,17 +193,6 @@ class ModelGraph(Shown):
             }
             for layer in self.layers
         ]
-
-    def digraph(self) -> nx.MultiDiGraph[str]:
-        """Layers as nodes, one edge a (Value, consumer)."""
-        import networkx as nx
-
-        graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
-        graph.add_nodes_from((layer.name, {"layer": layer}) for layer in self.layers)
-        for value in self.values:
-            for consumer in value.consumers if value.producer else ():
-                graph.add_edge(value.producer, consumer, key=value.name, value=value)
-        return graph
 
     def to_dict(self) -> dict[str, object]:
         names = ("layers", "values", "parameters", "buffers")

@@ -1,5 +1,6 @@
 """Sends and receives in an order that cannot deadlock."""
 
+from planner.program.check import violations
 from planner.program.lower import Layout, lower
 from planner.program.program import Instruction, Program
 
@@ -8,4 +9,5 @@ __all__ = [
     "Layout",
     "Program",
     "lower",
+    "violations",
 ]

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from planner.errors import BadPlan
 from planner.program.program import Instruction, Program
 from planner.schedule import Action, Kind, Message, Schedule, ScheduleFault, Spot
 
@@ -25,17 +24,7 @@ _KEYS: Mapping[Streams, Callable[[int, int, Message], Hashable]] = {
 }
 
 
-def check_program(program: Program, schedule: Schedule, *, streams: Streams = "global") -> Program:
-    """The program itself, or BadPlan with the picture of everything that is wrong."""
-    found = program_violations(program, schedule, streams=streams)
-    if found:
-        raise BadPlan("\n".join(violation.picture(schedule) for violation in found))
-    return program
-
-
-def program_violations(
-    program: Program, schedule: Schedule, *, streams: Streams = "global"
-) -> list[ScheduleFault]:
+def violations(program: Program, schedule: Schedule, *, streams: Streams = "global") -> list[ScheduleFault]:
     """Actions that are not the schedule's; messages not sent, posted and awaited once each and in time, or not in
     one order a channel; then deadlock. Each question is asked only where those before it found nothing."""
     view = _View(program, schedule)
@@ -91,14 +80,17 @@ def _actions(view: _View) -> Iterator[ScheduleFault]:
 
 
 def _endpoints(view: _View) -> Iterator[ScheduleFault]:
-    count: dict[Message, Counter[tuple[str, int]]] = {}
+    issued: dict[Message, list[tuple[str, int]]] = {}
     for rank, instructions in enumerate(view.program.ranks):
         for i in instructions:
             if i.message is not None:
-                count.setdefault(i.message, Counter())[i.op, rank] += 1
-    for message, actual in count.items():
+                issued.setdefault(i.message, []).append((i.op, rank))
+    for message, calls in issued.items():
         source, target = view.ranks(message)
-        expected = Counter({("send", source): 1, ("post", target): 1, ("wait", target): 1})
+        needed = [("post", target), ("send", source), ("wait", target)]
+        if sorted(calls) == needed:
+            continue
+        actual, expected = Counter(calls), Counter(needed)
         for op, rank in sorted(expected | actual):
             have, want = actual[op, rank], expected[op, rank]
             if have != want:

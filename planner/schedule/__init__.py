@@ -1,4 +1,10 @@
-"""A schedule is a list of actions per worker that prints, parses and diffs."""
+"""A schedule is a list of actions per worker that prints, parses and diffs.
+
+In go a family's name with numbers of workers and micro-batches, or orders that somebody has written. Out come
+a checked `Schedule`, its events as a `Graph`, and shorter orders for given costs.
+Start reading in `actions.py`, then `families/registry.py` (every family), `check.py` (what may be wrong) and
+`event_graph.py` (who waits for whom).
+"""
 
 from planner.schedule.actions import Action, Kind, Message, Schedule, Spot, draw, parse_orders
 from planner.schedule.build import LAST, with_recompute

@@ -1,17 +1,28 @@
 """The one representation of a schedule: for each worker a list of actions that prints, parses back and diffs.
 
-Text of an action: `2F3` is the forward pass of stage 2 for micro-batch 3, `2F3'` the same in pipe 1, `2F3''` in
-pipe 2; `2SYNC` launches the gradient sum of stage 2, `2STEP` its update, with `'` a pipe as above. A worker is one
-line, its actions separated by blanks. Sends and receives are never written here: `lower` derives them.
+>>> from planner.schedule import generate
+>>> schedule = generate("1f1b", workers=2, micros=2)
+>>> print(schedule.to_text())
+0F0 0F1 0B0 0B1 0SYNC 0STEP
+1F0 1B0 1F1 1B1 1SYNC 1STEP
+>>> parse_action("1B0'")
+Action(kind=<Kind.B: 'B'>, stage=1, micro=0, pipe=1)
 
-A schedule as text with some of its actions marked, for messages that have to show where something is wrong.
+Text of an action: `2F3` is the forward pass of stage 2 for micro-batch 3, `2F3'` the forward pass in pipe 1
+and `2F3''` that in pipe 2. `2SYNC` launches the gradient sum of stage 2 and `2STEP` its update, with `'` for
+the pipe. A worker is one line, its actions separated by blanks. Sends and receives are never written here:
+`planner.program.lower` adds them.
+
+Terms: a *stage* is a run of consecutive layers, a *worker* is one position in the pipeline and holds one
+stage or several, a *micro-batch* is a part of a worker's batch, and a *pipe* is one direction of a Chimera
+pair. `draw` marks some actions of a schedule, for messages that show where something is wrong.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from enum import StrEnum
 from typing import Literal, NamedTuple
@@ -20,6 +31,8 @@ from planner.errors import BadInput
 
 
 class Kind(StrEnum):
+    """The kinds of an action: forward, backward whole or in halves, recomputation, gradient sum and update."""
+
     F = "F"  # forward
     B = "B"  # whole backward
     I = "I"  # noqa: E741  input half of the backward
@@ -30,6 +43,8 @@ class Kind(StrEnum):
 
 
 class Action(NamedTuple):
+    """One thing that a worker does: a kind, a stage, a micro-batch and a pipe; `parse_action` reads its `str`."""
+
     kind: Kind
     stage: int
     micro: int = 0  # micro-batch, numbered over all pipes; 0 for SYNC and STEP
@@ -44,6 +59,11 @@ _ACTION = re.compile(r"([0-9]{1,7})(?:(F|B|I|W|R)([0-9]{1,7})|(SYNC|STEP))('*)")
 
 
 def parse_action(text: str) -> Action:
+    """Reads one action.
+
+    Example: parse_action("2F3'") is the forward of stage 2 for micro-batch 3 in pipe 1.
+    Raises: BadInput where the text is no action.
+    """
     match = _ACTION.fullmatch(text)
     if match is None:
         raise BadInput(f"'{text}' is no action", allowed="such as 2F3, 0B1', 1I0, 1W0, 1R0, 2SYNC, 2STEP")
@@ -53,10 +73,10 @@ def parse_action(text: str) -> Action:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """What every worker of one pipeline group does in one step, in order.
+    """The actions that every worker of one pipeline does in one step, in order.
 
-    `place[pipe][stage]` is the worker that holds the stage in that pipe; a worker may hold several. Micro-batches
-    are numbered 0..micros-1 over the whole group; `pipe_of[micro]` says which pipe carries each.
+    `place[pipe][stage]` is the worker that holds the stage in that pipe; a worker may hold several.
+    Micro-batches are numbered 0..micros-1 over all pipes; `pipe_of[micro]` says which pipe carries each.
     """
 
     family: str
@@ -82,17 +102,15 @@ class Schedule:
         return len(self.pipe_of)
 
     def to_text(self) -> str:
+        """Returns the orders as text, one line a worker; `from_text` reads it back."""
         return "\n".join(" ".join(map(str, order)) for order in self.orders)
 
-    def with_text(self, text: str) -> Schedule:
-        """The same placement and micro-batches with the orders read from `text`, one line a worker."""
-        orders = parse_orders(text.strip("\n").split("\n"))
-        if len(orders) != self.workers:
-            raise BadInput(f"{len(orders)} lines of actions", allowed=f"one a worker, {self.workers}")
-        return replace(self, orders=orders)
-
     def diff(self, other: Schedule) -> str:
-        """What `other` does differently, worker by worker, each change with the actions around it; empty when equal."""
+        """Compares the orders with those of another schedule.
+
+        Returns: one line a change, with its worker and the two actions before it; empty where nothing
+            differs.
+        """
         lines: list[str] = []
         for worker in range(max(self.workers, other.workers)):
             before = self.orders[worker] if worker < self.workers else ()
@@ -113,7 +131,11 @@ def from_text(
     family: str = "custom",
     settings: dict[str, int | float | str | bool] | None = None,
 ) -> Schedule:
-    """A schedule from what `to_text` prints; whether it can run is the checker's question."""
+    """Reads a schedule from what `to_text` prints. Whether the schedule can run is for `check` to say.
+
+    Args: `place[pipe][stage]` is a worker and `pipe_of[micro]` a pipe; `text` has one line a worker.
+    Raises: BadInput where an action cannot be read, or the number of lines is not the number of workers.
+    """
     if not (place and all(place)):
         raise BadInput("a placement without stages", allowed="pipes of one stage or more")
     orders = parse_orders(text.strip("\n").split("\n"))
@@ -138,19 +160,27 @@ def _changes(worker: int, before: tuple[Action, ...], after: tuple[Action, ...])
 
 
 def parse_orders(lines: Iterable[str]) -> tuple[tuple[Action, ...], ...]:
+    """Reads orders, one line a worker.
+
+    Returns: the actions of each worker.
+    Raises: BadInput for a word that is no action.
+    """
     return tuple(tuple(parse_action(word) for word in line.split()) for line in lines)
 
 
 class Edge(NamedTuple):
-    """Stage `source` feeds stage `target` (any later one: skips go direct)."""
+    """A pair of stages: `source` feeds `target`, which may be any later stage, because skips go direct."""
 
     source: int
     target: int
 
 
 class Message(NamedTuple):
-    """Activations travel source -> target, gradients target -> source or, for a Value with several consumers,
-    from each consumer to the one before it, last first."""
+    """The tensors that travel between two stages for one micro-batch.
+
+    Activations travel from producer to consumer. Gradients travel back; a Value with several consumers passes
+    from each consumer to the one before, the last consumer first.
+    """
 
     direction: Literal["act", "grad"]
     pipe: int
@@ -166,12 +196,18 @@ _AROUND = 8  # actions shown on either side of a mark
 
 
 class Spot(NamedTuple):
+    """A place in a schedule: a worker and an index into its order."""
+
     worker: int
     position: int  # index in the worker's order
 
 
 def draw(orders: Sequence[Sequence[Action]], marks: Mapping[Spot, str]) -> str:
-    """One line a worker; a marked action stands in brackets and its line ends in `<-- here: why`."""
+    """Draws orders with some actions marked.
+
+    Args: `marks` says, for each spot, why it is marked.
+    Returns: one line a worker; a marked action stands in brackets and its line ends in `<-- here: why`.
+    """
     centre = min((spot.position for spot in marks), default=0)
     return "\n".join(_line(worker, order, marks, centre) for worker, order in enumerate(orders))
 

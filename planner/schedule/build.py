@@ -1,4 +1,6 @@
-"""What every family shares: gradient sums and updates where they belong, and recomputation where it is asked for."""
+"""The parts that all families share: gradient sums, updates and recomputation are put into compute orders
+here.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ LAST = (Kind.B, Kind.W)  # after the last of these a stage's gradient is complet
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyRequest:
-    """What was asked of a family, checked against what it allows."""
+    """The arguments of `generate` after they were checked against the family's own limits."""
 
     family: str
     workers: int
@@ -27,12 +29,20 @@ class FamilyRequest:
     settings: dict[str, Setting]
 
     def whole(self, name: str, default: int) -> int:
+        """Returns a setting that must be a whole number.
+
+        Raises: BadInput for any other value.
+        """
         value = self.settings.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise BadInput(f"{name} is {value!r}", where=self.family, allowed="a whole number")
         return value
 
     def flag(self, name: str, default: bool) -> bool:
+        """Returns a setting that must be true or false.
+
+        Raises: BadInput for any other value.
+        """
         value = self.settings.get(name, default)
         if not isinstance(value, bool):
             raise BadInput(f"{name} is {value!r}", where=self.family, allowed="true or false")
@@ -40,12 +50,19 @@ class FamilyRequest:
 
 
 def dealt(workers: int, chunks: int) -> Place:
-    """Stages dealt round the workers (modulo allocation)."""
+    """Deals stages round the workers (modulo allocation).
+
+    Returns: a placement of one pipe with `workers * chunks` stages.
+    """
     return (tuple(stage % workers for stage in range(workers * chunks)),)
 
 
 def zigzag(workers: int, chunks: int) -> Place:
-    """Stages down the workers, back up, down again: the stages at each turn share a worker."""
+    """Places stages down the workers, back up, and down again, so that the stages at each turn share a
+    worker.
+
+    Returns: a placement of one pipe with `workers * chunks` stages.
+    """
     row = range(workers)
     return (tuple(w for chunk in range(chunks) for w in (reversed(row) if chunk % 2 else row)),)
 
@@ -53,7 +70,11 @@ def zigzag(workers: int, chunks: int) -> Place:
 def assemble(
     request: FamilyRequest, place: Place, pipe_of: Sequence[int], orders: Sequence[list[Action]]
 ) -> Schedule:
-    """The schedule of these compute orders, with SYNC as early as it can be and STEP at the end."""
+    """Builds the schedule of a family from its compute orders: each SYNC as early as possible, every STEP at
+    the end.
+
+    Args: `pipe_of[micro]` is a pipe; `orders` hold F, B, I and W alone, one order a worker.
+    """
     settings: dict[str, Setting] = {"pairs": request.pairs, "chunks": request.chunks, **request.settings}
     return Schedule(
         family=request.family,
@@ -67,11 +88,13 @@ def assemble(
 def with_updates(
     place: Place, orders: Sequence[Sequence[Action]], sums: Sequence[int] = ()
 ) -> tuple[tuple[Action, ...], ...]:
-    """SYNC right after the last gradient of each (pipe, stage), STEP at the end.
+    """Adds a SYNC right after the last gradient of each (pipe, stage), and every STEP at the end.
 
-    Where pipes hold replicas the sums are collectives: all workers launch them in one global order of stages, the
-    stage that is complete first everywhere first, so that holders that share several stages agree. `sums` is such an
-    order given: a sum then also waits for the launch of those before it.
+    Where several pipes hold replicas of a stage, sums are collectives. All workers then launch them in one
+    order of stages: the stage that is complete first everywhere comes first.
+
+    Args: `sums` is such an order if given; a sum then also waits for the launch of those before it.
+    Returns: the actions of each worker.
     """
     held = _held(place, len(orders))
     ready = [_ready(order, nodes) for order, nodes in zip(orders, held, strict=True)]
@@ -96,7 +119,9 @@ def _held(place: Place, workers: int) -> list[list[Node]]:
 
 
 def _ready(order: Sequence[Action], nodes: Sequence[Node]) -> dict[Node, int]:
-    """Position in the order after which each node's gradient is complete; 0 for a node without micro-batches."""
+    """Returns, for each node, the position in the order after which its gradient is complete; 0 without
+    micro-batches.
+    """
     ready = dict.fromkeys(nodes, 0)
     for i, action in enumerate(order):
         if action.kind in LAST:
@@ -127,7 +152,11 @@ def _insert(order: Sequence[Action], ready: dict[Node, int]) -> tuple[Action, ..
 
 
 def with_recompute(schedule: Schedule, stages: Collection[int]) -> Schedule:
-    """R right before the backward (B, or I where it is split) of each of these stages."""
+    """Inserts an R right before the backward (B, or I where the backward is split) of each of these stages.
+
+    Returns: a new schedule.
+    Raises: BadInput for a stage that does not exist.
+    """
     wrong = sorted(set(stages) - set(range(schedule.stages)))
     if wrong:
         raise BadInput(f"no stage {wrong[0]} to recompute", allowed=f"0 to {schedule.stages - 1}")

@@ -1,8 +1,8 @@
-"""What is wrong with a schedule, if anything, without running it. An empty list means: nothing.
+"""Judges a schedule without running it. An empty list means that nothing is wrong.
 
-Every micro-batch goes once through every stage in both directions, on the worker that holds the stage, in an order
-that can be executed, within the caps, and the collectives of each communicator come in one order on all members.
-What `lower` makes of a schedule is judged in `check_program`.
+Every micro-batch goes once through every stage in both directions, on the worker that holds the stage, in an
+order that can be executed and within the caps. The gradient sums of each communicator come in one order on
+all members. What `lower` makes of a schedule is judged by `planner.program.violations`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ _DONE = (Kind.B, Kind.W)
 
 @dataclass(frozen=True)
 class ScheduleFault:
+    """One thing that is wrong with a schedule: a sentence, and the actions to mark when it is drawn."""
+
     what: str
     marks: Mapping[Spot, str] = field(default_factory=dict)
 
@@ -31,14 +33,23 @@ class ScheduleFault:
         return self.what
 
     def picture(self, schedule: Schedule) -> str:
-        """What is wrong, above the orders with the culprits marked."""
+        """Returns the sentence, and below it the orders with the culprits marked.
+
+        Args: `schedule` is the one that was judged.
+        """
         return f"{self.what}\n{draw(schedule.orders, self.marks)}" if self.marks else self.what
 
 
 def check(
     schedule: Schedule, routes: Sequence[Route], *, caps: Caps | None = None, barrier: bool = False
 ) -> Schedule:
-    """The schedule itself, or BadPlan with the picture of everything that is wrong."""
+    """Raises an error where a schedule cannot run.
+
+    Args: `routes` are the hops that stages need; `caps` limits the micro-batches in flight of a (pipe,
+        stage).
+    Returns: the schedule itself.
+    Raises: BadPlan with the picture of everything that is wrong.
+    """
     found = violations(schedule, routes, caps=caps, barrier=barrier)
     if found:
         raise BadPlan("\n".join(violation.picture(schedule) for violation in found))
@@ -53,11 +64,13 @@ def violations(
     sums: Sequence[Collection[int]] | None = None,
     barrier: bool = False,
 ) -> list[ScheduleFault]:
-    """Each rule is asked only where those before it hold, so that what is listed are causes.
+    """Lists what is wrong with a schedule. A rule is asked only where those before hold, so that causes are
+    listed.
 
-    `sums` are the sets of stages whose gradients are summed in one collective, in the order in which one SYNC would
-    launch several: each stage alone by default, more than one where parameters are tied. `barrier`: no update before
-    every gradient is in.
+    Args: `sums` are the sets of stages whose gradients one collective sums, in the order in which one SYNC
+        launches several; each stage alone by default, more than one where parameters are tied. `barrier`
+        allows no update before every gradient is in. `routes` and `caps` are those of `check`.
+    Returns: the faults; empty where the schedule can run.
     """
     updates = _updates_after_all if barrier else _updates
     for rules in ((_shape,), (_placement,), (_completeness, _order_on_the_worker, _sums, updates)):
@@ -144,7 +157,7 @@ def _visits(schedule: Schedule, of: dict[Kind, Action], spots: dict[Action, Spot
 
 
 def _order_on_the_worker(schedule: Schedule) -> Iterator[ScheduleFault]:
-    """Of one micro-batch on one stage: F, R, then B or I, then W."""
+    """Checks the order of one micro-batch on one stage: F, R, then B or I, then W."""
     rank = {Kind.F: 0, Kind.R: 1, Kind.B: 2, Kind.I: 2, Kind.W: 3}
     last: dict[tuple[int, int, int], Action] = {}
     for spot, action in _everywhere(schedule):
@@ -159,7 +172,7 @@ def _order_on_the_worker(schedule: Schedule) -> Iterator[ScheduleFault]:
 
 
 def _sums(schedule: Schedule) -> Iterator[ScheduleFault]:
-    """One SYNC and one STEP of each (pipe, stage), SYNC after its last gradient."""
+    """Checks whether each (pipe, stage) has one SYNC and one STEP, and its SYNC after its last gradient."""
     at = _spots(schedule)
     for pipe, stages in enumerate(schedule.place):
         for stage, worker in enumerate(stages):
@@ -177,7 +190,7 @@ def _sums(schedule: Schedule) -> Iterator[ScheduleFault]:
 
 
 def _spots(schedule: Schedule) -> dict[tuple[int, int], dict[Kind, Spot]]:
-    """Of each (pipe, stage) the last action of each kind."""
+    """Finds the last action of each kind for every (pipe, stage)."""
     at: dict[tuple[int, int], dict[Kind, Spot]] = {}
     for spot, action in _everywhere(schedule):
         at.setdefault((action.pipe, action.stage), {})[action.kind] = spot
@@ -185,7 +198,9 @@ def _spots(schedule: Schedule) -> dict[tuple[int, int], dict[Kind, Spot]]:
 
 
 def _updates(schedule: Schedule) -> Iterator[ScheduleFault]:
-    """STEP after SYNC, or before the stage's first forward: with the gradients of the step before."""
+    """Checks whether a STEP follows its SYNC, or precedes its stage's first forward and applies the step
+    before.
+    """
     first: dict[tuple[int, int], int] = {}
     for spot, action in _everywhere(schedule):
         if action.kind is Kind.F:
@@ -199,7 +214,7 @@ def _updates(schedule: Schedule) -> Iterator[ScheduleFault]:
 
 
 def _updates_after_all(schedule: Schedule) -> Iterator[ScheduleFault]:
-    """With a barrier no STEP comes before the SYNC of its own step."""
+    """Checks whether a STEP comes before the SYNC of its own step, which a barrier forbids."""
     for (pipe, stage), own in _spots(schedule).items():
         if own.keys() >= set(_ONCE) and own[Kind.STEP].position < own[Kind.SYNC].position:
             sync, step = (Action(kind, stage, 0, pipe) for kind in _ONCE)
@@ -211,7 +226,7 @@ Launch = tuple[Spot, frozenset[int]]
 
 
 def _collectives(schedule: Schedule, sums: Sequence[Collection[int]]) -> Iterator[ScheduleFault]:
-    """Workers that take part in several sums launch them in one order."""
+    """Checks whether workers that take part in several sums launch them in one order."""
     launched = [_launches(schedule, worker, sums) for worker in range(schedule.workers)]
     for one, two in combinations(range(schedule.workers), 2):
         shared = {stages for _, stages in launched[one]} & {stages for _, stages in launched[two]}
@@ -226,7 +241,7 @@ def _collectives(schedule: Schedule, sums: Sequence[Collection[int]]) -> Iterato
 
 
 def _launches(schedule: Schedule, worker: int, sums: Sequence[Collection[int]]) -> list[Launch]:
-    """A sum is launched by the last SYNC, on this worker, of the stages that it is over; held by others: not here."""
+    """Lists the sums that a worker launches. The last SYNC, on this worker, of a sum's stages launches it."""
     last: dict[int, int] = {}
     for position, action in enumerate(schedule.orders[worker]):
         if action.kind is Kind.SYNC:
@@ -244,7 +259,7 @@ def _listed(sums: Iterable[frozenset[int]]) -> str:
 
 
 def _within_caps(schedule: Schedule, caps: Caps) -> Iterator[ScheduleFault]:
-    """In flight is from F to B, or to W where the backward is split."""
+    """Checks the caps. A micro-batch is in flight from F to B, or to W where the backward is split."""
     flight: Counter[tuple[int, int]] = Counter()
     for spot, action in _everywhere(schedule):
         node = (action.pipe, action.stage)

@@ -1,10 +1,12 @@
-"""The dependences of one step as a graph in topological order, every node with at most two predecessors.
+"""The events of one step as a graph in topological order: who waits for whom.
 
-Nodes are actions, messages, collectives and joins (of no duration, where more than two things are waited for).
-What executes in order is a queue: each worker, each channel (or network card, or NCCL stream), each worker's
-collectives. A queue starts from a source node of its own, so that the next step can start where this one ends.
+Nodes are actions, messages, gradient sums and joins. Joins take no time and stand where a node waits for more
+than two others, so that every node has at most two predecessors. Whatever executes in order is a queue: each
+worker, each channel (or network card, or NCCL stream) and each worker's sums. A queue starts from a source
+node of its own, so that the next step can start where this one ends.
 
-Layout of a duration vector for D stages and H hops: kind-major `kind * D + stage` over Kind's order, then the hops.
+Layout of a duration vector for D stages and H hops: kind-major `kind * D + stage` over Kind's order, then the
+hops.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ KIND_ROW = {kind: row for row, kind in enumerate(Kind)}
 
 
 class Route(Protocol):
-    """What a hop of the plan says about who sends to whom."""
+    """A hop of the plan, as far as it says who sends to whom."""
 
     @property
     def direction(self) -> Literal["act", "grad"]: ...
@@ -38,6 +40,8 @@ class Route(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
+    """The events of one step as arrays, numbered in topological order; node 0 ends at time 0."""
+
     schedule: Schedule
     cost: IntArray  # of each node: position in the duration vector with a 0 appended
     first: IntArray  # predecessor
@@ -53,6 +57,7 @@ class Graph:
 
     @cached_property
     def node_of(self) -> dict[Action, int]:
+        """Returns the node of each action."""
         nodes = zip(self.schedule.orders, self.actions, strict=True)
         return {action: int(n) for order, row in nodes for action, n in zip(order, row, strict=True)}
 
@@ -66,6 +71,10 @@ class Stuck(BadInput):
 
 
 def check_shape(schedule: Schedule) -> None:
+    """Refuses a schedule without pipes, or with pipes of different length.
+
+    Raises: BadInput with the lengths of the pipes.
+    """
     if not schedule.place or not schedule.place[0] or len({len(pipe) for pipe in schedule.place}) > 1:
         lengths = [len(pipe) for pipe in schedule.place]
         raise BadInput(
@@ -74,6 +83,10 @@ def check_shape(schedule: Schedule) -> None:
 
 
 def check_routes(schedule: Schedule, routes: Sequence[Route]) -> None:
+    """Refuses a route that joins no two stages, goes against its direction or is listed twice.
+
+    Raises: BadInput for the first such route.
+    """
     seen = set()
     for route in routes:
         name = f"hop {route.direction} {route.sender} -> {route.receiver}"

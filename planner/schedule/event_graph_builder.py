@@ -38,7 +38,7 @@ class _Item(NamedTuple):
 
 
 class _Builder:
-    """Nodes in the order in which they come to mind; `finish` numbers them anew."""
+    """Collects nodes and whom they wait for, in any order; `finish` numbers them anew."""
 
     def __init__(self, schedule: Schedule, routes: Sequence[Route]) -> None:
         self.schedule, self.routes = schedule, routes
@@ -99,7 +99,7 @@ class _Builder:
         return pipe < len(self.place) and stage < self.stages and self.place[pipe][stage] == worker
 
     def _depend(self, node: int, on: int | None) -> None:
-        """An earlier action of the same worker needs no edge, a later one does: the circle will be found."""
+        """Adds an edge to a later action of the same worker, so that the circle is found; order gives the others."""
         if on is not None and on > node:
             self.preds[node].append(on)
 
@@ -149,7 +149,7 @@ class _Builder:
         raise Stuck(f"{item.action} has no receiver: {what}", self.schedule, mark)
 
     def stream(self, ranking: Iterable[Message]) -> None:
-        """One queue of messages a worker, sends and receives alike, in the one order given."""
+        """Queues all messages of a worker, sends and receives alike, in one given order."""
         node_of = dict(zip(self.messages, self.hops, strict=True))
         ranked = list(ranking)
         if len(ranked) != len(node_of) or set(ranked) != set(node_of):
@@ -186,14 +186,14 @@ class _Builder:
                 self.preds[item.node].append(everything)
 
     def _sum_before(self, stage: int) -> int:
-        """The end of the stage's sum in the step before: a queue that holds nothing else."""
+        """Returns the node at which the stage's sum of the step before ends, in a queue of its own."""
         queue = ("sum", stage)
         if queue not in self.source:
             self.source[queue], self.tail[queue] = self._add(self.zero, []), self.syncs[stage]
         return self.source[queue]
 
     def pair_up(self) -> None:
-        """Joins of no duration, as a tree, where a node waits for more than two others."""
+        """Replaces more than two predecessors by a tree of joins, which take no time."""
         for node in range(len(self.preds)):
             while len(waits := self.preds[node]) > 2:
                 pairs = [waits[i : i + 2] for i in range(0, len(waits), 2)]
@@ -221,7 +221,7 @@ class _Builder:
         return levels
 
     def _stuck(self, waiting: list[int]) -> None:
-        """Of each worker, the first action that never starts, with the first thing that it waits for."""
+        """Raises Stuck with each worker's first action that never starts, and what that action waits for."""
         names = {node: f"message {message}" for message, node in zip(self.messages, self.hops, strict=True)}
         names |= {node: f"the sum of stage {stage} over its holders" for stage, node in self.syncs.items()}
         names |= {item.node: str(item.action) for item in self.items}
@@ -262,7 +262,7 @@ class _Builder:
         )
 
     def _legs(self, new: IntArray) -> tuple[IntArray, IntArray]:
-        """Both predecessors of every node, in the new numbers; 0 where there is none."""
+        """Returns both predecessors of every node, in the new numbers; 0 where there is none."""
         count = np.fromiter(map(len, self.preds), np.int64, len(new))
         flat = new[np.fromiter(chain.from_iterable(self.preds), np.int64, int(count.sum()))]
         start = np.cumsum(count) - count
@@ -281,7 +281,12 @@ def build(
     barrier: bool = False,
     ranking: Iterable[Message] = (),
 ) -> Graph:
-    """`ranking` orders all messages where `queueing` is "stream"; `barrier`: no STEP before every gradient is in."""
+    """Builds the graph of a schedule.
+
+    Args: `ranking` orders all messages where `queueing` is "stream"; `barrier`: no STEP before all gradients
+        are in.
+    Raises: Stuck where the orders deadlock; BadInput for routes or a ranking that do not fit.
+    """
     if queueing not in QUEUEINGS:
         raise BadInput(f"queueing is {queueing!r}", allowed=", ".join(QUEUEINGS))
     check_shape(schedule)

@@ -1,11 +1,10 @@
-"""List a schedule's work anew for costs that are not nominal, in the memory that its own order takes.
+"""Reschedules the work of a schedule for given costs, in the memory that its own order takes.
 
-The first candidate is the order as it is, so the answer is never longer than it; links are taken as free of queues.
-
-Small repairs: two neighbours on the longest chain change places where that makes the whole shorter.
-
-The chain is looked at from its end, the first swap that helps is kept, and the new longest chain is next. It ends
-where no swap helps, or after so many tries.
+The first candidate is the order as it is, so the answer is never longer; links are taken as free of queues.
+Others come from the list scheduler. The shortest is then repaired: two neighbours on its longest chain change
+places where that makes the whole shorter. The search for a swap begins at the end of the chain, keeps the
+first that helps and goes on with the new longest chain. It stops where no swap helps, or after a number of
+tries.
 """
 
 from __future__ import annotations
@@ -46,17 +45,13 @@ POLICIES = (
 )
 
 
-def relist(schedule: Schedule, costs: Costs, limits: Limits | None = None) -> Schedule:
-    """The shortest of `relistings`."""
-    return relistings(schedule, costs, limits)[0][1]
-
-
 def relistings(schedule: Schedule, costs: Costs, limits: Limits | None = None) -> list[tuple[int, Schedule]]:
-    """Candidate orders with their spans under `costs`, shortest first, no two alike; the shortest listed one is
-    repaired further.
+    """Makes candidate orders for given costs; the shortest listed one is repaired further.
 
-    `limits` are those that the schedule itself keeps to (`limits_of`) unless given. A stage that the schedule
-    recomputes is recomputed in every candidate.
+    Args: `limits` are those that the schedule itself keeps to (`limits_of`) unless given. A stage that the
+        schedule recomputes is recomputed in every candidate.
+    Returns: (span under `costs`, schedule), shortest first, no two alike.
+    Raises: BadInput where costs or limits are of another placement, or not even one micro-batch fits.
     """
     limits = limits_of(schedule) if limits is None else limits
     job = _job(schedule, costs, limits)
@@ -153,7 +148,11 @@ Orders = list[list[Action]]
 def polished(
     place: Place, orders: Sequence[Sequence[Action]], costs: Costs, limits: Limits, tries: int
 ) -> Orders:
-    """Compute orders within `limits` that are as short as the given ones or shorter."""
+    """Swaps neighbours on the longest chain while that shortens the orders.
+
+    Args: `orders` hold F, B, I and W alone; `tries` is how many swaps are played at most.
+    Returns: orders within `limits` that are as short as the given ones or shorter.
+    """
     best: Orders = [list(order) for order in orders]
     played = play(place, best, costs)
     while played is not None and tries > 0:
@@ -181,7 +180,9 @@ def _step(
 
 
 def _swapped(orders: Orders, spot: Spot, limits: Limits, stages: int) -> Orders | None:
-    """The action at the spot before the one that it follows, unless it needs that one, or room that is not there."""
+    """Moves the action at a spot before the one that it follows; None where it needs that one, or room that
+    is not there.
+    """
     worker, position = spot
     order = orders[worker]
     if position == 0:
@@ -198,7 +199,10 @@ def _swapped(orders: Orders, spot: Spot, limits: Limits, stages: int) -> Orders 
 
 
 def _follows(first: Action, second: Action) -> bool:
-    """Neighbours of one micro-batch: its way is F of rising stages, then B or I of falling ones, W after its I."""
+    """Returns whether the second of two neighbours may need the first: both are of one micro-batch.
+
+    A micro-batch goes through F of rising stages, then B or I of falling ones, and each W after its I.
+    """
     return (first.micro, first.pipe) == (second.micro, second.pipe) and not (
         first.kind is Kind.W and second.stage != first.stage
     )

@@ -3,11 +3,8 @@
 from planner.simulate.best_gradient_order import best_overlap
 from planner.simulate.lifetimes import LOOKAHEAD, PART_NAMES, PARTS, Spans, StageBytes, lifetimes
 from planner.simulate.longest_path import (
-    Bound,
     Compiled,
     compile,
-    critical_counts,
-    critical_path,
     duration_vector,
     makespans,
     node_ends,
@@ -20,7 +17,7 @@ from planner.simulate.peaks import (
     peaks,
     undominated,
 )
-from planner.simulate.period import period
+from planner.simulate.period import Bound, critical_counts, critical_path, period
 from planner.simulate.run_record import RunRecord
 from planner.simulate.simulate import period_of_plan, simulate, simulate_in_stride, simulate_plan
 

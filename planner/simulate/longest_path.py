@@ -10,12 +10,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.arrays import IntArray
 from planner.errors import BadInput
@@ -210,7 +208,7 @@ def _no_duration(compiled: Compiled, vector: IntArray) -> BadInput:
     return BadInput(f"{what} takes {value}", allowed=f"whole nanoseconds from 0 to {longest}")
 
 
-def _ends(compiled: Compiled, vector: IntArray, releases: IntArray | None = None) -> IntArray:
+def ends_of(compiled: Compiled, vector: IntArray, releases: IntArray | None = None) -> IntArray:
     """End of every node. The array belongs to the caller only until the next call."""
     if compiled._wide:
         return compiled._sweep.run(np.append(vector, 0), releases)
@@ -231,7 +229,7 @@ def makespan(compiled: Compiled, durations: Sequence[int] | IntArray) -> int:
     """Nanoseconds of one step from idle devices to the last end."""
     vector = vector_of(compiled, durations)
     if compiled._wide:
-        return int(_ends(compiled, vector).max())
+        return int(ends_of(compiled, vector).max())
     return max(_loop_ends(compiled, vector.tolist(), None))
 
 
@@ -255,58 +253,8 @@ def batches(compiled: Compiled, durations: IntArray) -> Iterator[tuple[slice, Le
         yield slice(low, low + size), sweep, np.vstack([part.T, np.zeros((1, len(part)), np.int64)])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bound:
-    """`steps * T >= counts @ durations` holds for any durations (orders kept), with equality at those given."""
-
-    counts: IntArray  # how often each entry of the duration vector is on the path or cycle
-    ns: int  # counts @ durations
-    steps: int = 1
-
-    @property
-    def period(self) -> Fraction:
-        return Fraction(self.ns, self.steps)
-
-    @property
-    def period_ns(self) -> int:
-        return -(-self.ns // self.steps)
-
-
-def critical_path(compiled: Compiled, durations: Sequence[int] | IntArray) -> Bound:
-    """A longest path: its counts times the durations are the makespan, exactly."""
-    vector = vector_of(compiled, durations)
-    ends = _ends(compiled, vector)
-    last = int(ends.argmax())
-    nodes, _ = trace(compiled.graph, ends, last)
-    return Bound(counts=path_counts(compiled, nodes), ns=int(ends[last]))
-
-
-def critical_counts(compiled: Compiled, durations: IntArray) -> Iterator[IntArray]:
-    """Of each row of a matrix of duration vectors, the counts of a longest path."""
-    for _, sweep, costs in batches(compiled, durations):
-        ends = sweep.run(costs, None)
-        for column in range(ends.shape[1]):
-            own = np.ascontiguousarray(ends[:, column])
-            nodes, _ = trace(compiled.graph, own, int(own.argmax()))
-            yield path_counts(compiled, nodes)
-
-
-def trace(graph: Graph, ends: IntArray, node: int) -> tuple[list[int], int]:
-    """The path of nodes that ends in `node`, and the queue (or -1) from whose source it starts."""
-    path = []
-    while node > graph.sources:
-        path.append(node)
-        a, b = int(graph.first[node]), int(graph.second[node])
-        node = b if b and ends[b] > ends[a] else a
-    return path, node - 1
-
-
-def path_counts(compiled: Compiled, nodes: list[int]) -> NDArray[np.int64]:
-    return np.bincount(compiled.graph.cost[nodes], minlength=compiled.size + 1)[:-1].astype(np.int64)
-
-
 def node_ends(
     compiled: Compiled, durations: Sequence[int] | IntArray, releases: IntArray | None = None
 ) -> IntArray:
     """End of every node of the graph; `releases` says when each queue becomes free (all at 0 by default)."""
-    return _ends(compiled, vector_of(compiled, durations), releases).copy()
+    return ends_of(compiled, vector_of(compiled, durations), releases).copy()

@@ -2,22 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
 from planner.arrays import IntArray
-from planner.simulate.longest_path import (
-    Bound,
-    Compiled,
-    batches,
-    critical_path,
-    makespans,
-    node_ends,
-    path_counts,
-    trace,
-    vector_of,
-)
+from planner.schedule import Graph
+from planner.simulate.longest_path import Compiled, batches, ends_of, makespans, node_ends, vector_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """`steps * T >= counts @ durations` holds for any durations (orders kept), with equality at those given."""
+
+    counts: IntArray  # how often each entry of the duration vector is on the path or cycle
+    ns: int  # counts @ durations
+    steps: int = 1
+
+    @property
+    def period(self) -> Fraction:
+        return Fraction(self.ns, self.steps)
+
+    @property
+    def period_ns(self) -> int:
+        return -(-self.ns // self.steps)
+
+
+def critical_path(compiled: Compiled, durations: Sequence[int] | IntArray) -> Bound:
+    """A longest path: its counts times the durations are the makespan, exactly."""
+    vector = vector_of(compiled, durations)
+    ends = ends_of(compiled, vector)
+    last = int(ends.argmax())
+    nodes, _ = trace(compiled.graph, ends, last)
+    return Bound(counts=path_counts(compiled, nodes), ns=int(ends[last]))
+
+
+def critical_counts(compiled: Compiled, durations: IntArray) -> Iterator[IntArray]:
+    """Of each row of a matrix of duration vectors, the counts of a longest path."""
+    for _, sweep, costs in batches(compiled, durations):
+        ends = sweep.run(costs, None)
+        for column in range(ends.shape[1]):
+            own = np.ascontiguousarray(ends[:, column])
+            nodes, _ = trace(compiled.graph, own, int(own.argmax()))
+            yield path_counts(compiled, nodes)
+
+
+def trace(graph: Graph, ends: IntArray, node: int) -> tuple[list[int], int]:
+    """The path of nodes that ends in `node`, and the queue (or -1) from whose source it starts."""
+    path = []
+    while node > graph.sources:
+        path.append(node)
+        a, b = int(graph.first[node]), int(graph.second[node])
+        node = b if b and ends[b] > ends[a] else a
+    return path, node - 1
+
+
+def path_counts(compiled: Compiled, nodes: list[int]) -> IntArray:
+    return np.bincount(compiled.graph.cost[nodes], minlength=compiled.size + 1)[:-1].astype(np.int64)
 
 
 def period(compiled: Compiled, durations: Sequence[int] | IntArray) -> Bound:

@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from planner.errors import BadInput
 from planner.plan import Plan, coordinates, ranks_of_worker
 from planner.shown import Shown
 from planner.simulate.simulate import simulate_in_stride, simulate_plan
-from planner.timeline import Comparison, Timeline, compare
-
-if TYPE_CHECKING:
-    pass
-
-WARM_UP_STEPS = 2  # connections are opened and memory is first touched in them
+from planner.timeline import WARM_UP_STEPS, Comparison, Timeline, compare
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -17,11 +17,15 @@ from planner.errors import BadInput, BadPlan, Violation
 from planner.model import ModelGraph
 from planner.plan import Plan, as_planned, schedule_of
 from planner.profile import Profile
+from planner.program import Layout, lower
+from planner.program import violations as program_violations
 from planner.schedule import ROUNDS_BY_PART, Kind, draw, overlap_of, rounds_by_part
 from planner.simulate import period_of_plan
 from planner.verify import costs, machines, model
 
 AXES = ("data", "pipeline", "spatial")
+LAYOUTS: dict[Layout, str] = {"channel": "on CPUs (gloo)", "global": "on GPUs (NCCL)"}
+MOST_INSTRUCTIONS = 10_000  # of a program that is judged: about half a second
 
 
 def check(
@@ -56,7 +60,7 @@ def violations(
         return found
     found = [violation for rule in _RULES for violation in rule(plan)]
     if not any(violation.rule == "schedule" for violation in found):
-        found += _step_time(plan)
+        found += [*_step_time(plan), *_program(plan)]
     layers = list(model.layers(plan, graph) if graph else model.repeated_layers(plan))
     found += layers
     if graph and not layers:
@@ -232,6 +236,21 @@ def _step_time(plan: Plan) -> Iterator[Violation]:
     if simulated != plan.prediction.step_ns:
         message = f"step_ns is {plan.prediction.step_ns}; times, hops and orders amount to {simulated}"
         yield Violation(rule="prediction", where="prediction", message=message)
+
+
+def _program(plan: Plan) -> Iterator[Violation]:
+    """Yields what goes wrong, such as a deadlock, once every send and receive is in its place.
+
+    A program of more than MOST_INSTRUCTIONS instructions is not judged, because that would take seconds.
+    """
+    schedule = schedule_of(plan)
+    if sum(map(len, schedule.orders)) + 3 * len(plan.hops) * plan.batch.micros > MOST_INSTRUCTIONS:
+        return
+    for layout, where in LAYOUTS.items():
+        program = lower(schedule, plan.hops, plan.times, layout=layout)
+        for found in program_violations(program, schedule, streams=layout):
+            picture = draw(schedule.orders, found.marks) if found.marks else ""
+            yield Violation(rule="program", where=where, message=str(found), picture=picture)
 
 
 def _certificate(plan: Plan) -> Iterator[Violation]:

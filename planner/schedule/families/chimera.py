@@ -27,6 +27,11 @@ Slots = list[list[tuple[int, Action]]]  # a worker: slot and action
 
 
 def chimera(request: FamilyRequest) -> Schedule:
+    """Generates the Chimera schedule: pairs of pipelines in opposite directions.
+
+    Raises: BadInput for an odd number of workers, pairs that do not divide half of them, or an unknown
+        `concat`.
+    """
     concat = request.settings.get("concat", "direct")
     if concat not in ("direct", "doubling", "halving"):
         raise BadInput(f"concat is {concat!r}", where="chimera", allowed="direct, doubling, halving")
@@ -40,7 +45,11 @@ def chimera(request: FamilyRequest) -> Schedule:
 
 
 def two_ended(request: FamilyRequest) -> Place:
-    """Where f pairs of pipes hold their stages; several stages a worker and pipe are dealt round."""
+    """Places the stages of f pairs of pipes; several stages a worker and pipe are dealt round.
+
+    Returns: the f pipes that go down, then the f that go up.
+    Raises: BadInput for an odd number of workers, or pairs that do not divide half of them.
+    """
     workers, pairs = request.workers, request.pairs
     if workers % 2:
         raise BadInput(
@@ -61,7 +70,10 @@ def two_ended(request: FamilyRequest) -> Place:
 
 
 def shares(count: int, pairs: int) -> list[int]:
-    """How many of `count` micro-batches each pipe carries; what is left over goes to the two directions in turn."""
+    """Shares `count` micro-batches among the pipes; what is left over goes to the two directions in turn.
+
+    Returns: the number of micro-batches of each pipe.
+    """
     each, left = divmod(count, 2 * pairs)
     share = [each] * (2 * pairs)
     turns = [pipe for j in range(pairs) for pipe in (j, pairs + j)]
@@ -71,7 +83,10 @@ def shares(count: int, pairs: int) -> list[int]:
 
 
 def numbered(count: int, pairs: int, first: int) -> Iterator[tuple[int, int, int]]:
-    """(pipe, place inside the pipe, micro-batch) of a unit whose numbers begin at `first`."""
+    """Yields (pipe, place inside the pipe, micro-batch) for a unit of `count` micro-batches, pipe by pipe.
+
+    Args: `first` is the number of the first micro-batch.
+    """
     micro = first
     for pipe, share in enumerate(shares(count, pairs)):
         for m in range(share):

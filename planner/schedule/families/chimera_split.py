@@ -32,6 +32,10 @@ APART = (Policy(tie="deep"), Policy(tie="micro", pending=1))
 
 
 def chimera_zb(request: FamilyRequest) -> Schedule:
+    """Generates Chimera with weight gradients of their own, listed under the cap of the request.
+
+    Raises: BadInput for a cap below 1, or a placement that `two_ended` refuses.
+    """
     place = two_ended(request)
     pipe_of = [pipe for first in range(0, request.micros, request.workers) for pipe in _unit(request, first)]
     cap = request.whole("cap", request.workers * request.chunks)

@@ -15,6 +15,10 @@ from planner.schedule.families.v_shaped import listed_v
 
 
 def dualpipe_v(request: FamilyRequest) -> Schedule:
+    """Generates the DualPipe-V schedule, listed instead where there are fewer than 2D micro-batches.
+
+    Args: `request` may set `cap` for the listed order.
+    """
     workers, micros = request.workers, request.micros
     if micros < 2 * workers:
         return listed_v(request, 2 * workers + 2)
@@ -58,7 +62,7 @@ class _Worker:
             self._f(1)
 
     def _drain(self) -> None:
-        """The first half of what is left goes back whole, the second only its input half."""
+        """Sends the first half of what is left back whole, and of the second half only its input half."""
         for turn in range(2 * self.through):
             chunk = 1 - turn % 2
             if turn < self.through:

@@ -17,6 +17,10 @@ from planner.schedule.listing.task import TIES, Limits, ListingJob, Policy, nomi
 
 
 def listed_family(request: FamilyRequest) -> Schedule:
+    """Generates the shortest of several listed orders, one for each tie rule of the request.
+
+    Raises: BadInput for an unknown placement, or caps that not even one micro-batch fits.
+    """
     place = _place(request)
     cap = request.whole("cap", request.workers * request.chunks)
     job = ListingJob(

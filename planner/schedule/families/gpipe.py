@@ -7,6 +7,10 @@ from planner.schedule.build import FamilyRequest, assemble
 
 
 def gpipe(request: FamilyRequest) -> Schedule:
+    """Generates the GPipe schedule, one stage a worker.
+
+    Args: `request` has no settings of its own.
+    """
     micros = range(request.micros)
     orders = [
         [Action(Kind.F, stage, m) for m in micros] + [Action(Kind.B, stage, m) for m in micros]

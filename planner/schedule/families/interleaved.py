@@ -17,13 +17,21 @@ from planner.schedule.listing.task import Limits, ListingJob, Policy, nominal
 
 
 def interleaved(request: FamilyRequest) -> Schedule:
+    """Generates interleaved 1F1B with `chunks` stages a worker.
+
+    Args: `request.micros` may be any number; rounds are as even as they can be.
+    """
     orders = _turns(request, ahead=2)
     return assemble(request, dealt(request.workers, request.chunks), [0] * request.micros, orders)
 
 
 def interleaved_zb(request: FamilyRequest) -> Schedule:
-    """The same with split backwards and half the fill. A worker's weight gradients follow as many backwards later as
-    there are workers before it, which gives every message slack, or are listed into what is free where that is shorter.
+    """Generates interleaved 1F1B with split backwards and half the fill.
+
+    A worker's weight gradients follow as many backwards later as there are workers before it, which gives
+    every message slack. They are listed into free time instead where that is shorter.
+
+    Args: `request` may set `cap`, in micro-batches of one stage.
     """
     workers, chunks, micros = request.workers, request.chunks, request.micros
     cap = request.whole("cap", (chunks - 1) * len(_rounds(micros, workers)[0]) + workers)
@@ -51,7 +59,7 @@ def interleaved_zb(request: FamilyRequest) -> Schedule:
 
 
 def _with_late_weights(order: list[Action], lag: int) -> list[Action]:
-    """The W of a backward after `lag` more of them."""
+    """Inserts the W of each backward after `lag` more backwards."""
     owed = [a._replace(kind=Kind.W) for a in order if a.kind is Kind.I]
     done: list[Action] = []
     backwards = paid = 0
@@ -65,7 +73,7 @@ def _with_late_weights(order: list[Action], lag: int) -> list[Action]:
 
 
 def _turns(request: FamilyRequest, ahead: int) -> list[list[Action]]:
-    """`ahead` forwards more on a worker for each worker behind it."""
+    """Returns the orders whose warm-up grows by `ahead` forwards for each worker behind."""
     workers, chunks = request.workers, request.chunks
     rounds = _rounds(request.micros, workers)
     orders = []

@@ -13,6 +13,10 @@ from planner.schedule.build import FamilyRequest, assemble
 
 
 def one_f_one_b(request: FamilyRequest) -> Schedule:
+    """Generates the 1F1B schedule, one stage a worker.
+
+    Raises: BadInput for a `warmup` below 1.
+    """
     first = request.whole("warmup", request.workers)
     if first < 1:
         raise BadInput(f"warmup is {first}", where="1f1b", allowed="1 or more forwards on the first worker")
@@ -24,7 +28,14 @@ def one_f_one_b(request: FamilyRequest) -> Schedule:
 
 
 def warmup_of(stage: int, workers: int, first: int) -> int:
-    """Never below the next stage's, so that none waits for a forward that waits for its own backward."""
+    """Returns the forwards that a worker does before its first backward; they fall linearly from `first` to
+    1.
+
+    The number is never below that of the next stage, so that no worker waits for a forward that waits for its
+    own backward.
+
+    Args: `first` is the number of the first worker; `stage` is the worker's.
+    """
     if workers == 1:
         return 1
     after = workers - 1 - stage

@@ -1,14 +1,15 @@
-"""Out-of-order backprop: the order of weight gradients, of the sums that follow them, and of the updates.
+"""Out-of-order backprop: the order of weight gradients, of the gradient sums that follow them, and of the
+updates.
 
-All of it is an order of actions, so every part of this package, and the runtime, knows it already:
-- a *part* of a stage is a stage of its own on the same worker, so that its gradients are complete, and their sum can
+Each of these is an order of actions, so every part of this package, and the runtime, knows it already:
+- a *part* of a stage is a stage of its own on the same worker. Its gradients are complete, and their sum can
   start, while the backward goes on through the parts before it;
-- the first `late` parts of each worker do the weight half of their last micro-batch after everything else, the part
-  that the next step needs first before the others (reverse first-k);
-- `sums` is the order in which sums are launched. Communicators work in the order of launches, so an order of
-  priorities is one that is worked out beforehand, the same on every rank;
+- the first `late` parts of each worker do the weight half of their last micro-batch after everything else. The
+  part that the next step needs first comes before the others (reverse first-k);
+- `sums` is the order in which gradient sums are launched. Communicators work in the order of launches, so an order
+  of priorities is worked out beforehand and is the same on every rank;
 - with updates `at_use`, the STEP of a part stands before its first forward and applies the gradients of the step
-  before, so that the next step starts while later parts' gradients are still on their way.
+  before. The next step then starts while later parts' gradients are still on their way.
 
 One part, nothing late and updates `at_end` is the schedule itself.
 """
@@ -37,13 +38,17 @@ ROUNDS_BY_PART = "a compiler fuses within a part and rounds where it does not, s
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
+    """The choices of out-of-order backprop: parts a stage, late weight gradients, order of sums, and when to
+    update.
+    """
+
     parts: int = 1
     late: int = 0
     sums: tuple[int, ...] = ()
     updates: Updates = "at_end"
 
     def settings(self) -> dict[str, Setting]:
-        """What is not the default, as `generate` takes it."""
+        """Returns what is not the default, as `generate` takes it."""
         given: dict[str, Setting] = {"sums": " ".join(map(str, self.sums))}
         given |= {"parts": self.parts, "late": self.late, "updates": self.updates}
         return {name: value for name, value in given.items() if value != _DEFAULTS[name]}
@@ -53,12 +58,18 @@ _DEFAULTS: dict[str, Setting] = {"sums": "", "parts": 1, "late": 0, "updates": "
 
 
 def rounds_by_part(precision: str, execution: str) -> bool:
-    """Whether the last bits depend on where a stage is cut into parts."""
+    """Returns whether the last bits of a training depend on where a stage is cut into parts.
+
+    Args: `precision` and `execution` are those of the plan.
+    """
     return execution == "compiled" and precision != "fp32"
 
 
 def overlap_of(settings: dict[str, Setting], where: str = "settings") -> Overlap:
-    """From a family's settings, those that are not of this kind left aside."""
+    """Reads the choices of out-of-order backprop from a family's settings; other settings are ignored.
+
+    Raises: BadInput that begins with `where`, for a value that is not allowed.
+    """
     if settings.get("streams", 1) != 1:
         raise BadInput(
             f"streams is {settings['streams']!r}: weight gradients on a second stream are not built",
@@ -91,7 +102,11 @@ def _stages(value: Setting, where: str) -> tuple[int, ...]:
 
 
 def overlapped(schedule: Schedule, overlap: Overlap) -> Schedule:
-    """The same work in another order; recomputation is asked for afterwards."""
+    """Reorders a schedule. Recomputation must be asked for afterwards.
+
+    Returns: the same work in another order; the schedule itself where `overlap` is the default.
+    Raises: BadInput where the schedule recomputes, or `sums` does not name every stage once.
+    """
     if overlap == Overlap():
         return schedule
     place, computed = refined(schedule, overlap.parts)
@@ -109,13 +124,20 @@ def overlapped(schedule: Schedule, overlap: Overlap) -> Schedule:
 def updated(
     place: Place, orders: Sequence[Sequence[Action]], overlap: Overlap
 ) -> tuple[tuple[Action, ...], ...]:
-    """These compute orders with sums and updates where they are asked for."""
+    """Adds gradient sums and updates to compute orders, where the overlap puts them.
+
+    Returns: the actions of each worker.
+    """
     whole = with_updates(place, orders, overlap.sums)
     return tuple(map(_at_use, whole)) if overlap.updates == "at_use" else whole
 
 
 def refined(schedule: Schedule, parts: int) -> tuple[Place, list[list[Action]]]:
-    """Each stage as `parts` stages in a row on its worker, each action as one of each; sums and updates left out."""
+    """Cuts each stage into `parts` stages in a row on its worker, and each action into one for each of these.
+
+    Returns: the placement and the compute orders; sums and updates are left out.
+    Raises: BadInput where the schedule recomputes.
+    """
     if any(action.kind is Kind.R for order in schedule.orders for action in order):
         raise BadInput(
             "a schedule that recomputes", where="parts", allowed="recompute after it is cut in parts"
@@ -134,12 +156,19 @@ def refined(schedule: Schedule, parts: int) -> tuple[Place, list[list[Action]]]:
 
 
 def first_uses(order: Sequence[Action]) -> list[Node]:
-    """(pipe, stage)s in the order of their first forwards: the order in which the next step needs them."""
+    """Returns every (pipe, stage) of a worker in the order in which the next step needs them, by first
+    forward.
+
+    Args: `order` is the worker's.
+    """
     return list(dict.fromkeys((a.pipe, a.stage) for a in order if a.kind is Kind.F))
 
 
 def _late(order: Sequence[Action], late: int) -> list[Action]:
-    """What a (pipe, stage) adds to its gradient keeps its order, since it is its last contribution that moves."""
+    """Moves the last W of the first `late` nodes to the end of an order.
+
+    Only the last contribution to a gradient moves, so contributions keep their order.
+    """
     last: dict[Node, Action] = {}
     for action in order:
         if action.kind in LAST:
@@ -154,7 +183,9 @@ def _late(order: Sequence[Action], late: int) -> list[Action]:
 
 
 def _at_use(order: Sequence[Action]) -> tuple[Action, ...]:
-    """STEP right before the first forward of its (pipe, stage); at the end where nothing comes to it."""
+    """Moves each STEP right before the first forward of its (pipe, stage); a STEP without a forward stays at
+    the end.
+    """
     waiting = {(a.pipe, a.stage): a for a in order if a.kind is Kind.STEP}
     used = set(first_uses(order))
     done: list[Action] = []
@@ -169,7 +200,10 @@ def _at_use(order: Sequence[Action]) -> tuple[Action, ...]:
 
 
 def updates_at_use(schedule: Schedule) -> bool:
-    """Whether a STEP applies the gradients of the step before."""
+    """Returns whether some STEP of a schedule applies the gradients of the step before.
+
+    Args: `schedule` has its sums and updates.
+    """
     for order in schedule.orders:
         steps = {(a.pipe, a.stage) for a in order if a.kind is Kind.STEP}
         for action in order:

@@ -1,4 +1,4 @@
-"""Every family of schedules by name: what each allows, and the one entry that makes a schedule of any of them."""
+"""The table of all families of schedules, and `generate`, which makes a schedule of any of them."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ CAP = {"cap": "micro-batches of one stage that a worker holds at most"}
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
+    """A family of schedules: the function that makes one, and what it allows."""
+
     make: Callable[[FamilyRequest], Schedule]
     about: str
     splits: bool = False  # I and W instead of B
@@ -39,6 +41,7 @@ class Family:
 
     @property
     def default_chunks(self) -> int:
+        """Returns the number of stages a worker and pipe unless asked otherwise."""
         return self.chunks if isinstance(self.chunks, int) else self.chunks[0]
 
 
@@ -144,9 +147,12 @@ def generate(
     chunks: int | None = None,
     **settings: Setting,
 ) -> Schedule:
-    """The schedule of a family: `chunks` stages a worker (the family's own number by default), `pairs` for Chimera.
+    """Generates the schedule of a family.
 
-    Settings are the family's own, and those of `planner.schedule.overlap` for any.
+    Args: `chunks` is stages a worker and pipe, the family's own number by default; `pairs` is for Chimera.
+        Settings are the family's own, and those of `families/out_of_order.py` for any.
+    Raises: BadInput for an unknown family or setting, or numbers that the family does not allow.
+    Example: generate("interleaved", workers=4, micros=8, chunks=2)
     """
     spec = FAMILIES.get(family)
     if spec is None:

@@ -1,10 +1,13 @@
-"""Slots that repeat: where each pipe of a two-ended placement may put two forwards in one slot and two backwards.
+"""Slots that repeat: where each pipe of a two-ended placement may put two forwards in one slot and two
+backwards.
 
-Every turn of `period` slots each pipe takes a pair of micro-batches: their forwards share the slot `o + s` of stage
-s, their backwards take `c1 - s` and `c2 - s`. A worker holds one stage of every pipe, so 3 slots a pipe are the
-shortest period; whether the slots of all pipes miss each other on every worker is a small search over residues.
+Every turn of `period` slots each pipe takes a pair of micro-batches. Their forwards share the slot `o + s` of
+stage s, their backwards take `c1 - s` and `c2 - s`. A worker holds one stage of every pipe, so 3 slots a pipe
+are the shortest period. A small search over residues finds whether the slots of all pipes miss each other on
+every worker.
 
-What to do where micro-batches do not fill whole units: the closed form leaves a gap, a listed order may not.
+`shorter` is for micro-batches that do not fill whole units: the closed form then leaves a gap, a listed order
+may not.
 """
 
 from __future__ import annotations
@@ -28,7 +31,10 @@ TRIES = 3000  # partial choices looked at for one period
 
 @lru_cache(maxsize=256)
 def rhythm(place: Place) -> tuple[int, tuple[Offsets, ...]]:
-    """The shortest period for which the search finds offsets, and those that end earliest, one triple a pipe."""
+    """Searches offsets for the shortest period that has any.
+
+    Returns: the period in slots, and of the offsets those that end earliest, one triple a pipe.
+    """
     period = 3 * len(place)
     while not (offsets := _Search(place, period).best):
         period += 1
@@ -36,8 +42,10 @@ def rhythm(place: Place) -> tuple[int, tuple[Offsets, ...]]:
 
 
 class _Search:
-    """Depth first over the pipes, the offsets that end first first; cut off where a pipe ends no earlier than all
-    pipes of the best answer do."""
+    """A depth-first search over the pipes, in which offsets that end first are tried first.
+
+    A branch is cut off where a pipe ends no earlier than all pipes of the best answer do.
+    """
 
     def __init__(self, place: Place, period: int) -> None:
         self.place, self.period = place, period
@@ -64,7 +72,7 @@ class _Search:
 
 
 def _options(stages: tuple[int, ...], period: int, taken: list[int]) -> list[Offsets]:
-    """Offsets of one pipe that hit nothing taken, those that end first first."""
+    """Returns the offsets of one pipe that hit nothing taken, sorted by their end."""
     depth = len(stages)
     meets = {2 * s % period for s in range(depth)}  # c - o of a backward that falls on its own pipe's forward
     backward = [c for c in range(period) if _free(stages, period, taken, c, -1)]
@@ -94,7 +102,11 @@ POLICIES = (Policy(tie="deep"), Policy(tie="micro"), Policy(tie="first"), Policy
 
 
 def shorter(place: Place, pipe_of: Sequence[int], orders: list[list[Action]], cap: int) -> list[list[Action]]:
-    """The given orders, or listed ones with at most `cap` in flight on a worker where those are shorter at B = 2F."""
+    """Lists an order with at most `cap` micro-batches in flight on a worker.
+
+    Args: `orders` hold F and B alone.
+    Returns: the listed orders where they are shorter at B = 2F, else the given ones.
+    """
     costs = nominal(len(place[0]))
     limits = Limits(memory=(cap,) * len(orders))
     job = ListingJob(place=place, pipe_of=pipe_of, costs=costs, split=False, limits=limits)

@@ -1,10 +1,11 @@
-"""Orders that end within so many slots, where F, I and W take one slot each: a herd of half-random listings.
+"""Orders that end within a number of slots, where F, I and W take one slot each: a herd of half-random
+listings.
 
-All members of the herd are at the same slot. A member is dropped where a worker has idled once too often, or where
-an action is ready that all that waits for it can no longer follow in time; a copy of another takes its place. What
-is rare for one listing, never to take a wrong turn, is common for the herd. No worker waits while anything is ready,
-so where caps are tight even a herd may find nothing. The draws are seeded: the same question always has the same
-answer.
+All members of the herd are at the same slot. A member is dropped where a worker has idled once too often, or
+where an action is ready whose followers can no longer end in time. A copy of another member takes its place.
+A single listing seldom takes no wrong turn, but in a herd some member usually does. No worker waits while
+anything is ready, so where caps are tight even a herd may find nothing. The draws are seeded: the same
+question always has the same answer.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ Past = tuple["Past", list[int]] | None  # slots so far, last first: node * 3 + k
 
 @dataclass(frozen=True)
 class Member:
+    """One half-random listing of the herd, up to the present slot."""
+
     done: list[int]  # at node * 3 + kind
     held: list[int]  # micro-batches on a worker
     spare: list[int]  # slots that a worker may still idle
@@ -39,9 +42,10 @@ class Member:
 
 
 def orders_within_slots(job: ListingJob, least: int, known: int) -> list[list[Action]] | None:
-    """Compute orders that end within `least` slots, or as soon after as is found, but in fewer than `known`; or None.
+    """Searches compute orders that end within `least` slots, or as soon after as is found.
 
-    The job has split backwards, F = I = W = 1, no hops, and caps a worker in micro-batches.
+    Args: `job` has split backwards, F = I = W = 1, no hops, and caps a worker in micro-batches.
+    Returns: orders that end in fewer than `known` slots, or None.
     """
     looks = EFFORT
     workers, nodes = 1 + max(map(max, job.place)), sum(map(len, job.place))
@@ -97,7 +101,7 @@ class _Herd:
         return herd[0].past
 
     def _row(self, member: Member) -> list[int] | None:
-        """What each worker starts; None where the member cannot end in time."""
+        """Returns what each worker starts in this slot; None where the member cannot end in time."""
         row = []
         for worker in range(len(self.room)):
             ready = self._ready(member, worker)
@@ -110,7 +114,9 @@ class _Herd:
         return row
 
     def _ready(self, member: Member, worker: int) -> list[tuple[float, int]] | None:
-        """Urgency (the least first) and code of all that can start; None where it is too late for one."""
+        """Returns urgency (the least first) and code of all that can start; None where it is too late for an
+        action.
+        """
         found: list[tuple[float, int]] = []
         done, last, draw = member.done, self.stages - 1, self.draw
         first, turn, depth = member.habit
@@ -155,7 +161,7 @@ class _Herd:
 
 
 def _nodes_of(place: Place, workers: int) -> list[list[tuple[int, int]]]:
-    """The nodes of each worker, with their stages."""
+    """Returns the nodes of each worker, with their stages."""
     found: list[list[tuple[int, int]]] = [[] for _ in range(workers)]
     for pipe, row in enumerate(place):
         for stage, worker in enumerate(row):

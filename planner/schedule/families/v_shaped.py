@@ -37,14 +37,26 @@ POLICIES = (
 
 
 def zb_v(request: FamilyRequest) -> Schedule:
+    """Generates ZB-V: two stages a worker in a V, in the memory of 1F1B.
+
+    Args: `request` may set `cap`, in micro-batches of one stage.
+    """
     return listed_v(request, 2 * request.workers, [_in_turn(request.workers, request.micros)], POLICIES)
 
 
 def v_half(request: FamilyRequest) -> Schedule:
+    """Generates V-Half: a V in about half of the memory of ZB-V.
+
+    Args: `request` may set `cap`, in micro-batches of one stage.
+    """
     return _in_small_share(request, (request.workers + 2) // 2 * 2, ((1, 2, 1, 2), (2, 2, 1, 1)))
 
 
 def v_min(request: FamilyRequest) -> Schedule:
+    """Generates V-Min: a V in about a third of the memory of ZB-V.
+
+    Args: `request` may set `cap`, in micro-batches of one stage.
+    """
     return _in_small_share(request, (request.workers + 4) // 3 * 2, ((1, 1, 1, 1), (1, 2, 1, 2)))
 
 
@@ -57,6 +69,11 @@ def _in_small_share(request: FamilyRequest, cap: int, steps: Sequence[Steps]) ->
 def listed_v(
     request: FamilyRequest, cap: int, rhythms: Sequence[Turns] = (), policies: Sequence[Policy] = POLICIES
 ) -> Schedule:
+    """Generates a V by the list scheduler, from fixed turns of F and I and from free lists.
+
+    Args: `cap` is the default cap on micro-batches of one stage; `rhythms` are fixed turns, one a worker.
+    Raises: BadInput for a cap below 2.
+    """
     cap = request.whole("cap", cap)
     if cap < 2:
         raise BadInput(
@@ -83,7 +100,9 @@ def listed_v(
 
 
 def _in_turn(workers: int, micros: int) -> Turns:
-    """Down the V as long as the share lasts, up it as soon as micro-batches have turned, then F, I, F, I."""
+    """Returns turns that go down the V as long as the share lasts, then up as micro-batches turn, then F, I,
+    F, I.
+    """
     orders = []
     for worker in range(workers):
         down, up = (partial(Action, stage=stage) for stage in (worker, 2 * workers - 1 - worker))
@@ -95,7 +114,7 @@ def _in_turn(workers: int, micros: int) -> Turns:
 
 
 def _numbered(turns: Sequence[Action], micros: int) -> list[Action]:
-    """The same turns for micro-batch after micro-batch; those past the last one are left out."""
+    """Repeats the turns for micro-batch after micro-batch and leaves out those past the last one."""
     count: Counter[Action] = Counter()
     order = []
     for turn in turns:
@@ -116,7 +135,9 @@ def _repeated(place: tuple[int, ...], micros: int, steps: Steps) -> Turns:
 
 
 def _way(place: tuple[int, ...], steps: Steps) -> tuple[list[int], list[int]]:
-    """Slots of the first micro-batch's F and I, a stage: the earliest that are free on the worker, modulo PERIOD."""
+    """Returns the slots of the first micro-batch's F and I, a stage: the earliest free on the worker, modulo
+    PERIOD.
+    """
     stages = len(place)
     taken: list[set[int]] = [set() for _ in range(stages // 2)]
     rows: list[list[int]] = []

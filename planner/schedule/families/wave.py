@@ -1,8 +1,9 @@
-"""Wave: one pipeline that zig-zags over the workers, Chimera's slots without its replicas.
+"""The wave schedule: one pipeline that zig-zags over the workers, in Chimera's slots without its replicas.
 
 With v stages a worker and S = vD stages: F of stage s at slot 2m + s, B at 2m + 2S - 1 - s, for units of D
-micro-batches, unit k shifted by 2S (listed where the last of several is not full and that is shorter). Neighbouring stages at the turns share a worker, as do the first and, for even
-v, the last: ties between them and skips across the turn are local.
+micro-batches, unit k shifted by 2S. Where the last of several units is not full, the order is listed if that
+is shorter. Neighbouring stages at the turns share a worker, as do the first and, for even v, the last: ties
+between them and skips across the turn are local.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from planner.schedule.families.two_ended_slots import shorter
 
 
 def wave(request: FamilyRequest) -> Schedule:
+    """Generates the wave schedule with `chunks` stages a worker.
+
+    Args: `request.micros` may be any number.
+    """
     place = zigzag(request.workers, request.chunks)
     stages = len(place[0])
     slots: list[list[tuple[int, Action]]] = [[] for _ in range(request.workers)]

@@ -14,10 +14,18 @@ from planner.schedule.families.one_f_one_b import warmup_of
 
 
 def zb_h1(request: FamilyRequest) -> Schedule:
+    """Generates ZB-H1, with the memory of 1F1B.
+
+    Args: `request` may set `warmup`, the forwards of the first worker before its first I.
+    """
     return _zero_bubble(request, request.workers)
 
 
 def zb_h2(request: FamilyRequest) -> Schedule:
+    """Generates ZB-H2, with up to twice the memory of 1F1B.
+
+    Args: `request` may set `warmup`, the forwards of the first worker before its first I.
+    """
     workers = request.workers
     return _zero_bubble(request, max(workers, min(2 * workers - 1, request.micros)))
 

@@ -14,11 +14,13 @@ F, B, W = 0, 1, 2  # B is I where the backward is split
 
 
 class ListingPass:
-    """One pass over time. A node is a (pipe, stage), numbered pipe * stages + stage; micro-batches of a pipe go
-    through every node in their order, so counters are all the state there is."""
+    """One pass over time. A node is a (pipe, stage), numbered pipe * stages + stage.
+
+    Micro-batches of a pipe go through every node in their order, so counters are all the state there is.
+    """
 
     def __init__(self, job: ListingJob, *, whole_way: bool, below: int = FOREVER) -> None:
-        """`below`: given up as soon as it is sure to end no sooner, where it cannot get stuck."""
+        """Runs the pass. It gives up as soon as it cannot end before `below`, unless it might get stuck."""
         self.job, self.whole_way = job, whole_way
         self.stages = len(job.place[0])
         self.worker = [w for pipe in job.place for w in pipe]
@@ -86,7 +88,7 @@ class ListingPass:
             self.room[self.worker[n]] -= self.claim[n]
 
     def _claim(self, n: int) -> int:
-        """What a node takes of its worker's room: while forwards are to come, never less than one of them needs."""
+        """Returns a node's claim on its worker's room: at least one forward's need while forwards are to come."""
         coming = self.reserving and self.done[n][F] < self.total[n]
         return max(self.used[n], self.load[n]) if coming else self.used[n]
 
@@ -231,7 +233,7 @@ class ListingPass:
             heappush(self.events, (at, receiver))
 
     def _occupy(self, n: int, kind: int, end: int) -> None:
-        """Room taken by F and given back by I and W, or by B; after the counters have moved."""
+        """Takes room for F and gives it back after I and W, or B. The counters have moved already."""
         leaving = kind == (W if self.job.split else B)
         if kind == F and self.whole_way:
             if n % self.stages == 0:
@@ -275,7 +277,10 @@ _TURNS = (Kind.F, Kind.B, Kind.I)
 
 
 def as_actions(job: ListingJob, codes: Sequence[Sequence[int]]) -> list[list[Action]]:
-    """Orders of node * 3 + kind, where the micro-batches of a pipe go through every node in their order."""
+    """Translates orders of node * 3 + kind into actions; a pipe's micro-batches go through each node in their order.
+
+    Returns: one order a row of `codes`.
+    """
     kinds = (Kind.F, Kind.I, Kind.W) if job.split else (Kind.F, Kind.B, Kind.W)
     stages = len(job.place[0])
     micros: list[list[int]] = [[] for _ in job.place]

@@ -1,9 +1,9 @@
-"""How long frozen orders take under whole-number costs, each action as early as it can be and links without queues.
+"""Plays frozen orders under whole-number costs: each action as early as it can be, links without queues.
 
-The list scheduler's own clock: no sums, no updates, no messages other than from a stage to its neighbour. What a plan
-is judged by is the simulator.
-
-What workers hold while an order runs, which depends on the order alone, and whether that keeps to limits.
+This is the list scheduler's own clock: no gradient sums, no updates, and no messages but from a stage to its
+neighbour. Plans are judged by `planner.simulate`.
+The second half of the file says what workers hold while an order runs, which depends on the order alone, and
+whether that keeps to limits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ Product = tuple[bool, int, int]  # of a forward?, stage, micro-batch
 
 @dataclass
 class Played:
-    """`cause` of an action is the one whose end it started at: the one before it on its worker, or its input."""
+    """The times of played orders. `cause` of an action is its input, where that came after the action before
+    ended.
+    """
 
     free: list[int]
     ends: dict[Product, int] = field(default_factory=dict)
@@ -33,15 +35,23 @@ class Played:
 
     @property
     def span(self) -> int:
+        """Returns when the last action ends."""
         return max(self.free)
 
 
 def span(schedule: Schedule, costs: Costs) -> int:
+    """Returns when the last action of a schedule ends, in the unit of `costs`.
+
+    Raises: BadInput where the orders wait for each other.
+    """
     return span_of(schedule.place, schedule.orders, costs)
 
 
 def span_of(place: Place, orders: Sequence[Sequence[Action]], costs: Costs) -> int:
-    """When the last action ends; BadInput where the orders wait for each other."""
+    """Returns when the last action of some orders ends, in the unit of `costs`.
+
+    Raises: BadInput where the orders wait for each other.
+    """
     played = play(place, orders, costs)
     if played is None:
         raise BadInput("the orders wait for each other", allowed="an order that can run")
@@ -49,7 +59,10 @@ def span_of(place: Place, orders: Sequence[Sequence[Action]], costs: Costs) -> i
 
 
 def play(place: Place, orders: Sequence[Sequence[Action]], costs: Costs) -> Played | None:
-    """None where the orders wait for each other."""
+    """Plays orders, each action as early as it can be.
+
+    Returns: the times, or None where the orders wait for each other.
+    """
     rows = {kind: costs.of(kind) for kind in Kind}
     played = Played(free=[0] * len(orders))
     at = [0] * len(orders)
@@ -83,7 +96,10 @@ def play(place: Place, orders: Sequence[Sequence[Action]], costs: Costs) -> Play
 
 
 def critical(played: Played, orders: Sequence[Sequence[Action]]) -> list[Spot]:
-    """One longest chain of actions, last first."""
+    """Traces one longest chain of actions back from the last end.
+
+    Returns: (worker, position) of each, the last first.
+    """
     worker = max(range(len(orders)), key=lambda w: played.free[w])
     position = len(orders[worker]) - 1
     path = []
@@ -106,24 +122,38 @@ TURNS = (Kind.B, Kind.I)  # what ends its way forward
 
 
 def limits_of(schedule: Schedule, keep: PerStage | None = None, held: PerStage | None = None) -> Limits:
-    """Caps that let a worker hold what it holds at most in this schedule, and no more."""
+    """Returns caps that let a worker hold what it holds at most in this schedule, and no more.
+
+    Args: `keep` and `held` are weights a stage, as in Limits; 1 by default.
+    """
     bare = Limits(keep=keep, held=held)
     return replace(bare, memory=tuple(weights(schedule, bare)))
 
 
 def weights(schedule: Schedule, limits: Limits) -> list[int]:
-    """The most that each worker holds: `keep` from F to B, or to I, and `held` from I to W."""
+    """Returns the most that each worker holds: `keep` from F to B or I, and `held` from I to W.
+
+    Args: `limits` gives the weights; its caps do not count here.
+    """
     keep = limits.keep or (1,) * schedule.stages
     return [_weight(order, keep, limits.held or keep) for order in schedule.orders]
 
 
 def fits(schedule: Schedule, limits: Limits) -> bool:
+    """Returns whether every worker of a schedule keeps to the limits.
+
+    Args: `limits` may cap micro-batches in flight, those ahead, and the memory of a worker.
+    """
     return all(
         order_fits(order, worker, limits, schedule.stages) for worker, order in enumerate(schedule.orders)
     )
 
 
 def order_fits(order: Sequence[Action], worker: int, limits: Limits, stages: int) -> bool:
+    """Returns whether one worker's order keeps to the limits.
+
+    Args: `stages` is the number of stages of a pipe.
+    """
     if limits.memory is not None:
         keep = limits.keep or (1,) * stages
         if _weight(order, keep, limits.held or keep) > limits.memory[worker]:
@@ -137,7 +167,10 @@ def order_fits(order: Sequence[Action], worker: int, limits: Limits, stages: int
 
 
 def most(schedule: Schedule, ends: tuple[Kind, ...]) -> PerNode:
-    """Most micro-batches that each (pipe, stage) has between F and an action of `ends`; 1 where it has none."""
+    """Counts how many micro-batches each (pipe, stage) has at most between F and an action of `ends`.
+
+    Returns: [pipe][stage] counts; 1 for a stage that has none.
+    """
     found = [[1] * schedule.stages for _ in schedule.place]
     for order in schedule.orders:
         for (pipe, stage), count in _counts(order, ends).items():

@@ -24,12 +24,17 @@ from planner.schedule.listing.task import Costs, ListingJob, PerNode, PerStage
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
+    """The orders that a listing found, F, B, I and W alone."""
+
     orders: list[list[Action]]
     span: int  # when the last action ends
 
 
 def listed(job: ListingJob) -> Listing:
-    """The order of a job; BadInput with the grid drawn where a single micro-batch does not fit its caps."""
+    """Lists the order of a job.
+
+    Raises: BadInput with the grid drawn where a single micro-batch does not fit the caps.
+    """
     found = _sooner(job, FOREVER)
     assert found is not None, "nothing ends later than never"
     run, span = found
@@ -37,7 +42,7 @@ def listed(job: ListingJob) -> Listing:
 
 
 def _sooner(job: ListingJob, below: int) -> tuple[ListingPass, int] | None:
-    """A run with its span; None where it surely does not end below so much."""
+    """Runs a job; returns the run with its span, or None where the run surely does not end before `below`."""
     check_job(job)
     run = ListingPass(job, whole_way=False, below=below)
     if run.late:
@@ -53,9 +58,11 @@ def _sooner(job: ListingJob, below: int) -> tuple[ListingPass, int] | None:
 
 
 def best_listed(jobs: Iterable[ListingJob]) -> Listing:
-    """The shortest of several jobs that differ in policy, caps or sequence; stops at one that cannot be beaten.
+    """Lists several jobs that differ in policy, caps or sequence, and stops at an order that cannot be
+    beaten.
 
-    Jobs that get stuck are passed over, unless all do.
+    Returns: the shortest. Jobs that get stuck are passed over.
+    Raises: BadInput where all get stuck.
     """
     best: tuple[ListingPass, int] | None = None
     stuck: BadInput | None = None
@@ -75,8 +82,13 @@ def best_listed(jobs: Iterable[ListingJob]) -> Listing:
 
 
 def bound(job: ListingJob) -> int:
-    """No order of this job is shorter: all work of a worker from its first forward, or from its first backward without
-    the forwards; the way of a pipe's micro-batches, one after the other at its last stage."""
+    """Returns a lower bound on the span of every order of a job, the larger of two.
+
+    - A worker does all its work from its first forward on, or all but the forwards from its first backward on.
+    - The micro-batches of a pipe follow each other at its last stage.
+
+    Args: `job` may have any caps and policy; neither counts here.
+    """
     costs, stages = job.costs, range(len(job.place[0]))
     back = costs.input_grad if job.split else costs.backward
     late = costs.weight_grad if job.split else (0,) * len(stages)
@@ -108,7 +120,7 @@ def bound(job: ListingJob) -> int:
 
 
 def _hops(costs: Costs, workers: Sequence[int], step: int) -> list[int]:
-    """Between each stage and the next; step -1: back from the next."""
+    """Returns the time of a message between each stage and the next; with step -1 the way back."""
     edges = [(s, s + 1)[::step] for s in range(len(workers) - 1)]
     return [0 if workers[a] == workers[b] else costs.hops.get((a, b), 0) for a, b in edges]
 
@@ -118,7 +130,10 @@ def _sums(times: Sequence[int], hops: Sequence[int]) -> list[int]:
 
 
 def check_job(job: ListingJob) -> None:
-    """BadInput where costs or limits are not of this placement."""
+    """Refuses a job whose costs or limits are not of its placement.
+
+    Raises: BadInput that says how many there are and how many are needed.
+    """
     stages = len(job.place[0])
     if job.costs.stages != stages:
         raise BadInput(f"costs of {job.costs.stages} stages", allowed=f"{stages}, as the placement")

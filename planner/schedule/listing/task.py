@@ -1,7 +1,4 @@
-"""What actions cost and what may be in flight: the numbers from which orders are listed and proved.
-
-What the list scheduler is asked: a placement, costs, caps, and what goes first.
-"""
+"""The question to the list scheduler: a placement, costs, caps, and which actions go first."""
 
 from __future__ import annotations
 
@@ -18,7 +15,8 @@ PerNode = tuple[tuple[int, ...], ...]  # [pipe][stage]
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Whole numbers of any one unit, a stage; `hops[sender, receiver]` is a message between two stages.
+    """The costs of actions, whole numbers of any one unit, one a stage. `hops[sender, receiver]` is a
+    message.
 
     A hop between stages of one worker costs nothing, whatever is written here.
     """
@@ -51,7 +49,10 @@ class Costs:
         return len(self.forward)
 
     def of(self, kind: Kind) -> PerStage:
-        """The row of a kind of compute; SYNC and STEP cost nothing here."""
+        """Returns the costs of a kind of compute, one a stage; SYNC and STEP cost nothing here.
+
+        Args: `kind` is any; R costs nothing where no recomputation was priced.
+        """
         rows = {
             Kind.F: self.forward,
             Kind.B: self.backward,
@@ -63,7 +64,10 @@ class Costs:
 
 
 def nominal(stages: int, hop: int = 0) -> Costs:
-    """F = I = W = 1, B = 2, and every hop between neighbours alike."""
+    """Returns the costs F = I = W = 1 and B = 2, with every hop between neighbours alike.
+
+    Args: `hop` is the time of one message.
+    """
     ones, twos = (1,) * stages, (2,) * stages
     pairs = [(s, s + 1) for s in range(stages - 1)]
     hops = {edge: hop for s, t in pairs for edge in ((s, t), (t, s))}
@@ -72,9 +76,10 @@ def nominal(stages: int, hop: int = 0) -> Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What may be in flight. A micro-batch weighs `keep` on its stage from F to B, or to I and `held` from I to W.
+    """The caps on what may be in flight.
 
-    Weights are bytes, or micro-batches where every stage weighs 1, which is the default.
+    A micro-batch weighs `keep` on its stage from F to B; where the backward is split, `keep` from F to I and
+    `held` from I to W. Weights are bytes, or micro-batches where every stage weighs 1, which is the default.
     """
 
     flight: PerNode | None = None  # micro-batches of a (pipe, stage) between F and B, or W
@@ -94,9 +99,10 @@ TIES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What goes first. Defaults: backward, then forward, and weight gradients only where nothing else is ready.
+    """The rule that says which action goes first.
 
-    That default is the fast-forwarding of gradients of out-of-order backprop; `pending` and `grain` bound it.
+    By default a backward, then a forward, and weight gradients only where nothing else is ready. That default
+    is the fast-forwarding of gradients of out-of-order backprop; `pending` and `grain` bound it.
     """
 
     order: str = "BFW"  # kinds, the most urgent first; B stands for I where the backward is split
@@ -122,6 +128,8 @@ class Policy:
 
 @dataclass(frozen=True, kw_only=True)
 class ListingJob:
+    """One question to the list scheduler."""
+
     place: Place
     pipe_of: Sequence[int]
     costs: Costs

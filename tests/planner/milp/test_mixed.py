@@ -17,7 +17,7 @@ from planner.milp.solve import solve
 from planner.plan import Plan, schedule_of
 from planner.profile import Profile
 from planner.program import lower
-from planner.program.check import program_violations
+from planner.program import violations as program_violations
 from planner.verify import violations
 from tests.planner.milp.instances import Block, chain, cluster, profile
 

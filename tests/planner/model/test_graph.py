@@ -87,12 +87,6 @@ def test_a_value_travels_from_its_producer_to_every_later_stage_that_reads_it() 
     }
 
 
-def test_the_digraph_has_an_edge_a_value_and_consumer(graph: ModelGraph) -> None:
-    digraph = graph.digraph()
-    edges = sum(len(value.consumers) for value in graph.values if value.producer)
-    assert (digraph.number_of_nodes(), digraph.number_of_edges()) == (len(graph.layers), edges)
-
-
 def test_only_a_buffer_that_is_remembered_says_so_and_files_from_before_have_none() -> None:
     graph = capture(load("tests/runtime/workloads/remembers.py")).graph
     rows = json.loads(json.dumps(graph.to_dict()))

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.program import Instruction, Layout, Program, lower
-from planner.program.check import deadlock, ends, program_violations
+from planner.program import violations as program_violations
+from planner.program.check import deadlock, ends
 from planner.program.lower import global_order
 from planner.schedule import Action, Kind, Message, generate
 from planner.schedule.actions import from_text

@@ -10,11 +10,10 @@ from itertools import count
 
 import pytest
 
-from planner.schedule import Action, Costs, Kind, Limits, Schedule, generate
+from planner.schedule import Action, Costs, Kind, Limits, Schedule, generate, relistings
 from planner.schedule.actions import parse_action
 from planner.schedule.build import dealt, zigzag
 from planner.schedule.listing.task import nominal
-from planner.schedule.relist import relist
 from tests.planner.schedule.slots import assert_whole, peaks, span, thirds
 
 PEERS = [
@@ -86,7 +85,7 @@ def test_nor_where_messages_take_time_and_ours_is_listed_for_it(family: str, nam
         room = max(peaks(theirs))
         for hop in (1, 2, 8):
             costs = in_twentieths(theirs.stages, hop)
-            anew = relist(ours, costs, Limits(memory=(room,) * theirs.workers))
+            anew = relistings(ours, costs, Limits(memory=(room,) * theirs.workers))[0][1]
             assert_whole(anew)
             assert max(peaks(anew)) <= room
             times = partial(cost_of, costs)

@@ -17,6 +17,7 @@ from planner.simulate.period import _improve, periods
 from tests.planner.cases import Case, cases, stage_times
 from tests.planner.event_queue import EventQueue
 
+PERIOD = sys.modules["planner.simulate.period"]  # the room exports a function of that name
 few = settings(max_examples=200, deadline=None, derandomize=True)
 
 
@@ -73,7 +74,7 @@ def test_from_any_bound_below_the_way_leads_up_to_the_period(case: Case) -> None
     assert best.period == expected.period
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            sys.modules["planner.simulate.period"],
+            PERIOD,
             "_first_cycle",
             lambda *_: (Bound(counts=0 * expected.counts, ns=0), False),
         )
@@ -88,9 +89,7 @@ def test_many_at_once_are_what_they_are_one_at_a_time(case: Case, seed: int, upd
     single = [period(compiled, row).period_ns for row in table]
     assert periods(compiled, table).tolist() == single
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            sys.modules["planner.simulate.period"], "_STRIDES", 1
-        )  # most rows have not settled by then
+        patch.setattr(PERIOD, "_STRIDES", 1)  # most rows have not settled by then
         assert periods(compiled, table).tolist() == single
 
 

@@ -16,6 +16,7 @@ from planner.files import yaml_text as yaml_files
 from planner.plan import Plan, schedule_of
 from planner.plan import yaml as plan_yaml
 from planner.profile import CostKey
+from planner.program import Program, lower
 from planner.simulate import peaks
 from planner.verify import verify
 from tests.planner import plan_examples as examples
@@ -47,6 +48,19 @@ def test_a_layer_twice_is_found_without_the_model() -> None:
     plan = examples.edited(examples.plan(), {"stages.1.layers": ["middle", "up", "head", "loss"]})
     found = [str(violation) for violation in verify.violations(plan)]
     assert found == ["layers: layer 'middle': stands 2 times, in stages 0, 1; each stands once"]
+
+
+def test_a_program_that_deadlocks_is_found_and_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_channel(*of: Any, layout: str) -> Program:
+        return lower(*of, layout="channel", lookahead=99)
+
+    monkeypatch.setattr(verify, "lower", by_channel)
+    (found,) = verify.violations(examples.plan())
+    assert (found.rule, found.where) == ("program", "on GPUs (NCCL)")
+    assert "the program deadlocks where messages share streams by global" in found.message
+    assert "worker 1: [1F0] 1B0 1F1" in found.picture
+    monkeypatch.setattr(verify, "MOST_INSTRUCTIONS", 10)
+    assert verify.violations(examples.plan()) == []
 
 
 # changes to the 1F1B plan of two stages on two replicas, and what is said about each

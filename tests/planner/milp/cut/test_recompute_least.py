@@ -25,7 +25,7 @@ from planner.plan import Plan, dump, schedule_of
 from planner.plan.yaml import parse as loads
 from planner.profile import CostKey, Profile
 from planner.program import lower
-from planner.program.check import program_violations
+from planner.program import violations as program_violations
 from planner.schedule import Kind
 from planner.simulate import PART_NAMES, period_of_plan
 from planner.verify import violations

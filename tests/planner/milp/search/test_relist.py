@@ -17,7 +17,7 @@ from planner.plan import Plan, dump, schedule_of
 from planner.plan.yaml import parse
 from planner.profile import Profile
 from planner.program import lower
-from planner.program.check import program_violations
+from planner.program import violations as program_violations
 from planner.schedule import relistings
 from planner.simulate import period_of_plan
 from planner.verify import violations
