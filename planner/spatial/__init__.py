@@ -23,9 +23,9 @@ from planner.spatial.operation import (
     Ref,
     to_text,
 )
-from planner.spatial.regrid import SPACE, Grid, Resplit
+from planner.spatial.regrid import SPACE, Grid, Grids, Resplit
 from planner.spatial.rows_needed import Fetch, RowRun, take
-from planner.spatial.rule import Call, NoRule, Step
+from planner.spatial.rule import Call, NoRule, Step, call_of
 from planner.spatial.rules.pointwise import POINTWISE
 from planner.spatial.rules.reductions import LOSSES
 from planner.spatial.rules.resample import COUNTS, CUBIC, adaptive_rows
@@ -33,7 +33,7 @@ from planner.spatial.rules.reshapes import RESHAPES
 from planner.spatial.rules.rows import ROWS
 from planner.spatial.rules.windows import divisors, front_padding
 from planner.spatial.sample_shares import grown, wider
-from planner.spatial.segment import SLIDING, Grids, Placed, Segment, call_of, with_targets
+from planner.spatial.segment import SLIDING, Placed, Segment, with_targets
 from planner.spatial.traffic import Cost, Price, Traffic, price
 
 __all__ = [

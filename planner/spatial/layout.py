@@ -164,3 +164,8 @@ def rank_at(position: Sequence[int], grid: Sequence[int]) -> int:
     for place, parts in zip(position, grid, strict=True):
         rank = rank * parts + place
     return rank
+
+
+def shard_elements(layout: Layout, grid: Sequence[int]) -> int:
+    """Elements that the rank with the largest part holds."""
+    return max(prod(layout.local_shape(coordinates(rank, grid))) for rank in range(prod(grid)))

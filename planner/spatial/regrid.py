@@ -7,11 +7,11 @@ Shares of the samples are one more way that a tensor may lie.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from planner.spatial.layout import Cut, Layout, coordinates, entry, even, whole
 from planner.spatial.operation import NONE, Operation
@@ -24,6 +24,28 @@ SPACE = 2  # dimensions in front of those of space: samples and channels
 def mesh_of(grid: Grid, ranks: int) -> Grid:
     """A grid over all ranks of a group: where it has fewer cells, a last axis of ranks that compute a cell alike."""
     return grid if prod(grid) == ranks else (*grid, ranks // prod(grid))
+
+
+@dataclass(frozen=True, slots=True)
+class Grids:
+    """Of the ranks that share a sample: the first grid, those from other layers on, and on which tensors come."""
+
+    ranks: int
+    first: Grid
+    turns: Mapping[str, Grid] = field(default_factory=dict)
+    lying: Mapping[str, Grid] = field(default_factory=dict)  # by name, of all ranks; others lie on the first
+    shares: str = ""  # the layer from which on each rank has whole samples of its own, if any
+    samples: Mapping[str, int] = field(
+        default_factory=dict
+    )  # by name of what is given, the dim of its samples
+    turners: Mapping[str, Operation] = field(default_factory=dict)  # of what is given, as of a segment
+
+    @property
+    def mesh(self) -> Grid:
+        return mesh_of(self.first, self.ranks)
+
+
+ALONE: Final = Grids(1, ())
 
 
 class Piece(NamedTuple):

@@ -6,11 +6,13 @@ same thing: each coordinate lists the global rows that it wants, as runs of cons
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import NamedTuple
 
-from planner.spatial.layout import Cut
+from planner.spatial.layout import Cut, Layout, coordinates
 
 
 class RowRun(NamedTuple):
@@ -103,6 +105,11 @@ def gather(dim: int, cut: Cut, low: int = 0, high: int | None = None) -> Fetch:
     return Fetch(dim, cut.axis, cut.points, cut.size, (run,) * parts, (high - low,) * parts, shared=True)
 
 
+def gathered(layout: Layout) -> tuple[Fetch, ...]:
+    cuts = ((dim, layout.cuts[dim]) for dim in layout.cut_dims)
+    return tuple(gather(dim, cut) for dim, cut in cuts if cut is not None)
+
+
 def take(dim: int, target: Cut) -> Fetch:
     """From a tensor that every rank holds whole, the rows of a cut."""
     own = list(zip(target.points, target.points[1:], strict=False))
@@ -112,6 +119,29 @@ def take(dim: int, target: Cut) -> Fetch:
 
 def recut(dim: int, source: Cut, target: Cut) -> Fetch:
     return intervals(dim, source, list(zip(target.points, target.points[1:], strict=False)))
+
+
+def sent_elements(layout: Layout, fetches: Sequence[Fetch], grid: Sequence[int]) -> int:
+    """Of the busiest rank, over all fetches of one tensor; later ones carry the corners of earlier ones."""
+    sent = [0] * prod(grid)
+    sizes: dict[int, Sequence[int]] = {}
+    for fetch in fetches:
+        by_place: dict[int, int] = defaultdict(int)
+        for sender, _, rows in fetch.messages():
+            by_place[sender] += rows
+        for rank in range(len(sent)):
+            place = coordinates(rank, grid)
+            local = list(layout.local_shape(place))
+            for dim, rows_of in sizes.items():
+                local[dim] = rows_of[place[_axis(fetches, dim)]]
+            local[fetch.dim] = by_place[place[fetch.axis]]
+            sent[rank] += prod(local)
+        sizes[fetch.dim] = fetch.sizes
+    return max(sent)
+
+
+def _axis(fetches: Sequence[Fetch], dim: int) -> int:
+    return next(fetch.axis for fetch in fetches if fetch.dim == dim)
 
 
 def _runs(rows: Sequence[int]) -> Iterator[RowRun]:

@@ -9,6 +9,7 @@ from typing import Final
 
 from planner.errors import BadInput
 from planner.spatial.layout import Cut, Layout
+from planner.spatial.operation import Given, Operation, Ref
 from planner.spatial.rows_needed import Fetch, recut, take
 
 # Tensors are Layouts; a list of tensors is a tuple of them (None where one is left out).
@@ -88,6 +89,19 @@ class Call:
         why = f"{self.operation} leaves {rows} rows for {ranks} ranks"
         allowed = f"up to {rows} ranks, or {self.gather}"
         return TooFew(why, where=self.where, allowed=allowed, layer=self.layer)
+
+
+def call_of(operation: Operation, inputs: Mapping[str, Layout]) -> Call:
+    arguments = {name: _resolved(value, inputs) for name, value in operation.arguments.items()}
+    return Call(operation.operation, arguments, operation.outputs, operation.place, layer=operation.layer)
+
+
+def _resolved(value: Given, inputs: Mapping[str, Layout]) -> Argument:
+    if isinstance(value, Ref):
+        return inputs[value.name]
+    if isinstance(value, tuple):
+        return tuple(_resolved(x, inputs) for x in value)
+    return value
 
 
 class NoRule(BadInput):

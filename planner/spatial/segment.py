@@ -17,10 +17,10 @@ from typing import Final
 
 from planner.spatial import sample_shares
 from planner.spatial.layout import Layout, along, entry, whole
-from planner.spatial.operation import GETITEM, INPUT, STATE, TARGET, Given, Operation, Ref
-from planner.spatial.regrid import Grid, Resplit, mesh_of, resplit, turned
-from planner.spatial.rows_needed import Fetch, gather
-from planner.spatial.rule import PARTS, Argument, Call, NoRule, Step, TooFew
+from planner.spatial.operation import GETITEM, INPUT, STATE, TARGET, Operation, Ref
+from planner.spatial.regrid import ALONE, Grid, Grids, Resplit, mesh_of, resplit, turned
+from planner.spatial.rows_needed import Fetch, gathered
+from planner.spatial.rule import PARTS, NoRule, Step, TooFew, call_of
 from planner.spatial.rules import reductions, resample, windows
 from planner.spatial.rules.pointwise import AFTER, IN_PLACE
 from planner.spatial.rules.table import rule
@@ -48,28 +48,6 @@ class Segment:
     layouts: Mapping[str, tuple[Layout, ...]]  # of every tensor, given or made
     grids: Mapping[str, Grid]  # of all ranks, on which each of them lies
     turners: Mapping[str, Operation]  # what moved space elsewhere than behind samples and channels, by tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Grids:
-    """Of the ranks that share a sample: the first grid, those from other layers on, and on which tensors come."""
-
-    ranks: int
-    first: Grid
-    turns: Mapping[str, Grid] = field(default_factory=dict)
-    lying: Mapping[str, Grid] = field(default_factory=dict)  # by name, of all ranks; others lie on the first
-    shares: str = ""  # the layer from which on each rank has whole samples of its own, if any
-    samples: Mapping[str, int] = field(
-        default_factory=dict
-    )  # by name of what is given, the dim of its samples
-    turners: Mapping[str, Operation] = field(default_factory=dict)  # of what is given, as of a segment
-
-    @property
-    def mesh(self) -> Grid:
-        return mesh_of(self.first, self.ranks)
-
-
-ALONE: Final = Grids(1, ())
 
 
 def propagate(
@@ -285,11 +263,6 @@ def _on_samples(operation: Operation, inputs: Mapping[str, Layout], moved: Colle
     return Placed(operation, sample_shares.step(call, operation.samples), inputs)
 
 
-def gathered(layout: Layout) -> tuple[Fetch, ...]:
-    cuts = ((dim, layout.cuts[dim]) for dim in layout.cut_dims)
-    return tuple(gather(dim, cut) for dim, cut in cuts if cut is not None)
-
-
 def _outputs(
     operation: Operation, placed: Placed, layouts: Mapping[str, tuple[Layout, ...]]
 ) -> tuple[Layout, ...]:
@@ -300,16 +273,3 @@ def _outputs(
     if placed.step is None:
         return tuple(map(whole, operation.outputs))
     return placed.step.outputs
-
-
-def call_of(operation: Operation, inputs: Mapping[str, Layout]) -> Call:
-    arguments = {name: _resolved(value, inputs) for name, value in operation.arguments.items()}
-    return Call(operation.operation, arguments, operation.outputs, operation.place, layer=operation.layer)
-
-
-def _resolved(value: Given, inputs: Mapping[str, Layout]) -> Argument:
-    if isinstance(value, Ref):
-        return inputs[value.name]
-    if isinstance(value, tuple):
-        return tuple(_resolved(x, inputs) for x in value)
-    return value

@@ -16,10 +16,10 @@ from typing import Final
 
 from planner.errors import BadInput
 from planner.model import ModelGraph
-from planner.spatial.layout import Layout, check_grid, coordinates, middle_of
+from planner.spatial.layout import Layout, check_grid, middle_of, shard_elements
 from planner.spatial.operation import INPUT, Ref, from_text
 from planner.spatial.regrid import Grid, Resplit
-from planner.spatial.rows_needed import Fetch
+from planner.spatial.rows_needed import Fetch, sent_elements
 from planner.spatial.segment import Placed, Segment, cut_model
 
 ELEMENT_BYTES: Final = 4  # unless what is captured has others; lower precisions send less
@@ -267,34 +267,6 @@ def _name(placed: Placed, argument: str) -> str:
         value = value[int(position)]
     assert isinstance(value, Ref)
     return value.name
-
-
-def sent_elements(layout: Layout, fetches: Sequence[Fetch], grid: Sequence[int]) -> int:
-    """Of the busiest rank, over all fetches of one tensor; later ones carry the corners of earlier ones."""
-    sent = [0] * prod(grid)
-    sizes: dict[int, Sequence[int]] = {}
-    for fetch in fetches:
-        by_place: dict[int, int] = defaultdict(int)
-        for sender, _, rows in fetch.messages():
-            by_place[sender] += rows
-        for rank in range(len(sent)):
-            place = coordinates(rank, grid)
-            local = list(layout.local_shape(place))
-            for dim, rows_of in sizes.items():
-                local[dim] = rows_of[place[_axis(fetches, dim)]]
-            local[fetch.dim] = by_place[place[fetch.axis]]
-            sent[rank] += prod(local)
-        sizes[fetch.dim] = fetch.sizes
-    return max(sent)
-
-
-def _axis(fetches: Sequence[Fetch], dim: int) -> int:
-    return next(fetch.axis for fetch in fetches if fetch.dim == dim)
-
-
-def shard_elements(layout: Layout, grid: Sequence[int]) -> int:
-    """Elements that the rank with the largest part holds."""
-    return max(prod(layout.local_shape(coordinates(rank, grid))) for rank in range(prod(grid)))
 
 
 def cut_layers(segment: Segment) -> frozenset[str]:
