@@ -91,8 +91,7 @@ def price(
     """Returns what a model costs under a grid, layer by layer.
 
     Args: as those of `cut_model`; the model's operations come with its graph.
-    Raises: NoRule where an operation within the segment cannot be done on shards; BadInput where the grid does not
-        fit.
+    Raises: NoRule where an operation cannot be done on shards; BadInput where the grid does not fit.
     """
     operations = tuple(map(from_text, graph.operations))
     given = [x for x in operations if x.operation == INPUT]
@@ -203,7 +202,7 @@ def resplit_elements(segment: Segment) -> dict[str, int]:
 
 
 def drawn_elements(segment: Segment) -> dict[str, int]:
-    """Returns, by layer, the elements that its largest dropout mask takes: ones, what is drawn, and what is made of both."""
+    """Returns, by layer, the elements that its largest dropout mask takes: ones, the draw, and what both make."""
     found: dict[str, int] = defaultdict(int)
     for placed in segment.placed:
         if placed.step is not None and placed.operation.operation in DROPPING:
@@ -266,7 +265,7 @@ def _moved(move: Resplit, element_bytes: int, *, back: bool) -> Traffic:
 
 
 def _hidden(placed: Placed, layout: Layout, fetches: Sequence[Fetch], grid: Sequence[int]) -> int:
-    """Returns the elements that travel while their operation computes: along the last dimension, across thin boundaries."""
+    """Returns the elements that travel while their operation computes: the last dimension's, across thin boundaries."""
     moving = [fetch for fetch in fetches if any(fetch.messages())]
     if not placed.operation.operation.startswith(OVERLAPPED) or not moving:
         return 0
@@ -288,12 +287,12 @@ def _name(placed: Placed, argument: str) -> str:
 
 
 def cut_layers(segment: Segment) -> frozenset[str]:
-    """Returns the names of the layers that compute on shards, in part at least; every rank computes the others alike."""
+    """Returns the names of the layers that compute on shards, in part at least."""
     return frozenset(placed.operation.layer for placed in segment.placed if placed.step is not None)
 
 
 def ends(segment: Segment) -> Mapping[str, str]:
-    """Returns the layers that gather a tensor first, each with its first operation that needs a whole tensor."""
+    """Returns the layers that gather a tensor first, each with the first operation that needs it whole."""
     return {
         placed.operation.layer: placed.operation.operation
         for placed in reversed(segment.placed)
