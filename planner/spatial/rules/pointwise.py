@@ -14,6 +14,7 @@ def elementwise(call: Call) -> Step:
     """Returns the Step of an element-wise operation whose operands broadcast.
 
     Returns: results cut as the first cut operand is; the other operands are sliced or re-cut to match.
+    Raises: NoRule where operands are cut along different dimensions.
     """
     shape = max((call.outputs[0], *(x.shape for _, x in call.tensors())), key=len)
     target = _target(call, shape, (layout for _, layout in call.tensors()))
@@ -85,7 +86,7 @@ def matmul(call: Call) -> Step:
     """Returns the Step of a product of matrices.
 
     Returns: the left operand may be cut in its rows and in its stack; each rank takes those right matrices it needs.
-    Raises: NoRule where the product sums over a dimension that is cut.
+    Raises: NoRule where it sums over a dimension that is cut.
     """
     left, right = call.tensor("self"), call.tensor("other" if "other" in call.arguments else "mat2")
     shape = call.outputs[0]
@@ -106,7 +107,7 @@ def matmul(call: Call) -> Step:
 def scatter(call: Call) -> Step:
     """Returns the Step of a scatter or gather along one dimension that is not cut.
 
-    Raises: NoRule where the index has another size than the tensor along any other dimension.
+    Raises: NoRule where its dimension is cut, or where the index has another size than the tensor along any other one.
     """
     target, index = call.tensor("self"), call.tensor("index")
     dim = call.integer("dim") % len(target.shape)
@@ -171,7 +172,8 @@ AFTER: Final = "after"  # a tensor, once what writes into it has run
 def in_place(call: Call) -> Step:
     """Returns the Step of an element-wise operation in place, on a tensor that was cloned to be written.
 
-    Raises: NoRule where rows of what it writes into would have to be fetched; `propagate` checks the clone.
+    Args: the call's "self" is such a clone, which `propagate` checks.
+    Raises: NoRule where it writes into a part of a tensor, or into rows that would have to be fetched.
     """
     step = elementwise(call)
     if "self" in step.fetches:

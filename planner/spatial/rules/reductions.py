@@ -15,6 +15,7 @@ def batch_norm(call: Call) -> Step:
     """Returns the Step of a batch norm on shards.
 
     Returns: in training, two sums a channel and the count are reduced.
+    Raises: NoRule where batch or channels are cut.
     """
     source = call.tensor("input")
     training = call.flag("training" if call.operation == "aten.batch_norm" else "use_input_stats")
@@ -25,6 +26,7 @@ def instance_norm(call: Call) -> Step:
     """Returns the Step of an instance norm on shards.
 
     Returns: two sums a sample and channel and the count are reduced, unless running statistics are used.
+    Raises: NoRule where batch or channels are cut.
     """
     source = call.tensor("input")
     training = call.flag("use_input_stats")
@@ -35,6 +37,7 @@ def group_norm(call: Call) -> Step:
     """Returns the Step of a group norm on shards.
 
     Returns: two sums a sample and group and the count are reduced.
+    Raises: NoRule where batch or channels are cut.
     """
     source = call.tensor("input")
     return _statistics(call, source, source.shape[0] * call.integer("num_groups"))
@@ -65,7 +68,8 @@ def reduction(call: Call) -> Step:
     """Returns the Step of a sum, mean, maximum or the like over some dimensions.
 
     Returns: a result that is whole along the cut dimensions that it sums over, after an all-reduce.
-    Raises: NoRule where the operation picks along a dimension that is cut, as argmax does.
+    Raises: NoRule where it picks along a dimension that is cut, as argmax does, and for norms of other orders than 1
+        and 2 over such a dimension.
     """
     if isinstance(call.get("other"), Layout):  # the larger of two tensors
         return elementwise(call)
@@ -106,6 +110,7 @@ def cross_entropy(call: Call) -> Step:
     """Returns the Step of a cross entropy, with classes in dimension 1.
 
     Args: the call's targets are indices without that dimension, or probabilities with it.
+    Raises: NoRule where batch or classes are cut.
     """
     source, target = call.tensor("self"), call.tensor("target")
     cut = {dim: c for dim, c in enumerate(source.cuts) if c is not None}
@@ -124,7 +129,7 @@ def cross_entropy(call: Call) -> Step:
 def elementwise_loss(call: Call) -> Step:
     """Returns the Step of a loss between prediction and target of one shape.
 
-    Raises: NoRule where the shapes differ, and for weights, which broadcast.
+    Raises: NoRule where prediction and target differ in shape, and where there is a weight, which would broadcast.
     """
     source, target = call.tensor("self"), call.tensor("target")
     if source.shape != target.shape:

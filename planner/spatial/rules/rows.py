@@ -97,7 +97,7 @@ def flip(call: Call) -> Step:
 def roll(call: Call) -> Step:
     """Returns the Step of a roll along named dimensions.
 
-    Raises: NoRule for a roll of the flattened tensor.
+    Raises: NoRule where it rolls the flattened tensor.
     """
     source = call.tensor("self")
     dims = call.get("dims", ())
@@ -207,7 +207,7 @@ def _parts(call: Call, parts: Sequence[tuple[str, Layout]], dim: int, target: Cu
 def split(call: Call) -> Step:
     """Returns the Step of a split, chunk or unbind along a dimension that is not cut.
 
-    Raises: NoRule where the dimension is cut; slices of it have a rule.
+    Raises: NoRule where its dimension is cut; slices have a rule for that.
     """
     source = call.tensor("self")
     dim = call.integer("dim") % len(source.shape)
