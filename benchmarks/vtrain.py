@@ -19,7 +19,7 @@ from benchmarks.adapters import public, vtrain
 from benchmarks.adapters.vtrain import Constants, Measured
 from benchmarks.harness import Cell, Result, Table, main
 from planner.cluster import Link, slots
-from planner.cluster.links import all_reduce_s
+from planner.cluster.links import spread, sum_s
 from planner.milp.solve import solve
 from planner.simulate import period_of_plan
 
@@ -123,7 +123,8 @@ def sums_table(folder: Path) -> Table:
     for gpus, table in tables.items():
         wire = vtrain.link({other: rows for other, rows in tables.items() if other != gpus})
         machines = vtrain.cluster(gpus, wire)
-        errors = [all_reduce_s(machines, slots(machines), int(size)) / s - 1 for size, s in table.tolist()]
+        everyone = spread(machines, slots(machines))
+        errors = [sum_s(machines, everyone, int(size)) / s - 1 for size, s in table.tolist()]
         small = [abs(e) for e, (size, _) in zip(errors, table.tolist(), strict=True) if size < 16 * 2**20]
         large = [abs(e) for e, (size, _) in zip(errors, table.tolist(), strict=True) if size >= 16 * 2**20]
         lines.append(

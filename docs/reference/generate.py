@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -253,16 +253,22 @@ def operations() -> str:
         "gradients of inputs and of parameters equal those of one process, for uneven parts and odd sizes too. What "
         "one of them cannot do in a given setting is refused by name when the plan is made, and so is every "
         "operation that is not in the list.\n",
-        "| operations | |",
+        "| operations | refused |",
         "|---|---|",
     ]
     by_rule: dict[str, list[str]] = {}
-    about = {rule.__name__: (inspect.getdoc(rule) or "").split("\n\n")[0] for rule in RULES.values()}
+    about = {rule.__name__: _refused(rule) for rule in RULES.values()}
     for operation, rule in RULES.items():
         by_rule.setdefault(rule.__name__, []).append(operation.removeprefix("aten."))
     for name, found in by_rule.items():
         parts.append(f"| {', '.join(f'`{x}`' for x in sorted(found))} | {_cell(about[name])} |")
     return "\n".join(parts) + "\n"
+
+
+def _refused(rule: Callable[..., object]) -> str:
+    """Returns what a rule refuses: the words after "Raises: NoRule" in its docstring."""
+    found = re.search(r"^Raises: NoRule (.*)\.\Z", inspect.getdoc(rule) or "", re.MULTILINE | re.DOTALL)
+    return found[1] if found else ""
 
 
 def main() -> None:

@@ -14,7 +14,6 @@ from planner.cluster.cluster import (
     exists,
     limit_bytes,
     load,
-    parse,
     slots,
     total_devices,
 )
@@ -63,7 +62,6 @@ __all__ = [
     "limit_bytes",
     "load",
     "load_corrections",
-    "parse",
     "slots",
     "spread",
     "sum_s",

@@ -190,10 +190,6 @@ def load(path: Path | str) -> Cluster:
     return files.load(Cluster, Path(path), version=CLUSTER_VERSION)
 
 
-def parse(text: str, *, name: str = "cluster") -> Cluster:
-    return files.read(Cluster, text, name=name, version=CLUSTER_VERSION)
-
-
 def dump(cluster: Cluster) -> str:
     data = cluster.model_dump(mode="json", exclude_defaults=True)
     header = "# yaml-language-server: $schema=cluster.schema.json\n"
@@ -225,10 +221,6 @@ def group_of(cluster: Cluster, node: int) -> NodeGroup:
     return cluster.groups[node]
 
 
-def device(cluster: Cluster, place: Located) -> str:
-    return group_of(cluster, place.node).device
-
-
 def limit_bytes(cluster: Cluster, place: Located) -> int:
     """Memory of the device at a place, less the margin."""
     return group_of(cluster, place.node).limit_bytes
@@ -244,10 +236,6 @@ def distance(cluster: Cluster, a: Located, b: Located) -> Distance:
     if a.node == b.node:
         return "device" if a.slot == b.slot else "node"
     return "rack" if cluster.racks[a.node] == cluster.racks[b.node] else "cluster"
-
-
-def link(cluster: Cluster, a: Located, b: Located) -> Link:
-    return link_over(cluster, distance(cluster, a, b))
 
 
 def link_over(cluster: Cluster, far: Distance) -> Link:

@@ -26,19 +26,6 @@ def transfer_s(cluster: Cluster, a: Located, b: Located, size_bytes: int, *, sha
     return _as_run(plain, cluster.fitted.hop if cluster.fitted else None)
 
 
-def all_reduce_s(cluster: Cluster, places: Iterable[Located], size_bytes: int, *, sharers: int = 1) -> float:
-    """Time to sum `size_bytes` over a set of places, every one of them ending with the sum.
-
-    In two levels. Within a node, among the m places of the fullest one, a ring scatters and later gathers:
-    2 (m - 1) (latency + V / (m bandwidth)). Between the k nodes, the V bytes go through the c network cards that the
-    places of a node have (c of the node with fewest), as a ring or as a pair of trees, whichever is faster:
-    min(2 (k - 1) latency + 2 (k - 1) / k U, 2 ceil(log2 k) latency + 2 U), with U = sharers V / (c bandwidth) and the
-    link of the farthest distance crossed. `sharers` is how many such sums go through one card at the same time:
-    `card_sharers` counts them.
-    """
-    return sum_s(cluster, spread(cluster, places), size_bytes, sharers=sharers)
-
-
 class Spread(NamedTuple):
     """What the time of an all-reduce over a set of places depends on."""
 
@@ -62,7 +49,17 @@ def spread(cluster: Cluster, places: Iterable[Located]) -> Spread:
 
 
 def sum_s(cluster: Cluster, over: Spread, size_bytes: int, *, sharers: int = 1) -> float:
-    """`all_reduce_s` of places that lie so."""
+    """Returns the seconds that an all-reduce of `size_bytes` takes over the places of a spread.
+
+    Args: `sharers` counts the all-reduces that go through one network card at the same time, see `card_sharers`.
+    Returns: seconds, corrected by runs where the cluster has corrections; 0 for a single place.
+
+    An all-reduce has two levels. Within a node, a ring scatters and later gathers among the m places of the fullest
+    node: 2 (m - 1) (latency + V / (m bandwidth)). Between the k nodes, the V bytes go through the c network cards
+    that the places of a node have, c of the node with fewest. The faster of a ring and a pair of trees counts:
+    min(2 (k - 1) latency + 2 (k - 1) / k U, 2 ceil(log2 k) latency + 2 U), with U = sharers V / (c bandwidth).
+    The link between nodes is that of the farthest distance crossed.
+    """
     if over.nodes < 2 and over.fullest < 2:
         return 0.0
     within = _within_s(cluster, over.fullest, size_bytes)

@@ -1,43 +1,78 @@
-"""The same cluster with something changed: other nodes, other memory, another network."""
+"""Clusters with something changed: other nodes, other memory, another network.
+
+Each function returns a new cluster and leaves the given one as it is. The new cluster is checked as one from a file
+is: BadInput says which link it lacks where its nodes talk over a distance that the file has no link for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from planner.cluster.cluster import Cluster, Link, Links, NodeGroup
+from pydantic import ValidationError
+
+from planner.cluster.cluster import Cluster, Link, Links, NodeGroup, dump
 from planner.errors import BadInput
+from planner.files import bad_input
 
 
-def with_node_groups(cluster: Cluster, nodes: tuple[NodeGroup, ...]) -> Cluster:
-    """The same links, other machines; ValueError where these need a link that is not told."""
-    fields = {name: getattr(cluster, name) for name in Cluster.model_fields}
-    return Cluster.model_validate({**fields, "nodes": nodes})
+def with_node_groups(cluster: Cluster, groups: tuple[NodeGroup, ...]) -> Cluster:
+    """Returns a cluster of other machines with the links of the given one.
 
-
-def with_memory(cluster: Cluster, gib: float) -> Cluster:
-    """Every device with so much memory, of which the margin stays free as before."""
-    size = round(gib * 2**30)
-    if size <= max(group.margin_bytes for group in cluster.nodes):
-        raise BadInput(
-            f"{gib:g} GiB leaves no memory beside the margin", where="memory_gib", allowed="more than it"
-        )
-    groups = tuple(group.model_copy(update={"memory_bytes": size}) for group in cluster.nodes)
-    return _with(cluster, nodes=groups)
+    Args: `groups` take the place of all groups of nodes.
+    Raises: BadInput where the groups need a link that the cluster does not have.
+    """
+    return _changed(cluster, nodes=groups)
 
 
 def with_nodes(cluster: Cluster, count: int) -> Cluster:
-    """So many nodes of the only kind there is."""
+    """Returns a cluster with another number of nodes of the only kind that it has.
+
+    Args: `count` is at least 1.
+    Raises: BadInput where the cluster has several kinds of node, or no link for so many nodes.
+    """
     if len(cluster.nodes) != 1:
         raise BadInput(
             f"the cluster has {len(cluster.nodes)} kinds of node", where="nodes", allowed="a cluster with one"
         )
     if count < 1:
         raise BadInput(f"{count} nodes", where="nodes", allowed="1 or more")
-    return _with(cluster, nodes=(cluster.nodes[0].model_copy(update={"count": count}),))
+    return _changed(cluster, nodes=(cluster.nodes[0].model_copy(update={"count": count}),))
+
+
+def with_memory(cluster: Cluster, gib: float) -> Cluster:
+    """Returns a cluster whose devices all have `gib` GiB of memory; the margin stays free as before.
+
+    Raises: BadInput where the margin of some group leaves nothing of that memory.
+    """
+    size = round(gib * 2**30)
+    if size <= max(group.margin_bytes for group in cluster.nodes):
+        raise BadInput(
+            f"{gib:g} GiB leaves no memory beside the margin", where="memory_gib", allowed="more than it"
+        )
+    return _with_capacity(cluster, lambda _: size)
+
+
+def with_at_most(cluster: Cluster, limit: int) -> Cluster:
+    """Returns a cluster of whose devices a plan may use at most `limit` bytes, beside the margin.
+
+    Args: `limit` is in bytes; a device that has less keeps what it has.
+    """
+    return _with_capacity(cluster, lambda group: min(group.capacity_bytes, group.margin_bytes + limit))
+
+
+def with_more(cluster: Cluster, more: int) -> Cluster:
+    """Returns a cluster whose devices have more memory.
+
+    Args: `more` is the number of bytes added to each device.
+    """
+    return _with_capacity(cluster, lambda group: group.capacity_bytes + more)
 
 
 def with_network(cluster: Cluster, factor: float) -> Cluster:
-    """Every link with so many times its bandwidth, and the latency that it has."""
+    """Returns a cluster whose links have `factor` times their bandwidth and the latency that they have.
+
+    Raises: BadInput where `factor` is not above 0.
+    """
     if not factor > 0:
         raise BadInput(f"{factor:g} times the bandwidth", where="network", allowed="more than 0")
     links = {
@@ -45,25 +80,23 @@ def with_network(cluster: Cluster, factor: float) -> Cluster:
         for name, link in cluster.links
         if link is not None
     }
-    return _with(cluster, links=Links(**links))
+    return _changed(cluster, links=Links(**links))
 
 
-def _with(cluster: Cluster, **changes: object) -> Cluster:
-    """Made anew and checked again: a copy would carry along what was reckoned from the old fields."""
-    fields = {name: getattr(cluster, name) for name in Cluster.model_fields}
-    return Cluster.model_validate(fields | changes)
-
-
-def with_at_most(cluster: Cluster, limit: int) -> Cluster:
-    """The same machines, of whose devices a plan may use no more than `limit` bytes, their margin aside."""
-    return _with_memory(cluster, lambda group: min(group.capacity_bytes, group.margin_bytes + limit))
-
-
-def with_more(cluster: Cluster, more: int) -> Cluster:
-    """The same machines with so many bytes more on each device."""
-    return _with_memory(cluster, lambda group: group.capacity_bytes + more)
-
-
-def _with_memory(cluster: Cluster, size: Callable[[NodeGroup], int]) -> Cluster:
+def _with_capacity(cluster: Cluster, size: Callable[[NodeGroup], int]) -> Cluster:
+    """Returns a cluster whose devices have the bytes of memory that `size` gives for their group."""
     groups = tuple(group.model_copy(update={"memory_bytes": size(group)}) for group in cluster.nodes)
-    return with_node_groups(cluster, groups)
+    return _changed(cluster, nodes=groups)
+
+
+def _changed(cluster: Cluster, **changes: object) -> Cluster:
+    """Returns a cluster with some fields changed, made anew and checked.
+
+    A copy would carry along what was computed from the old fields.
+    """
+    fields = {name: getattr(cluster, name) for name in Cluster.model_fields}
+    try:
+        return Cluster.model_validate(fields | changes)
+    except ValidationError as error:
+        found = bad_input(Cluster, error, text=dump(cluster), name=cluster.name)
+        raise BadInput(found.what, where=cluster.name, allowed=found.allowed) from None

@@ -215,7 +215,7 @@ def _larger(cluster: Cluster, times: int) -> Cluster | None:
     groups = tuple(g.model_copy(update={"count": g.count * times}) for g in cluster.nodes)
     try:
         return with_node_groups(cluster, groups)
-    except ValueError:
+    except BadInput:
         return None
 
 

@@ -1,4 +1,11 @@
-"""What a shard of a sample needs of its neighbours, in integers."""
+"""Splits samples over ranks in integers: which part of each input a shard needs, whose it is, and what that costs.
+
+In: operations of a captured model as integers (`Operation`), and a grid such as (2, 2). Out: a `Segment` with the
+layout of every tensor and a `Step` for each operation, and by `price` the share of work and the bytes sent, a layer.
+Nothing here knows torch; `runtime.spatial` has a kernel for each rule. Start with `layout.py` (how a tensor lies on
+a grid), then `rule.py` (what a rule is asked and answers), `rules/` (one file for each kind of operation),
+`segment.py` (a whole model) and `traffic.py` (its price).
+"""
 
 from planner.spatial.layout import (
     Cut,
@@ -23,9 +30,9 @@ from planner.spatial.operation import (
     Ref,
     to_text,
 )
-from planner.spatial.regrid import SPACE, Grid, Resplit
+from planner.spatial.regrid import SPACE, Grid, Grids, Resplit
 from planner.spatial.rows_needed import Fetch, RowRun, take
-from planner.spatial.rule import Call, NoRule, Step
+from planner.spatial.rule import Call, NoRule, Step, call_of
 from planner.spatial.rules.pointwise import POINTWISE
 from planner.spatial.rules.reductions import LOSSES
 from planner.spatial.rules.resample import COUNTS, CUBIC, adaptive_rows
@@ -33,7 +40,7 @@ from planner.spatial.rules.reshapes import RESHAPES
 from planner.spatial.rules.rows import ROWS
 from planner.spatial.rules.windows import divisors, front_padding
 from planner.spatial.sample_shares import grown, wider
-from planner.spatial.segment import SLIDING, Grids, Placed, Segment, call_of, with_targets
+from planner.spatial.segment import SLIDING, Placed, Segment, with_targets
 from planner.spatial.traffic import Cost, Price, Traffic, price
 
 __all__ = [

@@ -1,6 +1,6 @@
-"""Operations as lines of text, so that a profile file can hold what a split needs to be priced.
+"""Operations as lines of text, so that a profile file can hold what is needed to price a split.
 
-One operation of a captured model as integers: what it reads, and the shapes of what it makes.
+An `Operation` is one operation of a captured model as integers: what it reads, and the shapes of what it makes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ TENSOR = "tensor"  # key of a reference
 
 
 def to_text(operation: Operation) -> str:
+    """Returns an operation as one line of JSON.
+
+    Returns: text that `from_text` reads back as an equal operation.
+    """
     facts: dict[str, object] = {
         "name": operation.name,
         "layer": operation.layer,
@@ -31,6 +35,11 @@ def to_text(operation: Operation) -> str:
 
 
 def from_text(text: str) -> Operation:
+    """Returns the operation that a line of JSON holds.
+
+    Args: `text` is what `to_text` wrote.
+    Raises: BadInput where the text is no operation.
+    """
     try:
         facts = json.loads(text)
         arguments = {str(name): _given(value) for name, value in facts["arguments"].items()}
@@ -67,7 +76,7 @@ NONE, OTHERWISE = -1, -2  # no size depends on the batch; some do otherwise than
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A tensor by the name of the operation that made it, or of what the segment was given."""
+    """A tensor by the name of the operation that made it, or by the name of what the segment was given."""
 
     name: str
 
@@ -77,6 +86,8 @@ Given = None | bool | int | float | str | Ref | tuple["Given", ...]
 
 @dataclass(frozen=True, slots=True)
 class Operation:
+    """One operation of a captured model, with everything that a rule may ask of it."""
+
     name: str
     layer: str
     operation: str  # "aten.conv3d", or GETITEM with arguments "self" and "index"
@@ -87,12 +98,16 @@ class Operation:
 
     @property
     def place(self) -> str:
-        """Where the user finds it; what belongs to no layer of its own is counted to a neighbour."""
+        """Returns where users find the operation in their model.
+
+        An operation that belongs to no layer of its own is counted to a neighbouring layer; the text names both.
+        """
         if self.path is None:
             return self.layer
         return f"{self.path or 'forward of the model'} (counted to layer '{self.layer}')"
 
     def reads(self) -> list[str]:
+        """Returns the names of the tensors among the arguments, in the order of the arguments."""
         return [ref.name for value in self.arguments.values() for ref in _refs(value)]
 
 

@@ -1,17 +1,17 @@
-"""From one grid of ranks to another: which part of a tensor each rank sends each other, an all-to-all.
+"""Re-splits tensors from one grid of ranks to another: which part of a tensor each rank sends to each other rank.
 
-Every rank sends what its old part and the others' new ones share; what it has itself stays. The gradient goes the
-same way back: where several ranks hold a part alike each has the whole gradient of it, so that nothing is summed.
-Shares of the samples are one more way that a tensor may lie.
+All ranks exchange at once (all-to-all). Every rank sends what its old shard shares with the new shards of others;
+what it has itself stays. The gradient goes the same way back: where several ranks hold a shard alike, each has the
+whole gradient of the shard, so that nothing is summed. Shares of the samples are one more way that a tensor may lie.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from planner.spatial.layout import Cut, Layout, coordinates, entry, even, whole
 from planner.spatial.operation import NONE, Operation
@@ -22,12 +22,42 @@ SPACE = 2  # dimensions in front of those of space: samples and channels
 
 
 def mesh_of(grid: Grid, ranks: int) -> Grid:
-    """A grid over all ranks of a group: where it has fewer cells, a last axis of ranks that compute a cell alike."""
+    """Returns a grid over all ranks of a group.
+
+    Args: `ranks` is a multiple of the cells of `grid`.
+    Returns: `grid` itself, or with a last axis of ranks that compute the same cell alike where there are fewer cells.
+    """
     return grid if prod(grid) == ranks else (*grid, ranks // prod(grid))
 
 
+@dataclass(frozen=True, slots=True)
+class Grids:
+    """The grids that the ranks of one sample compute on, layer by layer, and the grids on which given tensors lie."""
+
+    ranks: int
+    first: Grid
+    turns: Mapping[str, Grid] = field(default_factory=dict)
+    lying: Mapping[str, Grid] = field(default_factory=dict)  # by name, of all ranks; others lie on the first
+    shares: str = ""  # the layer from which on each rank has whole samples of its own, if any
+    samples: Mapping[str, int] = field(
+        default_factory=dict
+    )  # by name of what is given, the dim of its samples
+    turners: Mapping[str, Operation] = field(default_factory=dict)  # of what is given, as of a segment
+
+    @property
+    def mesh(self) -> Grid:
+        """Returns the first grid, extended to all ranks."""
+        return mesh_of(self.first, self.ranks)
+
+
+ALONE: Final = Grids(1, ())
+
+
 class Piece(NamedTuple):
-    """Global rows [low, high) of the dimensions that are cut before or after."""
+    """The part of a tensor that one rank gives to another.
+
+    `rows` are global rows [low, high) of each dimension that is cut before or after.
+    """
 
     sender: int
     rows: tuple[tuple[int, int], ...]
@@ -35,6 +65,8 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Resplit:
+    """The move of one tensor from a layout on one grid to a layout on another."""
+
     source: Layout
     before: Grid  # of all ranks, see `mesh_of`
     target: Layout
@@ -43,29 +75,46 @@ class Resplit:
 
     @property
     def back(self) -> Resplit:
+        """Returns the move in the other direction, which the gradient takes."""
         return Resplit(self.target, self.after, self.source, self.before, self.samples)
 
     @property
     def shared(self) -> bool:
+        """Returns whether ranks share the samples before or after the move."""
         return self.samples != NONE
 
     def of(self, rows: int) -> Resplit:
-        """The same of as many rows of samples as there are here; what was planned with is an example."""
+        """Returns the move of the same tensor with another number of samples.
+
+        Args: `rows` is the size of the dimension of samples; the plan was made with an example of another size.
+        """
         return self if rows == self.source.shape[self.samples] else _of(self, rows)
 
     @property
     def dims(self) -> tuple[int, ...]:
+        """Returns the dimensions that are cut before or after, in ascending order."""
         return tuple(sorted({*self.source.cut_dims, *self.target.cut_dims}))
 
     def held(self, rank: int) -> tuple[tuple[int, int], ...]:
+        """Returns the rows that a rank holds before the move.
+
+        Returns: global rows (start, stop) for each dimension in `dims`.
+        """
         region = self.source.region(coordinates(rank, self.before))
         return tuple(region[dim] for dim in self.dims)
 
     def wanted(self, rank: int) -> tuple[tuple[int, int], ...]:
+        """Returns the rows that a rank holds after the move.
+
+        Returns: global rows (start, stop) for each dimension in `dims`.
+        """
         return self.back.held(rank)
 
     def pieces(self, receiver: int) -> Iterator[Piece]:
-        """What a rank puts its new part together from: its own rows first of all, else those of one that has them."""
+        """Yields the pieces that a rank puts its new shard together from.
+
+        Yields: one piece for each distinct old shard; its sender is the receiver itself where it holds these rows.
+        """
         wanted = self.wanted(receiver)
         holders: dict[tuple[tuple[int, int], ...], list[int]] = {}
         for rank in range(prod(self.before)):
@@ -76,7 +125,7 @@ class Resplit:
                 yield Piece(receiver if receiver in ranks else ranks[receiver % len(ranks)], rows)
 
     def sent_elements(self) -> int:
-        """Of the rank that sends most."""
+        """Returns the number of elements that the busiest rank sends."""
         sent = [0] * prod(self.before)
         others = prod(n for dim, n in enumerate(self.source.shape) if dim not in self.dims)
         for receiver in range(len(sent)):
@@ -86,7 +135,7 @@ class Resplit:
         return max(sent)
 
     def made_elements(self) -> int:
-        """Of the largest new part."""
+        """Returns the number of elements of the largest new shard."""
         return max(
             prod(self.target.local_shape(coordinates(rank, self.after))) for rank in range(prod(self.after))
         )
@@ -111,15 +160,22 @@ def _sized(layout: Layout, dim: int, size: int) -> Layout:
 
 
 def turned(layout: Layout) -> bool:
-    """Whether its dimensions are not samples, channels, then space."""
+    """Returns whether the dimensions of a layout are in another order than samples, channels, then space.
+
+    Args: `layout` is cut along the axis of the grid that its dimension of space has, unless it is turned.
+    """
     return any(cut is not None and dim != SPACE + cut.axis for dim, cut in enumerate(layout.cuts))
 
 
 def resplit(
     source: Layout, before: Grid, grid: Grid, ranks: int, reader: str, turner: Operation | None = None
 ) -> Resplit:
-    """To even parts of a grid; whole where that is empty. NoRule where it cannot be told which dimension is which:
-    it names the operation that has turned them, if that is known."""
+    """Returns the move of a tensor to even shards of another grid.
+
+    Args: `source` lies on `before`; an empty `grid` makes the tensor whole; `reader` is the layer that needs the move;
+        `turner` is the operation that moved space to other dimensions, if it is known.
+    Raises: NoRule where it is not known which dimension is which; the error names `turner`.
+    """
     if grid and turned(source):
         shown, cut = " x ".join(map(str, grid)), list(source.cut_dims)
         moved = f"{turner.operation} moves what" if turner is not None else "what"

@@ -1,4 +1,4 @@
-"""Which rows of a tensor each rank needs, whose they are, and what it costs to get them.
+"""Says which rows of a tensor each rank needs, whose rows they are, and what it costs to get them.
 
 A Fetch is along one dimension. Halos, padding of every kind, flips, slices, rolls, gathers and re-cuts are all the
 same thing: each coordinate lists the global rows that it wants, as runs of constant step; rows in no run are fill.
@@ -6,21 +6,28 @@ same thing: each coordinate lists the global rows that it wants, as runs of cons
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import NamedTuple
 
-from planner.spatial.layout import Cut
+from planner.spatial.layout import Cut, Layout, coordinates
 
 
 class RowRun(NamedTuple):
+    """A run of rows at a constant step, as one rank wants them."""
+
     at: int  # position of the first row in what the rank gets
     start: int  # global row
     length: int
     step: int  # 0 repeats a row, negative runs backwards
 
     def part(self, low: int, high: int) -> RowRun | None:
-        """Those rows of the run that lie in [low, high)."""
+        """Returns the part of the run whose rows lie in [low, high).
+
+        Returns: None where no row of the run does.
+        """
         if self.step == 0:
             return self if low <= self.start < high else None
         if self.step > 0:
@@ -35,12 +42,14 @@ class RowRun(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows that must travel."""
+        """Returns the number of rows that must travel."""
         return 1 if self.step == 0 else self.length
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
+    """The rows of one dimension that each coordinate along an axis of the grid wants, and where they come from."""
+
     dim: int
     axis: int
     points: tuple[int, ...] | None  # how the source is cut; None: every rank holds all of it
@@ -52,7 +61,7 @@ class Fetch:
 
     @property
     def trivial(self) -> bool:
-        """Every coordinate keeps exactly what it has."""
+        """Returns whether every coordinate keeps exactly what it has."""
         if self.points is None or self.shared:
             return False
         own = zip(self.points, self.points[1:], strict=False)
@@ -62,7 +71,10 @@ class Fetch:
         )
 
     def pieces(self, receiver: int, sender: int) -> tuple[RowRun, ...]:
-        """Runs that `receiver` takes from the rows of `sender`."""
+        """Returns the runs that one coordinate takes from the rows of another.
+
+        Args: `receiver` and `sender` are coordinates along the axis of the fetch.
+        """
         if self.points is None:
             return self.runs[receiver] if sender == receiver else ()
         low, high = self.points[sender], self.points[sender + 1]
@@ -70,7 +82,10 @@ class Fetch:
         return tuple(part for part in parts if part is not None)
 
     def messages(self) -> Iterator[tuple[int, int, int]]:
-        """(sender, receiver, rows) of everything that travels."""
+        """Yields everything that travels.
+
+        Yields: (sender, receiver, rows), sender and receiver as coordinates along the axis.
+        """
         count = len(self.runs)
         for receiver in range(count):
             for sender in range(count):
@@ -80,7 +95,10 @@ class Fetch:
 
 
 def intervals(dim: int, cut: Cut, needs: Sequence[tuple[int, int]], fill: float = 0.0) -> Fetch:
-    """Rows [low, high) for each coordinate; those outside the tensor are fill."""
+    """Returns the fetch of one interval of rows for each coordinate.
+
+    Args: `needs` has rows [low, high) for each coordinate; rows outside the tensor are filled with `fill`.
+    """
     runs, sizes = [], []
     for low, high in needs:
         a, b = max(low, 0), min(high, cut.size)
@@ -90,28 +108,76 @@ def intervals(dim: int, cut: Cut, needs: Sequence[tuple[int, int]], fill: float 
 
 
 def listed(dim: int, cut: Cut, rows: Sequence[Sequence[int]], fill: float = 0.0) -> Fetch:
-    """Any rows in any order for each coordinate; -1 is fill."""
+    """Returns the fetch of any rows in any order for each coordinate.
+
+    Args: `rows` has the global rows of each coordinate; -1 stands for a row of `fill`.
+    """
     runs = tuple(tuple(_runs(wanted)) for wanted in rows)
     return Fetch(dim, cut.axis, cut.points, cut.size, runs, tuple(map(len, rows)), fill)
 
 
 def gather(dim: int, cut: Cut, low: int = 0, high: int | None = None) -> Fetch:
-    """The same rows for everybody: all of them, unless bounds are given."""
+    """Returns the fetch of the same rows for every coordinate.
+
+    Args: `low` and `high` bound the rows [low, high); all rows where they are not given.
+    """
     high = cut.size if high is None else high
     parts = len(cut.points) - 1
     run = (RowRun(0, low, high - low, 1),)
     return Fetch(dim, cut.axis, cut.points, cut.size, (run,) * parts, (high - low,) * parts, shared=True)
 
 
+def gathered(layout: Layout) -> tuple[Fetch, ...]:
+    """Returns the fetches that make a tensor whole on every rank.
+
+    Returns: one fetch for each dimension that is cut.
+    """
+    cuts = ((dim, layout.cuts[dim]) for dim in layout.cut_dims)
+    return tuple(gather(dim, cut) for dim, cut in cuts if cut is not None)
+
+
 def take(dim: int, target: Cut) -> Fetch:
-    """From a tensor that every rank holds whole, the rows of a cut."""
+    """Returns the fetch of a cut's rows from a tensor that every rank holds whole.
+
+    Returns: a fetch for which nothing travels.
+    """
     own = list(zip(target.points, target.points[1:], strict=False))
     runs = tuple((RowRun(0, a, b - a, 1),) for a, b in own)
     return Fetch(dim, target.axis, None, target.size, runs, tuple(b - a for a, b in own))
 
 
 def recut(dim: int, source: Cut, target: Cut) -> Fetch:
+    """Returns the fetch that brings a dimension from one cut to another.
+
+    Args: `source` and `target` cut the same dimension along the same axis.
+    """
     return intervals(dim, source, list(zip(target.points, target.points[1:], strict=False)))
+
+
+def sent_elements(layout: Layout, fetches: Sequence[Fetch], grid: Sequence[int]) -> int:
+    """Returns the number of elements that the busiest rank sends for all fetches of one tensor.
+
+    Args: `fetches` are done in their order; later ones carry the corners that earlier ones brought.
+    """
+    sent = [0] * prod(grid)
+    sizes: dict[int, Sequence[int]] = {}
+    for fetch in fetches:
+        by_place: dict[int, int] = defaultdict(int)
+        for sender, _, rows in fetch.messages():
+            by_place[sender] += rows
+        for rank in range(len(sent)):
+            place = coordinates(rank, grid)
+            local = list(layout.local_shape(place))
+            for dim, rows_of in sizes.items():
+                local[dim] = rows_of[place[_axis(fetches, dim)]]
+            local[fetch.dim] = by_place[place[fetch.axis]]
+            sent[rank] += prod(local)
+        sizes[fetch.dim] = fetch.sizes
+    return max(sent)
+
+
+def _axis(fetches: Sequence[Fetch], dim: int) -> int:
+    return next(fetch.axis for fetch in fetches if fetch.dim == dim)
 
 
 def _runs(rows: Sequence[int]) -> Iterator[RowRun]:

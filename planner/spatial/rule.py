@@ -1,4 +1,7 @@
-"""One operation of a captured model as integers, and what a rule makes of it."""
+"""The question that a rule is asked (`Call`) and its answer (`Step`).
+
+A rule is a function from a Call, one operation of a captured model with the layouts of its tensors, to a Step.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Final
 
 from planner.errors import BadInput
 from planner.spatial.layout import Cut, Layout
+from planner.spatial.operation import Given, Operation, Ref
 from planner.spatial.rows_needed import Fetch, recut, take
 
 # Tensors are Layouts; a list of tensors is a tuple of them (None where one is left out).
@@ -30,25 +34,44 @@ class Call:
     first: bool = False  # of its layer there is none before: a gather has no place
 
     def get(self, name: str, default: Argument = None) -> Argument:
+        """Returns an argument.
+
+        Args: `default` stands for an argument that is missing or None.
+        """
         value = self.arguments.get(name)
         return default if value is None else value
 
     def tensor(self, name: str) -> Layout:
+        """Returns the layout of a tensor argument.
+
+        Raises: NoRule where the argument is no tensor: this overload has no rule.
+        """
         value = self.arguments.get(name)
         if not isinstance(value, Layout):
             raise self.refuse(f"this overload has no tensor '{name}'")
         return value
 
     def integer(self, name: str, default: int = 0) -> int:
+        """Returns an integer argument.
+
+        Args: `default` stands for an argument that is missing or None.
+        """
         value = self.get(name, default)
         assert isinstance(value, int), (self.operation, name)
         return value
 
     def flag(self, name: str) -> bool:
+        """Returns a true-or-false argument; False where it is missing.
+
+        Args: `name` is the argument's in the schema.
+        """
         return bool(self.get(name, False))
 
     def integers(self, name: str, count: int, default: Sequence[int] = ()) -> tuple[int, ...]:
-        """A list of `count` integers, one integer standing for all; `default` where the list is empty."""
+        """Returns an argument that is a list of `count` integers.
+
+        Args: one integer in the argument stands for all; `default` stands for an empty list.
+        """
         value = self.get(name, ())
         if isinstance(value, int):
             return (value,) * count
@@ -57,7 +80,11 @@ class Call:
         return tuple(x for x in (given * count if len(given) == 1 else given) if isinstance(x, int))
 
     def dims(self, name: str, ndim: int) -> tuple[int, ...]:
-        """Dimensions counted from the front; all of them where none is named."""
+        """Returns an argument that names dimensions.
+
+        Args: `ndim` is the number of dimensions that there are.
+        Returns: dimensions counted from the front; all of them where the argument names none.
+        """
         value = self.get(name)
         given = (value,) if isinstance(value, int) else value
         if not given:
@@ -66,7 +93,10 @@ class Call:
         return tuple(x % ndim for x in given if isinstance(x, int))
 
     def tensors(self) -> Iterator[tuple[str, Layout]]:
-        """Every tensor argument; one of a list is named "tensors.0"."""
+        """Yields the name and the layout of every tensor argument.
+
+        Yields: also the tensors of lists; the first of the list "tensors" is named "tensors.0".
+        """
         for name, value in self.arguments.items():
             if isinstance(value, Layout):
                 yield name, value
@@ -75,24 +105,52 @@ class Call:
 
     @property
     def gather(self) -> str:
+        """Returns where a gather would make the operation possible, in words for errors."""
         if self.first:
             return "whole samples"
         apart = self.layer not in ("", self.where)
         return f"a gather before layer '{self.layer}'" if apart else "a gather before it"
 
     def refuse(self, why: str, allowed: str = "") -> BadInput:
+        """Returns the error for an operation that cannot be done on shards.
+
+        Args: `why` goes on after "aten.name on parts of a sample: "; `allowed` is a gather where it is empty.
+        """
         what = f"{self.operation} on {self.parts}: {why}"
         return NoRule(what, where=self.where, allowed=allowed or self.gather, layer=self.layer)
 
     def too_few(self, rows: int, ranks: int) -> BadInput:
+        """Returns the error for an operation that leaves fewer rows than there are ranks.
+
+        Args: `rows` are left of a dimension that `ranks` ranks share.
+        """
         why = f"{self.operation} leaves {rows} rows for {ranks} ranks"
         allowed = f"up to {rows} ranks, or {self.gather}"
         return TooFew(why, where=self.where, allowed=allowed, layer=self.layer)
 
 
+def call_of(operation: Operation, inputs: Mapping[str, Layout]) -> Call:
+    """Returns the question to a rule that an operation poses on given layouts.
+
+    Args: `inputs` are layouts by the names of the tensors that the operation reads.
+    """
+    arguments = {name: _resolved(value, inputs) for name, value in operation.arguments.items()}
+    return Call(operation.operation, arguments, operation.outputs, operation.place, layer=operation.layer)
+
+
+def _resolved(value: Given, inputs: Mapping[str, Layout]) -> Argument:
+    if isinstance(value, Ref):
+        return inputs[value.name]
+    if isinstance(value, tuple):
+        return tuple(_resolved(x, inputs) for x in value)
+    return value
+
+
 class NoRule(BadInput):
-    """An operation that cannot be computed on shards; computing it alike on every rank is exact, too. `layer` is the
-    one before which shards are to be gathered at the latest; `where` says it to the user."""
+    """An operation that cannot be computed on shards; to compute it alike on every rank is exact, too.
+
+    `layer` is the layer before which shards must be gathered at the latest; `where` names the place for the user.
+    """
 
     def __init__(self, what: str, *, where: str = "", allowed: str = "", layer: str = "") -> None:
         super().__init__(what, where=where, allowed=allowed)
@@ -100,17 +158,17 @@ class NoRule(BadInput):
 
     @property
     def why(self) -> str:
-        """Without what would be allowed, for who knows better."""
+        """Returns the message without what would be allowed, for callers that know better what is."""
         return f"{self.where}: {self.what}" if self.where else self.what
 
 
 class TooFew(NoRule):
-    """Fewer rows are left than there are ranks."""
+    """The error where fewer rows are left than there are ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What an operation on shards takes: where its results lie, what is fetched first, what is reduced."""
+    """The answer of a rule: where the results lie, what is fetched first, and what is reduced."""
 
     outputs: tuple[Layout, ...]
     fetches: Mapping[str, tuple[Fetch, ...]] = field(default_factory=dict)  # by name of the tensor argument
@@ -122,9 +180,14 @@ class Step:
 
     @property
     def output(self) -> Layout:
+        """Returns the layout of the first result."""
         return self.outputs[0]
 
     def fetch(self, name: str, dim: int) -> Fetch | None:
+        """Returns the fetch of a tensor argument along a dimension, or None.
+
+        Args: `name` is the argument's in the schema.
+        """
         return next((f for f in self.fetches.get(name, ()) if f.dim == dim), None)
 
 
@@ -132,7 +195,12 @@ Rule = Callable[[Call], Step]
 
 
 def aligned(call: Call, layout: Layout, target: Mapping[int, Cut]) -> tuple[Fetch, ...]:
-    """Fetches that bring a tensor to the given cuts: sliced where it is whole, re-cut where it differs."""
+    """Returns the fetches that bring a tensor to given cuts.
+
+    Args: `target` has the wanted cut of each dimension; other dimensions must not be cut.
+    Returns: slices of dimensions that are whole, re-cuts of those that are cut otherwise.
+    Raises: NoRule where the tensor is cut along another dimension or axis.
+    """
     found = []
     axes = {dim: cut.axis for dim, cut in target.items()}
     for dim, own in enumerate(layout.cuts):
@@ -148,8 +216,16 @@ def aligned(call: Call, layout: Layout, target: Mapping[int, Cut]) -> tuple[Fetc
 
 
 def rows_of(cut: Cut) -> list[tuple[int, int]]:
+    """Returns the rows (start, stop) of each shard of a cut.
+
+    Args: `cut` has one shard between each two neighbouring points.
+    """
     return list(zip(cut.points, cut.points[1:], strict=False))
 
 
 def elements(shape: Sequence[int]) -> int:
+    """Returns the number of elements of a tensor.
+
+    Args: `shape` is its shape.
+    """
     return prod(shape)

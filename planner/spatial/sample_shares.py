@@ -1,8 +1,8 @@
-"""Samples of a micro-batch shared among the ranks of a group, from a layer on: what operations do on a share.
+"""Rules for whole samples that are shared among the ranks of a group, from a layer on.
 
-Every rank has as many whole samples, one after the other. An operation is computed on a share where each sample goes
-its own way, or where what is summed over samples is summed over the ranks. Anything else is refused by name: one
-without a rule here, and one whose result has its samples elsewhere than its rule says.
+Every rank has the same number of whole samples, one after the other. An operation is computed on a share where each
+sample goes its own way, or where sums over samples are summed over the ranks. Any other operation is refused by
+name: one without a rule here, and one whose result has its samples elsewhere than its rule says.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _LAST: Final = 1 << 62  # the end of a slice that has none
 
 
 def wider(operation: Operation, times: int) -> Operation:
-    """For a batch of so many times as many samples; NoRule where it is not known what that makes."""
+    """Returns an operation as it is in a batch of `times` as many samples.
+
+    Raises: NoRule where it is not known how the results grow with the batch.
+    """
     why = f"'{operation.name}', made by {operation.operation}, is no multiple of the batch"
     if not operation.samples:
         why = "the model was captured for one batch alone, or profiled before this was asked"
@@ -37,14 +40,22 @@ def wider(operation: Operation, times: int) -> Operation:
 
 
 def grown(shape: Sequence[int], dim: int, times: int) -> tuple[int, ...]:
+    """Returns a shape with one dimension `times` as long.
+
+    Args: `dim` is the dimension that grows; NONE for none.
+    """
     return tuple(n * times if i == dim else n for i, n in enumerate(shape))
 
 
 def moved(
     layout: Layout, dim: int | None, before: Grid, ranks: int, reader: Operation, maker: Operation | None
 ) -> Resplit | None:
-    """How a tensor that an operation reads is brought to this rank's samples, which lie along `dim`; one without
-    samples is made whole. None where it is so already."""
+    """Returns the move that brings a tensor to this rank's samples; None where the tensor lies so already.
+
+    Args: `dim` is the dimension of samples; a tensor without samples is made whole. `before` is the grid it lies on;
+        `reader` reads it; `maker` made it, if it was not given.
+    Raises: NoRule where samples are not known to lie along one dimension.
+    """
     if dim is None or dim == OTHERWISE or dim in layout.cut_dims:
         made = f"{maker.operation} made" if maker is not None else f"{reader.operation} reads"
         what = f"{made} a tensor whose samples are not known to lie along one dimension, which is brought to {SHARE}"
@@ -57,7 +68,11 @@ def moved(
 
 
 def step(call: Call, samples: Sequence[int]) -> Step:
-    """Of an operation of which some tensor is a share; `samples` is where its results have theirs."""
+    """Returns the Step of an operation of which some tensor is a share of the samples.
+
+    Args: `samples` has, for each result, the dimension of its samples.
+    Raises: NoRule where there is no rule, or where the operation mixes samples.
+    """
     found = SHARES.get(call.operation)
     if found is None:
         raise call.refuse("there is no rule for it", ALLOWED)
@@ -77,7 +92,10 @@ def _source(call: Call) -> Layout:
 
 
 def by_sample(call: Call) -> Step:
-    """Samples come first, then channels, then as much space as the operation's name says."""
+    """Returns the Step of an operation that treats every sample alone.
+
+    Args: the call's samples come first, then channels, then as many dimensions of space as the operation's name says.
+    """
     source, found = _source(call), re.search(r"(\d)d", call.operation)
     least = len(source.shape) == int(found[1]) + 2 if found else len(source.shape) > 1
     others = [layout for _, layout in call.tensors() if layout is not source]
@@ -94,7 +112,10 @@ def _along(call: Call, dim: int, cut: Cut | None) -> Step:
 
 
 def batch_norm(call: Call) -> Step:
-    """Statistics over the samples of all ranks, packed as for space."""
+    """Returns the Step of a batch norm, whose statistics are over the samples of all ranks.
+
+    Returns: in training, `reduced` counts two numbers a channel and the count, as for a grid.
+    """
     made = by_sample(call)
     if not call.flag("training"):
         return made
@@ -103,12 +124,20 @@ def batch_norm(call: Call) -> Step:
 
 
 def instance_norm(call: Call) -> Step:
+    """Returns the Step of an instance norm.
+
+    Raises: NoRule where running statistics are updated, since these are means over samples.
+    """
     if call.flag("use_input_stats") and isinstance(call.get("running_mean"), Layout):
         raise _refused(call, "its running statistics are means over samples")
     return by_sample(call)
 
 
 def cross_entropy(call: Call) -> Step:
+    """Returns the Step of a cross entropy whose samples come first.
+
+    Returns: a whole result with two reduced numbers, sum and count, unless the loss is not reduced.
+    """
     source, target = call.tensor("self"), call.tensor("target")
     if len(source.shape) < 2 or source.cut_dims != (0,) or target.cut_dims != (0,):
         raise _refused(call, "its samples do not come first")
@@ -118,6 +147,10 @@ def cross_entropy(call: Call) -> Step:
 
 
 def reduction(call: Call) -> Step:
+    """Returns the Step of a sum, mean or the like.
+
+    Raises: NoRule for a variance over samples.
+    """
     made = reductions.reduction(call)
     if made.output.axes != made.axes and call.operation in ("aten.var", "aten.std"):
         raise _refused(call, "it is taken over samples")
@@ -125,7 +158,10 @@ def reduction(call: Call) -> Step:
 
 
 def picked(call: Call) -> Step:
-    """Along other dimensions than that of samples, or all of them."""
+    """Returns the Step of an operation that picks rows along other dimensions than that of samples, or picks all rows.
+
+    Raises: NoRule where it picks among samples.
+    """
     for _, source in call.tensors():
         for dim in _touched(call, len(source.shape)) & set(source.cut_dims):
             if not _everything(call):
@@ -135,7 +171,7 @@ def picked(call: Call) -> Step:
 
 
 def _everything(call: Call) -> bool:
-    """Whether a slice is one of all rows, however many there are."""
+    """Returns whether a call is a slice of all rows, whatever their number."""
     endless = call.get("end") is None or call.integer("end") >= _LAST
     return (
         call.operation == "aten.slice" and not call.get("start") and endless and call.integer("step", 1) == 1
@@ -153,6 +189,10 @@ def _touched(call: Call, ndim: int) -> set[int]:
 
 
 def unflatten(call: Call) -> Step:
+    """Returns the Step of an unflatten.
+
+    Raises: NoRule where it takes the dimension of samples apart.
+    """
     source = call.tensor("self")
     if call.integer("dim") % len(source.shape) in source.cut_dims:
         raise _refused(call, "it takes the dimension of samples apart")
@@ -160,7 +200,10 @@ def unflatten(call: Call) -> Step:
 
 
 def matmul(call: Call) -> Step:
-    """Of matrices one by one, or rows that are multiplied by one matrix."""
+    """Returns the Step of a product of matrices one by one, or of rows with one matrix.
+
+    Raises: NoRule where the product sums over samples.
+    """
     left, right = call.tensor("self"), call.tensor("other" if "other" in call.arguments else "mat2")
     if right.whole:
         return pointwise.matmul(call)
@@ -177,7 +220,10 @@ def matmul(call: Call) -> Step:
 
 
 def attention(call: Call) -> Step:
-    """Of every sample for itself, each with its own queries, keys and values; dropout within it has no rule."""
+    """Returns the Step of an attention in which every sample has its own queries, keys and values.
+
+    Raises: NoRule where samples do not come first, and for dropout within the attention.
+    """
     parts = [call.tensor(name) for name in ("query", "key", "value")]
     mask = call.get("attn_mask")
     shared = isinstance(mask, Layout) and not mask.whole
@@ -193,6 +239,10 @@ def attention(call: Call) -> Step:
 
 
 def embedding(call: Call) -> Step:
+    """Returns the Step of an embedding of indices whose samples are shared.
+
+    Raises: NoRule where gradients depend on all samples, as with `scale_grad_by_freq`.
+    """
     weight, indices = call.tensor("weight"), call.tensor("indices")
     if not weight.whole or call.flag("scale_grad_by_freq") or call.flag("sparse"):
         raise _refused(call, "its gradients depend on all samples, or its weight on some")

@@ -1,11 +1,11 @@
 """A run of operations on shards: the layout of every tensor, and where tensors are gathered.
 
-An operation whose tensors are all whole is computed alike by every rank. One that has no rule for what it is given
-is computed alike on gathered tensors, but only where that ends the segment: when too few rows are left for the
-ranks, or when nothing behind it slides over space. In the middle of a segment it is an error that names it.
+An operation whose tensors are all whole is computed alike by every rank. An operation that has no rule for what it
+is given is computed alike on gathered tensors, but only where that ends the segment: when too few rows are left for
+the ranks, or when nothing behind it slides over space. In the middle of a segment it is an error that names it.
 
-The grid may change on the way: from a layer on, what lies on another grid is re-split before it is read. And from a
-layer on ranks may share the samples instead, each with whole ones of its own; see `planner.halo.shares`.
+The grid may change on the way: from a layer on, what lies on another grid is re-split before it is read. Ranks may
+also share the samples from a layer on, each with whole samples of its own; see `sample_shares.py`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Final
 
 from planner.spatial import sample_shares
 from planner.spatial.layout import Layout, along, entry, whole
-from planner.spatial.operation import GETITEM, INPUT, STATE, TARGET, Given, Operation, Ref
-from planner.spatial.regrid import Grid, Resplit, mesh_of, resplit, turned
-from planner.spatial.rows_needed import Fetch, gather
-from planner.spatial.rule import PARTS, Argument, Call, NoRule, Step, TooFew
+from planner.spatial.operation import GETITEM, INPUT, STATE, TARGET, Operation, Ref
+from planner.spatial.regrid import ALONE, Grid, Grids, Resplit, mesh_of, resplit, turned
+from planner.spatial.rows_needed import Fetch, gathered
+from planner.spatial.rule import PARTS, NoRule, Step, TooFew, call_of
 from planner.spatial.rules import reductions, resample, windows
 from planner.spatial.rules.pointwise import AFTER, IN_PLACE
 from planner.spatial.rules.table import rule
@@ -31,7 +31,7 @@ SLIDING: Final = frozenset((*windows.WINDOWS, *resample.RESAMPLES, *reductions.S
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An operation with its Step; without one every rank does the same, on tensors gathered first."""
+    """An operation with its Step; without a Step every rank does the same, on tensors gathered first."""
 
     operation: Operation
     step: Step | None
@@ -44,32 +44,12 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
+    """Placed operations, and the layout and grid of every tensor that they are given or make."""
+
     placed: tuple[Placed, ...]
     layouts: Mapping[str, tuple[Layout, ...]]  # of every tensor, given or made
     grids: Mapping[str, Grid]  # of all ranks, on which each of them lies
     turners: Mapping[str, Operation]  # what moved space elsewhere than behind samples and channels, by tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Grids:
-    """Of the ranks that share a sample: the first grid, those from other layers on, and on which tensors come."""
-
-    ranks: int
-    first: Grid
-    turns: Mapping[str, Grid] = field(default_factory=dict)
-    lying: Mapping[str, Grid] = field(default_factory=dict)  # by name, of all ranks; others lie on the first
-    shares: str = ""  # the layer from which on each rank has whole samples of its own, if any
-    samples: Mapping[str, int] = field(
-        default_factory=dict
-    )  # by name of what is given, the dim of its samples
-    turners: Mapping[str, Operation] = field(default_factory=dict)  # of what is given, as of a segment
-
-    @property
-    def mesh(self) -> Grid:
-        return mesh_of(self.first, self.ranks)
-
-
-ALONE: Final = Grids(1, ())
 
 
 def propagate(
@@ -78,10 +58,12 @@ def propagate(
     gather_before: Collection[str] = (),
     grids: Grids = ALONE,
 ) -> Segment:
-    """Layouts from those of the tensors given (whole if missing); NoRule names what cannot be done on shards.
+    """Returns the operations placed on shards, with the layouts of all tensors.
 
-    Layers in `gather_before` and everything after them read gathered tensors. Where samples are shared, the batch is
-    a multiple of the ranks: see `wider`.
+    Args: `given` has the layouts of what the operations are given, missing tensors are whole; layers in
+        `gather_before` and everything after them read gathered tensors; where `grids` shares samples, the batch is a
+        multiple of the ranks, see `wider`.
+    Raises: NoRule, which names the operation that cannot be done on shards.
     """
     layouts: dict[str, tuple[Layout, ...]] = {name: (layout,) for name, layout in given.items()}
     lying = {name: grids.lying.get(name, grids.mesh) for name in given}
@@ -130,7 +112,7 @@ def propagate(
 
 
 def _lying(operation: Operation, lying: Mapping[str, Grid], mesh: Grid) -> Grid:
-    """A part of what lies elsewhere lies there, too."""
+    """Returns the grid on which an operation's result lies; a part of a tensor lies where the tensor does."""
     source = operation.arguments.get("self")
     return lying[source.name] if operation.operation == GETITEM and isinstance(source, Ref) else mesh
 
@@ -142,8 +124,12 @@ def cut_model(
     turns: Mapping[str, Grid] | None = None,
     shares: str = "",
 ) -> Segment:
-    """A whole model over a grid: samples cut evenly behind the channels, parameters whole; `turns` are the grids from
-    other layers on, and `shares` the layer from which on each rank has samples of its own."""
+    """Returns a whole model over a grid: samples cut evenly behind the channels, parameters whole.
+
+    Args: `turns` has the grids from other layers on, by the layer's name; `shares` is the layer from which on each
+        rank has samples of its own; layers in `gather_before` read gathered tensors.
+    Raises: NoRule, which names the operation that cannot be done on shards.
+    """
     ranks = prod(grid)
     if shares:
         operations = [wider(x, ranks) for x in operations]
@@ -169,8 +155,11 @@ def with_targets(
     gather_before: Collection[str],
     grids: Grids,
 ) -> tuple[Segment, Mapping[str, Layout]]:
-    """`propagate` with targets cut as the samples are, if all operations on them can be done so; else whole. And what
-    was given in the end."""
+    """Returns a segment whose targets are cut as the samples are if all operations on them allow it, else whole.
+
+    Args: as those of `propagate`; `targets` has the shape of each target.
+    Returns: the segment, and the layouts of what it was given in the end.
+    """
     here = (name for name in given if grids.lying.get(name, grids.mesh) == grids.mesh)
     leading = [given[name] for name in here if not given[name].whole]
     cut = {
@@ -192,7 +181,7 @@ def with_targets(
 def _check_write(
     operation: Operation, made: Mapping[str, Operation], reads: Mapping[str, Layout], parts: str
 ) -> None:
-    """A write through a view would be lost where the view has become a copy."""
+    """Raises NoRule for a write through a view, which would be lost where the view has become a copy."""
     name = operation.operation
     if name == AFTER:
         target, *writes = operation.reads()
@@ -219,7 +208,7 @@ def _lost_write(operation: Operation, parts: str, why: str = "it writes into a p
 
 
 def _slid_behind(operations: Sequence[Operation], shares: str) -> dict[str, bool]:
-    """Whether anything that depends on an operation slides over space, where samples are not whole again."""
+    """Returns, for each operation, whether anything that depends on it slides over space before samples are shared."""
     slid = {operation.name: False for operation in operations}
     ends = (i for i, operation in enumerate(operations) if shares and operation.layer == shares)
     for operation in reversed(operations[: next(ends, None)]):
@@ -285,11 +274,6 @@ def _on_samples(operation: Operation, inputs: Mapping[str, Layout], moved: Colle
     return Placed(operation, sample_shares.step(call, operation.samples), inputs)
 
 
-def gathered(layout: Layout) -> tuple[Fetch, ...]:
-    cuts = ((dim, layout.cuts[dim]) for dim in layout.cut_dims)
-    return tuple(gather(dim, cut) for dim, cut in cuts if cut is not None)
-
-
 def _outputs(
     operation: Operation, placed: Placed, layouts: Mapping[str, tuple[Layout, ...]]
 ) -> tuple[Layout, ...]:
@@ -300,16 +284,3 @@ def _outputs(
     if placed.step is None:
         return tuple(map(whole, operation.outputs))
     return placed.step.outputs
-
-
-def call_of(operation: Operation, inputs: Mapping[str, Layout]) -> Call:
-    arguments = {name: _resolved(value, inputs) for name, value in operation.arguments.items()}
-    return Call(operation.operation, arguments, operation.outputs, operation.place, layer=operation.layer)
-
-
-def _resolved(value: Given, inputs: Mapping[str, Layout]) -> Argument:
-    if isinstance(value, Ref):
-        return inputs[value.name]
-    if isinstance(value, tuple):
-        return tuple(_resolved(x, inputs) for x in value)
-    return value

@@ -1,4 +1,4 @@
-"""What a segment costs on the wire, a layer: halos, re-cuts, gathers and reductions, in bytes and messages.
+"""Prices a segment on the wire, layer by layer: halos, re-cuts, gathers and reductions, in bytes and messages.
 
 Bytes are those of the batch that the operations were captured with; halos grow with it, reductions of batch norms
 do not. Counted is the rank that sends most, one direction at a time as links are full duplex.
@@ -16,10 +16,10 @@ from typing import Final
 
 from planner.errors import BadInput
 from planner.model import ModelGraph
-from planner.spatial.layout import Layout, check_grid, coordinates, middle_of
+from planner.spatial.layout import Layout, check_grid, middle_of, shard_elements
 from planner.spatial.operation import INPUT, Ref, from_text
 from planner.spatial.regrid import Grid, Resplit
-from planner.spatial.rows_needed import Fetch
+from planner.spatial.rows_needed import Fetch, sent_elements
 from planner.spatial.segment import Placed, Segment, cut_model
 
 ELEMENT_BYTES: Final = 4  # unless what is captured has others; lower precisions send less
@@ -31,9 +31,10 @@ THIN: Final = 4  # shards of so many times their halos
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Of one layer. Halos go back the other way round, but for those of samples, whose gradient nobody asks for.
+    """The bytes and messages of one layer.
 
-    What is `hidden` travels while the layer computes, where the backward pass is not split in halves.
+    Halos go back the other way round, except those of samples, whose gradient nobody asks for. `hidden` bytes travel
+    while the layer computes, where the backward pass is not split in halves.
     """
 
     halo_bytes: int = 0  # sent by the busiest rank
@@ -71,7 +72,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """A model under a grid."""
+    """The price of a model under a grid."""
 
     layers: Mapping[str, Cost]
     values: Mapping[str, float]  # share of each Value that the rank with the largest part holds
@@ -87,8 +88,11 @@ def price(
     turns: Mapping[str, Grid] | None = None,
     shares: str = "",
 ) -> Price:
-    """NoRule where an operation within the segment cannot be done on shards; BadInput if the grid does not fit.
-    `turns` are the grids from other layers on, `shares` is the layer from which on each rank has samples of its own."""
+    """Returns what a model costs under a grid, layer by layer.
+
+    Args: as those of `cut_model`; the model's operations come with its graph.
+    Raises: NoRule where an operation cannot be done on shards; BadInput where the grid does not fit.
+    """
     operations = tuple(map(from_text, graph.operations))
     given = [x for x in operations if x.operation == INPUT]
     if not given:
@@ -107,7 +111,7 @@ def price(
 
 
 def _element_bytes(graph: ModelGraph) -> int:
-    """Of the widest Value with a gradient, by the bits in its type's name."""
+    """Returns the bytes of an element of the widest Value with a gradient, by the bits in its type's name."""
     bits = (re.search(r"\d+", value.dtype) for value in graph.values if value.needs_grad)
     return max((int(found[0]) // 8 for found in bits if found), default=ELEMENT_BYTES)
 
@@ -136,7 +140,11 @@ def _held(segment: Segment, name: str) -> float:
 
 
 def work_shares(segment: Segment, *, middle: bool = False) -> dict[str, float]:
-    """By layer: elements made by the rank in the middle, or by the one that makes most, over those of the whole."""
+    """Returns the share of each layer's output elements that one rank makes.
+
+    Args: the rank is the one in the middle of the grid if `middle` is set, else the one that makes most.
+    Returns: by layer, a number from 0 to 1.
+    """
     local: dict[str, int] = defaultdict(int)
     total: dict[str, int] = defaultdict(int)
     for placed in segment.placed:
@@ -149,7 +157,10 @@ def work_shares(segment: Segment, *, middle: bool = False) -> dict[str, float]:
 
 
 def traffic(segment: Segment, element_bytes: int = ELEMENT_BYTES) -> dict[str, Traffic]:
-    """By layer; layers that nothing is sent for are missing."""
+    """Returns the traffic of each layer.
+
+    Returns: by layer; layers that nothing is sent for are missing.
+    """
     found: dict[str, Traffic] = defaultdict(Traffic)
     made = {placed.operation.name for placed in segment.placed}
     seen: set[tuple[str, Resplit | None]] = set()
@@ -160,7 +171,10 @@ def traffic(segment: Segment, element_bytes: int = ELEMENT_BYTES) -> dict[str, T
 
 
 def gathered_elements(segment: Segment) -> dict[str, int]:
-    """By layer: of the tensors made whole for it, each once for all its readers."""
+    """Returns the elements of the tensors that are made whole for each layer.
+
+    Returns: by layer; a tensor counts once for all its readers.
+    """
     found: dict[str, int] = defaultdict(int)
     seen: set[str] = set()
     for placed in segment.placed:
@@ -171,7 +185,10 @@ def gathered_elements(segment: Segment) -> dict[str, int]:
 
 
 def resplit_elements(segment: Segment) -> dict[str, int]:
-    """By layer: of the new parts, each made once for all readers on one grid."""
+    """Returns the elements of the new shards that are made for each layer.
+
+    Returns: by layer; a shard counts once for all its readers on one grid.
+    """
     found: dict[str, int] = defaultdict(int)
     seen: set[tuple[str, Resplit]] = set()
     made = {placed.operation.name for placed in segment.placed}
@@ -185,7 +202,7 @@ def resplit_elements(segment: Segment) -> dict[str, int]:
 
 
 def drawn_elements(segment: Segment) -> dict[str, int]:
-    """By layer: ones, what is drawn for them, and what is made of both, for the largest mask."""
+    """Returns, by layer, the elements that its largest dropout mask takes: ones, the draw, and what both make."""
     found: dict[str, int] = defaultdict(int)
     for placed in segment.placed:
         if placed.step is not None and placed.operation.operation in DROPPING:
@@ -241,14 +258,14 @@ def _costs(
 
 
 def _moved(move: Resplit, element_bytes: int, *, back: bool) -> Traffic:
-    """All to all, one round: every rank sends all its messages at once."""
+    """Returns the traffic of an all-to-all, one round: every rank sends all its messages at once."""
     there = move.sent_elements() * element_bytes
     home = move.back.sent_elements() * element_bytes if back else 0
     return Traffic(resplit_bytes=there, rounds=bool(there), back_resplit_bytes=home, back_rounds=bool(home))
 
 
 def _hidden(placed: Placed, layout: Layout, fetches: Sequence[Fetch], grid: Sequence[int]) -> int:
-    """Elements that travel while their operation computes: along the last dimension, where boundaries are thin."""
+    """Returns the elements that travel while their operation computes: the last dimension's, across thin boundaries."""
     moving = [fetch for fetch in fetches if any(fetch.messages())]
     if not placed.operation.operation.startswith(OVERLAPPED) or not moving:
         return 0
@@ -269,41 +286,13 @@ def _name(placed: Placed, argument: str) -> str:
     return value.name
 
 
-def sent_elements(layout: Layout, fetches: Sequence[Fetch], grid: Sequence[int]) -> int:
-    """Of the busiest rank, over all fetches of one tensor; later ones carry the corners of earlier ones."""
-    sent = [0] * prod(grid)
-    sizes: dict[int, Sequence[int]] = {}
-    for fetch in fetches:
-        by_place: dict[int, int] = defaultdict(int)
-        for sender, _, rows in fetch.messages():
-            by_place[sender] += rows
-        for rank in range(len(sent)):
-            place = coordinates(rank, grid)
-            local = list(layout.local_shape(place))
-            for dim, rows_of in sizes.items():
-                local[dim] = rows_of[place[_axis(fetches, dim)]]
-            local[fetch.dim] = by_place[place[fetch.axis]]
-            sent[rank] += prod(local)
-        sizes[fetch.dim] = fetch.sizes
-    return max(sent)
-
-
-def _axis(fetches: Sequence[Fetch], dim: int) -> int:
-    return next(fetch.axis for fetch in fetches if fetch.dim == dim)
-
-
-def shard_elements(layout: Layout, grid: Sequence[int]) -> int:
-    """Elements that the rank with the largest part holds."""
-    return max(prod(layout.local_shape(coordinates(rank, grid))) for rank in range(prod(grid)))
-
-
 def cut_layers(segment: Segment) -> frozenset[str]:
-    """Layers that compute on shards, in part at least; the others are computed alike by every rank."""
+    """Returns the names of the layers that compute on shards, in part at least."""
     return frozenset(placed.operation.layer for placed in segment.placed if placed.step is not None)
 
 
 def ends(segment: Segment) -> Mapping[str, str]:
-    """Layer before whose operation a tensor is gathered -> why, by the operation's name."""
+    """Returns the layers that gather a tensor first, each with the first operation that needs it whole."""
     return {
         placed.operation.layer: placed.operation.operation
         for placed in reversed(segment.placed)

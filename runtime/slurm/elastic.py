@@ -58,13 +58,6 @@ def parse(text: str) -> tuple[int, int]:
     return found
 
 
-def resized(cluster: Cluster, nodes: int) -> Cluster:
-    if len(cluster.nodes) > 1:
-        raise BadInput("nodes are of several kinds", where=cluster.name, allowed="one kind, for --elastic")
-    group = cluster.nodes[0].model_copy(update={"count": nodes})
-    return clusters.parse(clusters.dump(cluster.model_copy(update={"nodes": (group,)})), name=cluster.name)
-
-
 def plan_for(paths: Paths, old: Plan, nodes: int) -> Plan:
     """Solves for so many nodes; the run folder holds the new plan when this returns, and the old one beside it."""
     fixed = json.loads(paths.fixed.read_text())
@@ -79,7 +72,7 @@ def _solved(
 ) -> Plan:
     """Beside its cluster in the folder."""
     there, found = folder / f"cluster-{nodes}.yaml", folder / f"plan-{nodes}.yaml"
-    write_whole(there, clusters.dump(resized(cluster, nodes)))
+    write_whole(there, clusters.dump(clusters.with_nodes(cluster, nodes)))
     words = [f"--profile={profile}", f"--cluster={there}", f"--batch={old.batch.samples}"]
     words += [f"--output={found}", "--force", *(f"--fix={key}={value}" for key, value in fixed.items())]
     done = subprocess.run(

@@ -7,7 +7,8 @@ from dataclasses import astuple
 from itertools import pairwise
 from typing import Any
 
-from planner.cluster import CATALOGUE, Cluster, cluster
+from planner import files
+from planner.cluster import CATALOGUE, Cluster
 from planner.cost import stage_bytes
 from planner.model import Layer, ModelGraph, Parameter, Value, crossings, stage_of_layers
 from planner.plan import (
@@ -113,8 +114,12 @@ def profile(micros: Sequence[int] = (1, 2)) -> Profile:
     return roofline.from_graph(graph(), CATALOGUE["A100-40GB"], micros=micros)
 
 
+def parse_cluster(text: str, *, name: str = "cluster") -> Cluster:
+    return files.read(Cluster, text, name=name, version=1)
+
+
 def machines() -> Cluster:
-    return cluster.parse(
+    return parse_cluster(
         """
         version: 1
         name: test

@@ -642,7 +642,7 @@ def test_a_file_that_cannot_be_read_is_named(kind: str, tmp_path: Path) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(TEXTS)), st.data())
 def test_a_file_with_a_slip_is_read_or_refused_in_one_line(kind: str, data: st.DataObject) -> None:
-    parse = {"cluster": cluster.parse, "plan": plan_yaml.parse, "profile": profile_yaml.loads}[kind]
+    parse = {"cluster": examples.parse_cluster, "plan": plan_yaml.parse, "profile": profile_yaml.loads}[kind]
     text = TEXTS[kind]
     start = data.draw(st.integers(0, len(text)))
     end = min(len(text), start + data.draw(st.integers(0, 30)))

@@ -11,7 +11,11 @@ from planner.spatial.rule import Call, Rule, Step, aligned
 
 
 def elementwise(call: Call) -> Step:
-    """Operands that broadcast: cut as the first cut one is, the others sliced or re-cut to match."""
+    """Returns the Step of an element-wise operation whose operands broadcast.
+
+    Returns: results cut as the first cut operand is; the other operands are sliced or re-cut to match.
+    Raises: NoRule where operands are cut along different dimensions.
+    """
     shape = max((call.outputs[0], *(x.shape for _, x in call.tensors())), key=len)
     target = _target(call, shape, (layout for _, layout in call.tensors()))
     fetches = {name: _matched(call, layout, target, len(shape)) for name, layout in call.tensors()}
@@ -21,7 +25,7 @@ def elementwise(call: Call) -> Step:
 
 
 def _target(call: Call, shape: tuple[int, ...], layouts: Iterable[Layout]) -> dict[int, Cut]:
-    """Cuts by dimension of the broadcast shape; the first operand that is cut there decides."""
+    """Returns the cuts by dimension of the broadcast shape; the first operand that is cut there decides."""
     target: dict[int, Cut] = {}
     for layout in layouts:
         shift = len(shape) - len(layout.shape)
@@ -55,13 +59,19 @@ def _laid(shape: tuple[int, ...], target: dict[int, Cut], ndim: int) -> Layout:
 
 
 def typed(call: Call) -> Step:
-    """Of another tensor only the type counts, wherever that lies and whatever its shape."""
+    """Returns the Step of a conversion to another tensor's type.
+
+    Returns: the source's own layout; where the other tensor lies, and its shape, does not matter.
+    """
     source = call.tensor("self")
     return Step((source,), axes=source.axes)
 
 
 def last_dimension(call: Call) -> Step:
-    """A linear layer, or a new last dimension: nothing else may be touched by it."""
+    """Returns the Step of a linear layer, or of a one-hot, which adds a last dimension.
+
+    Raises: NoRule where a linear layer sums over a dimension that is cut.
+    """
     name = "input" if "input" in call.arguments else "self"
     source, shape = call.tensor(name), call.outputs[0]
     last = len(source.shape) - 1
@@ -73,7 +83,11 @@ def last_dimension(call: Call) -> Step:
 
 
 def matmul(call: Call) -> Step:
-    """The left operand may be cut in its rows and matrices; of a stack of right ones each rank takes those it needs."""
+    """Returns the Step of a product of matrices.
+
+    Returns: the left operand may be cut in its rows and in its stack; each rank takes those right matrices it needs.
+    Raises: NoRule where it sums over a dimension that is cut.
+    """
     left, right = call.tensor("self"), call.tensor("other" if "other" in call.arguments else "mat2")
     shape = call.outputs[0]
     matrix = {len(right.shape) - 2, len(right.shape) - 1}
@@ -91,7 +105,10 @@ def matmul(call: Call) -> Step:
 
 
 def scatter(call: Call) -> Step:
-    """Along one dimension that is not cut, with an index as large as the tensor everywhere else."""
+    """Returns the Step of a scatter or gather along one dimension that is not cut.
+
+    Raises: NoRule where its dimension is cut, or where the index has another size than the tensor along any other one.
+    """
     target, index = call.tensor("self"), call.tensor("index")
     dim = call.integer("dim") % len(target.shape)
     others = [i for i in range(len(target.shape)) if i != dim]
@@ -108,6 +125,10 @@ def scatter(call: Call) -> Step:
 
 
 def feature_dropout(call: Call) -> Step:
+    """Returns the Step of a dropout of whole channels.
+
+    Raises: NoRule where batch or channels are cut.
+    """
     source = call.tensor("input")
     if set(source.cut_dims) & {0, 1}:
         raise call.refuse("its batch or channels are cut")
@@ -115,7 +136,10 @@ def feature_dropout(call: Call) -> Step:
 
 
 def prelu(call: Call) -> Step:
-    """Its weight is one number a channel, which is not cut."""
+    """Returns the Step of a PReLU, whose weight is one number a channel and is not cut.
+
+    Raises: NoRule where batch or channels are cut.
+    """
     source = call.tensor("self")
     if set(source.cut_dims) & {0, 1}:
         raise call.refuse("its batch or channels are cut")
@@ -146,7 +170,11 @@ AFTER: Final = "after"  # a tensor, once what writes into it has run
 
 
 def in_place(call: Call) -> Step:
-    """On a tensor that was cloned to be written; `propagate` sees to that."""
+    """Returns the Step of an element-wise operation in place, on a tensor that was cloned to be written.
+
+    Args: the call's "self" is such a clone, which `propagate` checks.
+    Raises: NoRule where it writes into a part of a tensor, or into rows that would have to be fetched.
+    """
     step = elementwise(call)
     if "self" in step.fetches:
         raise call.refuse("what it writes into would have to be fetched")
@@ -154,6 +182,10 @@ def in_place(call: Call) -> Step:
 
 
 def after(call: Call) -> Step:
+    """Returns the Step that orders a tensor behind the writes into it.
+
+    Raises: NoRule where a write lies elsewhere than the tensor.
+    """
     (_, source), *written = call.tensors()
     if any(layout != source for _, layout in written):
         raise call.refuse("a part of it was written elsewhere")

@@ -12,31 +12,49 @@ from planner.spatial.rules.pointwise import elementwise
 
 
 def batch_norm(call: Call) -> Step:
+    """Returns the Step of a batch norm on shards.
+
+    Returns: in training, two sums a channel and the count are reduced.
+    Raises: NoRule where batch or channels are cut.
+    """
     source = call.tensor("input")
     training = call.flag("training" if call.operation == "aten.batch_norm" else "use_input_stats")
     return _statistics(call, source, source.shape[1] if training else 0)
 
 
 def instance_norm(call: Call) -> Step:
+    """Returns the Step of an instance norm on shards.
+
+    Returns: two sums a sample and channel and the count are reduced, unless running statistics are used.
+    Raises: NoRule where batch or channels are cut.
+    """
     source = call.tensor("input")
     training = call.flag("use_input_stats")
     return _statistics(call, source, source.shape[0] * source.shape[1] if training else 0)
 
 
 def group_norm(call: Call) -> Step:
+    """Returns the Step of a group norm on shards.
+
+    Returns: two sums a sample and group and the count are reduced.
+    Raises: NoRule where batch or channels are cut.
+    """
     source = call.tensor("input")
     return _statistics(call, source, source.shape[0] * call.integer("num_groups"))
 
 
 def _statistics(call: Call, source: Layout, groups: int) -> Step:
-    """A mean and a sum of squares a group forward, with the count; two sums backward."""
+    """Returns the Step that reduces a mean and a sum of squares a group forward, with the count; two sums backward."""
     if set(source.cut_dims) & {0, 1}:
         raise call.refuse("its batch or channels are cut")
     return Step((source,), axes=source.axes, reduced=2 * groups + 1, reduced_backward=2 * groups)
 
 
 def layer_norm(call: Call) -> Step:
-    """Local as long as what it normalises over is not cut."""
+    """Returns the Step of a layer norm or RMS norm, which is local.
+
+    Raises: NoRule where it normalises over a dimension that is cut.
+    """
     source = call.tensor("input")
     shape = call.get("normalized_shape")
     assert isinstance(shape, tuple)
@@ -47,7 +65,12 @@ def layer_norm(call: Call) -> Step:
 
 
 def reduction(call: Call) -> Step:
-    """Sums and the like over some dimensions; what was cut among them ends whole on every rank."""
+    """Returns the Step of a sum, mean, maximum or the like over some dimensions.
+
+    Returns: a result that is whole along the cut dimensions that it sums over, after an all-reduce.
+    Raises: NoRule where it picks along a dimension that is cut, as argmax does, and for norms of other orders than 1
+        and 2 over such a dimension.
+    """
     if isinstance(call.get("other"), Layout):  # the larger of two tensors
         return elementwise(call)
     source = call.tensor("self")
@@ -73,6 +96,10 @@ def _only_known_orders(call: Call, over: frozenset[int]) -> None:
 
 
 def softmax(call: Call) -> Step:
+    """Returns the Step of a softmax.
+
+    Raises: NoRule where it sums along a dimension that is cut.
+    """
     source = call.tensor("self")
     if call.integer("dim") % len(source.shape) in source.cut_dims:
         raise call.refuse("it sums along a dimension that is cut")
@@ -80,7 +107,11 @@ def softmax(call: Call) -> Step:
 
 
 def cross_entropy(call: Call) -> Step:
-    """Classes in dimension 1; targets are indices without that dimension, or probabilities with it."""
+    """Returns the Step of a cross entropy, with classes in dimension 1.
+
+    Args: the call's targets are indices without that dimension, or probabilities with it.
+    Raises: NoRule where batch or classes are cut.
+    """
     source, target = call.tensor("self"), call.tensor("target")
     cut = {dim: c for dim, c in enumerate(source.cuts) if c is not None}
     if not cut:  # only the target is cut
@@ -96,7 +127,10 @@ def cross_entropy(call: Call) -> Step:
 
 
 def elementwise_loss(call: Call) -> Step:
-    """Prediction and target of one shape; weights that broadcast are left to the kernel's rule."""
+    """Returns the Step of a loss between prediction and target of one shape.
+
+    Raises: NoRule where prediction and target differ in shape, and where there is a weight, which would broadcast.
+    """
     source, target = call.tensor("self"), call.tensor("target")
     if source.shape != target.shape:
         raise call.refuse("its operands differ in shape", "operands of one shape")

@@ -29,7 +29,11 @@ COUNTS: Final = {name.format(n=n): n for name in NEAREST for n in (1, 2, 3)} | {
 
 
 def scale(call: Call, dim: int, position: int) -> Fraction:
-    """Input rows an output row; the factor that was asked for, where one was, else the ratio of the sizes."""
+    """Returns the input rows for one output row.
+
+    Args: `position` is that of dimension `dim` among the dimensions of space.
+    Returns: from the factor that the call asks for where it has one, else the ratio of the sizes.
+    """
     source, size = call.tensor("input"), call.outputs[0][dim]
     if call.flag("align_corners"):
         return Fraction(source.shape[dim] - 1, size - 1) if size > 1 else Fraction(0)
@@ -42,6 +46,11 @@ def scale(call: Call, dim: int, position: int) -> Fraction:
 
 
 def position_of(call: Call, row: int, step: Fraction) -> Fraction:
+    """Returns the source position that an output row is interpolated at.
+
+    Args: `step` is the number of input rows for one output row, from `scale`.
+    Returns: rows from the first one's; fractions lie between two rows.
+    """
     if call.flag("align_corners"):
         return row * step
     if "nearest_exact" in call.operation:
@@ -53,20 +62,30 @@ def position_of(call: Call, row: int, step: Fraction) -> Fraction:
 
 
 def rounding(call: Call, step: Fraction) -> Fraction:
-    """How far torch's single precision may be off; powers of two are exact."""
+    """Returns how far torch's single precision may be off a source position.
+
+    Args: `step` is from `scale`; a step with a power of two below the line is exact.
+    Returns: rows; 0 where nothing is rounded to the nearest row.
+    """
     exact = step.denominator & (step.denominator - 1) == 0
     return Fraction(0) if exact or "nearest" not in call.operation else Fraction(1, 10**4)
 
 
 def reach(call: Call) -> tuple[int, int]:
-    """Rows before and after the one at the source position that are read."""
+    """Returns the numbers of rows before and after the source position's row that are read.
+
+    Returns: (before, after).
+    """
     if "nearest" in call.operation:
         return 0, 0
     return (1, 2) if call.operation in CUBIC else (0, 1)
 
 
 def _check_nearest(call: Call) -> None:
-    """Torch has several kernels for one operation; which is taken depends on layout, type and direction."""
+    """Refuses sizes for which torch's kernels of "nearest" disagree.
+
+    Torch has several kernels for one operation; which one it takes depends on layout, type and direction.
+    """
     source, shape = call.tensor("input"), call.outputs[0]
     first = len(shape) - COUNTS[call.operation]
     for dim in range(first, len(shape)):
@@ -91,6 +110,10 @@ def _single(x: float) -> float:
 
 
 def interpolation(call: Call) -> Step:
+    """Returns the Step of an interpolation.
+
+    Raises: NoRule where torch's own kernels of "nearest" would read different rows.
+    """
     if "nearest" in call.operation:
         _check_nearest(call)
     source, shape = call.tensor("input"), call.outputs[0]
@@ -119,12 +142,19 @@ def _clamp(row: int, last: int) -> int:
 
 
 def adaptive_rows(row: int, source: int, size: int) -> tuple[int, int]:
-    """Rows that an adaptive pool takes for output row `row` of `size`."""
+    """Returns the input rows (start, stop) that an adaptive pool takes for one output row.
+
+    Args: `row` is the output row of `size`; `source` is the number of input rows.
+    """
     return row * source // size, -((-(row + 1) * source) // size)
 
 
 def adaptive(call: Call) -> Step:
-    """Down to one row it is a reduction; to at least as many rows as there are ranks, a window."""
+    """Returns the Step of an adaptive pool.
+
+    Returns: a reduction where one row is left; a window where there are at least as many rows as ranks.
+    Raises: NoRule where only some of the cut dimensions are pooled to one row.
+    """
     source, shape = call.tensor("self"), call.outputs[0]
     count = int(call.operation[-2])
     cuts: list[Cut | None] = [None] * len(shape)
@@ -150,7 +180,10 @@ def adaptive(call: Call) -> Step:
 
 
 def shuffle(call: Call) -> Step:
-    """Channels become rows, or rows channels: every rank has what it needs once blocks are not cut apart."""
+    """Returns the Step of a pixel shuffle or unshuffle.
+
+    Returns: channels become rows, or rows channels; every rank has what it needs once blocks are not cut apart.
+    """
     source, shape = call.tensor("self"), call.outputs[0]
     up = call.operation == "aten.pixel_shuffle"
     factor = call.integer("upscale_factor" if up else "downscale_factor")

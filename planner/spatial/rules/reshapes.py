@@ -12,6 +12,10 @@ from planner.spatial.rule import Call, Rule, Step
 
 
 def permuted(call: Call, order: Sequence[int]) -> Step:
+    """Returns the Step of a permutation.
+
+    Args: `order` has the source's dimension for each dimension of the result.
+    """
     source = call.tensor("self")
     output = Layout(call.outputs[0], tuple(source.cuts[dim] for dim in order))
     return Step((output,), axes=output.axes)
@@ -54,6 +58,10 @@ def squeeze(call: Call) -> Step:
 
 
 def expand(call: Call) -> Step:
+    """Returns the Step of an expand or repeat.
+
+    Raises: NoRule where it repeats a dimension that is cut.
+    """
     source, shape = call.tensor("self"), call.outputs[0]
     cuts = (*(None,) * (len(shape) - len(source.shape)), *source.cuts)
     if any(cut is not None and cut.size != n for cut, n in zip(cuts, shape, strict=True)):
@@ -67,7 +75,11 @@ def repeat(call: Call) -> Step:
 
 
 def groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Dimensions that turn into one another: the shortest runs of equal product, ones joined to a neighbour."""
+    """Returns which dimensions turn into which when a tensor is viewed under another shape.
+
+    Returns: the shortest runs (dimensions of `old`, dimensions of `new`) of equal product; dimensions of size 1 join a
+        neighbour.
+    """
     found: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(old) or j < len(new):
@@ -83,7 +95,11 @@ def groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list
 
 
 def view(call: Call) -> Step:
-    """A cut dimension must lead its group: then its rows stay together in blocks."""
+    """Returns the Step of a view or reshape.
+
+    Returns: cuts where the cut dimension leads its group, since its rows then stay together in blocks.
+    Raises: NoRule where a cut dimension is merged with one before it, or where rows of one rank are split.
+    """
     source, shape = call.tensor("self"), call.outputs[0]
     cuts: list[Cut | None] = [None] * len(shape)
     if prod(source.shape) != prod(shape):

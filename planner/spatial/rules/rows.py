@@ -1,4 +1,4 @@
-"""Rules of operations that pick, add or reorder rows: slices, padding, flips, rolls, concatenation."""
+"""Rules of operations that pick, add or reorder rows: slices, padding, flips, rolls and concatenation."""
 
 from __future__ import annotations
 
@@ -55,6 +55,10 @@ def slice_(call: Call) -> Step:
 
 
 def sliced(call: Call, size: int) -> range:
+    """Returns the rows that a slice or narrow picks.
+
+    Args: `size` is the number of rows of the source.
+    """
     start, end = call.get("start"), call.get("end")
     if call.operation == "aten.narrow":
         first = call.integer("start") % size
@@ -68,6 +72,10 @@ def sliced(call: Call, size: int) -> range:
 
 
 def select(call: Call) -> Step:
+    """Returns the Step that picks one row and drops its dimension.
+
+    Returns: along a cut dimension the row is fetched by every rank.
+    """
     source, shape = call.tensor("self"), call.outputs[0]
     dim = call.integer("dim") % len(source.shape)
     cut = source.cuts[dim]
@@ -87,6 +95,10 @@ def flip(call: Call) -> Step:
 
 
 def roll(call: Call) -> Step:
+    """Returns the Step of a roll along named dimensions.
+
+    Raises: NoRule where it rolls the flattened tensor.
+    """
     source = call.tensor("self")
     dims = call.get("dims", ())
     if not dims:
@@ -121,7 +133,10 @@ def pad(call: Call) -> Step:
 
 
 def padded(mode: str, size: int, low: int, high: int) -> list[int]:
-    """Source row of every row after padding; -1 where it is filled. Negative padding crops."""
+    """Returns the source row of every row after padding; -1 where the row is filled.
+
+    Args: `mode` is torch's name; `low` and `high` rows are added before and behind, negative numbers crop.
+    """
     return [_source(mode, row, size) for row in range(-low, size + high)]
 
 
@@ -138,7 +153,11 @@ def _source(mode: str, row: int, size: int) -> int:
 
 
 def concatenate(call: Call) -> Step:
-    """Along a dimension not cut it only needs its parts aligned; along a cut one, every part is re-cut."""
+    """Returns the Step of a concatenation or stack.
+
+    Returns: the parts are aligned; along a cut dimension every part is re-cut to even shards of the whole.
+    Raises: NoRule where the parts are cut along different dimensions.
+    """
     parts = list(call.tensors())
     shape, stacked = call.outputs[0], call.operation == "aten.stack"
     ndim, dim = len(shape) - stacked, call.integer("dim") % len(shape)
@@ -164,7 +183,7 @@ def concatenate(call: Call) -> Step:
 
 
 def _parts(call: Call, parts: Sequence[tuple[str, Layout]], dim: int, target: Cut) -> Iterator[Fetch]:
-    """What each rank takes of every part, so that its rows of the whole are theirs one after the other."""
+    """Yields what each rank takes of every part, so that its rows of the whole follow each other."""
     if not all(a < b for a, b in zip(target.points, target.points[1:], strict=False)):
         raise call.too_few(target.size, len(target.points) - 1)
     offset = 0
@@ -186,7 +205,10 @@ def _parts(call: Call, parts: Sequence[tuple[str, Layout]], dim: int, target: Cu
 
 
 def split(call: Call) -> Step:
-    """Pieces along a dimension that is not cut; along a cut one each piece is a slice."""
+    """Returns the Step of a split, chunk or unbind along a dimension that is not cut.
+
+    Raises: NoRule where its dimension is cut; slices have a rule for that.
+    """
     source = call.tensor("self")
     dim = call.integer("dim") % len(source.shape)
     unbound = call.operation == "aten.unbind"

@@ -1,4 +1,4 @@
-"""Spatial parallelism in integers: what part of each input a part of an output needs, whose it is, what it costs.
+"""The table of all rules: what part of each input a part of an output needs, whose it is, and what that costs.
 
 `rule(call)` gives the Step of one operation. Kernels of the same keys are in `runtime.spatial`.
 """
@@ -22,7 +22,10 @@ PARAMETERS: Final = ("weight", "bias", "running_mean", "running_var")
 
 
 def rule(call: Call) -> Step:
-    """How an operation on shards is done; NoRule names it where it cannot be."""
+    """Returns the Step that tells how an operation is done on shards.
+
+    Raises: NoRule, which names the operation, where it cannot be done.
+    """
     found = RULES.get(call.operation)
     if found is None:
         raise call.refuse("there is no rule for it")

@@ -11,27 +11,40 @@ from planner.spatial.rule import LOWEST, Call, Rule, Step, rows_of
 
 
 class Window(NamedTuple):
+    """A window along one dimension, as a convolution or pool slides it."""
+
     kernel: int
     stride: int = 1
     dilation: int = 1
     pad: int = 0  # at the front; what lies behind the end is never asked for unless an output row needs it
 
     def need(self, low: int, high: int) -> tuple[int, int]:
-        """Input rows that output rows [low, high) read, those outside the tensor included."""
+        """Returns the input rows (start, stop) that output rows [low, high) read.
+
+        Returns: rows outside the tensor are included: negative ones lie before it.
+        """
         return (
             low * self.stride - self.pad,
             (high - 1) * self.stride - self.pad + self.dilation * (self.kernel - 1) + 1,
         )
 
     def need_transposed(self, low: int, high: int) -> tuple[int, int]:
-        """Input rows that add to output rows [low, high) of the transposed operation; at least one."""
+        """Returns the input rows (start, stop) that add to output rows [low, high) of the transposed operation.
+
+        Returns: at least one row.
+        """
         first = -((self.dilation * (self.kernel - 1) - low - self.pad) // self.stride)
         last = (high - 1 + self.pad) // self.stride + 1
         return first, max(last, first + 1)
 
 
 def spatial_dims(call: Call, layout: Layout, count: int) -> dict[int, int]:
-    """Cut dimension -> its position among the `count` last dimensions, which the operation slides over."""
+    """Returns the cut dimensions of a tensor that an operation slides over.
+
+    Args: `count` is the number of last dimensions that the operation slides over.
+    Returns: cut dimension -> its position among these.
+    Raises: NoRule where another dimension is cut.
+    """
     first = len(layout.shape) - count
     for dim in layout.cut_dims:
         if dim < first:
@@ -40,6 +53,10 @@ def spatial_dims(call: Call, layout: Layout, count: int) -> dict[int, int]:
 
 
 def output_cut(call: Call, cut: Cut, size: int) -> Cut:
+    """Returns the cut of an output dimension in the proportions of the input's.
+
+    Raises: NoRule where fewer rows are left than there are ranks.
+    """
     points = scaled(cut.points, size)
     if not full(points):
         raise call.too_few(size, len(points) - 1)
@@ -49,7 +66,10 @@ def output_cut(call: Call, cut: Cut, size: int) -> Cut:
 def slide(
     call: Call, name: str, windows: Sequence[Window], fill: float = 0.0
 ) -> tuple[Layout, tuple[Fetch, ...]]:
-    """Layout of the result, and the rows to fetch of argument `name`."""
+    """Returns the layout of the result, and the rows to fetch of one argument.
+
+    Args: `name` is the tensor that the windows slide over; `windows` has one for each dimension of space.
+    """
     source = call.tensor(name)
     shape = call.outputs[0]
     cuts: list[Cut | None] = [None] * len(shape)
@@ -65,7 +85,10 @@ def slide(
 
 
 def front_padding(call: Call, kernel: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
-    """Zeros in front of each dimension; an even kernel under "same" has the odd one behind."""
+    """Returns the zeros in front of each dimension of space.
+
+    Returns: an even kernel under "same" has the odd zero behind.
+    """
     padding = call.get("padding", 0)
     if padding == "valid":
         return (0,) * len(kernel)
@@ -120,7 +143,10 @@ def pool(call: Call) -> Step:
 
 
 def divisors(call: Call, dim: int, position: int) -> tuple[int, ...]:
-    """How many rows each output row of an average pool counts along one dimension."""
+    """Returns how many rows each output row of an average pool counts along one dimension.
+
+    Args: `position` is that of dimension `dim` among the dimensions of space.
+    """
     count = int(call.operation[-2])
     kernel = call.integers("kernel_size", count)
     stride = call.integers("stride", count, kernel)[position]

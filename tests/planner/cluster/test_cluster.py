@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.cli import schemas
-from planner.cluster import Cluster, Link, Links, NodeGroup, Slot, links
+from planner.cluster import Cluster, Link, Links, NodeGroup, Slot, links, with_nodes
 from planner.cluster import cluster as machines
 from planner.errors import BadInput
 from planner.files import yaml_text as yaml_files
+from tests.planner.plan_examples import parse_cluster
 
 PLANS = Path(__file__).parents[3] / "plans"
 FILES = sorted((PLANS / "clusters").glob("*.yaml"))
@@ -49,7 +51,7 @@ def test_every_example_loads_and_fits_the_schema(path: Path) -> None:
     assert loaded.name == path.stem
     schema = json.loads((PLANS / "cluster.schema.json").read_text())
     jsonschema.validate(yaml_files.parse_yaml(path.read_text(), name=path.name), schema)
-    assert machines.parse(machines.dump(loaded)) == loaded
+    assert parse_cluster(machines.dump(loaded)) == loaded
 
 
 def test_the_examples_are_as_large_as_they_say() -> None:
@@ -78,9 +80,9 @@ def test_distance_is_by_node_and_rack() -> None:
         "cluster",
     ]
     assert machines.distance(cluster, Slot(4, 0), Slot(5, 0)) == "rack"
-    assert machines.link(cluster, origin, Slot(3, 1)) == FAR
+    assert machines.link_over(cluster, machines.distance(cluster, origin, Slot(3, 1))) == FAR
     with pytest.raises(BadInput, match="no link over the distance 'device'"):
-        machines.link(cluster, origin, origin)
+        machines.link_over(cluster, "device")
 
 
 def test_distance_is_symmetric_and_groups_do_not_share_a_rack() -> None:
@@ -93,8 +95,8 @@ def test_distance_is_symmetric_and_groups_do_not_share_a_rack() -> None:
 def test_devices_are_found_by_node_and_slot() -> None:
     cluster = two_racks()
     assert machines.total_devices(cluster) == len(list(machines.slots(cluster))) == 10
-    assert machines.device(cluster, Slot(3, 1)) == "V100-16GB"
-    assert machines.device(cluster, Slot(4, 0)) == "P100-16GB"
+    assert machines.group_of(cluster, 3).device == "V100-16GB"
+    assert machines.group_of(cluster, 4).device == "P100-16GB"
     assert list(machines.slots(cluster, [4, 0])) == [Slot(4, 0), Slot(0, 0), Slot(0, 1)]
     assert machines.exists(cluster, Slot(3, 1))
     assert not any(machines.exists(cluster, Slot(*at)) for at in ((4, 1), (6, 0), (-1, 0), (0, -1)))
@@ -119,33 +121,37 @@ def test_a_transfer_pays_latency_and_shares_a_card_only_between_nodes() -> None:
     assert shared == pytest.approx(2e-6 + 4e9 / 2e10)
 
 
+def _all_reduce_s(cluster: Cluster, places: Iterable[Slot], size: int, *, sharers: int = 1) -> float:
+    return links.sum_s(cluster, links.spread(cluster, places), size, sharers=sharers)
+
+
 def test_a_sum_within_a_node_is_a_ring() -> None:
     pair = [Slot(0, 0), Slot(0, 1)]
-    assert links.all_reduce_s(two_racks(), pair, 10**9) == pytest.approx(2 * (1e-6 + 0.5e9 / 1e11))
+    assert _all_reduce_s(two_racks(), pair, 10**9) == pytest.approx(2 * (1e-6 + 0.5e9 / 1e11))
 
 
 def test_a_sum_between_nodes_takes_the_farthest_link() -> None:
     cluster = two_racks()
     racks = [Slot(0, 0), Slot(2, 0)]
-    assert links.all_reduce_s(cluster, racks, 10**9) == pytest.approx(2 * (5e-6 + 0.5e9 / 1e10))
+    assert _all_reduce_s(cluster, racks, 10**9) == pytest.approx(2 * (5e-6 + 0.5e9 / 1e10))
     rack = [Slot(0, 0), Slot(1, 0)]
-    assert links.all_reduce_s(cluster, rack, 10**9) == pytest.approx(2 * (2e-6 + 0.5e9 / 2e10))
+    assert _all_reduce_s(cluster, rack, 10**9) == pytest.approx(2 * (2e-6 + 0.5e9 / 2e10))
 
 
 def test_small_sums_over_many_nodes_go_by_trees_and_large_ones_by_a_ring() -> None:
     cluster = Cluster.load(PLANS / "clusters/piz-daint.yaml")
     everyone = list(machines.slots(cluster))
     wire = machines.link_over(cluster, "cluster")
-    small = links.all_reduce_s(cluster, everyone, 1000)
+    small = _all_reduce_s(cluster, everyone, 1000)
     assert small == pytest.approx(2 * 11 * wire.latency_s + 2 * 1000 / wire.bandwidth_bytes_per_s)
-    large = links.all_reduce_s(cluster, everyone, 10**12)
+    large = _all_reduce_s(cluster, everyone, 10**12)
     ring = 2 * 2047 * (wire.latency_s + 10**12 / 2048 / wire.bandwidth_bytes_per_s)
     assert large == pytest.approx(ring)
 
 
 def test_more_cards_carry_a_sum_faster() -> None:
     places = list(machines.slots(two_racks(), range(4)))
-    one_card, two_cards = (links.all_reduce_s(two_racks(n), places, 10**9) for n in (2, 1))
+    one_card, two_cards = (_all_reduce_s(two_racks(n), places, 10**9) for n in (2, 1))
     within = 2 * (1e-6 + 0.5e9 / 1e11)
     assert one_card - within == pytest.approx(2 * (two_cards - within), rel=1e-3)
 
@@ -168,14 +174,20 @@ def test_a_sum_takes_longer_the_more_there_is_and_the_more_share(
     members: set[Slot], size: int, more: int, sharers: int
 ) -> None:
     cluster = two_racks()
-    base = links.all_reduce_s(cluster, members, size)
+    base = _all_reduce_s(cluster, members, size)
     assert math.isfinite(base)
     assert (base == 0) == (len(members) == 1)
-    assert links.all_reduce_s(cluster, [*members, *members], size) == base
-    assert links.all_reduce_s(cluster, members, size + more) >= base
-    assert links.all_reduce_s(cluster, members, size, sharers=sharers) >= base
+    assert _all_reduce_s(cluster, [*members, *members], size) == base
+    assert _all_reduce_s(cluster, members, size + more) >= base
+    assert _all_reduce_s(cluster, members, size, sharers=sharers) >= base
 
 
 def test_links_that_no_two_devices_need_may_be_left_out() -> None:
     alone = NodeGroup(count=1, device="cpu", devices_per_node=1)
     assert Cluster(name="alone", nodes=(alone,), links=Links()).racks == (0,)
+
+
+def test_a_changed_cluster_is_checked_as_a_file_is() -> None:
+    alone = NodeGroup(count=1, device="cpu", devices_per_node=1)
+    with pytest.raises(BadInput, match=r"alone: missing key 'rack', over which devices of this cluster talk"):
+        with_nodes(Cluster(name="alone", nodes=(alone,), links=Links()), 2)

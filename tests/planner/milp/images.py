@@ -12,7 +12,7 @@ from itertools import pairwise, product
 from math import ceil, prod
 
 from planner.cluster import Cluster, Slot, transfer_s
-from planner.cluster.links import all_reduce_s
+from planner.cluster.links import spread, sum_s
 from planner.model import Layer, ModelGraph, Parameter, Value
 from planner.profile import CostKey, LayerCost, OptimizerCost, Profile, Seconds
 from planner.spatial import NONE, Operation, Ref, to_text
@@ -294,7 +294,8 @@ class _Wire:
         ) / NS * size / (1 << 40)
 
     def sum_ns(self, size: int) -> int:
-        return ceil(all_reduce_s(self.cluster, [Slot(n, 0) for n in range(self.ranks)], size) / NS - 1e-6)
+        places = [Slot(n, 0) for n in range(self.ranks)]
+        return ceil(sum_s(self.cluster, spread(self.cluster, places), size) / NS - 1e-6)
 
     def halo(self) -> tuple[int, int, int, int]:
         """Of a 3 x 3 window: elements that the busiest rank sends and rounds; and of them those of the last dim,

@@ -12,7 +12,7 @@ from itertools import combinations, pairwise, product
 from math import ceil, prod
 
 from planner.cluster import Cluster, Slot, limit_bytes, transfer_s
-from planner.cluster.links import all_reduce_s
+from planner.cluster.links import spread, sum_s
 from planner.cost import copies_of_statistics, losses_held, stage_bytes, step_bytes
 from planner.errors import BadInput
 from planner.model import Layer, crossings, stage_of_layers
@@ -220,7 +220,7 @@ def _times(
     gradient = sum(p.bytes for p in trained)
     slots = [Slot(node, 0) for node in range(holders)]
     rate = profile.optimizer.seconds_per_parameter.median
-    sync = all_reduce_s(cluster, slots, gradient) * NS if gradient else 0.0
+    sync = sum_s(cluster, spread(cluster, slots), gradient) * NS if gradient else 0.0
     return StageTimes(
         forward_ns=sum(round(c.forward.median * NS) for c in costs),
         backward_ns=sum(round(c.backward.median * NS) for c in costs),

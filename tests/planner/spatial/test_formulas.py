@@ -11,9 +11,10 @@ from planner.capture import Captured, capture
 from planner.capture.operations import operations_of
 from planner.errors import BadInput
 from planner.spatial import Operation, Segment, price, to_text
+from planner.spatial.layout import shard_elements
 from planner.spatial.operation import from_text
 from planner.spatial.segment import cut_model
-from planner.spatial.traffic import cut_layers, ends, shard_elements, traffic
+from planner.spatial.traffic import cut_layers, ends, traffic
 from planner.workload import workload
 
 GIB, MIB = 2**30, 2**20

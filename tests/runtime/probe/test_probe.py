@@ -12,6 +12,7 @@ from runtime.probe import Found, probe
 from runtime.probe.contention import Number, Slowed, Together, beside, pairs
 from runtime.probe.probe import ProbedDevice, ProbedLink, ProbedSum
 from runtime.world import join
+from tests.planner.plan_examples import parse_cluster
 from tests.pool import Pool
 
 
@@ -39,7 +40,7 @@ def found(rates: tuple[float, ...] = (1e12,) * 4, wires: tuple[float, ...] = (4e
 
 def test_what_was_measured_is_a_cluster_that_can_be_read_back() -> None:
     made = probe.cluster_of(found(), "lab", 16, ["H100-80GB"])
-    again = clusters.parse(clusters.dump(made))
+    again = parse_cluster(clusters.dump(made))
     assert again == made
     group = again.nodes[0]
     assert (group.count, group.devices_per_node, group.memory_bytes) == (16, 2, 4 * 10**9)
@@ -63,7 +64,7 @@ def test_devices_that_do_not_slow_each_other_have_cards_of_their_own(
     both = Together(groups=groups, bytes=8, alone_s=Number(1.0, 0.0), together_s=Number(factor, 0.0))
     made = probe.cluster_of(replace(found(), together=(both,)), "lab", 16, [])
     assert made.nodes[0].devices_per_card == behind
-    assert clusters.parse(clusters.dump(made)) == made
+    assert parse_cluster(clusters.dump(made)) == made
 
 
 def test_a_slow_device_and_a_slow_link_are_named() -> None:
