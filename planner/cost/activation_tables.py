@@ -23,7 +23,7 @@ from planner.cost.stage_bytes import LEAF_BYTES, LOOK_BYTES
 from planner.model import ModelGraph
 from planner.profile import LayerCost, storages
 
-_NEVER = -(1 << 62)  # of no layer of an interval
+_NO_LAYER = -(1 << 62)  # bytes; less than any layer of an interval takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,8 +199,8 @@ def _over_layers(amounts: IntArray, early: Sequence[_Early] = ()) -> IntArray:
     """[i, j]: the most of amounts[i, l] over the layers l of an interval; 0 where it has none."""
     count, left = len(amounts), list(reversed(early))
     table: IntArray = np.zeros((count + 1, count + 1), np.int64)
-    amounts = np.where(np.tri(count, k=-1, dtype=np.bool_), _NEVER, amounts)
-    most = np.full(count, _NEVER)
+    amounts = np.where(np.tri(count, k=-1, dtype=np.bool_), _NO_LAYER, amounts)
+    most = np.full(count, _NO_LAYER)
     for j in range(1, count + 1):
         since = j - 1
         while left and left[-1].reader == j - 1:

@@ -5,7 +5,7 @@ Which messages many cuts have, and how many bytes each carries.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,3 +95,68 @@ def stage_of(cuts: IntArray, layers: int) -> IntArray:
     for p in range(1, cuts.shape[1] - 1):
         opens[np.arange(len(cuts)), cuts[:, p]] += 1
     return opens.cumsum(1)[:, :layers]
+
+
+# One stage: layers from `first` to `last`, by their positions
+
+
+def entering_values(graph: ModelGraph, layers: Sequence[str]) -> list[Value]:
+    """From other stages or from the batch."""
+    made = {name for layer in layers for name in graph.layer[layer].outputs}
+    read = {name for layer in layers for name in graph.layer[layer].inputs}
+    return [graph.value[name] for name in sorted(read - made)]
+
+
+def last_use(graph: ModelGraph, value: Value) -> int:
+    return max((graph.index[name] for name in value.consumers), default=-1)
+
+
+def passing_values(graph: ModelGraph, first: int, at: int) -> list[Value]:
+    """Made before layer `at`, and read after it."""
+    made = [graph.value[name] for layer in graph.layers[first:at] for name in layer.outputs]
+    return [value for value in made if last_use(graph, value) > at]
+
+
+def added_values(graph: ModelGraph, keepers: Mapping[str, int], first: int, at: int) -> list[Value]:
+    """Of what passes by layer `at`, that of which it adds a gradient to that of a later reader: both are there beside
+    the sum, for which there is room only where the layer lets go of the Value itself."""
+    name = graph.layers[at].name
+    passing = passing_values(graph, first, at)
+    return [v for v in passing if name in v.consumers and v.needs_grad and keepers.get(v.name) != at]
+
+
+def early_values(graph: ModelGraph, first: int, at: int, last: int) -> list[Value]:
+    """From before `first`, and read after layer `at` of the same stage: a gradient of it waits. Twice where that layer
+    adds another one to it."""
+    name = graph.layers[at].name
+    made = [graph.value[x] for layer in graph.layers[:first] for x in layer.outputs]
+    late = [v for v in made if v.needs_grad and any(at < graph.index[x] <= last for x in v.consumers)]
+    return late + [v for v in late if name in v.consumers]
+
+
+def leaving_values(graph: ModelGraph, first: int, last: int) -> list[Value]:
+    made = [graph.value[name] for layer in graph.layers[first : last + 1] for name in layer.outputs]
+    return [value for value in made if last_use(graph, value) > last]
+
+
+def returning_values(
+    graph: ModelGraph, entering: list[Value], leaving: list[Value], last: int
+) -> list[Value]:
+    """Gradients that come from later stages: of what was sent to them, and of inputs that they read as well."""
+    shared = [value for value in entering if value.producer and last_use(graph, value) > last]
+    return [value for value in (*leaving, *shared) if value.needs_grad]
+
+
+def is_read_at(graph: ModelGraph, value: Value, at: int) -> bool:
+    return any(graph.index[name] == at for name in value.consumers)
+
+
+def crossing_values(graph: ModelGraph, first: int) -> list[Value]:
+    """Made before a layer, and read by it or later ones; those that gradients come back of."""
+    made = [graph.value[name] for layer in graph.layers[:first] for name in layer.outputs]
+    return [value for value in made if value.needs_grad and last_use(graph, value) >= first]
+
+
+def is_far(graph: ModelGraph, value: Value, first: int) -> bool:
+    """The stage that made it need not be the one before."""
+    return bool(value.producer) and value.needs_grad and graph.index[value.producer] < first - 1

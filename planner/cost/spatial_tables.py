@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from planner.arrays import NS_PER_S
 from planner.cluster import NOISE, Group
-from planner.cost.tables import NS, Tables, tables
+from planner.cost.tables import Tables, tables
 from planner.model import Layer, ModelGraph
 from planner.plan import Regrid
 from planner.profile import CostKey, LayerCost, Profile, Seconds
@@ -155,11 +156,11 @@ def _priced(row: LayerCost, cost: Cost, scale: Fraction, group: Group, *, overla
 
 
 def _longer(time: Seconds, ns: float) -> Seconds:
-    return replace(time, median=time.median + ns / NS)
+    return replace(time, median=time.median + ns / NS_PER_S)
 
 
 def _exposed(hidden_ns: float, under: Seconds, overlap: bool) -> float:
-    return max(0.0, hidden_ns - under.median * NS) if overlap else hidden_ns
+    return max(0.0, hidden_ns - under.median * NS_PER_S) if overlap else hidden_ns
 
 
 def _forward_ns(sent: Traffic, scale: Fraction, group: Group) -> tuple[float, float]:

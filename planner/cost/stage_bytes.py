@@ -8,11 +8,23 @@ ones have not saved yet, or have let go), beside what passes by it, and the grad
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
+from planner.cost.messages import (
+    added_values,
+    crossing_values,
+    early_values,
+    entering_values,
+    is_far,
+    is_read_at,
+    last_use,
+    leaving_values,
+    passing_values,
+    returning_values,
+)
 from planner.cost.shared_weights import (
     arriving_at_made,
     early,
@@ -52,8 +64,8 @@ def stage_bytes(
         return _in_parts(profile, layers, key, before, walking)
     stage = _Stage(profile, layers, key)
     first, last, saved = stage.first, stage.last, stage.saved[-1]
-    entering, leaving = _entering(graph, layers), _leaving(graph, first, last)
-    returning = _returning(graph, entering, leaving, last)
+    entering, leaving = entering_values(graph, layers), leaving_values(graph, first, last)
+    returning = returning_values(graph, entering, leaving, last)
     halves = stage.walked(entering, _total(profile, returning, key)) if walking else stage.stored()
     workspace = stage.workspace
     held_in = storages(graph, [profile.cost(x.name, key) for x in graph.layers])
@@ -61,7 +73,7 @@ def stage_bytes(
     sent = [v for v in leaving if recompute or not first <= kept_in.get(v.name, -1) <= last]
     came = [v for v in entering if v.producer]
     near = [v for v in came if graph.index[v.producer] == first - 1]
-    handed, back = ([v for v in values if _read_at(graph, v, last + 1)] for values in (sent, returning))
+    handed, back = ([v for v in values if is_read_at(graph, v, last + 1)] for values in (sent, returning))
     handed = [v for v in handed if v.needs_grad]
     unanswered = 0 if _total(profile, returning, key) else _total(profile, leaving, key)
     shared = _total(profile, (v for v in near if held_in.own(v.name, first - 1)), key)
@@ -76,12 +88,12 @@ def stage_bytes(
         weighing=max(0, halves.second - halves.held - workspace),
         arriving=_total(profile, came, key) - _total(profile, near, key),
         near=_total(profile, near, key),
-        crossing=_total(profile, _crossing(graph, first), key),
+        crossing=_total(profile, crossing_values(graph, first), key),
         sent=0 if unanswered else _total(profile, sent, key) - _total(profile, handed, key),
         handed=_total(profile, handed, key),
         returning=_total(profile, returning, key) - _total(profile, back, key),
         back=_total(profile, back, key),
-        far=_total(profile, (v for v in entering if _is_far(graph, v, first)), key),
+        far=_total(profile, (v for v in entering if is_far(graph, v, first)), key),
         unanswered=unanswered,
         update=update_bytes(profile.optimizer, _trained_elements(graph, layers)),
     )
@@ -93,10 +105,10 @@ def _in_parts(
     graph, done = profile.graph, layers.index(before)
     parts = layers[:done], layers[done:]
     early, late = (stage_bytes(profile, part, key, walking=walking) for part in parts)
-    leaving = _leaving(graph, graph.index[layers[0]], graph.index[layers[-1]])
+    leaving = leaving_values(graph, graph.index[layers[0]], graph.index[layers[-1]])
     passing = (value for value in leaving if value.producer in layers[:done])
-    crossing = _crossing(graph, graph.index[layers[0]])
-    carried = (value for value in crossing if _last_use(graph, value) >= graph.index[before])
+    crossing = crossing_values(graph, graph.index[layers[0]])
+    carried = (value for value in crossing if last_use(graph, value) >= graph.index[before])
     return in_two(
         early,
         late,
@@ -122,19 +134,19 @@ class _Stage:
         self.first, self.last = graph.index[layers[0]], graph.index[layers[-1]]
         count = len(layers)
         self.saved = [stage_memory(profile, layers[:k], key) for k in range(1, count + 1)]
-        self.inputs = [_total(profile, _entering(graph, layers[:k]), key) for k in range(1, count + 1)]
+        self.inputs = [_total(profile, entering_values(graph, layers[:k]), key) for k in range(1, count + 1)]
         # Gradients of the loss, throughout a backward.
         self._told = _total(profile, _told(graph, layers), key)
         self._size_of = {value.name: profile.value_bytes(value.name, key) for value in graph.values}
         keepers = storages(graph, [profile.cost(x.name, key) for x in graph.layers]).keepers()
         self._on_top = [
             self._told
-            + _total(profile, _passing(graph, self.first, self.first + k), key)
-            + _total(profile, _added(graph, keepers, self.first, self.first + k), key)
+            + _total(profile, passing_values(graph, self.first, self.first + k), key)
+            + _total(profile, added_values(graph, keepers, self.first, self.first + k), key)
             + cost.workspace_bytes
             for k, cost in enumerate(self._costs)
         ]
-        early = [_early(graph, self.first, self.first + k, self.last) for k in range(count)]
+        early = [early_values(graph, self.first, self.first + k, self.last) for k in range(count)]
         self._early = [_total(profile, values, key) for values in early]
         rows = zip(self.saved, self.inputs, self._on_top, self._early, strict=True)
         self._during = [kept + self.inputs[-1] - seen + top + soon for kept, seen, top, soon in rows]
@@ -237,66 +249,6 @@ def _told(graph: ModelGraph, layers: Sequence[str]) -> list[Value]:
 
 def _total(profile: Profile, values: Iterable[Value], key: CostKey) -> int:
     return sum(profile.value_bytes(value.name, key) for value in values)
-
-
-def _entering(graph: ModelGraph, layers: Sequence[str]) -> list[Value]:
-    """From other stages or from the batch."""
-    made = {name for layer in layers for name in graph.layer[layer].outputs}
-    read = {name for layer in layers for name in graph.layer[layer].inputs}
-    return [graph.value[name] for name in sorted(read - made)]
-
-
-def _last_use(graph: ModelGraph, value: Value) -> int:
-    return max((graph.index[name] for name in value.consumers), default=-1)
-
-
-def _passing(graph: ModelGraph, first: int, at: int) -> list[Value]:
-    """Made before layer `at`, and read after it."""
-    made = [graph.value[name] for layer in graph.layers[first:at] for name in layer.outputs]
-    return [value for value in made if _last_use(graph, value) > at]
-
-
-def _added(graph: ModelGraph, keepers: Mapping[str, int], first: int, at: int) -> list[Value]:
-    """Of what passes by layer `at`, that of which it adds a gradient to that of a later reader: both are there beside
-    the sum, for which there is room only where the layer lets go of the Value itself."""
-    name = graph.layers[at].name
-    passing = _passing(graph, first, at)
-    return [v for v in passing if name in v.consumers and v.needs_grad and keepers.get(v.name) != at]
-
-
-def _early(graph: ModelGraph, first: int, at: int, last: int) -> list[Value]:
-    """From before `first`, and read after layer `at` of the same stage: a gradient of it waits. Twice where that layer
-    adds another one to it."""
-    name = graph.layers[at].name
-    made = [graph.value[x] for layer in graph.layers[:first] for x in layer.outputs]
-    late = [v for v in made if v.needs_grad and any(at < graph.index[x] <= last for x in v.consumers)]
-    return late + [v for v in late if name in v.consumers]
-
-
-def _leaving(graph: ModelGraph, first: int, last: int) -> list[Value]:
-    made = [graph.value[name] for layer in graph.layers[first : last + 1] for name in layer.outputs]
-    return [value for value in made if _last_use(graph, value) > last]
-
-
-def _returning(graph: ModelGraph, entering: list[Value], leaving: list[Value], last: int) -> list[Value]:
-    """Gradients that come from later stages: of what was sent to them, and of inputs that they read as well."""
-    shared = [value for value in entering if value.producer and _last_use(graph, value) > last]
-    return [value for value in (*leaving, *shared) if value.needs_grad]
-
-
-def _read_at(graph: ModelGraph, value: Value, at: int) -> bool:
-    return any(graph.index[name] == at for name in value.consumers)
-
-
-def _crossing(graph: ModelGraph, first: int) -> list[Value]:
-    """Made before a layer, and read by it or later ones; those that gradients come back of."""
-    made = [graph.value[name] for layer in graph.layers[:first] for name in layer.outputs]
-    return [value for value in made if value.needs_grad and _last_use(graph, value) >= first]
-
-
-def _is_far(graph: ModelGraph, value: Value, first: int) -> bool:
-    """The stage that made it need not be the one before."""
-    return bool(value.producer) and value.needs_grad and graph.index[value.producer] < first - 1
 
 
 def _trained_elements(graph: ModelGraph, layers: Sequence[str]) -> list[int]:

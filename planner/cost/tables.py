@@ -14,7 +14,7 @@ from math import prod
 
 import numpy as np
 
-from planner.arrays import BoolArray, IntArray
+from planner.arrays import NS_PER_S, BoolArray, IntArray
 from planner.cost.activation_tables import Moving, Walking, moving
 from planner.cost.intervals import Rectangles, running_maximum
 from planner.cost.messages import Edges, edges
@@ -22,8 +22,6 @@ from planner.errors import BadInput
 from planner.model import ModelGraph
 from planner.profile import CostKey, LayerCost, Profile, Seconds, storages
 from planner.schedule import Kind
-
-NS = 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +87,7 @@ class Tables:
         edges = self.edges
         chosen = edges.backward & (edges.consumer == edges.made + 1)
         sizes = np.bincount(edges.consumer[chosen], edges.bytes[chosen], self.layers)
-        return int(sizes[1:][self.direct[1:-1]].min(initial=1 << 60)) if self.direct[1:-1].any() else 0
+        return int(sizes[1:][self.direct[1:-1]].min()) if self.direct[1:-1].any() else 0
 
     def step_bytes(self, low: IntArray, high: IntArray, *, losses: int, copies: int) -> IntArray:
         """Of intervals, as `stage_bytes.step_bytes`."""
@@ -112,10 +110,6 @@ class Tables:
             "handed": np.where(again, following, found["handed"]),
             "unanswered": np.where(answered, 0, self.leaving[low, high]),
         }
-
-    def stage_ns(self, kind: Kind, cuts: IntArray) -> IntArray:
-        """Duration of each stage; `cuts` (..., D + 1) holds 0, the boundaries and the number of layers."""
-        return np.diff(self.time_ns[kind][cuts], axis=-1)
 
 
 def price(profile: Profile, setting: CostKey) -> Tables:
@@ -166,7 +160,7 @@ def tables(
         state_bytes_per_tensor=profile.optimizer.state_bytes_per_tensor,
         largest_bytes_per_element=profile.optimizer.largest_bytes_per_parameter,
         other_bytes_per_element=profile.optimizer.other_bytes_per_parameter,
-        step_ns_per_element=profile.optimizer.seconds_per_parameter.median * NS,
+        step_ns_per_element=profile.optimizer.seconds_per_parameter.median * NS_PER_S,
     )
 
 
@@ -186,7 +180,7 @@ def _prefix(amounts: Iterable[int]) -> IntArray:
 def _prefixes(costs: Sequence[LayerCost], part: str) -> dict[Kind, IntArray]:
     def total(name: str) -> IntArray:
         rows: list[Seconds] = [getattr(cost, name) for cost in costs]
-        return _prefix(round(getattr(row, part) * NS) for row in rows)
+        return _prefix(round(getattr(row, part) * NS_PER_S) for row in rows)
 
     forward = total("forward")
     return {

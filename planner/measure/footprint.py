@@ -61,10 +61,6 @@ class SavedTensors:
         self.used[storage_of(tensor)] = tensor
         return tensor
 
-    def bytes_beside(self, persistent: Iterable[Tensor]) -> int:
-        known = {storage_of(x) for x in persistent}
-        return sum(x.untyped_storage().nbytes() for key, x in self.kept.items() if key not in known)
-
 
 def footprint(specimen: Specimen) -> Footprint:
     saved = SavedTensors()

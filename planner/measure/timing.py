@@ -11,14 +11,16 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from planner.arrays import NS_PER_S
 from planner.measure.passes import Apart, Specimen, forget_gradients, gradients_of, roots_of, whole_backward
-from planner.profile import NANOSECOND, Seconds
+from planner.profile import Seconds
 
 T = TypeVar("T")
 
 WARM_UP_ROUNDS = 2
 MIN_ROUNDS = 5
 MAX_ROUNDS = 60
+_INSTANT_S = 1 / NS_PER_S  # plans count in whole nanoseconds
 
 
 class Clock(Protocol):
@@ -164,13 +166,13 @@ def with_halves(
         halves = (whole, nothing) if specimen.differentiable_inputs else (nothing, whole)
     elif isinstance(specimen.halves, Apart):
         halves = shared_out(whole, *halves)
-    if specimen.has_halves and halves[0].median + halves[1].median < NANOSECOND:
+    if specimen.has_halves and halves[0].median + halves[1].median < _INSTANT_S:
         halves = _no_instant(halves[0]), halves[1]
     return PassTimes(forward=forward, backward=whole, input_grad=halves[0], weight_grad=halves[1])
 
 
 def _no_instant(time: Seconds) -> Seconds:
-    return time if time.median >= NANOSECOND else replace(time, median=NANOSECOND)
+    return time if time.median >= _INSTANT_S else replace(time, median=_INSTANT_S)
 
 
 def shared_out(whole_: Seconds, first: Seconds, second: Seconds) -> tuple[Seconds, Seconds]:
