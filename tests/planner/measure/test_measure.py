@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.arrays import NS_PER_S
 from planner.errors import BadInput, Infeasible
 from planner.measure import measure
 from planner.measure.process.parent import child
