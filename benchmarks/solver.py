@@ -24,8 +24,8 @@ from planner.milp.layer_orders.lattice import ideals_of
 from planner.milp.layer_orders.orders import Searched, searched
 from planner.model import Layer, ModelGraph, Parameter, Value
 from planner.profile import Profile
-from planner.profile.roofline import from_graph
 from planner.workload import load
+from tests.planner.rooflines import from_graph
 
 CLAIM = (
     "Aim: gap 0 within the orders; GPT-2 of 1.39 billion parameters on 2,048 devices in 20 s over all families, a shape "

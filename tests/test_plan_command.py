@@ -13,10 +13,10 @@ from planner.cluster import find
 from planner.files import write_whole
 from planner.plan import yaml as plan_yaml
 from planner.profile import yaml as profile_yaml
-from planner.profile.roofline import from_graph
 from planner.verify import violations
 from tests.planner import plan_examples as examples
 from tests.planner.milp.instances import cluster, with_bf16
+from tests.planner.rooflines import from_graph
 
 MACHINES = cluster(4)
 COSTS = with_bf16(from_graph(examples.graph(), find("cpu"), workload="m.py", arguments={}, micros=(1, 2)))

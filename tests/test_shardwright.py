@@ -12,7 +12,7 @@ import pytest
 import shardwright as sw
 from planner.cluster import find
 from planner.profile import yaml as profile_yaml
-from planner.profile.roofline import from_graph
+from tests.planner.rooflines import from_graph
 
 ROOT = Path(__file__).parents[1]
 LAPTOP = str(ROOT / "plans" / "clusters" / "laptop.yaml")

@@ -26,7 +26,6 @@ from planner.schedule import Kind
 from planner.timeline import COLLECTIVE, Event, Timeline
 
 WARM_UP_STEPS = 2
-NS = 1e-9
 _HALVES = {Kind.I.value, Kind.W.value}
 _WAITED_NS = 20_000  # less is no wait: the message was there
 
@@ -268,7 +267,7 @@ def _line(samples: Sequence[Sample], *, proportional: bool = False) -> Correctio
 
 def _rounded(start_ns: float, factor: float, spread: float, samples: int) -> Correction:
     return Correction(
-        start_s=round(max(start_ns, 0.0)) * NS,
+        start_s=round(max(start_ns, 0.0)) * 1e-9,
         factor=float(f"{factor:.4g}"),
         spread=float(f"{spread:.3g}"),
         samples=samples,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil, floor
 
+from planner.arrays import NS_PER_S
 from planner.cluster import Correction, Corrections
 from planner.plan import Hop, Plan, StageTimes
 from planner.simulate import period_of_plan
 
-NS = 1e9
 _Change = Callable[[Correction | None, int], int]
 
 
@@ -24,13 +24,13 @@ def repredicted(plan: Plan, fitted: Corrections) -> Plan:
 
 
 def _in(correction: Correction | None, planned_ns: int) -> int:
-    return planned_ns if correction is None else round(correction.seconds(planned_ns / NS) * NS)
+    return planned_ns if correction is None else round(correction.seconds(planned_ns / NS_PER_S) * NS_PER_S)
 
 
 def _out(correction: Correction | None, corrected_ns: int) -> int:
     if correction is None:
         return corrected_ns
-    return max(0, round((corrected_ns - correction.start_s * NS) / correction.factor))
+    return max(0, round((corrected_ns - correction.start_s * NS_PER_S) / correction.factor))
 
 
 def _with_times(plan: Plan, by: Corrections, change: _Change, fitted: Corrections | None) -> Plan:

@@ -1,9 +1,16 @@
-"""Time and bytes of any stage for every cut at once."""
+"""Prices stages: the time and the bytes of any consecutive layers, for every cut at once.
 
+In: a `Profile`, a setting of it, and for samples cut in space a `GridChoice`. Out: `Tables`, integer arrays over
+layer intervals [i, j), each interval a candidate stage. Start reading at `stage_bytes.py` (the definition, one
+stage at a time), then `tables.py` (all stages at once). `activation_tables.py` and `shared_weights.py` are parts of
+these tables, `spatial_tables.py` makes them for shards, and `messages.py` says what stages send each other.
+"""
+
+from planner.arrays import NS_PER_S as NS
 from planner.cost.messages import hop_bytes
 from planner.cost.spatial_tables import Grid, GridChoice, Prices, row_of, sharded, shown, stage_of
 from planner.cost.stage_bytes import copies_of_statistics, losses_held, stage_bytes, step_bytes
-from planner.cost.tables import NS, Tables, price
+from planner.cost.tables import Tables, price
 
 __all__ = [
     "NS",

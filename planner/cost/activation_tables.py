@@ -1,4 +1,4 @@
-"""`stage_bytes` for every cut at once: what one micro-batch takes in a stage of any consecutive layers."""
+"""Computes for every stage at once what one micro-batch takes in it; agrees with `stage_bytes` to the byte."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ from planner.cost.stage_bytes import LEAF_BYTES, LOOK_BYTES
 from planner.model import ModelGraph
 from planner.profile import LayerCost, storages
 
-_NEVER = -(1 << 62)  # of no layer of an interval
+_NO_LAYER = -(1 << 62)  # bytes; less than any layer of an interval takes
 
 
 @dataclass(frozen=True, kw_only=True)
 class HalvesBytes:
-    """`[i, j]` is the stage of layers i..j-1; names as in StageBytes."""
+    """Bytes of stages by how their backward is halved, named as in StageBytes; `[i, j]` is the stage of layers i to
+    j - 1.
+    """
 
     held: IntArray
     splitting: IntArray
@@ -37,6 +39,8 @@ class HalvesBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Moving(HalvesBytes):
+    """Bytes that one micro-batch takes in each stage, named as in StageBytes."""
+
     workspace: IntArray
     shared: IntArray
     arriving: IntArray
@@ -53,12 +57,16 @@ class Moving(HalvesBytes):
 
 @dataclass(frozen=True, kw_only=True)
 class Walking:
-    """Of stages whose backward is split by a walk through the graph."""
+    """The bytes of stages whose backward is halved by a walk through the graph."""
 
     stages: BoolArray  # those that have a layer for which nothing else will do
     halves: HalvesBytes  # as if every stage were one
 
     def chosen(self, stored: HalvesBytes) -> HalvesBytes:
+        """Returns the halves' bytes as each stage runs: walked where a layer needs that, else stored.
+
+        Args: `stored` are the halves of stages that do not walk.
+        """
         return HalvesBytes(
             held=np.where(self.stages, self.halves.held, stored.held),
             splitting=np.where(self.stages, self.halves.splitting, stored.splitting),
@@ -74,6 +82,11 @@ def moving(
     saved: IntArray,
     entered: IntArray,
 ) -> tuple[Moving, Walking]:
+    """Returns the tables of StageBytes that follow from Values and costs, and those of stages that walk.
+
+    Args: `costs` has one row a layer, `size_of` the bytes of every Value. `saved` and `entered` are `[i, j]` as in
+        Tables.
+    """
     messages = _messages(graph, costs, size_of)
     arriving, sent, returning, far, passing = (rectangles.table for rectangles in messages)
     tables = (rectangles.table for rectangles in _between_neighbours(graph, costs, size_of))
@@ -145,14 +158,14 @@ def _walked(
 
 
 def _after_weights(graph: ModelGraph) -> IntArray:
-    """[j]: behind the last layer before j that a weight half has something to do in."""
+    """Returns by j the position behind the last layer before j in which a weight half has something to do."""
     at = [i + 1 if weighs else 0 for i, weighs in enumerate(weighing(graph))]
     found: IntArray = np.maximum.accumulate(np.array([0, *at], np.int64))
     return found
 
 
 def _differentiable(graph: ModelGraph) -> BoolArray:
-    """[i, j]: a gradient goes on to the stages before."""
+    """Returns for each stage [i, j] whether a gradient goes on to the stages before."""
     entered = Rectangles(len(graph.layers))
     for value in graph.values:
         if value.producer and value.needs_grad:
@@ -168,8 +181,9 @@ def _sums(amounts: Sequence[int]) -> IntArray:
 
 
 class _Early(NamedTuple):
-    """Of a Value that enters, the gradient by a late reader: there while earlier layers run backwards, and once more
-    while it is added to that of an earlier reader."""
+    """The gradient by a late reader of a Value that enters: there while earlier layers run backwards, and once more
+    while it is added to that of an earlier reader.
+    """
 
     made: int
     before: int  # the reader before, or where it was made
@@ -177,7 +191,7 @@ class _Early(NamedTuple):
     bytes: int
 
     def add_to(self, amounts: IntArray) -> None:
-        """By [i, l], of intervals that hold the reader."""
+        """Adds the gradient to amounts `[i, layer]`, for stages that start at i and hold the reader."""
         first = self.made + 1
         at, layers = np.arange(first, self.reader)[:, None], np.arange(self.before, self.reader)[None, :]
         more = np.where(layers == self.before, 2 if self.before > self.made else 1, 1) * self.bytes
@@ -196,11 +210,11 @@ def _early(graph: ModelGraph, size_of: Mapping[str, int]) -> list[_Early]:
 
 
 def _over_layers(amounts: IntArray, early: Sequence[_Early] = ()) -> IntArray:
-    """[i, j]: the most of amounts[i, l] over the layers l of an interval; 0 where it has none."""
+    """Returns `[i, j]`, the most of amounts[i, l] over the layers l of a stage; 0 where there are no layers."""
     count, left = len(amounts), list(reversed(early))
     table: IntArray = np.zeros((count + 1, count + 1), np.int64)
-    amounts = np.where(np.tri(count, k=-1, dtype=np.bool_), _NEVER, amounts)
-    most = np.full(count, _NEVER)
+    amounts = np.where(np.tri(count, k=-1, dtype=np.bool_), _NO_LAYER, amounts)
+    most = np.full(count, _NO_LAYER)
     for j in range(1, count + 1):
         since = j - 1
         while left and left[-1].reader == j - 1:
@@ -214,7 +228,7 @@ def _over_layers(amounts: IntArray, early: Sequence[_Early] = ()) -> IntArray:
 def _over_layers_waiting(
     amounts: IntArray, waits: Sequence[tuple[int, IntArray]], early: Sequence[_Early] = ()
 ) -> IntArray:
-    """With what waits while a layer runs, which depends on where the interval ends."""
+    """Returns `_over_layers` with what waits while a layer runs, which depends on where the stage ends."""
     table = _over_layers(amounts, early)
     for end, more in waits:
         table[:, end:] = _over_layers(amounts + more, early)[:, end:]
@@ -222,14 +236,14 @@ def _over_layers_waiting(
 
 
 def _on_top(amounts: IntArray, least: int = 0) -> IntArray:
-    """Where there are layers."""
+    """Returns the amounts, at least `least`, of stages that have layers; 0 elsewhere."""
     return np.triu(np.maximum(amounts, least), 1)
 
 
 def _messages(
     graph: ModelGraph, costs: Sequence[LayerCost], size_of: Mapping[str, int]
 ) -> tuple[Rectangles, ...]:
-    """arriving, sent, returning, far, and by [i, l] what was made from i on and passes by layer l."""
+    """Returns arriving, sent, returning, far, and by [i, l] what was made from i on and passes by layer l."""
     count, keepers = len(graph.layers), storages(graph, costs).keepers()
     arriving, sent, returning, far, passing = (Rectangles(count) for _ in range(5))
     for value in graph.values:
@@ -259,7 +273,7 @@ def _messages(
 def _between_neighbours(
     graph: ModelGraph, costs: Sequence[LayerCost], size_of: Mapping[str, int]
 ) -> tuple[Rectangles, ...]:
-    """shared, near, crossing, handed, following, back, carried."""
+    """Returns the tables of shared, near, crossing, handed, following, back and carried."""
     count, held_in = len(graph.layers), storages(graph, costs)
     shared, near, crossing, handed, following, back, carried = (Rectangles(count) for _ in range(7))
     keepers = held_in.keepers()

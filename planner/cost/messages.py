@@ -1,11 +1,11 @@
-"""Which Values go from layer to layer, for messages of any cut.
+"""Says which Values go from stage to stage and how many bytes messages carry, for any cut.
 
-Which messages many cuts have, and how many bytes each carries.
+First all cuts at once, as arrays. Then one stage, as lists of Values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,10 @@ from planner.model import ModelGraph, Value
 
 @dataclass(frozen=True, kw_only=True)
 class Edges:
-    """One row a (Value, consumer): where it was made, the consumer before (or the producer), the consumer."""
+    """The pairs of a Value and a consumer as columns: where the Value was made, who reads it before, who reads it.
+
+    Layers are positions. `previous` is the consumer before, or the producer for the first consumer.
+    """
 
     value: IntArray
     made: IntArray
@@ -26,7 +29,10 @@ class Edges:
     backward: BoolArray  # a gradient flows back
 
     def between(self, low: int, high: int) -> Edges:
-        """Those that some boundary from `low` to `high` cuts."""
+        """Returns the edges that some boundary in a range cuts.
+
+        Args: `low` and `high` are the first and the last boundary; boundary b is before layer b.
+        """
         chosen = (self.previous < high) & (self.consumer >= low)
         return Edges(
             value=self.value[chosen],
@@ -39,6 +45,10 @@ class Edges:
 
 
 def edges(graph: ModelGraph, size_of: Mapping[str, int]) -> Edges:
+    """Returns the edges of all Values that a layer makes.
+
+    Args: `size_of` has the bytes of every Value.
+    """
     rows: list[tuple[int, int, int, int, int, bool]] = []
     for number, value in enumerate(graph.values):
         rows += _edges_of(graph, number, value, size_of[value.name])
@@ -68,9 +78,15 @@ def _edges_of(
 
 
 def hop_bytes(edges: Edges, layers: int, cuts: IntArray) -> tuple[IntArray, IntArray]:
-    """The cells of [act or grad, sender, receiver] that any cut has, and their bytes in each cut: activations
-    straight to every later stage that reads them, gradients from each reading stage to the one before it that reads
-    or made the Value."""
+    """Returns the messages that any of the cuts has, and how many bytes each carries in each cut.
+
+    Activations go straight to every later stage that reads them. Gradients go from each reading stage to the one
+    before it that reads or made the Value.
+
+    Args: `cuts` is `[cut, boundary]` with 0 first and the number of layers last.
+    Returns: the cells that are used, as flat positions in `[act or grad, sender, receiver]`; and `[cut, cell]`
+        bytes.
+    """
     depth = cuts.shape[1] - 1
     stage = stage_of(cuts, layers)
     made, before, here = stage[:, edges.made], stage[:, edges.previous], stage[:, edges.consumer]
@@ -90,8 +106,113 @@ def hop_bytes(edges: Edges, layers: int, cuts: IntArray) -> tuple[IntArray, IntA
 
 
 def stage_of(cuts: IntArray, layers: int) -> IntArray:
-    """[cut, layer]"""
+    """Returns `[cut, layer]`, the stage that each layer is in.
+
+    Args: `cuts` is `[cut, boundary]` with 0 first and the number of layers last.
+    """
     opens: IntArray = np.zeros((len(cuts), layers + 1), np.int64)
     for p in range(1, cuts.shape[1] - 1):
         opens[np.arange(len(cuts)), cuts[:, p]] += 1
     return opens.cumsum(1)[:, :layers]
+
+
+# One stage: layers from `first` to `last`, by their positions
+
+
+def entering_values(graph: ModelGraph, layers: Sequence[str]) -> list[Value]:
+    """Returns the Values that a stage reads and does not make: from other stages or from the batch, by name.
+
+    Args: `layers` are the names of the stage's layers.
+    """
+    made = {name for layer in layers for name in graph.layer[layer].outputs}
+    read = {name for layer in layers for name in graph.layer[layer].inputs}
+    return [graph.value[name] for name in sorted(read - made)]
+
+
+def last_use(graph: ModelGraph, value: Value) -> int:
+    """Returns the position of the last layer that reads a Value; -1 if no layer reads the Value.
+
+    Args: `value` belongs to `graph`.
+    """
+    return max((graph.index[name] for name in value.consumers), default=-1)
+
+
+def passing_values(graph: ModelGraph, first: int, at: int) -> list[Value]:
+    """Returns the Values that a stage makes before one of its layers and that a later layer reads.
+
+    Args: `first` is the stage's first layer, `at` the layer that the Values pass by.
+    """
+    made = [graph.value[name] for layer in graph.layers[first:at] for name in layer.outputs]
+    return [value for value in made if last_use(graph, value) > at]
+
+
+def added_values(graph: ModelGraph, keepers: Mapping[str, int], first: int, at: int) -> list[Value]:
+    """Returns the passing Values of which a layer adds its gradient to the gradient of a later reader.
+
+    Both gradients stay beside their sum. There is room for the sum where the layer lets go of the Value itself, so
+    Values whose first keeper is this layer are left out.
+
+    Args: `keepers` has the first layer that keeps each Value; `first` and `at` are those of `passing_values`.
+    """
+    name = graph.layers[at].name
+    passing = passing_values(graph, first, at)
+    return [v for v in passing if name in v.consumers and v.needs_grad and keepers.get(v.name) != at]
+
+
+def early_values(graph: ModelGraph, first: int, at: int, last: int) -> list[Value]:
+    """Returns the Values from before a stage whose gradient waits while a layer of the stage runs backwards.
+
+    A later layer of the stage reads the Value. A Value stands twice where the running layer adds another gradient.
+
+    Args: `first` and `last` are the stage's layers, `at` is the one that runs.
+    """
+    name = graph.layers[at].name
+    made = [graph.value[x] for layer in graph.layers[:first] for x in layer.outputs]
+    late = [v for v in made if v.needs_grad and any(at < graph.index[x] <= last for x in v.consumers)]
+    return late + [v for v in late if name in v.consumers]
+
+
+def leaving_values(graph: ModelGraph, first: int, last: int) -> list[Value]:
+    """Returns the Values that a stage makes and a later stage reads.
+
+    Args: `first` and `last` are the stage's layers.
+    """
+    made = [graph.value[name] for layer in graph.layers[first : last + 1] for name in layer.outputs]
+    return [value for value in made if last_use(graph, value) > last]
+
+
+def returning_values(
+    graph: ModelGraph, entering: list[Value], leaving: list[Value], last: int
+) -> list[Value]:
+    """Returns the Values whose gradients come from later stages: sent Values, and inputs that later stages read as
+    well.
+
+    Args: `entering` and `leaving` are the Values of the stage, `last` is its last layer.
+    """
+    shared = [value for value in entering if value.producer and last_use(graph, value) > last]
+    return [value for value in (*leaving, *shared) if value.needs_grad]
+
+
+def is_read_at(graph: ModelGraph, value: Value, at: int) -> bool:
+    """Returns whether a layer reads a Value.
+
+    Args: `at` is the layer's position.
+    """
+    return any(graph.index[name] == at for name in value.consumers)
+
+
+def crossing_values(graph: ModelGraph, first: int) -> list[Value]:
+    """Returns the Values made before a layer and read by it or later, of which gradients come back.
+
+    Args: `first` is the layer's position.
+    """
+    made = [graph.value[name] for layer in graph.layers[:first] for name in layer.outputs]
+    return [value for value in made if value.needs_grad and last_use(graph, value) >= first]
+
+
+def is_far(graph: ModelGraph, value: Value, first: int) -> bool:
+    """Returns whether a Value that needs a gradient may come from a stage that is not the one before.
+
+    Args: `first` is the reading stage's first layer.
+    """
+    return bool(value.producer) and value.needs_grad and graph.index[value.producer] < first - 1

@@ -1,9 +1,9 @@
-"""Weights that several layers use, and layers whose weights are made of others: their gradients wait for each other.
+"""Counts the gradients that wait for each other where several layers share a weight, or make one from parameters.
 
-A whole backward adds up all gradients of a weight within a stage before it adds them to the weight's own, so the one
-of the last use waits until the first use is done. Each sum is a tensor more while it is made. A weight half has those
-of all uses before it adds them up, and those that the operations of several uses lead to at once it has from the input
-half on.
+A whole backward adds up all gradients of a weight within a stage before it adds them to the weight's own. So the
+gradient of the last use waits until the first use is done. Each sum is one more tensor while it is made. A weight
+half has the gradients of all uses before it adds them up. Some are there from the input half on: those to which the
+operations of several uses lead at once.
 """
 
 from __future__ import annotations
@@ -19,17 +19,25 @@ from planner.model import ModelGraph
 
 
 class Reuse(NamedTuple):
+    """A weight and the layers that use it."""
+
     users: tuple[int, ...]  # positions of its layers, in order
     bytes: int
 
     def within(self, first: int, end: int) -> list[int]:
-        """Positions from `first` on and before `end`, of two or more."""
+        """Returns the users of the weight in a stage, or none if there are fewer than two.
+
+        Args: `first` is the stage's first layer, `end` the layer after its last.
+        """
         found = [user for user in self.users if first <= user < end]
         return found if len(found) > 1 else []
 
 
 def reused(graph: ModelGraph) -> list[Reuse]:
-    """Parameters with more than one layer."""
+    """Returns the trainable parameters that more than one layer uses.
+
+    Args: layers become positions in `graph`.
+    """
     found = [
         Reuse(tuple(sorted({graph.index[name] for name in row.users})), row.bytes)
         for row in graph.parameters
@@ -39,7 +47,10 @@ def reused(graph: ModelGraph) -> list[Reuse]:
 
 
 def made_weights(graph: ModelGraph) -> set[str]:
-    """Values that are made of parameters alone, and lead to some that train."""
+    """Returns the names of Values that are made of parameters alone, at least one of which is trained.
+
+    Args: `graph` is searched in the order of its layers.
+    """
     found: set[str] = set()
     for layer in graph.layers:
         if found.issuperset(layer.inputs):
@@ -48,7 +59,10 @@ def made_weights(graph: ModelGraph) -> set[str]:
 
 
 def reused_values(graph: ModelGraph, size_of: Mapping[str, int]) -> list[Reuse]:
-    """The same of weights that are made: with more than one consumer."""
+    """Returns the weights made of parameters that more than one layer reads.
+
+    Args: `size_of` has the bytes of every Value.
+    """
     found = []
     for name in sorted(made_weights(graph)):
         users = sorted({graph.index[user] for user in graph.value[name].consumers})
@@ -58,14 +72,21 @@ def reused_values(graph: ModelGraph, size_of: Mapping[str, int]) -> list[Reuse]:
 
 
 def weighing(graph: ModelGraph) -> list[bool]:
-    """By layer, whether a weight half has something to do in it: for weights of its own, or for what made one."""
+    """Returns by layer whether a weight half has something to do in it, for the layer's own weights or for a made
+    one.
+
+    Args: layers are in the order of `graph`.
+    """
     own = {name for row in graph.parameters if row.trainable for name in row.users}
     made = made_weights(graph)
     return [layer.name in own or not made.isdisjoint(layer.inputs) for layer in graph.layers]
 
 
 def arriving_at_made(graph: ModelGraph, size_of: Mapping[str, int]) -> list[int]:
-    """By layer, the gradients that a walk keeps of it for the sake of a weight that was made."""
+    """Returns by layer the bytes of gradients that a walk keeps for the sake of weights made of parameters.
+
+    Args: `size_of` has the bytes of every Value.
+    """
     made = made_weights(graph)
     return [
         sum(size_of[name] for name in layer.outputs) if not made.isdisjoint(layer.inputs) else 0
@@ -74,13 +95,20 @@ def arriving_at_made(graph: ModelGraph, size_of: Mapping[str, int]) -> list[int]
 
 
 def waiting(reuses: Sequence[Reuse], first: int, end: int, at: int) -> int:
-    """While the layer at this position runs backwards, in a whole backward of the layers from `first` to `end`."""
+    """Returns the bytes of gradients that wait while one layer runs backwards, in a whole backward of a stage.
+
+    Args: `first` and `end` are the stage's bounds, `at` is the layer.
+    """
     own = [(each.within(first, end), each.bytes) for each in reuses]
     return sum(size * (1 + (at in users)) for users, size in own if users and users[0] <= at < users[-1])
 
 
 def together(reuses: Sequence[Reuse]) -> list[list[Reuse]]:
-    """Those in one list that have a layer in common, so that a weight half adds them up at the same time."""
+    """Groups reuses that have a layer in common, also by way of others: a weight half adds them up at the same time.
+
+    Args: `reuses` may share layers.
+    Returns: disjoint groups.
+    """
     groups: list[tuple[set[int], list[Reuse]]] = []
     for each in reuses:
         users, members = set(each.users), [each]
@@ -92,18 +120,29 @@ def together(reuses: Sequence[Reuse]) -> list[list[Reuse]]:
 
 
 def summed(reuses: Sequence[Reuse], first: int, end: int) -> int:
-    """The most in a weight half before they are added up."""
+    """Returns the most bytes that a weight half of a stage has before it adds gradients of shared weights up.
+
+    Args: `first` and `end` are the stage's bounds.
+    """
     sums = (sum(len(each.within(first, end)) * each.bytes for each in group) for group in together(reuses))
     return max(sums, default=0)
 
 
 def early(reuses: Sequence[Reuse], first: int, end: int) -> int:
-    """Gradients that an input half makes already: at most one a weight."""
+    """Returns the bytes of gradients that an input half of a stage makes already: at most one a weight.
+
+    Args: `first` and `end` are the stage's bounds.
+    """
     return sum(each.bytes for each in reuses if each.within(first, end))
 
 
 def waiting_from(reuses: Sequence[Reuse], layers: int) -> list[tuple[int, IntArray]]:
-    """`waiting` by [first, at], for each end from which on it is that, until the next."""
+    """Returns `waiting` for all stages, as tables `[first, at]` with the end of the stage from which on each holds.
+
+    A table holds until the end of the next one.
+
+    Args: `layers` is the number of layers.
+    """
     found = []
     for end in sorted({user + 1 for each in reuses for user in each.users[1:]}):
         table = Rectangles(layers)
@@ -117,7 +156,10 @@ def waiting_from(reuses: Sequence[Reuse], layers: int) -> list[tuple[int, IntArr
 
 
 def summed_tables(reuses: Sequence[Reuse], layers: int) -> IntArray:
-    """`summed` by [first, end]."""
+    """Returns `summed` for all stages, `[first, end]`.
+
+    Args: `layers` is the number of layers.
+    """
     most = Rectangles(layers).table
     for group in together(reuses):
         most = np.maximum(most, _summed_table(group, layers))
@@ -125,7 +167,10 @@ def summed_tables(reuses: Sequence[Reuse], layers: int) -> IntArray:
 
 
 def early_table(reuses: Sequence[Reuse], layers: int) -> IntArray:
-    """`early` by [first, end]."""
+    """Returns `early` for all stages, `[first, end]`.
+
+    Args: `layers` is the number of layers.
+    """
     table = Rectangles(layers)
     for each in reuses:
         for before, user, after in zip([-1, *each.users], each.users, each.users[1:], strict=False):

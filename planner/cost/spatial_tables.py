@@ -1,9 +1,9 @@
-"""Samples cut in space, as one of the choices has it: what every layer then costs.
+"""Prices layers where samples are cut in space, for one choice of grids.
 
-Layers on shards take the time and the bytes that the profile
-has of the largest shard, others those of whole samples: of a rank's share of them, or of all, which every rank of a
-group computes alike. Halos, sums and
-gathers are added to the layer that waits for them, as are messages to all when samples are re-split; what travels while a layer computes costs what exceeds that.
+A layer on shards takes the time and the bytes that the profile has of the largest shard. Other layers take those of
+whole samples: of a rank's share of the samples, or of all, which every rank of a group computes alike. Halos, sums
+and gathers are added to the layer that waits for them, and so are the messages when samples are re-split. Messages
+that travel while a layer computes cost what exceeds the computation.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from planner.arrays import NS_PER_S
 from planner.cluster import NOISE, Group
-from planner.cost.tables import NS, Tables, tables
+from planner.cost.tables import Tables, tables
 from planner.model import Layer, ModelGraph
 from planner.plan import Regrid
 from planner.profile import CostKey, LayerCost, Profile, Seconds
@@ -27,6 +28,8 @@ Grid = tuple[int, ...]
 
 
 class GridChoice(NamedTuple):
+    """The grid that samples are cut by, and where in the model samples become whole, shared or cut otherwise."""
+
     grid: Grid = ()
     whole_from: int = 0  # the layer before which shards are gathered; 0 is where their rules end
     then: Grid = ()  # another grid, of at most as many parts, from the layer `then_from` on
@@ -35,15 +38,20 @@ class GridChoice(NamedTuple):
 
     @property
     def ranks(self) -> int:
+        """Returns the number of ranks that share a sample."""
         return prod(self.grid)
 
     def at(self, layer: int) -> Grid:
+        """Returns the grid at a layer.
+
+        Args: `layer` is a position.
+        """
         return self.then if self.then and layer >= self.then_from else self.grid
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Of one model, under every choice asked for so far."""
+    """A model's prices under every choice asked for so far; calling it with a choice gives its price."""
 
     graph: ModelGraph
     refused: dict[Grid, str] = field(default_factory=dict)  # why a grid's shards end early
@@ -61,21 +69,32 @@ class Prices:
 
 
 def row_of(choice: GridChoice, index: int, layer: Layer, found: Price, setting: CostKey) -> CostKey:
-    """Of the profile, for a layer on shards or on a share of the samples."""
+    """Returns the profile's key for a layer on shards or on a share of the samples.
+
+    Args: `index` is the layer's position, `found` the price of the choice, `setting` the one of whole samples.
+    """
     if layer.name in found.shared:
         return setting._replace(signature=layer.signature, split=(), micro=setting.micro // choice.ranks)
     return setting._replace(signature=layer.signature, split=choice.at(index))
 
 
 def shown(grid: Grid) -> str:
+    """Returns a grid as text, such as 2x2; 1 for whole samples.
+
+    Args: `grid` has the parts along each dim.
+    """
     return "x".join(map(str, grid)) or "1"
 
 
 def stage_of(
     choice: GridChoice, span: tuple[int, int], names: Sequence[str]
 ) -> tuple[Grid, str, tuple[Regrid, ...]]:
-    """Of a stage of layers [i, j): its grid, nothing where all of its samples are whole; the layer in it before which
-    its shards are gathered, nothing where there is none; and where in it they are re-split."""
+    """Returns how a stage's samples lie, as a plan says it.
+
+    Args: `span` has the stage's first layer and the layer after its last; `names` are the names of all layers.
+    Returns: the grid, empty where all samples are whole; the layer before which shards are gathered, empty where
+        there is none in this stage; and where in the stage samples are re-split or shared.
+    """
     first, end = span
     turn, whole = choice.then_from, choice.whole_from
     if whole and first >= whole and not choice.shared:
@@ -90,7 +109,11 @@ def stage_of(
 def sharded(
     profile: Profile, setting: CostKey, choice: GridChoice, found: Price, group: Group, *, overlap: bool
 ) -> Tables:
-    """Tables of a choice. With `overlap` halos travel while layers compute, as in backward passes that stay whole."""
+    """Returns the tables of a choice.
+
+    Args: `setting` is the one of whole samples; `found` is the price of the choice; `group` has what messages take.
+        With `overlap`, halos travel while layers compute, except in backwards in halves.
+    """
     graph = profile.graph
     whole = setting._replace(split=())
     costs = []
@@ -111,7 +134,7 @@ _NOTHING = Cost(share=1.0, middle=1.0, traffic=Traffic(), on_shards=False, gathe
 
 
 def _largest(row: LayerCost, cost: Cost) -> LayerCost:
-    """The rank that has most to do, where another one was profiled."""
+    """Returns the row with the work of the rank that has most to do, where another rank was profiled."""
     if not cost.on_shards or cost.share == cost.middle:
         return row
     more = cost.share / cost.middle
@@ -130,7 +153,7 @@ def _held(size: int, share: float) -> int:
 
 
 def _narrower(profile: Profile, values: Sequence[str], key: CostKey) -> Fraction:
-    """Bytes of what a layer reads in a precision, against those that were captured."""
+    """Returns the bytes of what a layer reads in a precision, divided by the bytes that were captured."""
     captured = sum(profile.graph.value[name].bytes(key.micro) for name in values)
     return (
         Fraction(sum(profile.value_bytes(name, key) for name in values), captured)
@@ -155,15 +178,15 @@ def _priced(row: LayerCost, cost: Cost, scale: Fraction, group: Group, *, overla
 
 
 def _longer(time: Seconds, ns: float) -> Seconds:
-    return replace(time, median=time.median + ns / NS)
+    return replace(time, median=time.median + ns / NS_PER_S)
 
 
 def _exposed(hidden_ns: float, under: Seconds, overlap: bool) -> float:
-    return max(0.0, hidden_ns - under.median * NS) if overlap else hidden_ns
+    return max(0.0, hidden_ns - under.median * NS_PER_S) if overlap else hidden_ns
 
 
 def _forward_ns(sent: Traffic, scale: Fraction, group: Group) -> tuple[float, float]:
-    """What a layer waits for, and what may travel meanwhile."""
+    """Returns the nanoseconds of messages that a layer waits for, and of those that may travel meanwhile."""
     waited = sent.halo_bytes - sent.hidden_bytes + sent.gather_bytes + sent.resplit_bytes
     open_ns = _wire_ns(waited * scale, sent.rounds - sent.hidden_rounds, group)
     sums_ns = _sums_ns(sent.reduced_bytes * max(scale, Fraction(1)), sent.reductions, group)
@@ -182,5 +205,5 @@ def _wire_ns(size: Fraction, rounds: int, group: Group) -> float:
 
 
 def _sums_ns(size: Fraction, count: int, group: Group) -> float:
-    """Sums one after the other, of about equal size."""
+    """Returns the nanoseconds of `count` sums of equal size, one after the other."""
     return count * float(group.sum.ns(np.array([ceil(size / count)]))[0]) if count else 0.0

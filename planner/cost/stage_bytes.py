@@ -1,18 +1,31 @@
-"""What a stage takes, from the costs of its layers, one stage at a time: the definition that all tables follow.
+"""Defines the memory that one micro-batch takes in a stage, from the costs of its layers, one stage at a time.
 
-Bytes are those that the runtime holds for one micro-batch, part by part as in StageBytes. Within a stage not
-everything is there at once: while a layer runs, forwards or backwards, only what layers up to it have saved is (later
-ones have not saved yet, or have let go), beside what passes by it, and the gradients of that on the way back.
+All tables follow this definition. Bytes are those that the runtime holds, part by part as in StageBytes. Within a
+stage not everything is there at once. While a layer runs, forwards or backwards, only layers up to it hold what
+they have saved: later ones have not saved yet, or have let go. Beside these bytes lie the Values that pass by the
+layer, and on the way back their gradients.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
+from planner.cost.messages import (
+    added_values,
+    crossing_values,
+    early_values,
+    entering_values,
+    is_far,
+    is_read_at,
+    last_use,
+    leaving_values,
+    passing_values,
+    returning_values,
+)
 from planner.cost.shared_weights import (
     arriving_at_made,
     early,
@@ -40,9 +53,15 @@ def stage_bytes(
     before: str = "",
     walking: bool = False,
 ) -> StageBytes:
-    """Of consecutive layers on whole samples. What a forward that is done again has sent, nothing else keeps.
-    `before` is the layer before which what is recomputed ends, if that is not all. They are `walking` where a layer
-    of the same stage does, if it is none of them."""
+    """Returns the memory that one micro-batch takes in a stage of consecutive layers on whole samples, by part.
+
+    If the stage recomputes, its sent activations count in full, because nothing else keeps what the second forward
+    sent.
+
+    Args: `layers` are names in the order of the model; `key` is the setting, whatever its signature. A stage that
+        is to `recompute` does so for all layers, or those before the layer `before`. `walking` is set where a layer
+        of the same stage that is not among `layers` makes the stage walk.
+    """
     if not layers:
         return StageBytes(saved=0)
     graph = profile.graph
@@ -52,8 +71,8 @@ def stage_bytes(
         return _in_parts(profile, layers, key, before, walking)
     stage = _Stage(profile, layers, key)
     first, last, saved = stage.first, stage.last, stage.saved[-1]
-    entering, leaving = _entering(graph, layers), _leaving(graph, first, last)
-    returning = _returning(graph, entering, leaving, last)
+    entering, leaving = entering_values(graph, layers), leaving_values(graph, first, last)
+    returning = returning_values(graph, entering, leaving, last)
     halves = stage.walked(entering, _total(profile, returning, key)) if walking else stage.stored()
     workspace = stage.workspace
     held_in = storages(graph, [profile.cost(x.name, key) for x in graph.layers])
@@ -61,7 +80,7 @@ def stage_bytes(
     sent = [v for v in leaving if recompute or not first <= kept_in.get(v.name, -1) <= last]
     came = [v for v in entering if v.producer]
     near = [v for v in came if graph.index[v.producer] == first - 1]
-    handed, back = ([v for v in values if _read_at(graph, v, last + 1)] for values in (sent, returning))
+    handed, back = ([v for v in values if is_read_at(graph, v, last + 1)] for values in (sent, returning))
     handed = [v for v in handed if v.needs_grad]
     unanswered = 0 if _total(profile, returning, key) else _total(profile, leaving, key)
     shared = _total(profile, (v for v in near if held_in.own(v.name, first - 1)), key)
@@ -76,12 +95,12 @@ def stage_bytes(
         weighing=max(0, halves.second - halves.held - workspace),
         arriving=_total(profile, came, key) - _total(profile, near, key),
         near=_total(profile, near, key),
-        crossing=_total(profile, _crossing(graph, first), key),
+        crossing=_total(profile, crossing_values(graph, first), key),
         sent=0 if unanswered else _total(profile, sent, key) - _total(profile, handed, key),
         handed=_total(profile, handed, key),
         returning=_total(profile, returning, key) - _total(profile, back, key),
         back=_total(profile, back, key),
-        far=_total(profile, (v for v in entering if _is_far(graph, v, first)), key),
+        far=_total(profile, (v for v in entering if is_far(graph, v, first)), key),
         unanswered=unanswered,
         update=update_bytes(profile.optimizer, _trained_elements(graph, layers)),
     )
@@ -93,10 +112,10 @@ def _in_parts(
     graph, done = profile.graph, layers.index(before)
     parts = layers[:done], layers[done:]
     early, late = (stage_bytes(profile, part, key, walking=walking) for part in parts)
-    leaving = _leaving(graph, graph.index[layers[0]], graph.index[layers[-1]])
+    leaving = leaving_values(graph, graph.index[layers[0]], graph.index[layers[-1]])
     passing = (value for value in leaving if value.producer in layers[:done])
-    crossing = _crossing(graph, graph.index[layers[0]])
-    carried = (value for value in crossing if _last_use(graph, value) >= graph.index[before])
+    crossing = crossing_values(graph, graph.index[layers[0]])
+    carried = (value for value in crossing if last_use(graph, value) >= graph.index[before])
     return in_two(
         early,
         late,
@@ -108,13 +127,15 @@ def _in_parts(
 
 
 class _Halves(NamedTuple):
+    """The bytes of a backward in halves."""
+
     held: int
     first: int  # the most while the first half of a backward runs
     second: int
 
 
 class _Stage:
-    """What is there while each of its layers runs."""
+    """The bytes that are there while each layer of one stage runs."""
 
     def __init__(self, profile: Profile, layers: Sequence[str], key: CostKey) -> None:
         graph = self._graph = profile.graph
@@ -122,25 +143,26 @@ class _Stage:
         self.first, self.last = graph.index[layers[0]], graph.index[layers[-1]]
         count = len(layers)
         self.saved = [stage_memory(profile, layers[:k], key) for k in range(1, count + 1)]
-        self.inputs = [_total(profile, _entering(graph, layers[:k]), key) for k in range(1, count + 1)]
+        self.inputs = [_total(profile, entering_values(graph, layers[:k]), key) for k in range(1, count + 1)]
         # Gradients of the loss, throughout a backward.
         self._told = _total(profile, _told(graph, layers), key)
         self._size_of = {value.name: profile.value_bytes(value.name, key) for value in graph.values}
         keepers = storages(graph, [profile.cost(x.name, key) for x in graph.layers]).keepers()
         self._on_top = [
             self._told
-            + _total(profile, _passing(graph, self.first, self.first + k), key)
-            + _total(profile, _added(graph, keepers, self.first, self.first + k), key)
+            + _total(profile, passing_values(graph, self.first, self.first + k), key)
+            + _total(profile, added_values(graph, keepers, self.first, self.first + k), key)
             + cost.workspace_bytes
             for k, cost in enumerate(self._costs)
         ]
-        early = [_early(graph, self.first, self.first + k, self.last) for k in range(count)]
+        early = [early_values(graph, self.first, self.first + k, self.last) for k in range(count)]
         self._early = [_total(profile, values, key) for values in early]
         rows = zip(self.saved, self.inputs, self._on_top, self._early, strict=True)
         self._during = [kept + self.inputs[-1] - seen + top + soon for kept, seen, top, soon in rows]
 
     @property
     def workspace(self) -> int:
+        """Returns the bytes on top of what is saved, at the moment of the highest use."""
         reuses, end = reused(self._graph), self.last + 1
         during = [
             now + waiting(reuses, self.first, end, self.first + k) for k, now in enumerate(self._during)
@@ -148,13 +170,16 @@ class _Stage:
         return max(LOOK_BYTES, max(during) - self.saved[-1])
 
     def stored(self) -> _Halves:
-        """Each layer lets go of all that its weights do not ask for; no gradient of a weight waits for another."""
+        """Returns the bytes of the halves where each layer keeps what its weights ask for, and no gradient waits."""
         held = [cost.held_bytes for cost in self._costs]
         first = [now + sum(held[k + 1 :]) for k, now in enumerate(self._during)]
         second = [sum(held[: k + 1]) + cost.workspace_bytes for k, cost in enumerate(self._costs)]
         return _Halves(sum(held), max(first), max(second))
 
     def walked(self, entering: Sequence[Value], returning: int) -> _Halves:
+        """Returns the bytes of the halves where the backward walks through the graph, given what enters and what
+        returns.
+        """
         graph, end = self._graph, self.last + 1
         reuses = reused(graph)
         if not any(value.producer and value.needs_grad for value in entering):
@@ -171,8 +196,7 @@ class _Stage:
         return self._walked(below + soon, walked, together, soon)
 
     def _walked(self, below: int, walked: Sequence[int], together: int, soon: int) -> _Halves:
-        """Nothing is let go while the graph is walked, and then what lies above all weights; the rest hangs
-        together."""
+        """Adds up a walk: nothing is let go until it is over, and then only what lies above all weights."""
         top = self._on_top
         first = [
             self.saved[-1] + LEAF_BYTES + sum(walked[k + 1 :]) + top[k] + self._early[k]
@@ -185,11 +209,15 @@ class _Stage:
 def in_two(
     early: StageBytes, late: StageBytes, whole: StageBytes, *, passing: int, carried: int, copied: int
 ) -> StageBytes:
-    """Of a stage that recomputes its early layers and keeps what its late ones save. `passing` is what the early ones
-    make for other stages, there while the late ones run; `carried` what the late ones may read of what enters, whose
-    gradients are there, and may be added to others, while the early ones run backwards; `copied` the buffers of the
-    early ones as their forward saw them. While the early ones run backwards, the late ones hold what is left for their
-    weights, which may be more than they had saved."""
+    """Joins the parts of a stage that recomputes its early layers and keeps what its late layers save.
+
+    While the early layers run backwards, the late ones hold what their weights need, which may exceed what they
+    saved.
+
+    Args: `whole` is the stage as if it recomputed all layers. The other three are bytes: `passing` of what early
+        layers make for other stages, `carried` of entering Values that late layers may read, whose gradients are
+        there while early layers run backwards, and `copied` of the early layers' buffers as their forward saw them.
+    """
     apart = early.shared + late.shared - whole.shared
     return replace(
         whole,
@@ -203,26 +231,39 @@ def in_two(
 
 
 def losses_held(schedule: Schedule) -> int:
-    """Of the micro-batches of a pipe, of which each keeps its loss until the step ends."""
+    """Returns how many losses a pipe holds until the step ends: one a micro-batch, in the pipe with the most.
+
+    Args: `schedule` tells the pipe of every micro-batch.
+    """
     return max(Counter(schedule.pipe_of).values(), default=0)
 
 
 def copies_of_statistics(holders: int, *, recompute: bool) -> int:
-    """Of running statistics: replicas keep what they were before a step and add up what it brings, and a forward
-    that is done again must leave no trace."""
+    """Returns how many copies of running statistics a stage of `holders` ranks holds.
+
+    Args: more than one holder keeps the statistics from before the step and adds up what the step brings. To
+        `recompute` takes one more copy, since a forward that is done again must leave no trace.
+    """
     return 2 * (holders > 1) + recompute
 
 
 def remembered_bytes(graph: ModelGraph, layers: Sequence[str]) -> int:
-    """What one micro-batch keeps of layers that recompute, from its forward until its backward is over, for a kernel
-    may have saved it again: copies of the buffers that they both write and read."""
+    """Returns the bytes of buffers that one micro-batch copies for layers that recompute, until its backward is over.
+
+    Copied are the buffers that the layers both write and read, since a kernel may have saved them again.
+
+    Args: `layers` are names.
+    """
     names = set(layers)
     return sum(row.bytes for row in graph.buffers if row.remembered and names.intersection(row.users))
 
 
 def step_bytes(profile: Profile, layers: Sequence[str], key: CostKey, *, losses: int, copies: int) -> int:
-    """What a stage holds throughout a step beside its state, however many micro-batches are in flight. What its
-    forward reads as well has copies a micro-batch, and no replicas."""
+    """Returns what a stage holds throughout a step beside its state, however many micro-batches are in flight.
+
+    Args: `losses` and `copies` are counts, from `losses_held` and `copies_of_statistics`. Buffers that the forward
+        also reads have no such copies, but `remembered_bytes`.
+    """
     graph, names = profile.graph, set(layers)
     statistics = [row for row in graph.buffers if row.mutated and not row.remembered]
     copied = sum(row.bytes for row in statistics if names.intersection(row.users))
@@ -230,7 +271,7 @@ def step_bytes(profile: Profile, layers: Sequence[str], key: CostKey, *, losses:
 
 
 def _told(graph: ModelGraph, layers: Sequence[str]) -> list[Value]:
-    """The loss and what it counted."""
+    """Returns the loss and what it counted, if the stage has the last layer."""
     last = graph.layers[-1]
     return [graph.value[name] for name in last.outputs] if last.name in layers else []
 
@@ -239,73 +280,17 @@ def _total(profile: Profile, values: Iterable[Value], key: CostKey) -> int:
     return sum(profile.value_bytes(value.name, key) for value in values)
 
 
-def _entering(graph: ModelGraph, layers: Sequence[str]) -> list[Value]:
-    """From other stages or from the batch."""
-    made = {name for layer in layers for name in graph.layer[layer].outputs}
-    read = {name for layer in layers for name in graph.layer[layer].inputs}
-    return [graph.value[name] for name in sorted(read - made)]
-
-
-def _last_use(graph: ModelGraph, value: Value) -> int:
-    return max((graph.index[name] for name in value.consumers), default=-1)
-
-
-def _passing(graph: ModelGraph, first: int, at: int) -> list[Value]:
-    """Made before layer `at`, and read after it."""
-    made = [graph.value[name] for layer in graph.layers[first:at] for name in layer.outputs]
-    return [value for value in made if _last_use(graph, value) > at]
-
-
-def _added(graph: ModelGraph, keepers: Mapping[str, int], first: int, at: int) -> list[Value]:
-    """Of what passes by layer `at`, that of which it adds a gradient to that of a later reader: both are there beside
-    the sum, for which there is room only where the layer lets go of the Value itself."""
-    name = graph.layers[at].name
-    passing = _passing(graph, first, at)
-    return [v for v in passing if name in v.consumers and v.needs_grad and keepers.get(v.name) != at]
-
-
-def _early(graph: ModelGraph, first: int, at: int, last: int) -> list[Value]:
-    """From before `first`, and read after layer `at` of the same stage: a gradient of it waits. Twice where that layer
-    adds another one to it."""
-    name = graph.layers[at].name
-    made = [graph.value[x] for layer in graph.layers[:first] for x in layer.outputs]
-    late = [v for v in made if v.needs_grad and any(at < graph.index[x] <= last for x in v.consumers)]
-    return late + [v for v in late if name in v.consumers]
-
-
-def _leaving(graph: ModelGraph, first: int, last: int) -> list[Value]:
-    made = [graph.value[name] for layer in graph.layers[first : last + 1] for name in layer.outputs]
-    return [value for value in made if _last_use(graph, value) > last]
-
-
-def _returning(graph: ModelGraph, entering: list[Value], leaving: list[Value], last: int) -> list[Value]:
-    """Gradients that come from later stages: of what was sent to them, and of inputs that they read as well."""
-    shared = [value for value in entering if value.producer and _last_use(graph, value) > last]
-    return [value for value in (*leaving, *shared) if value.needs_grad]
-
-
-def _read_at(graph: ModelGraph, value: Value, at: int) -> bool:
-    return any(graph.index[name] == at for name in value.consumers)
-
-
-def _crossing(graph: ModelGraph, first: int) -> list[Value]:
-    """Made before a layer, and read by it or later ones; those that gradients come back of."""
-    made = [graph.value[name] for layer in graph.layers[:first] for name in layer.outputs]
-    return [value for value in made if value.needs_grad and _last_use(graph, value) >= first]
-
-
-def _is_far(graph: ModelGraph, value: Value, first: int) -> bool:
-    """The stage that made it need not be the one before."""
-    return bool(value.producer) and value.needs_grad and graph.index[value.producer] < first - 1
-
-
 def _trained_elements(graph: ModelGraph, layers: Sequence[str]) -> list[int]:
     names = {name for layer in layers for name in graph.layer[layer].parameters}
     return [prod(graph.parameter[name].shape) for name in names if graph.parameter[name].trainable]
 
 
 def update_bytes(optimizer: OptimizerCost, elements: Sequence[int]) -> int:
-    """Where the norm of all gradients is asked for, their squares are added up before."""
+    """Returns the bytes that an update needs on top of the state, or that squares of gradients need before, for their
+    norm.
+
+    Args: `elements` has the size of each trained parameter.
+    """
     largest, total = max(elements, default=0), sum(elements)
     made = optimizer.largest_bytes_per_parameter * largest
     made += optimizer.other_bytes_per_parameter * (total - largest)

@@ -1,7 +1,7 @@
-"""What a stage costs, for every cut at once: the profile as integer tables over layer intervals [i, j).
+"""Turns a profile into integer tables over layer intervals [i, j): what a stage costs, for every cut at once.
 
-Times are prefix sums in nanoseconds, so a path through a schedule is a sum of functions of single boundaries.
-Bytes are exact per interval: each storage counts once in a stage and again on the other side of a cut, a tied
+Times are prefix sums in nanoseconds, so a path through a schedule is a sum of functions of single boundaries. Bytes
+are exact for each interval. Each storage counts once in a stage and again on the other side of a cut. A tied
 parameter counts once in each stage that uses it. Rectangles of (i, j) carry both; their sums are the tables.
 """
 
@@ -14,7 +14,7 @@ from math import prod
 
 import numpy as np
 
-from planner.arrays import BoolArray, IntArray
+from planner.arrays import NS_PER_S, BoolArray, IntArray
 from planner.cost.activation_tables import Moving, Walking, moving
 from planner.cost.intervals import Rectangles, running_maximum
 from planner.cost.messages import Edges, edges
@@ -23,12 +23,10 @@ from planner.model import ModelGraph
 from planner.profile import CostKey, LayerCost, Profile, Seconds, storages
 from planner.schedule import Kind
 
-NS = 1e9
-
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """One profiled setting over the whole model; `[i, j]` is the stage of layers i..j-1."""
+    """The costs of one profiled setting over the whole model; `[i, j]` is the stage of layers i to j - 1."""
 
     graph: ModelGraph
     setting: CostKey
@@ -60,16 +58,20 @@ class Tables:
 
     @property
     def layers(self) -> int:
+        """Returns the number of layers."""
         return len(self.graph.layers)
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What bytes depend on."""
+        """Returns what the bytes depend on: micro-batch, grid, and where samples are cut otherwise."""
         return self.setting.micro, self.setting.split, *self.regridded
 
     @cached_property
     def direct(self) -> BoolArray:
-        """Boundaries at which a layer reads what the one before it made, and hands a gradient back; and both ends."""
+        """Returns by boundary whether a layer reads what the one before it made, and hands a gradient back.
+
+        Both ends of the model count as such boundaries.
+        """
         edges = self.edges
         found: BoolArray = np.zeros(self.layers + 1, np.bool_)
         found[edges.consumer[edges.backward & (edges.consumer == edges.made + 1)]] = True
@@ -78,27 +80,36 @@ class Tables:
 
     @cached_property
     def typical_crossing_bytes(self) -> int:
-        """Median over the boundaries of what is read beyond them."""
+        """Returns the median over the boundaries of the bytes that are read beyond them."""
         where = np.arange(1, self.layers)[:, None]
         crosses = (self.edges.previous < where) & (where <= self.edges.consumer)
         return int(np.median(crosses @ self.edges.bytes)) if self.layers > 1 else 0
 
     @cached_property
     def least_direct_bytes(self) -> int:
-        """What a layer hands to the next one, at least."""
+        """Returns the least bytes that a layer hands to the next one, over the direct boundaries; 0 where there are
+        none.
+        """
         edges = self.edges
         chosen = edges.backward & (edges.consumer == edges.made + 1)
         sizes = np.bincount(edges.consumer[chosen], edges.bytes[chosen], self.layers)
-        return int(sizes[1:][self.direct[1:-1]].min(initial=1 << 60)) if self.direct[1:-1].any() else 0
+        return int(sizes[1:][self.direct[1:-1]].min()) if self.direct[1:-1].any() else 0
 
     def step_bytes(self, low: IntArray, high: IntArray, *, losses: int, copies: int) -> IntArray:
-        """Of intervals, as `stage_bytes.step_bytes`."""
+        """Returns `stage_bytes.step_bytes` of many stages.
+
+        Args: `low` and `high` are arrays of bounds, a stage each; `losses` and `copies` are counts for all of them.
+        """
         told = np.where((low < high) & (high == self.layers), losses * self.loss_bytes, 0)
         found: IntArray = copies * self.written[low, high] + told
         return found
 
     def moving_parts(self, low: IntArray, high: IntArray, again: BoolArray | np.bool_) -> dict[str, IntArray]:
-        """Of intervals, as `stage_bytes.stage_bytes` but for the update."""
+        """Returns the parts of `stage_bytes.stage_bytes` of many stages, but for the update.
+
+        Args: `low` and `high` are arrays of bounds, a stage each; `again` tells which stages recompute.
+        Returns: bytes by the names of StageBytes.
+        """
         found = {name: table[low, high] for name, table in vars(self.moving).items()}
         following, _ = found.pop("following"), found.pop("carried")
         copied = np.where(again, self.remembered[low, high], 0)
@@ -113,13 +124,13 @@ class Tables:
             "unanswered": np.where(answered, 0, self.leaving[low, high]),
         }
 
-    def stage_ns(self, kind: Kind, cuts: IntArray) -> IntArray:
-        """Duration of each stage; `cuts` (..., D + 1) holds 0, the boundaries and the number of layers."""
-        return np.diff(self.time_ns[kind][cuts], axis=-1)
-
 
 def price(profile: Profile, setting: CostKey) -> Tables:
-    """Tables of one micro-batch, split, precision and execution; BadInput names a layer that was not profiled."""
+    """Returns the tables of one setting: micro-batch, precision and execution on whole samples.
+
+    Args: `setting` is a key of the profile, whatever its signature.
+    Raises: BadInput names a layer that was not profiled at this setting.
+    """
     graph = profile.graph
     costs = [_cost(profile, layer.name, setting) for layer in graph.layers]
     size_of = {value.name: profile.value_bytes(value.name, setting) for value in graph.values}
@@ -134,7 +145,11 @@ def tables(
     *,
     regridded: tuple[object, ...] = (),
 ) -> Tables:
-    """Of costs by layer and sizes by Value; `regridded` tells those of one split apart."""
+    """Returns the tables of given costs and sizes.
+
+    Args: `costs` has one row a layer, `size_of` the bytes of every Value. `regridded` tells choices with the same
+        grid apart.
+    """
     graph = profile.graph
     saved, entered, leaving = _values(graph, costs, size_of)
     parameters, gradients, tied, elements, trained = _parameters(graph)
@@ -166,7 +181,7 @@ def tables(
         state_bytes_per_tensor=profile.optimizer.state_bytes_per_tensor,
         largest_bytes_per_element=profile.optimizer.largest_bytes_per_parameter,
         other_bytes_per_element=profile.optimizer.other_bytes_per_parameter,
-        step_ns_per_element=profile.optimizer.seconds_per_parameter.median * NS,
+        step_ns_per_element=profile.optimizer.seconds_per_parameter.median * NS_PER_S,
     )
 
 
@@ -186,7 +201,7 @@ def _prefix(amounts: Iterable[int]) -> IntArray:
 def _prefixes(costs: Sequence[LayerCost], part: str) -> dict[Kind, IntArray]:
     def total(name: str) -> IntArray:
         rows: list[Seconds] = [getattr(cost, name) for cost in costs]
-        return _prefix(round(getattr(row, part) * NS) for row in rows)
+        return _prefix(round(getattr(row, part) * NS_PER_S) for row in rows)
 
     forward = total("forward")
     return {
@@ -244,7 +259,10 @@ def _written(graph: ModelGraph, *, remembered: bool) -> IntArray:
 
 
 def _whole_elements(graph: ModelGraph) -> IntArray:
-    """Sharing gives each holder whole parameters: the largest one, and what other stages hold as well."""
+    """Returns the most trainable elements of each stage that sharing among ranks leaves undivided.
+
+    Sharing gives each rank whole parameters: at most the largest one, and what other stages hold as well.
+    """
     count = len(graph.layers)
     largest, tied = np.zeros(count, np.int64), Rectangles(count)
     for parameter in graph.parameters:

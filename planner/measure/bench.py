@@ -1,4 +1,4 @@
-"""What all rows of one profile have in common: the captured model, its batches, and how it will run."""
+"""Holds what all rows of one profile have in common: the captured model, its batches, and how layers will run."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ EXECUTIONS = ("eager", "compiled")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
+    """A captured model set up for measuring; a bench gives the rows of every micro-batch."""
+
     batch_of: Callable[[int], tuple[object, object]]
     captured: Captured
     execution: str
@@ -31,11 +33,18 @@ class Bench:
     grids: tuple[tuple[int, ...], ...] = ()  # spatial splits, beside whole samples
 
     def batch(self, micro: int) -> Mapping[str, Tensor]:
-        """The tensors of a micro-batch by the names of their Values."""
+        """Returns the tensors of one micro-batch by the names of their Values.
+
+        Args: `micro` is the number of samples.
+        """
         return self.captured.batch_values(*self.batch_of(micro))
 
     def situations(self, micro: int) -> list[Situation]:
-        """Of whole samples, then of shards where layers can be cut."""
+        """Returns the distinct layers on whole samples, then on shards for each grid where layers can be cut.
+
+        Args: `micro` is the number of samples.
+        Raises: BadInput where no layer can be computed on a grid.
+        """
         batch = self.batch(micro)
         found = situations(self.captured, batch, self.way)
         for grid in self.grids:
@@ -43,10 +52,20 @@ class Bench:
         return found
 
     def key(self, situation: Situation, micro: int) -> CostKey:
+        """Returns the profile key of a layer in a situation.
+
+        Args: `micro` is the number of whole samples, also where the situation is a shard.
+        """
         return CostKey(situation.layer.signature, micro, situation.grid, self.way.precision, self.execution)
 
     def keys(self, micros: Iterable[int]) -> list[CostKey]:
-        """Which layers can be cut does not depend on the micro-batch."""
+        """Returns the keys of all rows, by ascending micro-batch.
+
+        The layers are cut once, at the smallest micro-batch, because the micro-batch does not decide which can be
+        cut.
+
+        Args: `micros` are numbers of samples; repeated ones count once.
+        """
         micros = sorted(set(micros))
         first = [self.key(situation, micros[0]) for situation in self.situations(micros[0])]
         return [key._replace(micro=micro) for micro in micros for key in first]
@@ -59,7 +78,13 @@ def bench_of(
     split: BackwardSplit | None,
     spatial: SpatialSplit | None,
 ) -> Bench:
-    """`device` is where tensors are, which for a roofline is not the one that is asked for."""
+    """Captures a workload and returns the bench that measures it.
+
+    Args: `device` is where tensors are made: the CPU where the request names a roofline. `split` and `spatial` run
+        backwards in halves and shards as the runtime does; None leaves them out.
+    Raises: BadInput for an unknown precision or execution, for a micro-batch or a grid that cannot be measured, and
+        for several micro-batches of a model that is captured for one.
+    """
     precision, execution, micros = request.precision, request.execution, request.micros
     if precision not in PRECISIONS:
         raise BadInput(f"unknown precision '{precision}'", allowed=", ".join(PRECISIONS))
@@ -89,7 +114,11 @@ def bench_of(
 
 
 def device_name(device: str) -> str:
-    """The name that a device gives itself; BadInput where there is none."""
+    """Returns the name that a device gives itself.
+
+    Args: `device` is cpu, cuda or cuda:NUMBER.
+    Raises: BadInput where this machine has no such device.
+    """
     kind = device.partition(":")[0]
     if kind == "cpu":
         return "cpu"
@@ -100,6 +129,7 @@ def device_name(device: str) -> str:
 
 
 def versions() -> dict[str, str]:
+    """Returns the versions that a profile records, and the number of threads of torch."""
     return {
         "python": platform.python_version(),
         "shardwright": _version("shardwright"),

@@ -1,15 +1,14 @@
-"""What autograd keeps of one layer and how much its passes allocate, from tensors that need not be real.
+"""Counts what autograd keeps of one layer and how much its passes allocate, from tensors that need not be real.
 
-Everything here is bookkeeping over storages: it gives the same answer on fake tensors, where nothing is computed, as
-on real ones. Fake tensors claim to be on the CPU, so that attention takes a fused kernel as it does on a GPU.
-Masks and positions that a stage computes for itself count in every layer that keeps them: an overestimate.
+Everything here is bookkeeping over storages: fake tensors, where nothing is computed, give the same answer as real
+ones. Fake tensors claim to be on the CPU, so that attention takes a fused kernel as it does on a GPU. Masks and
+positions that a stage computes for itself count in every layer that keeps them: an overestimate.
 
-What kernels keep for their backward that fake tensors do not show: the reserve of a recurrent layer.
-
-oneDNN's LSTM leaves its gates and states in one tensor, page after page; torch makes that tensor empty where nothing
-is computed. Its size is known from the shapes, to the byte in fp32. Other precisions take no more, and other
-devices keep gates and states as well: there it is an estimate. GRUs and plain recurrent layers run as ordinary
-operations, whose tensors are seen.
+Fake tensors do not show the reserve that a recurrent kernel keeps for its backward. oneDNN's LSTM leaves its gates
+and states in one tensor, page after page. torch makes that tensor empty where nothing is computed. Its size is
+known from the shapes, to the byte in fp32. Other precisions take no more. Other devices keep gates and states as
+well, so the size is an estimate for them. GRUs and plain recurrent layers run as ordinary operations, whose tensors
+are seen.
 """
 
 from __future__ import annotations
@@ -30,6 +29,8 @@ from planner.profile import PERSISTENT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
+    """The bytes of one layer, with the meaning that `planner.profile.LayerCost` gives to the same names."""
+
     own_saved_bytes: int
     kept_inputs: tuple[int, ...]
     kept_outputs: tuple[int, ...]
@@ -44,13 +45,14 @@ class Footprint:
 
 
 class SavedTensors:
-    """Every tensor that autograd keeps while this watches, and which of them a backward asked for."""
+    """A record of every tensor that autograd keeps, and of those that a backward asked for."""
 
     def __init__(self) -> None:
         self.kept: dict[int, Tensor] = {}
         self.used: dict[int, Tensor] = {}
 
     def watching(self) -> saved_tensors_hooks:
+        """Returns the context in which autograd's tensors are recorded."""
         return saved_tensors_hooks(self._pack, self._unpack)
 
     def _pack(self, tensor: Tensor) -> Tensor:
@@ -61,12 +63,12 @@ class SavedTensors:
         self.used[storage_of(tensor)] = tensor
         return tensor
 
-    def bytes_beside(self, persistent: Iterable[Tensor]) -> int:
-        known = {storage_of(x) for x in persistent}
-        return sum(x.untyped_storage().nbytes() for key, x in self.kept.items() if key not in known)
-
 
 def footprint(specimen: Specimen) -> Footprint:
+    """Returns what autograd keeps of a layer and what its passes allocate, all in bytes.
+
+    Args: `specimen` is run forwards and backwards several times; its tensors may be fake.
+    """
     saved = SavedTensors()
     with saved.watching():
         outputs = specimen.outputs()
@@ -98,8 +100,10 @@ def footprint(specimen: Specimen) -> Footprint:
 
 
 def _owing_bytes(specimen: Specimen, kept_inputs: Iterable[int], kept_outputs: Iterable[int]) -> int:
-    """Saved on shards where the stage owes weight gradients: there what neighbours send is joined to a copy. Beside
-    the Values that are kept anyway."""
+    """Returns what a shard saves besides its kept Values where the stage owes weight gradients.
+
+    There, what neighbours send is joined to a copy of the input, and the copy stays.
+    """
     if isinstance(specimen.halves, Apart) or not specimen.on_shards:
         return 0
     saved = SavedTensors()
@@ -112,7 +116,7 @@ def _owing_bytes(specimen: Specimen, kept_inputs: Iterable[int], kept_outputs: I
 
 
 class _Sources:
-    """Whose storage a tensor has: a parameter's, an input's, an output's, or the layer's own."""
+    """The owners of storages: a parameter, an input, an output, or the layer itself."""
 
     def __init__(self, specimen: Specimen, outputs: Sequence[Tensor]) -> None:
         self._persistent = {storage_of(x) for x in (*specimen.parameters, *specimen.buffers)}
@@ -135,7 +139,7 @@ class _Sources:
         self.slack = self._slack(outputs, {i for i, _ in found})
 
     def _slack(self, outputs: Sequence[Tensor], views: set[int]) -> dict[int, int]:
-        """By the first output of each new storage: bytes of it that no output shows."""
+        """Returns the bytes of new storages that no output shows, by their first output."""
         found = {}
         for first, *others in self._outputs.values():
             if first not in views:
@@ -144,7 +148,11 @@ class _Sources:
         return found
 
     def sort(self, tensors: Iterable[Tensor]) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-        """Own bytes, positions of the inputs, positions of the outputs."""
+        """Returns the layer's own bytes among tensors, then the positions of the inputs and of the outputs among
+        them.
+
+        Args: `tensors` may share storages; each storage counts once.
+        """
         own, inputs, outputs = 0, set(), set()
         for key, tensor in {storage_of(x): x for x in tensors}.items():
             if key in self._persistent:
@@ -158,13 +166,17 @@ class _Sources:
         return own, tuple(sorted(inputs)), tuple(sorted(outputs))
 
     def value_bytes(self, inputs: Iterable[int], outputs: Iterable[int]) -> int:
+        """Returns the bytes of some inputs and outputs, given by position.
+
+        Args: `inputs` and `outputs` are positions in the layer.
+        """
         return sum(self.sizes[i] for i in inputs) + sum(self.output_bytes[i] for i in outputs)
 
 
 def _held_bytes(specimen: Specimen, outputs: Sequence[Tensor], saved: SavedTensors, sources: _Sources) -> int:
-    """Without the runtime's split: what the weight half asks for, and the gradients that it starts from.
+    """Returns an upper limit on what a weight half needs without the runtime's split.
 
-    From above, since a split that hands gradients on to the parameters' own operations keeps less.
+    A split that hands gradients on to the parameters' own operations keeps less.
     """
     roots = roots_of(outputs)
     if not roots or not specimen.trainable:
@@ -197,8 +209,7 @@ def _peaks(specimen: Specimen) -> Peaks:
 
 
 def _with_halves(specimen: Specimen, peaks: Peaks) -> Peaks:
-    """With inputs of its own, that are gone unless the first half leaves them to the second; a gradient of an input
-    may be one of an output too, which the second half needs."""
+    """Returns the peaks with those of the halves, whose inputs are gone unless the weight half needs them."""
     with meter_of(specimen.device) as live:
         own = replace(specimen, inputs={name: _copy(x) for name, x in specimen.inputs.items()})
         roots = roots_of(own.outputs(own.halves.forward))
@@ -215,8 +226,7 @@ def _with_halves(specimen: Specimen, peaks: Peaks) -> Peaks:
 
 
 def _walked_bytes(specimen: Specimen) -> int:
-    """On top of what the forward has saved, which a walk keeps. Without inputs to walk to, gradients wait as they
-    come."""
+    """Returns what a walk keeps beside the saved bytes; without inputs to walk to, the gradients of the outputs."""
     if specimen.walked is None or not specimen.trainable:
         return 0
     with meter_of(specimen.device) as live:
@@ -232,7 +242,7 @@ def _walked_bytes(specimen: Specimen) -> int:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """Of the storage, so that strides stay, also of what is expanded."""
+    """Copies the whole storage of a tensor, so that strides stay."""
     count = tensor.untyped_storage().nbytes() // tensor.element_size()
     flat = torch.as_strided(tensor.detach(), (count,), (1,), 0).clone()
     lies = flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
@@ -245,7 +255,10 @@ PAGE_BYTES, FLOAT_BYTES, LINE_FLOATS = 4096, 4, 16
 
 
 def lstm_reserve_bytes(steps: int, samples: int, inputs: int, hidden: int) -> int:
-    """Of one layer in one direction."""
+    """Returns the bytes that oneDNN's LSTM reserves in one layer and direction.
+
+    Args: `steps` is the sequence length; `samples`, `inputs` and `hidden` are sizes of the dims.
+    """
     states = 2 * (steps + 1) * samples  # of the layer below and of this one, before and after each step
     parts = [
         steps * samples * _row(4 * hidden),
@@ -257,7 +270,9 @@ def lstm_reserve_bytes(steps: int, samples: int, inputs: int, hidden: int) -> in
 
 
 def _row(floats: int) -> int:
-    """In whole cache lines, of which rows of a power of two take one more, so that they do not share a set."""
+    """Returns the floats of a row in whole cache lines; one line more for multiples of 256, so that rows share no
+    set.
+    """
     whole = -(-floats // LINE_FLOATS) * LINE_FLOATS
     return whole + LINE_FLOATS if whole % 256 == 0 else whole
 
@@ -267,7 +282,7 @@ def _pages(size: int) -> int:
 
 
 class Reserves(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Under a FakeTensorMode, gives recurrent kernels the reserve that they would make."""
+    """A mode under a FakeTensorMode that gives recurrent kernels the reserve that they would make."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,10 +1,10 @@
-"""What every layer of a workload costs: measured on a device of this machine, or by the roofline of another.
+"""Makes the profile of a workload: measured on a device of this machine, or by the roofline of another device.
 
     profile(load("resnet50"), "cpu", micros=(1, 2, 4))
     profile(load("gpt2", {"size": "xl"}), "roofline:H100-80GB")
 
-Measuring happens in a process of its own. Both take what autograd keeps from running the layers, the roofline on
-fake tensors; only the times differ.
+Measuring happens in a process of its own. Both ways run the layers to see what autograd keeps, the roofline on fake
+tensors. Only the times differ.
 """
 
 from __future__ import annotations
@@ -43,11 +43,17 @@ def profile(
     journal: Path | None = None,
     seconds_per_row: float = SECONDS_PER_ROW,
 ) -> Profile:
-    """`device` is cpu, cuda or roofline:NAME. With `journal`, an interrupted profile goes on.
+    """Returns what every layer of the workload costs at every micro-batch.
 
-    `split` halves the backward as the runtime will; without it the halves are the whole in proportion to what each
-    would take alone. `spatial` makes shards as the runtime does, for the spatial splits `grids` (parts along the
-    dims from 2 on). Both are made again without arguments in the process that measures.
+    Args: `device` is cpu, cuda or roofline:NAME, with NAME from the catalogue of devices. `micros` are numbers of
+        samples, and `grids` the grids to measure shards on (parts along the dims from 2 on). `split` halves the
+        backward as the runtime does. Without `split`, the halves are the whole backward, shared out in proportion
+        to what each half would take alone. `spatial` makes shards as the runtime does. The measuring process makes
+        both again, without arguments. `journal` is the profile's future path: an interrupted profile continues from
+        the rows saved beside it. `seconds_per_row` is the time spent on timing one row.
+    Returns: a checked profile. Rows that could not be measured are in its `failures`.
+    Raises: BadInput where the device, a micro-batch, a grid or the precision cannot be measured; Infeasible where
+        at every micro-batch some layer fails.
     """
     request = MeasureRequest(
         workload=workload.name,
@@ -133,10 +139,13 @@ def _by_measuring(workload: Workload, request: MeasureRequest, journal: Path | N
 
 
 def with_slack(found: Profile, rows: Iterable[Done]) -> Profile:
-    """An output that shows a part of a larger storage, a slice say, keeps all of it alive where it is kept itself.
+    """Returns the profile with the unseen bytes of kept outputs added to the layers that make these outputs.
 
-    Layers of one signature share a row, so the rest counts in all of them if it does in one; shards are as whole
-    samples are.
+    An output may show only a part of a larger storage, as a slice does. Where the output is kept, all of its
+    storage stays alive. Layers of one signature share a row, so the bytes count in all of them if they count in
+    one. Shards are judged as whole samples are.
+
+    Args: `rows` are the measured rows of the profile, with `slack_bytes` each.
     """
     slack = {row.key: row.slack_bytes for row in rows if row.slack_bytes}
     if not slack:
@@ -150,6 +159,6 @@ def with_slack(found: Profile, rows: Iterable[Done]) -> Profile:
 
 
 def _kept_layers(found: Profile, setting: CostKey) -> Iterator[Layer]:
-    """Those of whose outputs one is kept."""
+    """Yields the layers of which some output is kept for a backward."""
     kept = kept_values(found, [layer.name for layer in found.graph.layers], setting)
     return (layer for layer in found.graph.layers if kept.intersection(layer.outputs))

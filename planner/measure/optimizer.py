@@ -1,6 +1,6 @@
-"""What an update costs an element of the parameters, by running the workload's own optimizer on stand-ins.
+"""Measures what an update costs an element of the parameters, by running the workload's own optimizer on stand-ins.
 
-A stand-in has its parameter's name and rank, since optimizers group by them, and its shape up to a limit.
+A stand-in has its parameter's name and rank, because optimizers group by these, and its shape up to a limit.
 """
 
 from __future__ import annotations
@@ -26,6 +26,12 @@ WARM_UP_STEPS, TIMED_STEPS = 1, 9
 
 
 def measured_optimizer(workload: Workload, graph: ModelGraph, device: str, clock: Clock) -> OptimizerCost:
+    """Times the update of stand-ins on a device and returns its cost an element.
+
+    Args: `device` is where the stand-ins are; `clock` times there.
+    Returns: seconds and bytes an element of the parameters; state that does not grow with the size is a tensor's.
+    Raises: BadInput where the optimizer cannot step from gradients alone.
+    """
     optimizer, elements = _stand_in(workload, graph, TIMED_ELEMENTS, device)
     _step(workload, optimizer)
     samples = [clock.time(optimizer.step)[0] for _ in range(WARM_UP_STEPS + TIMED_STEPS)]
@@ -35,7 +41,13 @@ def measured_optimizer(workload: Workload, graph: ModelGraph, device: str, clock
 
 
 def roofline_optimizer(workload: Workload, graph: ModelGraph, device: Device) -> OptimizerCost:
-    """From the bytes that the update moves; many parameters share a launch, so launches are left out."""
+    """Returns the cost of an update from the bytes that it moves.
+
+    Launches are left out, since many parameters share one.
+
+    Args: `device` has the memory rate; the stand-ins are on the CPU.
+    Raises: BadInput where the optimizer cannot step from gradients alone.
+    """
     optimizer, elements = _stand_in(workload, graph, COUNTED_ELEMENTS, "cpu")
     _step(workload, optimizer)
     with Counter() as counter:
@@ -46,7 +58,7 @@ def roofline_optimizer(workload: Workload, graph: ModelGraph, device: Device) ->
 
 
 def _step(workload: Workload, optimizer: torch.optim.Optimizer) -> None:
-    """The first step, which makes the state."""
+    """Makes one step; the first one makes the optimizer's state."""
     try:
         optimizer.step()
     except Exception as error:
@@ -59,7 +71,10 @@ def _step(workload: Workload, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _as_on_a_gpu(optimizer: torch.optim.Optimizer) -> None:
-    """There torch updates all parameters at once unless told otherwise, which takes memory for each of them."""
+    """Makes the optimizer update all parameters at once, as torch does by default on a GPU.
+
+    This takes memory for each of the parameters.
+    """
     for group in optimizer.param_groups:
         if group.get("foreach", False) is None and not group.get("fused"):
             group["foreach"] = True
@@ -78,7 +93,7 @@ def _stand_in(
 
 
 def _limit(parameters: Sequence[Parameter], elements: int) -> int:
-    """The largest power of two to which sizes may be cut so that all stand-ins together stay below `elements`."""
+    """Returns the largest power of two that, as a limit on sizes, keeps all stand-ins together below `elements`."""
     limit = 2**16
     while limit > 1 and sum(math.prod(_cut(row, limit)) for row in parameters) > elements:
         limit //= 2
@@ -114,10 +129,10 @@ def _cost(
 
 
 def _transient(workload: Workload, graph: ModelGraph, device: str, on_gpu: bool) -> tuple[float, float]:
-    """What an update makes and frees again, an element of the largest parameter and of the others.
+    """Returns the bytes that an update makes and frees again, an element of the largest parameter and of the others.
 
-    Of two and of three parameters alike: an optimizer that goes through them one by one may still hold something of
-    the one before, and takes no more for a third.
+    Updates of two and of three equal parameters tell the two apart. An optimizer that goes through parameters one
+    by one may still hold something of the one before, and takes no more for a third.
     """
     trained = [row for row in graph.parameters if row.trainable]
     if not trained:

@@ -26,9 +26,13 @@ class HalvedLayer(Protocol):
 
     @property
     def walks(self) -> bool:
-        """By a walk through the graph, as its whole stage has to then."""
+        """Returns whether the halves walk through the graph, which the whole stage of the layer then has to do."""
 
-    def forward(self, values: Values) -> Values: ...
+    def forward(self, values: Values) -> Values:
+        """Returns the layer's outputs for its inputs, both by the names of their Values.
+
+        Args: `values` are the inputs.
+        """
 
     def input_half(
         self,
@@ -37,43 +41,68 @@ class HalvedLayer(Protocol):
         inputs: Sequence[Tensor],
         parameters: Sequence[Tensor],
     ) -> object:
-        """Leaves the gradients of the inputs in their `.grad`, and returns what the weight half needs."""
+        """Leaves the gradients of the inputs in their `.grad`.
+
+        Args: `gradients` belong to `outputs`, one each; `inputs` and `parameters` are those that need a gradient.
+        Returns: what the weight half needs.
+        """
 
     def weight_half(self, halfway: object, parameters: Sequence[Tensor]) -> None:
-        """Adds the gradients of the parameters to their `.grad`."""
+        """Adds the gradients of the parameters to their `.grad`.
+
+        Args: `halfway` is what the input half returned.
+        """
 
 
 class BackwardSplit(Protocol):
-    """Splits backwards as the runtime does; made without arguments, in the process that measures too."""
+    """A tool that halves backwards as the runtime does. It is made without arguments, in the measuring process too."""
 
     def of(self, module: StageModule) -> HalvedLayer:
-        """May edit the module's graph."""
+        """Returns the layer with a backward in halves.
+
+        Args: `module` is the layer's own module, whose graph may be edited.
+        """
 
     def walked(self, module: StageModule) -> HalvedLayer:
-        """As in a stage that another layer makes walk."""
+        """Returns the layer with a backward that walks, as it runs in a stage where another layer makes all layers
+        walk.
+
+        Args: `module` is the layer's own module, whose graph may be edited.
+        """
 
 
 class SpatialSplit(Protocol):
-    """Shards of a layer as the runtime executes them; made without arguments, in the process that measures too.
+    """A tool that computes shards of a layer as the runtime does. It is made without arguments, in the measuring
+    process too.
 
-    `delivered` are the inputs that come cut. What cannot be computed on shards raises NoRule.
+    `delivered` are the inputs that come cut, and how each is cut. What cannot be computed on shards raises NoRule.
     """
 
     def layouts(
         self, module: StageModule, grid: tuple[int, ...], delivered: Mapping[str, Layout]
     ) -> Mapping[str, Layout]:
-        """How the outputs lie."""
+        """Returns how the outputs are cut, by the names of their Values.
+
+        Args: `grid` has the parts along the dims from 2 on; `delivered` are the inputs that come cut.
+        Raises: NoRule where an operation of the layer has no rule for shards.
+        """
 
     def shard(
         self, module: StageModule, grid: tuple[int, ...], delivered: Mapping[str, Layout], *, owing: bool
     ) -> None:
-        """From here on the module computes one shard that has neighbours, whose messages cost nothing; as in a stage
-        that owes weight gradients, or in another one."""
+        """Edits the module so that it computes one shard that has neighbours. Messages of these neighbours cost
+        nothing.
+
+        Args: `grid` and `delivered` are those of `layouts`; `owing` is for a stage that owes weight gradients.
+        """
 
 
 @dataclass(frozen=True)
 class Apart:
-    """Where there is no split to execute: each half for itself, and both go over the operations that they share."""
+    """Halves for measuring where the runtime's split is absent.
+
+    Each half runs for itself, so both go over the operations that they share.
+    """
 
     forward: Forward
     walks: bool = False
@@ -114,18 +143,24 @@ class Specimen:
 
     @property
     def differentiable_inputs(self) -> tuple[Tensor, ...]:
+        """Returns the inputs that need a gradient."""
         return tuple(x for x in self.inputs.values() if x.requires_grad)
 
     @property
     def trainable(self) -> tuple[Tensor, ...]:
+        """Returns the parameters that are trained."""
         return tuple(x for x in self.parameters if x.requires_grad)
 
     @property
     def has_halves(self) -> bool:
-        """Otherwise one of the halves is empty, and the other one the whole."""
+        """Returns whether both halves have work; otherwise one is empty and the other one is the whole backward."""
         return bool(self.differentiable_inputs and self.trainable)
 
     def outputs(self, forward: Forward | None = None) -> tuple[Tensor, ...]:
+        """Returns the outputs of one forward, in the order of the layer.
+
+        Args: `forward` runs in place of the specimen's own, such as that of its halves.
+        """
         results = (forward or self.forward)(self.inputs)
         return tuple(results[name] for name in self.layer.outputs)
 
@@ -137,6 +172,10 @@ class Specimen:
 
 
 def roots_of(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Returns the outputs at which a backward begins.
+
+    Args: `outputs` are those of one forward; the ones without a gradient are left out.
+    """
     return tuple(x for x in outputs if x.requires_grad)
 
 
@@ -152,10 +191,19 @@ def backward(
 
 
 def whole_backward(specimen: Specimen, roots: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    """Runs the whole backward of a layer: input and weight gradients in one pass.
+
+    Args: `roots` are the outputs to begin at, `gradients` their gradients.
+    """
     backward(roots, gradients, (*specimen.differentiable_inputs, *specimen.trainable), keep=False)
 
 
 def forget_gradients(specimen: Specimen) -> None:
-    """Of the inputs only: those of the parameters are buffers that stay."""
+    """Removes the gradients of the inputs.
+
+    Gradients of the parameters stay, because they are buffers that live as long as the parameters.
+
+    Args: `specimen` is the layer whose passes have run.
+    """
     for tensor in specimen.differentiable_inputs:
         tensor.grad = None

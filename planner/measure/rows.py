@@ -1,6 +1,7 @@
-"""The rows of a profile: each distinct layer at each micro-batch, measured on a device or counted for one.
+"""Makes the rows of a profile: each distinct layer at each micro-batch, measured on a device or counted by roofline.
 
-Measuring gives events, so that whoever reads them from another process knows what was under way when it died.
+Measuring yields events. The process that reads them knows which rows were under way when the measuring process
+died.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ GROUP_BYTES = 2**29  # specimens that are measured in rounds together
 
 
 def counted_rows(bench: Bench, micros: Sequence[int], device: Device) -> Iterator[Done]:
-    """Without a device: memory as it will be, times by roofline. What is taken as it is has to run for that."""
+    """Yields one row a distinct layer without using the device: bytes as they will be, times by roofline.
+
+    Layers whose operations cannot run on fake tensors are run on real ones to count them.
+
+    Args: `micros` are numbers of samples; `device` has the peak rates.
+    """
     as_they_are = opaque_layers(bench.captured.layout.grouping.layer_of)
     for micro in micros:
         batch = bench.batch(micro)
@@ -87,7 +93,13 @@ def measured_rows(
     seconds_per_row: float,
     alone: bool = False,
 ) -> Iterator[RowEvent]:
-    """`alone` measures each row by itself, to find the one that ends the process."""
+    """Yields events while rows are measured: which ones begin, their progress, and each result or failure.
+
+    A layer that ran out of memory at one micro-batch is not tried at larger ones.
+
+    Args: `pending` are the rows to measure, grouped by micro-batch in ascending order. `seconds_per_row` is the
+        time for timing one row. `alone` measures each row by itself, to find the one that ends the process.
+    """
     too_large: dict[CostKey, int] = {}  # without the micro-batch, which is what it leads to
     for micro, keys in groupby(pending, key=lambda key: key.micro):
         wanted = set(keys)

@@ -1,4 +1,4 @@
-"""What reaches a layer where samples are cut in space: the walk through the model, a grid at a time."""
+"""Finds what reaches each layer where samples are cut in space, by a walk through the model for each grid."""
 
 from __future__ import annotations
 
@@ -19,8 +19,13 @@ Made = tuple[tuple[TensorShape, Layout], ...]  # of each output: the shard and h
 def cut_situations(
     captured: Captured, batch: Mapping[str, Tensor], way: Way, grid: tuple[int, ...]
 ) -> list[Situation]:
-    """One a signature of a layer that can be computed on shards; the others see whole samples, and are missing.
-    BadInput where that is every layer."""
+    """Returns the first layer of each signature that can be computed on shards, with the shards that reach it.
+
+    Layers that are missing see whole samples.
+
+    Args: `batch` are the tensors of one micro-batch; `grid` has the parts along the dims from 2 on.
+    Raises: BadInput where no layer can be computed on shards, with the reason.
+    """
     for value in captured.graph.values:
         if value.role == "input" and len(value.shape) > SHEET:
             check_grid(value.shape, grid, f"'{value.name}'")
@@ -35,7 +40,7 @@ def cut_situations(
 
 
 def _no_space(captured: Captured) -> str:
-    """Why nothing is cut where no operation is refused."""
+    """Returns why nothing is cut although no operation is refused: the first layer reads nothing that has space."""
     first, values = captured.graph.layers[0], captured.graph.value
     shapes = ", ".join(f"'{name}' of shape {list(values[name].shape)}" for name in first.inputs)
     reads = (
@@ -45,6 +50,8 @@ def _no_space(captured: Captured) -> str:
 
 
 class _Walk:
+    """One walk through the model's layers in order; it follows which Values are cut, and how."""
+
     def __init__(
         self, captured: Captured, whole: Mapping[str, TensorShape], way: Way, grid: tuple[int, ...]
     ) -> None:
@@ -91,7 +98,9 @@ class _Walk:
         return self.known[key]
 
     def _run(self, situation: Situation) -> Made | None:
-        """None where the layer has no rule, or nothing of it is cut."""
+        """Returns the shards of the outputs and how they are cut, or None where the layer has no rule or nothing is
+        cut.
+        """
         assert self.way.spatial is not None
         layer = situation.layer
         try:

@@ -1,8 +1,8 @@
-"""One specimen of every distinct layer: the shapes that reach it, and tensors of these shapes, fake or real.
+"""Makes one specimen of every distinct layer: the shapes that reach it, and tensors of these shapes, fake or real.
 
-Real ones are made up: activations are normal, weights small and positive, so that nothing overflows, indices that
-come from no batch are 0, masks are True. Values of the batch are the workload's own. So no more than a layer's own
-tensors ever need to fit, however large the model.
+Real tensors are made up. Activations are normal. Weights are small and positive, so that nothing overflows. Indices
+that come from no batch are 0, and masks are True. Values of the batch are the workload's own. So no more than one
+layer's tensors ever need to fit, however large the model.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Situation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """How a layer will run."""
+    """The settings under which layers run: precision, device, compilation, and the runtime's tools for halves and
+    shards.
+    """
 
     precision: str = "fp32"
     device: str = "cpu"
@@ -64,6 +66,11 @@ class Way:
     spatial: SpatialSplit | None = None
 
     def entered(self, forward: Forward) -> Forward:
+        """Returns a forward that runs in the precision of these settings.
+
+        Args: `forward` is run under autocast where the precision is not fp32.
+        """
+
         def run(values: Values) -> Values:
             with in_precision(self.precision, self.device):
                 return forward(values)
@@ -72,7 +79,10 @@ class Way:
 
 
 def situations(captured: Captured, batch: Mapping[str, Tensor], way: Way) -> list[Situation]:
-    """Of whole samples, one a signature."""
+    """Returns the first layer of each signature with the whole samples that reach it.
+
+    Args: `batch` are the tensors of one micro-batch.
+    """
     found: dict[str, Situation] = {}
     shapes = value_shapes(captured, batch, way)
     for layer in captured.graph.layers:
@@ -83,7 +93,12 @@ def situations(captured: Captured, batch: Mapping[str, Tensor], way: Way) -> lis
 
 
 def value_shapes(captured: Captured, batch: Mapping[str, Tensor], way: Way) -> dict[str, TensorShape]:
-    """Walks through the model on fake tensors, in the precision asked for; equal layers are run once."""
+    """Returns the shape of every Value, by a walk through the model on fake tensors in the precision asked for.
+
+    Equal layers with equal inputs are run once.
+
+    Args: `batch` are the tensors of one micro-batch.
+    """
     shapes = {name: TensorShape.of(tensor) for name, tensor in batch.items()}
     known: dict[tuple[str, tuple[TensorShape, ...]], tuple[TensorShape, ...]] = {}
     for layer in captured.graph.layers:
@@ -96,13 +111,20 @@ def value_shapes(captured: Captured, batch: Mapping[str, Tensor], way: Way) -> d
 
 
 def outputs_of(captured: Captured, situation: Situation, way: Way) -> tuple[TensorShape, ...]:
+    """Returns the shapes of a layer's outputs from one run on fake tensors.
+
+    Args: only the precision and the spatial split of `way` count.
+    """
     plain = Way(precision=way.precision, spatial=way.spatial)
     with FakeTensorMode():
         return tuple(TensorShape.of(x) for x in fake_specimen(captured, situation, plain).outputs())
 
 
 def fake_specimen(captured: Captured, situation: Situation, way: Way) -> Specimen:
-    """To be called, and used, under a FakeTensorMode."""
+    """Returns a layer with fake tensors to run it on.
+
+    Args: the caller has entered a FakeTensorMode, and uses the specimen in it.
+    """
     layer = situation.layer
     tensors = {
         row.name: torch.empty(row.shape, dtype=getattr(torch, row.dtype)) for row in _states(captured, layer)
@@ -115,6 +137,10 @@ def fake_specimen(captured: Captured, situation: Situation, way: Way) -> Specime
 def real_specimen(
     captured: Captured, situation: Situation, batch: Mapping[str, Tensor], way: Way
 ) -> Specimen:
+    """Returns a layer with real tensors to run it on, on the device of `way`.
+
+    Args: `batch` are the Values that the workload gives; all others are made up.
+    """
     layer = situation.layer
     tensors = {row.name: made_up_weights(row.shape, row.dtype) for row in _states(captured, layer)}
     values = {
@@ -183,7 +209,7 @@ def _module(
 
 
 class _Entered:
-    """A split whose forward runs in the precision asked for."""
+    """A halved layer whose forward runs in the precision asked for."""
 
     def __init__(self, halves: HalvedLayer, way: Way) -> None:
         self.forward = way.entered(halves.forward)
@@ -192,6 +218,10 @@ class _Entered:
 
 
 def in_precision(precision: str, device: str) -> AbstractContextManager[object]:
+    """Returns the context in which layers run in a precision.
+
+    Args: `precision` is fp32 (no autocast), bf16 or fp16.
+    """
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(torch.device(device).type, dtype=_AUTOCAST[precision])
@@ -212,12 +242,18 @@ def _activations(shape: TensorShape, device: str) -> Tensor:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """The storage itself: an expanded tensor cannot be written to through its own shape."""
+    """Returns the storage itself as a flat tensor, because an expanded tensor cannot be written to through its own
+    shape.
+    """
     count = tensor.untyped_storage().nbytes() // tensor.element_size()
     return torch.as_strided(tensor, (count,), (1,), 0)
 
 
 def made_up_weights(shape: Sequence[int], dtype: str) -> Tensor:
+    """Returns a weight of positive numbers whose products stay near 1, however many inputs a layer adds up.
+
+    Args: `dtype` is the name of a torch dtype; integers are 0, booleans True.
+    """
     tensor = torch.empty(tuple(shape), dtype=getattr(torch, dtype))
     if not tensor.is_floating_point():
         return tensor.fill_(tensor.dtype == torch.bool)

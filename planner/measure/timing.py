@@ -1,4 +1,7 @@
-"""Times of the passes of layers: rounds over all of them, so that noise falls on all alike, medians and quartiles."""
+"""Times the passes of layers in rounds over all of them, so that noise falls on all alike.
+
+Results are medians with half the distance between the quartiles.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,31 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from planner.arrays import NS_PER_S
 from planner.measure.passes import Apart, Specimen, forget_gradients, gradients_of, roots_of, whole_backward
-from planner.profile import NANOSECOND, Seconds
+from planner.profile import Seconds
 
 T = TypeVar("T")
 
 WARM_UP_ROUNDS = 2
 MIN_ROUNDS = 5
 MAX_ROUNDS = 60
+_INSTANT_S = 1 / NS_PER_S  # plans count in whole nanoseconds
 
 
 class Clock(Protocol):
-    def time(self, action: Callable[[], T]) -> tuple[float, T]: ...
+    """A clock that times one action on one kind of device."""
+
+    def time(self, action: Callable[[], T]) -> tuple[float, T]:
+        """Runs an action and returns how long it took and what it gave.
+
+        Args: `action` is called once.
+        Returns: seconds, and the action's result.
+        """
 
 
 class CpuClock:
-    """Time that passes, which with several threads on a busy machine is not theirs alone."""
+    """A clock of wall time. With several threads on a busy machine it counts what other processes take as well."""
 
     def time(self, action: Callable[[], T]) -> tuple[float, T]:
         start = time.perf_counter_ns()
@@ -35,7 +47,7 @@ class CpuClock:
 
 
 class ProcessorClock:
-    """What the processor spends on this process: of a single thread its time, whoever else wants the processor."""
+    """A clock of the processor time of this process, which other processes do not change; for a single thread."""
 
     def time(self, action: Callable[[], T]) -> tuple[float, T]:
         start = time.process_time_ns()
@@ -44,7 +56,10 @@ class ProcessorClock:
 
 
 class CudaClock:
-    """Time between two events on the device; the host waits before and after, so nothing else is counted."""
+    """A clock of the time between two events on the device.
+
+    The host waits before and after, so nothing else is counted.
+    """
 
     def time(self, action: Callable[[], T]) -> tuple[float, T]:
         start, end = _event(), _event()
@@ -57,6 +72,10 @@ class CudaClock:
 
 
 def clock_of(device: str) -> Clock:
+    """Returns the clock for a device: events on a GPU, processor time for a single thread, else wall time.
+
+    Args: `device` is a torch device, such as cuda:0.
+    """
     if torch.device(device).type == "cuda":
         return CudaClock()
     return ProcessorClock() if torch.get_num_threads() == 1 else CpuClock()
@@ -68,6 +87,8 @@ def _event() -> torch.cuda.Event:
 
 @dataclass(slots=True)
 class Samples:
+    """The seconds that the passes of one layer took, one a round."""
+
     forward: list[float] = field(default_factory=list)
     backward: list[float] = field(default_factory=list)
     input_half: list[float] = field(default_factory=list)
@@ -80,6 +101,8 @@ class Samples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTimes:
+    """The seconds of the four passes of one layer, as a profile has them."""
+
     forward: Seconds
     backward: Seconds
     input_grad: Seconds
@@ -92,8 +115,11 @@ def time_rounds(
     clock: Clock,
     budget_s: float,
 ) -> Iterator[float]:
-    """Fills in one Samples a specimen, and gives the share that is done after every round: at least MIN_ROUNDS of
-    them, then until the budget is spent."""
+    """Times rounds over all specimens: some to warm up, at least MIN_ROUNDS, then until the budget is spent.
+
+    Args: `samples` has one row a specimen, which is filled in; `budget_s` is for all specimens together.
+    Yields: after every round the share that is done, from 0 to 1.
+    """
     for _ in range(WARM_UP_ROUNDS):
         time_round(specimens, samples, clock)
         yield 0.0
@@ -109,8 +135,12 @@ def time_rounds(
 
 
 def time_round(specimens: Sequence[Specimen], samples: Sequence[Samples], clock: Clock) -> None:
-    """All forwards, then the backwards from the last to the first, as in a step: what is saved stays meanwhile, so
-    memory and caches are met in the state in which a step meets them."""
+    """Times one round: all forwards, then the backwards from the last specimen to the first, as in a step.
+
+    What the forwards save stays until the backwards, so that memory and caches are in the state that a step meets.
+
+    Args: `samples` has one row a specimen, to which this round is added.
+    """
     rows = list(zip(specimens, samples, strict=True))
     live = []
     for specimen, row in rows:
@@ -146,6 +176,10 @@ def _time_input_half(specimen: Specimen, roots: Sequence[Tensor], clock: Clock) 
 
 
 def pass_times(specimen: Specimen, samples: Samples) -> PassTimes:
+    """Returns the times of a layer's passes from the rounds of its samples.
+
+    Args: `specimen` tells which passes there are.
+    """
     forward, whole = spread_of(samples.forward), spread_of(samples.backward)
     halves = spread_of(samples.input_half), spread_of(samples.weight_half)
     return with_halves(specimen, forward, whole, halves)
@@ -154,8 +188,13 @@ def pass_times(specimen: Specimen, samples: Samples) -> PassTimes:
 def with_halves(
     specimen: Specimen, forward: Seconds, whole: Seconds, halves: tuple[Seconds, Seconds]
 ) -> PassTimes:
-    """No pass takes less than a plan can say, where there is one: views are no work, nor is a backward of parameters
-    that nothing differentiable is made with."""
+    """Returns the times of all four passes from those of forward, whole backward and halves.
+
+    A pass that exists takes a nanosecond at least, the least that a plan can say. Views are no work, and neither is
+    the backward of parameters from which nothing differentiable is made.
+
+    Args: `halves` are input and weight half; they are read only where the specimen has both.
+    """
     forward = _no_instant(forward)
     if specimen.trainable:
         whole = _no_instant(whole)
@@ -164,17 +203,23 @@ def with_halves(
         halves = (whole, nothing) if specimen.differentiable_inputs else (nothing, whole)
     elif isinstance(specimen.halves, Apart):
         halves = shared_out(whole, *halves)
-    if specimen.has_halves and halves[0].median + halves[1].median < NANOSECOND:
+    if specimen.has_halves and halves[0].median + halves[1].median < _INSTANT_S:
         halves = _no_instant(halves[0]), halves[1]
     return PassTimes(forward=forward, backward=whole, input_grad=halves[0], weight_grad=halves[1])
 
 
 def _no_instant(time: Seconds) -> Seconds:
-    return time if time.median >= NANOSECOND else replace(time, median=NANOSECOND)
+    return time if time.median >= _INSTANT_S else replace(time, median=_INSTANT_S)
 
 
 def shared_out(whole_: Seconds, first: Seconds, second: Seconds) -> tuple[Seconds, Seconds]:
-    """The whole in the proportion of its halves, each of which went over the operations that they share."""
+    """Divides the whole backward in the proportion of its halves.
+
+    Each half was timed with the operations that both share, so that they add up to more than the whole.
+
+    Args: `whole_` is the backward in one pass, `first` and `second` are its halves.
+    Returns: the two halves, which add up to the whole.
+    """
     total = first.median + second.median
     scale = whole_.median / total if total else 0.0
     return _scaled(first, scale), _scaled(second, scale)
@@ -185,6 +230,10 @@ def _scaled(value: Seconds, factor: float) -> Seconds:
 
 
 def spread_of(samples: Sequence[float]) -> Seconds:
+    """Returns the median of samples and half the distance between their quartiles.
+
+    Args: `samples` are seconds; a single one has spread 0, none at all are 0 seconds.
+    """
     if len(samples) < 2:
         return Seconds(median=samples[0] if samples else 0.0)
     low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")

@@ -1,4 +1,4 @@
-"""What the passes of a layer ask of a device, operation by operation; fake tensors are enough."""
+"""Counts what the passes of a layer ask of a device, operation by operation; fake tensors are enough."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _FORMULAS: dict[object, Callable[..., int]] = {
 
 
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The work of every operation that is executed while this is on; views cost nothing."""
+    """A mode that records the work of every operation executed under it; views cost nothing."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from planner import cluster as clusters
 from planner.cluster import Cluster
 from planner.errors import Infeasible
-from planner.model import ModelGraph
-from planner.plan.plan import Axes, Place, Plan
+from planner.plan.plan import Axes, Place
 
 
 def places(axes: Axes, cluster: Cluster, used_nodes: Sequence[int] | None = None) -> tuple[Place, ...]:
@@ -57,17 +56,3 @@ def ranks_of_worker(axes: Axes, worker: int) -> tuple[int, ...]:
     """Every rank that plays one pipeline worker: its data replicas and spatial shards, in order."""
     shards = [(data, spatial) for data in range(axes.data) for spatial in range(axes.spatial)]
     return tuple(sorted(rank_of(axes, Coordinates(data, worker, spatial)) for data, spatial in shards))
-
-
-def holders(plan: Plan, graph: ModelGraph) -> dict[str, tuple[int, ...]]:
-    """For each parameter the ranks that hold it: replicas of data, space and pipes, and every stage of a tied one."""
-    stages = {name: index for index, stage in enumerate(plan.stages) for name in stage.layers}
-    return {
-        parameter.name: tuple(sorted(set(_holding(plan, {stages[user] for user in parameter.users}))))
-        for parameter in graph.parameters
-    }
-
-
-def _holding(plan: Plan, stages: set[int]) -> Iterator[int]:
-    for worker in {row[stage] for row in plan.schedule.place for stage in stages}:
-        yield from ranks_of_worker(plan.axes, worker)

@@ -2,7 +2,6 @@
 
 from planner.profile.check import check
 from planner.profile.profile import (
-    NANOSECOND,
     PERSISTENT,
     CostKey,
     LayerCost,
@@ -17,7 +16,6 @@ from planner.profile.storages import kept_values, stage_memory, storages
 from planner.profile.yaml import load, save
 
 __all__ = [
-    "NANOSECOND",
     "PERSISTENT",
     "CostKey",
     "LayerCost",

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import NamedTuple
 
+from planner.arrays import NS_PER_S
 from planner.errors import BadInput
 from planner.model import Layer
 from planner.profile.profile import (
-    NANOSECOND,
     PERSISTENT,
     CostKey,
     LayerCost,
@@ -70,7 +70,7 @@ def _instant(cost: LayerCost, trains: bool) -> Iterator[tuple[str, str, str]]:
         passes |= {"backward": cost.backward.median}
         passes |= {"input_grad": cost.input_grad.median + cost.weight_grad.median}
     for name, seconds in passes.items():
-        if 0 <= seconds < NANOSECOND / 2:
+        if 0 <= seconds < 0.5 / NS_PER_S:
             yield name, f"{name} takes no time", "a nanosecond or more"
 
 

@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from planner.arrays import NS_PER_S
 from planner.cluster import Correction, Corrections
 from planner.model import ModelGraph
 from planner.schedule import Kind
 from planner.shown import Shown
-
-if TYPE_CHECKING:
-    pass
 
 
 def corrected(profile: Profile, fitted: Corrections | None) -> Profile:
@@ -49,10 +47,9 @@ def _scaled(seconds: Seconds, correction: Correction | None) -> Seconds:
 def launch_ns(fitted: Corrections | None, kind: Kind) -> int:
     """What an action of a kind takes besides its layers."""
     row = None if fitted is None else fitted.of(kind)
-    return 0 if row is None else round(row.start_s * 1e9)
+    return 0 if row is None else round(row.start_s * NS_PER_S)
 
 
-NANOSECOND = 1e-9  # what plans count time in
 PERSISTENT = -1  # in `LayerCost.aliases`: the output is a view of a parameter or buffer
 
 
@@ -158,10 +155,10 @@ class Profile(Shown):
                 "split": "x".join(map(str, key.split)) or "whole",
                 "precision": key.precision,
                 "execution": key.execution,
-                "forward_ns": round(1e9 * cost.forward.median),
-                "backward_ns": round(1e9 * cost.backward.median),
-                "input_grad_ns": round(1e9 * cost.input_grad.median),
-                "weight_grad_ns": round(1e9 * cost.weight_grad.median),
+                "forward_ns": round(NS_PER_S * cost.forward.median),
+                "backward_ns": round(NS_PER_S * cost.backward.median),
+                "input_grad_ns": round(NS_PER_S * cost.input_grad.median),
+                "weight_grad_ns": round(NS_PER_S * cost.weight_grad.median),
                 "own_saved_bytes": cost.own_saved_bytes,
                 "workspace_bytes": cost.workspace_bytes,
             }

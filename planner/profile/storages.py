@@ -41,11 +41,6 @@ def kept_values(profile: Profile, layers: Iterable[str], key: CostKey, held: Ite
     return {name for name in kept if name is not None}
 
 
-def saved_bytes(profile: Profile, layers: Iterable[str], key: CostKey) -> int:
-    """What autograd keeps for the backward of these layers and one micro-batch, each storage once."""
-    return _bytes(profile, tuple(layers), key, ())
-
-
 def stage_memory(profile: Profile, layers: Iterable[str], key: CostKey) -> int:
     """What one stage keeps for one micro-batch in flight: `saved_bytes`, and what came from outside.
 
@@ -55,12 +50,8 @@ def stage_memory(profile: Profile, layers: Iterable[str], key: CostKey) -> int:
     layers = tuple(layers)
     made = {value for name in layers for value in profile.graph.layer[name].outputs}
     read = {value for name in layers for value in profile.graph.layer[name].inputs}
-    return _bytes(profile, layers, key, read - made)
-
-
-def _bytes(profile: Profile, layers: tuple[str, ...], key: CostKey, held: Iterable[str]) -> int:
     own = sum(profile.cost(name, key).own_saved_bytes for name in layers)
-    kept = kept_values(profile, layers, key, held)
+    kept = kept_values(profile, layers, key, read - made)
     return own + sum(profile.value_bytes(name, key) for name in kept)
 
 

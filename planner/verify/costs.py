@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from math import ceil, prod
 
+from planner.arrays import NS_PER_S
 from planner.cost import copies_of_statistics, losses_held, stage_bytes, step_bytes
 from planner.errors import Violation
 from planner.model import ModelGraph
@@ -92,8 +93,8 @@ def _times(plan: Plan, profile: Profile) -> Iterator[Violation]:
             planned = times.input_grad_ns + times.weight_grad_ns
             rows.append((Kind.W, "input_grad_ns + weight_grad_ns", planned, halves))
         for kind, key, planned, seconds in rows:
-            if (index, kind) in used and planned + 2 * len(costs) < seconds * 1e9:
-                message = f"{key} is {planned}, but its layers take {ceil(seconds * 1e9)}"
+            if (index, kind) in used and planned + 2 * len(costs) < seconds * NS_PER_S:
+                message = f"{key} is {planned}, but its layers take {ceil(seconds * NS_PER_S)}"
                 yield Violation(rule="times", where=f"stage {index}", message=message)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from planner.model import Layer, ModelGraph, Parameter, Value
-from planner.profile import CostKey, LayerCost, OptimizerCost, Profile, Seconds
+from planner.profile import CostKey, LayerCost, OptimizerCost, Profile, Seconds, kept_values
 
 BYTES = 100  # of every Value, a sample
 
@@ -107,3 +107,9 @@ def profile(graph: ModelGraph, costs: dict[str, LayerCost], *, micro: int = 1) -
         ),
         versions={"torch": "0"},
     )
+
+
+def saved_bytes(found: Profile, layers: list[str], key: CostKey) -> int:
+    """What autograd keeps for the backward of these layers and one micro-batch, each storage once."""
+    own = sum(found.cost(name, key).own_saved_bytes for name in layers)
+    return own + sum(found.value_bytes(name, key) for name in kept_values(found, layers, key))

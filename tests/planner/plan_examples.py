@@ -26,10 +26,11 @@ from planner.plan import (
     places,
     schedule_of,
 )
-from planner.profile import CostKey, Profile, roofline
+from planner.profile import CostKey, Profile
 from planner.schedule import Kind, generate
 from planner.simulate import compile, duration_vector
 from planner.simulate.longest_path import makespan
+from tests.planner.rooflines import from_graph
 
 NAMES = ("embed", "down", "middle", "up", "head", "loss")
 # value: producer, consumers, bytes a sample; `skip` passes by two layers
@@ -111,7 +112,7 @@ def _layer(name: str, values: Sequence[Value], parameters: Sequence[Parameter]) 
 
 
 def profile(micros: Sequence[int] = (1, 2)) -> Profile:
-    return roofline.from_graph(graph(), CATALOGUE["A100-40GB"], micros=micros)
+    return from_graph(graph(), CATALOGUE["A100-40GB"], micros=micros)
 
 
 def parse_cluster(text: str, *, name: str = "cluster") -> Cluster:

@@ -1,7 +1,8 @@
 """The process that measures, so that running out of memory or crashing is an answer and not a crash.
 
-`python -P -m planner.measure_child` reads a Request, says that it is Ready, reads what is Pending, and writes a line
-an event. Its standard output goes to standard error, so that a workload that prints does not disturb the lines.
+`python -P -m planner.measure.process.child` reads a MeasureRequest, answers Ready, reads what is Pending, and
+writes a line an event. Its standard output goes to standard error, so that what a workload prints does not disturb
+the lines.
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ def main() -> None:
 
 
 def serve(say: Callable[[Message], None]) -> None:
+    """Answers one request: captures the model, says that it is ready, then measures what is still pending.
+
+    Args: `say` sends one message to the waiting process. Requests are read from standard input.
+    Raises: BadInput where the workload cannot be captured or measured as asked.
+    """
     request = parse(sys.stdin.readline())
     assert isinstance(request, MeasureRequest)
     import torch
@@ -85,6 +91,10 @@ def spatial_of(request: MeasureRequest) -> SpatialSplit | None:
 
 
 def made(name: str) -> Any:  # Any: what class it is only the one who named it knows
+    """Returns the object that a name of the form module:class stands for, made without arguments.
+
+    Args: `name` may be empty, for None.
+    """
     if not name:
         return None
     module, _, attribute = name.partition(":")

@@ -1,4 +1,6 @@
-"""The process that waits for the one that measures: keeps the journal, survives crashes, finds their culprit."""
+"""The process that waits for the measuring one: keeps the journal, survives crashes, finds the row that caused
+them.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,18 @@ from planner.terminal import Report
 
 @dataclass(slots=True, kw_only=True)
 class Measured:
+    """The rows that have been measured so far, and those that could not be."""
+
     ready: Ready
     done: dict[CostKey, Done] = field(default_factory=dict)
     failures: dict[CostKey, str] = field(default_factory=dict)
     optimizer: OptimizerCost | None = None
 
     def pending(self, keys: Sequence[CostKey]) -> tuple[CostKey, ...]:
+        """Returns the keys that have neither a result nor a failure.
+
+        Args: `keys` are those of all rows.
+        """
         return tuple(key for key in keys if key not in self.done and key not in self.failures)
 
 
@@ -51,6 +59,10 @@ class Child:
         self._process, self._errors = process, errors
 
     def say(self, message: Message) -> None:
+        """Sends a message, if the process still listens.
+
+        Args: `message` becomes one line.
+        """
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(encode(message) + "\n")
@@ -59,6 +71,10 @@ class Child:
             pass  # it has ended, which whoever listens will see
 
     def listen(self) -> Iterator[Message]:
+        """Yields the messages of the process until it ends.
+
+        Raises: BadInput where the process refused the request.
+        """
         assert self._process.stdout is not None
         for line in self._process.stdout:
             message = parse(line)
@@ -67,6 +83,7 @@ class Child:
             yield message
 
     def crash(self) -> str:
+        """Returns how the process ended, once it has; an empty text where it ended well."""
         status = self._process.wait()
         if status == 0:
             return ""
@@ -80,6 +97,11 @@ class Child:
 
 @contextmanager
 def child(request: MeasureRequest) -> Iterator[Child]:
+    """Starts a measuring process and ends it with the context.
+
+    Args: `request` is the first message that the process gets.
+    Yields: the process, to talk to.
+    """
     path = [entry or os.getcwd() for entry in sys.path]
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
@@ -100,6 +122,16 @@ def child(request: MeasureRequest) -> Iterator[Child]:
 
 
 def measure(request: MeasureRequest, journal_path: Path | None, report: Report) -> Measured:
+    """Measures all rows of a request, with a new process after every crash.
+
+    A crash counts as a failure of the row that was under way. If several were, each is tried alone in the next
+    process.
+
+    Args: `journal_path` is where finished rows are kept until all are done; None keeps none. `report` shows the
+        share that is done.
+    Returns: all results, and for rows without a result the reason.
+    Raises: BadInput where the workload cannot be measured at all; Infeasible where no micro-batch fits.
+    """
     measured: Measured | None = None
     journal: Journal | None = None
     alone = False
@@ -155,7 +187,7 @@ def _take(entry: Done | Optimized, measured: Measured) -> None:
 def _follow(
     messages: Iterator[Message], measured: Measured, journal: Journal, report: Report, count: int
 ) -> tuple[CostKey, ...]:
-    """Until the process ends; gives the rows that were under way then."""
+    """Takes messages until the process ends, and returns the rows that were under way then."""
     begun: tuple[CostKey, ...] = ()
     for message in messages:
         if isinstance(message, Begun):
@@ -171,7 +203,7 @@ def _follow(
 
 
 def _blame(begun: tuple[CostKey, ...], measured: Measured, request: MeasureRequest, crash: str) -> bool:
-    """Notes the row that ended the process; True if several were under way and each must be tried alone."""
+    """Notes the row that ended the process; returns True if several were under way and each must be tried alone."""
     if not begun:
         raise BadInput(f"cannot be measured: {crash}", where=request.workload)
     if len(begun) == 1:

@@ -1,8 +1,7 @@
-"""What the process that measures and the one that waits for it say to each other: one JSON object a line.
+"""The messages between the measuring process and the waiting one, one JSON object a line, and the journal of rows.
 
-Rows as they are measured, so that an interrupted profile goes on where it stopped.
-
-The first line says what they belong to: a journal of another model, device, version or way of running is begun anew.
+The journal keeps rows as they are measured, so that an interrupted profile continues where it stopped. Its first
+line says what the rows belong to. A journal of another model, device, version or way of running begins anew.
 """
 
 from __future__ import annotations
@@ -20,6 +19,8 @@ from planner.profile import CostKey, LayerCost, OptimizerCost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureRequest:
+    """The first message: what the waiting process asks to be measured."""
+
     workload: str
     arguments: Mapping[str, str]
     device: str
@@ -34,6 +35,8 @@ class MeasureRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
+    """The answer to a request: the captured model and the keys of all rows."""
+
     graph: ModelGraph
     keys: tuple[CostKey, ...]  # of every row that there can be
     device: str
@@ -42,6 +45,8 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
+    """The rows that are still to be measured."""
+
     keys: tuple[CostKey, ...]
     optimizer: bool  # is still to be measured
     alone: bool  # one row at a time, to find the one that ends the process
@@ -49,7 +54,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """These rows are under way; should the process end before their results, one of them is the reason."""
+    """A notice that these rows are under way; if the process ends before their results, one of them is the reason."""
 
     keys: tuple[CostKey, ...]
 
@@ -61,6 +66,8 @@ class MeasureProgress:
 
 @dataclass(frozen=True, slots=True)
 class Done:
+    """One measured row."""
+
     key: CostKey
     cost: LayerCost
     slack_bytes: int  # kept on top of the outputs if anybody keeps these: they are a part of a larger storage
@@ -68,6 +75,8 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
+    """One row that cannot be had, and why."""
+
     key: CostKey
     why: str
 
@@ -102,10 +111,19 @@ _KINDS: tuple[type[Message], ...] = (
 
 
 def encode(message: Message) -> str:
+    """Returns a message as one line of JSON, without the line's end.
+
+    Args: `message` is written with the name of its class.
+    """
     return json.dumps({type(message).__name__: asdict(message)}, allow_nan=False)
 
 
 def parse(line: str) -> Message:
+    """Returns the message that a line holds.
+
+    Args: `line` is what `encode` made.
+    Raises: ValueError, StopIteration or WrongKey where the line holds no message.
+    """
     ((name, data),) = json.loads(line).items()
     kind = next(kind for kind in _KINDS if kind.__name__ == name)
     return decode(kind, data)
@@ -117,6 +135,8 @@ Entry = Done | Optimized
 
 
 class Journal:
+    """A file of the rows measured so far."""
+
     def __init__(self, path: Path | None, facts: Facts) -> None:
         self._path = path
         self._head = json.dumps({"journal": JOURNAL_VERSION, **facts}, sort_keys=True)
@@ -130,6 +150,11 @@ class Journal:
         return _entries(lines) if head == self._head else []
 
     def add(self, entry: Entry) -> None:
+        """Appends one result.
+
+        Args: `entry` is on disk when this returns, unless the journal has no path.
+        Raises: BadInput where the file cannot be written.
+        """
         self._write("a", [encode(entry)])
 
     def _write(self, mode: str, lines: list[str]) -> None:
@@ -142,12 +167,13 @@ class Journal:
             raise BadInput(f"cannot be written: {error.strerror}", where=str(self._path)) from None
 
     def remove(self) -> None:
+        """Removes the file, once all rows are in a profile."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
 
 def _entries(lines: list[str]) -> list[Entry]:
-    """Up to the first line that is not whole: the process may have died while it wrote."""
+    """Returns the results up to the first line that is not whole, since the process may have died while it wrote."""
     found: list[Entry] = []
     for line in lines:
         try:

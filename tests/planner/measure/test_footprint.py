@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from planner.capture import Captured, capture, materialise
+from planner.capture import Captured, capture, materialise, storage_of
 from planner.capture.live_bytes import LiveBytes
 from planner.capture.stage_modules import whole
 from planner.cluster import catalogue as devices
@@ -20,8 +20,8 @@ from planner.measure.rows import counted_rows
 from planner.measure.specimens import Way, fake_specimen, in_precision, real_specimen, situations
 from planner.measure.work import Counter
 from planner.profile import OptimizerCost, Profile, Seconds, check
-from planner.profile.storages import saved_bytes
 from planner.workload import load
+from tests.planner.graphs import saved_bytes
 from tests.planner.library_models import LIBRARY
 
 MODELS = {
@@ -84,7 +84,8 @@ def kept_by_the_whole(captured: Captured, batch: dict[str, Tensor], precision: s
         saved = SavedTensors()
         with saved.watching(), in_precision(precision, "cpu"):
             module(values)
-        return saved.bytes_beside([*module.parameters(), *module.buffers()])
+        known = {storage_of(x) for x in (*module.parameters(), *module.buffers())}
+        return sum(x.untyped_storage().nbytes() for key, x in saved.kept.items() if key not in known)
 
 
 def assert_sums_agree(bench: Bench, micro: int, tolerance: float) -> None:

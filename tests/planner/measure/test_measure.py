@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from planner.arrays import NS_PER_S
 from planner.errors import BadInput, Infeasible
 from planner.measure import measure
 from planner.measure.process.parent import child
 from planner.measure.process.protocol import Done, Journal, encode
-from planner.profile import NANOSECOND, CostKey, Profile, Seconds
+from planner.profile import CostKey, Profile, Seconds
 from planner.profile import yaml as profile_yaml
 from planner.workload import Workload, load
 from runtime.stage import Split
@@ -103,7 +104,7 @@ def test_weights_that_nothing_learns_by_can_be_planned_with() -> None:
     branches = load("tests/runtime/workloads/branches.py")
     found = measure.profile(branches, "roofline:cpu", micros=(4,), split=Split())
     gate = found.cost("gate", found.settings[0])  # only integers come of it
-    assert gate.backward.median == NANOSECOND
+    assert gate.backward.median == 1 / NS_PER_S
 
 
 def test_running_out_of_memory_is_a_row_without_costs(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from planner.plan import Axes, Plan, coordinates, rank_of, world_size
-from planner.plan.mesh import Coordinates, holders
+from planner.plan.mesh import Coordinates
 from tests.planner import plan_examples as examples
 
 ORDERS = list(permutations(("data", "pipeline", "spatial")))
@@ -31,20 +31,6 @@ def test_a_rank_has_one_place_on_the_mesh(degrees: tuple[int, int, int], order: 
 def test_the_last_axis_of_the_order_counts_fastest() -> None:
     axes = Axes(data=2, pipeline=3, order=("data", "spatial", "pipeline"))
     assert [coordinates(axes, rank).pipeline for rank in range(6)] == [0, 1, 2, 0, 1, 2]
-
-
-def test_a_tied_weight_is_held_by_the_ranks_of_all_its_stages() -> None:
-    held = holders(examples.plan(data=2), examples.graph())
-    assert held == {"table": (0, 1, 2, 3), "d": (0, 2), "m": (0, 2), "u": (1, 3)}
-
-
-def test_chimera_and_spatial_replicas_are_holders_like_any_other() -> None:
-    chimera = examples.plan(family="chimera", data=1)
-    assert set(holders(chimera, examples.graph()).values()) == {(0, 1)}
-    shards = examples.edited(
-        examples.plan(data=1), {"axes.spatial": 2, "stages.0.spatial": [2], "stages.1.spatial": [2]}
-    )
-    assert holders(shards, examples.graph())["u"] == (2, 3)
 
 
 def test_a_plan_does_not_change() -> None:

@@ -8,8 +8,7 @@ import pytest
 from planner.errors import BadInput
 from planner.model import ModelGraph
 from planner.profile import PERSISTENT, CostKey, LayerCost, Profile, Seconds, check, stage_memory
-from planner.profile.storages import saved_bytes
-from tests.planner.graphs import BYTES, chain, cost, profile
+from tests.planner.graphs import BYTES, chain, cost, profile, saved_bytes
 
 
 def key_of(found: Profile) -> CostKey:

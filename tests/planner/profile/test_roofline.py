@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from planner.cluster import catalogue as devices
-from planner.profile import OperationWork, roofline, seconds
+from planner.profile import OperationWork, seconds
 from tests.planner.graphs import chain
+from tests.planner.rooflines import from_graph
 
 DEVICE = replace(
     devices.find("cpu"),
@@ -38,7 +39,7 @@ def test_operations_run_one_after_the_other() -> None:
 
 def test_a_profile_of_a_graph_alone_prices_every_layer_at_every_micro_batch() -> None:
     graph = chain(3)
-    found = roofline.from_graph(graph, DEVICE, micros=(1, 2))
+    found = from_graph(graph, DEVICE, micros=(1, 2))
     assert found.source == "roofline"
     assert [setting.micro for setting in found.settings] == [1, 2]
     for setting in found.settings:
@@ -48,7 +49,7 @@ def test_a_profile_of_a_graph_alone_prices_every_layer_at_every_micro_batch() ->
 
 
 def test_the_first_layer_has_no_input_gradient_and_the_loss_no_weight_gradient() -> None:
-    found = roofline.from_graph(chain(3), DEVICE, micros=(1,))
+    found = from_graph(chain(3), DEVICE, micros=(1,))
     (setting,) = found.settings
     assert found.cost("a0", setting).input_grad.median == 0
     assert found.cost("a1", setting).input_grad.median > 0

@@ -10,9 +10,10 @@ import yaml
 
 from planner.cluster import catalogue as devices
 from planner.errors import BadInput
-from planner.profile import CostKey, roofline
+from planner.profile import CostKey
 from planner.profile import yaml as profile_yaml
 from tests.planner.graphs import chain, cost, profile
+from tests.planner.rooflines import from_graph
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def text() -> str:
 
 def test_a_profile_comes_back_as_it_went(tmp_path: Path) -> None:
     graph = chain(3, skips={"a0": ("a2",)})
-    found = roofline.from_graph(graph, devices.find("V100-16GB"), micros=(1, 4), arguments={"size": 3})
+    found = from_graph(graph, devices.find("V100-16GB"), micros=(1, 4), arguments={"size": 3})
     key = CostKey("s-a1", 8, (), "fp32", "eager")
     larger = {key._replace(signature=f"s-{x}"): cost() for x in ("a0", "a2", "loss")}
     found = replace(found, costs={**found.costs, **larger}, failures={key: "out of memory"})
