@@ -76,16 +76,6 @@ def value_shapes(module: StageModule) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def entries(module: StageModule, grid: Sequence[int]) -> dict[str, Layout]:
-    """What the stage reads of the batch, cut evenly behind the channels; targets stay whole, the loss slices them."""
-    sources = {module._layout.name(node): node for node in module._slice.reads}
-    return {
-        name: entry(shape, grid)
-        for name, shape in value_shapes(module).items()
-        if _kind(module, sources[name]) != "target"
-    }
-
-
 def analyse(
     module: StageModule,
     grid: Sequence[int],

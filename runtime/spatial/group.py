@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 from planner.spatial import coordinates, rank_at
 
@@ -114,3 +115,82 @@ class SampleGroup:
         result = tensor.detach().clone(memory_format=torch.contiguous_format)
         self.wire.all_reduce(result, operation)
         return result
+
+
+class _Context(FunctionCtx):
+    mesh: SampleGroup
+    axes: Collection[int]
+    row: int  # of this rank among the members
+    keep: bool
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
+        ctx.mesh, ctx.axes = mesh, axes
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Any, ...]:
+        return ctx.mesh.reduce(grad, ctx.axes), None, None
+
+
+def enter(x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
+    """A whole tensor used by an operation on shards: its gradient is the sum over the ranks of these axes."""
+    result: Tensor = _Enter.apply(x, mesh, axes)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, x: Tensor, keep: bool) -> Tensor:
+        ctx.keep = keep
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Any, ...]:
+        return grad if ctx.keep else torch.zeros_like(grad), None
+
+
+def once(x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
+    """A parameter whose gradient is the same along some axes: only the first rank there counts it."""
+    first = all(place == 0 for axis, place in enumerate(mesh.coordinates) if axis not in axes)
+    result: Tensor = _Once.apply(x, first)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
+        return mesh.reduce(x, axes)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Any, ...]:
+        return grad, None, None
+
+
+def summed(x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
+    """The sum over ranks, whole on each of them."""
+    result: Tensor = _Sum.apply(x, mesh, axes)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Stack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
+        ctx.row = mesh.members(axes).index(mesh.wire.rank)
+        return mesh.stacked(x, axes)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Any, ...]:
+        return grad[ctx.row], None, None
+
+
+def stacked(x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
+    """One slice a rank, whole on each of them."""
+    result: Tensor = _Stack.apply(x, mesh, axes)  # type: ignore[no-untyped-call]
+    return result

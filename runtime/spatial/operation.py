@@ -11,8 +11,8 @@ from torch._ops import OpOverload
 
 from planner.capture import Target, named_arguments
 from planner.spatial import Call, Layout, Step
-from runtime.spatial.exchange import enter, fetched, once
-from runtime.spatial.group import SampleGroup
+from runtime.spatial.exchange import fetched
+from runtime.spatial.group import SampleGroup, enter, once
 
 Arguments = dict[str, object]
 

@@ -22,8 +22,8 @@ from torch._ops import OpOverload
 from planner.capture import StageModule, Target, named_arguments
 from planner.spatial import Fetch, Placed, Resplit, Step, call_of
 from runtime.spatial.analyse import Analysed
-from runtime.spatial.exchange import enter, fetched, memory_format
-from runtime.spatial.group import SampleGroup
+from runtime.spatial.exchange import fetched, memory_format
+from runtime.spatial.group import SampleGroup, enter
 from runtime.spatial.kernels import convolution, overlapped_convolution, overlapped_pool, pooling
 from runtime.spatial.kernels.norm import OverReplicas
 from runtime.spatial.kernels.reshapes import plain

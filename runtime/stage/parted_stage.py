@@ -58,10 +58,6 @@ class PartedStage:
         self._late.weight_half(micro)
         self._early.weight_half(micro)
 
-    def drop(self) -> None:
-        self._early.drop()
-        self._late.drop()
-
     def _joined(self, late: Tensors, early: Tensors) -> dict[str, Tensor]:
         """Of the stage's own inputs, some of which only one part reads."""
         return {name: grad for name, grad in {**late, **early}.items() if name in self.module.inputs}

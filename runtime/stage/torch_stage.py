@@ -130,10 +130,6 @@ class TorchStage:
         if live.owed is not None:
             backward.weight_half(live.owed)
 
-    def drop(self) -> None:
-        """Forgets forwards that no backward follows, as evaluation leaves them."""
-        self._live.clear()
-
     def _run(self, micro: int, live: Live) -> dict[str, Tensor]:
         self._keys.micro = self.first_micro + micro
         device = self._keys.device.type

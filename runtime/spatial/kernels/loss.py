@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from planner.spatial import LOSSES
-from runtime.spatial.exchange import summed
+from runtime.spatial.group import summed
 from runtime.spatial.operation import Kernel, Local
 
 NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for the reduction

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from planner.spatial import adaptive_rows, divisors
-from runtime.spatial.exchange import stacked, summed
+from runtime.spatial.group import stacked, summed
 from runtime.spatial.operation import Kernel, Local
 
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from runtime.spatial.exchange import enter, stacked, summed
-from runtime.spatial.group import SampleGroup
+from runtime.spatial.group import SampleGroup, enter, stacked, summed
 from runtime.spatial.operation import Kernel, Local
 
 
