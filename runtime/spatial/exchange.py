@@ -1,8 +1,7 @@
-"""Fetching rows from other ranks and adding over ranks, as autograd Functions with exact gradients.
+"""Fetches rows of a cut tensor from other ranks, as an autograd Function whose backward gives their gradients back.
 
-A tensor that every rank holds whole carries its whole gradient on every rank. So gathering needs no message
-backward, an all-reduce passes its gradient on as it is, and where a whole tensor enters an operation on shards its
-gradient is summed over the ranks.
+What a rank sends, receives and keeps is worked out once for each `Fetch` and kept (`traffic`). `start` and
+`give_back_start` do half of the work each, so that a kernel can compute while rows travel.
 """
 
 from __future__ import annotations
@@ -23,7 +22,10 @@ Pieces = tuple[tuple[int, tuple[RowRun, ...]], ...]  # of each peer, by its coor
 
 
 class ExchangePlan(NamedTuple):
-    """What one coordinate sends, receives and keeps; runs have local rows, `base` taken off."""
+    """The rows that one rank of an axis sends, receives and keeps.
+
+    Runs have rows of the whole tensor; a rank's own rows begin at `base`.
+    """
 
     base: int
     kept: tuple[RowRun, ...]
@@ -33,6 +35,11 @@ class ExchangePlan(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def traffic(fetch: Fetch, place: int) -> ExchangePlan:
+    """Returns what one rank of an axis sends, receives and keeps in a fetch.
+
+    Args: `place` is the rank's coordinate along the axis of the fetch.
+    Returns: the plan, which is kept for the next call.
+    """
     base = 0 if fetch.points is None else fetch.points[place]
     others = [i for i in range(len(fetch.runs)) if i != place]
     sends = ((i, fetch.pieces(i, place)) for i in others)
@@ -68,7 +75,7 @@ def _add_rows(x: Tensor, dim: int, run: RowRun, base: int, rows: Tensor) -> None
 
 
 def _placed(grad: Tensor, dim: int, run: RowRun) -> Tensor:
-    """The gradient of what a run brought; a repeated row takes the sum of its copies."""
+    """Returns the gradient of what a run brought; a repeated row takes the sum of its copies."""
     part = grad.narrow(dim, run.at, run.length)
     return part.sum(dim, keepdim=True) if run.step == 0 else part
 
@@ -109,6 +116,11 @@ def _empty(shape: list[int], like: Tensor) -> Tensor:
 
 
 def memory_format(x: Tensor) -> torch.memory_format:
+    """Returns the memory format that a tensor has: channels last, or contiguous.
+
+    Args: `x` has any number of dimensions; only 4 and 5 can be channels last.
+    Returns: torch's name of the format.
+    """
     if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
         return torch.channels_last
     if x.dim() == 5 and x.is_contiguous(memory_format=torch.channels_last_3d) and not x.is_contiguous():
@@ -139,7 +151,11 @@ def _swapped(
 
 
 def start(x: Tensor, fetch: Fetch, mesh: SampleGroup) -> Callable[[], list[tuple[RowRun, Tensor]]]:
-    """Sends what others want of `x`; the function returned waits and gives what came, with its place."""
+    """Sends the rows that other ranks want of `x`, and starts to receive theirs.
+
+    Args: `x` is this rank's shard; `fetch` says who needs which rows.
+    Returns: a function that waits, and returns each run that came with its rows.
+    """
     plan = traffic(fetch, mesh.coordinates[fetch.axis])
     return _swapped(
         plan.sends, plan.receives, lambda run: _rows(x, fetch.dim, run, plan.base), x, fetch, mesh
@@ -149,9 +165,11 @@ def start(x: Tensor, fetch: Fetch, mesh: SampleGroup) -> Callable[[], list[tuple
 def give_back_start(
     grad_of: Callable[[RowRun], Tensor], like: Tensor, fetch: Fetch, mesh: SampleGroup
 ) -> Callable[[Tensor], None]:
-    """Sends the gradient of what each run brought; the function returned waits, and adds what comes back.
+    """Sends the gradients of the rows that a fetch brought to the ranks they came from.
 
-    `like` tells type and the sizes of the other dimensions.
+    Args: `grad_of` returns the gradient of one run; `like` tells type, device and the sizes of the other
+        dimensions.
+    Returns: a function that waits, and adds the gradients that come back to the tensor it is given, in place.
     """
     plan = traffic(fetch, mesh.coordinates[fetch.axis])
     arrived = _swapped(plan.receives, plan.sends, grad_of, like, fetch, mesh)
@@ -164,7 +182,11 @@ def give_back_start(
 
 
 def give_back(grad: Tensor, rows: int, fetch: Fetch, mesh: SampleGroup) -> Tensor:
-    """The gradient of the source: what the others made of its rows comes back and is added."""
+    """Returns the gradient of a fetch's source: the rank's own part and what comes back from other ranks.
+
+    Args: `grad` is the gradient of the fetched tensor; `rows` counts this rank's own rows.
+    Returns: a tensor with `rows` rows along the dimension of the fetch.
+    """
     dim, place = fetch.dim, mesh.coordinates[fetch.axis]
     plan = traffic(fetch, place)
     finish = None if fetch.shared else give_back_start(lambda run: _placed(grad, dim, run), grad, fetch, mesh)
@@ -218,6 +240,11 @@ class _Fetch(torch.autograd.Function):
 
 
 def fetched(x: Tensor, fetch: Fetch, mesh: SampleGroup) -> Tensor:
+    """Returns a tensor with the rows that the operation needs, fetched from other ranks; differentiable.
+
+    Args: `x` is this rank's shard.
+    Returns: `x` itself where the rank has all rows already.
+    """
     if _nothing_to_do(fetch):
         return x
     result: Tensor = _Fetch.apply(x, fetch, mesh)  # type: ignore[no-untyped-call]
