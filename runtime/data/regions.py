@@ -4,8 +4,9 @@ A dataset that is asked for a region gives each tensor in that part, or whole. A
 is the one that it computes on. Where it is not (targets of a loss on whole samples, behind a gather), whole
 samples are read and cut here. So which rank needs what stays out of the dataset.
 
-Before the first step the first micro-batch is read both ways and compared. A dataset that reads other rows
-than it was asked for, or draws noise of the shape of the part, trains on something else, and no shape tells.
+Before the first step the first micro-batch is read both ways and compared. A dataset may read other rows than
+it was asked for, or draw noise of the shape of the part. It then trains on something else, and no shape
+tells.
 """
 
 from __future__ import annotations

@@ -85,10 +85,9 @@ class Interpreter:
         tracer: Tracer,
         forwards: bool = False,
     ) -> None:
-        """Builds the list of calls.
+        """Builds the list of calls. With `forwards` the program has forwards alone.
 
-        A program of `forwards` alone lets no worker run far ahead of those that take in what it makes, and
-        leaves nothing on its way to the next step.
+        Workers then never run far ahead of their readers, and nothing is on its way when a step ends.
         Args: `worker` is this rank's position in the pipeline; `stages` are those that live on it; `feed`
             takes the number of a stage and a micro-batch.
         """

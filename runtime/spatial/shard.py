@@ -116,10 +116,9 @@ class _Writer:
         self._replace(node, done, site, *node.args, **node.kwargs)
 
     def _convolve(self, node: fx.Node, done: Placed, step: Step, uses: Mapping[str, Use]) -> bool:
-        """Keeps a convolution torch's own where it can, so that its weight gradient can be put off: only its
-        input is fetched.
+        """Keeps a convolution torch's own where it can, so that its weight gradient can be put off.
 
-        Returns whether it could.
+        Only its input is fetched then. Returns whether it could.
         """
         call = call_of(done.operation, done.inputs)
         plain = convolution.plain_arguments(call, step)
@@ -163,10 +162,9 @@ class _Writer:
     def _split(
         self, step: Step, fetches: Sequence[Fetch], plain: convolution.Plain, kernel: Sequence[int]
     ) -> tuple[tuple[Fetch, ...], overlapped_convolution.OverlapPlan] | None:
-        """Returns fetches to do first, and the overlap along the last dimension that rows are sent for; None
-        where overlap does not pay.
+        """Returns fetches to do first, and the overlap along the last dimension that rows are sent for.
 
-        Every rank comes to the same decision.
+        Returns None where overlap cannot be had or does not pay; every rank comes to the same decision.
         """
         needed = [fetch for fetch in fetches if not fetch.trivial]
         batched = len(step.output.shape) == len(kernel) + 2

@@ -7,10 +7,10 @@ no special case.
 
 Each path from an output to a parameter is counted once. It leaves the way over one edge, its *crossing*, and never
 comes back. The weight half asks the engine for the gradient at the node behind a crossing, which sums all paths that
-lead there from the node before it: that is the crossing alone where no other edge enters the node behind it, from the
-way or from within a branch. Where another edge does (a weight used twice within a stage, or as it is and through
-something made from it), the parameters behind it get all of their gradient with the input half, and so do those that
-they share a branch with: exact, only earlier than it had to be.
+lead there from the node before it. That is the crossing alone where no other edge enters the node behind it, from the
+way or from within a branch. Another edge does where a weight is used twice within a stage, or as it is and through
+something made from it. Then the parameters behind it, and those that share a branch with them, get all of their
+gradient with the input half: exact, only earlier than it had to be.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ def _owing(node: fx.Node, held: Mapping[fx.Node, nn.Parameter]) -> _Call | None:
     """Returns the call that takes a node's place, or None where the node must stay.
 
     Debts are added to the `.grad` of parameters. So a weight or bias that was made of others, here or in an
-    earlier stage, cannot be owed, and neither can the other one of the two: both come with the input's
+    earlier stage, cannot be owed. Then the other one of the two cannot either: both come with the input's
     gradient. The store's formulas are for real numbers and for weights that are no vectors.
     """
     call = _stored(node)

@@ -211,7 +211,7 @@ class GradientSync:
                 state.complete = None
 
     def hand_round(self, flat: Flat, owner: int, start: int, end: int) -> None:
-        """Broadcasts what one of its holders has updated, after the sums that were launched before.
+        """Broadcasts what one holder of a bucket has updated, after the sums that were launched before.
 
         Args: `owner` is the rank that updated; `start` and `end` are elements of the bucket's buffer.
         """
