@@ -94,6 +94,7 @@ VERBS = words(
     " transform translate travel traverse treat trim try turn undo unfold unpack unshard unwrap update"
     " upload use validate value vary verify violate vote wait walk want warn watch weigh wire work wrap"
     " write yield zero zip"
+    " convolve interpolate"
 )
 # Of these the third person is also a plural noun, and the base form a noun: the next word decides.
 AMBIGUOUS = words(

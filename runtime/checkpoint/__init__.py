@@ -1,4 +1,9 @@
-"""What outlives a plan: parameters by name, their integrity, and pretrained weights."""
+"""Checkpoints outlive a plan: parameters and optimizer state by name, their integrity, and pretrained weights.
+
+In come tensors by name from each rank; out comes a folder of safetensors files that any other plan can read.
+Start at `checkpoint.py`; `integrity.py` judges what is on disk without torch, `interval.py` says how often to
+write.
+"""
 
 from runtime.checkpoint.checkpoint import (
     Checkpoint,

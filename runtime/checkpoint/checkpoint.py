@@ -30,7 +30,7 @@ PARTS_S = 600.0  # how long the first rank waits for the parts of the others
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a run must know beside its tensors to go on as if it had never stopped."""
+    """Everything that a run must know beside its tensors to go on as if it had never stopped."""
 
     step: int
     sample: int  # position in the stream of samples
@@ -53,6 +53,11 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
+        """Opens a checkpoint by its index; tensors are read when they are asked for.
+
+        Args: `folder` is the checkpoint's own.
+        Raises: BadInput where there is no index, or one of another version.
+        """
         path = folder / INDEX
         try:
             index = json.loads(path.read_text())
@@ -64,10 +69,19 @@ class Checkpoint:
         return cls(folder, facts, index["files"], index["settings"], index["names"])
 
     def parameters(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Reads parameters and buffers.
+
+        Args: `names` are those of the captured model.
+        Returns: tensors by name, on the host.
+        Raises: BadInput where the checkpoint lacks one.
+        """
         return self._read({name: MODEL + name for name in names})
 
     def state(self, names: Iterable[str]) -> dict[str, dict[str, Tensor]]:
-        """Optimizer state of these parameters; empty before the first update."""
+        """Reads the optimizer state of some parameters, which is empty before the first update.
+
+        Returns: name -> key -> tensor, on the host.
+        """
         wanted = {STATE + name for name in names}
         keys = {key: key for key in self.files if key.startswith(STATE) and key.rpartition("/")[0] in wanted}
         found: dict[str, dict[str, Tensor]] = {}
@@ -77,7 +91,8 @@ class Checkpoint:
         return found
 
     def whole(self) -> dict[str, Tensor]:
-        """The state_dict of the user's module: tied tensors under each name, none that the module does not save."""
+        """Returns the state_dict of the user's module: tied tensors under each name, none that the module
+        does not save."""
         tensors = self.parameters(set(self.names.values()))
         return {name: tensors[own] for name, own in self.names.items()}
 
@@ -96,13 +111,17 @@ class Checkpoint:
 
 
 def latest(folder: Path) -> Checkpoint | None:
+    """Returns the newest complete checkpoint, or None.
+
+    Args: `folder` has the checkpoints of a run.
+    """
     steps = complete(folder)
     return Checkpoint.open(steps[-1]) if steps else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointPart:
-    """What one rank contributes."""
+    """One rank's contribution to a checkpoint."""
 
     rank: int
     tensors: Mapping[str, Tensor]  # parameters and buffers by name
@@ -110,7 +129,7 @@ class CheckpointPart:
     settings: Mapping[str, Mapping[str, Mapping[str, object]]] = field(default_factory=dict)
 
     def copied(self) -> CheckpointPart:
-        """On the host, apart from what training goes on to change."""
+        """Returns a copy on the host, apart from what training goes on to change."""
         return CheckpointPart(
             rank=self.rank,
             tensors={name: _copy(tensor) for name, tensor in self.tensors.items()},
@@ -124,7 +143,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _apart(tensor: Tensor) -> Tensor:
-    """The tensor itself where it has its memory to itself."""
+    """Returns the tensor itself where it has its memory to itself, otherwise a copy."""
     alone = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
     return tensor.detach() if alone else _copy(tensor)
 
@@ -142,20 +161,30 @@ class CheckpointWriter:
         keep: int,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """`beat` is called while a write is waited for, which may take long and is no hanging."""
+        """Prepares the writing of one rank's parts.
+
+        Args: `ranks` are all that write, of which the first publishes; `names` are those of the user's
+            state_dict; `keep` counts complete checkpoints that stay; `beat` is called while a write is waited
+            for, which may take long and is no hanging.
+        """
         self._beat = beat
         self._folder, self._rank, self._ranks, self._names, self._keep = folder, rank, ranks, names, keep
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def save(self, part: CheckpointPart, facts: Facts) -> None:
-        """Returns when the tensors are copied; an error of the one before is raised here."""
+        """Starts to write a checkpoint; returns when the tensors are copied.
+
+        Args: `part` is this rank's; `facts` are the same on all ranks.
+        Raises: the error of the checkpoint before, if it failed.
+        """
         self.wait()
         copied = part.copied()
         self._thread = threading.Thread(target=self._guarded, args=(copied, facts))
         self._thread.start()
 
     def wait(self) -> None:
+        """Waits until no write is under way; raises its error if it failed."""
         while self._thread is not None:
             self._thread.join(POLL_S)
             self._beat()
@@ -186,6 +215,7 @@ class CheckpointWriter:
 
 
 def write_part(folder: Path, part: CheckpointPart) -> None:
+    """Writes one rank's part whole or not at all, with the sum of its file."""
     flat = {MODEL + name: tensor for name, tensor in part.tensors.items()}
     flat |= {f"{STATE}{name}/{key}": x for name, row in part.state.items() for key, x in row.items()}
     file = f"part-{part.rank:05d}.safetensors"
@@ -206,7 +236,11 @@ def write_part(folder: Path, part: CheckpointPart) -> None:
 def publish(
     building: Path, folder: Path, ranks: Sequence[int], facts: Facts, names: Mapping[str, str]
 ) -> None:
-    """Waits for every part, then gives the folder its name."""
+    """Waits for every part, writes the index and gives the folder its name.
+
+    Args: `building` has the parts; `folder` is its final name; `names` are those of the user's state_dict.
+    Raises: TimeoutError where a rank writes no part in time.
+    """
     files: dict[str, str] = {}
     settings: dict[str, object] = {}
     sums: dict[str, str] = {}
@@ -234,7 +268,11 @@ def publish(
 def write_initial(
     folder: Path, tensors: Mapping[str, Tensor], facts: Facts, names: Mapping[str, str]
 ) -> Checkpoint:
-    """Checkpoint 0, by the launcher."""
+    """Writes checkpoint 0 before any rank starts, as one part.
+
+    Args: `folder` has the checkpoints of a run; `tensors` are all of the model's, by name.
+    Returns: the checkpoint.
+    """
     target = folder / f"{PREFIX}{facts.step:08d}"
     building = target.with_suffix(".partial")
     building.mkdir(parents=True)
@@ -246,7 +284,10 @@ def write_initial(
 
 
 def remove_partial(folder: Path) -> None:
-    """What a run that was ended left half-written."""
+    """Removes checkpoints that a run was ended in the middle of.
+
+    Args: `folder` has the checkpoints of a run.
+    """
     for path in folder.glob(PREFIX + "*.partial"):
         shutil.rmtree(path)
 

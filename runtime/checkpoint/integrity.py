@@ -1,6 +1,8 @@
-"""Whether checkpoints on disk are what was written: sums of their files, without torch, before ranks are started.
+"""Judges whether checkpoints on disk are what was written: sums of their files, without torch, before ranks
+are started.
 
-A checkpoint that is not sound is set aside under another name, so that everyone goes on from the one before it.
+A checkpoint that is not sound is set aside under another name, so that everyone goes on from the one before
+it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,11 @@ BLOCK_BYTES = 2**22
 
 
 def settle(path: Path) -> str:
-    """The sum of a file that is now on disk, whatever happens to this machine."""
+    """Makes sure that a file is on disk, whatever happens to this machine.
+
+    Args: `path` has been written and closed.
+    Returns: its size and checksum as text.
+    """
     total = 0
     with path.open("rb") as file:
         while block := file.read(BLOCK_BYTES):
@@ -30,7 +36,10 @@ def settle(path: Path) -> str:
 
 
 def sum_of(path: Path) -> str:
-    """As `settle` gives it; empty where the file cannot be read."""
+    """Returns size and checksum of a file as `settle` gives them; empty where it cannot be read.
+
+    Args: `path` may be missing.
+    """
     total = size = 0
     try:
         with path.open("rb") as file:
@@ -42,14 +51,20 @@ def sum_of(path: Path) -> str:
 
 
 def complete(folder: Path) -> list[Path]:
-    """In order of steps."""
+    """Returns the folders of complete checkpoints, in the order of steps.
+
+    Args: `folder` has the checkpoints of a run.
+    """
     return sorted(
         path for path in folder.glob(PREFIX + "*") if path.suffix == "" and (path / INDEX).is_file()
     )
 
 
 def flaw(checkpoint: Path) -> str:
-    """What is wrong with a checkpoint; empty where nothing is."""
+    """Returns in words what is wrong with a checkpoint; empty where nothing is.
+
+    Args: `checkpoint` is its own folder.
+    """
     try:
         expected = (checkpoint / SUM_OF_INDEX).read_text()
         if sum_of(checkpoint / INDEX) != expected:
@@ -64,7 +79,11 @@ def flaw(checkpoint: Path) -> str:
 
 
 def last_sound(folder: Path, tell: Callable[[str], None]) -> Path:
-    """The newest sound checkpoint; newer ones are set aside, and told of."""
+    """Returns the newest sound checkpoint; newer ones that are spoiled are set aside under another name.
+
+    Args: `folder` has the checkpoints of a run; `tell` is called with a sentence for each that is set aside.
+    Raises: BadInput where no sound one is left.
+    """
     found = complete(folder)
     for path in reversed(found):
         if not (what := flaw(path)):

@@ -1,7 +1,7 @@
 """Weights to begin with, out of safetensors files under the user's own names: one file, or a folder of shards.
 
-A file may hold more than the model has. What the model trains and the files lack is an error that names it; buffers
-that they lack stay as build() made them. Numbers are converted to the type that the model has, as
+A file may hold more than the model has. What the model trains and the files lack is an error that names it;
+buffers that they lack stay as build() made them. Numbers are converted to the type that the model has, as
 `load_state_dict` does.
 """
 
@@ -24,7 +24,12 @@ _SHOWN = 3
 
 
 def read(path: Path, captured: Captured) -> dict[str, Tensor]:
-    """The parameters and buffers of a captured model that the files have; all of its parameters."""
+    """Reads all parameters of a captured model, and the buffers that the files have.
+
+    Args: `path` is a file, an index of shards, or a folder with one of them.
+    Returns: tensors by the model's names, in its types, on the host.
+    Raises: BadInput where a parameter is missing or has another shape, or a file cannot be read.
+    """
     files = _files(path)
     names = {row.name: (row.name, *row.aliases) for row in captured.graph.parameters}
     names |= {row.name: (row.name,) for row in captured.graph.buffers}
@@ -55,7 +60,7 @@ def _fitting(name: str, tensor: Tensor, captured: Captured, path: Path) -> Tenso
 
 
 def _files(path: Path) -> Mapping[str, Path]:
-    """The file of each tensor."""
+    """Returns the file of each tensor."""
     if path.is_dir():
         indices, files = sorted(path.glob("*" + SHARDS)), sorted(path.glob("*" + SUFFIX))
         if len(indices) == 1:

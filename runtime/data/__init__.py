@@ -1,4 +1,9 @@
-"""The samples that a step is made of, and the parts of them that a rank reads."""
+"""The samples that a step is made of, and the parts of them that a rank reads.
+
+In comes the user's workload (a dataset, or synthetic samples) with what the rank wants; out come tensors by
+micro-batch and Value.
+Start at `batches.py`; `regions.py` is for datasets that read a part of a sample.
+"""
 
 from runtime.data.batches import Batches, Wanted
 from runtime.data.regions import Region, Rows

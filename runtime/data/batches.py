@@ -1,9 +1,9 @@
-"""Which samples a step is made of, and the tensors of those that this rank consumes.
+"""The samples that a step is made of, and the tensors of those that this rank consumes.
 
-The run is one endless stream of samples: epoch after epoch, each in the permutation that (seed, epoch) gives, or
-the synthetic samples 0, 1, 2, ..., each a function of (seed, index). Micro-batch g of a step (numbered over all
-replicas) takes the g-th `micro` samples of the step's share of the stream. So every sample comes exactly once an
-epoch whatever the plan, and where a run stands is one number.
+The run is one endless stream of samples: epoch after epoch, each in the permutation that (seed, epoch) gives,
+or the synthetic samples 0, 1, 2, ..., each a function of (seed, index). Micro-batch g of a step (numbered
+over all replicas) takes the g-th `micro` samples of the step's share of the stream. So every sample comes
+exactly once an epoch whatever the plan, and where a run stands is one number.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Pair = tuple[object, object]
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """Positions in the endless stream to indices of samples."""
+    """The endless stream of samples: a position in it gives the index of a sample."""
 
     seed: int
     length: int | None  # of the dataset; None: synthetic, an index for every position
@@ -49,14 +49,14 @@ def permutation(seed: int, epoch: int, length: int) -> Tensor:
 
 
 def mix(seed: int, index: int) -> int:
-    """A seed of its own for every index; 64-bit odd multipliers, as in splitmix."""
+    """Returns a seed of its own for every index, of at most 63 bits; 64-bit odd multipliers, as in splitmix."""
     x = (seed * 0x9E3779B97F4A7C15 + index * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & (2**64 - 1)
     x ^= x >> 31
     return (x * 0x94D049BB133111EB & (2**64 - 1)) >> 1
 
 
 class Synthetic(Dataset[Sample]):
-    """Sample i is the workload's batch of one, drawn under a seed of its own."""
+    """A dataset for workloads without one: sample i is the workload's batch of one, drawn under a seed of its own."""
 
     def __init__(self, workload: Workload, seed: int) -> None:
         self._workload, self._seed = workload, seed
@@ -72,7 +72,7 @@ class Synthetic(Dataset[Sample]):
             return self._workload.batch(n)
 
     def join(self, samples: list[Sample]) -> Pair:
-        """Batches of one into a batch, leaf by leaf."""
+        """Joins batches of one into a batch, leaf by leaf; what does not grow with the batch is the first sample's."""
         leaves = zip(*(pytree.tree_leaves(sample) for sample in samples), strict=True)
         joined = [
             parts[0] if dim is None else torch.cat(parts, dim)
@@ -102,16 +102,17 @@ class Wanted:
 
 
 class Drawn(Dataset[Sample]):
-    """Samples by (position in the stream, index), each drawn under a seed of its position: augmented alike by all who
-    share it, whatever the plan and wherever it is resumed. A dataset that says `regions = True` is asked for a part
-    of a sample: `dataset[index, region]`."""
+    """Samples by (position in the stream, index), each drawn under a seed of its position, whatever the plan.
+
+    A dataset that says `regions = True` is asked for a part of a sample: `dataset[index, region]`.
+    """
 
     def __init__(self, data: object, seed: int, region: Region) -> None:
         self._data, self._seed = data, seed
         self.region = region if getattr(data, "regions", False) is True else ()
 
     def __getitem__(self, drawn: tuple[int, int]) -> tuple[int, Sample]:
-        """With its index, for what is said of it."""
+        """Returns the index of a sample, for messages about it, and the sample."""
         position, index = drawn
         asked = (index, tuple(slice(*rows) for rows in self.region)) if self.region else index
         with seeded(mix(self._seed, position)):
@@ -126,12 +127,13 @@ class Drawn(Dataset[Sample]):
                 ) from error
 
     def whole(self) -> Drawn:
+        """Returns the same samples read whole, without a region."""
         return Drawn(self._data, self._seed, ())
 
 
 @dataclass(frozen=True)
 class Joined:
-    """Numbered samples to a batch, and their numbers."""
+    """The collation of numbered samples to a batch, with their numbers."""
 
     collate: Callable[[list[Sample]], Pair]
 
@@ -148,7 +150,7 @@ class Joined:
 
 
 def _odd(numbered: Sequence[tuple[int, Sample]]) -> str:
-    """The first sample that is not like the one before."""
+    """Returns words for the first sample that is not like the one before; empty where all are alike."""
     kinds = [[_kind(leaf) for leaf in pytree.tree_leaves(sample)] for _, sample in numbered]
     for (number, _), kind, last in zip(numbered[1:], kinds[1:], kinds, strict=False):
         if kind != last:
@@ -157,7 +159,7 @@ def _odd(numbered: Sequence[tuple[int, Sample]]) -> str:
 
 
 def _place(error: BaseException, function: str) -> str:
-    """The user's own line, or else the function that was called."""
+    """Returns the user's own line where an error was raised, or else the function that was called."""
     found = where_raised(error, function)
     return function if found.startswith(__file__) else found
 
@@ -174,7 +176,7 @@ def listed(numbers: Sequence[int]) -> str:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """The generators of torch, numpy and Python start from this seed, and go on afterwards as if nothing had been."""
+    """Seeds torch, numpy and Python, and puts their generators back afterwards as if nothing had been."""
     before, arrays = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -188,7 +190,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 class Batches:
-    """Iterates over steps; each is {micro-batch: {Value: tensor}} for what this rank reads."""
+    """The batches of a run, step by step: {micro-batch: {Value: tensor}} for what this rank reads."""
 
     def __init__(
         self,
@@ -201,6 +203,10 @@ class Batches:
         pinned: bool = False,
         workers: int = 0,
     ) -> None:
+        """Opens the workload's dataset, or draws synthetic samples where it has none.
+
+        Args: `values_of` takes inputs and targets to tensors by Value; `graph` is to check shapes by.
+        """
         data = workload.dataset()
         self._graph = graph
         self._wanted, self._values_of, self._pinned, self._workers = wanted, values_of, pinned, workers
@@ -217,7 +223,11 @@ class Batches:
         self.stream = Stream(seed=seed, length=length)
 
     def steps(self, first_sample: int) -> Iterator[dict[int, Mapping[str, Tensor]]]:
-        """From the sample at which the run stands; for ever."""
+        """Yields the tensors of one step after the other, for ever.
+
+        Args: `first_sample` is the position in the stream at which the run stands.
+        Yields: {micro-batch: {Value: tensor on the host}}; empty for a rank that reads nothing.
+        """
         if not self._wanted.micros:
             while True:
                 yield {}
@@ -241,8 +251,8 @@ class Batches:
         )
 
     def _settled(self, indices: list[tuple[int, int]], graph: ModelGraph) -> Drawn:
-        """The way in which samples are read here: by the region where all that comes so can be used; see
-        `runtime.regions`."""
+        """Returns the samples as they are read here: by the region where all that comes so can be used,
+        otherwise whole."""
 
         def read(data: Drawn) -> dict[str, Tensor]:
             # in a process of its own where others will read: what a dataset opens is not to be shared with them
@@ -261,15 +271,12 @@ class Batches:
         try:
             return self._read(*pair)
         except BadInput as error:
-            where = (
-                f"{error.where}, of samples {listed(numbers)}"
-                if error.where
-                else f"samples {listed(numbers)}"
-            )
+            samples = f"samples {listed(numbers)}"
+            where = f"{error.where}, of {samples}" if error.where else samples
             raise BadInput(error.what, where=where, allowed=error.allowed) from error
 
     def _read(self, inputs: object, targets: object) -> dict[str, Tensor]:
-        """On the host; a stage takes what it reads to its device when it reads it."""
+        """Returns a batch's tensors on the host; a stage takes what it reads to its device when it reads it."""
         values, wanted, region = self._chosen(inputs, targets), self._wanted, self._data.region
         if self._graph is not None:
             needed = Needed(graph=self._graph, micro=wanted.micro, parts=wanted.parts, region=region)

@@ -1,11 +1,12 @@
 """Parts of samples: what a rank needs of each tensor of the batch, and what a dataset that reads regions gives of it.
 
-A dataset that is asked for a region gives each tensor in that part, or whole. A rank can use a part where it is the
-one that it computes on; where it is not (targets of a loss on whole samples, behind a gather), whole samples are read
-and cut here. So which rank needs what stays out of the dataset.
+A dataset that is asked for a region gives each tensor in that part, or whole. A rank can use a part where it
+is the one that it computes on. Where it is not (targets of a loss on whole samples, behind a gather), whole
+samples are read and cut here. So which rank needs what stays out of the dataset.
 
-Before the first step the first micro-batch is read both ways and compared: a dataset that reads other rows than it was
-asked for, or draws noise of the shape of the part, trains on something else, and no shape tells.
+Before the first step the first micro-batch is read both ways and compared. A dataset may read other rows than
+it was asked for, or draw noise of the shape of the part. It then trains on something else, and no shape
+tells.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ ROUNDINGS = 16  # of the largest number, that a part may be away from the same p
 
 @dataclass(frozen=True, kw_only=True)
 class Needed:
-    """What a rank computes on of the batch, and the part that it asks a dataset for; () is whole samples."""
+    """The tensors of a batch on which a rank computes, and the part that it asks a dataset for; () is
+    whole samples."""
 
     graph: ModelGraph
     micro: int
@@ -38,9 +40,17 @@ class Needed:
     region: Region = ()
 
     def whole(self, name: str, tensor: Tensor) -> bool:
+        """Returns whether a tensor has the shape and type of whole samples.
+
+        Args: `name` is that of its Value.
+        """
         return self._has(name, tensor, tuple(tensor.shape))
 
     def part(self, name: str, tensor: Tensor) -> bool:
+        """Returns whether a tensor is the part of samples on which this rank computes, of the right type.
+
+        Args: `name` is that of its Value.
+        """
         rows, shape = self.parts.get(name, ()), list(tensor.shape)
         if not is_part(tensor, rows, self.region):
             return False
@@ -57,7 +67,12 @@ class Needed:
 
 
 def settled(needed: Needed, by_region: Read, as_wholes: Read) -> bool:
-    """Whether samples are to be read by the region; BadInput where what comes so is not what it should be."""
+    """Decides whether samples are read by the region, by reading the first micro-batch both ways.
+
+    Args: `by_region` and `as_wholes` read the same samples under the same seeds.
+    Returns: False where some tensor must be read whole.
+    Raises: BadInput where a part is not that part of the whole sample, or a tensor fits neither.
+    """
     found = by_region()
     unfit = [name for name, x in found.items() if not needed.part(name, x) and not needed.whole(name, x)]
     if any(needed.graph.value[name].role == "input" for name in unfit):
@@ -87,12 +102,18 @@ def settled(needed: Needed, by_region: Read, as_wholes: Read) -> bool:
 
 
 def part_of(tensor: Tensor, rows: Rows, region: Region) -> Tensor:
-    """A part of what was read whole; what was read as a part stays."""
+    """Returns this rank's part of a tensor; what was read as that part stays.
+
+    Args: `rows` are the rank's, empty for the whole; `region` is what the dataset was asked for.
+    """
     return tensor if is_part(tensor, rows, region) else cut(tensor, rows).contiguous()
 
 
 def is_part(tensor: Tensor, rows: Rows, region: Region) -> bool:
-    """Of the shape of these rows, and asked for by a region that has them."""
+    """Returns whether a tensor has the shape of these rows, and was asked for by a region that has them.
+
+    Args: `rows` are the rank's; `region` is what the dataset was asked for.
+    """
     return (
         bool(rows and region)
         and all(dim < tensor.ndim and tensor.shape[dim] == end - first for dim, first, end in rows)
@@ -101,12 +122,20 @@ def is_part(tensor: Tensor, rows: Rows, region: Region) -> bool:
 
 
 def cut(tensor: Tensor, rows: Rows) -> Tensor:
+    """Returns a view of some rows along each of some dimensions.
+
+    Args: `rows` has dimension, first row and end.
+    """
     for dim, first, end in rows:
         tensor = tensor.narrow(dim, first, end - first)
     return tensor
 
 
 def alike(part: Tensor, expected: Tensor) -> bool:
+    """Returns whether two tensors are equal, but for a few roundings of the largest number.
+
+    Args: `part` was read by the region, `expected` cut from the whole.
+    """
     if not part.is_floating_point():
         return torch.equal(part, expected)
     largest = float(expected.abs().nan_to_num().amax()) if expected.numel() else 0.0
@@ -115,7 +144,11 @@ def alike(part: Tensor, expected: Tensor) -> bool:
 
 
 def check_shapes(values: Mapping[str, Tensor], needed: Needed) -> None:
-    """A graph was captured for one shape of sample; another would be an error deep inside, or silently wrong."""
+    """Raises BadInput where a tensor has another shape or type than the model was captured with.
+
+    Another shape would be an error deep inside, or silently wrong.
+    Args: `values` by the names of their Values; `needed` tells which part of samples is allowed, too.
+    """
     for name, tensor in values.items():
         if not needed.whole(name, tensor) and not needed.part(name, tensor):
             row, rows = needed.graph.value[name], needed.parts.get(name, ())
@@ -145,4 +178,8 @@ def _given(name: str, tensor: Tensor, needed: Needed) -> str:
 
 
 def shown(region: Region) -> str:
+    """Returns a region as text, such as "[0:4, 0:8]".
+
+    Args: `region` has first row and end along each spatial dimension.
+    """
     return "[" + ", ".join(f"{first}:{end}" for first, end in region) + "]"

@@ -1,4 +1,9 @@
-"""One loop runs every schedule."""
+"""One loop runs every schedule: a rank's part of a `Program` becomes a flat list of calls.
+
+In come the program, the stages, what carries messages and what sums gradients; out come trained weights and a
+trace.
+Start at `interpreter.py`; `tracer.py` records times, `peak_memory.py` bytes.
+"""
 
 from runtime.execute.interpreter import (
     AUTOCAST,

@@ -1,12 +1,15 @@
-"""The interpreter: one rank's part of a Program as a flat list of calls, run by one loop a step.
+"""The interpreter runs one rank's part of a Program: a flat list of calls, done by one loop a step.
 
-Everything that can be known beforehand is worked out when the list is built: which call, which messages it takes
-and leaves, its code in the trace, and after which wait a message sent earlier is known to have arrived, so that its
-memory can go. Messages between stages of the same worker are not in a Program; they pass through `mail` like all.
+    interpreter = Interpreter(program, worker, stages={(0, 0): stage}, routes=routes, carrier=transport, ...)
+    interpreter.run(step=0)  # every action of the worker once, in the program's order
 
-The programs of a plan: what every rank derives for itself, the same everywhere.
+Everything that can be known beforehand is worked out when the list is built: which call, which messages it
+takes and leaves, and its code in the trace. The list also says after which wait a message sent earlier is
+known to have arrived, so that its memory can go. Messages between stages of the same worker are not in a
+Program; they pass through `mail` like all.
 
-What the interpreter asks of a stage, whatever is in it: real layers, or a sleep of the planned length.
+Terms: an action is what a schedule lists (F, B, W, ...); an instruction is an action or a part of a message
+(post, wait, send); a call does an instruction. The protocols say what is asked of stages, real or asleep.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ Node = tuple[int, int]  # pipe, stage
 
 
 class Carrier(Protocol):
+    """The transport of messages, as the interpreter uses it."""
+
     def post(self, message: Message) -> None: ...
     def wait(self, message: Message) -> dict[str, Tensor]: ...
     def send(self, message: Message, tensors: Tensors) -> None: ...
@@ -54,6 +59,8 @@ class Pulse(Protocol):
 
 
 class ActionCall(NamedTuple):
+    """One call of the list, with its code in the trace."""
+
     run: Callable[[], None]
     code: int  # of the action in the trace; -1 for what only waits, -2 for what does neither
 
@@ -78,8 +85,12 @@ class Interpreter:
         tracer: Tracer,
         forwards: bool = False,
     ) -> None:
-        """A program of `forwards` alone lets no worker run far ahead of those that take in what it makes, and leaves
-        nothing on its way to the next step."""
+        """Builds the list of calls. With `forwards` the program has forwards alone.
+
+        Workers then never run far ahead of their readers, and nothing is on its way when a step ends.
+        Args: `worker` is this rank's position in the pipeline; `stages` are those that live on it; `feed`
+            takes the number of a stage and a micro-batch.
+        """
         self._worker, self._pulse, self._tracer = worker, pulse, tracer
         self._hands = hands = _Hands(stages, routes, carrier, updates, feed)
         releases = releases_after(program, worker)
@@ -98,7 +109,11 @@ class Interpreter:
         self.calls += drained
 
     def forwards(self, program: Program, stages: Mapping[Node, Stage]) -> Interpreter:
-        """Another program over the same messages, of forwards alone; its actions are not traced."""
+        """Returns an interpreter of another program of forwards alone, over the same messages; its actions
+        are not traced.
+
+        Args: `stages` are those to run, in the place of this one's.
+        """
         hands = self._hands
         return Interpreter(
             program,
@@ -114,6 +129,10 @@ class Interpreter:
         )
 
     def run(self, step: int) -> None:
+        """Runs one step: every call of the list in order.
+
+        Args: `step` is the number in the trace.
+        """
         add, beat = self._tracer.add, self._pulse.beat
         waited = 0
         for call, code in self.calls:
@@ -137,10 +156,16 @@ class Stage(Protocol):
     """One stage of one pipe on one rank. Tensors go by the names of their Values."""
 
     def forward(self, micro: int, inputs: Tensors) -> dict[str, Tensor]:
-        """Outputs without a graph; the stage keeps what its backward needs under `micro`."""
+        """Runs the forward of a micro-batch, and keeps what its backward needs under `micro`.
+
+        Returns: outputs without a graph.
+        """
 
     def backward(self, micro: int, grads: Tensors) -> dict[str, Tensor]:
-        """From the gradients of outputs, and of inputs that later stages read too, to those of its inputs."""
+        """Runs the whole backward of a micro-batch, and returns the gradients of its inputs.
+
+        Args: `grads` are those of outputs, and of inputs that later stages read too.
+        """
 
     def input_half(self, micro: int, grads: Tensors) -> dict[str, Tensor]: ...
 
@@ -154,8 +179,11 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class _Hands:
-    """What calls act on. They hold this and not the interpreter, which holds them: a run whose last user lets go of
-    it is gone at once, and its weights with it."""
+    """Everything that calls act on.
+
+    Calls hold this and not the interpreter, which holds them. So a run whose last user lets go of it is gone
+    at once, and its weights with it.
+    """
 
     stages: Mapping[Node, Stage]
     routes: Routes
@@ -243,11 +271,18 @@ AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def program_of(plan: Plan, world: World) -> Program:
+    """Returns the program of a plan, which every rank derives for itself, the same everywhere.
+
+    Args: `world` tells whether messages keep one order a rank (GPUs) or one a channel.
+    """
     return lower(schedule_of(plan), plan.hops, plan.times, layout=_layout(world))
 
 
 def forward_program(plan: Plan, world: World) -> Program:
-    """The forwards alone, in the plan's order."""
+    """Returns the program of a plan's forwards alone, in the plan's order.
+
+    Args: `world` tells whether messages keep one order a rank (GPUs) or one a channel.
+    """
     schedule = schedule_of(plan)
     orders = tuple(tuple(a for a in order if a.kind is Kind.F) for order in schedule.orders)
     hops = [hop for hop in plan.hops if hop.direction == "act"]
@@ -255,9 +290,10 @@ def forward_program(plan: Plan, world: World) -> Program:
 
 
 def _layout(world: World) -> Layout:
-    """NCCL executes what a rank issues in order, whoever the peer is; gloo's channels are independent."""
+    """Returns "global" for NCCL, which executes what a rank issues in order, and "channel" for gloo, whose
+    channels are independent."""
     return "global" if world.device.type == "cuda" else "channel"
 
 
 class NotFinite(ShardwrightError):
-    """NaN or infinity where a training cannot go on, with where it was first seen."""
+    """The error for NaN or infinity where a training cannot go on, with where it was first seen."""

@@ -1,7 +1,7 @@
-"""What a rank holds: bytes that stay, and the peak of what a step makes on top.
+"""The memory of a rank: bytes that stay, and the peak of what a step makes on top.
 
-On the host a dispatch mode follows every storage from its making to its end, which is slow and therefore done in one
-step only; a GPU's allocator counts by itself.
+On the host a dispatch mode follows every storage from its making to its end, which is slow and therefore done
+in one step only; a GPU's allocator counts by itself.
 """
 
 from __future__ import annotations
@@ -22,8 +22,12 @@ T = TypeVar("T")
 def with_peak(
     run: Callable[[], T], device: torch.device, kept: Sequence[Tensor], present: Iterable[Tensor] = ()
 ) -> tuple[T, int]:
-    """What a call returns, and the most bytes in use meanwhile: `kept` throughout, `present`, which nobody may hold
-    for our sake, until it is let go."""
+    """Runs a function and measures the most bytes in use meanwhile.
+
+    Args: `kept` are tensors held throughout; `present` are tensors in use now, which are not held here and
+        count until they are let go.
+    Returns: what the function returns, and bytes.
+    """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         done = run()
@@ -35,13 +39,16 @@ def with_peak(
 
 
 def static_bytes(tensors: Iterable[Tensor]) -> int:
-    """Each storage once, however many views of it there are."""
+    """Returns the bytes of tensors, each storage once, however many views of it there are.
+
+    Args: `tensors` may share storages.
+    """
     storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())
 
 
 def free_bytes() -> int:
-    """Of this host, for processes still to come; what caches hold can be had."""
+    """Returns the memory of this host for processes still to come, in bytes; what caches hold can be had."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))

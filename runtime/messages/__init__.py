@@ -1,4 +1,9 @@
-"""What travels between stages, and when it is gone."""
+"""The messages between stages: what they carry, how they travel, and when their memory can go.
+
+In comes the captured graph with the stage of each layer; out come tensors by the names of their Values.
+Start at `routes.py` (what each message carries), then `transport.py` (sends and receives) and `releases.py`
+(when a sent message has arrived).
+"""
 
 from runtime.messages.releases import releases_after, releases_before
 from runtime.messages.routes import (

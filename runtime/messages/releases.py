@@ -1,9 +1,10 @@
-"""When a sent message is known to have arrived, so that its memory can go: the same in every run of a program.
+"""Works out when a sent message is known to have arrived, so that its memory can go: the same in every run of
+a program.
 
-Whoever hears from a peer knows what that peer had done when it spoke, and what it then knew of others. So each
-rank has a clock that says how far it knows every rank to be; what a rank sends carries its clock along. A message
-has arrived once its receiver is known to have waited for it. Steps follow each other, so what is not known by the
-end of one becomes known early in the next.
+Whoever hears from a peer knows what that peer had done when it spoke, and what it then knew of others. So
+each rank has a clock that says how far it knows every rank to be; what a rank sends carries its clock along.
+A message has arrived once its receiver is known to have waited for it. Steps follow each other, so what is
+not known by the end of one becomes known early in the next.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ class _Done(NamedTuple):
 
 
 def releases_after(program: Program, worker: int) -> dict[int, list[Message]]:
-    """Messages that have surely arrived once the instruction at a position is done. Of the step before, those that
-    are not sent again until then."""
+    """Returns the messages that have surely arrived once an instruction of a worker is done.
+
+    Args: `worker` is a position in the pipeline.
+    Returns: messages by the instruction's position; those of the step before only if they are not sent again
+        until then.
+    """
     size = [len(instructions) for instructions in program.ranks]
     waited = {
         i.message: (rank, at)
@@ -50,7 +55,7 @@ def releases_after(program: Program, worker: int) -> dict[int, list[Message]]:
 
 
 def _two_steps(program: Program, worker: int) -> Iterator[_Done]:
-    """What a worker does and then knows, in any order that the messages allow."""
+    """Yields what a worker does and then knows in two steps, in any order that the messages allow."""
     count = len(program.ranks)
     size = [len(instructions) for instructions in program.ranks]
     clocks = [[0] * count for _ in range(count)]
@@ -76,16 +81,20 @@ def _two_steps(program: Program, worker: int) -> Iterator[_Done]:
 
 
 def releases_before(program: Program, worker: int) -> dict[int, list[Message]]:
-    """For a program of forwards alone, in which nobody hears of anything: messages to wait for until they have
-    arrived, each before a later one is sent on its channel. So that few are there at a time, at least two, as many
-    as it takes for nobody to wait in a circle."""
+    """Returns messages whose arrival is waited for before later ones are sent, for a program of forwards alone.
+
+    In such a program nobody hears of anything. So a channel holds few messages at a time: at least two, and
+    as many as it takes for nobody to wait in a circle.
+    Args: `worker` is a position in the pipeline.
+    Returns: messages by the position of the send that they must have arrived before.
+    """
     most = max((len(each) for each in program.ranks), default=0)
     behind = next(k for k in range(2, most + 3) if _ends(program, _awaited(program, k)))
     return {at: [message] for (rank, at), message in _awaited(program, behind).items() if rank == worker}
 
 
 def _awaited(program: Program, behind: int) -> dict[tuple[int, int], Message]:
-    """By rank and position of a send, what was sent so many messages before on its channel."""
+    """Returns, by rank and position of a send, what was sent so many messages before on its channel."""
     channels: dict[tuple[int, int, int, int], list[Message]] = {}
     found = {}
     for rank, instructions in enumerate(program.ranks):
@@ -99,7 +108,7 @@ def _awaited(program: Program, behind: int) -> dict[tuple[int, int], Message]:
 
 
 def _ends(program: Program, awaited: Mapping[tuple[int, int], Message]) -> bool:
-    """Whether every rank comes to its end, if a message arrives no earlier than where it is needed."""
+    """Returns whether every rank comes to its end, if a message arrives no earlier than where it is needed."""
     needed = {
         instruction.message: (rank, at)
         for rank, instructions in enumerate(program.ranks)

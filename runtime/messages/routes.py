@@ -1,7 +1,7 @@
-"""What each message between two stages carries: derived from the captured graph, in both directions.
+"""The contents of each message between two stages, derived from the captured graph, in both directions.
 
-A Value goes straight from its producer to each stage that reads it. Its gradient comes back along the chain of
-those stages, last first, each adding its own share, and reaches the producer from the first of them.
+A Value goes straight from its producer to each stage that reads it. Its gradient comes back along the chain
+of those stages, last first, each adding its own share, and reaches the producer from the first of them.
 """
 
 from __future__ import annotations
@@ -22,21 +22,34 @@ Direction = Literal["act", "grad"]
 
 @dataclass(frozen=True)
 class Routes:
-    """`act[sender, receiver]` and `grad[sender, receiver]`: names of the Values, in the order of the graph."""
+    """The names of the Values that travel: `act[sender, receiver]` and `grad[sender, receiver]`, in the
+    order of the graph."""
 
     act: dict[tuple[int, int], Names]
     grad: dict[tuple[int, int], Names]
 
     def names(self, direction: Direction, sender: int, receiver: int) -> Names:
+        """Returns the names of what one message carries.
+
+        Args: `direction` is "act" or "grad"; `sender` and `receiver` are numbers of stages.
+        """
         return (self.act if direction == "act" else self.grad)[sender, receiver]
 
     def leaving(self, direction: Direction, stage: int) -> tuple[tuple[int, Names], ...]:
+        """Returns receiver and names of all messages that a stage sends for a micro-batch, by receiver.
+
+        Args: `direction` is "act" or "grad".
+        """
         table = self.act if direction == "act" else self.grad
         return tuple(
             (receiver, names) for (sender, receiver), names in sorted(table.items()) if sender == stage
         )
 
     def arriving(self, direction: Direction, stage: int) -> tuple[tuple[int, Names], ...]:
+        """Returns sender and names of all messages that a stage receives for a micro-batch, by sender.
+
+        Args: `direction` is "act" or "grad".
+        """
         table = self.act if direction == "act" else self.grad
         return tuple(
             (sender, names) for (sender, receiver), names in sorted(table.items()) if receiver == stage
@@ -44,6 +57,11 @@ class Routes:
 
 
 def routes_of(graph: ModelGraph, stage_of: Sequence[int]) -> Routes:
+    """Works out what travels between stages in both directions.
+
+    Args: `stage_of` has the stage of each layer, in the graph's order.
+    Returns: routes, without pairs of stages that send each other nothing.
+    """
     act: dict[tuple[int, int], list[str]] = {}
     grad: dict[tuple[int, int], list[str]] = {}
     for crossing in crossings(graph, stage_of):
@@ -60,7 +78,10 @@ def routes_of(graph: ModelGraph, stage_of: Sequence[int]) -> Routes:
 
 
 def check_hops(routes: Routes, hops: Sequence[Hop]) -> None:
-    """A plan whose messages are not those of the model would wait for ever, or lose a gradient."""
+    """Raises BadPlan where a plan's messages are not those of the model: it would wait for ever, or lose a gradient.
+
+    Args: `hops` are the plan's.
+    """
     planned: dict[tuple[str, int, int], set[str]]
     planned = {(hop.direction, hop.sender, hop.receiver): set(hop.values) for hop in hops}
     needed: dict[tuple[str, int, int], set[str]]
@@ -76,12 +97,20 @@ def check_hops(routes: Routes, hops: Sequence[Hop]) -> None:
 
 
 def in_order_of(plan: Plan, captured: Captured) -> Captured:
-    """A plan's stages name the layers in an order of its own, where that of the model is not the best."""
+    """Returns a captured model with its layers in the order in which the plan's stages name them.
+
+    Args: `plan` may keep the model's own order.
+    Raises: BadPlan where the layers are not those of the model.
+    """
     return captured.ordered([layer.name for layer in as_planned(captured.graph, plan).layers])
 
 
 def stages_of_layers(plan: Plan, graph: ModelGraph) -> list[int]:
-    """Stage of each layer; BadPlan where the plan's stages are not the layers of the model in order."""
+    """Returns the stage of each layer.
+
+    Args: `graph` has its layers in the plan's order, see `in_order_of`.
+    Raises: BadPlan where the plan's stages are not the layers of the model in order.
+    """
     planned = [name for stage in plan.stages for name in stage.layers]
     actual = [layer.name for layer in graph.layers]
     if planned != actual:

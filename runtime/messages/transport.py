@@ -38,8 +38,11 @@ HEADER = 2 + 2 * MOST_DIMS
 
 
 class DenseLayout(NamedTuple):
-    """A dense tensor as it lies in memory: sizes and dims from the slowest to the fastest. Dims that were expanded lie
-    nowhere and come first, so that what is dense in its last dim, as fused kernels ask, stays so."""
+    """A dense tensor as it lies in memory: sizes and dims from the slowest to the fastest.
+
+    Dims that were expanded lie nowhere and come first, so that what is dense in its last dim, as fused
+    kernels ask, stays so.
+    """
 
     dtype: torch.dtype
     sizes: tuple[int, ...]
@@ -47,19 +50,35 @@ class DenseLayout(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> DenseLayout:
+        """Returns the layout of a tensor.
+
+        Args: `tensor` may have any strides.
+        """
         strides = tensor.stride()
         order = tuple(sorted(range(tensor.ndim), key=lambda dim: (strides[dim] != 0, -strides[dim])))
         return cls(tensor.dtype, tuple(tensor.shape[dim] for dim in order), order)
 
     def packed(self, tensor: Tensor) -> Tensor:
-        """A part of a larger tensor is copied: sent as it is, it would hold all of that until it has arrived."""
+        """Returns a tensor in the order of its memory, dense.
+
+        A part of a larger tensor is copied: sent as it is, it would hold all of that until it has arrived.
+        Args: `tensor` has this layout.
+        """
         dense = tensor.permute(self.order).contiguous()
         return dense if dense.untyped_storage().nbytes() == dense.nbytes else dense.clone()
 
     def buffer(self, device: torch.device) -> Tensor:
+        """Returns a new buffer to receive into.
+
+        Args: `device` is where it lies.
+        """
         return torch.empty(self.sizes, dtype=self.dtype, device=device)
 
     def unpacked(self, buffer: Tensor) -> Tensor:
+        """Returns a view of a buffer with the dims of the tensor that was sent.
+
+        Args: `buffer` has this layout.
+        """
         back = [0] * len(self.order)
         for position, dim in enumerate(self.order):
             back[dim] = position
@@ -67,9 +86,11 @@ class DenseLayout(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Returns the sizes in the tensor's own order of dims."""
         return tuple(size for _, size in sorted(zip(self.order, self.sizes, strict=True)))
 
     def header(self) -> list[int]:
+        """Returns the layout as a row of `HEADER` numbers, to be sent ahead of the first message."""
         if len(self.sizes) > MOST_DIMS:
             raise BadInput(
                 f"a tensor of {len(self.sizes)} dims crosses stages", allowed=f"at most {MOST_DIMS}"
@@ -79,6 +100,10 @@ class DenseLayout(NamedTuple):
 
     @classmethod
     def parse(cls, row: Sequence[int]) -> DenseLayout:
+        """Returns the layout of a header.
+
+        Args: `row` is what `header` made.
+        """
         dims = row[1]
         order = row[2 + MOST_DIMS : 2 + MOST_DIMS + dims]
         return cls(DTYPES[row[0]], tuple(row[2 : 2 + dims]), tuple(order))
@@ -109,7 +134,7 @@ class _Channel(NamedTuple):
 
 
 class Transport:
-    """One rank's side. `place[pipe][stage]` is a pipeline worker, `peers[worker]` its rank."""
+    """One rank's side of all messages. `place[pipe][stage]` is a pipeline worker, `peers[worker]` its rank."""
 
     def __init__(
         self,
@@ -130,6 +155,10 @@ class Transport:
         self._channels: dict[Message, _Channel] = {}
 
     def post(self, message: Message) -> None:
+        """Starts to receive a message.
+
+        Args: `message` goes to a stage of this rank.
+        """
         channel = self._channel(message, message.sender)
         if self._learning[message.direction]:
             header = torch.empty((len(self._names(message)), HEADER), dtype=torch.int64)
@@ -139,6 +168,10 @@ class Transport:
             self._posted[message] = self._receive(message, channel)
 
     def wait(self, message: Message) -> dict[str, Tensor]:
+        """Waits for a message that was posted.
+
+        Returns: its tensors by the names of their Values.
+        """
         if self._learning[message.direction]:
             self._read_headers(message)
         receive = self._posted.pop(message)
@@ -148,6 +181,11 @@ class Transport:
         return dict(zip(self._names(message), tensors, strict=True))
 
     def send(self, message: Message, tensors: Mapping[str, Tensor]) -> None:
+        """Starts to send a message, and holds its tensors until `release`.
+
+        Args: `tensors` by name have at least those of the message.
+        Raises: BadInput where a shape or type differs from that of the first message of the hop.
+        """
         channel = self._channel(message, message.receiver)
         names = self._names(message)
         if message in self._sent:  # of the step before, and nothing told us of its arrival
@@ -167,28 +205,38 @@ class Transport:
             works.append((self._isend(packed, channel.peer, channel.tag), packed))
 
     def release(self, message: Message) -> None:
-        """Lets go of a message that is known to have arrived; perhaps of the step before, in the first there is none."""
+        """Waits for a message that is known to have arrived and lets go of its tensors; nothing happens where
+        none was sent.
+
+        Args: `message` may be of the step before.
+        """
         _finish(work for work, _ in self._sent.pop(message, ()))
 
     def know(self, layouts: Mapping[Edge, Sequence[DenseLayout]]) -> None:
-        """What hops carry, from elsewhere than their messages: nothing is told, and receives have their buffers."""
+        """Takes the layouts of what hops carry from elsewhere, so that no headers are sent.
+
+        Args: `layouts` has one layout a Value for each direction, sender and receiver.
+        """
         for pipe in range(len(self._place)):
             for (direction, sender, receiver), rows in layouts.items():
                 self._layouts[_Hop(direction, sender, receiver, pipe)] = list(rows)
         self.finish()
 
     def in_flight(self) -> Iterator[Tensor]:
-        """What was sent and is held until it is known to have arrived."""
+        """Returns the tensors that were sent and are held until they are known to have arrived."""
         return (tensor for works in self._sent.values() for _, tensor in works)
 
     def finish(self, directions: Sequence[str] = ("act", "grad")) -> None:
-        """Ends a step: the layouts of these directions are known from now on."""
+        """Ends a step: the layouts of these directions are known from now on.
+
+        Args: `directions` are "act", "grad" or both.
+        """
         assert not self._posted, f"never waited for: {list(map(str, self._posted))}"
         for direction in directions:
             self._learning[direction] = False
 
     def drain(self) -> None:
-        """Until everything sent has left."""
+        """Waits until everything sent has left."""
         for message in list(self._sent):
             self.release(message)
 
@@ -200,7 +248,8 @@ class Transport:
         return _Receive([self._irecv(b, channel.peer, channel.tag) for b in buffers], buffers)
 
     def _read_headers(self, message: Message) -> None:
-        """Payloads are received in the order in which they were sent, so those sent before come first."""
+        """Reads the headers up to a message's own, in the order in which messages were sent, and posts
+        their receives."""
         channel = self._channel(message, message.sender)
         untold = self._untold[channel]
         while message in untold:
@@ -212,7 +261,7 @@ class Transport:
             self._posted[earlier] = self._receive(earlier, channel)
 
     def _channel(self, message: Message, other: int) -> _Channel:
-        """With `other` as the stage at the far end. Both ends come to the same tag."""
+        """Returns the rank at the far end and the tag, which is the same at both ends; `other` is the stage there."""
         if message not in self._channels:
             stages, pipe = self._place[message.pipe], message.pipe
             peer = self._peers[stages[other]]

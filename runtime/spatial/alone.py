@@ -15,7 +15,7 @@ from runtime.spatial.shard import shard
 
 
 class Silence:
-    """A wire at whose other end is nobody."""
+    """A wire at whose other end is nobody: what is received is zeros."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -30,15 +30,26 @@ class Silence:
 
 
 class AloneShard:
+    """The profiler's way to shards: rewrites a stage for one rank of a grid that has no other ranks."""
+
     def layouts(
         self, module: StageModule, grid: tuple[int, ...], delivered: Mapping[str, Layout]
     ) -> Mapping[str, Layout]:
+        """Returns how a stage on shards lays out what it makes.
+
+        Args: `grid` has the parts along each axis; `delivered` has the layouts of the Values that come cut.
+        Returns: the layout of each output, by the name of its Value.
+        """
         return analyse(module, grid, delivered).outputs
 
     def shard(
         self, module: StageModule, grid: tuple[int, ...], delivered: Mapping[str, Layout], *, owing: bool
     ) -> None:
-        """The shard in the middle: it has neighbours on both sides where any has."""
+        """Rewrites a stage for the shard in the middle, which has neighbours on both sides where any has.
+
+        Args: `module` is changed in place; with `owing` its convolutions stay nodes that can put off their
+            weight gradients.
+        """
         middle = rank_at(middle_of(grid), grid)
         mesh = SampleGroup(grid, Silence(middle, prod(grid)))
         shard(module, analyse(module, grid, delivered), mesh, overlap=not owing)

@@ -1,4 +1,4 @@
-"""What a stage on shards comes to, before anything runs: layouts, fetches, and which gradients are partial."""
+"""Works out what a stage on shards needs before anything runs: layouts, fetches, and which gradients are partial."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ IMAGE = 3  # dimensions that no image or volume has so few of
 
 @dataclass(frozen=True)
 class Analysed:
+    """Everything that the rules decide about one stage on one grid; `shard` writes it into the stage's graph."""
+
     grid: Grid  # of all ranks, on which it begins
     segment: Segment
     inputs: Mapping[str, Layout]  # by name of the Value: as it comes
@@ -48,11 +50,17 @@ class Analysed:
 
     @property
     def uncounted(self) -> frozenset[str]:
-        """Parameters whose whole gradient every rank has: a sum over the group counts one rank's."""
+        """Returns the parameters whose whole gradient every rank has: a sum over the group must count one
+        rank's alone."""
         return self.parameters - self.partial
 
 
 def operations_of(module: StageModule) -> list[Operation]:
+    """Returns the operations of a stage as the rules of `planner.spatial` read them, in the order of its graph.
+
+    Args: `module` is a captured stage, not rewritten yet.
+    Returns: one `Operation` for each node that the rules know, with the dimensions that hold its samples.
+    """
     layout = module._layout
     names, values = layout.grouping.names, layout.probes[0].value
     check_sizes(layout, module._slice.nodes)
@@ -66,7 +74,11 @@ def operations_of(module: StageModule) -> list[Operation]:
 
 
 def value_shapes(module: StageModule) -> dict[str, tuple[int, ...]]:
-    """Of what the stage reads, for the captured example's batch."""
+    """Returns the shapes of what a stage reads, for the batch of the captured example.
+
+    Args: `module` is a captured stage.
+    Returns: the shape of each Value, by name.
+    """
     layout = module._layout
     found = {}
     for node in module._slice.reads:
@@ -74,16 +86,6 @@ def value_shapes(module: StageModule) -> dict[str, tuple[int, ...]]:
         assert tensor is not None
         found[layout.name(node)] = tuple(tensor.shape)
     return found
-
-
-def entries(module: StageModule, grid: Sequence[int]) -> dict[str, Layout]:
-    """What the stage reads of the batch, cut evenly behind the channels; targets stay whole, the loss slices them."""
-    sources = {module._layout.name(node): node for node in module._slice.reads}
-    return {
-        name: entry(shape, grid)
-        for name, shape in value_shapes(module).items()
-        if _kind(module, sources[name]) != "target"
-    }
 
 
 def analyse(
@@ -95,8 +97,15 @@ def analyse(
     *,
     entering: bool = True,
 ) -> Analysed:
-    """`delivered`: how Values come; the others come whole, and if `entering` are cut. `grids` where there are others
-    than `grid`; those that Values lie on, and what has turned them, go by their names."""
+    """Works out layouts, fetches and partial gradients of a stage on a grid.
+
+    Values that are not `delivered` come whole; with `entering` they are cut on entry.
+    Args: `grid` has the parts along each axis; `delivered` has the layouts of Values that come cut;
+        `gather_before` names layers before which samples become whole; `grids` tells of other grids than
+        `grid`, with the names of the Values that lie on them or that have been turned.
+    Returns: all that `shard` needs.
+    Raises: NoRule names an operation that cannot be done on shards.
+    """
     grids = grids or Grids(prod(grid), tuple(grid))
     layout, shapes, known = module._layout, value_shapes(module), delivered or {}
     operations, samples = operations_of(module), _samples(module)
@@ -134,7 +143,8 @@ def analyse(
 
 
 def _wanted(module: StageModule, inputs: Mapping[str, Layout], grid: Sequence[int]) -> dict[str, Layout]:
-    """Samples are cut where they come whole; what earlier stages made, only if it is as much an image."""
+    """Returns how the stage wants its Values: samples are cut where they come whole, and what earlier
+    stages made only if it has as many dimensions as an image."""
     wanted = dict(inputs)
     for node in module._slice.reads:
         name = module._layout.name(node)
@@ -145,7 +155,7 @@ def _wanted(module: StageModule, inputs: Mapping[str, Layout], grid: Sequence[in
 
 
 def _samples(module: StageModule) -> dict[str, int]:
-    """Where what it is given has its samples, by node, as far as that is known."""
+    """Returns the dimension of samples of what the stage is given, by node, as far as it is known."""
     found = {}
     for node in (*module._slice.reads, *module._slice.states):
         for dim in samples_of(module._layout, node):
@@ -154,18 +164,22 @@ def _samples(module: StageModule) -> dict[str, int]:
 
 
 def inputs_of(module: StageModule) -> list[str]:
-    """Names of what the stage reads of a batch's inputs."""
+    """Returns the names of what a stage reads of a batch's inputs.
+
+    Args: `module` is a captured stage.
+    Returns: names of Values, in the order in which the stage reads them.
+    """
     return [module._layout.name(node) for node in module._slice.reads if _kind(module, node) == "input"]
 
 
 def _targets(module: StageModule, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Those read here, by node."""
+    """Returns the shapes of the targets that the stage reads, by node."""
     names = {node: module._layout.name(node) for node in module._slice.reads}
     return {node.name: shapes[name] for node, name in names.items() if _kind(module, node) == "target"}
 
 
 def _kind(module: StageModule, node: fx.Node) -> str:
-    """ "input" or "target" of the batch, or nothing."""
+    """Returns "input" or "target" where a node is part of the batch, otherwise ""."""
     source = module._layout.traced.sources.get(node)
     return "" if source is None else source.kind
 
@@ -185,7 +199,10 @@ def _whole(tensor: Tensor | None) -> Layout:
 def _uses(
     placed: Sequence[Placed], parameters: Mapping[str, str]
 ) -> tuple[dict[str, dict[str, Use]], frozenset[str]]:
-    """A parameter used both on shards and on whole tensors is treated as a whole tensor: its gradient is whole."""
+    """Returns how operations use whole tensors, and which parameters get partial gradients.
+
+    A parameter used both on shards and on whole tensors is treated as a whole tensor: its gradient is whole.
+    """
     alike = {name for done in placed if done.step is None for name in done.operation.reads()}
     uses: dict[str, dict[str, Use]] = {}
     partial = set()
@@ -203,7 +220,7 @@ def _uses(
 
 
 def _named(done: Placed) -> list[tuple[str, str]]:
-    """(argument, tensor) of an operation, a list's entries by number."""
+    """Returns (argument, tensor) for every tensor that an operation reads; a list's entries are numbered."""
     found = []
     for argument, value in done.operation.arguments.items():
         if isinstance(value, Ref):

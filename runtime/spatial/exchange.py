@@ -1,13 +1,12 @@
-"""Fetching rows from other ranks and adding over ranks, as autograd Functions with exact gradients.
+"""Fetches rows of a cut tensor from other ranks, as an autograd Function whose backward gives their gradients back.
 
-A tensor that every rank holds whole carries its whole gradient on every rank. So gathering needs no message
-backward, an all-reduce passes its gradient on as it is, and where a whole tensor enters an operation on shards its
-gradient is summed over the ranks.
+What a rank sends, receives and keeps is worked out once for each `Fetch` and kept (`traffic`). `start` and
+`give_back_start` do half of the work each, so that a kernel can compute while rows travel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -19,18 +18,28 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from planner.spatial import Fetch, RowRun
 from runtime.spatial.group import SampleGroup
 
+Pieces = tuple[tuple[int, tuple[RowRun, ...]], ...]  # of each peer, by its coordinate
+
 
 class ExchangePlan(NamedTuple):
-    """What one coordinate sends, receives and keeps; runs have local rows, `base` taken off."""
+    """The rows that one rank of an axis sends, receives and keeps.
+
+    Runs have rows of the whole tensor; a rank's own rows begin at `base`.
+    """
 
     base: int
     kept: tuple[RowRun, ...]
-    sends: tuple[tuple[int, tuple[RowRun, ...]], ...]  # coordinate of the peer
-    receives: tuple[tuple[int, tuple[RowRun, ...]], ...]
+    sends: Pieces
+    receives: Pieces
 
 
 @lru_cache(maxsize=4096)
 def traffic(fetch: Fetch, place: int) -> ExchangePlan:
+    """Returns what one rank of an axis sends, receives and keeps in a fetch.
+
+    Args: `place` is the rank's coordinate along the axis of the fetch.
+    Returns: the plan, which is kept for the next call.
+    """
     base = 0 if fetch.points is None else fetch.points[place]
     others = [i for i in range(len(fetch.runs)) if i != place]
     sends = ((i, fetch.pieces(i, place)) for i in others)
@@ -43,34 +52,30 @@ def traffic(fetch: Fetch, place: int) -> ExchangePlan:
     )
 
 
-def _rows(x: Tensor, dim: int, run: RowRun, base: int) -> Tensor:
-    """The rows of a run, in its order; a view unless it runs backwards."""
+def _taken(x: Tensor, dim: int, run: RowRun, base: int) -> Tensor:
+    """Returns a view of the rows that a run takes, in ascending order."""
     first = run.start - base
     if run.step == 0:
         return x.narrow(dim, first, 1)
     last = first + (run.length - 1) * run.step
     low, high = min(first, last), max(first, last)
     taken = x.narrow(dim, low, high - low + 1)
-    if abs(run.step) > 1:
-        taken = taken[(slice(None),) * dim + (slice(None, None, abs(run.step)),)]
+    return taken[(slice(None),) * dim + (slice(None, None, abs(run.step)),)] if abs(run.step) > 1 else taken
+
+
+def _rows(x: Tensor, dim: int, run: RowRun, base: int) -> Tensor:
+    """Returns the rows of a run, in its order; a view unless the run goes backwards."""
+    taken = _taken(x, dim, run, base)
     return taken.flip(dim) if run.step < 0 else taken
 
 
 def _add_rows(x: Tensor, dim: int, run: RowRun, base: int, rows: Tensor) -> None:
-    first = run.start - base
-    if run.step == 0:
-        x.narrow(dim, first, 1).add_(rows)
-        return
-    last = first + (run.length - 1) * run.step
-    low, high = min(first, last), max(first, last)
-    taken = x.narrow(dim, low, high - low + 1)
-    if abs(run.step) > 1:
-        taken = taken[(slice(None),) * dim + (slice(None, None, abs(run.step)),)]
-    taken.add_(rows.flip(dim) if run.step < 0 else rows)
+    """Adds rows, which come in the order of the run, to those that the run takes."""
+    _taken(x, dim, run, base).add_(rows.flip(dim) if run.step < 0 else rows)
 
 
 def _placed(grad: Tensor, dim: int, run: RowRun) -> Tensor:
-    """The gradient of what a run brought; a repeated row takes the sum of its copies."""
+    """Returns the gradient of what a run brought; a repeated row takes the sum of its copies."""
     part = grad.narrow(dim, run.at, run.length)
     return part.sum(dim, keepdim=True) if run.step == 0 else part
 
@@ -96,12 +101,10 @@ def _unpack(box: _Inbox, shape: list[int], dim: int) -> list[tuple[RowRun, Tenso
     return found
 
 
-def _inboxes(
-    plan: tuple[tuple[int, tuple[RowRun, ...]], ...], like: Tensor, dim: int, mesh: SampleGroup, axis: int
-) -> list[_Inbox]:
+def _inboxes(received: Pieces, like: Tensor, dim: int, mesh: SampleGroup, axis: int) -> list[_Inbox]:
     slab = prod(n for i, n in enumerate(like.shape) if i != dim)
     found = []
-    for place, runs in plan:
+    for place, runs in received:
         rows = sum(run.rows for run in runs)
         buffer = torch.empty(rows * slab, dtype=like.dtype, device=like.device)
         found.append(_Inbox(mesh.peer(axis, place), runs, buffer))
@@ -113,6 +116,11 @@ def _empty(shape: list[int], like: Tensor) -> Tensor:
 
 
 def memory_format(x: Tensor) -> torch.memory_format:
+    """Returns the memory format that a tensor has: channels last, or contiguous.
+
+    Args: `x` has any number of dimensions; only 4 and 5 can be channels last.
+    Returns: torch's name of the format.
+    """
     if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
         return torch.channels_last
     if x.dim() == 5 and x.is_contiguous(memory_format=torch.channels_last_3d) and not x.is_contiguous():
@@ -120,17 +128,19 @@ def memory_format(x: Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
-def start(x: Tensor, fetch: Fetch, mesh: SampleGroup) -> Callable[[], list[tuple[RowRun, Tensor]]]:
-    """Sends what others want of `x`; the function returned waits and gives what came, with its place."""
-    dim, place = fetch.dim, mesh.coordinates[fetch.axis]
-    plan = traffic(fetch, place)
-    boxes = _inboxes(plan.receives, x, dim, mesh, fetch.axis)
-    sends = [
-        (mesh.peer(fetch.axis, other), _pack([_rows(x, dim, run, plan.base) for run in runs]))
-        for other, runs in plan.sends
-    ]
+def _swapped(
+    sent: Pieces,
+    received: Pieces,
+    rows_of: Callable[[RowRun], Tensor],
+    like: Tensor,
+    fetch: Fetch,
+    mesh: SampleGroup,
+) -> Callable[[], list[tuple[RowRun, Tensor]]]:
+    """Sends rows to peers and starts to receive theirs; the function returned waits, and returns what came by run."""
+    dim, shape = fetch.dim, list(like.shape)
+    boxes = _inboxes(received, like, dim, mesh, fetch.axis)
+    sends = [(mesh.peer(fetch.axis, other), _pack([rows_of(run) for run in runs])) for other, runs in sent]
     wait = mesh.wire.exchange(sends, [(box.peer, box.buffer) for box in boxes])
-    shape = list(x.shape)
 
     def arrived() -> list[tuple[RowRun, Tensor]]:
         wait()
@@ -140,33 +150,43 @@ def start(x: Tensor, fetch: Fetch, mesh: SampleGroup) -> Callable[[], list[tuple
     return arrived
 
 
+def start(x: Tensor, fetch: Fetch, mesh: SampleGroup) -> Callable[[], list[tuple[RowRun, Tensor]]]:
+    """Sends the rows that other ranks want of `x`, and starts to receive theirs.
+
+    Args: `x` is this rank's shard; `fetch` says who needs which rows.
+    Returns: a function that waits, and returns each run that came with its rows.
+    """
+    plan = traffic(fetch, mesh.coordinates[fetch.axis])
+    return _swapped(
+        plan.sends, plan.receives, lambda run: _rows(x, fetch.dim, run, plan.base), x, fetch, mesh
+    )
+
+
 def give_back_start(
     grad_of: Callable[[RowRun], Tensor], like: Tensor, fetch: Fetch, mesh: SampleGroup
 ) -> Callable[[Tensor], None]:
-    """Sends the gradient of what each run brought; the function returned waits, and adds what comes back.
+    """Sends the gradients of the rows that a fetch brought to the ranks they came from.
 
-    `like` tells type and the sizes of the other dimensions.
+    Args: `grad_of` returns the gradient of one run; `like` tells type, device and the sizes of the other
+        dimensions.
+    Returns: a function that waits, and adds the gradients that come back to the tensor it is given, in place.
     """
-    dim, place = fetch.dim, mesh.coordinates[fetch.axis]
-    plan = traffic(fetch, place)
-    boxes = _inboxes(plan.sends, like, dim, mesh, fetch.axis)
-    sends = [
-        (mesh.peer(fetch.axis, other), _pack([grad_of(run) for run in runs])) for other, runs in plan.receives
-    ]
-    wait = mesh.wire.exchange(sends, [(box.peer, box.buffer) for box in boxes])
+    plan = traffic(fetch, mesh.coordinates[fetch.axis])
+    arrived = _swapped(plan.receives, plan.sends, grad_of, like, fetch, mesh)
 
     def finish(source: Tensor) -> None:
-        wait()
-        del sends[:]
-        for box in boxes:
-            for run, part in _unpack(box, list(like.shape), dim):
-                _add_rows(source, dim, run, plan.base, part)
+        for run, part in arrived():
+            _add_rows(source, fetch.dim, run, plan.base, part)
 
     return finish
 
 
 def give_back(grad: Tensor, rows: int, fetch: Fetch, mesh: SampleGroup) -> Tensor:
-    """The gradient of the source: what the others made of its rows comes back and is added."""
+    """Returns the gradient of a fetch's source: the rank's own part and what comes back from other ranks.
+
+    Args: `grad` is the gradient of the fetched tensor; `rows` counts this rank's own rows.
+    Returns: a tensor with `rows` rows along the dimension of the fetch.
+    """
     dim, place = fetch.dim, mesh.coordinates[fetch.axis]
     plan = traffic(fetch, place)
     finish = None if fetch.shared else give_back_start(lambda run: _placed(grad, dim, run), grad, fetch, mesh)
@@ -193,9 +213,6 @@ class _Context(FunctionCtx):
     fetch: Fetch
     mesh: SampleGroup
     rows: int
-    axes: Collection[int]
-    keep: bool
-    saved_tensors: tuple[Tensor, ...]
 
 
 class _Fetch(torch.autograd.Function):
@@ -223,6 +240,11 @@ class _Fetch(torch.autograd.Function):
 
 
 def fetched(x: Tensor, fetch: Fetch, mesh: SampleGroup) -> Tensor:
+    """Returns a tensor with the rows that the operation needs, fetched from other ranks; differentiable.
+
+    Args: `x` is this rank's shard.
+    Returns: `x` itself where the rank has all rows already.
+    """
     if _nothing_to_do(fetch):
         return x
     result: Tensor = _Fetch.apply(x, fetch, mesh)  # type: ignore[no-untyped-call]
@@ -232,75 +254,3 @@ def fetched(x: Tensor, fetch: Fetch, mesh: SampleGroup) -> Tensor:
 @lru_cache(maxsize=4096)
 def _nothing_to_do(fetch: Fetch) -> bool:
     return fetch.trivial
-
-
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: _Context, x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
-        ctx.mesh, ctx.axes = mesh, axes
-        return x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: _Context, grad: Tensor) -> tuple[Any, ...]:
-        return ctx.mesh.reduce(grad, ctx.axes), None, None
-
-
-def enter(x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
-    """A whole tensor used by an operation on shards: its gradient is the sum over the ranks of these axes."""
-    result: Tensor = _Enter.apply(x, mesh, axes)  # type: ignore[no-untyped-call]
-    return result
-
-
-class _Once(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: _Context, x: Tensor, keep: bool) -> Tensor:
-        ctx.keep = keep
-        return x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: _Context, grad: Tensor) -> tuple[Any, ...]:
-        return grad if ctx.keep else torch.zeros_like(grad), None
-
-
-def once(x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
-    """A parameter whose gradient is the same along some axes: only the first rank there counts it."""
-    first = all(place == 0 for axis, place in enumerate(mesh.coordinates) if axis not in axes)
-    result: Tensor = _Once.apply(x, first)  # type: ignore[no-untyped-call]
-    return result
-
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: _Context, x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
-        return mesh.reduce(x, axes)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: _Context, grad: Tensor) -> tuple[Any, ...]:
-        return grad, None, None
-
-
-def summed(x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
-    """The sum over ranks, whole on each of them."""
-    result: Tensor = _Sum.apply(x, mesh, axes)  # type: ignore[no-untyped-call]
-    return result
-
-
-class _Stack(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: _Context, x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
-        ctx.rows = mesh.members(axes).index(mesh.wire.rank)
-        return mesh.stacked(x, axes)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: _Context, grad: Tensor) -> tuple[Any, ...]:
-        return grad[ctx.rows], None, None
-
-
-def stacked(x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
-    """One slice a rank, whole on each of them."""
-    result: Tensor = _Stack.apply(x, mesh, axes)  # type: ignore[no-untyped-call]
-    return result

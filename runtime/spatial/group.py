@@ -1,15 +1,21 @@
-"""Who talks to whom within the group that shares a sample: a grid of ranks, and what carries their messages."""
+"""The group of ranks that share a sample: a grid of ranks, what carries their messages, and sums over them.
+
+A tensor that every rank holds whole carries its whole gradient on every rank. So gathering needs no message
+backward, and an all-reduce passes its gradient on as it is. Where a whole tensor enters an operation on
+shards, its gradient is summed over the ranks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 from planner.spatial import coordinates, rank_at
 
@@ -28,13 +34,21 @@ class Wire(Protocol):
     size: int
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
-        """Starts all of them; the function returned waits until what was received is there."""
+        """Starts all sends and receives.
 
-    def all_reduce(self, tensor: Tensor, operation: Operation) -> None: ...
+        Args: each message is the other rank's position in the group, with the tensor to send or to fill.
+        Returns: a function that waits until everything has been received.
+        """
+
+    def all_reduce(self, tensor: Tensor, operation: Operation) -> None:
+        """Reduces a tensor over all ranks of the group, in place.
+
+        Args: `tensor` has one shape on all ranks; `operation` is "sum", "max" or "min".
+        """
 
 
 class GroupWire:
-    """Over torch.distributed. The group must not carry other point-to-point messages."""
+    """A wire over torch.distributed. Its group must not carry other point-to-point messages."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
@@ -60,7 +74,7 @@ class GroupWire:
 
 @dataclass(frozen=True)
 class SampleGroup:
-    """The grid seen from one rank."""
+    """The grid of ranks, seen from one of them."""
 
     grid: tuple[int, ...]
     wire: Wire
@@ -70,16 +84,25 @@ class SampleGroup:
 
     @property
     def coordinates(self) -> tuple[int, ...]:
+        """Returns this rank's coordinate along each axis of the grid."""
         return coordinates(self.wire.rank, self.grid)
 
     def peer(self, axis: int, place: int) -> int:
-        """The rank that differs from this one along one axis only."""
+        """Returns the rank that differs from this one along one axis only.
+
+        Args: `place` is the other rank's coordinate along `axis`.
+        Returns: its position in the group.
+        """
         position = list(self.coordinates)
         position[axis] = place
         return rank_at(position, self.grid)
 
     def members(self, axes: Collection[int]) -> list[int]:
-        """Ranks that differ from this one along some of the axes at most, in order."""
+        """Returns the ranks that share this one's coordinates along all other axes than `axes`, in order.
+
+        Args: `axes` are numbers of axes of the grid.
+        Returns: positions in the group, this rank's own among them.
+        """
         own = self.coordinates
         others = [axis for axis in range(len(self.grid)) if axis not in axes]
         positions = (coordinates(rank, self.grid) for rank in range(self.wire.size))
@@ -90,7 +113,11 @@ class SampleGroup:
         ]
 
     def stacked(self, tensor: Tensor, axes: Collection[int]) -> Tensor:
-        """The tensors of all members, in order, along a new first dimension. One packed message each."""
+        """Gathers the tensors of all members in one message each; not differentiable.
+
+        Args: `tensor` has one shape on all members; `axes` says who they are.
+        Returns: the tensors in the order of members, along a new first dimension.
+        """
         members, own = self.members(axes), tensor.detach().contiguous()
         parts = torch.empty((len(members), *own.shape), dtype=own.dtype, device=own.device)
         others = [(i, rank) for i, rank in enumerate(members) if rank != self.wire.rank]
@@ -102,7 +129,11 @@ class SampleGroup:
         return parts
 
     def reduce(self, tensor: Tensor, axes: Collection[int], operation: Operation = "sum") -> Tensor:
-        """Over all members; the same bits on each."""
+        """Reduces a tensor over all members; not differentiable.
+
+        Args: `tensor` has one shape on all members; `axes` says who they are.
+        Returns: the same bits on each member; `tensor` itself where there is one member only.
+        """
         members = self.members(axes)
         if len(members) == 1:
             return tensor
@@ -114,3 +145,98 @@ class SampleGroup:
         result = tensor.detach().clone(memory_format=torch.contiguous_format)
         self.wire.all_reduce(result, operation)
         return result
+
+
+class _Context(FunctionCtx):
+    mesh: SampleGroup
+    axes: Collection[int]
+    row: int  # of this rank among the members
+    keep: bool
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
+        ctx.mesh, ctx.axes = mesh, axes
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Any, ...]:
+        return ctx.mesh.reduce(grad, ctx.axes), None, None
+
+
+def enter(x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
+    """Passes a whole tensor to an operation on shards: its gradient becomes the sum over the ranks of these axes.
+
+    Args: `axes` are those along which the operation is cut and the tensor is whole.
+    Returns: a view of `x`.
+    """
+    result: Tensor = _Enter.apply(x, mesh, axes)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, x: Tensor, keep: bool) -> Tensor:
+        ctx.keep = keep
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Any, ...]:
+        return grad if ctx.keep else torch.zeros_like(grad), None
+
+
+def once(x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
+    """Passes on a parameter whose gradient is the same along some axes: only the first rank there counts it.
+
+    Args: `axes` are those along which gradients differ; along the others they are the same.
+    Returns: a view of `x`, whose gradient is zero on all ranks but the first.
+    """
+    first = all(place == 0 for axis, place in enumerate(mesh.coordinates) if axis not in axes)
+    result: Tensor = _Once.apply(x, first)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
+        return mesh.reduce(x, axes)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Any, ...]:
+        return grad, None, None
+
+
+def summed(x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
+    """Returns the sum over ranks, whole on each of them; differentiable.
+
+    Args: `x` has one shape on all ranks of `axes`.
+    Returns: a tensor of that shape.
+    """
+    result: Tensor = _Sum.apply(x, mesh, axes)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Stack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
+        ctx.row = mesh.members(axes).index(mesh.wire.rank)
+        return mesh.stacked(x, axes)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Any, ...]:
+        return grad[ctx.row], None, None
+
+
+def stacked(x: Tensor, mesh: SampleGroup, axes: Collection[int]) -> Tensor:
+    """Returns one slice a rank, whole on each of them; differentiable.
+
+    Args: `x` has one shape on all ranks of `axes`.
+    Returns: the ranks' tensors along a new first dimension.
+    """
+    result: Tensor = _Stack.apply(x, mesh, axes)  # type: ignore[no-untyped-call]
+    return result

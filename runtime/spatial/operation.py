@@ -11,15 +11,15 @@ from torch._ops import OpOverload
 
 from planner.capture import Target, named_arguments
 from planner.spatial import Call, Layout, Step
-from runtime.spatial.exchange import enter, fetched, once
-from runtime.spatial.group import SampleGroup
+from runtime.spatial.exchange import fetched
+from runtime.spatial.group import SampleGroup, enter, once
 
 Arguments = dict[str, object]
 
 
 @dataclass(frozen=True)
 class Local:
-    """What a kernel sees: the rule's integers, and arguments by name with tensors already fetched."""
+    """Everything that a kernel sees: the rule's integers, and arguments by name with tensors already fetched."""
 
     target: Target
     call: Call
@@ -28,27 +28,53 @@ class Local:
     arguments: Arguments
 
     def tensor(self, name: str) -> Tensor:
+        """Returns a tensor argument as it was fetched.
+
+        Args: `name` is the argument's name in the operation's schema.
+        """
         value = self.arguments[name]
         assert isinstance(value, Tensor), (self.call.operation, name)
         return value
 
     def run(self, **changed: object) -> Tensor:
+        """Runs torch's own operation on the fetched tensors.
+
+        Args: `changed` replaces arguments by name.
+        Returns: the operation's result for this rank.
+        """
         return call_named(self.target, self.arguments | changed)
 
     def place(self, axis: int) -> int:
+        """Returns this rank's coordinate along an axis.
+
+        Args: `axis` is a number of an axis of the grid.
+        """
         return self.mesh.coordinates[axis]
 
     def rows(self, layout: Layout, dim: int) -> tuple[int, int]:
-        """This rank's rows of a layout along a dimension."""
+        """Returns the first row and the end of this rank's part of a layout.
+
+        Args: `dim` is a dimension of the layout.
+        Returns: rows of the whole tensor, the end excluded.
+        """
         return layout.region(self.mesh.coordinates)[dim]
 
     def share(self, layout: Layout) -> tuple[int, int]:
-        """The whole is `a` times this rank's part of a layout, divided by `b`."""
+        """Returns two sizes whose ratio is this rank's share of a layout.
+
+        Args: `layout` is of the captured example's sizes.
+        Returns: elements of the whole, and elements of this rank's part.
+        """
         local = layout.local_shape(self.mesh.coordinates)
         return prod(layout.shape), prod(local)
 
 
 def call_named(target: Target, arguments: Mapping[str, object]) -> Tensor:
+    """Calls an operation with arguments by name, in the order of its schema.
+
+    Args: `arguments` may lack those that have a default.
+    Returns: the operation's result.
+    """
     if not isinstance(target, OpOverload):
         return target(**arguments)
     schema = target._schema.arguments
@@ -63,7 +89,7 @@ Kernel = Callable[[Local], object]
 
 @dataclass(frozen=True)
 class Use:
-    """How one tensor argument comes in: axes it enters, and whether it is a parameter."""
+    """The way in which one whole tensor enters an operation on shards."""
 
     missing: frozenset[int]  # axes along which the operation is cut and the tensor is whole
     parameter: bool
@@ -71,6 +97,8 @@ class Use:
 
 @dataclass(frozen=True)
 class Site:
+    """An operation's place in a rewritten graph: brings its tensors, then runs its kernel."""
+
     target: Target
     kernel: Kernel
     call: Call
@@ -89,6 +117,11 @@ class Site:
         return self.bring(name, value) if isinstance(value, Tensor) else value
 
     def bring(self, name: str, x: Tensor) -> Tensor:
+        """Fetches what the operation needs of one tensor, and sees to it that its gradient is counted right.
+
+        Args: `name` is the argument's name; `x` is this rank's part, or whole.
+        Returns: the tensor as the kernel wants it.
+        """
         use = self.uses.get(name)
         if use is not None and x.requires_grad:
             x = counted(x, use, self.mesh)
@@ -98,7 +131,11 @@ class Site:
 
 
 def counted(x: Tensor, use: Use, mesh: SampleGroup) -> Tensor:
-    """So that a whole tensor's gradient ends whole, and a parameter's counts once when summed over the ranks."""
+    """Passes on a tensor such that a whole tensor's gradient ends whole, and a parameter's counts once over the ranks.
+
+    Args: `use` tells along which axes the tensor is whole.
+    Returns: `x`, or a view of it.
+    """
     cut = frozenset(axis for axis, parts in enumerate(mesh.grid) if parts > 1)
     if use.parameter:
         return x if use.missing >= cut else once(x, mesh, use.missing)

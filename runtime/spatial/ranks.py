@@ -29,14 +29,24 @@ class Sharing:
     place: int
 
     def shard(self, modules: Mapping[int, StageModule], owing: Collection[int] = ()) -> None:
-        """After random operations are keyed, before convolutions of the stages `owing` put off weight gradients."""
+        """Rewrites a rank's stages for its shards, in place.
+
+        Random operations must have been keyed, and weight gradients must not have been put off yet.
+        Args: `modules` by number of stage; `owing` are stages whose convolutions will put off their weight
+            gradients.
+        """
         wire = GroupWire(self.group)
         for stage, module in sorted(modules.items()):
             mesh = SampleGroup(self.analysed[stage].grid, wire)
             shard(module, self.analysed[stage], mesh, overlap=stage not in owing)
 
     def parts(self, stages: Sequence[int]) -> dict[str, Rows]:
-        """What these stages compute on of a batch, where all of them want the same part."""
+        """Returns the rows of the batch on which these stages compute, where all of them want the same rows.
+
+        Args: `stages` are numbers of stages that live on this rank.
+        Returns: rows along each cut dimension, by the name of the Value; Values that are used whole are left
+            out.
+        """
         found: dict[str, Rows] = {}
         for analysed in (self.analysed[stage] for stage in stages):
             for name, layout in analysed.batch.items():
@@ -46,7 +56,12 @@ class Sharing:
         return {name: rows for name, rows in found.items() if rows}
 
     def region(self, stages: Sequence[int], samples: Collection[str]) -> Region:
-        """The part in space of every sample that is enough here; nothing where there is none, as their shapes differ."""
+        """Returns the part in space of every sample that is enough for this rank.
+
+        Args: `stages` are those that live on this rank; `samples` names the inputs of the batch.
+        Returns: first row and end along every spatial dimension; empty where shapes differ, so that no one
+            region serves.
+        """
         cut = {r for each in self.analysed for r in self._regions(each, samples, whole=False)}
         wholes = {r for stage in stages for r in self._regions(self.analysed[stage], samples, whole=True)}
         found = wholes or cut
@@ -59,11 +74,22 @@ class Sharing:
                 yield layout.region(coordinates(self.place, analysed.grid))[2:]
 
     def uncounted(self, stages: Sequence[int]) -> frozenset[str]:
+        """Returns the parameters whose gradients this rank must not add to the sum over its group.
+
+        Args: `stages` are those that live on this rank.
+        Returns: names; none for the first rank of the group.
+        """
         return uncounted({stage: self.analysed[stage] for stage in stages}, self.place)
 
 
 def shares_of(plan: Plan) -> str:
-    """The layer from which on ranks share the samples; only the stage that ends with the loss may."""
+    """Returns the layer from which on ranks share whole samples instead of space.
+
+    Args: `plan` has a spatial axis.
+    Returns: the layer's name; empty where samples are never shared.
+    Raises: BadPlan where another stage than the last shares samples, or the micro-batch cannot be shared
+        evenly.
+    """
     found = [shared_from(stage) for stage in plan.stages]
     if any(found[:-1]):
         raise BadPlan("samples are shared in a stage that hands on what it makes: only the last one may")
@@ -73,7 +99,13 @@ def shares_of(plan: Plan) -> str:
 
 
 def sharing(plan: Plan, every: Sequence[StageModule], places: Places, world: World) -> Sharing | None:
-    """Collective over all ranks: every group is made by everybody, in one order. None without a spatial axis."""
+    """Makes the groups of ranks that share samples, and works out their stages on shards.
+
+    All ranks must call it, since every group is made by everybody in one order.
+    Args: `every` are all stages of the plan; `places` tells who is where.
+    Returns: this rank's part; None where the plan has no spatial axis.
+    Raises: BadPlan where stages are compiled or samples cannot be shared.
+    """
     if plan.axes.spatial == 1:
         return None
     if plan.execution == "compiled":

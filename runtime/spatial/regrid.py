@@ -1,4 +1,4 @@
-"""A tensor that goes from one grid of the ranks to another, and its gradient that goes back."""
+"""Moves a tensor from one grid of the ranks to another, and its gradient back."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ Rows = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Moved:
+    """A change of grid, as a call in a stage's graph."""
+
     plan: Resplit
     wire: Wire
 
@@ -48,7 +50,11 @@ class _Moved(torch.autograd.Function):
 
 
 def moved(x: Tensor, plan: Resplit, wire: Wire) -> Tensor:
-    """This rank's new part, of the tensor's own memory format."""
+    """Exchanges parts of a tensor so that each rank holds its part on the new grid; not differentiable.
+
+    Args: `x` is this rank's part on the old grid.
+    Returns: this rank's part on the new grid, in the memory format of `x`.
+    """
     mine, own, new = wire.rank, plan.held(wire.rank), plan.wanted(wire.rank)
     out = torch.empty(_shape(x, plan, mine), dtype=x.dtype, device=x.device, memory_format=memory_format(x))
     sends = [
@@ -75,7 +81,8 @@ def moved(x: Tensor, plan: Resplit, wire: Wire) -> Tensor:
 
 
 def _shape(x: Tensor, plan: Resplit, rank: int) -> list[int]:
-    """The batch, which the plan saw as an example, is what it is here."""
+    """Returns the shape of a rank's new part; sizes that are not cut are those of `x`, since the plan
+    knows an example's batch only."""
     made = plan.target.local_shape(coordinates(rank, plan.after))
     return [made[dim] if dim in plan.dims else n for dim, n in enumerate(x.shape)]
 

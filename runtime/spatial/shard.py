@@ -1,13 +1,15 @@
-"""A stage on shards: its graph is rewritten once, before anything runs, by the rules of `planner.halo`.
+"""Rewrites the graph of a stage once, before anything runs, so that it computes one rank's shard.
 
-    analysed = analyse(module, grid)                          # pure; NoRule names what cannot be done
-    shard(module, analysed, Mesh(grid, GroupWire(group)))     # after materialise and key_random_operations,
-                                                              # before store_weights
+The rules of `planner.spatial` say what is fetched; kernels of the same keys compute.
+
+    analysed = analyse(module, grid)                              # pure; NoRule names what cannot be done
+    shard(module, analysed, SampleGroup(grid, GroupWire(group)))  # after materialise and key_random_operations,
+                                                                  # before store_weights
     analysed.outputs      # Layout of each Value that the stage makes
-    analysed.partial      # parameters whose gradients are to be summed over the group; others are whole on each rank
+    analysed.partial      # parameters whose gradients are summed over the group; others are whole on each rank
     analysed.uncounted    # the names of those others: to be counted on one rank of the group only
 
-From then on the module gives this rank's parts.
+From then on the module takes and makes this rank's parts.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from torch._ops import OpOverload
 from planner.capture import StageModule, Target, named_arguments
 from planner.spatial import Fetch, Placed, Resplit, Step, call_of
 from runtime.spatial.analyse import Analysed
-from runtime.spatial.exchange import enter, fetched, memory_format
-from runtime.spatial.group import SampleGroup
+from runtime.spatial.exchange import fetched, memory_format
+from runtime.spatial.group import SampleGroup, enter
 from runtime.spatial.kernels import convolution, overlapped_convolution, overlapped_pool, pooling
 from runtime.spatial.kernels.norm import OverReplicas
 from runtime.spatial.kernels.reshapes import plain
@@ -36,12 +38,18 @@ ATEN = torch.ops.aten
 
 
 def shard(module: StageModule, analysed: Analysed, mesh: SampleGroup, *, overlap: bool = True) -> None:
-    """With `overlap` convolutions compute while halos travel; without, they stay nodes that may owe weight gradients."""
+    """Rewrites a stage for one rank of a grid, in place.
+
+    Args: `analysed` is what `analyse` found for the stage. With `overlap` convolutions and pools compute
+        while halos travel; without, convolutions stay nodes that can put off their weight gradients.
+    """
     writer = _Writer(module, analysed, mesh, overlap)
     writer.write()
 
 
 class _Writer:
+    """The rewriting of one stage; `nodes` has the graph's node for each captured one."""
+
     def __init__(self, module: StageModule, analysed: Analysed, mesh: SampleGroup, overlap: bool) -> None:
         self.overlapping = overlap
         self.module, self.run, self.mesh, self.analysed = module, module._run, mesh, analysed
@@ -108,7 +116,10 @@ class _Writer:
         self._replace(node, done, site, *node.args, **node.kwargs)
 
     def _convolve(self, node: fx.Node, done: Placed, step: Step, uses: Mapping[str, Use]) -> bool:
-        """A convolution stays torch's own, so that its weight gradient can be put off: only its input is fetched."""
+        """Keeps a convolution torch's own where it can, so that its weight gradient can be put off.
+
+        Only its input is fetched then. Returns whether it could.
+        """
         call = call_of(done.operation, done.inputs)
         plain = convolution.plain_arguments(call, step)
         assert isinstance(node.target, OpOverload)
@@ -151,7 +162,10 @@ class _Writer:
     def _split(
         self, step: Step, fetches: Sequence[Fetch], plain: convolution.Plain, kernel: Sequence[int]
     ) -> tuple[tuple[Fetch, ...], overlapped_convolution.OverlapPlan] | None:
-        """Along the last dimension that rows are sent for; the others are fetched first. The same on every rank."""
+        """Returns fetches to do first, and the overlap along the last dimension that rows are sent for.
+
+        Returns None where overlap cannot be had or does not pay; every rank comes to the same decision.
+        """
         needed = [fetch for fetch in fetches if not fetch.trivial]
         batched = len(step.output.shape) == len(kernel) + 2
         if not self.overlapping or not batched or not needed or not any(needed[-1].messages()):
@@ -190,7 +204,11 @@ class _Writer:
 
 
 def operation_of(run: fx.GraphModule, node: fx.Node) -> Target | None:
-    """The operation, on shards or over replicas, that a node of a rewritten graph stands for."""
+    """Returns the operation, on shards or over replicas, that a node of a rewritten graph stands for.
+
+    Args: `run` is the graph's module, which holds the calls.
+    Returns: None for a node that was not rewritten.
+    """
     if node.target is not called or not isinstance(node.args[0], fx.Node):
         return None
     held = getattr(run, str(node.args[0].target))
@@ -198,6 +216,10 @@ def operation_of(run: fx.GraphModule, node: fx.Node) -> Target | None:
 
 
 def called(what: Callable[..., object], *args: object, **kwargs: object) -> object:
+    """Calls what a node of a rewritten graph holds.
+
+    Args: `what` is a `Site`, a fetch or another call held by the graph's module; the others are passed on.
+    """
     return what(*args, **kwargs)
 
 
@@ -220,6 +242,8 @@ class Take:
 
 @dataclass(frozen=True)
 class Gather:
+    """A fetch of rows along some dimensions, as a call in a stage's graph."""
+
     fetches: tuple[Fetch, ...]
     mesh: SampleGroup
 
@@ -230,7 +254,11 @@ class Gather:
 
 
 def matched(module: StageModule) -> dict[str, fx.Node]:
-    """Nodes of the stage's graph by the names of the captured nodes that they were written from."""
+    """Finds the nodes of the stage's graph that were written from captured nodes.
+
+    Args: `module` must not have been rewritten.
+    Returns: nodes by the names of the captured ones; nodes that compute sizes are left out.
+    """
     layout, taken = module._layout, module._slice
     running = iter(module._run.graph.nodes)
     found = {}

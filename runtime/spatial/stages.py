@@ -19,12 +19,16 @@ def analyse_stages(
     turns: Sequence[Mapping[str, Grid]] = (),
     shares: str = "",
 ) -> list[Analysed]:
-    """One a stage, in order. A stage without a grid gathers what comes cut, and every rank computes all of it.
+    """Analyses the stages of a plan in order, each with the layouts that earlier ones deliver.
 
-    Values pass between ranks of the same place in their groups, as they lie: all stages have groups of `ranks`, and a
-    stage on another grid re-splits what comes. What a stage with a grid has made whole stays whole. `gathers` names
-    the layer before which a stage gathers, or none; `turns` the grids from other layers of it on. From the layer
-    `shares` of the last stage on ranks share the samples.
+    Values pass between ranks of the same place in their groups, as they lie: all stages have groups of
+    `ranks`. A stage on another grid changes the grid of what comes, and a stage without a grid gathers it, so
+    that every rank computes all of it. What a stage with a grid has made whole stays whole.
+    Args: `grids` has one grid a stage, empty for none; `gathers` names the layer before which a stage
+        gathers; `turns` has the grids from other layers of a stage on; `shares` is the layer of the last
+        stage from which on ranks share the samples.
+    Returns: one analysis a stage.
+    Raises: BadPlan where a layer is not in its stage or ranks cannot share a sample evenly.
     """
     if shares and shares not in modules[-1].layers:
         raise BadPlan(f"samples are shared from '{shares}' on, which is not in the last stage")
@@ -65,7 +69,12 @@ def _check(module: StageModule, grid: Grid, ranks: int, where: str) -> None:
 
 
 def uncounted(analysed: Mapping[int, Analysed], place: int) -> frozenset[str]:
-    """Parameters whose gradients a rank must not add to the sum over its group, since the first one does."""
+    """Returns the parameters whose gradients a rank must not add to the sum over its group, since the first rank does.
+
+    Args: `analysed` by number of stage, of those that live on the rank; `place` is its position in the group.
+    Returns: names; none where `place` is 0.
+    Raises: BadPlan where a parameter is used on shards in one stage and on whole samples in another.
+    """
     if place == 0:
         return frozenset()
     counted = frozenset(name for each in analysed.values() for name in each.partial)

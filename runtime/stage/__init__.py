@@ -1,4 +1,9 @@
-"""One stage: forward, backward whole or in halves, recomputation, and its graph edits."""
+"""One stage of a model, ready to run micro-batches: forward, recomputation, backward whole or in halves.
+
+In comes a `StageModule` cut from the captured model; its graph is edited once (keyed random numbers, deferred
+weight gradients, compilation). Out comes what the interpreter of `runtime.execute` asks of a stage.
+Start at `torch_stage.py`; `backward.py` and `deferred_weights.py` are the two ways to split a backward.
+"""
 
 from runtime.stage.compiled import compile_stage
 from runtime.stage.deferred_weights import WeightStore

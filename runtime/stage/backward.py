@@ -7,10 +7,10 @@ no special case.
 
 Each path from an output to a parameter is counted once. It leaves the way over one edge, its *crossing*, and never
 comes back. The weight half asks the engine for the gradient at the node behind a crossing, which sums all paths that
-lead there from the node before it: that is the crossing alone where no other edge enters the node behind it, from the
-way or from within a branch. Where another edge does (a weight used twice within a stage, or as it is and through
-something made from it), the parameters behind it get all of their gradient with the input half, and so do those that
-they share a branch with: exact, only earlier than it had to be.
+lead there from the node before it. That is the crossing alone where no other edge enters the node behind it, from the
+way or from within a branch. Another edge does where a weight is used twice within a stage, or as it is and through
+something made from it. Then the parameters behind it, and those that share a branch with them, get all of their
+gradient with the input half: exact, only earlier than it had to be.
 """
 
 from __future__ import annotations
@@ -28,18 +28,27 @@ Root = tuple[GradientEdge, Tensor]
 
 
 def edge(tensor: Tensor) -> GradientEdge:
-    """Where a tensor's gradient enters the graph; holding it does not hold the tensor's memory."""
+    """Returns where a tensor's gradient enters the graph; holding it does not hold the tensor's memory.
+
+    Args: `tensor` requires a gradient.
+    """
     return get_gradient_edge(tensor)
 
 
 def anchor_on(device: torch.device) -> Tensor:
-    """A leaf that stands for everything that enters a stage; one is enough for all of its micro-batches."""
+    """Returns a leaf that stands for everything that enters a stage; one is enough for all of its micro-batches.
+
+    Args: `device` is the stage's.
+    """
     return torch.zeros((), device=device, requires_grad=True)
 
 
 class Boundary:
-    """Where gradients leave a stage. A leaf's `.grad` would be copied into the strides of the leaf, and a sum over
-    another memory order is not the same to the bit; here a gradient is kept as it arrives."""
+    """The place where gradients leave a stage, for one micro-batch.
+
+    A leaf's `.grad` would be copied into the strides of the leaf, and a sum over another memory order is not
+    the same to the bit. Here a gradient is kept as it arrives.
+    """
 
     def __init__(self, anchor: Tensor) -> None:
         self.anchor = anchor
@@ -47,12 +56,17 @@ class Boundary:
         self.entered: dict[str, Tensor] = {}
 
     def enter(self, name: str, tensor: Tensor) -> Tensor:
+        """Passes an input into the stage's graph such that its gradient is kept here.
+
+        Args: `name` is that of the input's Value.
+        Returns: a view of `tensor`.
+        """
         inside: Tensor = _Enter.apply(self, name, self.anchor, tensor)  # type: ignore[no-untyped-call]
         self.entered[name] = inside
         return inside
 
     def collect(self) -> dict[str, Tensor]:
-        """Gradients of all that entered, zeros where none arrived."""
+        """Returns the gradients of all that entered, zeros where none arrived, and forgets them."""
         missing = self.entered.keys() - self.grads.keys()
         grads = self.grads | {name: torch.zeros_like(self.entered[name]) for name in missing}
         self.grads, self.entered = {}, {}
@@ -78,7 +92,10 @@ class _Enter(torch.autograd.Function):
 
 
 def whole(roots: Sequence[Root]) -> None:
-    """Adds the gradients of all leaves to their `.grad`; naming the leaves would only make the engine look for them."""
+    """Adds the gradients of all leaves to their `.grad`; naming the leaves would only make the engine look for them.
+
+    Args: `roots` are edges of outputs with the gradients that enter there.
+    """
     if roots:
         torch.autograd.backward([e for e, _ in roots], [g for _, g in roots])
 
@@ -97,14 +114,19 @@ Entered = Branch | Root
 
 @dataclass
 class Owed:
-    """What the input half leaves for the weight half."""
+    """Everything that the input half leaves for the weight half."""
 
     branches: list[Branch] = field(default_factory=list)
     roots: list[Root] = field(default_factory=list)  # outputs that depend on parameters only
 
 
 def input_half(roots: Sequence[Root], anchor: Tensor, parameters: Sequence[Tensor]) -> Owed:
-    """Takes gradients to the boundary that the anchor stands for, and to parameters as little as it can."""
+    """Takes gradients to the boundary that the anchor stands for, and to parameters as little as it can.
+
+    Args: `roots` are edges of outputs with the gradients that enter there; `parameters` are the stage's
+        trainable ones.
+    Returns: what the weight half has to do still; the graph is kept alive for it.
+    """
     toward_inputs = _reaching(roots, [anchor])
     toward_parameters = _reaching(roots, parameters)
     now = [root for root in roots if root[0].node in toward_inputs]
@@ -129,8 +151,12 @@ def input_half(roots: Sequence[Root], anchor: Tensor, parameters: Sequence[Tenso
 
 
 def weight_half(owed: Owed) -> None:
-    """Adds the gradients of the parameters to their `.grad`, few of them at a time; what several branches lead to is
-    summed before it is added, in the order in which it arrived, as a whole backward does."""
+    """Adds the gradients of the parameters to their `.grad`, few of them at a time.
+
+    The gradients that several branches lead to are summed first, in the order of arrival, as a whole backward
+    does.
+    Args: `owed` is emptied.
+    """
     entered: list[Entered] = [*owed.branches, *owed.roots]
     owed.branches, owed.roots = [], []
     groups = _sharing(entered)
@@ -148,7 +174,7 @@ def _summed(group: list[Entered]) -> list[Root]:
 
 
 def _sharing(entered: Sequence[Entered]) -> list[list[Entered]]:
-    """Those in one list that lead to a parameter in common."""
+    """Returns lists of branches that lead to a parameter in common."""
     groups: list[tuple[set[Node], list[Entered]]] = []
     for each in entered:
         leaves, members = _leaves(each.entries if isinstance(each, Branch) else [each[0]]), [each]
@@ -163,7 +189,7 @@ def _sharing(entered: Sequence[Entered]) -> list[list[Entered]]:
 
 
 def _leaves(entries: Iterable[GradientEdge]) -> set[Node]:
-    """Where gradients end that enter here."""
+    """Returns the nodes at which gradients end that enter here."""
     found: set[Node] = set()
     seen: set[Node] = set()
     stack = [entry.node for entry in entries]
@@ -218,7 +244,7 @@ def _successors(node: Node) -> Iterator[GradientEdge]:
 
 
 def _reaching(roots: Sequence[Root], leaves: Sequence[Tensor]) -> set[Node]:
-    """Every node from which one of the leaves can be reached, the leaves' own nodes included."""
+    """Returns every node from which one of the leaves can be reached, the leaves' own nodes included."""
     found = {edge(leaf).node for leaf in leaves}
     seen: set[Node] = set()
     stack = [(e.node, False) for e, _ in roots]
@@ -264,7 +290,8 @@ def _branches(
 
 
 def _joined(every: Iterable[set[Node]], some: Iterable[set[Node]]) -> set[Node]:
-    """Leaves of some entries, and of all others that lead to one of them: what comes over either way is one sum."""
+    """Returns the leaves of some entries, and of all others that lead to one of them: what comes over
+    either way is one sum."""
     found, left = set().union(*some), list(every)
     while more := [leaves for leaves in left if not leaves.isdisjoint(found)]:
         left = [leaves for leaves in left if leaves.isdisjoint(found)]

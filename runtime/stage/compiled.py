@@ -1,7 +1,7 @@
 """Compiled stages: of blocks that repeat, as those of a transformer do, one is compiled and serves for all.
 
-Weights are arguments of a stage's graph, not parts of it, so that two blocks of the same operations and shapes are one
-program with other arguments.
+Weights are arguments of a stage's graph, not parts of it. So two blocks of the same operations and shapes are
+one program with other arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ Form = tuple[object, ...]
 
 
 def compile_stage(module: StageModule, signatures: Sequence[str]) -> None:
-    """To be done last. `signatures` are of the stage's layers. Each size of micro-batch is compiled for itself."""
+    """Compiles a stage in place; all other edits to its graph must have been done.
+
+    Each size of micro-batch is compiled for itself.
+    Args: `signatures` has one text a layer of the stage, equal for layers of the same operations and shapes.
+    """
     run = graph_of(module)
     units = _units(run, blocks(signatures))
     if len({*units.values()}) == 1 or _has_contexts(run):
@@ -37,7 +41,12 @@ def compile_stage(module: StageModule, signatures: Sequence[str]) -> None:
 
 
 def blocks(signatures: Sequence[str]) -> list[int]:
-    """Number of the unit that each layer belongs to: each copy of a repeated run, and what lies between such runs."""
+    """Returns the number of the unit that each layer belongs to.
+
+    Each copy of a repeated run of layers is a unit, and so is what lies between such runs.
+    Args: `signatures` has one text a layer, in order.
+    Returns: one number a layer, counted from 0.
+    """
     found: list[int] = []
     unit, i = -1, 0
     between = False
@@ -57,7 +66,7 @@ def blocks(signatures: Sequence[str]) -> list[int]:
 
 
 def _repeat(signatures: Sequence[str], start: int) -> tuple[int, int]:
-    """Length and number of the copies that begin here and cover most; the shortest of them."""
+    """Returns length and number of the copies that begin here and cover most layers; of equals, the shortest copy."""
     best = (1, 1)
     for length in range(1, (len(signatures) - start) // 2 + 1):
         block = signatures[start : start + length]
@@ -70,7 +79,7 @@ def _repeat(signatures: Sequence[str], start: int) -> tuple[int, int]:
 
 
 def _units(run: fx.GraphModule, of_layer: Sequence[int]) -> dict[fx.Node, int]:
-    """What has no layer of its own goes with what follows the layer before it."""
+    """Returns the unit of each node; a node without a layer goes with what follows the layer before it."""
     layers = [node.meta[LAYER] for node in run.graph.nodes if LAYER in node.meta]
     first, unit = min(layers, default=0), 0
     found: dict[fx.Node, int] = {}
@@ -81,7 +90,7 @@ def _units(run: fx.GraphModule, of_layer: Sequence[int]) -> dict[fx.Node, int]:
 
 
 def _has_contexts(run: fx.GraphModule) -> bool:
-    """A change of mode may reach over several blocks."""
+    """Returns whether the graph changes a mode, such as autocast, which may reach over several blocks."""
     return any(
         node.op == "call_function" and getattr(node.target, "__name__", "") in _CONTEXTS
         for node in run.graph.nodes
@@ -92,7 +101,8 @@ _CONTEXTS = ("_enter_autocast", "_exit_autocast", "set_grad", "_set_grad_enabled
 
 
 def _form(part: fx.GraphModule) -> Form:
-    """Equal for graphs that do the same to their arguments; what holds objects of its own equals none but itself."""
+    """Returns a form that is equal for graphs that do the same to their arguments; a graph that holds
+    objects equals none."""
     number = {node: i for i, node in enumerate(part.graph.nodes)}
     if any(node.op not in ("placeholder", "call_function", "output") for node in part.graph.nodes):
         return (id(part),)

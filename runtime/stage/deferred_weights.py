@@ -1,9 +1,10 @@
 """The weight store: linear, convolution and embedding layers that owe their weight gradient until it is asked for.
 
-Each autograd Function here returns the gradient of its input and files what the weight gradient needs; `pay` works
-it out later and adds it to `.grad`. A backward that is not split owes nothing: each is paid where it arises. Every
-other parameter (norms, biases of other layers) gets its gradient with the input half, which costs little. The formulas
-are those of torch's own backward, so that a split backward equals a whole one to the bit.
+Each autograd Function here returns the gradient of its input and files what the weight gradient needs; `pay`
+works it out later and adds it to `.grad`. A backward that is not split owes nothing: each is paid where it
+arises. Every other parameter (norms, biases of other layers) gets its gradient with the input half, which
+costs little. The formulas are those of torch's own backward, so that a split backward equals a whole one to
+the bit.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ Debt = Callable[[], None]
 
 @dataclass
 class WeightStore:
-    """Collects debts while an input half runs; `current` is the micro-batch's list."""
+    """The list of debts that an input half runs up; `current` belongs to one micro-batch."""
 
     current: list[Debt] = field(default_factory=list)
     _at_once: bool = False
 
     def owe(self, debt: Debt) -> None:
+        """Files a debt, or pays it at once where the backward is whole.
+
+        Args: `debt` adds one weight gradient when it is called.
+        """
         if self._at_once:
             debt()
         else:
@@ -35,6 +40,7 @@ class WeightStore:
 
     @contextmanager
     def paying_at_once(self) -> Iterator[None]:
+        """Returns a context in which debts are paid where they arise, for a whole backward."""
         self._at_once = True
         try:
             yield
@@ -42,17 +48,27 @@ class WeightStore:
             self._at_once = False
 
     def collect(self) -> list[Debt]:
+        """Returns the debts filed since the last call, and forgets them."""
         debts, self.current = self.current, []
         return debts
 
 
 def pay(debts: list[Debt]) -> None:
+    """Works out all debts in order and lets each go at once, so that its tensors are freed.
+
+    Args: `debts` is emptied.
+    """
     with torch.no_grad():
         while debts:
             debts.pop(0)()  # what a debt holds is freed as soon as it is paid
 
 
 def add_grad(parameter: Tensor | None, grad: Tensor | None) -> None:
+    """Adds a gradient to a parameter's `.grad`, in the parameter's type.
+
+    Args: nothing happens where either is None.
+    Raises: AssertionError where `parameter` is no leaf, since the gradient would be lost.
+    """
     if parameter is None or grad is None:
         return
     if not parameter.is_leaf:
@@ -181,7 +197,7 @@ class _Embedding(torch.autograd.Function):
 
 
 def _autocast(x: Tensor) -> tuple[Tensor, torch.dtype | None]:
-    """Under autocast the input is cast where autograd sees it, the weight inside the Function."""
+    """Returns the input as autocast casts it, and the type for the weight; the weight is cast inside the Function."""
     kind = x.device.type
     if not torch.is_autocast_enabled(kind):
         return x, None
@@ -190,11 +206,15 @@ def _autocast(x: Tensor) -> tuple[Tensor, torch.dtype | None]:
 
 
 def _cast(x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """As autocast does, which leaves double precision as it is."""
+    """Returns a tensor as autocast casts it, which leaves double precision as it is."""
     return x if dtype is None or x.dtype is torch.float64 else x.to(dtype)
 
 
 def linear(store: WeightStore, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Computes a linear layer whose weight gradient is owed.
+
+    Args: `store` takes the debt; the others are those of torch's `linear`.
+    """
     x, dtype = _autocast(x)
     with torch.autocast(x.device.type, enabled=False):
         y: Tensor = _Linear.apply(store, x, weight, bias, dtype)  # type: ignore[no-untyped-call]
@@ -213,6 +233,11 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Tensor:
+    """Computes a convolution whose weight gradient is owed.
+
+    Args: `store` takes the debt; the others are those of `aten.convolution`; `x` may be one sample without a
+        batch.
+    """
     x, dtype = _autocast(x)
     settings = (list(stride), list(padding), list(dilation), transposed, list(output_padding), groups)
     alone = x.ndim == weight.ndim - 1  # a sample without the dim of the batch
@@ -225,5 +250,9 @@ def convolution(
 def embedding(
     store: WeightStore, weight: Tensor, indices: Tensor, padding: int = -1, by_frequency: bool = False
 ) -> Tensor:
+    """Looks up rows of an embedding whose weight gradient is owed.
+
+    Args: `store` takes the debt; the others are those of `aten.embedding`.
+    """
     y: Tensor = _Embedding.apply(store, weight, indices, padding, by_frequency)  # type: ignore[no-untyped-call]
     return y

@@ -34,7 +34,7 @@ _TRANSPOSED = {
 
 @dataclass
 class Keys:
-    """Where in the run we are; set before each forward."""
+    """The position in the run that seeds random operations; set before each forward."""
 
     seed: int
     device: torch.device
@@ -42,6 +42,10 @@ class Keys:
     micro: int = 0  # numbered over all replicas
 
     def reseed(self, operation: int) -> None:
+        """Seeds the device's generator for one random operation of the current step and micro-batch.
+
+        Args: `operation` is its number in the whole model.
+        """
         text = f"{self.seed}/{self.step}/{self.micro}/{operation}".encode()
         key = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
         if self.device.type == "cuda":
@@ -51,23 +55,39 @@ class Keys:
 
 
 def graph_of(module: StageModule) -> fx.GraphModule:
+    """Returns the graph that a stage runs, also behind `torch.compile`.
+
+    Args: `module` may be compiled or not.
+    """
     run: fx.GraphModule = getattr(module._run, "_orig_mod", module._run)
     return run
 
 
 def states_of(module: StageModule) -> dict[fx.Node, str]:
-    """Placeholders of parameters and buffers, by the user's names; they come after the inputs."""
+    """Returns the placeholders of parameters and buffers, which come after the inputs.
+
+    Args: `module` is a stage with its graph.
+    Returns: the user's name of each, in the order of the graph.
+    """
     placeholders = [node for node in graph_of(module).graph.nodes if node.op == "placeholder"]
     names = [name_of(slot) for slot in module._states]
     return dict(zip(placeholders[len(module.inputs) :], names, strict=True))
 
 
 def random_operations(module: StageModule) -> list[fx.Node]:
+    """Returns the nodes of a stage that draw random numbers, in the order of its graph.
+
+    Args: `module` is a stage with its graph.
+    """
     return [node for node in graph_of(module).graph.nodes if random(node)]
 
 
 def numbered(modules: Iterable[StageModule], graph: ModelGraph) -> list[list[int]]:
-    """Which of the whole model each random operation of each stage is, in the order of the capture."""
+    """Returns the number in the whole model of each random operation of each stage, in the order of the capture.
+
+    Args: `modules` are all stages of the model, in order.
+    Returns: one list a stage, in the order of its graph.
+    """
     names = [layer.name for layer in graph.layers]
     rows = [[names[node.meta[LAYER]] for node in random_operations(module)] for module in modules]
     counts = Counter(name for row in rows for name in row)
@@ -83,7 +103,11 @@ def numbered(modules: Iterable[StageModule], graph: ModelGraph) -> list[list[int
 
 
 def key_random_operations(module: StageModule, keys: Keys, numbers: Sequence[int]) -> None:
-    """`numbers` are those of the module's own random operations."""
+    """Makes each random operation of a stage seed its generator first; edits the graph in place.
+
+    Args: `numbers` are those of the module's own random operations in the whole model, as `numbered` gives
+        them.
+    """
     run = graph_of(module)
     found = random_operations(module)
     if not found:
@@ -96,11 +120,19 @@ def key_random_operations(module: StageModule, keys: Keys, numbers: Sequence[int
 
 
 def reseed(keys: Keys, operation: int) -> None:
+    """Seeds the generator for one random operation; called from a stage's graph.
+
+    Args: `operation` is its number in the whole model.
+    """
     keys.reseed(operation)
 
 
 def could_owe(module: StageModule) -> set[str]:
-    """Trainable parameters that are used by nothing but layers that owe their gradients."""
+    """Returns the trainable parameters that are used by nothing but layers that can owe their gradients.
+
+    Args: `module` is a stage whose graph has no store yet.
+    Returns: names.
+    """
     held = _held(module)
     calls = {node: _owing(node, held) for node in graph_of(module).graph.nodes}
     return {
@@ -111,7 +143,11 @@ def could_owe(module: StageModule) -> set[str]:
 
 
 def store_weights(module: StageModule, store: WeightStore) -> None:
-    """Linear, convolution and embedding layers with trainable parameters owe from now on."""
+    """Makes linear, convolution and embedding layers with trainable parameters owe their gradients; edits the
+    graph in place.
+
+    Args: `store` takes their debts.
+    """
     run = graph_of(module)
     run.weight_store = store  # type: ignore[assignment]
     held = _held(module)
@@ -127,7 +163,7 @@ def store_weights(module: StageModule, store: WeightStore) -> None:
 
 
 def _attribute(run: fx.GraphModule, name: str) -> fx.Node:
-    """A plain object of ours; `get_attr` would warn that it is neither module nor tensor."""
+    """Returns a node for a plain object of ours; `get_attr()` would warn that it is neither module nor tensor."""
     return run.graph.create_node("get_attr", name)
 
 
@@ -143,7 +179,7 @@ def _held(module: StageModule) -> dict[fx.Node, nn.Parameter]:
 
 @dataclass(frozen=True)
 class _Call:
-    """What takes a node's place."""
+    """The call that takes a node's place."""
 
     function: Callable[..., Tensor]
     args: tuple[Argument, ...]  # behind the store
@@ -152,9 +188,12 @@ class _Call:
 
 
 def _owing(node: fx.Node, held: Mapping[fx.Node, nn.Parameter]) -> _Call | None:
-    """None where a node must stay. What is owed is added to the `.grad` of parameters, so a weight or bias that was
-    made of others, in this stage or in one before it, cannot be owed; neither can, then, the other one of the two:
-    both come with the input's gradient. The store's formulas are for real numbers and weights that are no vectors."""
+    """Returns the call that takes a node's place, or None where the node must stay.
+
+    Debts are added to the `.grad` of parameters. So a weight or bias that was made of others, here or in an
+    earlier stage, cannot be owed. Then the other one of the two cannot either: both come with the input's
+    gradient. The store's formulas are for real numbers and for weights that are no vectors.
+    """
     call = _stored(node)
     if call is None:
         return None
@@ -166,7 +205,7 @@ def _owing(node: fx.Node, held: Mapping[fx.Node, nn.Parameter]) -> _Call | None:
 
 
 def _stored(node: fx.Node) -> _Call | None:
-    """The weight store's function for an operation, if it has one."""
+    """Returns the weight store's call for an operation, or None where it has none."""
     args = list(node.args)
     if node.op != "call_function" or node.kwargs or not isinstance(node.target, OpOverload):
         return None
@@ -192,13 +231,16 @@ def _stored(node: fx.Node) -> _Call | None:
 
 
 def _wide(size: object, dims: int) -> list[int]:
-    """ATen lets one number stand for all dims."""
+    """Returns one number for each dimension; ATen lets one number stand for all."""
     sizes = [int(x) for x in size] if isinstance(size, Iterable) else [int(size)]  # type: ignore[call-overload]
     return sizes * dims if len(sizes) == 1 else sizes
 
 
 def share_parameters(module: StageModule, known: dict[str, nn.Parameter]) -> None:
-    """A parameter that several stages of a rank hold is one tensor; `known` grows by those seen first."""
+    """Makes a parameter that several stages of a rank hold one tensor.
+
+    Args: `known` has those seen before by name, and grows by those of `module`.
+    """
     slots = [slot for slot, _ in nn.Module.named_parameters(module, recurse=False)]
     for slot, (name, parameter) in zip(slots, module.named_parameters(), strict=True):
         shared = known.setdefault(name, parameter)
@@ -207,6 +249,10 @@ def share_parameters(module: StageModule, known: dict[str, nn.Parameter]) -> Non
 
 
 def share_buffers(module: StageModule, known: dict[str, Tensor]) -> None:
+    """Makes a buffer that several stages of a rank hold one tensor.
+
+    Args: `known` has those seen before by name, and grows by those of `module`.
+    """
     slots = [slot for slot, _ in nn.Module.named_buffers(module, recurse=False)]
     for slot, (name, buffer) in zip(slots, module.named_buffers(), strict=True):
         shared = known.setdefault(name, buffer)

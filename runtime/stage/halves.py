@@ -17,7 +17,13 @@ Values = Mapping[str, Tensor]
 
 
 class Split:
+    """The profiler's way to split backwards, which it is handed since the planner does not import the runtime."""
+
     def of(self, module: StageModule) -> Stored | Walked:
+        """Returns a layer whose backward is split as a stage of it would split it.
+
+        Args: `module` is one layer; where it can owe all large weights, its graph is edited in place.
+        """
         large = {name for name, p in module.named_parameters() if p.requires_grad and p.ndim > 1}
         if not large <= graph_edits.could_owe(module):
             return self.walked(module)
@@ -26,6 +32,10 @@ class Split:
         return Stored(module, store)
 
     def walked(self, module: StageModule) -> Walked:
+        """Returns a layer whose backward is split by the graph walk, which works for any layer.
+
+        Args: `module` is one layer.
+        """
         return Walked(module)
 
 
@@ -38,6 +48,11 @@ class _Entered:
         self._boundary: Boundary | None = None
 
     def forward(self, values: Values) -> Values:
+        """Runs the layer's forward for a new micro-batch.
+
+        Args: `values` has its inputs by name.
+        Returns: its outputs by name, with their graph.
+        """
         held = chain(values.values(), self._module.parameters())  # a layer may take in weights alone
         boundary = self._boundary = Boundary(anchor_on(next(held).device))
         self._leaves = {name: x for name, x in values.items() if x.requires_grad}
@@ -56,16 +71,25 @@ class _Entered:
 
 
 class Walked(_Entered):
-    """The graph walk: any layer."""
+    """A layer whose backward is split by the graph walk."""
 
     walks = True
 
     def input_half(self, outputs: Tensors, gradients: Tensors, inputs: Tensors, parameters: Tensors) -> Owed:
+        """Takes gradients to the layer's inputs, and leaves them in their `.grad`.
+
+        Args: `gradients` are those of `outputs`, in the same order.
+        Returns: what the weight half has to do still.
+        """
         owed = backward.input_half(_roots(outputs, gradients), self._take().anchor, parameters)
         self._leave()
         return owed
 
     def weight_half(self, halfway: object, parameters: Tensors) -> None:
+        """Adds the gradients of the parameters to their `.grad`.
+
+        Args: `halfway` is what the input half returned; it is emptied.
+        """
         assert isinstance(halfway, Owed)
         nodes = [branch.node for branch in halfway.branches]  # the layers above would hold on to them
         backward.weight_half(halfway)
@@ -73,7 +97,7 @@ class Walked(_Entered):
 
 
 class Stored(_Entered):
-    """The weight store: linear, convolution and embedding layers."""
+    """A layer whose weight gradients are owed to a store: linear, convolution and embedding layers."""
 
     walks = False
 
@@ -84,12 +108,21 @@ class Stored(_Entered):
     def input_half(
         self, outputs: Tensors, gradients: Tensors, inputs: Tensors, parameters: Tensors
     ) -> list[Debt]:
+        """Takes gradients to the layer's inputs, and leaves them in their `.grad`.
+
+        Args: `gradients` are those of `outputs`, in the same order.
+        Returns: the debts that the weight half pays.
+        """
         backward.whole(_roots(outputs, gradients))
         debts = self._store.collect()
         self._leave()
         return debts
 
     def weight_half(self, halfway: object, parameters: Tensors) -> None:
+        """Adds the gradients of the parameters to their `.grad`.
+
+        Args: `halfway` is what the input half returned; it is emptied.
+        """
         assert isinstance(halfway, list)
         deferred_weights.pay(halfway)
 

@@ -1,7 +1,7 @@
 """A stage that recomputes its early layers only: two stages in one, with the late one's activations kept.
 
-Values between the two go by their names, and gradients come back as they do between stages: to what a later reader
-adds first, the earlier one adds its own.
+Values between the two go by their names, and gradients come back as they do between stages: the earlier one
+adds its own to those of a later reader.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ AnyStage: TypeAlias = "TorchStage | PartedStage"
 
 
 class PartedStage:
+    """A stage made of an early part that recomputes and a late part that does not.
+
+    It does what a `TorchStage` does, with the same arguments and results.
+    """
+
     def __init__(
         self,
         module: StageModule,
@@ -28,12 +33,17 @@ class PartedStage:
         late: TorchStage,
         on_forward: Callable[[int], AbstractContextManager[object]] | None = None,
     ) -> None:
-        """`module` is the whole stage, of which `early` recomputes and `late` does not."""
+        """Joins the two parts.
+
+        Args: `module` is the whole stage, of which `early` recomputes and `late` does not; `on_forward`
+            observes a forward of a micro-batch.
+        """
         self.module, self.first_micro = module, early.first_micro
         self._early, self._late, self._on_forward = early, late, on_forward
 
     @property
     def losses(self) -> dict[int, dict[str, Tensor]]:
+        """Returns the losses of the step by micro-batch, where this stage has the loss."""
         return self._late.losses
 
     def forward(self, micro: int, inputs: Tensors) -> dict[str, Tensor]:
@@ -58,17 +68,17 @@ class PartedStage:
         self._late.weight_half(micro)
         self._early.weight_half(micro)
 
-    def drop(self) -> None:
-        self._early.drop()
-        self._late.drop()
-
     def _joined(self, late: Tensors, early: Tensors) -> dict[str, Tensor]:
-        """Of the stage's own inputs, some of which only one part reads."""
+        """Returns the gradients of the stage's own inputs, some of which only one part reads."""
         return {name: grad for name, grad in {**late, **early}.items() if name in self.module.inputs}
 
 
 def in_two(module: StageModule, before: str, captured: Captured, device: torch.device) -> list[StageModule]:
-    """The layers of a stage before one of them, and the others; with copies of its tensors."""
+    """Cuts a stage before one of its layers.
+
+    Args: `before` is the first layer of the second part; `device` is where tensors are copied to.
+    Returns: both parts, with copies of the stage's parameters and buffers.
+    """
     index = captured.graph.index
     first, middle, end = index[module.layers[0]], index[before], index[module.layers[-1]]
     held = {**dict(module.named_parameters()), **dict(module.named_buffers())}

@@ -1,9 +1,10 @@
 """Running statistics of normalisation layers where several ranks or pipes each see some of the micro-batches.
 
 One process would update them micro-batch after micro-batch: r <- (1 - m) r + m x. That is linear, so after N
-micro-batches r_N = (1-m)^N r_0 + sum of (1-m)^(N-1-i) m x_i, and each holder can add up the terms of its own
-micro-batches: one sum over the holders gives r_N exactly. Counters are the same with 1 in the place of (1 - m).
-Without a momentum r is the average of all batches so far, c of them: c r is a sum, which adds up like a counter.
+micro-batches r_N = (1-m)^N r_0 + sum of (1-m)^(N-1-i) m x_i. Each holder can add up the terms of its own
+micro-batches: one sum over the holders gives r_N exactly. Counters are the same with 1 in the place of (1 -
+m). Without a momentum r is the average of all batches so far, c of them: c r is a sum, which adds up like a
+counter.
 """
 
 from __future__ import annotations
@@ -23,14 +24,20 @@ from runtime.stage.graph_edits import ATEN, graph_of, states_of
 
 
 class Decay(NamedTuple):
-    """What one forward leaves of what a buffer held: a factor. Of an average it is that of its sum."""
+    """The factor of what a buffer held that one forward leaves; of an average it is the factor of its sum."""
 
     factor: float = 1.0
     counter: str = ""  # of an average: what counts the batches in it
 
 
 def decays(module: StageModule, written: set[str]) -> dict[str, Decay]:
-    """Of each buffer that the forward writes."""
+    """Returns the decay of each buffer that the forward of a stage writes.
+
+    Args: `written` names the buffers that it writes.
+    Returns: decays by the names of buffers.
+    Raises: BadInput where a buffer is no running statistic, or is read as well, since its holders cannot keep
+        it equal.
+    """
     states = states_of(module)
     found: dict[str, Decay] = {}
     for node in graph_of(module).graph.nodes:
@@ -65,8 +72,13 @@ def observers(
     place: Place,
     group: dist.ProcessGroup | None,
 ) -> list[RunningStatistics]:
-    """Of one stage on one rank: what moves for every micro-batch of every replica, and what moves once for all
-    replicas. Of ranks that see the same statistics, as those that share their samples do, one counts."""
+    """Returns the running statistics of one stage on one rank that must be added up over ranks.
+
+    Some move for every micro-batch of every replica, others, the `synchronised` ones, once for all replicas.
+    Of ranks that see the same statistics, as those that share their samples do, one counts.
+    Args: `decay` and `buffers` go by names; `place` is the rank's; `group` has all ranks that hold the stage.
+    Returns: one value for each kind that there is.
+    """
     micros, first_share = plan.batch.micros, place.spatial == 0
     own = {name: buffers[name] for name in decay if name not in synchronised}
     common = {name: buffers[name] for name in decay if name in synchronised}
@@ -83,6 +95,12 @@ def observers(
 
 
 def observed(statistics: Sequence[RunningStatistics]) -> Callable[[int], AbstractContextManager[None]]:
+    """Returns a function that observes one forward in all of these statistics.
+
+    Args: `statistics` are those of one stage.
+    Returns: a function from the number of a micro-batch to a context around its forward.
+    """
+
     @contextmanager
     def around(micro: int) -> Iterator[None]:
         with ExitStack() as stack:
@@ -94,8 +112,10 @@ def observed(statistics: Sequence[RunningStatistics]) -> Callable[[int], Abstrac
 
 
 class RunningStatistics:
-    """Of one stage on one rank, over all the micro-batches of a step: `total` of them, over all replicas, of which
-    this one's begin with number `first`."""
+    """Buffers of one stage on one rank, whose changes are added up over all micro-batches of a step.
+
+    A step has `total` micro-batches over all replicas; those of this one begin with number `first`.
+    """
 
     def __init__(
         self,
@@ -114,12 +134,17 @@ class RunningStatistics:
         self._sums: dict[str, Tensor] = {}
 
     def begin(self) -> None:
+        """Remembers what the buffers hold before a step, and starts their sums at zero."""
         self._start = {name: self._summed(name).clone() for name in self._buffers}
         self._sums = {name: torch.zeros_like(buffer) for name, buffer in self._buffers.items()}
 
     @contextmanager
     def observe(self, micro: int) -> Iterator[None]:
-        """Around the forward of a micro-batch: what it alone adds, with its weight."""
+        """Surrounds the forward of a micro-batch, and adds what it alone contributes, with its weight.
+
+        Args: `micro` is the number within the replica.
+        Yields: nothing; meanwhile the buffers start at zero.
+        """
         for buffer in self._buffers.values():
             buffer.data.zero_()
         yield
@@ -129,11 +154,12 @@ class RunningStatistics:
             self._sums[name] += added if weight == 1.0 else added * weight
 
     def _summed(self, name: str) -> Tensor:
-        """An average as the sum that it is made of."""
+        """Returns a buffer, or, for an average, the sum that it is made of."""
         buffer, count = self._buffers[name], self._decay[name].counter
         return buffer * self._buffers[count] if count else buffer
 
     def finish(self) -> None:
+        """Adds up the sums of the group at the end of a step, and leaves in the buffers what one process would have."""
         for name, buffer in self._buffers.items():
             if self._group is not None:
                 if not self._counted:

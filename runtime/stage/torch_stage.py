@@ -1,8 +1,8 @@
 """A stage of real layers: forward, backward whole or in halves, and recomputation, one micro-batch at a time.
 
-Where NaN or infinity began: the layers of a stage run one by one over the inputs that went wrong.
-
-The loss scale of fp16: grown while gradients stay finite, halved when they do not, and that step is left out.
+Also here: the search for the layer where NaN or infinity began, which runs a stage's layers one by one. And
+the loss scale of fp16, which grows while gradients stay finite and halves when they do not; that step is left
+out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SplitWay = Literal["none", "store", "walk"]  # none: the input half is the whole
 
 @dataclass
 class Live:
-    """What a micro-batch keeps between its forward and the end of its backward."""
+    """A micro-batch's state between its forward and the end of its backward."""
 
     inputs: dict[str, Tensor]
     boundary: Boundary
@@ -43,6 +43,8 @@ class Live:
 
 
 class TorchStage:
+    """One stage of one pipe on one rank; `runtime.execute` calls it by the actions of the schedule."""
+
     def __init__(
         self,
         module: StageModule,
@@ -61,8 +63,13 @@ class TorchStage:
         diagnose: Callable[[Tensors], str] | None = None,
         made_up: bool = False,
     ) -> None:
-        """`written` are buffers that the forward writes, `read` those of them that it reads as well. `made_up` numbers
-        come in: what comes out of them is nobody's fault."""
+        """Prepares a stage whose module has its tensors and its edits.
+
+        Args: `needs_grad` names inputs that need a gradient; `split` is how the backward is halved, with
+            `store` for "store"; `written` are buffers that the forward writes, `read` those of them that it
+            reads as well; `diagnose` names the layer where NaN began; `made_up` inputs excuse NaN in what is
+            made of them.
+        """
         self.module, self._scale, self._keys = module, scale, keys
         self._needs_grad, self.first_micro = frozenset(needs_grad), first_micro
         self._split, self._store, self._recompute = split, store, recompute
@@ -77,6 +84,12 @@ class TorchStage:
         self.losses: dict[int, dict[str, Tensor]] = {}  # of the step, by micro-batch, where the loss is
 
     def forward(self, micro: int, inputs: Tensors) -> dict[str, Tensor]:
+        """Runs the forward of a micro-batch, and keeps what its backward needs.
+
+        Args: `micro` is the number within the replica; `inputs` by the names of their Values.
+        Returns: outputs by name, without a graph.
+        Raises: NotFinite on the host, where an output has NaN or the loss is not finite.
+        """
         observed = self._on_forward(micro) if self._on_forward else nullcontext()
         kept = {name: inputs[name] for name in self.module.inputs}
         live = self._live[micro] = Live(kept, Boundary(self._anchor))
@@ -92,7 +105,12 @@ class TorchStage:
         return made
 
     def recompute(self, micro: int) -> None:
-        """State that the forward writes has been written by the first one; what it reads it sees as that one did."""
+        """Runs the forward of a micro-batch again, now with its graph.
+
+        Buffers that the forward writes keep what the first one wrote; those that it reads hold meanwhile what
+        the first one saw.
+        Args: `micro` has had its forward and no backward.
+        """
         live = self._live[micro]
         before = [(buffer, buffer.clone()) for buffer in self._written]
         held = {slot: getattr(self.module, slot) for slot in live.states}
@@ -108,12 +126,22 @@ class TorchStage:
             buffer.data.copy_(value)  # not seen by autograd, which may have saved it for another micro-batch
 
     def backward(self, micro: int, grads: Tensors) -> dict[str, Tensor]:
+        """Runs the whole backward of a micro-batch, and lets its state go.
+
+        Args: `grads` by the names of outputs, and of inputs whose later readers have gradients for them.
+        Returns: gradients of the stage's inputs by name; those of parameters are added to their `.grad`.
+        """
         live = self._live.pop(micro)
         with nullcontext() if self._store is None else self._store.paying_at_once():
             backward.whole(self._roots(micro, live, grads))
         return live.boundary.collect()
 
     def input_half(self, micro: int, grads: Tensors) -> dict[str, Tensor]:
+        """Runs the half of a micro-batch's backward that other stages wait for.
+
+        Args: `grads` by the names of outputs, and of inputs whose later readers have gradients for them.
+        Returns: gradients of the stage's inputs by name.
+        """
         live = self._live[micro]
         roots = self._roots(micro, live, grads)
         if self._split != "walk":
@@ -125,14 +153,14 @@ class TorchStage:
         return live.boundary.collect()
 
     def weight_half(self, micro: int) -> None:
+        """Adds the gradients of the parameters of one micro-batch to their `.grad`, and lets its state go.
+
+        Args: `micro` has had its input half.
+        """
         live = self._live.pop(micro)
         deferred_weights.pay(live.debts)
         if live.owed is not None:
             backward.weight_half(live.owed)
-
-    def drop(self) -> None:
-        """Forgets forwards that no backward follows, as evaluation leaves them."""
-        self._live.clear()
 
     def _run(self, micro: int, live: Live) -> dict[str, Tensor]:
         self._keys.micro = self.first_micro + micro
@@ -144,7 +172,7 @@ class TorchStage:
         return outputs
 
     def _entered(self, live: Live) -> dict[str, Tensor]:
-        """Inputs under autograd; from here on the graph holds what it needs of them."""
+        """Returns inputs under autograd; from here on the graph holds what it needs of them."""
         inputs, live.inputs = live.inputs, {}
         return {
             name: live.boundary.enter(name, tensor) if name in self._needs_grad else tensor
@@ -152,7 +180,8 @@ class TorchStage:
         }
 
     def _roots(self, micro: int, live: Live, grads: Tensors) -> list[Root]:
-        """Gradients from later consumers of an input come in at its leaf, ahead of the stage's own share."""
+        """Returns where gradients enter; those from later readers of an input enter at its leaf, ahead of
+        the stage's own share."""
         roots = [(root, grads[name]) for name, root in live.roots.items() if name in grads]
         if LOSS in live.roots:
             loss = self.losses[micro][LOSS]
@@ -161,7 +190,7 @@ class TorchStage:
         return roots + [(backward.edge(x), grads[name]) for name, x in entered.items() if name in grads]
 
     def _check(self, made: Tensors, inputs: Tensors) -> None:
-        """On the host, where looking costs no wait; what comes in was looked at by the stage that made it."""
+        """Looks for NaN on the host, where looking costs no wait; the stage that made an input has looked at it."""
         if self._keys.device.type != "cpu" or isinstance(next(iter(made.values()), None), FakeTensor):
             return
         for name, tensor in made.items():
@@ -175,7 +204,8 @@ class TorchStage:
 
 
 def _has_nan(tensor: Tensor) -> bool:
-    """Without a tensor of the same size: the largest of numbers with a NaN among them is NaN."""
+    """Returns whether a tensor has NaN, without another tensor of its size: the largest of numbers with a
+    NaN is NaN."""
     numbers = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     return numbers.is_floating_point() and numbers.numel() > 0 and bool(numbers.amax().isnan())
 
@@ -188,7 +218,11 @@ def _samples(tensor: Tensor) -> str:
 
 
 def first_bad_layer(captured: Captured, module: StageModule, inputs: Tensors) -> str:
-    """Name of the first layer that makes NaN, or an infinite loss, of inputs that had neither."""
+    """Returns the name of the first layer that makes NaN, or an infinite loss, of inputs that had neither.
+
+    Args: `inputs` are those of the stage `module`, by name.
+    Returns: the stage's last layer where no layer does.
+    """
     values = dict(inputs)
     states = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     with torch.no_grad():
@@ -208,10 +242,16 @@ GROWTH_INTERVAL = 2000  # steps
 
 @dataclass
 class Scaler:
+    """The loss scale of fp16, which moves with every step."""
+
     scale: float = FIRST_SCALE
     good_steps: int = 0  # since the last change
 
     def update(self, finite: bool) -> None:
+        """Halves the scale after a step that was not finite; doubles it after many that were.
+
+        Args: `finite` tells whether all gradients of the step were.
+        """
         if not finite:
             self.scale, self.good_steps = self.scale / 2, 0
             return
@@ -222,11 +262,12 @@ class Scaler:
 
 @dataclass
 class LossScale:
-    """Gradient of the step's loss with respect to the loss of one micro-batch."""
+    """The gradient of the step's loss with respect to the loss of one micro-batch."""
 
     base: float = 1.0
     scaler: Scaler | None = None
 
     @property
     def weight(self) -> float:
+        """Returns the gradient with which the backward of a micro-batch starts, fp16's scale included."""
         return self.base if self.scaler is None else self.base * self.scaler.scale

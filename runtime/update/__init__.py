@@ -1,4 +1,8 @@
-"""Gradient sums, clipping and the optimizer."""
+"""Gradients of a step are summed over all ranks that hold a parameter, clipped, and applied by the user's optimizer.
+
+In come stages' parameters and the user's optimizer; `Updater` does what SYNC and STEP actions say.
+Start at `gradient_sums.py` (buckets and their sums), then `optimizer.py` (updates).
+"""
 
 from runtime.update.clipping import PreviousNorm, Squares
 from runtime.update.deferred_updates import ClipBy, check

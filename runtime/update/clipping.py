@@ -1,7 +1,8 @@
-"""Clipping by the norm that the gradients of the step before had: no update has to wait for all gradients.
+"""Clipping of gradients by their norm: the step's own, or that of the step before, for which no update has to wait.
 
-It is another training than clipping by a step's own norm, and for users who ask for it. The first step is not
-clipped. A step's norm is added up as its updates are made, and summed over all ranks while work goes on.
+Clipping by the previous norm is another training than clipping by a step's own, and for users who ask for it.
+The first step is not clipped. A step's norm is added up as its updates are made, and summed over all ranks
+while work goes on.
 """
 
 from __future__ import annotations
@@ -21,13 +22,18 @@ EPSILON = 1e-6  # as in torch's clip_grad_norm_
 
 
 def too_long_by(norm: float, limit: float) -> float:
-    """What to divide gradients by; 1 where they are short enough."""
+    """Returns the number to divide gradients by; 1 where they are short enough.
+
+    Args: `norm` is that of the gradients, `limit` the longest allowed.
+    """
     return (norm + EPSILON) / limit if limit < norm + EPSILON else 1.0
 
 
 class Squares:
-    """The squares of a step's gradients, added up parameter by parameter: the norm is the same to the bit whichever
-    parameters share a bucket, and whichever ranks hold them."""
+    """The squares of a step's gradients, added up parameter by parameter.
+
+    So the norm is the same to the bit whichever parameters share a bucket, and whichever ranks hold them.
+    """
 
     def __init__(self, buckets: Iterable[Bucket], rank: int, device: torch.device) -> None:
         names = sorted(name for bucket in buckets for name in bucket.names)
@@ -35,7 +41,10 @@ class Squares:
         self.table = torch.zeros(len(names), dtype=torch.float64, device=device)  # 0 where others count
 
     def take(self, flat: Flat) -> None:
-        """A parameter counts once, on the first of its holders."""
+        """Adds up the squares of a bucket's gradients; a parameter counts once, on the first of its holders.
+
+        Args: `flat` has gradients that are summed already.
+        """
         for name, (start, end) in flat.ranges.items() if flat.bucket.ranks[0] == self._rank else ():
             pieces = torch.split(flat.grads[start:end], SQUARED_ELEMENTS)
             self.table[self._row[name]] = torch.stack([_square(piece) for piece in pieces]).sum()
@@ -48,6 +57,8 @@ def _square(gradient: Tensor) -> Tensor:
 
 
 class PreviousNorm:
+    """Clipping by the norm of the step before, and the sum that makes the norm of this one."""
+
     def __init__(
         self, limit: float, flats: Sequence[Flat], squares: Squares, group: dist.ProcessGroup | None
     ) -> None:
@@ -59,11 +70,15 @@ class PreviousNorm:
         self._norm: float | None = None
 
     def begin(self) -> None:
-        """A rank that updates nothing takes part in the sums all the same."""
+        """Starts a step: a rank that updates nothing takes part in the sums all the same."""
         if not self._mine:
             self._launch()
 
     def clip(self, flat: Flat) -> None:
+        """Clips a bucket's gradients in place, and adds them to this step's norm.
+
+        Args: `flat` has gradients that are summed already.
+        """
         by = 1.0 if (norm := self.norm()) is None else too_long_by(norm, self._limit)
         self._squares.take(flat)
         self._left.discard(flat.bucket)
@@ -79,7 +94,7 @@ class PreviousNorm:
             self._work = dist.all_reduce(self._coming, group=self._group, async_op=True)
 
     def norm(self) -> float | None:
-        """Of the last step whose updates are all made; None before the first."""
+        """Returns the norm of the last step whose updates are all made; None before the first."""
         if self._coming is not None:
             if self._work is not None:
                 self._work.wait()
@@ -90,4 +105,8 @@ class PreviousNorm:
         return self._norm
 
     def resume(self, norm: float) -> None:
+        """Goes on from a checkpoint.
+
+        Args: `norm` is that of the step before.
+        """
         self._norm = norm

@@ -1,7 +1,8 @@
-"""Updates at use: what a plan whose STEPs stand before the forwards may not ask for, since it needs all gradients.
+"""The check of plans that update at use: what they may not ask for, since it needs all gradients.
 
-An update at use is made while gradients of other stages are still on their way. Whatever looks at the whole step
-before the first update ends that overlap; it is refused with the reason, never done from half of the gradients.
+An update at use is a STEP that stands before the forward that needs it, while gradients of other stages are
+still on their way. Whatever looks at the whole step before the first update ends that overlap. It is refused
+with the reason, never done from half of the gradients.
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ ClipBy = Literal["step", "previous"]  # whose norm
 
 
 def check(plan: Plan, graph: ModelGraph, clip_norm: float | None, clip_by: ClipBy = "step") -> None:
+    """Raises BadPlan where a plan updates at use and something needs all gradients before the first update.
+
+    It also refuses fp16 that is clipped by the previous norm.
+    Args: `clip_norm` is the longest norm allowed, or None; `clip_by` tells whose norm it is.
+    """
     if clip_by == "previous" and plan.precision == "fp16":
         raise BadPlan(
             "fp16 is clipped by its step's own norm, which its scaler looks at anyway: use clip_by: step"

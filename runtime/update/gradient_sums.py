@@ -1,13 +1,13 @@
 """Gradients: where they are added up, and the one sum over everybody who holds a parameter.
 
-A tied weight on two stages, the two ends of a Chimera pair and data-parallel replicas are the same thing here: a
-set of ranks. Parameters with the same users' stages share that set, so they share a bucket: one flat buffer whose
-views are the parameters' `.grad`, one sum a step, launched when the last contribution is in.
+A tied weight on two stages, the two ends of a Chimera pair and data-parallel replicas are the same thing
+here: a set of ranks. Parameters with the same users' stages share that set, so they share a bucket. A bucket
+is one flat buffer whose views are the parameters' `.grad`, with one sum a step, launched when the last
+contribution is in.
 
-Which parameters a training changes: trainable ones that a gradient of the loss can reach.
-
-A single process leaves a parameter without a gradient alone (no weight decay, no momentum). A flat gradient would
-be zero there, which an optimizer does not leave alone, so such parameters take no part.
+A single process leaves a parameter without a gradient alone (no weight decay, no momentum). A flat gradient
+would be zero there, which an optimizer does not leave alone. So only parameters that a gradient of the loss
+can reach take part (`trained`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Node = tuple[int, int]  # pipe, stage
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Trained parameters of one type that live on the same stages; the same on every rank."""
+    """Trained parameters of one type that live on the same stages; every rank derives the same buckets."""
 
     stages: tuple[int, ...]
     ranks: tuple[int, ...]
@@ -42,6 +42,11 @@ class Bucket:
 def buckets_of(
     graph: ModelGraph, stage_of: Sequence[int], mesh: RankMesh, trained: Collection[str]
 ) -> tuple[Bucket, ...]:
+    """Returns the buckets of a model, in an order that is the same on every rank.
+
+    Args: `stage_of` has the stage of each layer; `trained` names the parameters that a training changes.
+    Returns: one bucket for each set of stages and type.
+    """
     found: dict[tuple[tuple[int, ...], str], list[str]] = {}
     for parameter in graph.parameters:
         if parameter.name in trained:
@@ -57,6 +62,11 @@ class Flat:
     """One bucket on one rank: its parameters and their gradients, each as one buffer."""
 
     def __init__(self, bucket: Bucket, parameters: Mapping[str, Tensor], nodes: Iterable[Node]) -> None:
+        """Moves the parameters of a bucket into one buffer; they stay views of it, and so do their gradients.
+
+        Args: `parameters` by name have at least those of the bucket; `nodes` are the (pipe, stage) on this
+            rank that hold them.
+        """
         self.bucket, self.nodes = bucket, frozenset(nodes)
         self.parameters = {name: parameters[name] for name in bucket.names}
         owned = list(self.parameters.values())
@@ -78,7 +88,7 @@ class Flat:
 
 @dataclass(slots=True)
 class _State:
-    """Where a bucket stands between two updates."""
+    """A bucket's state between two updates."""
 
     launches: set[Node]  # stages here whose gradients are not complete
     complete: Callable[[], object] | None = None  # waits for the sum under way
@@ -93,9 +103,9 @@ OnSum = Callable[[Bucket], Told]
 class GradientSync:
     """Follows SYNC and STEP actions; tells when a bucket is summed and may be updated.
 
-    A bucket is launched when all of its stages on this rank have said SYNC, and due from then on: the next STEP of
-    one of them updates it. That may be a STEP of the next step, before the first forward that needs the bucket; the
-    gradients of that step start at zero then, else when it begins.
+    A bucket is launched when all of its stages on this rank have said SYNC, and due from then on: the next
+    STEP of one of them updates it. That may be a STEP of the next step, before the first forward that needs
+    the bucket. The gradients of that step start at zero then, otherwise when it begins.
     """
 
     def __init__(
@@ -105,8 +115,12 @@ class GradientSync:
         uncounted: Collection[str] = (),
         on_sum: OnSum | None = None,
     ) -> None:
-        """Gradients of `uncounted` parameters are added by another rank that computed the same; `on_sum` is told
-        when a sum is launched, and what it returns when it was launched and complete, from a thread of its own."""
+        """Prepares the sums of a rank's buckets.
+
+        Args: `groups` has those of buckets with several holders; gradients of `uncounted` parameters are
+            added by another rank that computed the same; `on_sum` is called when a sum is launched, and what
+            it returns with begin and end in ns, from a thread of its own.
+        """
         self.flats, self._groups, self._uncounted = tuple(flats), groups, frozenset(uncounted)
         self._on_sum = on_sum
         self._lines: dict[dist.ProcessGroup, Line] = {}
@@ -117,6 +131,7 @@ class GradientSync:
         self._state = {flat.bucket: _State(set(flat.nodes)) for flat in flats}
 
     def begin(self) -> None:
+        """Starts a step: gradients start at zero, but for those that are still to be applied."""
         for flat in self.flats:
             state = self._state[flat.bucket]
             if state.due:
@@ -125,11 +140,15 @@ class GradientSync:
                 self._renew(flat)
 
     def _renew(self, flat: Flat) -> None:
-        """Gradients start at zero; they are never let go, since they are views."""
+        """Sets gradients to zero; they are never let go, since they are views."""
         flat.grads.zero_()
         self._state[flat.bucket] = _State(set(flat.nodes))
 
     def launch(self, node: Node) -> None:
+        """Notes the SYNC of a stage, and starts the sums of buckets that are complete with it.
+
+        Args: `node` is a (pipe, stage) of this rank.
+        """
         for flat in self._by_node.get(node, ()):
             state = self._state[flat.bucket]
             state.launches.discard(node)
@@ -143,8 +162,11 @@ class GradientSync:
                 state.complete = self._sum(flat)
 
     def _sum(self, flat: Flat) -> Callable[[], object]:
-        """Two numbers have one sum; more are added up in one order, so that it does not matter which parameters
-        share a bucket. Between GPUs the order is NCCL's."""
+        """Starts a sum, and returns what waits for it.
+
+        Two numbers have one sum; more are added up in one order, so that it does not matter which parameters
+        share a bucket. Between GPUs the order is NCCL's.
+        """
         group, on_host = self._groups[flat.bucket], flat.grads.device.type == "cpu"
         ended = self._ended(flat.bucket) if on_host else None
         if on_host and len(flat.bucket.ranks) > 2:
@@ -164,14 +186,21 @@ class GradientSync:
         return lambda: told(start, clock_ns())
 
     def due(self, node: Node) -> list[Flat]:
-        """What a STEP of the node updates."""
+        """Returns the buckets that a STEP of a stage updates.
+
+        Args: `node` is a (pipe, stage) of this rank.
+        """
         return [flat for flat in self._by_node.get(node, ()) if self._state[flat.bucket].due]
 
     def left(self) -> list[Flat]:
-        """What is to be updated still."""
+        """Returns the buckets that are still to be updated."""
         return [flat for flat in self.flats if self._state[flat.bucket].due]
 
     def wait(self, flats: Iterable[Flat]) -> None:
+        """Waits until the sums of these buckets are complete.
+
+        Args: `flats` must have been launched.
+        """
         for flat in flats:
             state = self._state[flat.bucket]
             assert not state.launches, (
@@ -182,7 +211,10 @@ class GradientSync:
                 state.complete = None
 
     def hand_round(self, flat: Flat, owner: int, start: int, end: int) -> None:
-        """What one of its holders has updated, after the sums that were launched before."""
+        """Broadcasts what one holder of a bucket has updated, after the sums that were launched before.
+
+        Args: `owner` is the rank that updated; `start` and `end` are elements of the bucket's buffer.
+        """
         group = self._groups[flat.bucket]
         send = partial(dist.broadcast, flat.values[start:end], owner, group=group)
         if group in self._lines:
@@ -191,6 +223,10 @@ class GradientSync:
             send()
 
     def updated(self, flat: Flat) -> None:
+        """Notes the update of a bucket, so that its gradients can start anew.
+
+        Args: `flat` was due.
+        """
         state = self._state[flat.bucket]
         state.due = False
         if state.carried:
@@ -203,9 +239,13 @@ def groups_of(
     rank: int,
     new_group: Callable[[Sequence[int]], dist.ProcessGroup | None],
 ) -> dict[Bucket, dist.ProcessGroup]:
-    """Every rank makes every communicator, in one order, also those that it is no part of.
+    """Makes the communicators of all buckets; every rank makes every one, in one order, also those that it is
+    no part of.
 
-    Replicas of one pipeline worker launch the same sums in the same order, so one communicator serves all of them.
+    Replicas of one pipeline worker launch the same sums in the same order, so one communicator serves all of
+    them.
+    Args: `new_group` is collective, and returns None to ranks that are no part of the group.
+    Returns: the groups of this rank's buckets that have several holders.
     """
     mine: dict[Bucket, dist.ProcessGroup] = {}
     replicas: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
@@ -223,6 +263,11 @@ def groups_of(
 
 
 def trained(captured: Captured) -> frozenset[str]:
+    """Returns the trainable parameters that a gradient of the loss can reach.
+
+    Args: `captured` is the whole model.
+    Returns: names.
+    """
     traced, probe = captured.layout.traced, captured.layout.probes[0]
     live: set[fx.Node] = set(traced.outputs[:1])
     for node in reversed(traced.graph.nodes):

@@ -1,8 +1,8 @@
 """Updates: the user's optimizer a bucket, clipping by the true global norm, state sharded over the holders.
 
-The optimizer is called with the parameters of one bucket at a time, so a user's `optimizer` must be a function of
-named parameters, which is what the workload file promises. With sharded state each holder updates its own range of
-the bucket and sends it to the others.
+The optimizer is called with the parameters of one bucket at a time. So a user's `optimizer` must be a
+function of named parameters, which is what the workload file promises. With sharded state each holder updates
+its own range of the bucket and sends it to the others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Make = Callable[[Iterable[tuple[str, torch.nn.Parameter]]], torch.optim.Optimize
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What this rank updates of a bucket: some of its parameters, and who updates the others."""
+    """This rank's share of a bucket: the parameters that it updates, and who updates the others."""
 
     names: tuple[str, ...]
     ranges: tuple[
@@ -41,7 +41,11 @@ class Share:
 
 
 def owners(ranks: Sequence[int], sizes: Mapping[str, int]) -> dict[str, int]:
-    """By the middle of each parameter in the flat buffer; `sizes` in elements, in its order."""
+    """Shares the parameters of a bucket among its holders, by the middle of each parameter in the flat buffer.
+
+    Args: `sizes` has the elements of each parameter, in the buffer's order.
+    Returns: one of `ranks` for each parameter.
+    """
     total, start, found = sum(sizes.values()), 0, {}
     for name, size in sizes.items():
         found[name] = ranks[min(len(ranks) - 1, (2 * start + size) // 2 * len(ranks) // total)]
@@ -50,7 +54,10 @@ def owners(ranks: Sequence[int], sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def share_of(flat: Flat, rank: int, sharded: bool) -> Share:
-    """Neighbouring parameters to each holder, about the same number of elements each."""
+    """Returns this rank's share of a bucket: neighbouring parameters, about as many elements for each holder.
+
+    Args: without `sharded` every holder updates all of it.
+    """
     ranks, names = flat.bucket.ranks, flat.bucket.names
     if not sharded or len(ranks) == 1:
         return Share(names, ())
@@ -64,7 +71,7 @@ def share_of(flat: Flat, rank: int, sharded: bool) -> Share:
 
 
 class Updater:
-    """What SYNC and STEP do on one rank."""
+    """One rank's gradient sums and updates, by SYNC and STEP actions."""
 
     def __init__(
         self,
@@ -81,6 +88,12 @@ class Updater:
         world: dist.ProcessGroup | None = None,
         previous: PreviousNorm | None = None,
     ) -> None:
+        """Makes the user's optimizer for each bucket of the rank.
+
+        Args: `sharded` has each holder keep the state of its share; `count` returns what this rank's losses
+            are a mean of, where losses come as (sum, count); `schedule` makes a learning rate schedule, or
+            None; `world` is the group of all ranks.
+        """
         self._sync, self._clip_norm, self._count = sync, clip_norm, count
         self._squares, self._world, self._scaler = squares, world, scaler
         self.previous = previous
@@ -97,13 +110,17 @@ class Updater:
         self.norm: float | None = None  # of the last step, where it was needed
 
     def begin(self) -> None:
+        """Starts a step of gradient sums and updates."""
         self._sync.begin()
         if self.previous is not None:
             self.previous.begin()
         self._prepared = self._skipped = False
 
     def catch_up(self, steps: int) -> None:
-        """Learning rates as they stand after so many steps."""
+        """Moves learning rates to where they stand after some steps.
+
+        Args: `steps` were done before, by an earlier run.
+        """
         for bucket in self._schedules:
             self._advance(bucket, steps, quietly=True)
 
@@ -115,25 +132,32 @@ class Updater:
                 self._schedules[bucket].step()
 
     def launch(self, pipe: int, stage: int) -> None:
+        """Does a SYNC: starts the sums of buckets that are complete with this stage of this rank."""
         self._sync.launch((pipe, stage))
 
     def wait(self, pipe: int, stage: int) -> None:
+        """Waits for what a STEP needs: the stage's sums, or all sums where the step's norm or count is needed.
+
+        Args: `pipe` and `stage` live on this rank.
+        Raises: NotFinite where the norm of all gradients is not finite, or the loss counted nothing.
+        """
         if self._prepared or not (self._clip_norm or self._count or self._scaler):
             self._sync.wait(self._sync.due((pipe, stage)))
         else:
             self._prepare()
 
     def step(self, pipe: int, stage: int) -> None:
+        """Does a STEP: updates the buckets of this stage that are due."""
         for flat in self._sync.due((pipe, stage)):
             self._update(flat)
 
     def settle(self) -> None:
-        """Updates that the next step would have made where it needs them: what is looked at now is up to date."""
+        """Makes the updates that the next step would have made where it needs them, so that weights are up to date."""
         for flat in self._sync.left():
             self._update(flat)
 
     def _update(self, flat: Flat) -> None:
-        """A step that is left out counts for learning rates too."""
+        """Updates one bucket; a step that is left out counts for learning rates too."""
         self._sync.wait([flat])
         if self.previous is not None:
             self.previous.clip(flat)
@@ -146,10 +170,10 @@ class Updater:
         self._sync.updated(flat)
 
     def _prepare(self) -> None:
-        """What needs to know of the whole step: the number of what the loss is a mean of, and the norm.
+        """Works out what needs the whole step: the number of what the loss is a mean of, and the norm.
 
-        The norm is that of `clip_grad_norm_` over the whole model: a parameter counts once, on the first of its
-        holders.
+        The norm is that of `clip_grad_norm_` over the whole model: a parameter counts once, on the first of
+        its holders.
         """
         self._sync.wait(self._sync.flats)
         self._prepared = True
@@ -185,7 +209,7 @@ class Updater:
 
 
 def _made(make: Make, named: Sequence[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer | None:
-    """None where it is for some of the model's parameters, of which none are here."""
+    """Returns the user's optimizer; None where it is for some of the model's parameters, of which none are here."""
     try:
         return make(named)
     except BadInput as failure:
@@ -199,7 +223,11 @@ def _of_nothing(failure: BadInput) -> bool:
 
 
 def check_optimizer(workload: Workload, graph: ModelGraph) -> None:
-    """Of the whole model, on tensors without data; what only those are the reason of is not judged."""
+    """Raises BadInput where the user's optimizer or schedule cannot be made for the whole model.
+
+    Parameters have no data; an optimizer that refuses an empty list of them is not judged.
+    Args: `graph` has the model's parameters.
+    """
     named = [
         (row.name, torch.nn.Parameter(torch.empty(row.shape, dtype=getattr(torch, row.dtype), device="meta")))
         for row in graph.parameters
@@ -221,6 +249,12 @@ class SavedState:
 
 
 def state_of(optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence[Flat]) -> SavedState:
+    """Returns the state of this rank's optimizers, by parameter name.
+
+    Args: `flats` are the rank's buckets.
+    Returns: views of the tensors, not copies.
+    Raises: BadInput where a state has more than tensors, numbers, flags and texts.
+    """
     saved = SavedState({}, {})
     for group, name, state in _members(optimizers, flats):
         saved.tensors[name] = {key: x.detach() for key, x in state.items() if isinstance(x, Tensor)}
@@ -235,6 +269,10 @@ def state_of(optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence
 def load_state(
     optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence[Flat], saved: SavedState
 ) -> None:
+    """Puts saved state into this rank's optimizers.
+
+    Args: `saved` may have more parameters than are here, or fewer.
+    """
     for group, name, state in _members(optimizers, flats):
         settings = saved.settings.get(name, {})
         options = settings.get("group", {})
@@ -246,7 +284,7 @@ def load_state(
 def _members(
     optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence[Flat]
 ) -> Iterator[tuple[dict[str, object], str, dict[str, object]]]:
-    """(group, name, state) of every parameter that is updated here."""
+    """Yields group, name and state of every parameter that is updated here."""
     for flat in flats:
         optimizer = optimizers.get(flat.bucket)
         names = {id(parameter): name for name, parameter in flat.parameters.items()}

@@ -24,7 +24,10 @@ Ended = Callable[[], None]
 
 
 def add_up(buffer: Tensor, group: dist.ProcessGroup) -> None:
-    """In place, by all of the group; for a dense buffer of one dim on the host."""
+    """Sums a buffer over a group in place, each element in the order of ranks; collective.
+
+    Args: `buffer` is dense, of one dim, on the host.
+    """
     ranks, here = dist.get_world_size(group), dist.get_rank(group)
     for piece in torch.split(buffer, PIECE):
         sizes = [len(part) for part in torch.tensor_split(piece, ranks)]
@@ -46,8 +49,10 @@ class _Job(NamedTuple):
 
 
 class Line:
-    """What is done over one communicator: one after the other in the order of launches, which is the same on all of
-    its ranks, beside what they do meanwhile."""
+    """The queue of one communicator: work is done one after the other in the order of launches, beside the training.
+
+    All ranks of the communicator launch in the same order.
+    """
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
@@ -56,21 +61,25 @@ class Line:
         weakref.finalize(self, _end, self._jobs, thread)
 
     def launch(self, run: Callable[[], object], ended: Ended | None = None) -> Future[None]:
-        """`ended` is called from the thread that runs, before anybody who waits goes on."""
+        """Queues work for the line's thread.
+
+        Args: `run` does it; `ended` is called after it from that thread, before anybody who waits goes on.
+        Returns: a future that is done then, or has the error.
+        """
         job = _Job(run, ended, Future())
         self._jobs.put(job)
         return job.done
 
 
 def _end(jobs: SimpleQueue[_Job | None], thread: Thread) -> None:
-    """A thread that lets go of a communicator while Python ends would take the process down."""
+    """Ends a line's thread: one that lets go of a communicator while Python ends would take the process down."""
     jobs.put(None)
     if thread is not current_thread():
         thread.join(END_S)
 
 
 def _serve(jobs: SimpleQueue[_Job | None]) -> None:
-    """Until nobody can launch any more; what fails tells whoever waits for it."""
+    """Runs jobs until nobody can launch any more; what fails tells whoever waits for it."""
     while (job := jobs.get()) is not None:
         try:
             job.run()

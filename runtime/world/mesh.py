@@ -1,4 +1,4 @@
-"""Who is where: ranks and mesh coordinates, as the plan's table has them."""
+"""The mesh of a plan: which rank stands at which coordinates, and what it holds."""
 
 from __future__ import annotations
 
@@ -11,15 +11,22 @@ from planner.plan import Place, Plan
 
 @dataclass(frozen=True)
 class RankMesh:
+    """The ranks of a plan and their coordinates: replica, pipeline worker and shard."""
+
     places: tuple[Place, ...]
     place: tuple[tuple[int, ...], ...]  # place[pipe][stage] is the pipeline worker
 
     @classmethod
     def of(cls, plan: Plan) -> RankMesh:
+        """Returns the mesh of a plan.
+
+        Args: `plan` has a table of places.
+        """
         return cls(plan.places, plan.schedule.place)
 
     @cached_property
     def by_rank(self) -> dict[int, Place]:
+        """Returns the coordinates of each rank, by rank."""
         return {place.rank: place for place in self.places}
 
     @cached_property
@@ -27,13 +34,19 @@ class RankMesh:
         return {(p.data, p.pipeline, p.spatial): p.rank for p in self.places}
 
     def peers(self, rank: int) -> tuple[int, ...]:
-        """Ranks of this rank's pipeline group, by pipeline worker."""
+        """Returns the ranks of a rank's pipeline, by pipeline worker.
+
+        Args: `rank` is one of them; the others share its replica and shard.
+        """
         here = self.by_rank[rank]
         workers = sorted({p.pipeline for p in self.places})
         return tuple(self._rank_at[here.data, worker, here.spatial] for worker in workers)
 
     def held(self, rank: int) -> tuple[tuple[int, int], ...]:
-        """(pipe, stage) of every stage that lives on a rank."""
+        """Returns pipe and stage of every stage that lives on a rank.
+
+        Args: `rank` is one of the plan's.
+        """
         worker = self.by_rank[rank].pipeline
         return tuple(
             (pipe, stage)
@@ -43,7 +56,11 @@ class RankMesh:
         )
 
     def holders(self, stages: Iterable[int]) -> tuple[int, ...]:
-        """Every rank that holds one of these stages, in any pipe, replica and shard."""
+        """Returns every rank that holds one of these stages, in any pipe, replica and shard.
+
+        Args: `stages` are numbers of stages.
+        Returns: ranks in ascending order.
+        """
         wanted = set(stages)
         workers = {pipe[stage] for pipe in self.place for stage in wanted}
         return tuple(sorted(p.rank for p in self.places if p.pipeline in workers))

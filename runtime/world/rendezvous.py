@@ -1,12 +1,12 @@
-"""Where the ranks of a run meet: at a file of the run folder, or, where that was asked for, at a socket.
+"""The place where the ranks of a run meet: a file of the run folder, or, where that was asked for, a socket.
 
     file            nobody but the run's user can reach it; needs a file system that all ranks share and that has locks
     tcp             at the address of the first rank's host name; only the number of the port goes through a file
     tcp:INTERFACE   at the address of that interface, such as ib0
     torchrun        at the store that torchrun has made
 
-A socket is bound to that one address. Whoever can reach it can read and change what ranks tell each other there, since
-the store of torch.distributed asks nobody who they are.
+A socket is bound to that one address. Whoever can reach it can read and change what ranks tell each other
+there, since the store of torch.distributed asks nobody who they are.
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ SIOCGIFADDR = 0x8915  # from linux/sockios.h
 
 
 def store(how: str, path: Path, rank: int, size: int) -> Store | None:
-    """None where torch.distributed finds it by itself."""
+    """Opens the store over which ranks meet; the first rank of a socket waits for nobody.
+
+    Args: `how` is one of those above; `path` is a file in the run folder; `size` counts the ranks.
+    Returns: None for "torchrun", where torch.distributed finds the store by itself.
+    Raises: TimeoutError where the first rank does not say where it is.
+    """
     from torch._C._distributed_c10d import FileStore
 
     if how == TORCHRUN:
@@ -43,7 +48,11 @@ def store(how: str, path: Path, rank: int, size: int) -> Store | None:
 
 
 def address(how: str) -> str:
-    """What the first rank listens at."""
+    """Returns the address at which the first rank listens.
+
+    Args: `how` is "tcp" or "tcp:INTERFACE".
+    Raises: BadInput where the host or the interface has no address that others reach.
+    """
     _, _, interface = how.partition(":")
     if interface:
         return _address_of(interface)

@@ -17,7 +17,7 @@ PLAIN: Final = {1: ATEN.conv1d.default, 2: ATEN.conv2d.default, 3: ATEN.conv3d.d
 
 
 class Plain(NamedTuple):
-    """Arguments of torch's convolution behind input, weight and bias."""
+    """The arguments of torch's convolution behind input, weight and bias."""
 
     stride: list[int]
     padding: list[int]
@@ -26,7 +26,11 @@ class Plain(NamedTuple):
 
 
 def plain_arguments(call: Call, step: Step) -> Plain | None:
-    """For an input that was fetched; None where the padding left differs between front and back."""
+    """Returns the arguments of an ordinary convolution whose input was fetched with its halo.
+
+    Args: `call` is the captured convolution; `step` is what its rule decided.
+    Returns: None where the padding left to torch differs between front and back.
+    """
     weight = call.tensor("weight").shape
     count = len(weight) - 2
     kernel, dilation = weight[2:], call.integers("dilation", count, (1,))
@@ -41,7 +45,11 @@ def plain_arguments(call: Call, step: Step) -> Plain | None:
 
 
 def convolution(local: Local) -> Tensor:
-    """With zeros added where the padding of an even kernel is uneven."""
+    """Convolves fetched rows; adds zeros where the padding of an even kernel is uneven.
+
+    Args: `local` has the fetched input, the weight and the bias.
+    Returns: this rank's rows of the output.
+    """
     x, weight = local.tensor("input"), local.tensor("weight")
     count = weight.dim() - 2
     kernel, dilation = tuple(weight.shape[2:]), local.call.integers("dilation", count, (1,))
@@ -66,7 +74,12 @@ def _behind(call: Call, kernel: Sequence[int], dilation: Sequence[int], pad: Seq
 
 
 def transposed(local: Local) -> Tensor:
-    """Rows that the fetched part makes too many are dropped, rows that no input row reaches are nothing."""
+    """Runs a transposed convolution on fetched rows.
+
+    Rows that the fetched part makes too many are dropped; rows that no input row reaches have the bias alone.
+    Args: `local` has the fetched input, the weight and the bias.
+    Returns: this rank's rows of the output.
+    """
     x, weight = local.tensor("input"), local.tensor("weight")
     count = weight.dim() - 2
     first = x.dim() - count
@@ -87,7 +100,11 @@ def transposed(local: Local) -> Tensor:
 
 
 def window(x: Tensor, dim: int, skip: int, length: int) -> Tensor:
-    """Rows skip to skip + length; zeros where there are none."""
+    """Returns rows `skip` to `skip + length` along a dimension, with zeros where there are none.
+
+    Args: `skip` may be negative, and `length` may reach beyond the last row.
+    Returns: a view where all rows are there, otherwise a padded copy.
+    """
     rows = x.shape[dim]
     low, high = min(max(skip, 0), rows), min(max(skip + length, 0), rows)
     kept = x.narrow(dim, low, max(0, high - low))

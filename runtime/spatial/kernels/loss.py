@@ -1,4 +1,4 @@
-"""Losses on shards: each rank sums its part, the sums and counts are added up in one message."""
+"""Losses on shards: each rank sums its part; sums and counts are added up in one message."""
 
 from __future__ import annotations
 
@@ -9,17 +9,27 @@ import torch
 from torch import Tensor
 
 from planner.spatial import LOSSES
-from runtime.spatial.exchange import summed
+from runtime.spatial.group import summed
 from runtime.spatial.operation import Kernel, Local
 
 NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for the reduction
 
 
 def cross_entropy(local: Local) -> Tensor:
+    """Returns the cross entropy or negative log likelihood over all shards, weighted as torch does.
+
+    Args: `local` has this rank's part of predictions and targets.
+    Returns: the loss, whole on each rank; without reduction this rank's part.
+    """
     return _combined(local, _weight_counted)
 
 
 def elementwise(local: Local) -> Tensor:
+    """Returns a loss that takes each element for itself, reduced over all shards.
+
+    Args: `local` has this rank's part of predictions and targets.
+    Returns: the loss, whole on each rank; without reduction this rank's part.
+    """
     return _combined(local, lambda local: torch.tensor(float(local.tensor("self").numel())))
 
 
@@ -36,7 +46,7 @@ def _combined(local: Local, counted: Kernel) -> Tensor:
 
 
 def _weight_counted(local: Local) -> Tensor:
-    """What the mean divides by: the weight of the classes that count, or how many positions there are."""
+    """Returns what the mean divides by: the weight of the classes that count, or the number of positions."""
     x, target = local.tensor("self"), local.tensor("target")
     if target.is_floating_point():
         return torch.tensor(float(x.numel() // x.shape[1]))

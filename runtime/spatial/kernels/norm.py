@@ -1,7 +1,7 @@
 """Normalisation over a sample that several ranks share: one packed exchange of statistics each way.
 
-Every rank sends the mean and variance of its part; the parts are combined by their counts, which all ranks know,
-so that no large sums cancel. Backward two sums a group are added up.
+Every rank sends the mean and variance of its part. The parts are combined by their counts, which all ranks
+know, so that no large sums cancel. Backward two sums a group are added up.
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ class _Normalise(torch.autograd.Function):
 
 
 def _over(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """Of no dimensions torch would take the sum of all."""
+    """Returns a sum over some dimensions; torch would take the sum of all where none are named."""
     return x.sum(dims, keepdim=True) if dims else x
 
 
 def _wide(x: Tensor) -> Tensor:
-    """Statistics of half precision are taken in single precision."""
+    """Returns half precision as single precision, in which its statistics are taken."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -145,6 +145,11 @@ def _normalised(arguments: Arguments, groups: Groups, mesh: SampleGroup) -> tupl
 
 
 def batch_norm(local: Local) -> Tensor:
+    """Normalises over the batch and over all shards; keeps running statistics as one process would.
+
+    Args: `local` has this rank's part, weight and bias, and the running statistics, which change in place.
+    Returns: this rank's part of the output.
+    """
     if not local.arguments["training"]:
         return local.run()
     groups = _groups(local, local.tensor("input").shape[1], per_sample=False)
@@ -153,7 +158,7 @@ def batch_norm(local: Local) -> Tensor:
 
 @dataclass(frozen=True)
 class OverReplicas:
-    """Batch normalisation over the samples of all members of a mesh, each of which has as many."""
+    """Batch normalisation over the samples of all replicas of a group, each of which has as many."""
 
     target: Target
     mesh: SampleGroup
@@ -172,6 +177,11 @@ class OverReplicas:
 
 
 def instance_norm(local: Local) -> Tensor:
+    """Normalises each sample and channel over all shards.
+
+    Args: `local` has this rank's part, weight and bias, and the running statistics, which change in place.
+    Returns: this rank's part of the output.
+    """
     if not local.arguments["use_input_stats"]:
         return local.run()
     groups = _groups(local, local.tensor("input").shape[1], per_sample=True)
@@ -185,8 +195,11 @@ def _normalised_and_remembered(arguments: Arguments, groups: Groups, mesh: Sampl
 
 
 def _remember(arguments: Arguments, mean: Tensor, variance: Tensor, elements: int) -> None:
-    """Running statistics as one process keeps them: the same on every rank, and as there unseen by autograd, which
-    may have kept them for a normalisation of a whole tensor before."""
+    """Updates running statistics as one process does: they are the same on every rank.
+
+    Autograd does not see the change, since it may have kept them for an earlier normalisation of a whole
+    tensor.
+    """
     count = arguments.get("count")
     momentum = share_of_latest(count) if isinstance(count, Tensor) else arguments["momentum"]
     assert isinstance(momentum, float)
@@ -199,11 +212,20 @@ def _remember(arguments: Arguments, mean: Tensor, variance: Tensor, elements: in
 
 
 def group_norm(local: Local) -> Tensor:
+    """Normalises groups of channels of each sample over all shards.
+
+    Args: `local` has this rank's part, weight and bias.
+    Returns: this rank's part of the output.
+    """
     groups = _groups(local, local.call.integer("num_groups"), per_sample=True)
     return _normalised(local.arguments, groups, local.mesh)[0]
 
 
 def plain(local: Local) -> Tensor:
+    """Runs torch's own operation, since no dimension that it normalises over is cut.
+
+    Args: `local` has this rank's part.
+    """
     return local.run()
 
 

@@ -1,8 +1,9 @@
 """Convolutions that compute their interior while halos travel, without a padded copy of the input.
 
-A convolution is linear in its input. So the part of the output that comes from a rank's own rows is one ordinary
-convolution, with zeros where the neighbours' rows will be, and what the halos add to the boundary rows follows
-when they have arrived. Backward the halos' gradients are computed first and sent; the bulk is worked out meanwhile.
+A convolution is linear in its input. So the part of the output that comes from a rank's own rows is one
+ordinary convolution, with zeros where the neighbours' rows will be. What the halos add to the boundary rows
+follows when they have arrived. Backward the halos' gradients are computed first and sent; the bulk is worked
+out meanwhile.
 """
 
 from __future__ import annotations
@@ -49,14 +50,20 @@ class OverlapPlan:
 
     @property
     def worthwhile(self) -> bool:
-        """Boundary rows are computed twice; where they are many, copying the input costs less."""
+        """Returns whether overlap pays: boundary rows are computed twice, and where they are many, copying
+        the input costs less."""
         return THIN * sum(strip.length for strip in self.strips) <= self.rows
 
 
 def plan(
     fetch: Fetch, output: Cut, plain: Plain, position: int, kernel: int, place: int
 ) -> OverlapPlan | None:
-    """None where an ordinary convolution of the own rows does not give just the rows wanted."""
+    """Plans how one rank's convolution overlaps its halos along one dimension.
+
+    Args: `plain` are the convolution's arguments; `position` counts the dimension among those of space;
+        `kernel` is its size there; `place` is the rank's coordinate along the axis of the fetch.
+    Returns: None where an ordinary convolution of the rank's own rows does not make just the rows wanted.
+    """
     assert fetch.points is not None
     if not fetch.runs[place]:  # nothing but padding
         return None
@@ -82,7 +89,7 @@ def plan(
 
 
 def _strip(windows: Sequence[int], kernel: int, dilation: int, begin: int, stop: int) -> Strip | None:
-    """What windows that start at these rows take of the rows [begin, stop)."""
+    """Returns what windows that start at these rows take of the rows [begin, stop); None where they take none."""
     met = [
         (o, tap)
         for o, window in enumerate(windows)
@@ -98,7 +105,7 @@ def _strip(windows: Sequence[int], kernel: int, dilation: int, begin: int, stop:
 
 
 def _span(fetch: Fetch, place: int) -> tuple[int, int]:
-    """Global rows that a rank's windows span, those outside the tensor included."""
+    """Returns the global rows that a rank's windows span, those outside the tensor included."""
     (run,) = fetch.runs[place]
     return run.start - run.at, run.start - run.at + fetch.sizes[place]
 
@@ -159,7 +166,8 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 def _flat(plan: OverlapPlan, strip: Strip, weight: Tensor) -> Plain | None:
-    """One row of a volume met by one tap is an image, whose convolution is several times as fast."""
+    """Returns the arguments for a strip of one row as an image, whose convolution is several times as
+    fast; None for others."""
     if strip.rows > 1 or weight.dim() < VOLUME:
         return None
     stride, padding, dilation, groups = plan.strip_settings
@@ -169,7 +177,7 @@ def _flat(plan: OverlapPlan, strip: Strip, weight: Tensor) -> Plain | None:
 
 
 def _added(slab: Tensor, weight: Tensor, plan: OverlapPlan, strip: Strip) -> Tensor:
-    """What a halo adds to the boundary rows."""
+    """Returns what a halo adds to the boundary rows."""
     dim, taps, flat = plan.fetch.dim, _taps(weight, plan, strip), _flat(plan, strip, weight)
     if flat is None:
         found: Tensor = PLAIN[weight.dim() - 2](slab, taps, None, *plan.strip_settings)
@@ -205,7 +213,11 @@ def _gradients(dy: Tensor, x: Tensor, weight: Tensor, settings: Plain, wanted: l
 
 
 def slab_of(x: Tensor, dim: int, strip: Strip, parts: list[tuple[RowRun, Tensor]]) -> Tensor:
-    """The rows that a strip's windows span: the halo where it lies, zeros elsewhere."""
+    """Returns the rows that a strip's windows span: the halo where it lies, zeros elsewhere.
+
+    Args: `x` tells type and the sizes of other dimensions; `parts` are the runs that came, with their rows.
+    Returns: a new tensor with the strip's rows along `dim`.
+    """
     shape = list(x.shape)
     shape[dim] = strip.rows
     slab = torch.zeros(shape, dtype=x.dtype, device=x.device)
@@ -224,7 +236,12 @@ def _common(run: RowRun, strip: Strip) -> tuple[int, int]:
 
 
 def rows_of(run: RowRun, inputs: Sequence[tuple[Strip, Tensor | None]], like: Tensor, dim: int) -> Tensor:
-    """The gradient of a halo's rows: from the strip on their side."""
+    """Returns the gradient of a halo's rows, from the strip on their side.
+
+    Args: `run` names the rows; `inputs` are the strips with the gradients of their slabs; `like` tells the
+        other sizes.
+    Returns: a new tensor with the run's rows along `dim`.
+    """
     shape = list(like.shape)
     shape[dim] = run.length
     rows = torch.zeros(shape, dtype=like.dtype, device=like.device)
@@ -238,7 +255,7 @@ def rows_of(run: RowRun, inputs: Sequence[tuple[Strip, Tensor | None]], like: Te
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """As autocast does, which leaves double precision alone."""
+    """Returns a tensor as autocast casts it, which leaves double precision alone."""
     return x if x.dtype == torch.float64 else x.to(dtype)
 
 

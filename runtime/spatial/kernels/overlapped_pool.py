@@ -26,7 +26,11 @@ BACKWARD: Final[dict[int, Callable[..., Tensor]]] = {
 
 
 def plain_arguments(call: Call, cut_dims: tuple[int, ...]) -> Plain | None:
-    """Only where every window is divided by its full size, padding included."""
+    """Returns the arguments of a pool that divides every window by its full size, padding included.
+
+    Args: `call` is the captured pool; `cut_dims` are the dimensions whose padding is fetched.
+    Returns: None for other pools.
+    """
     count = int(call.operation[-2])
     counted = call.get("count_include_pad") in (None, True)
     if (
@@ -86,7 +90,8 @@ class _Pooled(torch.autograd.Function):
 def _window(
     kernel: tuple[int, ...], settings: Plain, plan: OverlapPlan | None = None, strip: Strip | None = None
 ) -> tuple[list[int], list[int], list[int], bool, bool, int]:
-    """Arguments of torch's pool; a strip's kernel is the part that meets the halo, divided by the whole."""
+    """Returns the arguments of torch's pool; a strip's kernel is the part that meets the halo, divided by
+    the whole."""
     size = list(kernel)
     if plan is not None and strip is not None:
         size[plan.fetch.dim - 2] = strip.taps[1] - strip.taps[0]

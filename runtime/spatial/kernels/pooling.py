@@ -10,24 +10,33 @@ import torch
 from torch import Tensor
 
 from planner.spatial import adaptive_rows, divisors
-from runtime.spatial.exchange import stacked, summed
+from runtime.spatial.group import stacked, summed
 from runtime.spatial.operation import Kernel, Local
 
 
 def _padding(local: Local, count: int) -> list[int]:
-    """What is left to the operation: along a cut dimension the padding was fetched."""
+    """Returns the padding that is left to the operation: along a cut dimension it was fetched."""
     first = local.tensor("self").dim() - count
     cut = {dim - first for dim in local.step.output.cut_dims}
     return [0 if i in cut else p for i, p in enumerate(local.call.integers("padding", count, (0,)))]
 
 
 def max_pool(local: Local) -> Tensor:
+    """Returns the largest of each window of fetched rows.
+
+    Args: `local` has the fetched input.
+    Returns: this rank's rows of the output.
+    """
     count = int(local.call.operation[-2])
     return local.run(padding=_padding(local, count))
 
 
 def avg_pool(local: Local) -> Tensor:
-    """Sums of windows, divided by what each window counts; the rule knows where a window hangs over."""
+    """Returns the sum of each window, divided by what the window counts; the rule knows where a window hangs over.
+
+    Args: `local` has the fetched input.
+    Returns: this rank's rows of the output.
+    """
     count = int(local.call.operation[-2])
     x, output = local.tensor("self"), local.step.output
     pad = _padding(local, count)
@@ -49,6 +58,11 @@ def avg_pool(local: Local) -> Tensor:
 
 
 def adaptive_avg(local: Local) -> Tensor:
+    """Returns the mean of each window of an adaptive pool, whose windows differ in size.
+
+    Args: `local` has the fetched input.
+    Returns: this rank's rows where the output is cut, otherwise all of it on each rank.
+    """
     if local.step.output.axes:
         return _by_rows(local, lambda part, size, _: (local.target(part, size),))[0]
     whole, part = local.share(local.call.tensor("self"))
@@ -56,6 +70,11 @@ def adaptive_avg(local: Local) -> Tensor:
 
 
 def adaptive_max(local: Local) -> tuple[Tensor, Tensor]:
+    """Returns the largest of each window of an adaptive pool, and where in the whole sample it lies.
+
+    Args: `local` has the fetched input.
+    Returns: values and flat indices; this rank's rows where the output is cut, otherwise all on each rank.
+    """
     x = local.tensor("self")
     first = x.dim() - int(local.call.operation[-2])
     if not local.step.output.axes:
@@ -75,7 +94,7 @@ Pool = Callable[[Tensor, list[int], list[int]], tuple[Tensor, ...]]
 
 
 def _by_rows(local: Local, pool: Pool) -> list[Tensor]:
-    """One window after the other along the cut dimensions; the output is small."""
+    """Pools one window after the other along the cut dimensions, which is cheap since the output is small."""
     x, output, source = local.tensor("self"), local.step.output, local.call.tensor("self")
     first = x.dim() - int(local.call.operation[-2])
     size, dims = list(output.shape[first:]), output.cut_dims
@@ -108,7 +127,7 @@ def _joined(parts: Mapping[tuple[int, ...], Tensor], dims: Sequence[int], length
 
 
 def _first_of_largest(local: Local, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Over the ranks, in the order in which one process would meet the elements."""
+    """Returns the largest value over the ranks; of equal ones, the one that one process would meet first."""
     values = stacked(value, local.mesh, local.step.axes)
     places = local.mesh.stacked(index, local.step.axes)
     best = values.amax(0, keepdim=True)
@@ -119,7 +138,7 @@ def _first_of_largest(local: Local, value: Tensor, index: Tensor) -> tuple[Tenso
 
 
 def _global_index(local: Local, index: Tensor, part: Tensor, lows: Sequence[int]) -> Tensor:
-    """Flat positions within a part, as flat positions within the whole."""
+    """Returns flat positions within a part as flat positions within the whole."""
     shape = local.call.tensor("self").shape
     first = part.dim() - len(lows)
     total, scale = torch.zeros_like(index), 1

@@ -1,4 +1,4 @@
-"""Reductions over a dimension that is cut: each rank reduces its part, the parts are combined, all end with the whole."""
+"""Reductions over a cut dimension: each rank reduces its part, the parts are combined, all ranks get the whole."""
 
 from __future__ import annotations
 
@@ -9,26 +9,36 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from runtime.spatial.exchange import enter, stacked, summed
-from runtime.spatial.group import SampleGroup
+from runtime.spatial.group import SampleGroup, enter, stacked, summed
 from runtime.spatial.operation import Kernel, Local
 
 
 def _over(local: Local) -> frozenset[int]:
+    """Returns the axes of the grid over which the operation reduces."""
     return local.step.axes - local.step.output.axes
 
 
 def total(local: Local) -> Tensor:
+    """Returns the sum over all shards.
+
+    Args: `local` has this rank's part.
+    Returns: the sum, whole along the axes that are reduced.
+    """
     return summed(local.run(), local.mesh, _over(local))
 
 
 def mean(local: Local) -> Tensor:
+    """Returns the mean over all shards, each weighted by its share of the elements.
+
+    Args: `local` has this rank's part.
+    Returns: the mean, whole along the axes that are reduced.
+    """
     whole, part = local.share(_reduced_source(local))
     return summed(local.run() * (part / whole), local.mesh, _over(local))
 
 
 def _reduced_source(local: Local) -> Any:
-    """The source as if only what is reduced were cut: its share is this rank's weight in a mean."""
+    """Returns the source as if only what is reduced were cut: its share is this rank's weight in a mean."""
     source = local.call.tensor("self")
     over = _over(local)
     for dim in source.cut_dims:
@@ -78,6 +88,11 @@ class _Extreme(torch.autograd.Function):
 
 
 def extreme(local: Local) -> Tensor:
+    """Returns the largest or smallest element over all shards.
+
+    Args: `local` has this rank's part; with a second tensor the operation is done element by element.
+    Returns: values, whole along the axes that are reduced.
+    """
     if isinstance(local.arguments.get("other"), Tensor) or not _over(local):
         return local.run()
     x = local.tensor("self")
@@ -90,12 +105,22 @@ def extreme(local: Local) -> Tensor:
 
 
 def some(local: Local) -> Tensor:
+    """Returns whether any, or all, elements of all shards are true.
+
+    Args: `local` has this rank's part.
+    Returns: truth values, whole along the axes that are reduced.
+    """
     made = local.run()
     operation = "max" if local.call.operation == "aten.any" else "min"
     return local.mesh.reduce(made.to(torch.uint8), _over(local), operation).to(made.dtype)  # type: ignore[arg-type]
 
 
 def variance(local: Local) -> Tensor:
+    """Returns the variance or standard deviation over all shards, from their common mean.
+
+    Args: `local` has this rank's part.
+    Returns: values, whole along the axes that are reduced.
+    """
     over = _over(local)
     if not over:
         return local.run()
@@ -118,6 +143,11 @@ def _correction(local: Local) -> float:
 
 
 def norm(local: Local) -> Tensor:
+    """Returns the vector norm over all shards, as the norm of their norms.
+
+    Args: `local` has this rank's part.
+    Returns: values, whole along the axes that are reduced.
+    """
     over = _over(local)
     if not over:
         return local.run()
@@ -129,6 +159,10 @@ def norm(local: Local) -> Tensor:
 
 
 def plain(local: Local) -> Tensor:
+    """Runs torch's own operation, whose dimensions are not cut.
+
+    Args: `local` has this rank's part.
+    """
     return local.run()
 
 

@@ -1,7 +1,7 @@
 """Interpolation row by row from fetched rows, and pixel shuffles.
 
-Along a cut dimension the rows are mixed here, with weights computed as torch computes them; along the others by
-torch's own operation, told that the cut dimensions keep their size.
+Along a cut dimension the rows are mixed here, with weights computed as torch computes them. Along the others
+torch's own operation works, told that the cut dimensions keep their size.
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ A = -0.75  # of torch's cubic kernel
 
 
 def interpolation(local: Local) -> Tensor:
+    """Interpolates fetched rows to this rank's rows of the output.
+
+    Args: `local` has the fetched input, and sizes or factors.
+    Returns: this rank's part of the output.
+    Raises: BadInput where torch rounds to a row that was not fetched.
+    """
     x = local.tensor("input")
     count = COUNTS[local.call.operation]
     first = x.dim() - count
@@ -39,7 +45,7 @@ def interpolation(local: Local) -> Tensor:
 
 
 def _size(local: Local, x: Tensor, dim: int, position: int) -> int:
-    """Rows to make of all that there are, which the batch may tell."""
+    """Returns the rows to make of all that there are, which the batch may tell."""
     given = local.arguments.get("output_size")
     if isinstance(given, list | tuple):
         return int(given[position])
@@ -77,7 +83,7 @@ def _along(local: Local, x: Tensor, dim: int, position: int) -> Tensor:
 
 
 def _factor(local: Local, dim: int, position: int) -> float:
-    """Input rows an output row, as torch rounds it."""
+    """Returns how many input rows an output row takes, as torch rounds it."""
     size, made = local.call.tensor("input").shape[dim], local.step.output.shape[dim]
     if local.call.flag("align_corners"):
         return (size - 1) / (made - 1) if made > 1 else 0.0
@@ -94,7 +100,7 @@ def _source(local: Local, rows: Tensor, dim: int, position: int) -> Tensor:
 
 
 def _nearest(local: Local, dim: int, position: int) -> Tensor:
-    """Which row torch takes for each output row: asked of torch itself."""
+    """Returns the row that torch takes for each output row; torch itself is asked."""
     size, made = local.call.tensor("input").shape[dim], local.step.output.shape[dim]
     factors = local.arguments.get("scale_factors")
     exact = "_exact" in local.call.operation
@@ -117,6 +123,11 @@ def _cubic(part: Tensor) -> list[tuple[int, Tensor]]:
 
 
 def shuffle(local: Local) -> Tensor:
+    """Rearranges channels and pixels of the fetched rows.
+
+    Args: `local` has the fetched input.
+    Returns: this rank's part of the output.
+    """
     return local.run()
 
 

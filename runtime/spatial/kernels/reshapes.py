@@ -17,18 +17,27 @@ ATEN = torch.ops.aten
 
 
 def plain(local: Local) -> object:
+    """Runs torch's own operation on the fetched rows.
+
+    Args: `local` has this rank's part.
+    """
     return local.run()
 
 
 def _local_sizes(local: Local, given: object, layout: Layout) -> list[int]:
-    """Sizes that were asked for, with this rank's rows where a dimension is cut."""
+    """Returns sizes that were asked for, with this rank's rows where a dimension is cut."""
     own = layout.local_shape(local.mesh.coordinates)
     asked = list(given) if isinstance(given, list | tuple) else list(layout.shape)
     return [own[dim] if dim in layout.cut_dims else asked[dim] for dim in range(len(own))]
 
 
 def view(local: Local) -> Tensor:
-    """Sizes that depend on the batch are numbers by now; at most one is left to torch."""
+    """Views or reshapes this rank's part.
+
+    Sizes that depend on the batch are numbers by now; at most one of them is left to torch.
+    Args: `local` has this rank's part and the sizes of the whole.
+    Returns: this rank's part of the output.
+    """
     x, layout = local.tensor("self"), local.step.output
     given = local.arguments.get("size", local.arguments.get("shape"))
     if given is None:
@@ -38,7 +47,7 @@ def view(local: Local) -> Tensor:
 
 
 def _refolded(local: Local, x: Tensor, layout: Layout) -> Tensor:
-    """flatten and unflatten: the batch, which the rule saw as an example, is what it is here."""
+    """Flattens or unflattens this rank's part, whose batch may be larger than the example's that the rule saw."""
     ndim = len(local.call.tensor("self").shape)
     if local.call.operation == "aten.flatten":
         first = local.call.integer("start_dim") % ndim
@@ -53,11 +62,20 @@ def _refolded(local: Local, x: Tensor, layout: Layout) -> Tensor:
 
 
 def expand(local: Local) -> Tensor:
+    """Expands this rank's part to its rows of the sizes asked for.
+
+    Args: `local` has this rank's part and the sizes of the whole.
+    Returns: a view.
+    """
     return local.run(size=_local_sizes(local, local.arguments["size"], local.step.output))
 
 
 def expand_as(local: Local) -> Tensor:
-    """All rows of what is not cut, though the other is."""
+    """Expands a tensor to the size of another, with all rows where the other is cut and the result is not.
+
+    Args: `local` has this rank's parts of both.
+    Returns: a view.
+    """
     other, output = local.call.tensor("other"), local.step.output
     sizes = list(local.tensor("other").shape)
     for dim in other.cut_dims:
@@ -67,14 +85,22 @@ def expand_as(local: Local) -> Tensor:
 
 
 def squeeze(local: Local) -> Tensor:
-    """Only what is one row for everybody."""
+    """Removes dimensions that have one row in the whole tensor; one row on this rank alone is not enough.
+
+    Args: `local` has this rank's part.
+    Returns: a view.
+    """
     source = local.call.tensor("self")
     dims = local.call.dims("dim", len(source.shape))
     return local.tensor("self").squeeze([dim for dim in dims if source.shape[dim] == 1])
 
 
 def picked(local: Local) -> Tensor:
-    """Slices, padding, flips and rolls: along cut dimensions the rows fetched are the result already."""
+    """Returns slices, padding, flips and rolls: along cut dimensions the rows fetched are the result already.
+
+    Args: `local` has the fetched rows.
+    Returns: this rank's part of the output.
+    """
     cut = local.call.tensor("self").cut_dims
     x = local.tensor("self")
     ndim = x.dim()
@@ -106,7 +132,11 @@ def _padded(local: Local, x: Tensor, cut: tuple[int, ...]) -> Tensor:
 
 
 def dropout(local: Local) -> Tensor:
-    """Every rank draws the mask of the whole sample, as one process would, and keeps its part."""
+    """Draws the mask of the whole sample on every rank, as one process would, and applies this rank's part.
+
+    Args: `local` has this rank's part and the share that is dropped.
+    Returns: this rank's part of the output.
+    """
     x = local.tensor("input")
     if not local.arguments["train"] or local.arguments["p"] == 0:
         return x

@@ -16,7 +16,7 @@ from runtime.spatial.operation import Kernel, Local
 
 
 def _sizes(local: Local, given: object, layout: Layout) -> list[int]:
-    """Sizes that were asked for are those of all samples."""
+    """Returns sizes for this rank's share of the samples, from sizes that were asked for all samples."""
     assert isinstance(given, list | tuple)
     (dim,) = layout.cut_dims or (None,)
     size = local.mesh.wire.size
@@ -24,17 +24,31 @@ def _sizes(local: Local, given: object, layout: Layout) -> list[int]:
 
 
 def view(local: Local) -> Tensor:
+    """Views or reshapes this rank's share of the samples.
+
+    Args: `local` has the share and the sizes for all samples.
+    Returns: this rank's share of the output.
+    """
     x, given = local.tensor("self"), local.arguments.get("size", local.arguments.get("shape"))
     made = _sizes(local, given, local.step.output)
     return x.view(made) if local.call.operation == "aten.view" else x.reshape(made)
 
 
 def expand(local: Local) -> Tensor:
+    """Expands this rank's share of the samples.
+
+    Args: `local` has the share and the sizes for all samples.
+    Returns: a view.
+    """
     return local.run(size=_sizes(local, local.arguments["size"], local.step.output))
 
 
 def dropout(local: Local) -> Tensor:
-    """Every rank draws the mask of all samples, as one process would, and keeps its own."""
+    """Draws the mask of all samples on every rank, as one process would, and applies this rank's own.
+
+    Args: `local` has the share of the samples and the share that is dropped.
+    Returns: this rank's share of the output.
+    """
     x = local.tensor("input")
     if not local.arguments["train"] or local.arguments["p"] == 0:
         return x
@@ -59,5 +73,10 @@ KERNELS: Final[Mapping[str, Kernel]] = {
 
 
 def kernel_of(operation: str, step: Step) -> Kernel:
+    """Returns the kernel of an operation on a share of the samples.
+
+    Args: `step` tells whether the operation reduces over samples or within each.
+    Returns: torch's own operation where each sample is taken for itself.
+    """
     within = operation in reduce.KERNELS and step.output.axes == step.axes  # of each sample for itself
     return plain if within else KERNELS.get(operation, plain)

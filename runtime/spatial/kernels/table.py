@@ -1,4 +1,4 @@
-"""Kernels by operation: the same keys as the rules of `planner.halo`."""
+"""Kernels by operation, under the same keys as the rules of `planner.spatial`."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from planner.capture import Captured, StageModule, capture, cut
-from planner.spatial import Layout, coordinates
+from planner.spatial import Layout, coordinates, entry
 from runtime.spatial import SampleGroup
-from runtime.spatial.analyse import Analysed, analyse, entries
+from runtime.spatial.analyse import Analysed, analyse, value_shapes
 from runtime.spatial.group import Wire
 from runtime.spatial.shard import shard
 
@@ -99,6 +99,17 @@ def _grad(x: Tensor) -> Tensor:
 def analysed(ref: Reference, grid: Sequence[int], layouts: Mapping[str, Layout] | None = None) -> Analysed:
     stage = stage_of(ref)
     return analyse(stage, grid, layouts or entries(stage, grid))
+
+
+def entries(stage: StageModule, grid: Sequence[int]) -> dict[str, Layout]:
+    """Returns layouts of what a stage reads, cut evenly behind the channels; targets, which losses slice, are left out."""
+    sources = stage._layout.traced.sources
+    targets = {
+        stage._layout.name(node)
+        for node in stage._slice.reads
+        if node in sources and sources[node].kind == "target"
+    }
+    return {name: entry(x, grid) for name, x in value_shapes(stage).items() if name not in targets}
 
 
 def stage_of(ref: Reference) -> StageModule:

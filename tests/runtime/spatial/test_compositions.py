@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from runtime.spatial.analyse import analyse, entries
+from runtime.spatial.analyse import analyse
 from tests.runtime.spatial import threads
-from tests.runtime.spatial.equality import differences, on_shards, reference, stage_of
+from tests.runtime.spatial.equality import differences, entries, on_shards, reference, stage_of
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Using padding='same' with even kernel"

@@ -10,11 +10,11 @@ from planner.spatial import coordinates
 from planner.spatial.segment import cut_model
 from planner.spatial.traffic import traffic
 from runtime.spatial import SampleGroup
-from runtime.spatial.analyse import analyse, entries
+from runtime.spatial.analyse import analyse
 from runtime.spatial.shard import shard
 from tests.runtime.spatial import threads
 from tests.runtime.spatial.cases import CASES
-from tests.runtime.spatial.equality import Reference, part, stage_of
+from tests.runtime.spatial.equality import Reference, entries, part, stage_of
 from tests.runtime.spatial.variants import Variant
 
 DOUBLE = 8

@@ -10,12 +10,20 @@ from torch import Tensor, nn
 
 from planner.spatial import coordinates
 from runtime.spatial import SampleGroup
-from runtime.spatial.analyse import analyse, entries
+from runtime.spatial.analyse import analyse
 from runtime.spatial.kernels.overlapped_convolution import Overlapped
 from runtime.spatial.kernels.overlapped_pool import Pooled
 from runtime.spatial.shard import shard
 from tests.runtime.spatial import threads
-from tests.runtime.spatial.equality import Reference, differences, on_shards, part, reference, stage_of
+from tests.runtime.spatial.equality import (
+    Reference,
+    differences,
+    entries,
+    on_shards,
+    part,
+    reference,
+    stage_of,
+)
 
 
 def _deep() -> nn.Module:
