@@ -10,7 +10,6 @@ from pathlib import Path
 from planner.errors import BadInput
 from planner.plan import Plan
 from planner.terminal import Report
-from runtime.execute import free_bytes
 from runtime.launch.handle import launch_inline, launch_local
 from runtime.runfolder import Result
 
@@ -50,6 +49,8 @@ def _losses(run: Result) -> tuple[float, ...]:
 
 
 def _refuse_large(plan: Plan) -> None:
+    from runtime.execute import free_bytes  # torch is slow to load
+
     ranks = len(plan.places)
     if ranks > MOST_RANKS:
         raise BadInput(

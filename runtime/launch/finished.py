@@ -14,13 +14,10 @@ from planner.calibrate import Observation
 from planner.errors import BadInput
 from planner.simulate import RunRecord, simulate_in_stride
 from planner.terminal import columns
-from planner.timeline import Comparison, Timeline, compare
+from planner.timeline import WARM_UP_STEPS, Comparison, Timeline, compare
 from planner.units import format_duration
 from runtime import runfolder
-from runtime.runfolder import Paths, losses_of
-from runtime.train import outside
-
-WARM_UP_STEPS = 2  # connections are opened and memory is first touched in them
+from runtime.runfolder import Paths, losses_of, outside_bars
 
 
 def comparison(folder: Path) -> Comparison:
@@ -37,7 +34,7 @@ def comparison(folder: Path) -> Comparison:
 
 def drift(folder: Path, found: Comparison) -> str:
     """What to say of a run whose steps left the error bars of its plan; nothing where they did not."""
-    return outside(plans.load(Paths(folder).plan), found.measured_step_ns)
+    return outside_bars(plans.load(Paths(folder).plan), found.measured_step_ns)
 
 
 def comparison_text(found: Comparison, drift: str = "") -> str:

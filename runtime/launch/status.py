@@ -10,13 +10,21 @@ from pathlib import Path
 
 from planner import plan as plans
 from planner.errors import BadInput
+from planner.timeline import WARM_UP_STEPS
 from planner.units import format_duration
 from runtime import checkpoint as checkpoints
 from runtime import runfolder, slurm
 from runtime.backend import Backend
 from runtime.local import LocalBackend
-from runtime.runfolder import Paths, StepMetrics, open_run, outcome_of, steps_of
-from runtime.train import JUDGED, WARM_UP, outside
+from runtime.runfolder import (
+    JUDGED_STEPS,
+    Paths,
+    StepMetrics,
+    open_run,
+    outcome_of,
+    outside_bars,
+    steps_of,
+)
 
 ENOUGH = ("running", "done", "unknown")
 RECENT = 20  # steps that speed is judged by
@@ -66,7 +74,9 @@ def of(folder: Path) -> Status:
         left_s=(job.steps - done) * step_s if step_s and state == "running" else None,
         checkpoint=last,
         go_on=_go_on(paths, job) if queued is None and last is not None and state not in ENOUGH else "",
-        drift=outside(plan, step_s * 1e9) if step_s and len(steps) >= WARM_UP + JUDGED else "",
+        drift=outside_bars(plan, step_s * 1e9)
+        if step_s and len(steps) >= WARM_UP_STEPS + JUDGED_STEPS
+        else "",
         history=_history(paths),
     )
 
@@ -110,7 +120,7 @@ def _history(paths: Paths) -> list[str]:
 
 def _speed(steps: dict[int, StepMetrics]) -> float | None:
     """Median seconds of the last steps."""
-    later = [step.seconds for number, step in steps.items() if number > WARM_UP] or [
+    later = [step.seconds for number, step in steps.items() if number > WARM_UP_STEPS] or [
         step.seconds for step in steps.values()
     ]
     recent = sorted(later[-RECENT:])

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from planner.capture import Captured, StageModule, StateUse, cut, use_of_states
@@ -15,13 +14,11 @@ from planner.errors import BadPlan
 from planner.model import Buffer, Parameter
 from planner.plan import Plan, schedule_of
 from planner.schedule import Action, Kind, Schedule
-from planner.timeline import COLLECTIVE, Event, encode
 from runtime import stage as stages
 from runtime import update as updates
-from runtime.execute import AUTOCAST, Tracer
-from runtime.messages import Transport, check_hops, in_order_of, routes_of, stages_of_layers
+from runtime.execute import AUTOCAST
+from runtime.messages import check_hops, in_order_of, routes_of, stages_of_layers
 from runtime.rank import sync_batchnorm
-from runtime.runfolder import COUNT
 from runtime.spatial import sharing
 from runtime.stage import (
     AnyStage,
@@ -43,16 +40,8 @@ from runtime.stage import (
     states_of,
 )
 from runtime.update import (
-    Bucket,
     ClipBy,
     Flat,
-    GradientSync,
-    LrSchedule,
-    Make,
-    OnSum,
-    PreviousNorm,
-    Squares,
-    Updater,
     buckets_of,
     trained,
 )
@@ -266,73 +255,6 @@ class RankParts:
             return "none"  # its backward is one compiled function, which frees what it has saved
         large = {name for name, p in module.named_parameters() if p.requires_grad and p.ndim > 1}
         return "store" if large <= stages.could_owe(module) else "walk"
-
-    def updater(
-        self,
-        flats: Sequence[Flat],
-        groups: Mapping[Bucket, dist.ProcessGroup],
-        stages: Mapping[Node, AnyStage],
-        make: Make,
-        lr_schedule: LrSchedule,
-        tracer: Tracer,
-    ) -> Updater:
-        counting = self.graph.loss_kind == "sum_count"
-        losses = _Counter(stages if self.sharing is None or self.sharing.place == 0 else {})
-        held = sorted({stage for _, stage in self.held})
-        uncounted = self.sharing.uncounted(held) if self.sharing else ()
-        squares = Squares(self.buckets, self.world.rank, self.world.device)
-        return Updater(
-            GradientSync(flats, groups, uncounted, _traced_sums(tracer, self.keys)),
-            make,
-            rank=self.world.rank,
-            squares=squares,
-            sharded=self.plan.shard_optimizer,
-            clip_norm=self.options.clip_norm if self.options.clip_by == "step" else None,
-            count=(_one if self.options.made_up else losses) if counting else None,
-            scaler=self.scale.scaler,
-            schedule=lr_schedule,
-            world=self.world.group,
-            previous=self._previous(flats, squares),
-        )
-
-    def _previous(self, flats: Sequence[Flat], squares: Squares) -> PreviousNorm | None:
-        limit, world = self.options.clip_norm, self.world
-        if limit is None or self.options.clip_by == "step":
-            return None
-        group = world.new_group(range(world.size)) if world.group is not None else None
-        return PreviousNorm(limit, flats, squares, group)
-
-    def transport(self) -> Transport:
-        return Transport(
-            routes=self.routes,
-            place=self.schedule.place,
-            peers=self.mesh.peers(self.world.rank),
-            device=self.world.device,
-            group=self.world.group,
-        )
-
-
-def _traced_sums(tracer: Tracer, keys: Keys) -> OnSum:
-    """A sum belongs to the step that launched it, however late it ends."""
-
-    def on_sum(bucket: Bucket) -> Callable[[int, int], None]:
-        return partial(tracer.add, keys.step, encode(Event(COLLECTIVE, bucket.stages[0])))
-
-    return on_sum
-
-
-def _one() -> float:
-    return 1.0
-
-
-@dataclass
-class _Counter:
-    """How much the losses of this rank counted in the step."""
-
-    stages: Mapping[Node, AnyStage]
-
-    def __call__(self) -> float:
-        return sum(float(row[COUNT]) for stage in self.stages.values() for row in stage.losses.values())
 
 
 def _kinds(schedule: Schedule) -> dict[int, set[Kind]]:

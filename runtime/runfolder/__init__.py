@@ -6,6 +6,7 @@ disk too.
 Start reading in `paths.py`, then `job.py` and `outcome.py`.
 """
 
+from runtime.runfolder.drift import JUDGED_STEPS, DriftWatch, outside_bars
 from runtime.runfolder.durable import append, keep_room, write_durably, write_whole
 from runtime.runfolder.job import FILE, TORCHRUN, Job, check, read
 from runtime.runfolder.metrics import (
@@ -40,10 +41,12 @@ __all__ = [
     "BEAT",
     "COUNT",
     "FILE",
+    "JUDGED_STEPS",
     "LOSS",
     "STOPPED",
     "TORCHRUN",
     "Attempt",
+    "DriftWatch",
     "Heartbeat",
     "Job",
     "Losses",
@@ -66,6 +69,7 @@ __all__ = [
     "of",
     "open_run",
     "outcome_of",
+    "outside_bars",
     "read",
     "read_cause",
     "result_of",

@@ -1,6 +1,5 @@
 """The loop of a rank, and a run prepared before anything starts."""
 
-from runtime.train.drift import JUDGED, WARM_UP, outside
 from runtime.train.inline import open_inline, train_inline
 from runtime.train.prepare import Model, job_of, prepare, prepare_folder
 from runtime.train.script import StepLoop, launched, run_script
@@ -8,8 +7,6 @@ from runtime.train.stop import Agreed, block, listen
 from runtime.train.training import NoPulse, sleep_rank, train_rank, training_of
 
 __all__ = [
-    "JUDGED",
-    "WARM_UP",
     "Agreed",
     "Model",
     "NoPulse",
@@ -19,7 +16,6 @@ __all__ = [
     "launched",
     "listen",
     "open_inline",
-    "outside",
     "prepare",
     "prepare_folder",
     "run_script",

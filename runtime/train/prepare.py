@@ -16,22 +16,27 @@ from planner import plan as plans
 from planner import workload as workloads
 from planner.capture import Captured, capture
 from planner.errors import BadInput
-from planner.plan import Plan
+from planner.plan import Plan, schedule_of
+from planner.program import check_program
+from planner.schedule import check as check_schedule
 from planner.workload import Workload
 from runtime import checkpoint as checkpoints
 from runtime import runfolder
 from runtime import update as updates
 from runtime.checkpoint import Checkpoint, Facts
+from runtime.execute import program_of
 from runtime.messages import in_order_of
 from runtime.rank import check_supported
 from runtime.runfolder import Job, Paths, check, keep_room
 from runtime.update import check_optimizer
+from runtime.world import alone
 
 Refuse = Callable[[Paths], None]  # raises BadInput where somebody else uses the folder of a run
 
 START_DEADLINE_S = 60.0
 COMPILE_DEADLINE_S = 600.0  # the first forward of a stage compiles it
 
+MOST_CHECKED_ACTIONS = 3_000  # about 10,000 instructions; more are not checked, which would take seconds
 STEPS_A_DEADLINE = 50  # a rank that makes no progress for the time of so many simulated steps hangs
 
 
@@ -50,6 +55,7 @@ def prepare(model: Model, folder: Path, job: Job, refuse: Refuse = lambda _: Non
     check_supported(model.plan, model.captured)
     updates.check(model.plan, model.captured.graph, job.clip_norm, job.clip_by)
     check_optimizer(model.workload, model.captured.graph)
+    _check_program(model.plan, job)
     _refuse_running(Paths(folder.resolve()), refuse)
     with _new_or_as_it_was(folder.resolve()) as paths:
         checkpoints.remove_partial(paths.checkpoints)
@@ -60,7 +66,7 @@ def prepare(model: Model, folder: Path, job: Job, refuse: Refuse = lambda _: Non
             write_start(paths, model, job)
         else:
             _check_resumed(begin, model.captured, job)
-        return prepare_folder(model.plan, folder, job, refuse)
+        return _write_folder(model.plan, folder, job, refuse)
 
 
 @contextmanager
@@ -79,6 +85,30 @@ def _new_or_as_it_was(folder: Path) -> Iterator[Paths]:
 
 
 def prepare_folder(plan: Plan, folder: Path, job: Job, refuse: Refuse = lambda _: None) -> tuple[Paths, Job]:
+    """Prepares the folder of a run that has no model and no checkpoints, such as one whose stages sleep.
+
+    Args: `refuse` raises BadInput where somebody else uses the folder.
+    Returns: the files of the run, and the job as ranks will read it.
+    Raises: BadPlan where the ranks of the plan would wait for each other for ever.
+    """
+    _check_program(plan, job)
+    return _write_folder(plan, folder, job, refuse)
+
+
+def _check_program(plan: Plan, job: Job) -> None:
+    """Raises BadPlan where an order of the plan contradicts itself, or its ranks would deadlock.
+
+    Orders may have been edited by hand. A large program is not checked here; its ranks then stop at their deadline.
+    """
+    schedule = schedule_of(plan)
+    if sum(map(len, schedule.orders)) > MOST_CHECKED_ACTIONS:
+        return
+    check_schedule(schedule, plan.hops, barrier=plan.schedule.update == "barrier")
+    program = program_of(plan, alone(torch.device(job.device)))
+    check_program(program, schedule, streams="global" if job.device == "cuda" else "channel")
+
+
+def _write_folder(plan: Plan, folder: Path, job: Job, refuse: Refuse) -> tuple[Paths, Job]:
     paths = Paths(folder.resolve()).make()
     paths.plan.write_text(plans.dump(plan))
     _refuse_running(paths, refuse)

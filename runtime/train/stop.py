@@ -21,12 +21,12 @@ class Stop(Protocol):
         """Whether this step is not to begin any more."""
 
 
-class _Never:
+class _NoStop:
     def before(self, step: int) -> bool:
         return False
 
 
-NEVER = _Never()
+NO_STOP = _NoStop()
 
 
 class Votes(Protocol):

@@ -19,10 +19,9 @@ from runtime.checkpoint import Checkpoint, CheckpointWriter, Facts
 from runtime.data import Batches
 from runtime.execute import Pulse, Tensors
 from runtime.rank import Rank, RankOptions, assemble, sleeping
-from runtime.runfolder import Heartbeat, Job, Losses, Paths, append
-from runtime.train.drift import DriftWatch
+from runtime.runfolder import DriftWatch, Heartbeat, Job, Losses, Paths, append
 from runtime.train.prepare import Model
-from runtime.train.stop import NEVER, Stop
+from runtime.train.stop import NO_STOP, Stop
 from runtime.train.tensorboard import Board, board
 from runtime.world import World
 
@@ -144,7 +143,7 @@ class Training:
         if self._board is not None:
             self._board.close()
 
-    def run(self, stop: Stop = NEVER) -> bool:
+    def run(self, stop: Stop = NO_STOP) -> bool:
         """The steps of the job, with metrics and trace in the run folder; whether it came to their end. A stopped one
         leaves a checkpoint of where it stands."""
         data, drift = self.batches(), DriftWatch(self.plan)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,3 +82,25 @@ def test_how_a_run_ended_is_told_once(paths: Paths) -> None:
     )
     text = status.status_text(status.of(paths.root))
     assert text.count("rank 0: even") == 1 and text.count("failed: rank 1: odd") == 1
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # to import it is now an error
+import shardwright
+sys.exit(shardwright.run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [("status", ": failed (rank 1: odd)"), ("logs", "rank-00000: one"), ("cancel", "does not run")],
+)
+def test_a_run_is_looked_at_and_cancelled_without_torch(paths: Paths, command: str, said: str) -> None:
+    paths.outcome.write_text(
+        json.dumps({"state": "failed", "rank": 1, "cause": "rank 1: odd", "exits": [0, 1]})
+    )
+    paths.log(0).write_text("one\n")
+    program = [sys.executable, "-c", WITHOUT_TORCH, command, str(paths.root)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert said in done.stdout + done.stderr

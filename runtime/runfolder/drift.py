@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from planner.plan import Plan
+from planner.timeline import WARM_UP_STEPS
 from planner.units import format_duration
 
-WARM_UP = 2  # steps that are slower than those to come
-JUDGED = 10  # steps that a word is based on
+JUDGED_STEPS = 10  # the last steps, whose median is compared with the bars
 
 
-def outside(plan: Plan, measured_ns: float) -> str:
+def outside_bars(plan: Plan, measured_ns: float) -> str:
     """Nothing where the steps lie within the bars, or where the plan has none."""
     step = plan.prediction
     if step.low_ns == step.high_ns or step.low_ns <= measured_ns <= step.high_ns:
@@ -32,14 +32,14 @@ class DriftWatch:
     plan: Plan
     seen: int = 0
     said: bool = False
-    latest_s: deque[float] = field(default_factory=lambda: deque(maxlen=JUDGED))
+    latest_s: deque[float] = field(default_factory=lambda: deque(maxlen=JUDGED_STEPS))
 
     def step(self, seconds: float) -> str:
         self.seen += 1
-        if self.seen > WARM_UP:
+        if self.seen > WARM_UP_STEPS:
             self.latest_s.append(seconds)
-        if self.said or len(self.latest_s) < JUDGED:
+        if self.said or len(self.latest_s) < JUDGED_STEPS:
             return ""
-        found = outside(self.plan, median(self.latest_s) * 1e9)
+        found = outside_bars(self.plan, median(self.latest_s) * 1e9)
         self.said = bool(found)
         return found
