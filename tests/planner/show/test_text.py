@@ -7,7 +7,7 @@ from pathlib import Path
 
 import shardwright
 from planner.plan import Certificate, Plan, Regrid, Rival
-from planner.show import text as summary
+from planner.show.text import of_plan, of_profile
 from tests.planner import plan_examples as examples
 
 NAME = "1f1b data 2 x pipeline 2, micro-batch 2 x 4"
@@ -21,7 +21,7 @@ def with_rivals(*rivals: Rival) -> Plan:
 
 
 def line_of(plan: Plan, name: str) -> str:
-    return next(line for line in summary.of_plan(plan).splitlines() if line.startswith(name))
+    return next(line for line in of_plan(plan).splitlines() if line.startswith(name))
 
 
 def test_sizes_of_rivals_are_in_units_that_people_read() -> None:
@@ -61,14 +61,14 @@ def test_a_layer_without_a_row_is_named_with_the_reason(tmp_path: Path) -> None:
     found = shardwright.profile(
         tmp_path / "small.py", device="roofline:H100-80GB", micros=(1,), grids=[(2,), (2, 2)]
     )
-    text = summary.of_profile(found)
+    text = of_profile(found)
     assert (
         "Without a row in parts 2, 2x2: 5, loss. No rule computes them on parts" in text and "?" not in text
     )
     lost = next(key for key in found.costs if not key.split)
     name = next(layer.name for layer in found.graph.layers if layer.signature == lost.signature)
     costs = {key: cost for key, cost in found.costs.items() if key != lost}
-    text = summary.of_profile(replace(found, costs=costs, failures={lost: "out of memory"}))
+    text = of_profile(replace(found, costs=costs, failures={lost: "out of memory"}))
     assert f"Without a row at micro-batch 1: {name}. out of memory" in text
 
 
@@ -81,7 +81,7 @@ def test_where_samples_are_cut_and_whole_again_stands_beside_each_stage() -> Non
     axes = plain.axes.model_copy(update={"spatial": 4})
     plan = plain.model_copy(update={"axes": axes, "stages": (cut, *others)})
     assert line_of(plan, "stage").split()[:4] == ["stage", "worker", "layers", "samples"]
-    _, _, table = summary.of_plan(plan).partition("stage  worker")
+    _, _, table = of_plan(plan).partition("stage  worker")
     rows = table.splitlines()[1 : 1 + len(plan.stages)]
     assert f"2x2 parts, 2 parts from {first.layers[-1]} on, whole from loss on" in rows[0]
     assert all("  whole  " in row for row in rows[1:])

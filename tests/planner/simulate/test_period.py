@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from fractions import Fraction
 from random import Random
 
@@ -72,7 +73,8 @@ def test_from_any_bound_below_the_way_leads_up_to_the_period(case: Case) -> None
     assert best.period == expected.period
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "planner.simulate.period._first_cycle",
+            sys.modules["planner.simulate.period"],
+            "_first_cycle",
             lambda *_: (Bound(counts=0 * expected.counts, ns=0), False),
         )
         assert period(compiled, case.vector).period == expected.period
@@ -86,7 +88,9 @@ def test_many_at_once_are_what_they_are_one_at_a_time(case: Case, seed: int, upd
     single = [period(compiled, row).period_ns for row in table]
     assert periods(compiled, table).tolist() == single
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("planner.simulate.period._STRIDES", 1)  # most rows have not settled by then
+        patch.setattr(
+            sys.modules["planner.simulate.period"], "_STRIDES", 1
+        )  # most rows have not settled by then
         assert periods(compiled, table).tolist() == single
 
 

@@ -88,7 +88,7 @@ def test_what_lies_beside_a_file_is_imported_as_for_a_script_and_ours_stays_ours
 ) -> None:
     """A folder `models` of the user's is theirs to their file, at once and in a function; ours is back for us."""
     import runtime
-    from planner.profile import profile
+    from planner import profile
 
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "net.py").write_text("WIDTH = 5")
