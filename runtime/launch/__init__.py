@@ -1,4 +1,10 @@
-"""A run as a value, wherever it runs."""
+"""A launched run as a value, on this machine or under SLURM.
+
+In: a plan and settings, for `launch`; or a run folder, for `of` (status), `runs` and `record`. Out: a
+`Handle` to wait for, ask and cancel; a `Status`; a run compared with its plan. `Run` is for a user's own
+training script.
+Start reading in `handle.py`, then `status.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a plan and a captured model to everything that one rank needs to run steps."""
+"""Assembles everything that one rank needs to run steps, from a plan and a captured model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,12 @@ def assemble(
     options: RankOptions,
     pulse: Pulse,
 ) -> Rank:
-    """Every rank calls this at the same time: communicators are made in the same order on all of them."""
+    """Returns one rank, ready to run.
+
+    All ranks call this at the same time, because communicators are made in the same order on all of them.
+    Args: `load` returns tensors of a checkpoint by name; `pulse` is beaten by every call of the rank.
+    Raises: BadPlan where the plan is not supported, or where ranks have derived different programs.
+    """
     parts = RankParts(plan, captured, world, options)
     program = program_of(plan, world)
     if not world.agree(program.digest + captured.graph.fingerprint):
@@ -142,7 +147,7 @@ def _traced_sums(tracer: Tracer, keys: Keys) -> OnSum:
 
 @dataclass
 class _LossCount:
-    """The number by which the loss sums of this rank are divided, such as that of its words, after a step."""
+    """The divisor of a step's summed losses on this rank, such as the number of words."""
 
     stages: Mapping[Node, AnyStage]
 
@@ -179,7 +184,7 @@ def _reads(parts: RankParts, modules: Mapping[int, StageModule]) -> dict[int, li
 
 
 def _idle(parts: RankParts, load: Load) -> dict[str, Tensor]:
-    """Parameters and buffers that no layer uses; the first rank keeps them for the checkpoints."""
+    """Returns the parameters and buffers that no layer uses. The first rank keeps them for the checkpoints."""
     rows: list[Parameter | Buffer] = [*parts.graph.parameters, *parts.graph.buffers]
     unused = [row.name for row in rows if not row.users]
     return dict(load(unused)) if parts.world.rank == 0 and unused else {}

@@ -1,4 +1,4 @@
-"""The parts of a rank, one by one: what a plan and a captured model make of its stages, buffers, sums and updates."""
+"""The parts of one rank, each made from a plan and a captured model: stages, gradient buckets and statistics."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Load = Callable[[Sequence[str]], Mapping[str, Tensor]]  # tensors of a checkpoin
 
 @dataclass(frozen=True, kw_only=True)
 class RankOptions:
-    """What a run decides beside its plan."""
+    """The settings of a rank that are not in its plan."""
 
     seed: int = 0
     clip_norm: float | None = None
@@ -62,6 +62,11 @@ class RankOptions:
 
 
 def check_supported(plan: Plan, captured: Captured) -> None:
+    """Refuses a plan that the runtime cannot execute.
+
+    Args: `captured` is the model that the plan is for.
+    Raises: BadPlan with the first thing that is not supported.
+    """
     graph = captured.graph
     if plan.model.fingerprint != graph.fingerprint:
         raise BadPlan(
@@ -82,7 +87,7 @@ def check_supported(plan: Plan, captured: Captured) -> None:
 
 
 def _check_written(plan: Plan, captured: Captured) -> None:
-    """A parameter that the forward itself writes is written by each holder after its own samples."""
+    """Raises BadPlan where replicas would write a parameter in their forwards, each after its own samples."""
     traced = captured.layout.traced
     names = {node: source.name for node, source in traced.sources.items() if source.kind == "parameter"}
     written = sorted(use_of_states(traced.graph, names).written)
@@ -94,7 +99,7 @@ def _check_written(plan: Plan, captured: Captured) -> None:
 
 
 class RankParts:
-    """The steps of `assemble.assemble` that share much."""
+    """The parts of one rank, in the order in which `assemble` asks for them."""
 
     def __init__(self, plan: Plan, captured: Captured, world: World, options: RankOptions) -> None:
         check_supported(plan, captured)
@@ -120,7 +125,11 @@ class RankParts:
         return 1.0 / whole if self.graph.loss_kind == "mean" else 1.0
 
     def modules(self, load: Load) -> dict[int, StageModule]:
-        """The stages that live here, with one tensor a name however many of them hold it; loaded one by one."""
+        """Returns the stage modules of this rank, loaded one after another.
+
+        A parameter that several stages hold is one tensor in all of them.
+        Args: `load` returns tensors of a checkpoint by name.
+        """
         edges = [i for i in range(1, len(self.stage_of)) if self.stage_of[i] != self.stage_of[i - 1]]
         every = cut(self.captured, edges)
         self.sharing = sharing(self.plan, every, self.mesh, self.world)
@@ -137,11 +146,14 @@ class RankParts:
         return mine
 
     def _rows(self, module: StageModule) -> list[str]:
-        """What a checkpoint has of a stage; constants of the graph come with the capture."""
+        """Returns the names of a stage's tensors in a checkpoint. Constants of the graph come with the
+        capture.
+        """
         names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
         return [name for name in names if name in self.graph.parameter or name in self.graph.buffer]
 
     def flats(self) -> list[Flat]:
+        """Returns the gradient buckets of this rank, each with its parameters and gradients in flat tensors."""
         self.buckets = buckets_of(self.graph, self.stage_of, self.mesh, trained(self.captured))
         mine = [bucket for bucket in self.buckets if self.world.rank in bucket.ranks]
         return [
@@ -150,7 +162,12 @@ class RankParts:
         ]
 
     def statistics(self, modules: Mapping[int, StageModule]) -> dict[int, list[RunningStatistics]]:
-        """Of each stage whose forward writes state and that others hold too; communicators in one order."""
+        """Returns the running statistics to average, by stage.
+
+        These are of stages whose forward writes buffers that other ranks or pipes hold too. All ranks call
+        this, because communicators are made in one order.
+        Args: `modules` are the stage modules of this rank.
+        """
         found: dict[int, list[RunningStatistics]] = {}
         for stage in range(self.schedule.stages):
             written = self._written(stage)
@@ -174,6 +191,10 @@ class RankParts:
     def stages(
         self, modules: Mapping[int, StageModule], statistics: Mapping[int, Sequence[RunningStatistics]]
     ) -> dict[Node, AnyStage]:
+        """Returns the stages of this rank, by pipe and stage, ready for the interpreter.
+
+        Args: `modules` and `statistics` are those that the methods of that name have returned.
+        """
         kinds = _kinds(self.schedule)
         parts = {stage: self._parts(stage, module) for stage, module in modules.items()}
         every = [part for own in parts.values() for part in own]
@@ -208,7 +229,9 @@ class RankParts:
         return made
 
     def _parts(self, stage: int, module: StageModule) -> list[StageModule]:
-        """The stage itself, or what of it is recomputed and what is not; with the same tensors."""
+        """Returns the module of a stage, or its recomputed part and the rest where only some layers are
+        recomputed.
+        """
         before, numbers = self.plan.stages[stage].recompute_before, self.draws[stage]
         if not before:
             return [module]

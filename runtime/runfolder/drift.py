@@ -1,4 +1,4 @@
-"""Whether a run keeps to the error bars of its plan's prediction, in words."""
+"""Tells whether a run keeps to the error bars of its plan's prediction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ JUDGED_STEPS = 10  # the last steps, whose median is compared with the bars
 
 
 def outside_bars(plan: Plan, measured_ns: float) -> str:
-    """Nothing where the steps lie within the bars, or where the plan has none."""
+    """Says that steps are outside the error bars of their plan.
+
+    Args: `measured_ns` is the median of recent steps.
+    Returns: one sentence; empty where the steps are within the bars, or the plan has none.
+    """
     step = plan.prediction
     if step.low_ns == step.high_ns or step.low_ns <= measured_ns <= step.high_ns:
         return ""
@@ -27,7 +31,7 @@ def outside_bars(plan: Plan, measured_ns: float) -> str:
 
 @dataclass
 class DriftWatch:
-    """Looks at the steps of a running rank, and says once that they have left the bars."""
+    """A watch over the steps of a running rank. It says once that they have left the error bars."""
 
     plan: Plan
     seen: int = 0
@@ -35,6 +39,11 @@ class DriftWatch:
     latest_s: deque[float] = field(default_factory=lambda: deque(maxlen=JUDGED_STEPS))
 
     def step(self, seconds: float) -> str:
+        """Takes note of one step.
+
+        Args: `seconds` is the step's duration.
+        Returns: a sentence the first time that recent steps are outside the bars, else an empty text.
+        """
         self.seen += 1
         if self.seen > WARM_UP_STEPS:
             self.latest_s.append(seconds)

@@ -1,4 +1,4 @@
-"""How a run goes and ends, as its processes write it down: heartbeats, causes, attempts and the outcome."""
+"""The words of a run's processes about how it goes and ends: heartbeats, causes, attempts and the outcome."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ STOPPED = 85  # exit status of a rank that was told to stop and left a checkpoin
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended, and which rank is to blame."""
+    """The end of a run: its state, the rank to blame, and the cause."""
 
     state: str  # done | failed | hung | interrupted | ended
     rank: int | None = None  # where it began

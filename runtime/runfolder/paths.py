@@ -25,10 +25,6 @@ class Paths:
         return self.root / "job.json"
 
     @property
-    def environment(self) -> Path:
-        return self.root / "environment.json"
-
-    @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 

@@ -1,4 +1,10 @@
-"""The loop of a rank, and a run prepared before anything starts."""
+"""Training on one rank, and the run folder that is prepared before any rank starts.
+
+In: a plan with its captured workload (`Model`) and a `Job`. Out: a prepared run folder (`prepare`), and a
+`Training` that does the steps, records metrics and writes checkpoints. `StepLoop` is the same for a user's
+own script.
+Start reading in `training.py`; `prepare.py` checks everything that can be known beforehand.
+"""
 
 from runtime.train.inline import open_inline, train_inline
 from runtime.train.prepare import Model, job_of, prepare, prepare_folder

@@ -1,4 +1,4 @@
-"""Prepares the folder of a run before anything starts."""
+"""Prepares the run folder, and checks before any rank starts everything that can be known beforehand."""
 
 from __future__ import annotations
 
@@ -41,6 +41,11 @@ STEPS_A_DEADLINE = 50  # a rank that makes no progress for the time of so many s
 
 
 def job_of(plan: Plan, steps: int, settings: dict[str, object]) -> Job:
+    """Returns the settings of a run, with a deadline that fits its plan.
+
+    Args: `settings` are fields of Job, given by name.
+    Raises: BadInput for an unknown field or a value that is not allowed.
+    """
     known = set(Job.__dataclass_fields__) - {"steps"}
     unknown = sorted(set(settings) - known)
     if unknown:
@@ -51,7 +56,14 @@ def job_of(plan: Plan, steps: int, settings: dict[str, object]) -> Job:
 
 
 def prepare(model: Model, folder: Path, job: Job, refuse: Refuse = lambda _: None) -> tuple[Paths, Job]:
-    """The run folder with all that ranks read; on return nothing more can be wrong with the plan."""
+    """Prepares the folder of a run with all that its ranks read. Nothing more can be wrong with the plan
+    afterwards.
+
+    A new folder gets checkpoint 0. One that holds checkpoints is resumed from the last sound one.
+    Args: `refuse` raises BadInput where somebody else uses the folder.
+    Returns: the files of the run, and the job as ranks will read it.
+    Raises: BadPlan or BadInput; a new folder is then removed again.
+    """
     check_supported(model.plan, model.captured)
     updates.check(model.plan, model.captured.graph, job.clip_norm, job.clip_by)
     check_optimizer(model.workload, model.captured.graph)
@@ -71,7 +83,7 @@ def prepare(model: Model, folder: Path, job: Job, refuse: Refuse = lambda _: Non
 
 @contextmanager
 def _new_or_as_it_was(folder: Path) -> Iterator[Paths]:
-    """A folder that is made for a run which then cannot begin is taken away again."""
+    """Makes a run folder, and removes it again where the run cannot begin and the folder is new."""
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         yield Paths(folder).make()
@@ -121,7 +133,9 @@ def _write_folder(plan: Plan, folder: Path, job: Job, refuse: Refuse) -> tuple[P
 
 
 def _refuse_running(paths: Paths, refuse: Refuse) -> None:
-    """Two runs in one folder would write over each other."""
+    """Raises BadInput where a run in this folder still runs. Two runs in one folder would write over each
+    other.
+    """
     refuse(paths)
     held = runfolder.find(paths)
     if held is not None and held.alive and held.pid != os.getpid():
@@ -131,7 +145,11 @@ def _refuse_running(paths: Paths, refuse: Refuse) -> None:
 
 
 def write_start(paths: Paths, model: Model, job: Job) -> Checkpoint:
-    """Checkpoint 0 from build(), under the run's seed, and from the weights that the run is to begin with."""
+    """Writes checkpoint 0 and returns it.
+
+    Args: parameters come from `build()` under the seed of `job`, and over them its `weights` where it has
+      any.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)
         tensors = model.captured.initial(model.workload.build())
@@ -151,7 +169,10 @@ def _check_resumed(begin: Checkpoint, captured: Captured, job: Job) -> None:
 
 
 def _next_generation(paths: Paths) -> int:
-    """Ranks take the file at which they met away with them, mostly, so it does not tell of all that were before."""
+    """Returns the number of the next start of a run.
+
+    Ranks mostly remove the file at which they met, so the job of the last start counts as well.
+    """
     met = (int(path.name.rpartition("-")[2]) for path in paths.root.glob("rendezvous-*"))
     told = [runfolder.read(paths).generation] if paths.job.exists() else []
     return 1 + max((*met, *told), default=-1)
@@ -159,7 +180,7 @@ def _next_generation(paths: Paths) -> int:
 
 @dataclass(frozen=True)
 class Model:
-    """A plan with the workload that it is for, captured: all that ranks of one host can share by being forked."""
+    """A plan with its workload and captured graph. Ranks of one host share it by being forked."""
 
     plan: Plan
     workload: Workload
@@ -167,6 +188,10 @@ class Model:
 
     @classmethod
     def of(cls, plan: Plan, workload: Workload | None = None) -> Model:
+        """Returns a plan with its workload, captured for the micro-batches of the plan.
+
+        Args: `workload` is loaded by its name in the plan where it is not given.
+        """
         if workload is None:
             settings = {name: str(value) for name, value in plan.model.arguments.items()}
             workload = workloads.load(plan.model.workload, settings)

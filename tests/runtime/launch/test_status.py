@@ -16,6 +16,7 @@ from runtime.launch import status
 from runtime.runfolder import Attempt, Job, Paths, note_attempt
 
 PLAN = Path("plans/mlp-chimera.yaml")
+ENDED = "stopped without writing a result: the supervisor was killed, or the machine went down"
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def paths(tmp_path: Path) -> Paths:
 
 def test_a_run_whose_supervisor_left_no_word_has_ended(paths: Paths) -> None:
     found = status.of(paths.root)
-    assert (found.state, found.reason) == ("ended", "killed, or this machine went down; it left no word")
+    assert (found.state, found.reason) == ("ended", ENDED)
     words = {"host": socket.gethostname(), "pid": os.getpid(), "started": "another process, with that number"}
     paths.holder.write_text(json.dumps(words))
     assert status.of(paths.root).state == "ended"
