@@ -27,7 +27,7 @@ from runtime.launch import observation
 from runtime.local import supervise
 from runtime.local.main import rank_main
 from runtime.runfolder import Outcome, Paths, result
-from runtime.train import Model, prepare
+from runtime.train import Model, job_of, prepare, prepare_folder
 
 Content = Literal["layers", "sleep"]
 
@@ -84,12 +84,12 @@ def serve(asks: IO[str], answers: IO[str]) -> None:
 
 def _ended(folder: Path, steps: int, settings: dict[str, object], known: dict[str, Captured]) -> Outcome:
     plan = plan_yaml.load(Paths(folder).plan)
-    job, model = prepare.job_of(plan, steps, settings), None
+    job, model = job_of(plan, steps, settings), None
     if job.content == "sleep":
-        paths, job = prepare.prepare_folder(plan, folder, job)
+        paths, job = prepare_folder(plan, folder, job)
     else:
         model = _model(plan, known)
-        paths, job = prepare.prepare(model, folder, job)
+        paths, job = prepare(model, folder, job)
     ranks = len(plan.places)
     outcome = supervise(paths, ranks, job.deadline_s, rank_main(paths, job, plan, model))
     result.result_of(paths, ranks, outcome)

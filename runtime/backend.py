@@ -1,4 +1,4 @@
-"""What a place to run offers a launched run, whether it is processes of this machine or a job of SLURM."""
+"""The protocol of a backend: a place where a launched run goes on, such as this machine or a SLURM job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ class Backend(Protocol):
     """One run at the place where it goes on."""
 
     def state(self) -> tuple[str, str]:
-        """Returns the state of a run without an outcome, and the reason for it."""
+        """Returns the state of a run that has no outcome yet, and the reason for that state.
+
+        Returns: a word such as "running" or "queued"; the reason is empty where there is nothing to say.
+        """
 
     def wait(self, timeout_s: float | None = None, look: Callable[[], None] | None = None) -> Outcome:
         """Waits until the run has ended, through all its restarts.
@@ -23,4 +26,7 @@ class Backend(Protocol):
         """
 
     def cancel(self) -> None:
-        """Ends the run; it can be resumed from its last complete checkpoint."""
+        """Ends the run. It can be resumed from its last complete checkpoint.
+
+        Raises: BadInput where the run does not go on, or cannot be ended from this host.
+        """

@@ -14,13 +14,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors import safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
 from planner.errors import BadInput
 from runtime.checkpoint.integrity import INDEX, PREFIX, SUM_OF_INDEX, complete, settle
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 VERSION = 2
 MODEL, STATE = "model/", "optimizer/"
@@ -220,6 +222,8 @@ def write_part(folder: Path, part: CheckpointPart) -> None:
     flat |= {f"{STATE}{name}/{key}": x for name, row in part.state.items() for key, x in row.items()}
     file = f"part-{part.rank:05d}.safetensors"
     new = folder / (file + ".new")
+    from safetensors.torch import save_file  # torch is slow to load, and `status` reads checkpoints
+
     try:
         save_file(flat, new)
     except BaseException:

@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
-from planner.capture import Captured
 from planner.errors import BadInput
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from planner.capture import Captured
 
 SUFFIX = ".safetensors"
 SHARDS = ".safetensors.index.json"  # as the libraries of pretrained models write beside their shards
@@ -52,6 +55,8 @@ def read(path: Path, captured: Captured) -> dict[str, Tensor]:
 
 
 def _fitting(name: str, tensor: Tensor, captured: Captured, path: Path) -> Tensor:
+    import torch  # slow to load, and `status` reads checkpoints
+
     rows = captured.graph.parameter if name in captured.graph.parameter else captured.graph.buffer
     row = rows[name]
     if tuple(tensor.shape) != row.shape:

@@ -1,11 +1,23 @@
-"""A run as a value, wherever it runs."""
+"""A launched run as a value, on this machine or under SLURM.
+
+In: a plan and settings, for `launch`; or a run folder, for `of` (status), `runs` and `record`. Out: a
+`Handle` to wait for, ask and cancel; a `Status`; a run compared with its plan. `Run` is for a user's own
+training script.
+Start reading in `handle.py`, then `status.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from runtime.launch.compare_with_one_process import check_text, checked
 from runtime.launch.finished import as_dict, comparison, comparison_text, drift, observation, record
 from runtime.launch.handle import Handle, has_slurm, launch, launch_inline, launch_local, launch_slurm
 from runtime.launch.runs import Runs, runs
-from runtime.launch.script import Run
 from runtime.launch.status import Status, cancel, lines_of, of, status_text
+
+if TYPE_CHECKING:
+    from runtime.launch.script import Run
 
 __all__ = [
     "Handle",
@@ -31,3 +43,15 @@ __all__ = [
     "runs",
     "status_text",
 ]
+
+
+def __getattr__(name: str) -> type[Run]:
+    """Returns `Run`, which needs torch and is imported when it is first asked for.
+
+    Without torch, `status`, `logs` and `cancel` answer at once.
+    """
+    if name != "Run":
+        raise AttributeError(f"module 'runtime.launch' has no attribute '{name}'")
+    from runtime.launch.script import Run
+
+    return Run

@@ -1,4 +1,4 @@
-"""Two steps of a plan in processes here against the same training in one process: the losses must agree."""
+"""Trains two steps by a plan and in one process, and compares the losses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from planner.errors import BadInput
 from planner.plan import Plan
 from planner.terminal import Report
-from runtime.execute import free_bytes
 from runtime.launch.handle import launch_inline, launch_local
 from runtime.runfolder import Result
 
@@ -22,17 +21,26 @@ A_PROCESS_BYTES = 400 * 2**20  # torch itself, and the captured model
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
+    """The losses of both trainings, by step."""
+
     together: tuple[float, ...]  # loss of each step, by the plan
     alone: tuple[float, ...]  # in one process
     tolerance: float
 
     @property
     def agree(self) -> bool:
+        """Returns whether the losses of all steps agree within the tolerance."""
         pairs = zip(self.together, self.alone, strict=True)
         return all(isclose(a, b, rel_tol=self.tolerance) for a, b in pairs)
 
 
 def checked(plan: Plan) -> Checked:
+    """Trains two steps by a plan in processes of this machine, and the same two steps in one process.
+
+    Args: `plan` has at most 64 ranks, which together fit into the free memory.
+    Returns: the losses of both.
+    Raises: BadInput for a larger plan.
+    """
     _refuse_large(plan)
     with (
         tempfile.TemporaryDirectory(prefix="shardwright-check-") as folder,
@@ -50,6 +58,8 @@ def _losses(run: Result) -> tuple[float, ...]:
 
 
 def _refuse_large(plan: Plan) -> None:
+    from runtime.execute import free_bytes  # torch is slow to load
+
     ranks = len(plan.places)
     if ranks > MOST_RANKS:
         raise BadInput(
@@ -66,6 +76,10 @@ def _refuse_large(plan: Plan) -> None:
 
 
 def check_text(found: Checked) -> str:
+    """Returns the losses and the verdict as lines of text.
+
+    Args: `found` is what `checked` has returned.
+    """
     lines = [
         f"step {step}: loss {a!r} by the plan, {b!r} in one process"
         for step, (a, b) in enumerate(zip(found.together, found.alone, strict=True), 1)

@@ -1,9 +1,4 @@
-"""A finished run beside its plan: what was predicted, what was measured, stage by stage.
-
-A run's folder as what corrections are fitted to.
-
-A run folder as the planner's reports take it.
-"""
+"""A finished run compared with its plan, and read for corrections and reports."""
 
 from __future__ import annotations
 
@@ -14,21 +9,19 @@ from planner.calibrate import Observation
 from planner.errors import BadInput
 from planner.simulate import RunRecord, simulate_in_stride
 from planner.terminal import columns
-from planner.timeline import Comparison, Timeline, compare
+from planner.timeline import WARM_UP_STEPS, Comparison, Timeline, compare
 from planner.units import format_duration
 from runtime import runfolder
-from runtime.runfolder import Paths, losses_of
-from runtime.train import outside
-
-WARM_UP_STEPS = 2  # connections are opened and memory is first touched in them
+from runtime.runfolder import Paths, losses_of, outside_bars
 
 
 def comparison(folder: Path) -> Comparison:
-    paths = Paths(folder)
-    if not paths.plan.exists():
-        raise BadInput("is no run folder", where=str(folder), allowed="a folder that launch made")
-    if not paths.trace.exists():
-        raise BadInput("has no trace: no rank finished a step", where=str(folder))
+    """Compares the predicted and the measured step of a run, action by action.
+
+    Args: `folder` is a run folder; its first steps are left out as warm-up.
+    Raises: BadInput where the folder has no plan or no trace.
+    """
+    paths = _traced(Paths(folder))
     measured = Timeline.load(paths.trace)
     steps = len(set(measured.step.tolist()))
     skip = min(WARM_UP_STEPS, steps - 1)
@@ -36,11 +29,19 @@ def comparison(folder: Path) -> Comparison:
 
 
 def drift(folder: Path, found: Comparison) -> str:
-    """What to say of a run whose steps left the error bars of its plan; nothing where they did not."""
-    return outside(plans.load(Paths(folder).plan), found.measured_step_ns)
+    """Returns a sentence where the measured step is outside the error bars of its plan.
+
+    Args: `folder` is the run folder that `found` was made from.
+    Returns: an empty text where the step is within the bars.
+    """
+    return outside_bars(plans.load(Paths(folder).plan), found.measured_step_ns)
 
 
 def comparison_text(found: Comparison, drift: str = "") -> str:
+    """Returns a comparison as text: the step, then one row for each kind of action of a stage.
+
+    Args: `drift` is a sentence for the second line, or empty.
+    """
     ratio = found.measured_step_ns / found.predicted_step_ns if found.predicted_step_ns else 0.0
     rows = [
         (
@@ -60,6 +61,10 @@ def comparison_text(found: Comparison, drift: str = "") -> str:
 
 
 def as_dict(found: Comparison) -> dict[str, object]:
+    """Returns a comparison as a dictionary for JSON. Durations are in nanoseconds.
+
+    Args: `found` is what `comparison` has returned.
+    """
     return {
         "predicted_step_ns": found.predicted_step_ns,
         "measured_step_ns": found.measured_step_ns,
@@ -69,19 +74,25 @@ def as_dict(found: Comparison) -> dict[str, object]:
 
 
 def observation(folder: Path) -> Observation:
-    paths = Paths(folder)
-    if not paths.plan.exists():
-        raise BadInput("is no run folder", where=str(folder), allowed="a folder that launch made")
-    if not paths.trace.exists():
-        raise BadInput("has no trace: no rank finished a step", where=str(folder))
+    """Reads a run for the fitting of corrections.
+
+    Args: `folder` is a run folder.
+    Returns: its plan, its Timeline, and whether its stages computed or slept.
+    Raises: BadInput where the folder has no plan or no trace.
+    """
+    paths = _traced(Paths(folder))
     plan, timeline = plans.load(paths.plan), Timeline.load(paths.trace)
     return Observation(plan=plan, timeline=timeline, content=runfolder.read(paths).content)
 
 
 def record(folder: Path) -> RunRecord:
-    paths = runfolder.open_run(folder)
-    if not paths.trace.exists():
-        raise BadInput("has no trace: no rank finished a step", where=str(folder))
+    """Reads a run for reports.
+
+    Args: `folder` is a run folder.
+    Returns: its plan, its Timeline, its losses by step, and its state.
+    Raises: BadInput where the folder is no run folder or has no trace.
+    """
+    paths = _traced(runfolder.open_run(folder))
     outcome = runfolder.outcome_of(paths)
     return RunRecord(
         folder=str(folder),
@@ -90,3 +101,11 @@ def record(folder: Path) -> RunRecord:
         measured=Timeline.load(paths.trace),
         losses=losses_of(paths),
     )
+
+
+def _traced(paths: Paths) -> Paths:
+    if not paths.plan.exists():
+        raise BadInput("is no run folder", where=str(paths.root), allowed="a folder that launch made")
+    if not paths.trace.exists():
+        raise BadInput("has no trace: no rank finished a step", where=str(paths.root))
+    return paths

@@ -1,4 +1,4 @@
-"""A run as a value to hold, in a notebook say, wherever it runs: `launch` returns it at once.
+"""Launches a run and returns a handle to it at once, wherever the run goes on.
 
 run = launch(plan)
 run.state, run.metrics(), run.logs(rank=0)
@@ -20,20 +20,20 @@ from planner.shown import Shown
 from planner.simulate import RunRecord
 from runtime import local, slurm
 from runtime.backend import Backend
-from runtime.launch import finished as records
-from runtime.launch import status
-from runtime.runfolder import Outcome, Paths, steps_of, unused
+from runtime.launch import finished, status
+from runtime.runfolder import Outcome, Paths, Result, result_of, steps_of, unused
 
 if TYPE_CHECKING:
     from planner.workload import Workload
-    from runtime.runfolder import Result
 
 Where = Literal["local", "slurm"]
 HEADS = ("step", "loss", "seconds")
 
 
 class StepRows(Shown, list[dict[str, float]]):
-    """One row a step; a list of dictionaries, as pandas.DataFrame takes it, that shows itself as a table."""
+    """One row for each step. It is a list of dictionaries, as pandas.DataFrame takes it, and shows itself as
+    a table.
+    """
 
     def heads(self) -> tuple[str, ...]:
         return HEADS
@@ -44,54 +44,78 @@ class StepRows(Shown, list[dict[str, float]]):
 
 @dataclass(frozen=True, repr=False)
 class Handle(Shown):
+    """One launched run: its folder, its number of ranks, and the backend where it goes on."""
+
     paths: Paths
     ranks: int
     backend: Backend
 
     @property
     def folder(self) -> Path:
+        """Returns the run folder."""
         return self.paths.root
 
     @property
     def state(self) -> str:
-        """queued, running, done, stopped, failed, hung, lost, cancelled, interrupted, ended, or as SLURM says."""
+        """Returns the state of the run.
+
+        That is queued, running, done, stopped, failed, hung, lost, cancelled, interrupted or ended, or a word
+        of SLURM.
+        """
         return status.of(self.folder).state
 
     @property
     def job(self) -> int | None:
-        """The number of the SLURM job, None for a run of this machine."""
+        """Returns the number of the SLURM job, None for a run of this machine."""
         return self.backend.job if isinstance(self.backend, slurm.SlurmBackend) else None
 
     def logs(self, rank: int | None = None) -> str:
-        """Of one rank, or of all and of what holds them."""
+        """Returns the log of one rank, or those of all ranks and of the supervisor.
+
+        Args: `rank` counts from 0; None is for all.
+        Raises: BadInput where the rank has no log.
+        """
         return "\n".join(line for _, line in status.lines_of(self.folder, rank, follow=False))
 
     def metrics(self) -> StepRows:
+        """Returns the steps so far: number, mean loss, and seconds of each."""
         found = steps_of(self.paths)
         return StepRows(
             {"step": step, "loss": row.loss, "seconds": row.seconds} for step, row in found.items()
         )
 
     def cancel(self) -> None:
-        """It can be resumed from its last complete checkpoint."""
+        """Ends the run. It can be resumed from its last complete checkpoint.
+
+        Raises: BadInput where the run does not go on.
+        """
         self.backend.cancel()
 
     def outcome(
         self, timeout_s: float | None = None, tell: Callable[[status.Status], None] | None = None
     ) -> Outcome:
-        """How the run ended; `tell` is given its status now and then until then."""
+        """Waits until the run has ended.
+
+        Args: `tell` is called with the status now and then.
+        Returns: how the run ended.
+        Raises: TimeoutError after `timeout_s`.
+        """
         look = None if tell is None else lambda: tell(status.of(self.folder))
         return self.backend.wait(timeout_s, look)
 
     def wait(self, timeout_s: float | None = None) -> Result:
-        """Until the run has ended, through all its restarts; TimeoutError where that takes longer."""
-        from runtime.runfolder import result_of
+        """Waits until the run has ended, through all its restarts.
 
+        Returns: its losses by step and its Timeline; `.check()` raises where the run failed.
+        Raises: TimeoutError after `timeout_s`.
+        """
         return result_of(self.paths, self.ranks, self.outcome(timeout_s))
 
     def record(self) -> RunRecord:
-        """What it has left so far, beside its plan; the ranks' traces are there once it has ended."""
-        return records.record(self.folder)
+        """Returns the run beside its plan, as reports take it. The traces of all ranks are there once the run
+        has ended.
+        """
+        return finished.record(self.folder)
 
     def __repr__(self) -> str:
         return status.status_text(status.of(self.folder))
@@ -106,8 +130,14 @@ def launch(
     options: Mapping[str, object] | None = None,
     **settings: object,
 ) -> Handle:
-    """As a job where SLURM answers, in processes of this machine otherwise, unless `on` says. `options` are those of a
-    site file for SLURM, `settings` fields of Job."""
+    """Launches a training by a plan and returns at once.
+
+    Args: `on` is "local" or "slurm"; without it, SLURM is used where it answers or `options` are given.
+      `options` are those of a site file for SLURM; `settings` are fields of Job; `folder` is a new one below
+      `runs/` by default.
+    Raises: BadInput and BadPlan for whatever can be known before the run starts.
+    Example: `launch(plan, steps=1000, on="slurm", options={"partition": "gpu"})`
+    """
     name = Path(plan.model.workload).stem or "training"
     where = Path(folder) if folder is not None else unused(name)
     chosen = on or ("slurm" if options or has_slurm() else "local")
@@ -128,7 +158,11 @@ def launch_local(
     detach: bool = False,
     **settings: object,
 ) -> Handle:
-    """Runs every rank as a process of this machine; returns at once."""
+    """Launches a run with every rank as a process of this machine, and returns at once.
+
+    Args: a `detach`ed run goes on after this process; `settings` are fields of Job.
+    Raises: BadInput and BadPlan for whatever can be known before the run starts.
+    """
     backend = local.start(
         plan, folder, steps=steps, workload=workload, detach=detach, refuse=slurm.refuse, **settings
     )
@@ -146,7 +180,11 @@ def launch_slurm(
     flexible: slurm.Elastic | None = None,
     **settings: object,
 ) -> Handle:
-    """Queues a run as a job. Whatever can be known to fail is raised before anything is queued."""
+    """Queues a run as a SLURM job, and returns at once.
+
+    Args: `flexible` lets the job have fewer or more nodes than the plan; `settings` are fields of Job.
+    Raises: BadInput and BadPlan for whatever can be known before the job is queued.
+    """
     from runtime.train import job_of
 
     chosen = options or slurm.Options()
@@ -158,12 +196,20 @@ def launch_slurm(
 def launch_inline(
     plan: Plan, folder: Path | str, *, steps: int, workload: Workload | None = None, **settings: object
 ) -> Result:
-    """Trains the whole plan in this process, and returns when it is done."""
+    """Trains the whole plan in this process, and returns when it is done.
+
+    Args: `settings` are fields of Job.
+    Returns: losses by step and Timeline.
+    """
     from runtime.train import train_inline
 
     return train_inline(plan, folder, steps=steps, workload=workload, refuse=slurm.refuse, **settings)
 
 
 def has_slurm(environment: Mapping[str, str] = os.environ) -> bool:
-    """An allocation, or a cluster that answers: its programs may be installed where there is none."""
+    """Returns whether SLURM can be used: inside of an allocation, or with a cluster that answers.
+
+    Args: its programs may be installed where there is no cluster, so `sinfo` is asked unless `environment`
+      has a job.
+    """
     return "SLURM_JOB_ID" in environment or slurm.answers()

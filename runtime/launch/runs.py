@@ -1,4 +1,4 @@
-"""The runs of a folder, as a value that shows itself."""
+"""The runs of a folder, as a list that shows itself as a table."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ _HEADS = ("", "run", "state", "step", "loss", "predicted", "measured")
 
 @dataclass(frozen=True, repr=False)
 class Runs(Shown):
+    """Several runs, the newest first. `runs[0]` is the record of the newest."""
+
     folders: tuple[Path, ...]  # the newest first
 
     def __len__(self) -> int:
@@ -26,6 +28,7 @@ class Runs(Shown):
         return finished.record(self.folders[at])
 
     def to_rows(self) -> list[dict[str, object]]:
+        """Returns the status of each run as a dictionary."""
         return [asdict(status.of(folder)) for folder in self.folders]
 
     def to_dict(self) -> dict[str, object]:
@@ -51,7 +54,11 @@ class Runs(Shown):
 
 
 def runs(folder: Path) -> Runs:
-    """Every run folder directly in this one, or itself."""
+    """Finds the run folders in a folder.
+
+    Args: `folder` holds run folders directly, or is one itself.
+    Raises: BadInput where there is no such folder.
+    """
     if not folder.is_dir():
         raise BadInput("no such folder", where=str(folder), allowed="one that holds run folders")
     inside = [folder, *(path for path in folder.iterdir() if path.is_dir())]

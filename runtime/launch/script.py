@@ -1,4 +1,4 @@
-"""Training by a plan from a script or notebook of one's own.
+"""`Run`: training by a plan from a user's own script or notebook.
 
     run = Run.open("plan.yaml", "runs/a")
     for batch in run.batches():
@@ -7,8 +7,8 @@
             break
     run.close()
 
-Started by `launch PLAN -- script.py` the same lines run on every rank; started alone they are the whole training in
-one process.
+With `launch PLAN -- script.py`, the script runs on every rank of the run. Started alone, it trains the whole
+plan in its own process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FOLDER = "runs/latest"
 
 
 class Run(StepLoop):
-    """One training by a plan, in the hand of a script."""
+    """One training by a plan, driven by a user's script."""
 
     @classmethod
     def open(
@@ -37,10 +37,11 @@ class Run(StepLoop):
         workload: Workload | None = None,
         **settings: object,
     ) -> Self:
-        """Opens the run of this rank inside of a launched run, whatever is given; else the plan's training in this
-        one process.
+        """Opens the training of this rank inside a launched run, or else the whole training in this process.
 
-        Args: `settings` are fields of Job.
+        Args: inside a launched run, all arguments are ignored; `settings` are fields of Job.
+        Returns: a run that goes on from the last complete checkpoint of `folder`.
+        Raises: BadInput and BadPlan for whatever can be known before the first step.
         """
         training = launched()
         if training is None:

@@ -1,4 +1,7 @@
-"""A run looked at from outside, by its folder alone: from any shell, while it runs and after everything is gone."""
+"""The status and the logs of a run, read from its folder alone, while it runs and after it has ended.
+
+Nothing here needs torch, so that `status`, `logs` and `cancel` answer at once.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,21 @@ from pathlib import Path
 
 from planner import plan as plans
 from planner.errors import BadInput
+from planner.timeline import WARM_UP_STEPS
 from planner.units import format_duration
 from runtime import checkpoint as checkpoints
 from runtime import runfolder, slurm
 from runtime.backend import Backend
 from runtime.local import LocalBackend
-from runtime.runfolder import Paths, StepMetrics, open_run, outcome_of, steps_of
-from runtime.train import JUDGED, WARM_UP, outside
+from runtime.runfolder import (
+    JUDGED_STEPS,
+    Paths,
+    StepMetrics,
+    open_run,
+    outcome_of,
+    outside_bars,
+    steps_of,
+)
 
 ENOUGH = ("running", "done", "unknown")
 RECENT = 20  # steps that speed is judged by
@@ -24,6 +35,8 @@ RECENT = 20  # steps that speed is judged by
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
+    """The state of a run, its progress and its speed."""
+
     run: str
     backend: str  # local | slurm
     job: int | None
@@ -43,6 +56,11 @@ class Status:
 
 
 def of(folder: Path) -> Status:
+    """Returns the status of a run.
+
+    Args: `folder` is a run folder; the run may go on anywhere.
+    Raises: BadInput where `folder` is no run folder.
+    """
     paths = open_run(folder)
     job, plan = runfolder.read(paths), plans.load(paths.plan)
     steps = steps_of(paths)
@@ -66,13 +84,18 @@ def of(folder: Path) -> Status:
         left_s=(job.steps - done) * step_s if step_s and state == "running" else None,
         checkpoint=last,
         go_on=_go_on(paths, job) if queued is None and last is not None and state not in ENOUGH else "",
-        drift=outside(plan, step_s * 1e9) if step_s and len(steps) >= WARM_UP + JUDGED else "",
+        drift=outside_bars(plan, step_s * 1e9)
+        if step_s and len(steps) >= WARM_UP_STEPS + JUDGED_STEPS
+        else "",
         history=_history(paths),
     )
 
 
 def backend_of(paths: Paths) -> Backend:
-    """Returns where a run goes on, by what its folder says."""
+    """Returns the backend where a run goes on, by what its folder says.
+
+    Args: a run without a queued job belongs to this machine.
+    """
     return slurm.backend_of(paths) or LocalBackend(paths)
 
 
@@ -99,7 +122,7 @@ def _go_on(paths: Paths, job: runfolder.Job) -> str:
 
 
 def _history(paths: Paths) -> list[str]:
-    """The last try ended as the run did, once nothing starts again."""
+    """Returns a line for each earlier attempt that ended badly. The last attempt ended as the run did."""
     tries = runfolder.attempts(paths)
     before = tries[:-1] if outcome_of(paths) is not None else tries
     rows = [attempt for attempt in before if attempt.state not in ("", "done")]
@@ -109,8 +132,10 @@ def _history(paths: Paths) -> list[str]:
 
 
 def _speed(steps: dict[int, StepMetrics]) -> float | None:
-    """Median seconds of the last steps."""
-    later = [step.seconds for number, step in steps.items() if number > WARM_UP] or [
+    """Returns the median seconds of the last steps, warm-up steps left out where there are others; None
+    without steps.
+    """
+    later = [step.seconds for number, step in steps.items() if number > WARM_UP_STEPS] or [
         step.seconds for step in steps.values()
     ]
     recent = sorted(later[-RECENT:])
@@ -118,11 +143,19 @@ def _speed(steps: dict[int, StepMetrics]) -> float | None:
 
 
 def cancel(folder: Path) -> None:
-    """Ends a run, wherever it goes on."""
+    """Ends a run, wherever it goes on. It can be resumed from its last complete checkpoint.
+
+    Args: `folder` is the run folder.
+    Raises: BadInput where the run does not go on.
+    """
     backend_of(open_run(folder)).cancel()
 
 
 def status_text(status: Status) -> str:
+    """Returns a status as lines of text.
+
+    Args: `status` is what `of` has returned.
+    """
     where = f"job {status.job}" if status.job is not None else "on this machine"
     lines = [
         f"{status.run}: {status.state}" + (f" ({status.reason})" if status.reason else "") + f", {where}"
@@ -141,7 +174,12 @@ def status_text(status: Status) -> str:
 
 
 def log_files(folder: Path, rank: int | None) -> list[Path]:
-    """The log of one rank; of the job and all ranks otherwise."""
+    """Returns the log files of a run.
+
+    Args: `rank` asks for the log of that rank alone; None for those of the supervisor or job and of all
+      ranks.
+    Raises: BadInput where the rank has no log.
+    """
     paths = open_run(folder)
     if rank is not None:
         if not paths.log(rank).exists():
@@ -153,7 +191,12 @@ def log_files(folder: Path, rank: int | None) -> list[Path]:
 def lines_of(
     folder: Path, rank: int | None, *, follow: bool, poll_s: float = 0.5
 ) -> Iterator[tuple[str, str]]:
-    """(file, line) of what is there; with `follow` of what is added too, until the run has ended."""
+    """Yields the lines of a run's logs.
+
+    Args: with `follow`, lines that are added later are yielded too, until the run has ended; `rank` is as in
+      `log_files`.
+    Yields: the name of the log without its suffix, and a line without its newline.
+    """
     at: dict[Path, int] = {}
     while True:
         last = not follow or of(folder).state not in ("queued", "running")

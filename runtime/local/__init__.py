@@ -1,4 +1,9 @@
-"""A run in processes of this machine."""
+"""Runs in processes of this machine.
+
+In: a plan and settings, for `start`. Out: a `LocalBackend` that waits for the run and cancels it. `supervise`
+forks processes and watches them, and is used by the probe too.
+Start reading in `run.py`; `main.py` is the supervisor process, `supervise.py` its watch over the ranks.
+"""
 
 from runtime.local.run import LocalBackend, start
 from runtime.local.supervise import START_S, be_a_rank, supervise

@@ -1,4 +1,7 @@
-"""The process that holds a local run: `python -P -m runtime.local_main FOLDER PARENT`; no parent (0) is detached."""
+"""The supervisor process of a local run: `python -P -m runtime.local.main FOLDER PARENT`.
+
+PARENT is the process whose end ends the run, or 0 for a detached run.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,11 @@ from runtime.train import Model, run_script, sleep_rank, train_rank
 
 
 def main(folder: str, parent: str) -> int:
+    """Runs all attempts of a run and writes its outcome and result.
+
+    Args: `parent` is the number of the process that launched the run, "0" where the run may outlive it.
+    Returns: the exit status of the run.
+    """
     told = EndSignals(int(parent))
     told.listen()
     if int(parent):
@@ -55,6 +63,10 @@ def main(folder: str, parent: str) -> int:
 
 
 def rank_main(paths: Paths, job: Job, plan: Plan, model: Model | None) -> Callable[[int], None]:
+    """Returns the function that the process of a rank runs, given the rank.
+
+    Args: `model` is None for a run whose stages sleep.
+    """
     if model is None:
         return partial(sleep_rank, paths, job, plan)
     return partial(run_script if job.script else train_rank, paths, job, model)

@@ -1,7 +1,7 @@
-"""Runs on this machine: every rank of a plan is a process, held by a supervisor process.
+"""Runs on this machine: a supervisor process forks one process for each rank of a plan.
 
-The run ends with the process that started it, unless it is detached. A run folder that already holds checkpoints is
-resumed from the last complete one.
+The run ends with the process that started it, unless it is detached. A run folder with checkpoints is resumed
+from the last complete one.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ from planner.workload import Workload
 from runtime import runfolder
 from runtime.runfolder import Outcome, Paths, tell
 
-FIRST_WORD_S, RARELY_S = 2.0, 60.0  # of how a run stands, while somebody waits for it
-WORD_S = 5.0  # for a supervisor that is told to end
+FIRST_LOOK_S, LAST_LOOK_S = 2.0, 60.0  # between two looks at a run, at first and after a long wait
+INTERRUPT_S = 5.0  # until an interrupted supervisor has written its outcome
 POLL_S = 0.2
 
 
 @dataclass(frozen=True)
 class LocalBackend:
-    """The supervisor of a run, by its process where this process started it, by its folder otherwise."""
+    """The supervisor of a local run. `process` is its process where this process started it, else the run
+    folder names it.
+    """
 
     paths: Paths
     process: subprocess.Popen[bytes] | None = None
 
     def state(self) -> tuple[str, str]:
-        """Returns the state of a run without an outcome, and the reason for it."""
+        """Returns the state of a run that has no outcome yet, and the reason for that state."""
         held = runfolder.find(self.paths)
         if held is not None and not held.here:
             return "unknown", f"it was started on {held.host}: ask there"
@@ -41,21 +43,26 @@ class LocalBackend:
             return "running", ""
         if self.paths.cancelled.exists():
             return "cancelled", ""
-        return "ended", "killed, or this machine went down; it left no word"
+        return (
+            "ended",
+            "stopped without writing a result: the supervisor was killed, or the machine went down",
+        )
 
     def wait(self, timeout_s: float | None = None, look: Callable[[], None] | None = None) -> Outcome:
-        """Waits for the supervisor to end; calls `look` now and then, ever more rarely.
+        """Waits for the supervisor to end.
 
+        Args: `look` is called now and then, ever more rarely.
+        Returns: the outcome that the supervisor has written, or one that says how it ended.
         Raises: TimeoutError after `timeout_s`.
         """
         end_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
-        pause_s = float("inf") if look is None else FIRST_WORD_S
+        pause_s = float("inf") if look is None else FIRST_LOOK_S
         while not self._ended(min(pause_s, end_s - time.monotonic())):
             if time.monotonic() >= end_s:
                 raise TimeoutError(f"{self.paths.root} has not ended after {timeout_s:g} s")
             assert look is not None
             look()
-            pause_s = min(1.5 * pause_s, RARELY_S)
+            pause_s = min(1.5 * pause_s, LAST_LOOK_S)
         if self.paths.cancelled.exists():
             return Outcome("cancelled")
         if (found := runfolder.outcome_of(self.paths)) is not None:
@@ -80,11 +87,14 @@ class LocalBackend:
         return True
 
     def interrupt(self) -> None:
-        """Ends the run as Ctrl-C does, with a word for whoever asks later."""
+        """Ends the run as Ctrl-C does, and makes sure that an outcome is written.
+
+        Raises: AssertionError where another process started the run.
+        """
         assert self.process is not None, "only who started a run interrupts it"
         self.process.send_signal(signal.SIGINT)
         try:
-            self.process.wait(WORD_S)
+            self.process.wait(INTERRUPT_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -92,11 +102,14 @@ class LocalBackend:
             tell(self.paths, Outcome("interrupted", cause="by Ctrl-C"))
 
     def cancel(self) -> None:
-        """Ends the run; a run of this process that has ended is left as it is."""
-        if self.process is None:
-            runfolder.cancel(self.paths, signal.SIGKILL)
-        elif self.process.poll() is None:
-            runfolder.cancel(self.paths, signal.SIGKILL)
+        """Ends the run. A run that this process started and that has ended is left as it is.
+
+        Raises: BadInput where the run does not go on, or was started on another host.
+        """
+        if self.process is not None and self.process.poll() is not None:
+            return
+        runfolder.cancel(self.paths, signal.SIGKILL)
+        if self.process is not None:
             self.process.wait()
 
 
@@ -110,9 +123,11 @@ def start(
     refuse: Callable[[Paths], None],
     **settings: object,
 ) -> LocalBackend:
-    """Starts a run, after all its checks are made and checkpoint 0 is written.
+    """Starts a run, after all checks are made and checkpoint 0 is written.
 
-    Args: `settings` are fields of Job; `refuse` raises BadInput where somebody else uses the run folder.
+    Args: `settings` are fields of Job; a `detach`ed run goes on after this process; `refuse` raises BadInput
+      where somebody else uses the run folder.
+    Raises: BadInput and BadPlan for whatever can be known before the run starts.
     """
     from runtime.train import Model, job_of, prepare, prepare_folder
 

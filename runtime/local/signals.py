@@ -1,4 +1,4 @@
-"""What ends a local run from outside, so that it leaves a word: Ctrl-C, and the end of the process that launched it."""
+"""The events that end a local run from outside: Ctrl-C, and the end of the process that launched it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ STATES = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended"}
 
 
 class EndSignals:
-    """A signal only leaves a mark: between two lines that take notes of processes nothing may be torn."""
+    """Remembers the first SIGINT or SIGTERM.
+
+    The handler only sets a flag, so it cannot interrupt the supervisor while it updates its table of
+    processes.
+    """
 
     def __init__(self, parent: int) -> None:
         self._parent = parent  # 0 where the run may outlive it
         self._number: signal.Signals | None = None
 
     def listen(self) -> None:
+        """Takes over SIGINT and SIGTERM of this process."""
         for number in STATES:
             signal.signal(number, self._note)
 
@@ -23,7 +28,7 @@ class EndSignals:
         self._number = self._number or signal.Signals(number)
 
     def __call__(self) -> tuple[str, str] | None:
-        """State and cause, once there is one."""
+        """Returns the state and the cause with which the run is to end, None before any signal."""
         if self._number is None:
             return None
         if self._number == signal.SIGINT:
@@ -36,6 +41,6 @@ class EndSignals:
 
 
 def as_before() -> None:
-    """In a process that was forked from one which listens."""
+    """Gives SIGINT and SIGTERM their usual effect again, in a process forked from one that listens."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,7 +1,7 @@
-"""Starts the ranks of a local run, watches them, and ends all of them when one ends badly or stands still.
+"""Starts the ranks of a local run, watches them, and ends all where one fails or stands still.
 
-This is the main of a process of its own: it imports torch once and forks the ranks from there, so that sixteen
-ranks start in the time of one. A rank dies with it, and leads a process group of its own, which is ended as one.
+The supervisor imports torch once and forks the ranks, so that sixteen ranks start in the time of one. A rank
+dies with the supervisor. Each rank leads its own process group, which is ended with it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Rank:
 
 
 class RankWatch:
-    """The ranks of one run, by number."""
+    """A watch over the processes of one run, by rank."""
 
     def __init__(self, paths: Paths, pids: Mapping[int, int], deadline_s: float, told: Asked) -> None:
         now = time.monotonic()
@@ -51,6 +51,10 @@ class RankWatch:
             self._beats = mmap.mmap(file.fileno(), BEAT.size * len(pids))
 
     def until_the_end(self) -> Outcome:
+        """Watches until all ranks are done, one has failed or stands still, or the run is told to end.
+
+        Returns: how the run ended; no process of a rank is left.
+        """
         while True:
             failed = self._reap()
             if failed is not None:
@@ -70,7 +74,7 @@ class RankWatch:
             time.sleep(POLL_S)
 
     def _reap(self) -> int | None:
-        """Takes what ended; the first rank that ended badly."""
+        """Notes the ranks that have ended, and returns the first one that ended badly."""
         bad = None
         for number, rank in self._ranks.items():
             if rank.status is not None:
@@ -83,8 +87,11 @@ class RankWatch:
         return bad
 
     def _failed(self, first: int) -> Outcome:
-        """Several ranks fail within moments of each other: an error of one's own comes before being killed, that
-        before a status without a word, and all of them before the errors that another rank's end brings about."""
+        """Ends all ranks and finds the rank to blame.
+
+        Several ranks fail within moments of each other. The order of blame is: an error of a rank's own, a
+        kill, an exit without a cause, an error that follows from another rank's end.
+        """
         self._settle()
         ended = {n: rank.status for n, rank in self._ranks.items() if rank.status}
         self._end_all()
@@ -102,7 +109,7 @@ class RankWatch:
         return Outcome("failed", blamed, f"rank {blamed} {how}", self._exits())
 
     def _settle(self) -> None:
-        """A moment for the ranks that notice by themselves to write what they saw."""
+        """Waits a moment, so that failing ranks can write their causes."""
         end = time.monotonic() + GRACE_S
         while time.monotonic() < end and any(rank.status is None for rank in self._ranks.values()):
             self._reap()
@@ -123,7 +130,7 @@ class RankWatch:
         return min(alive, key=lambda n: (alive[n].waiting, alive[n].since_s))
 
     def _end_all(self) -> None:
-        """The ranks, and what they have started themselves, such as processes that load samples."""
+        """Kills the ranks and the processes that they have started, such as those that load samples."""
         for rank in self._ranks.values():
             if rank.status is None:
                 os.kill(rank.pid, signal.SIGKILL)  # it may not lead a group yet
@@ -139,12 +146,22 @@ class RankWatch:
 
 
 def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """Makes the kernel signal this process when its parent ends.
+
+    Args: `parent` is the process number that the parent has now; where it has ended already, this process
+      exits.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, by)
     if os.getppid() != parent:  # it was gone before we asked
         os._exit(1)
 
 
 def fork_ranks(paths: Paths, ranks: int, main: Callable[[int], None]) -> dict[int, int]:
+    """Forks one process for each rank.
+
+    Args: `main` is called with the rank in its process.
+    Returns: rank -> process number.
+    """
     for old in paths.causes():  # of ranks that were started before
         old.unlink(missing_ok=True)
     paths.heartbeat.write_bytes(bytes(BEAT.size * ranks))
@@ -170,7 +187,12 @@ def _be_a_rank(paths: Paths, rank: int, parent: int, main: Callable[[int], None]
 
 
 def be_a_rank(paths: Paths, rank: int, parent: int, main: Callable[[], int]) -> NoReturn:
-    """Whatever happens in this process ends in an exit status, at once, and on a full disk too."""
+    """Runs `main` as a rank and ends this process with its exit status, whatever happens.
+
+    Standard output and errors go to the rank's log. An exception is written down as the rank's cause, on a
+    full disk too.
+    Args: `parent` is the process with which this one dies.
+    """
     status = 1
     try:
         die_with_parent(parent)
@@ -193,7 +215,9 @@ def be_a_rank(paths: Paths, rank: int, parent: int, main: Callable[[], int]) -> 
 
 
 def _status_of(end: SystemExit) -> int:
-    """As the system has it, except that what is no 0 does not become one."""
+    """Returns the exit status of a SystemExit as the system reports it, except that a failure never becomes
+    0.
+    """
     code = end.code if isinstance(end.code, int) else int(end.code is not None)
     return code & 0xFF or int(code != 0)
 
@@ -201,6 +225,11 @@ def _status_of(end: SystemExit) -> int:
 def supervise(
     paths: Paths, ranks: int, deadline_s: float, main: Callable[[int], None], told: Asked = lambda: None
 ) -> Outcome:
-    """Runs `main(rank)` in a process a rank until all are done, one is not well, or it is told to end."""
+    """Runs `main(rank)` in one process for each rank, until all are done or the run is ended.
+
+    Args: `deadline_s` is how long a rank may make no progress; `told` is asked all the time and returns state
+      and cause to end the run.
+    Returns: how the run ended; no process of a rank is left.
+    """
     pids = fork_ranks(paths, ranks, main)
     return RankWatch(paths, pids, deadline_s, told).until_the_end()

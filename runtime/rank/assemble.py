@@ -1,19 +1,37 @@
-"""From a plan and a captured model to everything that one rank needs to run steps."""
+"""Assembles everything that one rank needs to run steps, from a plan and a captured model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
+import torch.distributed as dist
 from torch import Tensor
 
 from planner.capture import Captured, StageModule
 from planner.errors import BadPlan
 from planner.model import Buffer, Parameter
 from planner.plan import Plan
+from planner.timeline import COLLECTIVE, Event, encode
 from runtime.execute import Interpreter, Pulse, Tracer, program_of
-from runtime.rank.parts import Load, RankOptions, RankParts
+from runtime.messages import Transport
+from runtime.rank.parts import Load, Node, RankOptions, RankParts
 from runtime.rank.rank import Feed, Rank
-from runtime.update import LrSchedule, Make, groups_of
+from runtime.runfolder import COUNT
+from runtime.stage import AnyStage, Keys
+from runtime.update import (
+    Bucket,
+    Flat,
+    GradientSync,
+    LrSchedule,
+    Make,
+    OnSum,
+    PreviousNorm,
+    Squares,
+    Updater,
+    groups_of,
+)
 from runtime.world import World
 
 
@@ -28,7 +46,12 @@ def assemble(
     options: RankOptions,
     pulse: Pulse,
 ) -> Rank:
-    """Every rank calls this at the same time: communicators are made in the same order on all of them."""
+    """Returns one rank, ready to run.
+
+    All ranks call this at the same time, because communicators are made in the same order on all of them.
+    Args: `load` returns tensors of a checkpoint by name; `pulse` is beaten by every call of the rank.
+    Raises: BadPlan where the plan is not supported, or where ranks have derived different programs.
+    """
     parts = RankParts(plan, captured, world, options)
     program = program_of(plan, world)
     if not world.agree(program.digest + captured.graph.fingerprint):
@@ -39,8 +62,8 @@ def assemble(
     statistics = parts.statistics(modules)
     stages = parts.stages(modules, statistics)
     tracer = Tracer(world.rank)
-    updater = parts.updater(flats, groups, stages, make_optimizer, lr_schedule, tracer)
-    transport = parts.transport()
+    updater = _updater(parts, flats, groups, stages, make_optimizer, lr_schedule, tracer)
+    transport = _transport(parts)
     feed = _feed(parts, modules)
     interpreter = Interpreter(
         program,
@@ -74,6 +97,78 @@ def assemble(
     )
 
 
+def _updater(
+    parts: RankParts,
+    flats: Sequence[Flat],
+    groups: Mapping[Bucket, dist.ProcessGroup],
+    stages: Mapping[Node, AnyStage],
+    make: Make,
+    lr_schedule: LrSchedule,
+    tracer: Tracer,
+) -> Updater:
+    options, sharing, world = parts.options, parts.sharing, parts.world
+    counted = parts.graph.loss_kind == "sum_count"
+    losses = _LossCount(stages if sharing is None or sharing.place == 0 else {})
+    held = sorted({stage for _, stage in parts.held})
+    uncounted = sharing.uncounted(held) if sharing else ()
+    squares = Squares(parts.buckets, world.rank, world.device)
+    return Updater(
+        GradientSync(flats, groups, uncounted, _traced_sums(tracer, parts.keys)),
+        make,
+        rank=world.rank,
+        squares=squares,
+        sharded=parts.plan.shard_optimizer,
+        clip_norm=options.clip_norm if options.clip_by == "step" else None,
+        count=(_one if options.made_up else losses) if counted else None,
+        scaler=parts.scale.scaler,
+        schedule=lr_schedule,
+        world=world.group,
+        previous=_previous(options, world, flats, squares),
+    )
+
+
+def _previous(
+    options: RankOptions, world: World, flats: Sequence[Flat], squares: Squares
+) -> PreviousNorm | None:
+    if options.clip_norm is None or options.clip_by == "step":
+        return None
+    group = world.new_group(range(world.size)) if world.group is not None else None
+    return PreviousNorm(options.clip_norm, flats, squares, group)
+
+
+def _traced_sums(tracer: Tracer, keys: Keys) -> OnSum:
+    """Returns the recorder of gradient sums. A sum belongs to the step that launched it, however late it ends."""
+
+    def on_sum(bucket: Bucket) -> Callable[[int, int], None]:
+        return partial(tracer.add, keys.step, encode(Event(COLLECTIVE, bucket.stages[0])))
+
+    return on_sum
+
+
+@dataclass
+class _LossCount:
+    """The divisor of a step's summed losses on this rank, such as the number of words."""
+
+    stages: Mapping[Node, AnyStage]
+
+    def __call__(self) -> float:
+        return sum(float(row[COUNT]) for stage in self.stages.values() for row in stage.losses.values())
+
+
+def _one() -> float:
+    return 1.0
+
+
+def _transport(parts: RankParts) -> Transport:
+    return Transport(
+        routes=parts.routes,
+        place=parts.schedule.place,
+        peers=parts.mesh.peers(parts.world.rank),
+        device=parts.world.device,
+        group=parts.world.group,
+    )
+
+
 def _feed(parts: RankParts, modules: Mapping[int, StageModule]) -> Feed:
     reads, device = _reads(parts, modules), parts.world.device
     if parts.sharing is None:
@@ -89,7 +184,7 @@ def _reads(parts: RankParts, modules: Mapping[int, StageModule]) -> dict[int, li
 
 
 def _idle(parts: RankParts, load: Load) -> dict[str, Tensor]:
-    """Parameters and buffers that no layer uses; the first rank keeps them for the checkpoints."""
+    """Returns the parameters and buffers that no layer uses. The first rank keeps them for the checkpoints."""
     rows: list[Parameter | Buffer] = [*parts.graph.parameters, *parts.graph.buffers]
     unused = [row.name for row in rows if not row.users]
     return dict(load(unused)) if parts.world.rank == 0 and unused else {}

@@ -1,9 +1,9 @@
-"""Forwards alone, in evaluation mode: dropout off, statistics that were learnt instead of the batch's own.
+"""Evaluates a batch: forwards alone, without dropout, with learnt statistics instead of those of the batch.
 
-The captured graph was recorded in training mode; what ATen calls `train`, `training`, `use_input_stats` and
-`dropout_p` is set as `module.eval()` would, and counters stand still; an opaque module is put into that mode. A module
-whose Python code does something else when it is not training is evaluated as it trains. What draws random numbers in
-either mode draws them under the keys of the training step before, whatever the plan.
+The captured graph was recorded in training mode. The arguments `train`, `training`, `use_input_stats` and
+`dropout_p` of ATen are set as `module.eval()` would set them. Counters stand still. An opaque module is put
+into evaluation mode. A module whose Python code differs outside of training is evaluated as it trains. Random
+numbers that are drawn in either mode are drawn under the keys of the training step before, whatever the plan.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _STATISTICS = {"training": "running_mean", "use_input_stats": "running_mean"}
 
 
 def evaluating(module: StageModule) -> fx.GraphModule:
-    """The stage's graph in evaluation mode; it shares every tensor with the one that trains."""
+    """Returns the graph of a stage in evaluation mode.
+
+    Args: `module` is a stage that trains; the graph shares every tensor with it.
+    """
     run = graph_of(module)
     graph = fx.Graph()
     seen: dict[fx.Node, fx.Node] = {}
@@ -43,7 +46,10 @@ def evaluating(module: StageModule) -> fx.GraphModule:
 
 
 def _switch(node: fx.Node, operation: Target, first: int = 0) -> None:
-    """Arguments of the operation begin at position `first` of the node's."""
+    """Sets the arguments of an operation to evaluation mode.
+
+    The operation's arguments begin at position `first` of the node's arguments.
+    """
     arguments = {name: i + first for i, name in enumerate(argument_names(operation))}
     for name, value in (
         ("train", False),
@@ -92,6 +98,11 @@ class EvaluationStage:
 
 
 def losses_of(stages: Mapping[tuple[int, int], EvaluationStage]) -> dict[int, dict[str, float]]:
+    """Returns the losses of the last evaluation and forgets them.
+
+    Args: `stages` are the stages of this rank by pipe and stage.
+    Returns: micro-batch over all replicas -> loss, and its count where there is one.
+    """
     found = {}
     for stage in stages.values():
         for micro, row in stage.losses.items():

@@ -1,4 +1,4 @@
-"""The parts of a rank, one by one: what a plan and a captured model make of its stages, buffers, sums and updates."""
+"""The parts of one rank, each made from a plan and a captured model: stages, gradient buckets and statistics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from planner.capture import Captured, StageModule, StateUse, cut, use_of_states
@@ -15,13 +14,11 @@ from planner.errors import BadPlan
 from planner.model import Buffer, Parameter
 from planner.plan import Plan, schedule_of
 from planner.schedule import Action, Kind, Schedule
-from planner.timeline import COLLECTIVE, Event, encode
 from runtime import stage as stages
 from runtime import update as updates
-from runtime.execute import AUTOCAST, Tracer
-from runtime.messages import Transport, check_hops, in_order_of, routes_of, stages_of_layers
+from runtime.execute import AUTOCAST
+from runtime.messages import check_hops, in_order_of, routes_of, stages_of_layers
 from runtime.rank import sync_batchnorm
-from runtime.runfolder import COUNT
 from runtime.spatial import sharing
 from runtime.stage import (
     AnyStage,
@@ -43,16 +40,8 @@ from runtime.stage import (
     states_of,
 )
 from runtime.update import (
-    Bucket,
     ClipBy,
     Flat,
-    GradientSync,
-    LrSchedule,
-    Make,
-    OnSum,
-    PreviousNorm,
-    Squares,
-    Updater,
     buckets_of,
     trained,
 )
@@ -64,7 +53,7 @@ Load = Callable[[Sequence[str]], Mapping[str, Tensor]]  # tensors of a checkpoin
 
 @dataclass(frozen=True, kw_only=True)
 class RankOptions:
-    """What a run decides beside its plan."""
+    """The settings of a rank that are not in its plan."""
 
     seed: int = 0
     clip_norm: float | None = None
@@ -73,6 +62,11 @@ class RankOptions:
 
 
 def check_supported(plan: Plan, captured: Captured) -> None:
+    """Refuses a plan that the runtime cannot execute.
+
+    Args: `captured` is the model that the plan is for.
+    Raises: BadPlan with the first thing that is not supported.
+    """
     graph = captured.graph
     if plan.model.fingerprint != graph.fingerprint:
         raise BadPlan(
@@ -93,7 +87,7 @@ def check_supported(plan: Plan, captured: Captured) -> None:
 
 
 def _check_written(plan: Plan, captured: Captured) -> None:
-    """A parameter that the forward itself writes is written by each holder after its own samples."""
+    """Raises BadPlan where replicas would write a parameter in their forwards, each after its own samples."""
     traced = captured.layout.traced
     names = {node: source.name for node, source in traced.sources.items() if source.kind == "parameter"}
     written = sorted(use_of_states(traced.graph, names).written)
@@ -105,7 +99,7 @@ def _check_written(plan: Plan, captured: Captured) -> None:
 
 
 class RankParts:
-    """The steps of `assemble.assemble` that share much."""
+    """The parts of one rank, in the order in which `assemble` asks for them."""
 
     def __init__(self, plan: Plan, captured: Captured, world: World, options: RankOptions) -> None:
         check_supported(plan, captured)
@@ -131,7 +125,11 @@ class RankParts:
         return 1.0 / whole if self.graph.loss_kind == "mean" else 1.0
 
     def modules(self, load: Load) -> dict[int, StageModule]:
-        """The stages that live here, with one tensor a name however many of them hold it; loaded one by one."""
+        """Returns the stage modules of this rank, loaded one after another.
+
+        A parameter that several stages hold is one tensor in all of them.
+        Args: `load` returns tensors of a checkpoint by name.
+        """
         edges = [i for i in range(1, len(self.stage_of)) if self.stage_of[i] != self.stage_of[i - 1]]
         every = cut(self.captured, edges)
         self.sharing = sharing(self.plan, every, self.mesh, self.world)
@@ -148,11 +146,14 @@ class RankParts:
         return mine
 
     def _rows(self, module: StageModule) -> list[str]:
-        """What a checkpoint has of a stage; constants of the graph come with the capture."""
+        """Returns the names of a stage's tensors in a checkpoint. Constants of the graph come with the
+        capture.
+        """
         names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
         return [name for name in names if name in self.graph.parameter or name in self.graph.buffer]
 
     def flats(self) -> list[Flat]:
+        """Returns the gradient buckets of this rank, each with its parameters and gradients in flat tensors."""
         self.buckets = buckets_of(self.graph, self.stage_of, self.mesh, trained(self.captured))
         mine = [bucket for bucket in self.buckets if self.world.rank in bucket.ranks]
         return [
@@ -161,7 +162,12 @@ class RankParts:
         ]
 
     def statistics(self, modules: Mapping[int, StageModule]) -> dict[int, list[RunningStatistics]]:
-        """Of each stage whose forward writes state and that others hold too; communicators in one order."""
+        """Returns the running statistics to average, by stage.
+
+        These are of stages whose forward writes buffers that other ranks or pipes hold too. All ranks call
+        this, because communicators are made in one order.
+        Args: `modules` are the stage modules of this rank.
+        """
         found: dict[int, list[RunningStatistics]] = {}
         for stage in range(self.schedule.stages):
             written = self._written(stage)
@@ -185,6 +191,10 @@ class RankParts:
     def stages(
         self, modules: Mapping[int, StageModule], statistics: Mapping[int, Sequence[RunningStatistics]]
     ) -> dict[Node, AnyStage]:
+        """Returns the stages of this rank, by pipe and stage, ready for the interpreter.
+
+        Args: `modules` and `statistics` are those that the methods of that name have returned.
+        """
         kinds = _kinds(self.schedule)
         parts = {stage: self._parts(stage, module) for stage, module in modules.items()}
         every = [part for own in parts.values() for part in own]
@@ -219,7 +229,9 @@ class RankParts:
         return made
 
     def _parts(self, stage: int, module: StageModule) -> list[StageModule]:
-        """The stage itself, or what of it is recomputed and what is not; with the same tensors."""
+        """Returns the module of a stage, or its recomputed part and the rest where only some layers are
+        recomputed.
+        """
         before, numbers = self.plan.stages[stage].recompute_before, self.draws[stage]
         if not before:
             return [module]
@@ -266,73 +278,6 @@ class RankParts:
             return "none"  # its backward is one compiled function, which frees what it has saved
         large = {name for name, p in module.named_parameters() if p.requires_grad and p.ndim > 1}
         return "store" if large <= stages.could_owe(module) else "walk"
-
-    def updater(
-        self,
-        flats: Sequence[Flat],
-        groups: Mapping[Bucket, dist.ProcessGroup],
-        stages: Mapping[Node, AnyStage],
-        make: Make,
-        lr_schedule: LrSchedule,
-        tracer: Tracer,
-    ) -> Updater:
-        counting = self.graph.loss_kind == "sum_count"
-        losses = _Counter(stages if self.sharing is None or self.sharing.place == 0 else {})
-        held = sorted({stage for _, stage in self.held})
-        uncounted = self.sharing.uncounted(held) if self.sharing else ()
-        squares = Squares(self.buckets, self.world.rank, self.world.device)
-        return Updater(
-            GradientSync(flats, groups, uncounted, _traced_sums(tracer, self.keys)),
-            make,
-            rank=self.world.rank,
-            squares=squares,
-            sharded=self.plan.shard_optimizer,
-            clip_norm=self.options.clip_norm if self.options.clip_by == "step" else None,
-            count=(_one if self.options.made_up else losses) if counting else None,
-            scaler=self.scale.scaler,
-            schedule=lr_schedule,
-            world=self.world.group,
-            previous=self._previous(flats, squares),
-        )
-
-    def _previous(self, flats: Sequence[Flat], squares: Squares) -> PreviousNorm | None:
-        limit, world = self.options.clip_norm, self.world
-        if limit is None or self.options.clip_by == "step":
-            return None
-        group = world.new_group(range(world.size)) if world.group is not None else None
-        return PreviousNorm(limit, flats, squares, group)
-
-    def transport(self) -> Transport:
-        return Transport(
-            routes=self.routes,
-            place=self.schedule.place,
-            peers=self.mesh.peers(self.world.rank),
-            device=self.world.device,
-            group=self.world.group,
-        )
-
-
-def _traced_sums(tracer: Tracer, keys: Keys) -> OnSum:
-    """A sum belongs to the step that launched it, however late it ends."""
-
-    def on_sum(bucket: Bucket) -> Callable[[int, int], None]:
-        return partial(tracer.add, keys.step, encode(Event(COLLECTIVE, bucket.stages[0])))
-
-    return on_sum
-
-
-def _one() -> float:
-    return 1.0
-
-
-@dataclass
-class _Counter:
-    """How much the losses of this rank counted in the step."""
-
-    stages: Mapping[Node, AnyStage]
-
-    def __call__(self) -> float:
-        return sum(float(row[COUNT]) for stage in self.stages.values() for row in stage.losses.values())
 
 
 def _kinds(schedule: Schedule) -> dict[int, set[Kind]]:

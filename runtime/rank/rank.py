@@ -1,4 +1,4 @@
-"""One rank, ready to run steps, and what it reads from and writes to a checkpoint."""
+"""One rank, ready to run steps, and the tensors that it reads from and writes to a checkpoint."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Feed:
 
 @dataclass(kw_only=True)
 class Rank:
-    """One rank, ready to run: `interpreter.run(step)` between `begin` and `finish`."""
+    """One rank, ready to run steps."""
 
     plan: Plan
     mesh: RankMesh
@@ -69,9 +69,12 @@ class Rank:
     def step(
         self, step: int, values: Mapping[int, Tensors], run: Callable[[int], None] | None = None
     ) -> dict[int, dict[str, float]]:
-        """One step; the losses of the micro-batches whose loss is here, numbered over all replicas.
+        """Runs one training step.
 
-        `run` goes over the interpreter's calls in another way than it does.
+        Args: `values` has the batch by micro-batch of this replica; `run` goes over the interpreter's calls
+          instead of its own loop.
+        Returns: the losses of micro-batches whose last stage is on this rank; micro-batch over all replicas
+          -> loss and count.
         """
         self.keys.step, self.feed.values = step, values
         self.tracer.trim()
@@ -87,7 +90,7 @@ class Rank:
         return self.losses()
 
     def wanted(self) -> Wanted:
-        """What this rank reads of a batch."""
+        """Returns the samples and Values that this rank reads of a batch."""
         batch, here = self.plan.batch, self.mesh.by_rank[self.world.rank]
         pipes = {pipe for pipe, stage in self.stages if self.feed.reads[stage]}
         return Wanted(
@@ -101,7 +104,10 @@ class Rank:
         )
 
     def with_peak(self, run: Callable[[], T]) -> tuple[T, int]:
-        """What a step returns, and the most bytes in use meanwhile; on the host that is slow."""
+        """Runs a step and measures its peak of memory, which is slow on the host.
+
+        Returns: the result of `run`, and the most bytes in use meanwhile.
+        """
         self.feed.copies = True
         try:
             return execute.with_peak(run, self.world.device, self.kept(), self.transport.in_flight())
@@ -109,14 +115,20 @@ class Rank:
             self.feed.copies = False
 
     def kept(self) -> list[Tensor]:
-        """Everything that lives longer than a step: parameters, gradients, buffers and optimizer state."""
+        """Returns all tensors that live longer than a step: parameters, gradients, buffers and optimizer
+        state.
+        """
         state = state_of(self.updater.optimizers, self.flats).tensors.values()
         flat = [tensor for each in self.flats for tensor in (each.values, each.grads)]
         held = [*self.parameters.values(), *self.buffers.values(), *self.idle.values()]
         return [*held, *flat, *(tensor for row in state for tensor in row.values())]
 
     def evaluate(self, values: Mapping[int, Tensors]) -> dict[int, dict[str, float]]:
-        """Losses of one batch in evaluation mode; nothing is changed."""
+        """Computes the losses of one batch in evaluation mode. No state changes.
+
+        Args: `values` has the batch by micro-batch of this replica.
+        Returns: micro-batch over all replicas -> loss and count.
+        """
         self.updater.settle()
         self.feed.values = values
         stages, interpreter = self._evaluation
@@ -133,6 +145,7 @@ class Rank:
         return stages, self.interpreter.forwards(forward_program(self.plan, self.world), stages)
 
     def losses(self) -> dict[int, dict[str, float]]:
+        """Returns the losses of the last step: micro-batch over all replicas -> loss and count."""
         found = {}
         for stage in self.stages.values():
             for micro, row in stage.losses.items():
@@ -140,7 +153,10 @@ class Rank:
         return found
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """What goes with the parameters, which were loaded when the stages were made."""
+        """Restores the optimizer, the loss scale and the clipping norm from a checkpoint.
+
+        Args: the parameters of `checkpoint` were already loaded when the stages were made.
+        """
         if self.scaler is not None and "scale" in checkpoint.facts.extra:
             self.scaler.scale = checkpoint.facts.extra["scale"]
             self.scaler.good_steps = int(checkpoint.facts.extra["good_steps"])
@@ -153,14 +169,16 @@ class Rank:
         )
 
     def extra(self) -> dict[str, float]:
-        """What goes on from step to step beside parameters and optimizer state."""
+        """Returns the numbers that go on from step to step beside parameters and optimizer state, by name."""
         self.updater.settle()
         previous = self.updater.previous.norm() if self.updater.previous is not None else None
         norm = {} if previous is None else {"norm": previous}
         return norm if self.scaler is None else asdict(self.scaler)
 
     def part(self) -> CheckpointPart:
-        """What this rank writes of a checkpoint: tensors that it is the first holder of, and the state it updates."""
+        """Returns this rank's part of a checkpoint: the tensors that it holds first, and the optimizer state
+        that it updates.
+        """
         self.updater.settle()
         saved = state_of(self.updater.optimizers, self.flats)
         for flat in self.flats:

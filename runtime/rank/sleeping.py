@@ -1,7 +1,7 @@
-"""A plan run for its timing alone: stages sleep for their planned times, messages have their real size.
+"""Runs a plan for its timing alone: stages sleep for their planned times, and messages have their real size.
 
-Ranks that sleep share cores without slowing each other down, so a laptop can run the plan of a cluster and lay the
-order of events it got beside the simulated one. Nothing of the model is needed: a plan says all that is used here.
+Ranks that sleep share cores without slowing each other down. A laptop can so run the plan of a cluster, and
+its order of events can be compared with the simulated one. The model itself is not needed.
 """
 
 from __future__ import annotations
@@ -28,12 +28,16 @@ MOST_LATE_S = 3e-4  # never subtracts more, so that no sleep is shorter than pla
 
 
 class Sleeper:
-    """Sleeps a given time; what the last sleeps took too long is subtracted, a sleep never spins."""
+    """Sleeps for given times without spinning. The usual lateness of earlier sleeps is subtracted from each."""
 
     def __init__(self) -> None:
         self._late_s = LATE_S
 
     def sleep(self, seconds: float) -> None:
+        """Sleeps for a time, about as long as asked.
+
+        Args: `seconds` below the usual lateness are not slept at all.
+        """
         if seconds <= self._late_s:
             return
         end = time.perf_counter() + seconds
@@ -43,7 +47,7 @@ class Sleeper:
 
 
 class SleepStage:
-    """`sends` and `passes` are the sizes of its messages, forward and backward, by the names of their routes."""
+    """A stage that sleeps. `sends` and `passes` are the bytes of its messages forward and backward, by route."""
 
     def __init__(
         self, times: StageTimes, sends: Mapping[str, int], passes: Mapping[str, int], sleeper: Sleeper
@@ -72,7 +76,11 @@ class SleepStage:
 
 
 class SleepUpdates:
-    """A sum starts when every holder has launched it and the sums before it are done, and takes its planned time."""
+    """Gradient sums and updates that sleep.
+
+    A sum starts when every holder has launched it and the sums before it are done. It then takes its planned
+    time.
+    """
 
     def __init__(
         self,
@@ -125,7 +133,7 @@ class SleepUpdates:
 
 @dataclass(frozen=True)
 class SleepRank:
-    """`step` runs one step; a plan with a barrier waits for everybody at its end."""
+    """One rank whose stages sleep. After a step of a plan with a barrier it waits for all other ranks."""
 
     plan: Plan
     world: World
@@ -134,6 +142,10 @@ class SleepRank:
     tracer: Tracer
 
     def step(self, step: int) -> None:
+        """Runs one step.
+
+        Args: `step` is the number of the step in the trace.
+        """
         self.interpreter.run(step)
         self.transport.finish()
         if self.plan.schedule.update == "barrier":
@@ -141,7 +153,10 @@ class SleepRank:
 
 
 def sleeping(plan: Plan, world: World, pulse: Pulse) -> SleepRank:
-    """One rank of a plan whose stages sleep; every rank calls this at the same time."""
+    """Returns one rank of a plan, with stages that sleep. All ranks call this at the same time.
+
+    Args: `plan` gives times and bytes; `pulse` is beaten by every call of the rank.
+    """
     schedule, mesh, program = schedule_of(plan), RankMesh.of(plan), program_of(plan, world)
     held, sleeper, tracer = mesh.held(world.rank), Sleeper(), Tracer(world.rank)
     groups = {}
@@ -181,7 +196,10 @@ def sleeping(plan: Plan, world: World, pulse: Pulse) -> SleepRank:
 
 
 def routes_of_hops(hops: Collection[Hop]) -> Routes:
-    """One blob a hop."""
+    """Returns routes with one Value for each hop, which has all bytes of the hop.
+
+    Args: `hops` are those of a plan.
+    """
     return Routes(
         act={(h.sender, h.receiver): (_name(h),) for h in hops if h.direction == "act"},
         grad={(h.sender, h.receiver): (_name(h),) for h in hops if h.direction == "grad"},

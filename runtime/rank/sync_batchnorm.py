@@ -1,8 +1,9 @@
-"""Batch normalisation over the micro-batches that all replicas see at the same time, as SyncBatchNorm asks for.
+"""Batch normalisation over the micro-batches that all replicas run at the same time, as SyncBatchNorm asks
+for.
 
-Micro-batch i of every replica counts as one batch: the statistics, the gradients and what is remembered are those of
-one process with micro-batches as large as all of them together. Replicas run the same actions in the same order, so
-that their sums meet.
+Micro-batch i of all replicas counts as one batch. Statistics and gradients equal those of one process with
+micro-batches as large as all replicas' together. Replicas run the same actions in the same order, so their
+sums meet.
 """
 
 from __future__ import annotations
@@ -21,11 +22,18 @@ from runtime.world import World
 
 
 def marked(module: StageModule) -> list[fx.Node]:
+    """Returns the synchronised batch norms of a stage, as nodes of its graph.
+
+    Args: `module` is the stage.
+    """
     return [node for node in graph_of(module).graph.nodes if SYNCHRONISED in node.meta]
 
 
 def states(module: StageModule) -> frozenset[str]:
-    """Statistics and counters that move once for all replicas' micro-batches of one number."""
+    """Returns the names of statistics and counters that move once for the micro-batches of all replicas.
+
+    Args: `module` is the stage that holds them.
+    """
     names, buffers = states_of(module), dict(module.named_buffers())
     means = [names[x] for node in marked(module) for x in node.all_input_nodes[1:] if names.get(x) in buffers]
     counters = {f"{name.rpartition('.')[0]}.num_batches_tracked".removeprefix(".") for name in means}
@@ -33,7 +41,11 @@ def states(module: StageModule) -> frozenset[str]:
 
 
 def peers(plan: Plan, every: Sequence[StageModule], world: World) -> SampleGroup | None:
-    """The replicas of this rank; collective over all ranks. None where nothing is synchronised."""
+    """Returns the group of this rank's replicas, None where no batch norm is synchronised.
+
+    All ranks call this, because communicators are made in one order.
+    Args: `every` has the modules of all stages.
+    """
     if plan.axes.data == 1 or not any(marked(module) for module in every):
         return None
     mine: dist.ProcessGroup | None = None
@@ -46,6 +58,10 @@ def peers(plan: Plan, every: Sequence[StageModule], world: World) -> SampleGroup
 
 
 def check(plan: Plan, captured: Captured) -> None:
+    """Refuses a plan with which synchronised batch norms do not go.
+
+    Raises: BadPlan for split samples and for compiled stages.
+    """
     found = [node for node in captured.layout.traced.graph.nodes if SYNCHRONISED in node.meta]
     if plan.axes.data == 1 or not found:
         return
@@ -58,6 +74,10 @@ def check(plan: Plan, captured: Captured) -> None:
 
 
 def synchronise(modules: Mapping[int, StageModule], mesh: SampleGroup) -> None:
+    """Replaces the marked batch norms of stages by ones that sum over all replicas.
+
+    Args: `modules` are changed in place; `mesh` is the group of replicas.
+    """
     for module in modules.values():
         run = graph_of(module)
         for count, node in enumerate(marked(module)):

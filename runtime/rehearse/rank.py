@@ -19,7 +19,9 @@ from runtime.rehearse.message_survey import MADE_UP, made_up_states
 from runtime.train import Model, NoPulse
 from runtime.world import World
 
-WARM_UP_STEPS = 2  # the first makes the optimizer's state, the second runs with it
+# Not the warm-up of a run, where connections are opened: the first step makes the optimizer's state, the second is
+# the first that runs with it.
+STEPS_UNTIMED = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +40,7 @@ def rehearsed(
     rank = alone(model, world, layouts)
     batches = _batches(model, rank)
     numbers = itertools.count(1)
-    for _ in range(WARM_UP_STEPS):
+    for _ in range(STEPS_UNTIMED):
         rank.step(next(numbers), next(batches))
     gc.collect()
     took: dict[Event, list[int]] = {}

@@ -1,5 +1,12 @@
-"""Every file of a run, written whole even on a full disk."""
+"""The folder of a run: every file by name, and what the processes of the run write in it.
 
+In: the folder, as `Paths`. Out: `Job` (what ranks are told), `Outcome`, `Attempt` and causes (how it went),
+steps with their losses, and the `Result` of a finished run. Files are written whole or not at all, on a full
+disk too.
+Start reading in `paths.py`, then `job.py` and `outcome.py`.
+"""
+
+from runtime.runfolder.drift import JUDGED_STEPS, DriftWatch, outside_bars
 from runtime.runfolder.durable import append, keep_room, write_durably, write_whole
 from runtime.runfolder.job import FILE, TORCHRUN, Job, check, read
 from runtime.runfolder.metrics import (
@@ -34,10 +41,12 @@ __all__ = [
     "BEAT",
     "COUNT",
     "FILE",
+    "JUDGED_STEPS",
     "LOSS",
     "STOPPED",
     "TORCHRUN",
     "Attempt",
+    "DriftWatch",
     "Heartbeat",
     "Job",
     "Losses",
@@ -60,6 +69,7 @@ __all__ = [
     "of",
     "open_run",
     "outcome_of",
+    "outside_bars",
     "read",
     "read_cause",
     "result_of",

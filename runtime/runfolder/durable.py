@@ -1,7 +1,7 @@
-"""What a run says of itself in its folder: written whole or not at all, and on a full disk too.
+"""Writes the files of a run folder whole or not at all, on a full disk too.
 
-A file is kept in the run folder that nobody reads. When the disk is full it is given up, so that there is room to
-say so: the cause, how the run ended, where each rank stood.
+The run folder holds a reserve file that nobody reads. When the disk is full, the reserve is deleted. Its room
+is enough to write the cause, the outcome and where each rank stood.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ BLOCKS_A_RANK, BLOCKS = 8, 32
 
 
 def write_whole(path: Path, text: str) -> None:
+    """Writes a text file whole or not at all.
+
+    Args: `path` has a suffix other than `.part`, under which the text is written first.
+    Raises: OSError where the text cannot be written; the old file then stays.
+    """
     part = path.with_suffix(".part")
     try:
         part.write_text(text)
@@ -31,7 +36,12 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def append(path: Path, line: str) -> None:
-    """A line more, or none; what an ended process left of one is closed before it."""
+    """Appends a line whole or not at all.
+
+    An ended process may have left half a line at the end of the file. That line is closed first.
+    Args: `line` has no newline; the file is made where there is none.
+    Raises: OSError where the line cannot be written; the file is then as before.
+    """
     with path.open("a+b", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
@@ -45,16 +55,29 @@ def append(path: Path, line: str) -> None:
 
 
 def keep_room(paths: Paths, ranks: int) -> None:
-    """Random bytes, since a file system may store zeros as nothing."""
+    """Writes the reserve file, which is deleted when the disk is full.
+
+    Its bytes are random, because some file systems store zeros as nothing.
+    Args: `ranks` is the number of ranks that may have to write their last words.
+    """
     paths.reserve.write_bytes(os.urandom((BLOCKS + BLOCKS_A_RANK * ranks) * BLOCK_BYTES))
 
 
 def write_durably(paths: Paths, path: Path, text: str) -> None:
-    """As `write_whole`, in the room kept for it where there is no other."""
+    """Writes a text file whole; on a full disk it deletes the reserve and tries again.
+
+    Args: `path` is a file of the run folder `paths`.
+    Raises: OSError where the disk is full and the reserve is gone, or for any other reason.
+    """
     _even_when_full(paths, lambda: write_whole(path, text))
 
 
 def append_durably(paths: Paths, path: Path, line: str) -> None:
+    """Appends a line whole; on a full disk it deletes the reserve and tries again.
+
+    Args: `path` is a file of the run folder `paths`; `line` has no newline.
+    Raises: OSError where the disk is full and the reserve is gone, or for any other reason.
+    """
     _even_when_full(paths, lambda: append(path, line))
 
 

@@ -1,4 +1,6 @@
-"""What a launcher tells its ranks beside the plan: one JSON file in the run folder."""
+"""The settings of a run that are not in its plan. The launcher writes them to `job.json`, and ranks read
+them.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,8 @@ Content = Literal["layers", "sleep"]
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
+    """The settings of one run beside its plan."""
+
     steps: int  # of the whole run; a resumed one does those that are missing
     seed: int = 0
     content: Content = "layers"  # sleep: stages sleep for their planned times
@@ -35,6 +39,7 @@ class Job:
     generation: int = 0  # counts restarts, so that the rendezvous of one is never met by another
 
     def write(self, paths: Paths) -> None:
+        """Writes `job.json` in the run folder, whole or not at all."""
         write_durably(paths, paths.job, json.dumps(asdict(self), indent=1))
 
 
@@ -53,7 +58,11 @@ _WHOLE = {  # the least and the most
 
 
 def check(job: Job) -> Job:
-    """By the name of the field that is wrong."""
+    """Checks every field of a job.
+
+    Returns: the same job.
+    Raises: BadInput with the name of the wrong field and the values allowed.
+    """
     for name, (least, most) in _WHOLE.items():
         value = getattr(job, name)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
@@ -74,6 +83,10 @@ def check(job: Job) -> Job:
 
 
 def read(paths: Paths) -> Job:
+    """Returns the job of a run folder.
+
+    Raises: BadInput where `paths` is no run folder.
+    """
     try:
         job = Job(**json.loads(paths.job.read_text()))
     except (OSError, ValueError, TypeError) as error:
@@ -87,6 +100,12 @@ _TCP = re.compile(r"tcp(:[A-Za-z0-9_.-]{1,15})?")
 
 
 def check_rendezvous(how: str) -> str:
+    """Checks the words that say where ranks meet.
+
+    Args: `how` is `file`, `torchrun`, `tcp`, or `tcp:` and the name of a network interface.
+    Returns: the same words.
+    Raises: BadInput for any other.
+    """
     if how not in (FILE, TORCHRUN) and not _TCP.fullmatch(how):
         raise BadInput(
             f"ranks cannot meet at '{how}'", where="rendezvous", allowed="file, tcp or tcp:INTERFACE"

@@ -1,4 +1,4 @@
-"""What ranks write of each step, put together: needs no torch, so that a run can be looked at at once."""
+"""Joins the metrics that ranks write of each step. It needs no torch, so that a run is shown at once."""
 
 from __future__ import annotations
 
@@ -19,12 +19,18 @@ Losses = Mapping[int, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class StepMetrics:
+    """The loss and the duration of one step of the whole run."""
+
     loss: float
     seconds: float  # of the slowest rank that has a share of the loss
 
 
 def mean_loss(losses: Losses) -> float:
-    """Of a whole step, summed in the order of the micro-batches, so that it is the same under every plan."""
+    """Returns the mean loss of a whole step.
+
+    Losses are summed in the order of micro-batches, so that the mean is the same under every plan.
+    Args: `losses` has every micro-batch of all replicas. With counts, the mean is weighted by them.
+    """
     rows = [losses[micro] for micro in sorted(losses)]
     total = sum(row[LOSS] for row in rows)
     counts = [row[COUNT] for row in rows if COUNT in row]
@@ -32,13 +38,18 @@ def mean_loss(losses: Losses) -> float:
 
 
 def steps_of(paths: Paths) -> dict[int, StepMetrics]:
-    """Every step that all who have a share of its loss have finished. A step that was done again, under another plan
-    perhaps, counts as it was last."""
+    """Returns the steps that every rank with a loss has finished, by number.
+
+    A step may be done again after a restart, perhaps under another plan. Its last time counts.
+    Args: `paths` is the run folder; the run may still go on.
+    Returns: step -> loss and seconds, in the order of steps.
+    """
     found = {step: row for _, step, row in sorted(MetricLines(paths).complete(), key=lambda told: told[:2])}
     return dict(sorted(found.items()))
 
 
 def losses_of(paths: Paths) -> dict[int, float]:
+    """Returns the mean loss of each finished step: step -> loss."""
     return {step: found.loss for step, found in steps_of(paths).items()}
 
 
@@ -58,7 +69,7 @@ class _Row(TypedDict):
 
 
 class MetricLines:
-    """What the ranks of a run have written, read as it comes."""
+    """The metrics of all ranks of a run, read as ranks write them."""
 
     def __init__(self, paths: Paths) -> None:
         self._paths = paths
@@ -66,7 +77,10 @@ class MetricLines:
         self._tries: dict[tuple[int, int], _Try] = {}  # by generation and step
 
     def complete(self) -> Iterator[tuple[int, int, StepMetrics]]:
-        """Generation, step and what it was, of those that have become complete since the last time."""
+        """Yields the steps that have become complete since the last call.
+
+        Yields: the generation (how many starts came before), the step, and its metrics.
+        """
         for path in self._paths.all_metrics():
             for row in self._rows(path):
                 if row["losses"]:
@@ -82,7 +96,11 @@ class MetricLines:
         one.seconds = max(one.seconds, row["seconds"])
 
     def _rows(self, path: Path) -> Iterator[_Row]:
-        """A line that is being written is for the next time; one whose rank was ended in it counts as none."""
+        """Yields the new whole lines of one rank's file.
+
+        A line that is still being written is left for the next call. A line that its rank never finished is
+        skipped.
+        """
         with path.open("rb") as file:
             file.seek(self._read.get(path, 0))
             text = file.read()

@@ -1,4 +1,4 @@
-"""What the processes of a run leave word of: outcomes, causes, attempts and heartbeats."""
+"""The words of a run's processes about how it goes and ends: heartbeats, causes, attempts and the outcome."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ class Attempt:
 
 
 def attempts(paths: Paths) -> list[Attempt]:
-    """In order; of the two lines of an attempt the later one."""
+    """Returns the attempts of a run in order.
+
+    An attempt has two lines in the file, from its start and its end. The later line counts.
+    Args: `paths` is a run folder; without the file there are no attempts.
+    """
     found: dict[int, Attempt] = {}
     if paths.attempts.exists():
         for line in paths.attempts.read_text().splitlines():
@@ -41,10 +45,16 @@ def attempts(paths: Paths) -> list[Attempt]:
 
 
 def note_attempt(paths: Paths, attempt: Attempt) -> None:
+    """Appends the line of an attempt to the run folder: once at its start, and once at its end."""
     append_durably(paths, paths.attempts, json.dumps(asdict(attempt)))
 
 
 def open_run(folder: Path) -> Paths:
+    """Returns the files of an existing run.
+
+    Args: `folder` may be relative.
+    Raises: BadInput where `folder` is no run folder.
+    """
     paths = Paths(folder.resolve())
     if not paths.job.exists():
         raise BadInput("is no run folder", where=str(folder), allowed="a folder that launch made")
@@ -52,6 +62,7 @@ def open_run(folder: Path) -> Paths:
 
 
 def outcome_of(paths: Paths) -> Outcome | None:
+    """Returns how a run ended, None while it goes on or where it wrote nothing."""
     try:
         return Outcome(**json.loads(paths.outcome.read_text()))
     except (OSError, ValueError, TypeError):
@@ -65,6 +76,8 @@ STOPPED = 85  # exit status of a rank that was told to stop and left a checkpoin
 
 @dataclass(frozen=True)
 class Outcome:
+    """The end of a run: its state, the rank to blame, and the cause."""
+
     state: str  # done | failed | hung | interrupted | ended
     rank: int | None = None  # where it began
     cause: str = ""
@@ -72,7 +85,10 @@ class Outcome:
 
     @property
     def status(self) -> int:
-        """Of a launch that waits: that of the rank that is to blame; 1 where it has none of its own."""
+        """Returns the exit status of a launch that waits.
+
+        That is 0 for `done`, else the status of the rank to blame, or 1 where it has none of its own.
+        """
         if self.state == "done":
             return 0
         if self.state == "stopped":
@@ -87,7 +103,9 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """What a rank writes before it ends in an exception; `secondary` ones follow from another rank's end."""
+    """The words that a rank writes before it ends in an exception. A `secondary` cause follows from another
+    rank's end.
+    """
 
     rank: int
     time_ns: int
@@ -97,7 +115,7 @@ class Cause:
 
 
 class Heartbeat:
-    """A rank's line in the shared file; a beat is two stores, far below a microsecond."""
+    """One rank's entry in the shared file of heartbeats. A beat is two stores, far below a microsecond."""
 
     def __init__(self, path: Path, rank: int, ranks: int) -> None:
         with path.open("r+b") as file:
@@ -106,11 +124,16 @@ class Heartbeat:
         self._at, self._count = 2 * rank, 0
 
     def beat(self, waiting: bool) -> None:
+        """Counts one more call of this rank.
+
+        Args: `waiting` says whether the call waits for another rank.
+        """
         self._count += 1
         self._view[self._at], self._view[self._at + 1] = self._count, waiting
 
 
 def read_cause(path: Path) -> Cause | None:
+    """Returns the cause in a file, None where there is no such file or it is not readable."""
     try:
         return Cause(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
@@ -118,6 +141,10 @@ def read_cause(path: Path) -> Cause | None:
 
 
 def write_cause(paths: Paths, rank: int, error: BaseException) -> None:
+    """Writes the exception that ends a rank as its cause, with the traceback.
+
+    Args: `error` is the exception; lost connections count as secondary.
+    """
     cause = Cause(
         rank=rank,
         time_ns=time.monotonic_ns(),
@@ -129,11 +156,16 @@ def write_cause(paths: Paths, rank: int, error: BaseException) -> None:
 
 
 def _is_secondary(error: BaseException) -> bool:
-    """Lost connections and timeouts of communication calls: consequences of another rank's end."""
+    """Returns whether an error follows from another rank's end: a lost connection or a timeout of a
+    communication call.
+    """
     words = ("Connection closed by peer", "Connection reset", "Timed out waiting", "Broken pipe", "NCCL")
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
 def tell(paths: Paths, outcome: Outcome) -> None:
-    """To everyone who looks at the run, once nothing starts again."""
+    """Writes the outcome of a run, for everyone who looks at it. Nothing is started again afterwards.
+
+    Args: `outcome` replaces an earlier one.
+    """
     write_durably(paths, paths.outcome, json.dumps(asdict(outcome)))

@@ -1,4 +1,4 @@
-"""Every file of a run by one name, so that no file name is put together anywhere else."""
+"""Every file of a run by its name, so that no file name is put together anywhere else."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ RUNS = "runs"
 
 @dataclass(frozen=True, slots=True)
 class Paths:
+    """The files of one run folder."""
+
     root: Path
 
     @property
@@ -19,12 +21,8 @@ class Paths:
 
     @property
     def job(self) -> Path:
-        """What the launcher tells the ranks beside the plan."""
+        """Returns the file of settings that the launcher gives to the ranks beside the plan."""
         return self.root / "job.json"
-
-    @property
-    def environment(self) -> Path:
-        return self.root / "environment.json"
 
     @property
     def checkpoints(self) -> Path:
@@ -36,32 +34,32 @@ class Paths:
 
     @property
     def pids(self) -> Path:
-        """Process of every rank of a local run."""
+        """Returns the file with the process of every rank of a local run."""
         return self.root / "pids.json"
 
     @property
     def holder(self) -> Path:
-        """The process that holds a local run."""
+        """Returns the file with the supervisor process of a local run."""
         return self.root / "holder.json"
 
     @property
     def report(self) -> Path:
-        """The page for a browser."""
+        """Returns the report page for a browser."""
         return self.root / "report.html"
 
     @property
     def outcome(self) -> Path:
-        """How the run ended, with the first cause where it failed."""
+        """Returns the file that says how the run ended, with the first cause where it failed."""
         return self.root / "outcome.json"
 
     @property
     def reserve(self) -> Path:
-        """Room on the disk, for words when it is full."""
+        """Returns the file that is deleted to make room when the disk is full."""
         return self.root / "reserve"
 
     @property
     def trace(self) -> Path:
-        """The Timeline of all ranks."""
+        """Returns the Timeline of all ranks."""
         return self.root / "trace.npz"
 
     @property
@@ -74,32 +72,34 @@ class Paths:
 
     @property
     def script(self) -> Path:
-        """For sbatch."""
+        """Returns the script that sbatch is given."""
         return self.root / "launch.sbatch"
 
     @property
     def slurm(self) -> Path:
-        """The job that was queued for this run."""
+        """Returns the file with the job that was queued for this run."""
         return self.root / "slurm.json"
 
     @property
     def turns(self) -> Path:
-        """Which job trains here, of those that SLURM has started for this run."""
+        """Returns the folder of locks, which say which of several SLURM jobs trains here."""
         return self.root / "turns"
 
     @property
     def hosts(self) -> Path:
-        """The host of every rank, one a line, where nodes have uneven numbers of them."""
+        """Returns the file with the host of every rank, one a line. It exists where nodes have uneven numbers
+        of ranks.
+        """
         return self.root / "hosts"
 
     @property
     def attempts(self) -> Path:
-        """When ranks were started under SLURM, where, and how that ended: one line each."""
+        """Returns the file of attempts: when ranks were started, on which nodes, and how that ended."""
         return self.root / "attempts.jsonl"
 
     @property
     def profile(self) -> Path:
-        """What a plan for other nodes is made from."""
+        """Returns the profile from which a plan for other nodes is made."""
         return self.root / "profile.yaml"
 
     @property
@@ -108,32 +108,45 @@ class Paths:
 
     @property
     def probed(self) -> Path:
-        """What a probe has measured."""
+        """Returns the file with the numbers that a probe has measured."""
         return self.root / "probe.json"
 
     @property
     def fixed(self) -> Path:
-        """What a plan for other nodes may not decide."""
+        """Returns the pins of a plan for other nodes: choices that its solver may not change."""
         return self.root / "fixed.json"
 
     @property
     def cancelled(self) -> Path:
-        """Exists when a user has said so; nothing is started again after that."""
+        """Returns the mark of a run that a user has cancelled. Nothing is started again once it exists."""
         return self.root / "cancelled"
 
     def rendezvous(self, generation: int) -> Path:
+        """Returns the file at which the ranks of one start meet.
+
+        Args: `generation` counts the starts of a run, so that no two starts share the file.
+        """
         return self.root / f"rendezvous-{generation}"
 
     def votes(self, generation: int) -> Path:
-        """Where ranks agree on the step to stop after."""
+        """Returns the file in which ranks agree on the step to stop after.
+
+        Args: `generation` counts the starts of a run.
+        """
         return self.root / f"votes-{generation}"
 
     def failed(self, generation: int) -> Path:
-        """Exists as soon as one rank under SLURM has ended badly."""
+        """Returns the mark that one rank under SLURM has ended badly.
+
+        Args: `generation` counts the starts of a run.
+        """
         return self.root / f"failed-{generation}"
 
     def task(self, rank: int) -> Path:
-        """Where a rank under SLURM runs or ran, and how it ended."""
+        """Returns the record of a rank under SLURM: where it runs or ran, and how it ended.
+
+        Args: `rank` counts from 0.
+        """
         return self.root / "tasks" / f"rank-{rank:05d}.json"
 
     def slurm_log(self, job: int) -> Path:
@@ -143,7 +156,10 @@ class Paths:
         return self.root / "logs" / f"rank-{rank:05d}.log"
 
     def cause(self, rank: int) -> Path:
-        """Written by a rank that ends in an exception."""
+        """Returns the file in which a rank writes the exception that ends it.
+
+        Args: `rank` counts from 0.
+        """
         return self.root / "causes" / f"rank-{rank:05d}.json"
 
     def causes(self) -> list[Path]:
@@ -156,10 +172,14 @@ class Paths:
         return self.root / "metrics" / f"rank-{rank:05d}.jsonl"
 
     def all_metrics(self) -> list[Path]:
-        """Of all ranks that there ever were."""
+        """Returns the metrics files of all ranks that the run ever had."""
         return sorted((self.root / "metrics").glob("*.jsonl"))
 
     def make(self) -> Paths:
+        """Makes the run folder and its inner folders, readable by their owner alone.
+
+        Returns: the same Paths.
+        """
         for folder in ("logs", "causes", "traces", "metrics", "checkpoints", "tasks"):
             (self.root / folder).mkdir(parents=True, exist_ok=True)
         self.root.chmod(0o700)  # ranks meet at files in it
@@ -167,7 +187,10 @@ class Paths:
 
 
 def unused(name: str) -> Path:
-    """A folder for a new run, that no other run has."""
+    """Returns a folder name below `runs/` that no other run has.
+
+    Args: `name` begins the folder name; the time of day follows.
+    """
     stem = Path(RUNS) / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     others = (stem.with_name(f"{stem.name}-{number}") for number in range(2, 10**6))
     return stem if not stem.exists() else next(path for path in others if not path.exists())

@@ -19,6 +19,8 @@ class RunFailed(ShardwrightError):
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
+    """The losses and the timeline of a finished run, and how it ended."""
+
     state: str  # done | failed | hung | interrupted | ended
     losses: dict[int, float]  # by step, from 1
     timeline: Timeline
@@ -28,12 +30,21 @@ class Result:
     status: int = 0  # of a launch that waits
 
     def check(self) -> Result:
+        """Returns the same result where the run is done.
+
+        Raises: RunFailed with the cause where the run ended in any other way.
+        """
         if self.state != "done":
             raise RunFailed(self.cause)
         return self
 
 
 def result_of(paths: Paths, ranks: int, outcome: Outcome) -> Result:
+    """Collects the result of a run that has ended, and writes its trace and metrics.
+
+    Args: `ranks` is the number of ranks that may have left a trace; `outcome` says how the run ended.
+    Returns: losses by step, and the Timeline of all ranks.
+    """
     traces = [path for rank in range(ranks) if (path := paths.rank_trace(rank)).exists()]
     timeline = gather(traces) if traces else Timeline()
     if traces:
@@ -53,5 +64,8 @@ def result_of(paths: Paths, ranks: int, outcome: Outcome) -> Result:
 
 
 def gather(parts: list[Path]) -> Timeline:
-    """Of ranks on one host, whose clocks agree."""
+    """Returns one Timeline of several ranks.
+
+    Args: `parts` are traces of ranks on one host, whose clocks agree.
+    """
     return concatenate([Timeline.load(path) for path in parts])

@@ -34,11 +34,14 @@ class SlurmBackend:
 
         Inside of an allocation a run is held by a supervisor of this machine, as a local one is.
         """
+        found = self._job_state()
+        return found.state, found.reason
+
+    def _job_state(self) -> state.JobState:
         queued = Queued.read(self.paths)
         if queued is not None and queued.inside:
-            return LocalBackend(self.paths).state()
-        found = state.of(self.job)
-        return found.state, found.reason
+            return state.JobState(*LocalBackend(self.paths).state())
+        return state.of(self.job)
 
     def wait(self, timeout_s: float | None = None, look: Callable[[], None] | None = None) -> Outcome:
         """Waits for the outcome in the run folder, and asks SLURM now and then whether there will be one.
@@ -56,16 +59,16 @@ class SlurmBackend:
                 asked = now
                 if look is not None:
                     look()
-                if (ended := self._without_a_word()) is not None:
+                if (ended := self._given_up()) is not None:
                     return ended
             time.sleep(LOOK_S)
 
-    def _without_a_word(self) -> Outcome | None:
-        now, reason = self.state()
-        if state.JobState(now, reason).stuck:
-            return Outcome("failed", cause=f"{reason}; job {self.job} is still queued")
-        if now not in ("queued", "running"):
-            return runfolder.outcome_of(self.paths) or Outcome(now, cause=reason)
+    def _given_up(self) -> Outcome | None:
+        found = self._job_state()
+        if found.stuck:
+            return Outcome("failed", cause=f"{found.reason}; job {self.job} is still queued")
+        if found.state not in ("queued", "running"):
+            return runfolder.outcome_of(self.paths) or Outcome(found.state, cause=found.reason)
         return None
 
     def cancel(self) -> None:

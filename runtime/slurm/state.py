@@ -30,7 +30,7 @@ UNKNOWN = "UNKNOWN"  # SLURM does not answer
 
 FORMAT = commands.SEPARATOR.join(("%T", "%r", "%N"))
 
-NEVER = "it will never start"
+NEVER_STARTS = "it will never start"
 # Reasons that lie in the job alone: no waiting ends them. Nodes that are away, limits of a user or an account, and a
 # partition that is closed are none; nor is PartitionNodeLimit, which SLURM also says where nodes are drained.
 FINAL = (
@@ -66,7 +66,7 @@ class JobState:
     @property
     def stuck(self) -> bool:
         """No waiting will start it."""
-        return self.state == "queued" and self.reason.endswith(NEVER)
+        return self.state == "queued" and self.reason.endswith(NEVER_STARTS)
 
 
 def word(job: int | str) -> str:
@@ -132,7 +132,7 @@ def _accounting(job: int) -> JobState | None:
 def _state(word: str, reason: str, nodes: str) -> JobState:
     name = word.split()[0].rstrip("+")
     if name in QUEUED:
-        until = NEVER if _final(reason) else UNTIL.get(reason, "")
+        until = NEVER_STARTS if _final(reason) else UNTIL.get(reason, "")
         return JobState("queued", f"{reason}: {until}" if until else reason, nodes)
     if name in RUNNING:
         return JobState("running", "", nodes)

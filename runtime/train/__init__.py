@@ -1,6 +1,11 @@
-"""The loop of a rank, and a run prepared before anything starts."""
+"""Training on one rank, and the run folder that is prepared before any rank starts.
 
-from runtime.train.drift import JUDGED, WARM_UP, outside
+In: a plan with its captured workload (`Model`) and a `Job`. Out: a prepared run folder (`prepare`), and a
+`Training` that does the steps, records metrics and writes checkpoints. `StepLoop` is the same for a user's
+own script.
+Start reading in `training.py`; `prepare.py` checks everything that can be known beforehand.
+"""
+
 from runtime.train.inline import open_inline, train_inline
 from runtime.train.prepare import Model, job_of, prepare, prepare_folder
 from runtime.train.script import StepLoop, launched, run_script
@@ -8,8 +13,6 @@ from runtime.train.stop import Agreed, block, listen
 from runtime.train.training import NoPulse, sleep_rank, train_rank, training_of
 
 __all__ = [
-    "JUDGED",
-    "WARM_UP",
     "Agreed",
     "Model",
     "NoPulse",
@@ -19,7 +22,6 @@ __all__ = [
     "launched",
     "listen",
     "open_inline",
-    "outside",
     "prepare",
     "prepare_folder",
     "run_script",

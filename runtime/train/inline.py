@@ -1,4 +1,4 @@
-"""Trains a plan in this process alone."""
+"""Trains a plan in this one process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,13 @@ def train_inline(
     refuse: Refuse,
     **settings: object,
 ) -> Result:
-    """The same training in one process: one stage, the micro-batches of all replicas one after another."""
+    """Trains a plan in this process: all layers in one stage, the micro-batches of all replicas one after
+    another.
+
+    Args: `settings` are fields of Job; `refuse` raises BadInput where somebody else uses the folder.
+    Returns: losses and Timeline of the finished run.
+    Raises: whatever the training raises, after it was written down as the outcome.
+    """
     training = open_inline(plan, folder, steps=steps, workload=workload, refuse=refuse, **settings)
     paths, before = training.paths, torch.get_num_threads()
     torch.set_num_threads(training.job.threads)
@@ -56,7 +62,11 @@ def open_inline(
     refuse: Refuse,
     **settings: object,
 ) -> Training:
-    """Prepares the folder of a run and opens its training in this process, ready for the first step."""
+    """Prepares a run folder and opens its training in this process, ready for the first step.
+
+    Args: `settings` are fields of Job; `refuse` raises BadInput where somebody else uses the folder.
+    Returns: a training that goes on from the last complete checkpoint of the folder.
+    """
     model = Model.of(one_process(plan), workload)
     paths, job = prepare(model, Path(folder), job_of(plan, steps, settings), refuse)
     begin = checkpoints.latest(paths.checkpoints)
@@ -65,7 +75,10 @@ def open_inline(
 
 
 def one_process(plan: Plan) -> Plan:
-    """The plan's training without its parallelism: the same samples, the same micro-batches, one after another."""
+    """Returns the same training without its parallelism.
+
+    Returns: a plan with one stage on one rank, and with the samples and micro-batches of `plan`.
+    """
     micros = plan.batch.micros * plan.axes.data
     schedule = generate("1f1b", workers=1, micros=micros)
     choice = ScheduleChoice(

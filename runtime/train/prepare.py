@@ -1,4 +1,4 @@
-"""Prepares the folder of a run before anything starts."""
+"""Prepares the run folder, and checks before any rank starts everything that can be known beforehand."""
 
 from __future__ import annotations
 
@@ -15,27 +15,37 @@ import torch
 from planner import plan as plans
 from planner import workload as workloads
 from planner.capture import Captured, capture
-from planner.errors import BadInput
-from planner.plan import Plan
+from planner.errors import BadInput, BadPlan
+from planner.plan import Plan, schedule_of
+from planner.program import violations
+from planner.schedule import check as check_schedule
 from planner.workload import Workload
 from runtime import checkpoint as checkpoints
 from runtime import runfolder
 from runtime import update as updates
 from runtime.checkpoint import Checkpoint, Facts
+from runtime.execute import program_of
 from runtime.messages import in_order_of
 from runtime.rank import check_supported
 from runtime.runfolder import Job, Paths, check, keep_room
 from runtime.update import check_optimizer
+from runtime.world import alone
 
 Refuse = Callable[[Paths], None]  # raises BadInput where somebody else uses the folder of a run
 
 START_DEADLINE_S = 60.0
 COMPILE_DEADLINE_S = 600.0  # the first forward of a stage compiles it
 
+MOST_CHECKED_ACTIONS = 3_000  # about 10,000 instructions; more are not checked, which would take seconds
 STEPS_A_DEADLINE = 50  # a rank that makes no progress for the time of so many simulated steps hangs
 
 
 def job_of(plan: Plan, steps: int, settings: dict[str, object]) -> Job:
+    """Returns the settings of a run, with a deadline that fits its plan.
+
+    Args: `settings` are fields of Job, given by name.
+    Raises: BadInput for an unknown field or a value that is not allowed.
+    """
     known = set(Job.__dataclass_fields__) - {"steps"}
     unknown = sorted(set(settings) - known)
     if unknown:
@@ -46,10 +56,18 @@ def job_of(plan: Plan, steps: int, settings: dict[str, object]) -> Job:
 
 
 def prepare(model: Model, folder: Path, job: Job, refuse: Refuse = lambda _: None) -> tuple[Paths, Job]:
-    """The run folder with all that ranks read; on return nothing more can be wrong with the plan."""
+    """Prepares the folder of a run with all that its ranks read. Nothing more can be wrong with the plan
+    afterwards.
+
+    A new folder gets checkpoint 0. One that holds checkpoints is resumed from the last sound one.
+    Args: `refuse` raises BadInput where somebody else uses the folder.
+    Returns: the files of the run, and the job as ranks will read it.
+    Raises: BadPlan or BadInput; a new folder is then removed again.
+    """
     check_supported(model.plan, model.captured)
     updates.check(model.plan, model.captured.graph, job.clip_norm, job.clip_by)
     check_optimizer(model.workload, model.captured.graph)
+    _check_program(model.plan, job)
     _refuse_running(Paths(folder.resolve()), refuse)
     with _new_or_as_it_was(folder.resolve()) as paths:
         checkpoints.remove_partial(paths.checkpoints)
@@ -60,12 +78,12 @@ def prepare(model: Model, folder: Path, job: Job, refuse: Refuse = lambda _: Non
             write_start(paths, model, job)
         else:
             _check_resumed(begin, model.captured, job)
-        return prepare_folder(model.plan, folder, job, refuse)
+        return _write_folder(model.plan, folder, job, refuse)
 
 
 @contextmanager
 def _new_or_as_it_was(folder: Path) -> Iterator[Paths]:
-    """A folder that is made for a run which then cannot begin is taken away again."""
+    """Makes a run folder, and removes it again where the run cannot begin and the folder is new."""
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         yield Paths(folder).make()
@@ -79,6 +97,32 @@ def _new_or_as_it_was(folder: Path) -> Iterator[Paths]:
 
 
 def prepare_folder(plan: Plan, folder: Path, job: Job, refuse: Refuse = lambda _: None) -> tuple[Paths, Job]:
+    """Prepares the folder of a run that has no model and no checkpoints, such as one whose stages sleep.
+
+    Args: `refuse` raises BadInput where somebody else uses the folder.
+    Returns: the files of the run, and the job as ranks will read it.
+    Raises: BadPlan where the ranks of the plan would wait for each other for ever.
+    """
+    _check_program(plan, job)
+    return _write_folder(plan, folder, job, refuse)
+
+
+def _check_program(plan: Plan, job: Job) -> None:
+    """Raises BadPlan where an order of the plan contradicts itself, or its ranks would deadlock.
+
+    Orders may have been edited by hand. A large program is not checked here; its ranks then stop at their deadline.
+    """
+    schedule = schedule_of(plan)
+    if sum(map(len, schedule.orders)) > MOST_CHECKED_ACTIONS:
+        return
+    check_schedule(schedule, plan.hops, barrier=plan.schedule.update == "barrier")
+    program = program_of(plan, alone(torch.device(job.device)))
+    faults = violations(program, schedule, streams="global" if job.device == "cuda" else "channel")
+    if faults:
+        raise BadPlan("\n".join(fault.picture(schedule) for fault in faults))
+
+
+def _write_folder(plan: Plan, folder: Path, job: Job, refuse: Refuse) -> tuple[Paths, Job]:
     paths = Paths(folder.resolve()).make()
     paths.plan.write_text(plans.dump(plan))
     _refuse_running(paths, refuse)
@@ -91,7 +135,9 @@ def prepare_folder(plan: Plan, folder: Path, job: Job, refuse: Refuse = lambda _
 
 
 def _refuse_running(paths: Paths, refuse: Refuse) -> None:
-    """Two runs in one folder would write over each other."""
+    """Raises BadInput where a run in this folder still runs. Two runs in one folder would write over each
+    other.
+    """
     refuse(paths)
     held = runfolder.find(paths)
     if held is not None and held.alive and held.pid != os.getpid():
@@ -101,7 +147,11 @@ def _refuse_running(paths: Paths, refuse: Refuse) -> None:
 
 
 def write_start(paths: Paths, model: Model, job: Job) -> Checkpoint:
-    """Checkpoint 0 from build(), under the run's seed, and from the weights that the run is to begin with."""
+    """Writes checkpoint 0 and returns it.
+
+    Args: parameters come from `build()` under the seed of `job`, and over them its `weights` where it has
+      any.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)
         tensors = model.captured.initial(model.workload.build())
@@ -121,7 +171,10 @@ def _check_resumed(begin: Checkpoint, captured: Captured, job: Job) -> None:
 
 
 def _next_generation(paths: Paths) -> int:
-    """Ranks take the file at which they met away with them, mostly, so it does not tell of all that were before."""
+    """Returns the number of the next start of a run.
+
+    Ranks mostly remove the file at which they met, so the job of the last start counts as well.
+    """
     met = (int(path.name.rpartition("-")[2]) for path in paths.root.glob("rendezvous-*"))
     told = [runfolder.read(paths).generation] if paths.job.exists() else []
     return 1 + max((*met, *told), default=-1)
@@ -129,7 +182,7 @@ def _next_generation(paths: Paths) -> int:
 
 @dataclass(frozen=True)
 class Model:
-    """A plan with the workload that it is for, captured: all that ranks of one host can share by being forked."""
+    """A plan with its workload and captured graph. Ranks of one host share it by being forked."""
 
     plan: Plan
     workload: Workload
@@ -137,6 +190,10 @@ class Model:
 
     @classmethod
     def of(cls, plan: Plan, workload: Workload | None = None) -> Model:
+        """Returns a plan with its workload, captured for the micro-batches of the plan.
+
+        Args: `workload` is loaded by its name in the plan where it is not given.
+        """
         if workload is None:
             settings = {name: str(value) for name, value in plan.model.arguments.items()}
             workload = workloads.load(plan.model.workload, settings)

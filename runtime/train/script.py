@@ -1,6 +1,6 @@
-"""The steps of one training for a script or notebook of one's own, and a script that runs on every rank.
+"""The steps of one training as methods, for a user's own script or notebook.
 
-What a call returns is the same on every rank.
+Every call returns the same on all ranks.
 """
 
 from __future__ import annotations
@@ -37,40 +37,61 @@ _launched: list[_Launched] = []  # by the launcher, before the script of a rank 
 
 
 class StepLoop:
-    """One training, step by step; `close` it, or use it as a context, so that what is being written is complete."""
+    """One training, step by step. Close it, or use it as a context, so that checkpoints in writing are
+    completed.
+    """
 
     def __init__(self, training: Training) -> None:
         self._training = training
 
     @property
     def rank(self) -> int:
+        """Returns the number of this rank."""
         return self._training.world.rank
 
     @property
     def steps_done(self) -> int:
+        """Returns the number of steps that the training has done, those before a restart included."""
         return self._training.done
 
     def batches(self) -> Iterator[Batch]:
-        """Batch after batch without end, from where the training stands; each what this rank reads of it."""
+        """Yields the batches from where the training stands, without end. Each is what this rank reads of a
+        batch.
+        """
         return self._training.batches()
 
     def step(self, batch: Batch) -> float:
-        """One step of training; its mean loss."""
+        """Trains one step and records its metrics.
+
+        Args: `batch` is the next one of `batches()`.
+        Returns: the mean loss of the step, the same on all ranks.
+        """
         start = time.monotonic()
         losses = self._training.step(batch)
         self._training.record(losses, time.monotonic() - start)
         return self._mean(losses)
 
     def evaluate(self, batch: Batch) -> float:
-        """Mean loss of one batch in evaluation mode."""
+        """Evaluates one batch; no state changes.
+
+        Args: `batch` is like those of `batches()`.
+        Returns: the mean loss, the same on all ranks.
+        """
         return self._mean(self._training.evaluate(batch))
 
     def save(self) -> None:
-        """A checkpoint of the step just done, written in the background."""
+        """Writes a checkpoint of the step just done in the background. All ranks call it.
+
+        Raises: an error of the checkpoint before, which was still being written.
+        """
         self._training.save()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The whole model under the user's own names, on the host; saves it first."""
+        """Saves a checkpoint and returns the whole model on the host, under the user's own names.
+
+        Raises: BadInput where the checkpoint is gone.
+        Returns: the same tensors on every rank.
+        """
         self._training.save()
         self._training.flush()
         self._training.world.barrier()
@@ -82,6 +103,7 @@ class StepLoop:
         return found.whole()
 
     def close(self) -> None:
+        """Completes what is being written, and waits for all ranks."""
         self._training.finish()
         self._training.leave()
 
@@ -95,8 +117,10 @@ class StepLoop:
             self.close()
 
     def _mean(self, losses: Losses) -> float:
-        """Every micro-batch has one owner, or ranks that share its samples, of which the first one tells it: a sum
-        with zeros elsewhere tells all of them to the bit."""
+        """Returns the mean loss of a step on every rank, the same to the bit.
+
+        Each micro-batch is told by one rank, and is zero on the others, so that a sum over ranks is exact.
+        """
         plan, world = self._training.plan, self._training.world
         table = torch.zeros(plan.batch.micros * plan.axes.data, 2, dtype=torch.float64)
         told = losses if self._training.rank.mesh.by_rank[self.rank].spatial == 0 else {}
@@ -115,7 +139,10 @@ def launched() -> Training | None:
 
 
 def run_script(paths: Paths, job: Job, model: Model, rank: int, pulse: Pulse | None = None) -> None:
-    """What each process of a run with a user's script does."""
+    """Runs a user's script as one rank of a run. Inside, `Run.open` finds the training of this rank.
+
+    Args: `job` names the script and its arguments.
+    """
     _launched.append(_Launched(paths, job, model, rank, pulse))
     sys.argv = list(job.script)
     sys.path.insert(0, os.path.dirname(os.path.abspath(job.script[0])))

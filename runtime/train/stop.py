@@ -1,8 +1,9 @@
-"""Stopping all ranks after the same step, which costs nothing until somebody asks for it.
+"""Stops all ranks after the same step. It costs nothing until somebody asks for it.
 
-A rank that is told to stop says which step it is in, and goes no further than the largest step that any rank says.
-It may not begin a step after it has said a smaller one before it knows what all others say; so the others, which may
-be one step ahead and wait for its messages, get what they need, and all stop after the same step.
+A rank that is told to stop says which step it is in. No rank goes further than the largest step that any rank
+has said. After a rank has said its step, it begins no other before it knows what all ranks have said. The
+others may be one step ahead and wait for its messages; so they get what they need, and all stop after the
+same step.
 """
 
 from __future__ import annotations
@@ -17,26 +18,35 @@ ANSWER_S = 60.0  # every rank is told within moments of the first
 
 
 class Stop(Protocol):
+    """An answer to whether a training goes on, asked before each step."""
+
     def before(self, step: int) -> bool:
-        """Whether this step is not to begin any more."""
+        """Returns whether the training is to stop before a step.
+
+        Args: `step` is the step that would begin next.
+        """
 
 
-class _Never:
+class _NoStop:
     def before(self, step: int) -> bool:
         return False
 
 
-NEVER = _Never()
+NO_STOP = _NoStop()
 
 
 class Votes(Protocol):
-    """What a store of torch.distributed does."""
+    """The calls of a store of torch.distributed that voting needs."""
 
     def set(self, key: str, value: str) -> None: ...
     def get(self, key: str) -> bytes: ...
 
 
 def votes_in(path: Path, ranks: int) -> Votes:
+    """Returns the store of votes in a file that all ranks share.
+
+    Args: `ranks` is the number of ranks that vote.
+    """
     from torch._C._distributed_c10d import FileStore
 
     store = FileStore(str(path), ranks)
@@ -45,7 +55,7 @@ def votes_in(path: Path, ranks: int) -> Votes:
 
 
 class Agreed:
-    """One rank's side; `vote` is called by another thread than the one that trains."""
+    """One rank's side of the vote. `vote` is called by another thread than the one that trains."""
 
     def __init__(self, path: Path, rank: int, ranks: int) -> None:
         self._path, self._rank, self._ranks = path, rank, ranks
@@ -56,6 +66,11 @@ class Agreed:
         self._lock = threading.Lock()
 
     def before(self, step: int) -> bool:
+        """Returns whether the training is to stop before a step; once this rank has voted, it waits for all
+        votes first.
+
+        Raises: TimeoutError where a rank does not vote.
+        """
         with self._lock:
             if not self._said:
                 self._begun = step
@@ -66,7 +81,11 @@ class Agreed:
         return step > self._last
 
     def vote(self) -> int | None:
-        """The step that all stop after; None where this rank has voted before."""
+        """Tells all ranks to stop, by a vote.
+
+        Returns: the step that all ranks stop after; None where this rank has voted before.
+        Raises: an error of the store where a rank does not vote in time.
+        """
         with self._lock:
             if self._said:
                 return None
@@ -81,7 +100,11 @@ class Agreed:
 
 
 def listen(stop: Agreed) -> None:
-    """Votes at USR1, which is to be blocked in every thread, so that a rank that waits for a message answers too."""
+    """Starts a thread that votes when this process gets USR1.
+
+    The signal must be blocked in every thread, so that a rank that waits for a message answers too.
+    Args: `stop` is the vote of this rank.
+    """
 
     def wait() -> None:
         signal.sigwait({signal.SIGUSR1})
@@ -93,5 +116,5 @@ def listen(stop: Agreed) -> None:
 
 
 def block() -> None:
-    """Before any thread is made."""
+    """Makes this thread, and those that it starts, block USR1. It is called before any thread is made."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})

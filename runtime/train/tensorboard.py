@@ -1,7 +1,7 @@
-"""Steps of a run for TensorBoard, where it is installed: `tensorboard --logdir RUN/tensorboard`.
+"""Writes the steps of a run for TensorBoard where it is installed: `tensorboard --logdir RUN/tensorboard`.
 
-One rank writes for all. What the others tell comes from their lines of metrics, looked at now and then, so that no
-step waits for it.
+One rank writes for all ranks. The others' numbers are read from their metrics now and then, so no step waits
+for them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ EVERY_S = 5.0
 
 
 class ScalarWriter(Protocol):
+    """The calls of TensorBoard's SummaryWriter that are used here."""
+
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None: ...
     def close(self) -> None: ...
 
 
 class Board:
+    """A writer of TensorBoard events that follows the metrics of all ranks."""
+
     def __init__(self, writer: ScalarWriter, lines: MetricLines, *, generation: int, samples: int) -> None:
         self._writer, self._lines = writer, lines
         self._generation, self._samples = generation, samples
@@ -27,12 +31,13 @@ class Board:
         self._last = 0  # ranks that share samples tell of a step one after the other
 
     def look(self) -> None:
-        """Writes the steps that all ranks have told of, unless that was done a moment ago."""
+        """Writes the steps that all ranks have recorded, unless it did so in the last seconds."""
         if time.monotonic() >= self._next_s:
             self._write()
             self._next_s = time.monotonic() + EVERY_S
 
     def close(self) -> None:
+        """Writes the last steps and closes the files."""
         self._write()
         self._writer.close()
 
@@ -46,7 +51,11 @@ class Board:
 
 
 def board(paths: Paths, *, first: int, generation: int, samples: int) -> Board | None:
-    """From step `first` on, of `samples` each; what was written of those steps before no longer counts."""
+    """Returns a writer for TensorBoard, None where it is not installed.
+
+    Args: `first` is the first step to come; older entries of it and later steps are dropped. `samples` is of
+      one step.
+    """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

@@ -1,4 +1,4 @@
-"""The training loop of one rank, and the same as an object for a user's own script."""
+"""The training loop of one rank."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from runtime.checkpoint import Checkpoint, CheckpointWriter, Facts
 from runtime.data import Batches
 from runtime.execute import Pulse, Tensors
 from runtime.rank import Rank, RankOptions, assemble, sleeping
-from runtime.runfolder import Heartbeat, Job, Losses, Paths, append
-from runtime.train.drift import DriftWatch
+from runtime.runfolder import DriftWatch, Heartbeat, Job, Losses, Paths, append
 from runtime.train.prepare import Model
-from runtime.train.stop import NEVER, Stop
+from runtime.train.stop import NO_STOP, Stop
 from runtime.train.tensorboard import Board, board
 from runtime.world import World
 
@@ -30,11 +29,13 @@ Batch = Mapping[int, Tensors]  # micro-batch of this replica -> Values of the ba
 
 
 class NoPulse:
+    """A pulse that nobody watches."""
+
     def beat(self, waiting: bool) -> None: ...
 
 
 class Training:
-    """Assembled from a checkpoint, it goes on from where that stands."""
+    """The training of one rank, from the checkpoint that it is opened with."""
 
     def __init__(
         self, model: Model, start: Checkpoint, world: World, job: Job, paths: Paths, pulse: Pulse
@@ -81,24 +82,32 @@ class Training:
         )
 
     def batches(self) -> Iterator[Batch]:
-        """From where the training stands, without end."""
+        """Yields the batches from where the training stands, without end."""
         return self._batches.steps(self.sample)
 
     def step(self, batch: Batch) -> Losses:
-        """Losses of the micro-batches whose last stage is on this rank."""
+        """Trains one step.
+
+        Args: `batch` is the next one of `batches()`.
+        Returns: the losses of micro-batches whose last stage is on this rank.
+        """
         losses = self.rank.step(self.done + 1, batch)
         self.done += 1
         self.sample += self.plan.batch.samples
         return losses
 
     def measured_step(self, batch: Batch) -> Losses:
-        """A step whose peak of memory goes into the trace; slow on the host."""
+        """Trains one step and puts its peak of memory into the trace, which is slow on the host.
+
+        Args: `batch` is the next one of `batches()`.
+        Returns: the losses of micro-batches whose last stage is on this rank.
+        """
         losses, peak = self.rank.with_peak(partial(self.step, batch))
         self.rank.tracer.sample_memory(self.done, peak)
         return losses
 
     def save(self) -> None:
-        """By all ranks; written in the background."""
+        """Writes a checkpoint in the background, and the trace so far. All ranks call it."""
         facts = Facts(
             step=self.done,
             sample=self.sample,
@@ -113,20 +122,28 @@ class Training:
         self.rank.tracer.save(self.paths.rank_trace(self.world.rank))
 
     def evaluate(self, batch: Batch) -> Losses:
+        """Evaluates one batch; no state changes.
+
+        Args: `batch` is like those of `batches()`.
+        Returns: the losses of micro-batches whose last stage is on this rank.
+        """
         return self.rank.evaluate(batch)
 
     def flush(self) -> None:
-        """Until what is being written is complete."""
+        """Waits until the checkpoint that is being written is complete."""
         self._writer.wait()
 
     def finish(self) -> None:
-        """Everything sent and written; the trace lies in the run folder."""
+        """Waits until all messages are sent and the checkpoint is complete, then writes the trace."""
         self._writer.wait()
         self.rank.transport.drain()
         self.write_trace()
 
     def record(self, losses: Losses, seconds: float) -> None:
-        """One line of metrics for the step just done."""
+        """Writes one line of metrics for the step just done.
+
+        Args: `losses` are those of the step on this rank; `seconds` is its duration.
+        """
         row = {
             "step": self.done,
             "generation": self.job.generation,  # a step may be done again, and under another plan
@@ -139,14 +156,17 @@ class Training:
             self._board.look()
 
     def leave(self) -> None:
-        """Once all ranks have told of their last step."""
+        """Waits for all ranks after the last step, then writes the last events for TensorBoard."""
         self.world.barrier()
         if self._board is not None:
             self._board.close()
 
-    def run(self, stop: Stop = NEVER) -> bool:
-        """The steps of the job, with metrics and trace in the run folder; whether it came to their end. A stopped one
-        leaves a checkpoint of where it stands."""
+    def run(self, stop: Stop = NO_STOP) -> bool:
+        """Trains the steps of the job, with metrics and trace in the run folder.
+
+        Args: `stop` is asked before every step; a training that stops leaves a checkpoint.
+        Returns: whether the last step of the job is done.
+        """
         data, drift = self.batches(), DriftWatch(self.plan)
         while self.done < self.job.steps and not stop.before(self.done + 1):
             start = time.monotonic()
@@ -166,7 +186,10 @@ class Training:
 
 
 def sleep_rank(paths: Paths, job: Job, plan: Plan, rank: int) -> None:
-    """What each process of a run does whose stages sleep."""
+    """Runs the steps of one rank whose stages sleep, as a process of its own.
+
+    Args: `rank` is the number of this process in the plan.
+    """
     torch.set_num_threads(1)
     world = worlds.join(
         paths.rendezvous(job.generation), rank, len(plan.places), torch.device("cpu"), job.rendezvous
@@ -182,7 +205,11 @@ def sleep_rank(paths: Paths, job: Job, plan: Plan, rank: int) -> None:
 
 
 def training_of(paths: Paths, job: Job, model: Model, rank: int, pulse: Pulse | None = None) -> Training:
-    """Joins the other ranks and goes on from the last complete checkpoint."""
+    """Joins the other ranks and opens the training of this rank at the last complete checkpoint.
+
+    Args: `pulse` is the heartbeat file of the run where it is not given.
+    Returns: a training that is ready for its next step.
+    """
     torch.set_num_threads(job.threads)
     size, slot = len(model.plan.places), model.plan.places[rank].slot
     device = torch.device("cuda", slot) if job.device == "cuda" else torch.device("cpu")
@@ -199,13 +226,16 @@ def training_of(paths: Paths, job: Job, model: Model, rank: int, pulse: Pulse | 
 
 
 def _settle_memory() -> None:
-    """What a capture leaves behind are a million objects; going through them again and again would pause steps."""
+    """Takes the objects of the capture, about a million, out of garbage collection, which would pause steps."""
     gc.collect()
     gc.freeze()
 
 
 def train_rank(paths: Paths, job: Job, model: Model, rank: int) -> None:
-    """What each process of a run does without a script of the user's."""
+    """Trains one rank from start to end, as a process of its own.
+
+    Args: `rank` is the number of this process in the plan.
+    """
     training = training_of(paths, job, model, rank)
     training.run()
     training.leave()

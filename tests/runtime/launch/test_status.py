@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from runtime.launch import status
 from runtime.runfolder import Attempt, Job, Paths, note_attempt
 
 PLAN = Path("plans/mlp-chimera.yaml")
+ENDED = "stopped without writing a result: the supervisor was killed, or the machine went down"
 
 
 @pytest.fixture
@@ -26,7 +29,7 @@ def paths(tmp_path: Path) -> Paths:
 
 def test_a_run_whose_supervisor_left_no_word_has_ended(paths: Paths) -> None:
     found = status.of(paths.root)
-    assert (found.state, found.reason) == ("ended", "killed, or this machine went down; it left no word")
+    assert (found.state, found.reason) == ("ended", ENDED)
     words = {"host": socket.gethostname(), "pid": os.getpid(), "started": "another process, with that number"}
     paths.holder.write_text(json.dumps(words))
     assert status.of(paths.root).state == "ended"
@@ -80,3 +83,25 @@ def test_how_a_run_ended_is_told_once(paths: Paths) -> None:
     )
     text = status.status_text(status.of(paths.root))
     assert text.count("rank 0: even") == 1 and text.count("failed: rank 1: odd") == 1
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # to import it is now an error
+import shardwright
+sys.exit(shardwright.run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [("status", ": failed (rank 1: odd)"), ("logs", "rank-00000: one"), ("cancel", "does not run")],
+)
+def test_a_run_is_looked_at_and_cancelled_without_torch(paths: Paths, command: str, said: str) -> None:
+    paths.outcome.write_text(
+        json.dumps({"state": "failed", "rank": 1, "cause": "rank 1: odd", "exits": [0, 1]})
+    )
+    paths.log(0).write_text("one\n")
+    program = [sys.executable, "-c", WITHOUT_TORCH, command, str(paths.root)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert said in done.stdout + done.stderr

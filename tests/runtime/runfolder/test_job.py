@@ -8,7 +8,7 @@ import pytest
 
 from planner.errors import BadInput
 from planner.plan import yaml as plan_yaml
-from runtime.train import prepare
+from runtime.train import job_of
 
 PLAN = Path("plans/mlp-two-stages.yaml")
 
@@ -43,11 +43,9 @@ def test_a_field_that_is_wrong_is_named(given: dict[str, object]) -> None:
     settings = dict(given)
     steps = settings.pop("steps", 1)
     with pytest.raises(BadInput, match=next(iter(given))):
-        prepare.job_of(plan_yaml.load(PLAN), steps, settings)  # type: ignore[arg-type]
+        job_of(plan_yaml.load(PLAN), steps, settings)  # type: ignore[arg-type]
 
 
 def test_what_is_right_is_taken() -> None:
-    job = prepare.job_of(
-        plan_yaml.load(PLAN), 10**12, {"seed": 2**63 - 1, "clip_norm": 1, "rendezvous": "tcp:ib0"}
-    )
+    job = job_of(plan_yaml.load(PLAN), 10**12, {"seed": 2**63 - 1, "clip_norm": 1, "rendezvous": "tcp:ib0"})
     assert (job.steps, job.seed, job.clip_norm, job.rendezvous) == (10**12, 2**63 - 1, 1, "tcp:ib0")

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from runtime.train import Agreed
-from runtime.train.stop import NEVER
+from runtime.train.stop import NO_STOP
 
 STEPS = 60
 
@@ -50,4 +50,4 @@ def test_ranks_that_are_told_at_different_times_stop_after_one_step(seed: int, t
 
 def test_nobody_stops_who_was_not_told(tmp_path: Path) -> None:
     assert ring(3, {}, tmp_path / "votes", 0) == [STEPS - 1] * 3
-    assert not NEVER.before(10**9)
+    assert not NO_STOP.before(10**9)

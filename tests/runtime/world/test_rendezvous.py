@@ -13,7 +13,7 @@ import pytest
 from planner.errors import BadInput
 from runtime.launch import launch_inline
 from runtime.runfolder import Job, check, losses_of
-from runtime.train import Model, prepare
+from runtime.train import Model, job_of, prepare
 from runtime.world import rendezvous as meeting
 from tests.pool import Pool
 from tests.runtime.test_equality import HERE, plan_of
@@ -58,8 +58,8 @@ def test_torchruns_ranks_train_and_are_told_their_places_by_it(tmp_path: Path) -
     plan = plan_of(HERE + "mlp.py", {}, workers=2, micros=2)
     places = tuple(place.model_copy(update={"node": 0, "slot": place.rank}) for place in plan.places)
     plan = plan.model_copy(update={"places": places})
-    job = prepare.job_of(plan, 2, {})
-    paths, _ = prepare.prepare(Model.of(plan), tmp_path / "run", job)
+    job = job_of(plan, 2, {})
+    paths, _ = prepare(Model.of(plan), tmp_path / "run", job)
     words = ["--standalone", "--nproc-per-node=2", "-m", "runtime.slurm.task", str(paths.root)]
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", *words],

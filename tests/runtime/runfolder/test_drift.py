@@ -6,8 +6,8 @@ from pathlib import Path
 
 from planner.plan import Plan
 from planner.plan import yaml as plan_yaml
-from runtime.train import JUDGED, WARM_UP, outside
-from runtime.train.drift import DriftWatch
+from planner.timeline import WARM_UP_STEPS
+from runtime.runfolder import JUDGED_STEPS, DriftWatch, outside_bars
 
 
 def plan(low_ns: int = 9_000_000, high_ns: int = 12_000_000) -> Plan:
@@ -17,18 +17,18 @@ def plan(low_ns: int = 9_000_000, high_ns: int = 12_000_000) -> Plan:
 
 
 def test_steps_within_the_bars_are_passed_over_and_those_outside_are_named_with_the_bars() -> None:
-    assert outside(plan(), 11e6) == ""
-    said = outside(plan(), 20e6)
+    assert outside_bars(plan(), 11e6) == ""
+    said = outside_bars(plan(), 20e6)
     assert "20 ms" in said and "9 ms to 12 ms" in said and "the profile alone" in said
 
 
 def test_a_plan_without_bars_is_not_left() -> None:
-    assert outside(plan(10_000_000, 10_000_000), 20e6) == ""
+    assert outside_bars(plan(10_000_000, 10_000_000), 20e6) == ""
 
 
 def test_a_run_says_it_once_and_not_by_its_warm_up() -> None:
     watch = DriftWatch(plan())
-    said = [watch.step(seconds) for seconds in [0.5] * WARM_UP + [0.0105] * (JUDGED - 1)]
+    said = [watch.step(seconds) for seconds in [0.5] * WARM_UP_STEPS + [0.0105] * (JUDGED_STEPS - 1)]
     assert not any(said) and watch.step(0.0105) == ""
-    said = [watch.step(0.03) for _ in range(2 * JUDGED)]
+    said = [watch.step(0.03) for _ in range(2 * JUDGED_STEPS)]
     assert sum(map(bool, said)) == 1
