@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := test,notebook
+JOBS ?= 2
 
 .PHONY: install demo test check lint types bench bench-cluster docs format clean
 .DEFAULT_GOAL := help
@@ -24,8 +25,8 @@ install: $(VENV)/installed  ## make .venv and install everything into it
 demo: install  ## capture, profile, plan and run small models here, predicted beside measured
 	$(BIN)/shardwright demo
 
-test: install  ## the tests
-	$(BIN)/python -m pytest
+test: install  ## the tests, in JOBS=2 processes
+	env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 lint: install
 	$(BIN)/ruff check .

@@ -10,6 +10,21 @@ from tests.pool import Pool
 install()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    from tests.turns import Turns
+
+    config.option.loadscopereorder = False  # by numbers of tests
+    return Turns(config, log)  # type: ignore[arg-type]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # one of several processes
+        from tests.turns import place
+
+        items.sort(key=lambda item: place(item.nodeid))
+
+
 @pytest.fixture(autouse=True)
 def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever runs the tests may have told how wide their terminal is."""
