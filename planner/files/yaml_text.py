@@ -1,8 +1,8 @@
-"""Reading and writing our YAML files: plain data only, every error with its file, line and key.
+"""Reads and writes our YAML files: plain data only, every error with its file, line and key.
 
-Values are built from the parser's events, so nothing in a file can name code, share structure or grow on its way
-in: tags, anchors and duplicate keys are refused, depth is bounded. Scalars follow YAML 1.2 (`no` is a string,
-`1e-6` a number). Lines are looked up by parsing once more, and only after an error.
+Values are built from the parser's events, so nothing in a file can name code, share structure or grow on its way in.
+Tags, anchors and duplicate keys are refused, and depth is bounded. Scalars follow YAML 1.2 (`no` is a string, `1e-6` a
+number). Lines are looked up by parsing once more, and only after an error.
 """
 
 from __future__ import annotations

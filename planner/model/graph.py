@@ -1,7 +1,7 @@
 """The model as data: layers, the values that pass between them, and the parameters they hold.
 
 A ModelGraph is what `capture` makes of a module and what a profile file stores; from here on nobody needs torch.
-Layers stand in the order of the export, which is a topological order, or in another one that a plan has chosen; the
+Layers stand in the order of the export, which is a topological order, or in another one that a plan has chosen. The
 loss is the last layer.
 
 >>> hidden = Value(name="fc1:0", role="hidden", producer="fc1", consumers=("fc2",), shape=(64,),
@@ -11,9 +11,10 @@ loss is the last layer.
 >>> stage_of_layers(4, boundaries=[1, 3])
 [0, 1, 1, 2]
 
-Terms: a *layer* is the unit that stages are cut from, a *Value* a tensor that passes between layers, and *micro* the
-samples of a micro-batch. Sizes are affine in the micro-batch: `fixed + micro * per_sample`. A *crossing* is a Value
-that leaves its stage.
+Terms:
+- a *layer* is the unit that stages are cut from;
+- a *Value* is a tensor that passes between layers, and a *crossing* one that leaves its stage;
+- *micro* is the samples of a micro-batch. Sizes are affine in it: `fixed + micro * per_sample`.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def misplaced(graph: ModelGraph, names: Sequence[str]) -> Iterator[tuple[str, st
 def dependences(graph: ModelGraph) -> Iterator[tuple[str, str]]:
     """Lists which layer must come before which.
 
-    A layer depends on the producers of its Values, the loss on every layer, and the layers that use a buffer which is
-    written on each other in the order of the capture.
+    A layer depends on the producers of its Values, and the loss on every layer. Layers that use a buffer which is
+    written depend on each other in the order of the capture.
 
     Args: `graph` has at least one layer.
     Yields: (before, after), names of layers; a pair may come twice.
@@ -173,7 +174,7 @@ class ModelGraph(Shown):
     loss_kind: Literal["mean", "sum_count"]
     symbolic_batch: bool  # one capture serves every micro-batch
     captured_micro: int  # the micro-batch that was captured when the batch is not symbolic
-    operations: tuple[str, ...] = ()  # of models that slide over space, as `planner.halo.text` writes them
+    operations: tuple[str, ...] = ()  # of models that slide over space, as `planner.spatial` writes them
     captured_order: tuple[str, ...] = ()  # names of the layers as captured, where that is another
 
     @cached_property

@@ -1,9 +1,9 @@
 """Judges a program without running it: its messages, and whether it deadlocks.
 
 Whatever executes in order is a stream: the computation of a rank, and one for each key that a layout gives its
-messages. A message travels when it is at the head of its stream on both of its ranks, and both streams are blocked
-until it has arrived (a rendezvous). What the host issues never blocks the host. NCCL behaves like that. Transports
-that match by tag never show these deadlocks, so a program that ran on such a transport has proved nothing.
+messages. A message travels when it is at the head of its stream on both of its ranks. Both streams are blocked until
+it has arrived (a rendezvous). What the host issues never blocks the host. NCCL behaves like that. Transports that
+match by tag never show these deadlocks, so a program that ran on such a transport has proved nothing.
 """
 
 from __future__ import annotations

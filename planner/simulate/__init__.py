@@ -2,8 +2,8 @@
 
 In go a `Schedule`, the plan's hops, a duration vector in nanoseconds, and bytes a stage. Out come a `Timeline`,
 makespans, periods with the path or cycle that proves them (`Bound`), and peaks of memory.
-Start reading in `simulate.py`; `longest_path.py` evaluates, `period.py` explains how long steps take in the long run,
-and `lifetimes.py` says from when to when bytes are held.
+Start reading in `simulate.py`; `longest_path.py` evaluates and `period.py` finds how long steps take in the long run.
+`lifetimes.py` says from when to when bytes are held.
 """
 
 from planner.simulate.best_gradient_order import best_overlap

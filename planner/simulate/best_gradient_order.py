@@ -1,9 +1,9 @@
 """Finds the best order of weight gradients and gradient sums for given times.
 
-All numbers of late weight gradients are tried, with sums as they are ready or by priority. By priority means: whenever
-the link of a worker is free it takes, of the sums that can start, the one whose parameters the next step needs first.
-That order is worked out here, from the steady state, and repaired by moving single sums while that gains something. At
-run time it is a list.
+All numbers of late weight gradients are tried, with sums as they are ready or by priority. By priority means: a link
+that is free takes, of the sums that can start, the one whose parameters the next step needs first. That order is
+worked out here, from the steady state, and repaired by moving single sums while that gains something. At run time it
+is a list.
 """
 
 from __future__ import annotations

@@ -2,23 +2,23 @@
 
 Lifetimes depend on the orders alone, not on when things happen.
 
-An activation counts from the *start* of its forward (or, recomputed, of its R) to the *end* of its backward, so that
-both hold together at the moment of the highest use. Between I and W the held part stays. A recomputed stage keeps its
-inputs, and the buffers that it writes and reads as that forward saw them, from the start of F to the end of the
-backward.
+An activation counts from the *start* of its forward to the *end* of its backward, so that both hold together at the
+moment of the highest use. A recomputed one counts from the start of its R. Between I and W the held part stays. A
+recomputed stage keeps its inputs from the start of F to the end of the backward. It keeps for as long the buffers that
+it writes and reads, as that forward saw them.
 
 Messages count as the runtime holds them. A receive has its buffer LOOKAHEAD actions before it is needed. What was sent
 stays until the sender knows that it has arrived. The sender of an activation knows at the latest when its gradient
 comes back. The sender of a gradient knows when the next activation comes that the stage before sent after it had read
 the gradient. What nobody has confirmed when a step ends is held until the next step has begun. A stage that no
-gradient comes back to hears of none of its activations: each is held until that of the same micro-batch is sent in the
+gradient comes back to hears of none of its activations. Each is held until that of the same micro-batch is sent in the
 next step.
 
 Between stages of one worker nothing is sent: a tensor is handed over as it is. There is no buffer for it, and it is
 held once where both stages keep it. A gradient stays from the backward that made it to the end of the backward that
-takes it. Which Values are handed over follows from where a stage begins and ends alone: those that its neighbour made
-or reads for certain, and all where every stage before (or after) is on the same worker. Others count as if they were
-sent.
+takes it. Which Values are handed over follows from where a stage begins and ends alone. They are those that its
+neighbour made or reads for certain, and all where every stage before (or after) is on the same worker. Others count as
+if they were sent.
 """
 
 from __future__ import annotations
@@ -197,8 +197,8 @@ def _life(forward: Action, born: int, at: dict[Action, int], here: _Here) -> Ite
 def _outgoing(forward: Action, born: int, back: int, at: dict[Action, int], here: _Here) -> Iterator[_Span]:
     """Yields the lifetimes of what a forward makes for other stages.
 
-    A Value that is handed over belongs to its reader from the start of that forward on, and so does its gradient until
-    the end of this stage's backward.
+    A Value that is handed over belongs to its reader from the start of that forward on. So does its gradient until the
+    end of this stage's backward.
     """
     stage, node = forward.stage, (forward.pipe, forward.stage)
     ahead = max(0, back - 2 * LOOKAHEAD), back + 1, stage

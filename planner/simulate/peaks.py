@@ -83,8 +83,9 @@ def peaks(schedule: Schedule, memory: Sequence[StageBytes]) -> tuple[Peak, ...]:
 def memory_rows(schedule: Schedule) -> tuple[IntArray, ...]:
     """Finds the moments of every worker that can be its peak for some sizes.
 
-    Returns: one [row, stage, part] array a worker, rows distinct and none covered by another, so that `peak = max over
-        rows of counts * bytes` for any bytes.
+    For any bytes, `peak = max over rows of counts * bytes`.
+
+    Returns: one [row, stage, part] array a worker, whose rows are distinct and none covered by another.
     """
     return tuple(undominated(live_counts(own, schedule.stages)) for own in lifetimes(schedule))
 

@@ -88,9 +88,9 @@ def path_counts(compiled: Compiled, nodes: list[int]) -> IntArray:
 def period(compiled: Compiled, durations: Sequence[int] | IntArray) -> Bound:
     """Finds how long a step takes once steps follow each other.
 
-    With a barrier that is the makespan. In rolling mode the next step of every queue starts where this step ends, and
-    the period is the largest mean of a cycle of paths from queue to queue; `steps * T >= counts @ durations` is that
-    cycle's row.
+    With a barrier that is the makespan. In rolling mode the next step of every queue starts where this step ends. The
+    period is then the largest mean of a cycle of paths from queue to queue, and `steps * T >= counts @ durations` is
+    that cycle's row.
 
     Args: `durations` is one duration vector.
     Returns: the path or cycle, whose `period_ns` is the period.

@@ -11,9 +11,12 @@ The answer is a Timeline, the same type that a real run records.
 >>> simulate(compiled, duration_vector(times, hops)).makespan_ns
 92
 
-Terms: a *hop* is the way of a message between two stages; a *duration vector* has the nanoseconds of every (kind,
-stage) and every hop; steps are *rolling* where the next one starts as devices are free, else a *barrier* waits for
-all. Files below this one: `longest_path.py` (ends of all events), `period.py` (steps in stride), `peaks.py` and
+Terms:
+- a *hop* is the way of a message between two stages;
+- a *duration vector* has the nanoseconds of every (kind, stage) and of every hop;
+- steps are *rolling* where the next step starts as devices are free; a *barrier* waits for all of them.
+
+Files below this one: `longest_path.py` (ends of all events), `period.py` (steps in stride), `peaks.py` and
 `lifetimes.py` (bytes in use along each worker's order).
 """
 
