@@ -42,7 +42,7 @@ class Kind(StrEnum):
     I = "I"  # noqa: E741  input half of the backward
     W = "W"  # weight half of the backward
     R = "R"  # recompute the forward from the kept stage inputs
-    SYNC = "SYNC"  # sum the gradients of a stage over its holders
+    SYNC = "SYNC"  # launch the gradient sum of a stage over its replicas
     STEP = "STEP"  # update a stage's parameters
 
 

@@ -44,21 +44,21 @@ class StageBytes:
     """
 
     saved: int  # from the forward to the backward, the stage's inputs included but for what is shared
-    held: int = 0  # of it, from the input half of the backward to the weight half
-    kept: int = 0  # of it, from the forward on where the stage recomputes: its inputs, and copies of buffers
-    shared: int = 0  # inputs, all that time: made by the stage before, which keeps them as well
+    held: int = 0  # from the input half of the backward to the weight half
+    kept: int = 0  # from the forward on where the stage recomputes: its inputs, and copies of buffers
+    shared: int = 0  # inputs, as long as `saved`: made by the stage before, which keeps them as well
     workspace: int = 0  # on top while any of its actions runs
     splitting: int = 0  # on top of that while an input half runs
     weighing: int = 0  # on top of that while a weight half runs
     arriving: int = 0  # Values from other stages: ahead of the forward, and as gradients on their way back
-    near: int = 0  # the same of the stage before
+    near: int = 0  # Values from the stage before, as `arriving`, and not counted there
     crossing: int = (
         0  # gradients on their way back of all Values from earlier stages that this or a later one reads
     )
     sent: int = 0  # Values for other stages, where no backward of this stage keeps them anyway
-    handed: int = 0  # the same, differentiable and for the next stage at least
+    handed: int = 0  # as `sent`, not counted there: differentiable, and read by the next stage at least
     returning: int = 0  # gradients from other stages: ahead of the backward and during it
-    back: int = 0  # the same of the next stage
+    back: int = 0  # gradients from the next stage, as `returning`, and not counted there
     far: int = 0  # gradients for stages that need not be the one before: longer on their way
     unanswered: int = 0  # Values for other stages, all of them, where no gradient comes back
     update: int = 0  # on top while its parameters are updated
