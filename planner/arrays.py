@@ -1,4 +1,4 @@
-"""Types of the number arrays that planner passes around."""
+"""The types of number arrays that the planner passes around, and the nanoseconds of a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every error that a user can cause, as one tree; the command line turns each into one message and an exit status.
+"""The tree of all errors that a user can cause; the command line turns each into one message and an exit status.
 
 ShardwrightError
 ├── BadInput      2  a file, key, name or value that cannot be read as what it should be
@@ -6,7 +6,7 @@ ShardwrightError
 ├── BadPlan       4  a well-formed plan that violates the problem statement
 └── Interrupted 130  by Ctrl-C
 
-One thing that is wrong with a well-formed plan or schedule.
+`Violation` is one thing that is wrong with a well-formed plan; a BadPlan lists all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ShardwrightError(Exception):
 
 
 class BadInput(ShardwrightError):
-    """What was wrong, where it stands, and what would have been allowed."""
+    """A file, key, name or value that cannot be used; the message says where it stands and what is allowed."""
 
     status = 2
 
@@ -33,25 +33,27 @@ class BadInput(ShardwrightError):
 
 
 class Infeasible(ShardwrightError):
-    """Nothing in the space fits; the message says what lacks how much where, and what would fit."""
+    """A question to which nothing in the search space fits; the message says what lacks how much, and what would fit."""
 
     status = 3
 
 
 class BadPlan(ShardwrightError):
-    """A plan that violates something, or that is for another model."""
+    """A plan that violates the problem statement, or that is for another model."""
 
     status = 4
 
 
 class Interrupted(ShardwrightError):
-    """By Ctrl-C; the message says what is left."""
+    """An end by Ctrl-C; the message says what is left."""
 
     status = 130  # as a shell reports it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
+    """One thing that is wrong with a well-formed plan or schedule."""
+
     rule: str  # a word: layers, batch, places, schedule, hops, memory, ...
     where: str  # "stage 2", "rank 5", "layer 'h.3.attn'", ...; "" for the whole
     message: str  # what is wrong, and what would be right

@@ -37,7 +37,11 @@ def register(face: Face, kind: str, view: str) -> None:
 
 
 def view_of(face: Face, kind: type) -> View | None:
-    """Returns the view of a class or of its nearest base that has one, or None."""
+    """Finds the view of a class or of its nearest base that has one.
+
+    Args: `face` is the kind of view; its module is imported now.
+    Returns: the function that draws a value, or None.
+    """
     for each in kind.__mro__:
         if view := _VIEWS.get((face, f"{each.__module__}:{each.__qualname__}")):
             module, _, name = view.partition(":")

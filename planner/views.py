@@ -44,7 +44,10 @@ VIEWS: dict[Face, dict[str, str]] = {
 
 
 def install() -> None:
-    """Registers every view by name; nothing is imported for it."""
+    """Registers every view by name and imports nothing for it.
+
+    Example: `import shardwright` calls install() once.
+    """
     for face, views in VIEWS.items():
         for kind, view in views.items():
             register(face, kind, view)

@@ -1,4 +1,9 @@
-"""Reads and writes users' files strictly: one error names the file, the line and what was allowed."""
+"""Reads and writes users' files strictly: one error names the file, the line and what was allowed.
+
+In go paths and texts of YAML or JSON. Out come plain data, pydantic models (`load`, `read`) or frozen dataclasses
+(`decode`), or one BadInput. Files are written whole or not at all.
+Start reading in `yaml_text.py`, then `validated.py` and `records.py`; `atomic.py` writes.
+"""
 
 from planner.files.atomic import refuse_folder, refuse_overwrite, write_folder, write_whole
 from planner.files.records import WrongKey, decode, parse_document

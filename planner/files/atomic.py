@@ -12,6 +12,11 @@ from planner.errors import BadInput
 
 
 def refuse_overwrite(path: Path, force: bool) -> None:
+    """Checks whether a file may be written.
+
+    Args: `force` allows a file that exists.
+    Raises: BadInput where it may not: the file exists, is a folder, or its folder is missing or cannot be written.
+    """
     if path.exists() and not force:
         raise BadInput(
             "exists already", where=str(path), allowed="--force to overwrite it, or -o with another name"
@@ -25,7 +30,11 @@ def refuse_overwrite(path: Path, force: bool) -> None:
 
 
 def refuse_folder(path: Path, force: bool) -> None:
-    """A new folder, an empty one, or with `force` one whose files of the same names may go."""
+    """Checks whether a folder may be written: a new one, an empty one, or any with `force`.
+
+    Args: `force` lets files of the same names be replaced.
+    Raises: BadInput where it may not.
+    """
     if path.is_dir() and (force or not any(path.iterdir())):
         return
     if path.is_dir():
@@ -38,7 +47,11 @@ def refuse_folder(path: Path, force: bool) -> None:
 
 
 def write_folder(path: Path, texts: Mapping[str, str]) -> None:
-    """All files of these names, or none."""
+    """Writes all files of a folder, or none.
+
+    Args: `texts` are by file name; files of other names stay.
+    Raises: BadInput where the disk does not take them.
+    """
     try:
         _write_folder(path, texts)
     except OSError as error:
@@ -58,7 +71,11 @@ def _write_folder(path: Path, texts: Mapping[str, str]) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """The file appears complete or not at all."""
+    """Writes a file so that it appears complete or not at all.
+
+    Args: `path` lies in a folder that exists; a file that is there is replaced.
+    Raises: BadInput where the disk does not take it.
+    """
     try:
         _write_whole(path, text)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Plain data, as YAML or JSON give it, into frozen dataclasses: strictly, and naming the key that is wrong.
+"""Turns plain data, as YAML or JSON give it, into frozen dataclasses: strictly, and naming the key that is wrong.
 
 Nothing is converted but an integer to a float; NaN and infinities are refused.
 """
@@ -21,13 +21,17 @@ Decoder = Callable[[object, Path], object]
 
 
 class WrongKey(Exception):
-    """Where in the document, what is wrong there, and what was allowed; `in_file` makes a BadInput of it."""
+    """A wrong key or value: where in the document, what is wrong there, and what was allowed."""
 
     def __init__(self, path: Path, what: str, allowed: str = "") -> None:
         super().__init__(what)
         self.path, self.what, self.allowed = path, what, allowed
 
     def in_file(self, file: str, text: str) -> BadInput:
+        """Returns the error for users, with the line of the key.
+
+        Args: `text` is the content of the file named `file`.
+        """
         line, _ = yaml_text.locate(text, self.path)
         key = show(self.path)
         return BadInput(
@@ -36,11 +40,19 @@ class WrongKey(Exception):
 
 
 def show(path: Path) -> str:
+    """Returns a path of keys as text.
+
+    Example: show(("stages", 1, "layers")) is "stages[1].layers".
+    """
     return yaml_text.dotted(path)
 
 
 def parse_document(text: str, *, name: str) -> Mapping[str, object]:
-    """JSON where it is JSON, which is fast, else YAML; comments may stand before either."""
+    """Parses JSON where the text is JSON, which is fast, else YAML; comments may stand before either.
+
+    Args: `name` is the file's, for messages.
+    Raises: BadInput where the text is neither, or holds no mapping.
+    """
     try:
         data = json.loads(_without_comments(text), object_pairs_hook=_unique, parse_constant=_no_number)
     except ValueError:  # YAML that is no JSON; what is neither is refused there, with its line
@@ -66,6 +78,11 @@ def _no_number(name: str) -> object:
 
 
 def decode(kind: type[T], data: object, path: Path = ()) -> T:
+    """Turns plain data into a value of a type: a frozen dataclass, a tuple, a mapping, a Literal or a scalar.
+
+    Args: `path` says where the data stands in its document.
+    Raises: WrongKey for the first thing that does not fit.
+    """
     rule: Decoder = _decoder(kind)  # type: ignore[arg-type]  # a class is hashable
     value = rule(data, path)
     assert isinstance(value, kind)

@@ -1,4 +1,4 @@
-"""From a YAML text to a validated model, and from pydantic's errors to one message with file, line and key."""
+"""Turns a YAML text into a validated model, and pydantic's errors into one message with file, line and key."""
 
 from __future__ import annotations
 
@@ -31,15 +31,28 @@ class Part(BaseModel):
 
 
 def wrong(what: str, *, allowed: str = "", key: yaml_text.Key = ()) -> PydanticCustomError:
-    """For validators of a model: an error that says what would have been allowed, and at which key below."""
+    """Makes the error that a validator of a model raises.
+
+    Args: `allowed` says what would have been right; `key` is where, below the validated part.
+    """
     return PydanticCustomError("wrong", "{what}", {"what": what, "allowed": allowed, "key": key})
 
 
 def load(model: type[M], path: Path, *, version: int) -> M:
+    """Reads a file into a model.
+
+    Args: `version` is the newest version of the format that is understood.
+    Raises: BadInput where the file cannot be read, or does not fit the model.
+    """
     return read(model, yaml_text.read_text(path), name=str(path), version=version)
 
 
 def read(model: type[M], text: str, *, name: str, version: int) -> M:
+    """Reads a text into a model.
+
+    Args: `name` is the file's, for messages; `version` is the newest version that is understood.
+    Raises: BadInput where the text is no YAML, or does not fit the model.
+    """
     data = yaml_text.parse_yaml(text, name=name)
     _check_version(data, version, text, name)
     try:
@@ -65,7 +78,10 @@ def _check_version(data: dict[str, yaml_text.Data], version: int, text: str, nam
 
 
 def bad_input(model: type[BaseModel], error: ValidationError, *, text: str, name: str) -> BadInput:
-    """The first of pydantic's errors as a message; the others are counted."""
+    """Turns the first of pydantic's errors into an error for users, unknown keys before others.
+
+    Args: `text` is what was read and `name` its file.
+    """
     details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] != "extra_forbidden")
     first = details[0]
     line, key = yaml_text.locate(text, (*first["loc"], *first.get("ctx", {}).get("key", ())))
@@ -93,7 +109,11 @@ def _words(error: ErrorDetails, schema: JsonSchema, key: yaml_text.Key) -> tuple
 
 
 def schema_at(schema: JsonSchema, key: Sequence[str | int]) -> JsonSchema:
-    """The part of a JSON schema that speaks of a key; empty where none does."""
+    """Finds the part of a JSON schema that describes a key.
+
+    Args: `key` is a path of names and indices.
+    Returns: the part, or an empty one where no part describes the key.
+    """
     node = schema
     for step in key:
         node = next((found for part in _parts(schema, node) if (found := _child(part, step))), {})
@@ -101,7 +121,7 @@ def schema_at(schema: JsonSchema, key: Sequence[str | int]) -> JsonSchema:
 
 
 def _parts(schema: JsonSchema, node: JsonSchema) -> list[JsonSchema]:
-    """A node with its reference followed and its alternatives side by side."""
+    """Returns a node with its reference followed, and its alternatives side by side."""
     if isinstance(reference := node.get("$ref"), str):
         definitions = schema.get("$defs", {})
         assert isinstance(definitions, dict)
@@ -128,7 +148,10 @@ def _schema(node: object) -> JsonSchema:
 
 
 def describe(schema: JsonSchema, node: JsonSchema) -> str:
-    """A JSON schema in words: what is allowed here."""
+    """Describes in words what a part of a JSON schema allows.
+
+    Args: `schema` is the whole one, for references, and `node` the part.
+    """
     if "$ref" in node:
         return describe(schema, _parts(schema, node)[0])
     if isinstance(options := node.get("anyOf"), list):

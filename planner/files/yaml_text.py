@@ -1,8 +1,8 @@
-"""Reading and writing our YAML files: plain data only, every error with its file, line and key.
+"""Reads and writes our YAML files: plain data only, every error with its file, line and key.
 
-Values are built from the parser's events, so nothing in a file can name code, share structure or grow on its way
-in: tags, anchors and duplicate keys are refused, depth is bounded. Scalars follow YAML 1.2 (`no` is a string,
-`1e-6` a number). Lines are looked up by parsing once more, and only after an error.
+Values are built from the parser's events, so nothing in a file can name code, share structure or grow on its way in.
+Tags, anchors and duplicate keys are refused, and depth is bounded. Scalars follow YAML 1.2 (`no` is a string, `1e-6` a
+number). Lines are looked up by parsing once more, and only after an error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff
 
 
 def read_text(path: Path, *, max_bytes: int = MAX_BYTES) -> str:
-    """The text of a file, or BadInput where there is none."""
+    """Reads a file.
+
+    Raises: BadInput where the file cannot be read, is larger than `max_bytes`, or is not UTF-8.
+    """
     try:
         with path.open("rb") as file:
             raw = file.read(max_bytes + 1)
@@ -57,18 +60,26 @@ def read_text(path: Path, *, max_bytes: int = MAX_BYTES) -> str:
 
 
 def parse_yaml(text: str, *, name: str) -> dict[str, Data]:
-    """The one mapping that a file of ours holds; `name` is the file's, for messages."""
+    """Parses the one mapping that a file of ours holds.
+
+    Args: `name` is the file's, for messages.
+    Raises: BadInput with the line, for anything that is not plain YAML.
+    """
     return _parse(text, name, None)
 
 
 class Position(NamedTuple):
+    """A place in a text: the line, from 1, and the key that was found there."""
+
     line: int
     key: Key
 
 
 def locate(text: str, key: Key) -> Position:
-    """Where a key stands in a text that parses, or the nearest that encloses it; steps not in the text are passed
-    over."""
+    """Finds the line of a key in a text that parses, or of the nearest key that encloses it.
+
+    Args: steps of `key` that are not in the text are passed over.
+    """
     lines: dict[Key, int] = {}
     _parse(text, "", lines)
     found: Key = ()
@@ -79,6 +90,10 @@ def locate(text: str, key: Key) -> Position:
 
 
 def dotted(key: Iterable[str | int]) -> str:
+    """Returns a path of keys as text.
+
+    Example: dotted(("stages", 1, "layers")) is "stages[1].layers".
+    """
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in key)
     return text.removeprefix(".")
 
@@ -119,7 +134,7 @@ def _line(event: yaml.Event) -> int:
 
 
 class _Reader:
-    """Turns a stream of parser events into values; recursion is as deep as MAX_DEPTH at most."""
+    """A reader that turns parser events into values; its recursion is at most MAX_DEPTH deep."""
 
     def __init__(self, name: str, events: Iterator[yaml.Event], lines: dict[Key, int] | None) -> None:
         self.name, self.events, self.lines = name, events, lines
@@ -180,7 +195,10 @@ class _Reader:
 
 
 def resolve(text: str) -> Data:
-    """What an unquoted scalar means."""
+    """Returns the value of an unquoted scalar, by the rules of YAML 1.2.
+
+    Args: `text` is the scalar as it stands.
+    """
     if text in _NULL:
         return None
     if text in _BOOL:
@@ -195,7 +213,10 @@ def resolve(text: str) -> Data:
 
 
 def shown(value: object) -> str:
-    """A value for a message, cut to a readable length."""
+    """Returns a value as text for a message, cut to a readable length.
+
+    Args: `value` is plain data.
+    """
     text = repr(value) if isinstance(value, str) else _flow(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -203,8 +224,13 @@ def shown(value: object) -> str:
 def render(
     data: Mapping[str, Data], *, header: str, one_a_line: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """YAML text: mappings in blocks; a list of scalars on one line, but for the keys of `one_a_line` (each with a
-    comment or ""); a list of rows with one row a line. Keys keep their order; the same data gives the same bytes."""
+    """Renders plain data as YAML text: mappings in blocks, a list of scalars on one line, other lists with one item a
+    line.
+
+    Keys keep their order; the same data gives the same bytes.
+
+    Args: lists at the keys of `one_a_line` also get one item a line, after a comment (or ""); `header` goes first.
+    """
     return header + "".join(f"{line}\n" for line in _block(data, "", one_a_line))
 
 
@@ -251,6 +277,6 @@ def _scalar(value: object) -> str:
 
 
 def _other_meaning(text: str) -> bool:
-    """Whether YAML 1.2 or 1.1 reads it as anything but itself, unquoted."""
+    """Returns whether YAML 1.2 or 1.1 reads a plain scalar as anything but itself."""
     rules = yaml.SafeDumper.yaml_implicit_resolvers.get(text[0], [])
     return not isinstance(resolve(text), str) or any(regexp.match(text) for _, regexp in rules)

@@ -1,4 +1,9 @@
-"""The model as data. From here on nobody needs torch."""
+"""The model as data: layers, the values that pass between them, and their parameters. From here on nobody needs torch.
+
+In goes what `planner.capture` found in a module, or the mapping in a profile file (`graph_from_dict`). Out comes a
+`ModelGraph`, and what crosses the boundaries between stages (`crossings`).
+Start reading in `graph.py`; `check.py` refuses files whose tables do not agree.
+"""
 
 from planner.model.check import graph_from_dict, inconsistency
 from planner.model.graph import (

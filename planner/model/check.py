@@ -1,4 +1,4 @@
-"""Whether the tables of a ModelGraph agree: a file may say what no capture would."""
+"""Checks the tables of a ModelGraph against each other: a file may say what no capture would."""
 
 from __future__ import annotations
 
@@ -33,14 +33,18 @@ def graph_from_dict(data: object, where: str = "graph") -> ModelGraph:
 
 
 def _as_lists(data: object) -> object:
-    """Tuples, which `to_dict` keeps, as the lists that files hold."""
+    """Turns tuples, which `to_dict` keeps, into the lists that files hold."""
     if isinstance(data, dict):
         return {key: _as_lists(value) for key, value in data.items()}
     return [_as_lists(value) for value in data] if isinstance(data, tuple | list) else data
 
 
 def inconsistency(graph: ModelGraph) -> str:
-    """The first thing that two tables of a graph say differently; empty where they agree."""
+    """Finds the first thing that two tables of a graph say differently.
+
+    Args: `graph` may come from any file.
+    Returns: a sentence; empty where the tables agree.
+    """
     tables: dict[str, list[str]] = {
         "layers": [x.name for x in graph.layers],
         "values": [x.name for x in graph.values],

@@ -1,8 +1,20 @@
 """The model as data: layers, the values that pass between them, and the parameters they hold.
 
 A ModelGraph is what `capture` makes of a module and what a profile file stores; from here on nobody needs torch.
-Layers stand in the order of the export, which is a topological order, or in another one that a plan has chosen; the
-loss is the last layer. Sizes are affine in the micro-batch: `fixed + micro * per_sample`.
+Layers stand in the order of the export, which is a topological order, or in another one that a plan has chosen. The
+loss is the last layer.
+
+>>> hidden = Value(name="fc1:0", role="hidden", producer="fc1", consumers=("fc2",), shape=(64,),
+...     dtype="float32", fixed_bytes=0, sample_bytes=256, needs_grad=True)
+>>> hidden.bytes(micro=8)
+2048
+>>> stage_of_layers(4, boundaries=[1, 3])
+[0, 1, 1, 2]
+
+Terms:
+- a *layer* is the unit that stages are cut from;
+- a *Value* is a tensor that passes between layers, and a *crossing* one that leaves its stage;
+- *micro* is the samples of a micro-batch. Sizes are affine in it: `fixed + micro * per_sample`.
 """
 
 from __future__ import annotations
@@ -20,8 +32,11 @@ from planner.shown import Shown
 
 
 def misplaced(graph: ModelGraph, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Of names that are all the layers: each that stands before one that it hangs on, and that one. The loss hangs on
-    every layer, and writers of one state on each other in the order of the capture."""
+    """Finds layers that stand before a layer that they depend on.
+
+    Args: `names` are all the layers, in any order.
+    Yields: (layer, the layer that it needs and that comes later).
+    """
     at = {name: place for place, name in enumerate(names)}
     for before, after in dependences(graph):
         if at[before] > at[after]:
@@ -29,7 +44,14 @@ def misplaced(graph: ModelGraph, names: Sequence[str]) -> Iterator[tuple[str, st
 
 
 def dependences(graph: ModelGraph) -> Iterator[tuple[str, str]]:
-    """(before, after), each a layer."""
+    """Lists which layer must come before which.
+
+    A layer depends on the producers of its Values, and the loss on every layer. Layers that use a buffer which is
+    written depend on each other in the order of the capture.
+
+    Args: `graph` has at least one layer.
+    Yields: (before, after), names of layers; a pair may come twice.
+    """
     for value in graph.values:
         if value.producer:
             yield from ((value.producer, consumer) for consumer in value.consumers)
@@ -41,13 +63,20 @@ def dependences(graph: ModelGraph) -> Iterator[tuple[str, str]]:
 
 
 def alone(graph: ModelGraph) -> bool:
-    """Whether every layer hangs on the one before it."""
+    """Returns whether the order of the layers is the only one possible: every layer depends on the one before.
+
+    Args: `graph` is any model.
+    """
     needed = set(dependences(graph))
     return all((a.name, b.name) in needed for a, b in pairwise(graph.layers))
 
 
 def ordered(graph: ModelGraph, names: Sequence[str]) -> ModelGraph:
-    """The same object where the order is the same."""
+    """Puts the layers of a model in another order.
+
+    Args: `names` are all the layers, in an order that `misplaced` finds nothing wrong with.
+    Returns: a new graph, or the same object where the order is the same.
+    """
     present = tuple(layer.name for layer in graph.layers)
     if tuple(names) == present:
         return graph
@@ -79,6 +108,10 @@ class Value:
     needs_grad: bool  # a gradient flows back through it
 
     def bytes(self, micro: int) -> int:
+        """Returns the bytes in a micro-batch.
+
+        Args: `micro` is its number of samples.
+        """
         return self.fixed_bytes + micro * self.sample_bytes
 
 
@@ -123,11 +156,17 @@ class Layer:
     sample_flops: int
 
     def flops(self, micro: int) -> int:
+        """Returns the operations of a forward pass.
+
+        Args: `micro` is the number of samples.
+        """
         return self.fixed_flops + micro * self.sample_flops
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ModelGraph(Shown):
+    """A whole model as tables of layers, values, parameters and buffers."""
+
     layers: tuple[Layer, ...]
     values: tuple[Value, ...]
     parameters: tuple[Parameter, ...]
@@ -135,7 +174,7 @@ class ModelGraph(Shown):
     loss_kind: Literal["mean", "sum_count"]
     symbolic_batch: bool  # one capture serves every micro-batch
     captured_micro: int  # the micro-batch that was captured when the batch is not symbolic
-    operations: tuple[str, ...] = ()  # of models that slide over space, as `planner.halo.text` writes them
+    operations: tuple[str, ...] = ()  # of models that slide over space, as `planner.spatial` writes them
     captured_order: tuple[str, ...] = ()  # names of the layers as captured, where that is another
 
     @cached_property
@@ -160,8 +199,10 @@ class ModelGraph(Shown):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Over layers, shapes and parameters, not over the operations that a torch version happens to emit; the same
-        in every order of the layers."""
+        """Returns a hash of layers, shapes and parameters, which is the same in every order of the layers.
+
+        The operations that a torch version happens to emit do not count.
+        """
         if self.captured_order:
             return self.ordered(self.captured_order).fingerprint
         facts = {
@@ -176,11 +217,14 @@ class ModelGraph(Shown):
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
     def ordered(self, names: Sequence[str]) -> ModelGraph:
-        """The same model with its layers in this order, which `planner.layer_order` has found to be one."""
+        """Returns the model with its layers in another order.
+
+        Args: `names` are all the layers, in an order that `misplaced` finds nothing wrong with.
+        """
         return ordered(self, names)
 
     def to_rows(self) -> list[dict[str, object]]:
-        """A layer a row, for one sample."""
+        """Returns one dictionary a layer, with its sizes for one sample."""
         return [
             {
                 "layer": layer.name,
@@ -195,6 +239,7 @@ class ModelGraph(Shown):
         ]
 
     def to_dict(self) -> dict[str, object]:
+        """Returns the graph as plain data; `graph_from_dict` reads it back."""
         names = ("layers", "values", "parameters", "buffers")
         tables: dict[str, object] = {name: [_row(row) for row in getattr(self, name)] for name in names}
         if self.operations:
@@ -208,7 +253,7 @@ class ModelGraph(Shown):
 
 
 def _row(row: Value | Parameter | Buffer | Layer) -> dict[str, object]:
-    """A buffer says that it is remembered only where it is."""
+    """Returns a row as plain data; a buffer says that it is remembered only where it is."""
     return {key: value for key, value in asdict(row).items() if key != "remembered" or value}
 
 
@@ -222,13 +267,20 @@ class Crossing:
 
 
 def stage_of_layers(layer_count: int, boundaries: Sequence[int]) -> list[int]:
-    """Stage of each layer; `boundaries` are the indices at which stages 1, 2, ... begin."""
+    """Returns the stage of each layer.
+
+    Args: `boundaries` are the indices of the layers at which stages 1, 2, ... begin.
+    """
     edges = [0, *boundaries, layer_count]
     return [stage for stage in range(len(edges) - 1) for _ in range(edges[stage], edges[stage + 1])]
 
 
 def crossings(graph: ModelGraph, stage_of: Sequence[int]) -> list[Crossing]:
-    """What must travel between stages, straight from the producer to each stage that consumes it."""
+    """Lists the Values that must travel between stages, straight from the producer to each stage that reads them.
+
+    Args: `stage_of` has the stage of each layer.
+    Returns: one Crossing a Value that leaves its stage.
+    """
     found = []
     for value in graph.values:
         if not value.producer:

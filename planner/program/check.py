@@ -1,9 +1,9 @@
-"""What is wrong with a program, if anything, without running it: messages, and deadlock.
+"""Judges a program without running it: its messages, and whether it deadlocks.
 
 Whatever executes in order is a stream: the computation of a rank, and one for each key that a layout gives its
-messages. A message travels when it is at the head of its stream on both of its ranks, and both streams are blocked
-until it has arrived (a rendezvous); what the host issues never blocks the host. That is NCCL's behaviour. Transports
-that match by tag never show these deadlocks, so a program that ran on one of those has proved nothing.
+messages. A message travels when it is at the head of its stream on both of its ranks. Both streams are blocked until
+it has arrived (a rendezvous). What the host issues never blocks the host. NCCL behaves like that. Transports that
+match by tag never show these deadlocks, so a program that ran on such a transport has proved nothing.
 """
 
 from __future__ import annotations
@@ -25,8 +25,15 @@ _KEYS: Mapping[Streams, Callable[[int, int, Message], Hashable]] = {
 
 
 def violations(program: Program, schedule: Schedule, *, streams: Streams = "global") -> list[ScheduleFault]:
-    """Actions that are not the schedule's; messages not sent, posted and awaited once each and in time, or not in
-    one order a channel; then deadlock. Each question is asked only where those before it found nothing."""
+    """Lists what is wrong with a program. A question is asked only where those before found nothing.
+
+    - Ranks compute what the schedule says.
+    - Every message is sent, posted and awaited once each and in time, and in one order on its channel.
+    - Actions and messages do not wait for each other in a circle.
+
+    Args: `streams` is what shares a stream on a rank, as in `deadlock`.
+    Returns: the faults; empty for a sound program.
+    """
     view = _View(program, schedule)
     for rule in (_actions, _endpoints, _in_time, _one_order):
         found = list(rule(view))
@@ -47,12 +54,24 @@ class _View:
         }
 
     def ranks(self, message: Message) -> tuple[int, int]:
+        """Returns the source and target worker of a message.
+
+        Args: `message` is one of the schedule's.
+        """
         return ends(self.schedule, message)
 
     def maker(self, message: Message) -> Spot | None:
+        """Returns where the action stands that makes what a message carries, or None.
+
+        Args: `message` is any.
+        """
         return self._spot(message, message.sender)
 
     def user(self, message: Message) -> Spot | None:
+        """Returns where the action stands that needs what a message carries, or None.
+
+        Args: `message` is any.
+        """
         return self._spot(message, message.receiver)
 
     def _spot(self, message: Message, stage: int) -> Spot | None:
@@ -62,7 +81,10 @@ class _View:
 
 
 def ends(schedule: Schedule, message: Message) -> tuple[int, int]:
-    """Source and target worker."""
+    """Returns the source and target worker of a message.
+
+    Args: `message` travels between two stages of `schedule`.
+    """
     place = schedule.place[message.pipe]
     return place[message.sender], place[message.receiver]
 
@@ -105,7 +127,7 @@ def _endpoints(view: _View) -> Iterator[ScheduleFault]:
 
 
 def _in_time(view: _View) -> Iterator[ScheduleFault]:
-    """A send after what it sends is made, a wait after its receive is posted and before what needs it."""
+    """Checks whether sends follow what they send, and waits stand after their receive and before what needs it."""
     for rank, instructions in enumerate(view.program.ranks):
         position = -1
         posted: set[Message] = set()
@@ -131,7 +153,7 @@ def _mark(spot: Spot | None, why: str = "too early") -> dict[Spot, str]:
 
 
 def _one_order(view: _View) -> Iterator[ScheduleFault]:
-    """A message is its position in its channel, so both ends must list the channel in one order."""
+    """Checks whether both ends list a channel in one order, since a message is its position in its channel."""
     sent: dict[Hashable, list[Message]] = {}
     posted: dict[Hashable, list[Message]] = {}
     for instructions in view.program.ranks:
@@ -156,11 +178,12 @@ Node = tuple[int, int] | Message  # (rank, position of an action), or a message
 def deadlock(
     program: Program, schedule: Schedule, *, streams: Streams = "global", posts_wait: bool = True
 ) -> list[ScheduleFault]:
-    """Actions and messages that wait for each other in a circle, as one violation, or none.
+    """Finds actions and messages that wait for each other in a circle.
 
-    `streams` is what shares a stream on a rank: a "channel" (source, target, pipe, direction), one "direction"
-    between two ranks, a "pair" of ranks both ways, or everything ("global"). `posts_wait`: a receive also waits for
-    the actions that its rank issued before it, as under torch's NCCL back end.
+    Args: `streams` is what shares a stream on a rank: a "channel" (source, target, pipe, direction), one "direction"
+        between two ranks, a "pair" of ranks both ways, or everything ("global"). With `posts_wait` a receive also
+        waits for the actions that its rank issued before it, as under torch's NCCL back end.
+    Returns: one fault for all of them, or none.
     """
     waits = _waits(program, schedule, streams, posts_wait)
     stuck = _never(waits)
@@ -215,7 +238,7 @@ def _issue(
 
 
 def _never(waits: Mapping[Node, Sequence[Node]]) -> set[Node]:
-    """Nodes that are part of a circle of waiting, or behind one."""
+    """Finds the nodes that are part of a circle of waiting, or behind one."""
     left = {node: len(on) for node, on in waits.items()}
     after: dict[Node, list[Node]] = {}
     for node, on in waits.items():

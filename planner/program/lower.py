@@ -1,14 +1,14 @@
-"""From a schedule to a program: every send and receive, in an order that cannot deadlock.
+"""Lowers a schedule to a program: every send and receive, in an order that cannot deadlock.
 
-All messages of a pipeline group have one total order, the simulated completion of the action that sends them,
-with ties by the action's place in the dependence order: whatever is caused by a message comes after it.
+All messages of a pipeline have one total order, the simulated completion of the action that sends them. Ties are
+broken by the action's place in the dependence order: whatever is caused by a message comes after it.
 
-`channel`: receives are posted in the sender's order on each (source, target, pipe, direction). For transports
+`channel`: receives are posted in the sender's order on each (source, target, pipe, direction). This is for transports
 whose channels are independent of each other (gloo).
-`global`: every worker issues all of its sends and receives in the one total order. For transports that execute what
-a worker issues in order, whoever the peer is (NCCL). It is free of deadlock even where a receive also waits for the
-actions issued before it: whatever such an action waits for came in a message that is later in the order than this
-receive, and would have been posted after it.
+`global`: every worker issues all of its sends and receives in the one total order. This is for transports that execute
+what a worker issues in order, whoever the peer is (NCCL). The order is free of deadlock even where a receive also
+waits for the actions issued before it. Whatever such an action waits for came in a message that is later in the order
+than this receive, and would have been posted after it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ Layout = Literal["channel", "global"]
 
 
 def global_order(compiled: Compiled, durations: Sequence[int] | IntArray) -> tuple[Message, ...]:
-    """All messages by the simulated end of the action that sends them, ties by dependence order."""
+    """Sorts all messages by the simulated end of the action that sends them, ties by dependence order.
+
+    Args: `durations` is one duration vector of the compiled schedule.
+    """
     ends, node_of = node_ends(compiled, durations), compiled.graph.node_of
 
     def key(message: Message) -> tuple[int, int, int]:
@@ -39,7 +42,7 @@ def global_order(compiled: Compiled, durations: Sequence[int] | IntArray) -> tup
 
 
 class _Call(NamedTuple):
-    """A send or receive of one worker: `slot` is the number of actions before it, `latest` the most there may be."""
+    """A send or receive of a worker: `slot` is the number of actions before it, `latest` the most there may be."""
 
     message: Message
     receive: bool
@@ -55,7 +58,11 @@ def lower(
     layout: Layout = "channel",
     lookahead: int = LOOKAHEAD,
 ) -> Program:
-    """The same program on every rank that calls it, from the plan's integers alone."""
+    """Lowers a schedule. Every rank that calls this gets the same program, from the plan's integers alone.
+
+    Args: `times` has nanoseconds a stage; `layout` depends on the transport; a receive is posted at most `lookahead`
+        actions before it is needed.
+    """
     ranking = global_order(compile(schedule, hops, update="rolling"), duration_vector(times, hops))
     position = _positions(schedule)
     calls: list[list[_Call]] = [[] for _ in range(schedule.workers)]
@@ -81,7 +88,7 @@ def _ready(message: Message, side: Literal["in", "out"]) -> _Ready:
 
 
 def _positions(schedule: Schedule) -> dict[_Ready, int]:
-    """Where in its worker's order a stage makes (and needs) what travels in each direction."""
+    """Returns where in its worker's order a stage makes, and needs, what travels in each direction."""
     found: dict[_Ready, int] = {}
     for order in schedule.orders:
         for position, action in enumerate(order):
@@ -92,7 +99,7 @@ def _positions(schedule: Schedule) -> dict[_Ready, int]:
 
 
 def _in_one_order(calls: list[_Call], schedule: Schedule) -> list[_Call]:
-    """Slots that never decrease along the global order: sends stay behind their action, receives move."""
+    """Gives calls slots that never decrease along the global order: sends stay behind their action, receives move."""
     limit, latest = len(calls) and max(call.latest for call in calls), []
     for call in reversed(calls):
         limit = min(limit, call.latest)
@@ -106,7 +113,7 @@ def _in_one_order(calls: list[_Call], schedule: Schedule) -> list[_Call]:
 
 
 def _in_channel_order(calls: list[_Call], schedule: Schedule) -> list[_Call]:
-    """Receives keep the sender's order on each channel; sends go out as soon as their action is done."""
+    """Keeps receives in the sender's order on each channel; sends go out as soon as their action is done."""
     channels: dict[tuple[int, int, str], list[_Call]] = {}
     for call in calls:
         source = schedule.place[call.message.pipe][call.message.sender]
@@ -118,7 +125,7 @@ def _in_channel_order(calls: list[_Call], schedule: Schedule) -> list[_Call]:
 
 
 def _instructions(order: Sequence[Action], calls: Sequence[_Call]) -> tuple[Instruction, ...]:
-    """Actions with what is issued before each; a wait stands right before the action that needs the message."""
+    """Merges actions and calls; a wait stands right before the action that needs the message."""
     waits: dict[int, list[Message]] = {}
     for call in calls:
         if call.receive:

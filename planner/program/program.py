@@ -1,6 +1,6 @@
 """A schedule made executable: every send and receive in its place, the same on whichever rank derives it.
 
-Ranks here are pipeline workers. A message is one edge between two stages of one pipe for one micro-batch; its
+Ranks here are the workers of a pipeline. A message is one edge between two stages of one pipe for one micro-batch. Its
 identity is its position in its channel (source worker, target worker, pipe, direction), never a tag.
 """
 
@@ -14,7 +14,10 @@ from planner.schedule import Action, Message
 
 
 class Instruction(NamedTuple):
-    """`compute` runs `action`; `post` makes the receive of `message` ready; `wait` needs it; `send` starts it."""
+    """One instruction of a rank.
+
+    `compute` runs `action`, `post` makes the receive of `message` ready, `wait` waits for it, and `send` starts it.
+    """
 
     op: Literal["compute", "post", "wait", "send"]
     action: Action | None = None
@@ -26,9 +29,12 @@ class Instruction(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
+    """The instructions of every rank of a pipeline, in order."""
+
     ranks: tuple[tuple[Instruction, ...], ...]
 
     @property
     def digest(self) -> str:
+        """Returns a hash of all instructions, equal where two programs are."""
         text = "\n".join(" ".join(map(str, rank)) for rank in self.ranks)
         return hashlib.sha256(text.encode()).hexdigest()

@@ -8,14 +8,18 @@
 >>> parse_action("1B0'")
 Action(kind=<Kind.B: 'B'>, stage=1, micro=0, pipe=1)
 
-Text of an action: `2F3` is the forward pass of stage 2 for micro-batch 3, `2F3'` the forward pass in pipe 1
-and `2F3''` that in pipe 2. `2SYNC` launches the gradient sum of stage 2 and `2STEP` its update, with `'` for
-the pipe. A worker is one line, its actions separated by blanks. Sends and receives are never written here:
-`planner.program.lower` adds them.
+Text of an action: `2F3` is the forward pass of stage 2 for micro-batch 3. `2F3'` is the forward pass in pipe 1 and
+`2F3''` that in pipe 2. `2SYNC` launches the gradient sum of stage 2 and `2STEP` its update, with `'` for the pipe. A
+worker is one line, its actions separated by blanks. Sends and receives are never written here: `planner.program.lower`
+adds them.
 
-Terms: a *stage* is a run of consecutive layers, a *worker* is one position in the pipeline and holds one
-stage or several, a *micro-batch* is a part of a worker's batch, and a *pipe* is one direction of a Chimera
-pair. `draw` marks some actions of a schedule, for messages that show where something is wrong.
+Terms:
+- a *stage* is a run of consecutive layers;
+- a *worker* is one position in the pipeline and holds one stage or several;
+- a *micro-batch* is a part of a worker's batch;
+- a *pipe* is one direction of a Chimera pair.
+
+`draw` marks some actions of a schedule, for messages that show where something is wrong.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ class Kind(StrEnum):
     I = "I"  # noqa: E741  input half of the backward
     W = "W"  # weight half of the backward
     R = "R"  # recompute the forward from the kept stage inputs
-    SYNC = "SYNC"  # sum the gradients of a stage over its holders
+    SYNC = "SYNC"  # launch the gradient sum of a stage over its replicas
     STEP = "STEP"  # update a stage's parameters
 
 

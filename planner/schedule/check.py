@@ -1,8 +1,10 @@
 """Judges a schedule without running it. An empty list means that nothing is wrong.
 
-Every micro-batch goes once through every stage in both directions, on the worker that holds the stage, in an
-order that can be executed and within the caps. The gradient sums of each communicator come in one order on
-all members. What `lower` makes of a schedule is judged by `planner.program.violations`.
+- Every micro-batch goes once through every stage in both directions, on the worker that holds the stage.
+- The orders can be executed, and keep to the caps.
+- The gradient sums of each communicator come in one order on all members.
+
+What `lower` makes of a schedule is judged by `planner.program.violations`.
 """
 
 from __future__ import annotations
@@ -64,12 +66,11 @@ def violations(
     sums: Sequence[Collection[int]] | None = None,
     barrier: bool = False,
 ) -> list[ScheduleFault]:
-    """Lists what is wrong with a schedule. A rule is asked only where those before hold, so that causes are
-    listed.
+    """Lists what is wrong with a schedule. A rule is asked only where those before hold, so that causes are listed.
 
-    Args: `sums` are the sets of stages whose gradients one collective sums, in the order in which one SYNC
-        launches several; each stage alone by default, more than one where parameters are tied. `barrier`
-        allows no update before every gradient is in. `routes` and `caps` are those of `check`.
+    Args: `sums` are sets of stages whose gradients one collective sums, in order of launch; each stage alone by
+        default. A set has more than one stage where parameters are tied. `barrier` allows no update before every
+        gradient is in. `routes` and `caps` are those of `check`.
     Returns: the faults; empty where the schedule can run.
     """
     updates = _updates_after_all if barrier else _updates

@@ -48,12 +48,12 @@ class Graph:
     second: IntArray  # predecessor, or node 0, which ends at 0
     levels: IntArray  # nodes levels[k]..levels[k + 1] depend on nodes before levels[k] only
     sources: int  # nodes 1..sources start the queues
-    tails: IntArray  # of each queue, its last node
+    tails: IntArray  # last node of each queue
     queues: tuple[Queue, ...]
     actions: tuple[IntArray, ...]  # node of each action, a worker
     messages: tuple[Message, ...]
     message_nodes: IntArray
-    sync_nodes: dict[int, int]  # stage -> its collective
+    sync_nodes: dict[int, int]  # stage -> node of its gradient sum
 
     @cached_property
     def node_of(self) -> dict[Action, int]:

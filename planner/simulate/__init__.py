@@ -1,4 +1,10 @@
-"""A schedule with durations becomes times and memory."""
+"""A schedule with durations becomes times and memory.
+
+In go a `Schedule`, the plan's hops, a duration vector in nanoseconds, and bytes a stage. Out come a `Timeline`,
+makespans, periods with the path or cycle that proves them (`Bound`), and peaks of memory.
+Start reading in `simulate.py`; `longest_path.py` evaluates and `period.py` finds how long steps take in the long run.
+`lifetimes.py` says from when to when bytes are held.
+"""
 
 from planner.simulate.best_gradient_order import best_overlap
 from planner.simulate.lifetimes import LOOKAHEAD, PART_NAMES, PARTS, Spans, StageBytes, lifetimes

@@ -1,8 +1,9 @@
-"""Which order of weight gradients and sums is best for given times: every k, sums as they are ready or by priority.
+"""Finds the best order of weight gradients and gradient sums for given times.
 
-By priority means: whenever the link of a worker is free it takes, of the sums that can start, the one whose
-parameters the next step needs first. That order is worked out here, from the steady state, and repaired by moving
-single sums while that gains something; at run time it is a list.
+All numbers of late weight gradients are tried, with sums as they are ready or by priority. By priority means: a link
+that is free takes, of the sums that can start, the one whose parameters the next step needs first. That order is
+worked out here, from the steady state, and repaired by moving single sums while that gains something. At run time it
+is a list.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _STRIDES = 3  # steps after which the order of events hardly changes any more
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Candidate:
-    """Compared by time; of equals the one that is nearest to the plain order comes first."""
+    """One order with its period. Candidates compare by time; of equals the one nearest to the plain order comes first."""
 
     ns: int
     late: int
@@ -33,7 +34,11 @@ class Candidate:
 def best_overlap(
     schedule: Schedule, times: Sequence[StageTimes], hops: Sequence[Hop], *, parts: int, update: Update
 ) -> Candidate:
-    """The best of `candidates`, repaired."""
+    """Finds the best of `candidates`, and repairs its order of sums.
+
+    Args: those of `candidates`.
+    Returns: the candidate with the shortest period in nanoseconds.
+    """
     every = candidates(schedule, times, hops, parts=parts, update=update)
     best = min(every, key=lambda each: (each.ns, each.late, each.reordered))
     return _repaired(schedule, best, times, hops) if best.overlap.updates == "at_use" else best
@@ -42,9 +47,11 @@ def best_overlap(
 def candidates(
     schedule: Schedule, times: Sequence[StageTimes], hops: Sequence[Hop], *, parts: int, update: Update
 ) -> Iterator[Candidate]:
-    """`schedule` is cut in no parts yet; `times` and `hops` are those of the parts.
+    """Yields an order for every number of late weight gradients, and with one pipe also one by priority of sums.
 
     With a barrier all gradients are waited for, so that neither their order nor late weight gradients gain anything.
+
+    Args: `schedule` is not cut in parts yet; `times` and `hops` are those of the parts.
     """
     updates: Updates = "at_use" if update == "rolling" else "at_end"
     most = parts * max(len(first_uses(order)) for order in schedule.orders)
@@ -69,7 +76,7 @@ def _prioritised(
 def _repaired(
     schedule: Schedule, best: Candidate, times: Sequence[StageTimes], hops: Sequence[Hop]
 ) -> Candidate:
-    """Better by moving one sum at a time to another place in the order."""
+    """Shortens the period by moving one sum at a time to another place in the order."""
     if schedule.pipes > 1:
         return best
     vector = duration_vector(times, hops)
@@ -89,7 +96,7 @@ def _repaired(
 
 
 def _moves(stages: int) -> list[tuple[int, int]]:
-    """Neighbours first."""
+    """Lists all moves of one sum to another place, neighbours first."""
     pairs = [(i, j) for i in range(stages) for j in range(stages) if i != j]
     return sorted(pairs, key=lambda pair: abs(pair[0] - pair[1]))
 
@@ -100,7 +107,11 @@ def _as_ready(schedule: Schedule, overlap: Overlap) -> list[int]:
 
 
 def sums_by_need(compiled: Compiled, vector: IntArray) -> tuple[int, ...]:
-    """Stages of one pipe in the order in which their sums start where the most urgent one goes first."""
+    """Orders the stages of one pipe by when their sums start if the most urgent sum always goes first.
+
+    Args: `vector` is a duration vector of the compiled schedule.
+    Returns: every stage once.
+    """
     ends = _steady(compiled, vector)
     started: list[tuple[int, int]] = []
     for order, nodes in zip(compiled.schedule.orders, compiled.graph.actions, strict=True):
@@ -117,7 +128,7 @@ def sums_by_need(compiled: Compiled, vector: IntArray) -> tuple[int, ...]:
 
 
 def _steady(compiled: Compiled, vector: IntArray) -> IntArray:
-    """Ends of a step's nodes once steps follow each other."""
+    """Returns the ends of a step's nodes once steps follow each other."""
     ends = node_ends(compiled, vector)
     for _ in range(_STRIDES):
         ends = node_ends(compiled, vector, ends[compiled.graph.tails])

@@ -1,20 +1,24 @@
-"""What lives from when to when along a worker's order: it depends on the orders alone, not on when things happen.
+"""The lifetimes of bytes along a worker's order: from when to when each is held.
 
-An activation counts from the *start* of its forward (or, recomputed, of its R) to the *end* of its backward, so that
-both hold together at the moment of the highest use. Between I and W the held part stays. A recomputed stage keeps
-its inputs, and the buffers that it writes and reads as that forward saw them, from the start of F to the end of the
-backward.
+Lifetimes depend on the orders alone, not on when things happen.
 
-Messages count as the runtime holds them. A receive has its buffer LOOKAHEAD actions before it is needed. What was
-sent stays until the sender knows that it has arrived: an activation at the latest when its gradient comes back, a
-gradient when the next activation comes that the stage before sent after it had read the gradient. What nobody has
-confirmed when a step ends is held until the next one has begun. A stage that no gradient comes back to hears of none
-of its activations: each is held until that of the same micro-batch is sent in the next step.
+An activation counts from the *start* of its forward to the *end* of its backward, so that both hold together at the
+moment of the highest use. A recomputed one counts from the start of its R. Between I and W the held part stays. A
+recomputed stage keeps its inputs from the start of F to the end of the backward. It keeps for as long the buffers that
+it writes and reads, as that forward saw them.
 
-Between stages of one worker nothing is sent: a tensor is handed over as it is. There is no buffer for it, it is held
-once where both stages keep it, and a gradient stays from the backward that made it to the end of the one that takes
-it. Which Values these are follows from where a stage begins and ends alone: those that its neighbour made or reads
-for certain, and all where every stage before (or after) is on the same worker. Others count as if they were sent.
+Messages count as the runtime holds them. A receive has its buffer LOOKAHEAD actions before it is needed. What was sent
+stays until the sender knows that it has arrived. The sender of an activation knows at the latest when its gradient
+comes back. The sender of a gradient knows when the next activation comes that the stage before sent after it had read
+the gradient. What nobody has confirmed when a step ends is held until the next step has begun. A stage that no
+gradient comes back to hears of none of its activations. Each is held until that of the same micro-batch is sent in the
+next step.
+
+Between stages of one worker nothing is sent: a tensor is handed over as it is. There is no buffer for it, and it is
+held once where both stages keep it. A gradient stays from the backward that made it to the end of the backward that
+takes it. Which Values are handed over follows from where a stage begins and ends alone. They are those that its
+neighbour made or reads for certain, and all where every stage before (or after) is on the same worker. Others count as
+if they were sent.
 """
 
 from __future__ import annotations
@@ -33,25 +37,28 @@ LOOKAHEAD = 4  # actions between posting a receive and needing it; measured: mor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageBytes:
-    """What one micro-batch takes on one stage. Of what goes from stage to stage, what a neighbour is sure to make or
-    read is apart; `crossing` alone is in others as well, which it stands for."""
+    """The bytes that one micro-batch takes on one stage, by purpose.
+
+    Of what goes from stage to stage, the part that a neighbour is sure to make or read stands apart. `crossing` alone
+    is counted in others as well, which it stands for.
+    """
 
     saved: int  # from the forward to the backward, the stage's inputs included but for what is shared
-    held: int = 0  # of it, from the input half of the backward to the weight half
-    kept: int = 0  # of it, from the forward on where the stage recomputes: its inputs, and copies of buffers
-    shared: int = 0  # inputs, all that time: made by the stage before, which keeps them as well
+    held: int = 0  # from the input half of the backward to the weight half
+    kept: int = 0  # from the forward on where the stage recomputes: its inputs, and copies of buffers
+    shared: int = 0  # inputs, as long as `saved`: made by the stage before, which keeps them as well
     workspace: int = 0  # on top while any of its actions runs
     splitting: int = 0  # on top of that while an input half runs
     weighing: int = 0  # on top of that while a weight half runs
     arriving: int = 0  # Values from other stages: ahead of the forward, and as gradients on their way back
-    near: int = 0  # the same of the stage before
+    near: int = 0  # Values from the stage before, as `arriving`, and not counted there
     crossing: int = (
         0  # gradients on their way back of all Values from earlier stages that this or a later one reads
     )
     sent: int = 0  # Values for other stages, where no backward of this stage keeps them anyway
-    handed: int = 0  # the same, differentiable and for the next stage at least
+    handed: int = 0  # as `sent`, not counted there: differentiable, and read by the next stage at least
     returning: int = 0  # gradients from other stages: ahead of the backward and during it
-    back: int = 0  # the same of the next stage
+    back: int = 0  # gradients from the next stage, as `returning`, and not counted there
     far: int = 0  # gradients for stages that need not be the one before: longer on their way
     unanswered: int = 0  # Values for other stages, all of them, where no gradient comes back
     update: int = 0  # on top while its parameters are updated
@@ -81,7 +88,7 @@ PARTS = len(PART_NAMES)
 
 
 class Spans(NamedTuple):
-    """What lives from when to when on one worker; moment 2p is while its action p runs, 2p + 1 right after it."""
+    """The lifetimes on one worker. Moment 2p is while its action p runs, and 2p + 1 right after that action."""
 
     start: IntArray
     end: IntArray  # first moment without it
@@ -94,7 +101,10 @@ _Span = tuple[int, int, int, int]  # start, end, stage, part
 
 
 def lifetimes(schedule: Schedule) -> tuple[Spans, ...]:
-    """Of every worker. The same bytes may be in several spans, never in two at the same moment."""
+    """Lists the lifetimes of every worker. The same bytes may be in several spans, never in two at one moment.
+
+    Returns: one Spans a worker, its rows by stage and part of StageBytes.
+    """
     here, back = _Here.of(schedule), _Returns(schedule)
     found = []
     for order in schedule.orders:
@@ -105,7 +115,7 @@ def lifetimes(schedule: Schedule) -> tuple[Spans, ...]:
 
 
 def _alike(workers: Sequence[int | None]) -> int:
-    """How many of them, from the first on, are the same."""
+    """Returns how many entries, from the first on, are equal to the first."""
     return next((k for k, worker in enumerate(workers) if worker != workers[0]), len(workers))
 
 
@@ -114,7 +124,7 @@ _Node = tuple[int, int]  # pipe, stage
 
 @dataclass(frozen=True)
 class _Here:
-    """By (pipe, stage), what of the stages around it is on the same worker."""
+    """The neighbours on the same worker: sets of (pipe, stage) for which a stage around is held by the same worker."""
 
     before: frozenset[_Node]  # the stage before
     sharing: frozenset[_Node]  # which keeps what its forward has made
@@ -125,7 +135,7 @@ class _Here:
 
     @staticmethod
     def of(schedule: Schedule) -> _Here:
-        """As the orders have it, which those of a plan that is wrong need not have from its table of places."""
+        """Reads the neighbours from the orders, which in a plan that is wrong may differ from its table of places."""
         nodes = {
             (action.pipe, action.stage): worker
             for worker, order in enumerate(schedule.orders)
@@ -148,7 +158,7 @@ class _Here:
 
 
 def _computed(order: Sequence[Action], here: _Here) -> Iterator[_Span]:
-    """All but the gradients that are on their way back."""
+    """Yields all lifetimes of a worker but those of the gradients that are on their way back."""
     at = {action: position for position, action in enumerate(order)}
     for action, position in at.items():
         now, stage = 2 * position, action.stage
@@ -185,8 +195,11 @@ def _life(forward: Action, born: int, at: dict[Action, int], here: _Here) -> Ite
 
 
 def _outgoing(forward: Action, born: int, back: int, at: dict[Action, int], here: _Here) -> Iterator[_Span]:
-    """What is handed over is its reader's from the start of that one's forward on, and so is its gradient until the
-    end of this stage's backward."""
+    """Yields the lifetimes of what a forward makes for other stages.
+
+    A Value that is handed over belongs to its reader from the start of that forward on. So does its gradient until the
+    end of this stage's backward.
+    """
     stage, node = forward.stage, (forward.pipe, forward.stage)
     ahead = max(0, back - 2 * LOOKAHEAD), back + 1, stage
     if node in here.after:
@@ -208,7 +221,10 @@ def _outgoing(forward: Action, born: int, back: int, at: dict[Action, int], here
 
 
 class _Returns:
-    """When a stage learns that a gradient it has sent was taken: with a forward of its own, counted over its pipe."""
+    """The moments at which a stage learns that a gradient it has sent was taken: with a forward of its own.
+
+    Forwards are counted over the stage's pipe.
+    """
 
     def __init__(self, schedule: Schedule) -> None:
         self._stages = schedule.stages
@@ -224,13 +240,13 @@ class _Returns:
         self._far = self._slowest()
 
     def _heard(self, node: tuple[int, int]) -> dict[int, int]:
-        """By micro-batch, which of a stage's forwards is the first after its backward."""
+        """Returns, for each micro-batch, which of a stage's forwards is the first after its backward."""
         forwards, micros = self._forwards[node], self._backwards[node]
         order = np.searchsorted(forwards, list(micros.values()))
         return dict(zip(micros, order.tolist(), strict=True))
 
     def _slowest(self) -> dict[tuple[int, int], dict[int, int]]:
-        """The same over the stage and all before it."""
+        """Returns the latest such forward, by micro-batch, over the stage and all stages before."""
         found: dict[tuple[int, int], dict[int, int]] = {}
         for node in sorted(self._near):
             before = found.get((node[0], node[1] - 1), {})
@@ -238,6 +254,10 @@ class _Returns:
         return found
 
     def spans(self, order: Sequence[Action], here: _Here) -> Iterator[_Span]:
+        """Yields the lifetimes of the gradients that a worker sends.
+
+        Args: `order` is the worker's and `here` says which neighbours it holds itself.
+        """
         end = 2 * len(order)
         for position, (kind, stage, micro, pipe) in enumerate(order):
             if kind in (Kind.B, Kind.I) and stage > 0:
@@ -259,8 +279,10 @@ class _Returns:
         return 2 * positions[forward] if forward < len(positions) else end
 
     def _until(self, start: int, stop: int, pipe: int, stage: int, part: int, end: int) -> Iterator[_Span]:
-        """What lives to the end of a step lives on until the stage's first forward of the next; before the first
-        action of all, receives are posted while it does."""
+        """Yields a lifetime; bytes that are held at the end of a step live on until the stage's next forward.
+
+        Before the first action of all, receives are posted while those bytes live.
+        """
         if start < stop:
             yield start, stop, stage, part
         if start < stop == end:

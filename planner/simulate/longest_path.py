@@ -1,8 +1,8 @@
 """The longest path through a schedule whose orders are frozen, over integer arrays.
 
-`compile` once, then ask as often as needed: `makespan`, `makespans` of many duration vectors at a time, and
-`critical_path` as counts. Times are integer nanoseconds and exact. A duration vector has one entry a (kind, stage)
-and one a hop; see `planner.schedule.graph` for its layout.
+Call `compile` once, then ask as often as needed: `node_ends`, `makespan`, and `makespans` of many duration vectors at
+a time. The paths themselves are in `period.py`. Times are integer nanoseconds and exact. A duration vector has one
+entry a (kind, stage) and one a hop; `planner/schedule/event_graph.py` says how it is laid out.
 """
 
 from __future__ import annotations
@@ -41,10 +41,14 @@ class Compiled:
 
     @property
     def size(self) -> int:
-        """Entries of a duration vector."""
+        """Returns the number of entries of a duration vector."""
         return len(Kind) * self.schedule.stages + len(self.routes)
 
     def index(self, kind: Kind, stage: int) -> int:
+        """Returns the entry of a duration vector for a kind of action on a stage.
+
+        Args: `kind` is any, SYNC for a gradient sum.
+        """
         return KIND_ROW[kind] * self.schedule.stages + stage
 
     def hop_index(self, hop: int) -> int:
@@ -76,7 +80,7 @@ class Compiled:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TimelineRows:
-    """What a Timeline of the graph lists: `computed` actions, worker by worker, then messages and collectives."""
+    """The rows that a Timeline of the graph has: `computed` actions, worker by worker, then messages and sums."""
 
     nodes: IntArray
     before: IntArray  # of an action, the node that its worker did last; -1 for others
@@ -111,7 +115,7 @@ def _event_rows(graph: Graph) -> TimelineRows:
 
 
 class LevelSweep:
-    """Evaluates level by level into buffers of its own; `shape` is () or (candidates,)."""
+    """A level-by-level evaluation into buffers of its own; `shape` is () or (candidates,)."""
 
     def __init__(self, graph: Graph, shape: tuple[int, ...]) -> None:
         self.graph = graph
@@ -128,6 +132,11 @@ class LevelSweep:
             self.steps.append((both, legs[: 2 * n], legs[:n], legs[n : 2 * n], *rows))
 
     def run(self, durations: IntArray, releases: IntArray | None) -> IntArray:
+        """Evaluates the graph.
+
+        Args: `durations` is [entry, *shape], with a 0 at the end; `releases` is when queues become free, 0 by default.
+        Returns: [node, *shape] ends in nanoseconds, in a buffer that the next call overwrites.
+        """
         durations.take(self.graph.cost, axis=0, out=self.costs, mode="clip")
         self.ends[1 : self.graph.sources + 1] = 0 if releases is None else releases
         take, maximum, add = self.ends.take, np.maximum, np.add
@@ -139,7 +148,10 @@ class LevelSweep:
 
 
 def duration_vector(times: Sequence[StageTimes], hops: Sequence[Hop]) -> IntArray:
-    """The duration vector of a plan's tables."""
+    """Builds the duration vector of a plan's tables.
+
+    Returns: nanoseconds, kind by kind and stage by stage, then the hops.
+    """
     columns = {
         Kind.F: [t.forward_ns for t in times],
         Kind.B: [t.backward_ns for t in times],
@@ -153,7 +165,10 @@ def duration_vector(times: Sequence[StageTimes], hops: Sequence[Hop]) -> IntArra
 
 
 def neighbour_hops(stages: int, *, act_ns: int = 0, grad_ns: int = 0, size_bytes: int = 0) -> tuple[Hop, ...]:
-    """The hops of a plain chain of stages, both directions."""
+    """Makes the hops of a plain chain of stages, in both directions.
+
+    Args: `act_ns` and `grad_ns` are the times of a message, `size_bytes` is its size.
+    """
     acts = [("act", s, s + 1, act_ns) for s in range(stages - 1)]
     grads = [("grad", s + 1, s, grad_ns) for s in range(stages - 1)]
     return tuple(
@@ -170,9 +185,12 @@ def compile(
     update: Update = "barrier",
     ranking: Sequence[Message] = (),
 ) -> Compiled:
-    """Orders frozen as they stand. `queueing` is what messages queue for: their "channel" (source, target, pipe,
-    direction), the sender's network "card", one "stream" a worker in the order of `ranking` (see
-    `lower.global_order`), or nothing."""
+    """Builds the events of a schedule whose orders stay as they are.
+
+    Args: `queueing` says what messages queue for: "channel" (source, target, pipe, direction), the sender's network
+        "card", a "stream" a worker in the order of `ranking`, or "none".
+    Raises: BadInput for an unknown `update` or hops that fit no stages; Stuck where the orders deadlock.
+    """
     if update not in get_args(Update):
         raise BadInput(f"update is {update!r}", allowed=", ".join(get_args(Update)))
     graph = build(schedule, hops, queueing=queueing, barrier=update == "barrier", ranking=ranking)
@@ -180,7 +198,12 @@ def compile(
 
 
 def vector_of(compiled: Compiled, durations: Sequence[int] | IntArray, axes: int = 1) -> IntArray:
-    """One duration vector, or with two `axes` a matrix of them, none so long that a sum could leave 64 bits."""
+    """Checks durations and returns them as 64-bit integers.
+
+    Args: `axes` is 1 for one duration vector, 2 for a matrix of them.
+    Raises: BadInput for another shape, for numbers that are not whole or below 0, or so long that a sum could leave 64
+        bits.
+    """
     vector = np.asarray(durations)
     if vector.ndim != axes or vector.shape[-1] != compiled.size:
         shape = " x ".join(map(str, vector.shape))
@@ -209,7 +232,10 @@ def _no_duration(compiled: Compiled, vector: IntArray) -> BadInput:
 
 
 def ends_of(compiled: Compiled, vector: IntArray, releases: IntArray | None = None) -> IntArray:
-    """End of every node. The array belongs to the caller only until the next call."""
+    """Returns the end of every node. The array belongs to the caller only until the next call.
+
+    Args: `vector` comes from `vector_of`; `releases` is when queues become free, 0 by default.
+    """
     if compiled._wide:
         return compiled._sweep.run(np.append(vector, 0), releases)
     return np.array(_loop_ends(compiled, vector.tolist(), releases), np.int64)
@@ -226,7 +252,10 @@ def _loop_ends(compiled: Compiled, costs: list[int], releases: IntArray | None) 
 
 
 def makespan(compiled: Compiled, durations: Sequence[int] | IntArray) -> int:
-    """Nanoseconds of one step from idle devices to the last end."""
+    """Returns the nanoseconds of one step from idle devices to the last end.
+
+    Args: `durations` is one duration vector.
+    """
     vector = vector_of(compiled, durations)
     if compiled._wide:
         return int(ends_of(compiled, vector).max())
@@ -234,7 +263,11 @@ def makespan(compiled: Compiled, durations: Sequence[int] | IntArray) -> int:
 
 
 def makespans(compiled: Compiled, durations: IntArray) -> IntArray:
-    """Makespan of each row of a matrix of duration vectors, all at once."""
+    """Evaluates many duration vectors at once.
+
+    Args: `durations` is [candidate, entry].
+    Returns: [candidate] makespans in nanoseconds.
+    """
     out: IntArray = np.empty(len(durations), np.int64)
     for rows, sweep, costs in batches(compiled, durations):
         out[rows] = sweep.run(costs, None).max(axis=0)
@@ -242,7 +275,10 @@ def makespans(compiled: Compiled, durations: IntArray) -> IntArray:
 
 
 def batches(compiled: Compiled, durations: IntArray) -> Iterator[tuple[slice, LevelSweep, IntArray]]:
-    """Parts of a matrix of duration vectors that fit the cache, each with what evaluates it."""
+    """Cuts a matrix of duration vectors into batches that fit the cache.
+
+    Yields: the rows of the batch, the sweep that evaluates it, and its durations as [entry, candidate].
+    """
     table = vector_of(compiled, durations, 2)
     size = max(1, _BATCH_CELLS // len(compiled.graph.cost))
     sweep = None
@@ -256,5 +292,8 @@ def batches(compiled: Compiled, durations: IntArray) -> Iterator[tuple[slice, Le
 def node_ends(
     compiled: Compiled, durations: Sequence[int] | IntArray, releases: IntArray | None = None
 ) -> IntArray:
-    """End of every node of the graph; `releases` says when each queue becomes free (all at 0 by default)."""
+    """Returns the end of every node of the graph in nanoseconds.
+
+    Args: `releases` says when each queue becomes free (all at 0 by default).
+    """
     return ends_of(compiled, vector_of(compiled, durations), releases).copy()

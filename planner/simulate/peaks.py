@@ -1,4 +1,4 @@
-"""Bytes that are held along a worker's order: what lives, times what one micro-batch of it takes."""
+"""The bytes that are held along a worker's order: lifetimes times the bytes of one micro-batch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ SQUARED_ELEMENTS, SQUARE_BYTES = 2**20, 8
 
 
 def live_counts(own: Spans, stages: int) -> IntArray:
-    """Micro-batches alive while each action runs: [position, stage, part], parts as in StageBytes; their product
-    with a stage's bytes, summed, is what is in use. One row a moment is one linear memory constraint."""
+    """Counts the micro-batches alive while each action of a worker runs.
+
+    The product of one row with the bytes of stages, summed, is what is in use: one linear memory constraint a moment.
+
+    Returns: [position, stage, part] counts, parts as in StageBytes.
+    """
     change: NDArray[np.int64] = np.zeros((own.moments + 1, stages, PARTS), np.int64)
     np.add.at(change, (own.start, own.stage, own.part), 1)
     np.add.at(change, (own.end, own.stage, own.part), -1)
@@ -27,12 +31,19 @@ def live_counts(own: Spans, stages: int) -> IntArray:
 
 
 def weights(memory: Sequence[StageBytes]) -> IntArray:
-    """[stage, part]"""
+    """Returns the bytes of stages as an array, [stage, part].
+
+    Args: `memory` has one StageBytes a stage.
+    """
     return np.array([astuple(each) for each in memory], np.int64).reshape(len(memory), PARTS)
 
 
 def bytes_in_use(own: Spans, table: IntArray) -> IntArray:
-    """Bytes in use while each action runs and after it, [position, 2], of the weights [stage, part]."""
+    """Sums the bytes in use while each action of a worker runs and after it.
+
+    Args: `table` is [stage, part] bytes, from `weights`.
+    Returns: [position, 2] bytes.
+    """
     change: IntArray = np.zeros(own.moments + 1, np.int64)
     sizes = table[own.stage, own.part]
     np.add.at(change, own.start, sizes)
@@ -42,15 +53,25 @@ def bytes_in_use(own: Spans, table: IntArray) -> IntArray:
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
+    """The most bytes that a worker holds, and the action that runs when that is reached first."""
+
     bytes: int
     position: int  # of the action, in the worker's order, that runs when it is reached first
 
     def at(self, order: Sequence[Action]) -> Action:
+        """Returns the action that runs at the peak.
+
+        Args: `order` is the worker's.
+        """
         return order[self.position]
 
 
 def peaks(schedule: Schedule, memory: Sequence[StageBytes]) -> tuple[Peak, ...]:
-    """Of every worker, the most that activations, messages and workspace take, and where."""
+    """Finds the most that activations, messages and workspace take on every worker.
+
+    Args: `memory` has one StageBytes a stage.
+    Returns: one Peak a worker.
+    """
     table, found = weights(memory), []
     for own in lifetimes(schedule):
         during = bytes_in_use(own, table)[:, 0]
@@ -60,13 +81,20 @@ def peaks(schedule: Schedule, memory: Sequence[StageBytes]) -> tuple[Peak, ...]:
 
 
 def memory_rows(schedule: Schedule) -> tuple[IntArray, ...]:
-    """Of every worker, the moments that can be its peak for some sizes: distinct [row, stage, part] counts of which
-    none is covered by another, so that `peak = max over rows of counts * bytes` for any bytes."""
+    """Finds the moments of every worker that can be its peak for some sizes.
+
+    For any bytes, `peak = max over rows of counts * bytes`.
+
+    Returns: one [row, stage, part] array a worker, whose rows are distinct and none covered by another.
+    """
     return tuple(undominated(live_counts(own, schedule.stages)) for own in lifetimes(schedule))
 
 
 def undominated(counts: IntArray) -> IntArray:
-    """Of rows of counts the distinct ones that no other covers."""
+    """Drops repeated rows of counts, and rows that another row covers.
+
+    Args: `counts` is [row, ...]; what follows the first axis is compared as a whole.
+    """
     every = counts.reshape(len(counts), -1)
     used = every.any(0)
     flat = np.unique(every[:, used], axis=0)

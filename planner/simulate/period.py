@@ -1,4 +1,7 @@
-"""How long a step takes once the pipeline is in its stride."""
+"""The length of a step: its longest path, and the period once the pipeline is in its stride.
+
+Both come as a `Bound`, the counts of a path or cycle, which is also a lower bound for any other durations.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from planner.simulate.longest_path import Compiled, batches, ends_of, makespans,
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """`steps * T >= counts @ durations` holds for any durations (orders kept), with equality at those given."""
+    """A path or cycle by its counts: `steps * T >= counts @ durations` holds for any durations, orders kept.
+
+    The two sides are equal at the durations that were given.
+    """
 
     counts: IntArray  # how often each entry of the duration vector is on the path or cycle
     ns: int  # counts @ durations
@@ -23,15 +29,20 @@ class Bound:
 
     @property
     def period(self) -> Fraction:
+        """Returns the exact mean of the cycle in nanoseconds."""
         return Fraction(self.ns, self.steps)
 
     @property
     def period_ns(self) -> int:
+        """Returns the mean of the cycle, rounded up to whole nanoseconds."""
         return -(-self.ns // self.steps)
 
 
 def critical_path(compiled: Compiled, durations: Sequence[int] | IntArray) -> Bound:
-    """A longest path: its counts times the durations are the makespan, exactly."""
+    """Finds a longest path; its counts times the durations are the makespan, exactly.
+
+    Args: `durations` is one duration vector.
+    """
     vector = vector_of(compiled, durations)
     ends = ends_of(compiled, vector)
     last = int(ends.argmax())
@@ -40,7 +51,10 @@ def critical_path(compiled: Compiled, durations: Sequence[int] | IntArray) -> Bo
 
 
 def critical_counts(compiled: Compiled, durations: IntArray) -> Iterator[IntArray]:
-    """Of each row of a matrix of duration vectors, the counts of a longest path."""
+    """Yields the counts of a longest path for each row of a matrix of duration vectors.
+
+    Args: `durations` is [candidate, entry].
+    """
     for _, sweep, costs in batches(compiled, durations):
         ends = sweep.run(costs, None)
         for column in range(ends.shape[1]):
@@ -50,7 +64,11 @@ def critical_counts(compiled: Compiled, durations: IntArray) -> Iterator[IntArra
 
 
 def trace(graph: Graph, ends: IntArray, node: int) -> tuple[list[int], int]:
-    """The path of nodes that ends in `node`, and the queue (or -1) from whose source it starts."""
+    """Traces the critical path of a node backwards.
+
+    Args: `ends` are the ends of all nodes.
+    Returns: the path, last node first, and the queue from whose source it starts (or -1).
+    """
     path = []
     while node > graph.sources:
         path.append(node)
@@ -60,12 +78,23 @@ def trace(graph: Graph, ends: IntArray, node: int) -> tuple[list[int], int]:
 
 
 def path_counts(compiled: Compiled, nodes: list[int]) -> IntArray:
+    """Counts how often each entry of the duration vector stands on a path.
+
+    Args: `nodes` is the path, in any order.
+    """
     return np.bincount(compiled.graph.cost[nodes], minlength=compiled.size + 1)[:-1].astype(np.int64)
 
 
 def period(compiled: Compiled, durations: Sequence[int] | IntArray) -> Bound:
-    """Barrier: the makespan. Rolling: the next step of every queue starts where this one ends, and the period is the
-    largest mean of a cycle of paths from queue to queue; `steps * T >= counts @ durations` is that cycle's row."""
+    """Finds how long a step takes once steps follow each other.
+
+    With a barrier that is the makespan. In rolling mode the next step of every queue starts where this step ends. The
+    period is then the largest mean of a cycle of paths from queue to queue, and `steps * T >= counts @ durations` is
+    that cycle's row.
+
+    Args: `durations` is one duration vector.
+    Returns: the path or cycle, whose `period_ns` is the period.
+    """
     vector = vector_of(compiled, durations)
     if compiled.update == "barrier":
         return critical_path(compiled, vector)
@@ -77,10 +106,12 @@ _STRIDES = 6  # steps after which a batch stops hoping that all queues advance a
 
 
 def periods(compiled: Compiled, durations: IntArray) -> IntArray:
-    """Period of each row of a matrix of duration vectors, rounded up to whole nanoseconds.
+    """Finds the period of each row of a matrix of duration vectors, rounded up to whole nanoseconds.
 
-    Where one more step delays every queue by the same amount, that amount is the period; rows that do not come to
-    that in a few steps are settled one at a time.
+    Where one more step delays every queue by one amount, that amount is the period. Rows that do not come to that in a
+    few steps are settled singly.
+
+    Args: `durations` is [candidate, entry].
     """
     if compiled.update == "barrier":
         return makespans(compiled, durations)
@@ -100,11 +131,11 @@ def periods(compiled: Compiled, durations: IntArray) -> IntArray:
 
 
 def _largest_cycle(compiled: Compiled, vector: IntArray) -> Bound:
-    """Raise the best cycle's mean until shifting every queue by it leaves no queue later: that proves it largest.
+    """Raises the best cycle's mean until shifting every queue by it leaves no queue later: that proves it largest.
 
-    One step maps release times x of the queues to A(x). If A(x) <= x + m for some x, no cycle has a mean above m;
-    if m is below the largest mean, the links that keep raising x contain a cycle whose mean is above m.
-    Everything is multiplied by the cycle's number of steps, so that means stay integers.
+    One step maps release times x of the queues to A(x). If A(x) <= x + m for some x, no cycle has a mean above m. If m
+    is below the largest mean, the links that keep raising x contain a cycle whose mean is above m. Everything is
+    multiplied by the cycle's number of steps, so that means stay integers.
     """
     best, settled = _first_cycle(compiled, vector)
     while not settled:
@@ -116,7 +147,10 @@ def _largest_cycle(compiled: Compiled, vector: IntArray) -> Bound:
 
 
 def _first_cycle(compiled: Compiled, vector: IntArray) -> tuple[Bound, bool]:
-    """A cycle that is mostly the largest already, and whether that is proved: no queue advanced by more than its mean."""
+    """Finds a cycle that is mostly the largest already, and whether that is proved.
+
+    It is proved where no queue advanced by more than the cycle's mean.
+    """
     x: IntArray = np.zeros(compiled.graph.sources, np.int64)
     for _ in range(_FIRST_STRIDES):
         ends = node_ends(compiled, vector, x)
@@ -135,19 +169,29 @@ def _first_cycle(compiled: Compiled, vector: IntArray) -> tuple[Bound, bool]:
 
 
 class _Links:
-    """For some queues, the critical path that its last node was reached by: from which queue, with which counts."""
+    """The links of some queues: the critical path that reached a queue's last node, from which queue, with which
+    counts.
+    """
 
     def __init__(self, compiled: Compiled, vector: IntArray) -> None:
         self.compiled, self.vector = compiled, vector
         self.seen: dict[int, tuple[int, IntArray]] = {}
 
     def add(self, queue: int, ends: IntArray) -> int:
+        """Links a queue to the queue that its critical path starts from, and returns that queue.
+
+        Args: `ends` are the ends of all nodes.
+        """
         graph = self.compiled.graph
         nodes, start = trace(graph, ends, int(graph.tails[queue]))
         self.seen[queue] = start, path_counts(self.compiled, nodes)
         return start
 
     def cycle(self, queue: int) -> Bound:
+        """Returns the cycle that goes through a queue.
+
+        Args: `queue` is on a cycle of the links.
+        """
         counts, steps, at = np.zeros(self.compiled.size, np.int64), 0, queue
         while steps == 0 or at != queue:
             at, path = self.seen[at]
@@ -155,7 +199,7 @@ class _Links:
         return Bound(counts=counts, ns=int(counts @ self.vector), steps=steps)
 
     def find(self) -> Bound | None:
-        """A cycle among the links, if there is one."""
+        """Finds a cycle among the links, or None."""
         done: set[int] = set()
         for first in self.seen:
             walk: set[int] = set()
@@ -170,7 +214,7 @@ class _Links:
 
 
 def _improve(compiled: Compiled, vector: IntArray, best: Bound) -> Bound | None:
-    """A cycle of larger mean, or None with the proof that there is none."""
+    """Finds a cycle of larger mean; None proves that there is none."""
     scaled = vector * best.steps
     x: IntArray = np.zeros(compiled.graph.sources, np.int64)
     links = _Links(compiled, vector)

@@ -1,4 +1,4 @@
-"""What a run left behind, as the planner sees it: its plan, what every rank did when, and its losses."""
+"""The record of a run as the planner sees it: its plan, what every rank did when, and its losses."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from planner.timeline import WARM_UP_STEPS, Comparison, Timeline, compare
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunRecord(Shown):
+    """A finished or interrupted run: its plan, its measured timeline and its losses, for comparison and calibration."""
+
     folder: str
     state: str
     plan: Plan
@@ -23,22 +25,24 @@ class RunRecord(Shown):
 
     @cached_property
     def steps(self) -> tuple[int, ...]:
-        """Those that were measured, the warm-up left out where more came after it."""
+        """Returns the measured steps, without the warm-up where more steps came after it."""
         every = sorted(set(self.measured.step.tolist()))
         return tuple(every[min(WARM_UP_STEPS, max(0, len(every) - 1)) :])
 
     @cached_property
     def predicted(self) -> Timeline:
+        """Returns the timeline of one step by the plan's own times."""
         return simulate_plan(self.plan)
 
     @cached_property
     def comparison(self) -> Comparison:
+        """Returns the plan's steps in stride against the measured steps, without the warm-up."""
         every = len(set(self.measured.step.tolist()))
         return compare(simulate_in_stride(self.plan), self.measured, skip_steps=every - len(self.steps))
 
     @cached_property
     def typical_step(self) -> int:
-        """The one of median length."""
+        """Returns the step of median length."""
         if not self.steps:
             raise BadInput("has no trace: no rank finished a step", where=self.folder)
         by_length = sorted(self.steps, key=lambda step: (self.measured.of_step(step).makespan_ns, step))
@@ -46,7 +50,7 @@ class RunRecord(Shown):
 
     @cached_property
     def slowest_group(self) -> tuple[int, ...]:
-        """Of the typical step the ranks, one a pipeline worker, of the replica and shard that ended last."""
+        """Returns the ranks, one a worker, of the replica and shard that ended last in the typical step."""
         step = self.measured.of_step(self.typical_step)
         last = int(step.rank[step.end_ns.argmax()])
         at = coordinates(self.plan.axes, last)
@@ -55,13 +59,14 @@ class RunRecord(Shown):
         return tuple(ranks_of_worker(self.plan.axes, worker)[position] for worker in workers)
 
     def to_rows(self) -> list[dict[str, object]]:
-        """A step a row, the warm-up too."""
+        """Returns one dictionary a step with its loss and length in nanoseconds; the warm-up is included."""
         return [
             {"step": step, "loss": self.losses.get(step), "step_ns": self.measured.of_step(step).makespan_ns}
             for step in sorted(set(self.measured.step.tolist()))
         ]
 
     def to_dict(self) -> dict[str, object]:
+        """Returns the steps and the comparison as plain data."""
         return {
             "folder": self.folder,
             "state": self.state,

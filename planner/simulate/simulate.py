@@ -1,7 +1,23 @@
-"""When everything happens, and what memory it takes over time: a Timeline of the same type that a real run records.
+"""Simulates a schedule: when everything happens, and what memory that takes over time.
 
-The layers below: `planner.sweep` (compile, makespan, makespans, critical_path), `planner.period` (the steady state),
-`planner.memory` (bytes in use along each worker's order). This file is what others import.
+The answer is a Timeline, the same type that a real run records.
+
+>>> from planner.plan import StageTimes
+>>> from planner.schedule import generate
+>>> from planner.simulate.longest_path import neighbour_hops
+>>> times = [StageTimes(forward_ns=10, backward_ns=20, input_grad_ns=10, weight_grad_ns=10)] * 2
+>>> hops = neighbour_hops(2, act_ns=1, grad_ns=1)
+>>> compiled = compile(generate("1f1b", workers=2, micros=2), hops)
+>>> simulate(compiled, duration_vector(times, hops)).makespan_ns
+92
+
+Terms:
+- a *hop* is the way of a message between two stages;
+- a *duration vector* has the nanoseconds of every (kind, stage) and of every hop;
+- steps are *rolling* where the next step starts as devices are free; a *barrier* waits for all of them.
+
+Files below this one: `longest_path.py` (ends of all events), `period.py` (steps in stride), `peaks.py` and
+`lifetimes.py` (bytes in use along each worker's order).
 """
 
 from __future__ import annotations
@@ -31,8 +47,11 @@ _STRIDES = 4
 
 
 def simulate_plan(plan: Plan, *, steps: int = 1) -> Timeline:
-    """What a plan's own orders and durations amount to, one rank a pipeline worker; BadPlan with the grid drawn where
-    the orders are no schedule."""
+    """Simulates a plan by its own orders and durations, one rank a worker of the pipeline.
+
+    Args: `steps` is how many follow each other.
+    Raises: BadPlan with the grid drawn where the orders are no schedule.
+    """
     update = plan.schedule.update
     schedule = check(schedule_of(plan), plan.hops, barrier=update == "barrier")
     compiled = compile(schedule, plan.hops, update=update)
@@ -40,12 +59,18 @@ def simulate_plan(plan: Plan, *, steps: int = 1) -> Timeline:
 
 
 def simulate_in_stride(plan: Plan) -> Timeline:
-    """One step; or, where updates wait for the next, as many as it takes until each is like the one before."""
+    """Simulates one step; where updates wait for the next step, as many steps as it takes until they are alike.
+
+    Args: `plan` is simulated by its own times.
+    """
     return simulate_plan(plan, steps=_STRIDES if updates_at_use(schedule_of(plan)) else 1)
 
 
 def period_of_plan(plan: Plan) -> int:
-    """Nanoseconds from one step to the next, by a plan's own orders and durations."""
+    """Returns the nanoseconds from one step to the next, by a plan's own orders and durations.
+
+    Args: `plan` holds orders that can run.
+    """
     compiled = compile(schedule_of(plan), plan.hops, update=plan.schedule.update)
     return period(compiled, duration_vector(plan.times, plan.hops)).period_ns
 
@@ -58,10 +83,11 @@ def simulate(
     static_bytes: Sequence[int] = (),
     steps: int = 1,
 ) -> Timeline:
-    """Every action, message (as SEND on its sender's rank) and collective; memory samples if bytes a stage are given.
+    """Lists every action, message (as SEND on its sender's rank) and gradient sum with its times.
 
-    `static_bytes` is what each worker holds throughout. Steps follow each other as `update` says: where devices are
-    free (rolling), or once all are done (barrier).
+    Args: `memory` has bytes a stage and adds memory samples; `static_bytes` is what each worker holds throughout.
+        Steps follow each other as `update` says: where devices are free (rolling), or once all are done (barrier).
+    Raises: BadInput for less than one step, or tables that do not have a row for each stage and worker.
     """
     if steps < 1:
         raise BadInput(f"{steps} steps", allowed="1 or more")
@@ -80,7 +106,7 @@ def simulate(
 
 
 def _in_use(compiled: Compiled, memory: Sequence[StageBytes], static_bytes: Sequence[int]) -> IntArray:
-    """Bytes while each action runs and after it, all workers in turn."""
+    """Returns the bytes while each action runs and after it, all workers in turn."""
     schedule = compiled.schedule
     always = list(static_bytes) or [0] * schedule.workers
     if len(memory) != schedule.stages:

@@ -1,4 +1,9 @@
-"""How commands speak: text for people, one JSON object for programs."""
+"""The voice of commands: text for people, one JSON object for programs.
+
+In go results, notes, errors, progress and tables; out goes text. Results go to standard output, all else to standard
+error.
+Start reading in `console.py`; `progress.py` shows how far a long task is and `tables.py` sets columns.
+"""
 
 from planner.terminal.console import Output, answers_alone, grids, patient, report_error, whole_numbers
 from planner.terminal.progress import Report

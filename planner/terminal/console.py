@@ -1,4 +1,4 @@
-"""How every command speaks: people read standard output, programs read one JSON object there with `--json`."""
+"""The voice of every command: people read standard output, programs read one JSON object there with `--json`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _ANSWERS: ContextVar[TextIO | None] = ContextVar("_ANSWERS", default=None)
 
 @contextmanager
 def answers_alone() -> Iterator[None]:
-    """Only answers reach standard output; what a workload of the user prints goes to standard error."""
+    """Keeps standard output for answers while it is entered: what a user's workload prints goes to standard error.
+
+    Yields: nothing; `Output.result` still writes to the standard output of before.
+    """
     before = _ANSWERS.set(sys.stdout)
     try:
         with redirect_stdout(sys.stderr):
@@ -32,22 +35,31 @@ def answers_alone() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """Where results, progress and warnings of one command go."""
+    """The way out for the result and the notes of one command."""
 
     as_json: bool
 
     def result(self, data: object, text: Callable[[], str]) -> None:
-        """The one result of a command: as JSON, or as text for people."""
+        """Prints the one result of a command.
+
+        Args: `data` is what JSON can hold, for `--json`; `text` is called for people only.
+        """
         print(json.dumps(data) if self.as_json else text(), file=_ANSWERS.get(), flush=True)
 
     def note(self, text: str) -> None:
-        """What is worth saying on the way; never part of the result."""
+        """Prints a line to standard error, which is never part of the result.
+
+        Args: `text` is for people.
+        """
         print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager
 def patient(doing: str, first_s: float = 1.0) -> Iterator[None]:
-    """Says every now and then, ever more rarely, that something which takes long is still being done."""
+    """Prints a line now and then, ever more rarely, while a long task runs.
+
+    Args: `doing` names the task; `first_s` is the seconds until the first line.
+    """
     done, begun = threading.Event(), time.monotonic()
 
     def tell() -> None:
@@ -66,6 +78,10 @@ def patient(doing: str, first_s: float = 1.0) -> Iterator[None]:
 
 
 def report_error(error: ShardwrightError, *, as_json: bool) -> int:
+    """Prints an error to standard error, and as JSON to standard output where that is asked for.
+
+    Returns: the exit status of the command.
+    """
     if as_json:
         print(
             json.dumps({"error": {"kind": type(error).__name__, "message": str(error)}}), file=_ANSWERS.get()
@@ -75,7 +91,11 @@ def report_error(error: ShardwrightError, *, as_json: bool) -> int:
 
 
 def whole_numbers(text: str, option: str) -> tuple[int, ...]:
-    """`1,2,4` as numbers, each at least 1, in order and without repeats."""
+    """Reads a list of whole numbers, such as `1,2,4`.
+
+    Returns: the numbers in order and without repeats.
+    Raises: BadInput that names `option`, for anything else or a number below 1.
+    """
     try:
         numbers = sorted({int(word) for word in text.split(",")})
     except ValueError:
@@ -88,7 +108,11 @@ def whole_numbers(text: str, option: str) -> tuple[int, ...]:
 
 
 def grids(text: str, option: str) -> tuple[tuple[int, ...], ...]:
-    """`1,2,2x2` as parts along each dim; whole samples, 1 or 1x1, are not among them."""
+    """Reads a list of grids, such as `1,2,2x2`.
+
+    Returns: the parts along each dimension of every grid; grids of one part, 1 or 1x1, are left out.
+    Raises: BadInput that names `option`, for anything else or a part below 1.
+    """
     try:
         found = [tuple(int(part) for part in word.split("x")) for word in text.split(",")]
     except ValueError:

@@ -1,4 +1,4 @@
-"""How far something is and how long it will take: a bar on a terminal, now and then a line elsewhere."""
+"""Progress of a long task and the time that is left: a bar on a terminal, now and then a line elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Report:
-    """A bar has a thread, and appears when first there is something to show: until then this process may fork."""
+    """A report of progress. The bar needs a thread and appears when first there is something to show.
+
+    Until then this process may fork.
+    """
 
     def __init__(self, title: str, stream: TextIO | None = None) -> None:
         self._title, self._stream = title, stream or sys.stderr
@@ -37,7 +40,10 @@ class Report:
             self._bar.stop()
 
     def at(self, share: float, doing: str = "") -> None:
-        """To be called often: a step that is named is spoken of once it has lasted a second."""
+        """Reports progress; to be called often. A step that is named is spoken of once it has lasted a second.
+
+        Args: `share` is between 0 and 1; `doing` names the step.
+        """
         now = time.monotonic()
         if doing != self._doing:
             self._doing, self._pause_s, self._spoken = doing, FIRST_LINE_S, now
@@ -49,7 +55,10 @@ class Report:
 
     @contextmanager
     def step(self, share: float, doing: str) -> Iterator[None]:
-        """One in which nobody can call `at`."""
+        """Reports a step in which nobody can call `at`, while it is entered.
+
+        Args: `share` is between 0 and 1; `doing` names the step.
+        """
         self._doing = doing
         if self._stream.isatty():
             self._shown(share)
@@ -59,9 +68,17 @@ class Report:
                 yield
 
     def say(self, text: str) -> None:
+        """Prints a line where progress is reported.
+
+        Args: `text` is for people.
+        """
         print(text, file=self._stream, flush=True)
 
     def line(self, share: float, spent_s: float) -> str:
+        """Returns the line that is printed where there is no terminal.
+
+        Args: `share` is between 0 and 1; `spent_s` is seconds since the start.
+        """
         left = f", about {spent_s * (1 - share) / share:.0f} s left" if share > 0 else ""
         return f"{self._named}: {share:.0%}{left}"
 

@@ -14,8 +14,14 @@ LEAST = 12  # columns of text that words are wrapped into; narrower, a row becom
 
 
 def columns(rows: Sequence[Sequence[object]], heads: Sequence[str], *, width: int | None = None) -> str:
-    """Numbers stand right. What is wider than the terminal (or COLUMNS) wraps its words, or else is one row a
-    paragraph; files and pipes get whole lines."""
+    """Sets rows as a table; numbers stand right.
+
+    Cells wider than the terminal (or COLUMNS) wrap their words, or else each row becomes a paragraph. Files and pipes
+    get whole lines.
+
+    Args: `width` replaces the width of the terminal.
+    Returns: lines without a line break at the end.
+    """
     table = [list(heads), *([str(cell) for cell in row] for row in rows)]
     wide = [max(map(len, column)) for column in zip(*table, strict=True)]
     right = [len(table) > 1 and all(map(_number, column[1:])) for column in zip(*table, strict=True)]
@@ -29,7 +35,7 @@ def columns(rows: Sequence[Sequence[object]], heads: Sequence[str], *, width: in
 
 
 def room_of_terminal() -> int | None:
-    """None where nobody says, and nobody looks."""
+    """Returns the characters of a line: COLUMNS, or the terminal's width; None where there is neither."""
     said = os.environ.get("COLUMNS", "")
     if said.isdigit() and int(said):
         return max(int(said), 20)

@@ -22,11 +22,14 @@ class Difference(NamedTuple):
 
     @property
     def ratio(self) -> float:
+        """Returns measured over predicted; infinite where nothing was predicted."""
         return self.measured_ns / self.predicted_ns if self.predicted_ns else float("inf")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Comparison(Shown):
+    """The difference between a predicted and a measured timeline: by kind of event and stage, and for whole steps."""
+
     events: tuple[Difference, ...]  # those that both sides have
     missing: tuple[str, ...]  # predicted, not measured: name and stage
     extra: tuple[str, ...]
@@ -36,9 +39,11 @@ class Comparison(Shown):
 
     @property
     def ratio(self) -> float:
+        """Returns the measured over the predicted length of a step; infinite where nothing was predicted."""
         return self.measured_step_ns / self.predicted_step_ns if self.predicted_step_ns else float("inf")
 
     def to_rows(self) -> list[dict[str, object]]:
+        """Returns one dictionary a kind of event with a predicted duration, sorted by stage."""
         return [
             {
                 "stage": event.stage,
@@ -53,11 +58,16 @@ class Comparison(Shown):
         ]
 
     def to_dict(self) -> dict[str, object]:
+        """Returns all fields as plain data."""
         return asdict(self) | {"events": [event._asdict() for event in self.events]}
 
 
 def compare(predicted: Timeline, measured: Timeline, *, skip_steps: int = 0) -> Comparison:
-    """Both by (event, stage); the first `skip_steps` steps of the measured side are warm-up and left out."""
+    """Compares two timelines event by event.
+
+    Args: the first `skip_steps` steps of the measured timeline are warm-up and left out.
+    Returns: mean durations by (event, stage), what only one side has, and the length of a step on both.
+    """
     steps = sorted(set(measured.step.tolist()))[skip_steps:]
     measured = measured._pick(np.isin(measured.step, steps), np.isin(measured.memory_step, steps))
     ours, theirs = _means(predicted), _means(measured)
@@ -86,7 +96,7 @@ def _means(timeline: Timeline) -> dict[tuple[str, int], tuple[float, int]]:
 
 
 def _step_ns(timeline: Timeline) -> float:
-    """Mean over the steps from the first start to the last end; from end to end where sums reach into the next."""
+    """Returns the mean length of a step: first start to last end, or end to end where sums reach into the next step."""
     numbers = sorted(set(timeline.step.tolist()))
     steps = [timeline.of_step(number) for number in numbers]
     sums = [step.code // _CODES_A_NAME == _ROW[COLLECTIVE] for step in steps]

@@ -1,4 +1,4 @@
-"""What happened when, on every rank: one type for what a simulation predicts and what a run measures."""
+"""Every event on every rank with its times: one type for what a simulation predicts and what a run measures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MEMORY_COLUMNS = ("memory_step", "memory_rank", "memory_ns", "memory_bytes")
 
 
 class Event(NamedTuple):
-    """An action by another name where it is no action: `name` is a Kind's value, COLLECTIVE, SEND or WAIT."""
+    """An action, or something that a rank records beside actions: `name` is a Kind's value, COLLECTIVE, SEND or WAIT."""
 
     name: str
     stage: int
@@ -48,12 +48,19 @@ class Event(NamedTuple):
 
 
 def encode(event: Event | Action) -> int:
-    """One integer an event, the same in every process; Timelines hold these."""
+    """Packs an event into one integer, which is the same in every process. A Timeline holds these integers.
+
+    Returns: the code that `decode` reads.
+    """
     name, stage, micro, pipe = event
     return ((_ROW[str(name)] * _PIPE + pipe) * _STAGE + stage) * _MICRO + micro
 
 
 def decode(code: int) -> Event:
+    """Unpacks the integer that `encode` made of an event.
+
+    Args: `code` is one entry of a timeline's `code` column.
+    """
     rest, micro = divmod(code, _MICRO)
     rest, stage = divmod(rest, _STAGE)
     row, pipe = divmod(rest, _PIPE)
@@ -66,9 +73,9 @@ def _empty() -> IntArray:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Timeline(Shown):
-    """Columns of equal length, one row an event; `wait_ns` is how long the rank stood idle right before it.
+    """Columns of equal length, one row an event. `wait_ns` is how long the rank stood idle right before the event.
 
-    The memory columns are samples of their own: bytes in use from `memory_ns` on.
+    The memory columns are samples of their own: `memory_bytes` are in use from `memory_ns` on.
     """
 
     step: IntArray = field(default_factory=_empty)
@@ -95,24 +102,34 @@ class Timeline(Shown):
 
     @property
     def makespan_ns(self) -> int:
+        """Returns the nanoseconds from the first start to the last end; 0 without events."""
         return int(self.end_ns.max() - self.start_ns.min()) if len(self) else 0
 
     @property
     def peak_bytes(self) -> dict[int, int]:
-        """Highest memory sample of every rank that has one."""
+        """Returns the highest memory sample, in bytes, of every rank that has one."""
         ranks = sorted(set(self.memory_rank.tolist()))
         return {rank: int(self.memory_bytes[self.memory_rank == rank].max()) for rank in ranks}
 
     def events(self) -> list[Event]:
+        """Returns the events, one a row."""
         return [decode(code) for code in self.code.tolist()]
 
     def of_rank(self, rank: int, step: int | None = None) -> Timeline:
+        """Returns the rows and memory samples of one rank.
+
+        Args: `step` keeps one step alone; all steps where it is None.
+        """
         rows, samples = self.rank == rank, self.memory_rank == rank
         if step is not None:
             rows, samples = rows & (self.step == step), samples & (self.memory_step == step)
         return self._pick(rows, samples)
 
     def of_step(self, step: int) -> Timeline:
+        """Returns the rows and memory samples of one step, for all ranks.
+
+        Args: `step` is a number of the `step` column.
+        """
         return self._pick(self.step == step, self.memory_step == step)
 
     def _pick(self, rows: NDArray[np.bool_], samples: NDArray[np.bool_]) -> Timeline:
@@ -120,6 +137,7 @@ class Timeline(Shown):
         return Timeline(**picked, **{name: getattr(self, name)[samples] for name in MEMORY_COLUMNS})
 
     def to_rows(self) -> list[dict[str, int | str]]:
+        """Returns one dictionary an event, with its name as text; memory samples are left out."""
         columns = [getattr(self, name).tolist() for name in TIME_COLUMNS]
         rows = zip(*columns, strict=True)
         return [
@@ -128,10 +146,15 @@ class Timeline(Shown):
         ]
 
     def to_dict(self) -> dict[str, list[int]]:
+        """Returns the columns as lists of integers, by name; `from_dict` reads them back."""
         return {f.name: getattr(self, f.name).tolist() for f in fields(self)}
 
     @classmethod
     def from_dict(cls, columns: dict[str, list[int]]) -> Timeline:
+        """Builds a timeline from columns by name; columns that are missing are empty.
+
+        Raises: BadInput for an unknown column, columns of different length, or a code of no event.
+        """
         known = {f.name for f in fields(cls)}
         if unknown := set(columns) - known:
             raise BadInput(
@@ -140,7 +163,12 @@ class Timeline(Shown):
         return cls(**{name: np.asarray(values, np.int64) for name, values in columns.items()})
 
     def save(self, path: Path) -> None:
-        """`.npz` for arrays, `.jsonl` for one JSON object an event (memory samples have `bytes`)."""
+        """Writes the timeline to a file.
+
+        Args: `path` ends in `.npz` for arrays, or in `.jsonl` for one JSON object an event (memory samples have
+            `memory_bytes`).
+        Raises: BadInput for another ending.
+        """
         if path.suffix == ".npz":
             with path.open("wb") as file:
                 np.savez_compressed(file, **{f.name: getattr(self, f.name) for f in fields(self)})
@@ -156,6 +184,10 @@ class Timeline(Shown):
 
     @classmethod
     def load(cls, path: Path) -> Timeline:
+        """Reads a file that `save` wrote, `.npz` by its arrays and any other line by line.
+
+        Raises: BadInput where the file cannot be read as a timeline.
+        """
         try:
             if path.suffix == ".npz":
                 with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
@@ -170,10 +202,17 @@ class Timeline(Shown):
 
 
 def from_events(rows: Iterable[tuple[int, int, int, int, int, int]]) -> Timeline:
-    """From (step, rank, code, start, end, wait) rows, as a tracer appends them."""
+    """Builds a timeline from the rows that a tracer appends.
+
+    Args: a row is (step, rank, code, start, end, wait), the last three in nanoseconds.
+    """
     table = np.array(list(rows), np.int64).reshape(-1, len(TIME_COLUMNS))
     return Timeline(**{name: table[:, i] for i, name in enumerate(TIME_COLUMNS)})
 
 
 def concatenate(parts: Sequence[Timeline]) -> Timeline:
+    """Joins timelines row by row, in the order given.
+
+    Args: `parts` is at least one timeline.
+    """
     return Timeline(**{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Timeline)})

@@ -1,4 +1,4 @@
-"""Values that `--set name=value` gives to the functions of a workload, in the type that each argument has."""
+"""The values that `--set name=value` gives to the functions of a workload, in the type that each argument has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ Scalar = str | int | float | bool
 
 
 def parse_settings(texts: Iterable[str], option: str = "--set") -> dict[str, str]:
-    """`["size=xl", ...]` as `--set` and `--fix` take them."""
+    """Splits settings as `--set` and `--fix` take them.
+
+    Args: `option` is named in messages.
+    Returns: the text of each value, by name.
+    Raises: BadInput for a text without a name and "=", or a name that is set twice.
+    Example: parse_settings(["size=xl"]) is {"size": "xl"}.
+    """
     settings: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -28,6 +34,11 @@ def parse_settings(texts: Iterable[str], option: str = "--set") -> dict[str, str
 def bind(
     functions: Mapping[str, Callable[..., object]], settings: Mapping[str, str], where: str
 ) -> tuple[dict[str, Scalar], dict[str, Callable[..., object]]]:
+    """Binds settings to the functions that have an argument of the name, converted to the type of its default.
+
+    Returns: the values by name, and the functions by role, to be called without these arguments.
+    Raises: BadInput for a name that no function takes, or a value that does not fit; `where` is the user's file.
+    """
     arguments: dict[str, Scalar] = {}
     bound = dict(functions)
     named: dict[str, set[str]] = {}
@@ -61,7 +72,7 @@ def _with(function: Callable[..., object], given: Mapping[str, Scalar]) -> Calla
 
 
 def _defaults(function: Callable[..., object]) -> dict[str, object]:
-    """Arguments of a function that `--set` may give: those that have a default."""
+    """Returns the arguments of a function that `--set` may give, with their defaults."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -70,8 +81,11 @@ def _defaults(function: Callable[..., object]) -> dict[str, object]:
 
 
 def _example(function: Callable[..., object], name: str, default: object, text: str) -> object:
-    """A value of the type that an argument takes. Where the default is None the annotation tells, such as `int | None`,
-    and where there is none the text itself: 192 is a number."""
+    """Returns a value of the type that an argument takes.
+
+    Where the default is None the annotation tells, such as `int | None`. Without an annotation the text itself tells:
+    192 is a number.
+    """
     if default is not None:
         return default
     annotation = inspect.signature(function).parameters[name].annotation
@@ -109,5 +123,9 @@ def _convert(text: str, default: object, where: str) -> Scalar:
 
 
 def kind_of(value: object) -> str:
+    """Returns the type of a value with its article, for messages.
+
+    Example: kind_of(3) is "an int".
+    """
     name = type(value).__name__
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

@@ -43,6 +43,11 @@ class Workload:
     opaque: tuple[str, ...] = ()  # paths of modules that are taken as layers without a look into them
 
     def build(self) -> torch.nn.Module:
+        """Builds the user's module.
+
+        Returns: a new module, with the weights that the user's code gives it.
+        Raises: BadInput where build() fails or returns anything else.
+        """
         import torch
 
         module = self.call("build")
@@ -53,15 +58,26 @@ class Workload:
         return module
 
     def batch(self, n: int) -> tuple[object, object]:
-        """(inputs, targets) of `n` samples: tensors, or any nesting of tuples and dicts."""
+        """Makes a batch of `n` samples.
+
+        Returns: (inputs, targets), tensors or any nesting of tuples and dicts.
+        Raises: BadInput where batch() fails or returns anything else.
+        """
         return self._pair("batch", n)
 
     def loss(self, outputs: object, targets: object) -> object:
-        """Not wrapped: a trace of the user's own loss must show the user's own lines."""
+        """Computes the user's loss. Its errors are not wrapped, so that a trace shows the user's own lines.
+
+        Args: `outputs` are the module's; `targets` come from `batch`.
+        """
         return self.functions["loss"](outputs, targets)
 
     def optimizer(self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
-        """The user's, or AdamW with torch's own settings."""
+        """Makes the user's optimizer, or AdamW with torch's own settings.
+
+        Args: `named_parameters` are those that a rank holds.
+        Raises: BadInput for anything but an optimizer whose step() needs no argument.
+        """
         import torch
 
         if "optimizer" not in self.functions:
@@ -75,7 +91,11 @@ class Workload:
         return made
 
     def lr_schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:
-        """The user's, stepped once a training step; None where the learning rate stays."""
+        """Makes the user's schedule of the learning rate, which is stepped once a training step.
+
+        Returns: None where the learning rate stays.
+        Raises: BadInput for anything but a schedule whose step() needs no argument.
+        """
         import torch
 
         if "lr_schedule" not in self.functions:
@@ -93,7 +113,10 @@ class Workload:
     def _refuse_asking(
         self, role: str, made: torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler, allowed: str
     ) -> None:
-        """A step of a plan evaluates the loss once, and each rank updates what it holds without knowing it."""
+        """Refuses an optimizer or schedule whose step() has a required argument, such as a closure.
+
+        A step of a plan evaluates the loss once, and each rank updates what it holds without knowing the loss.
+        """
         for parameter in inspect.signature(made.step).parameters.values():
             named = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             if named and parameter.default is parameter.empty:
@@ -104,7 +127,7 @@ class Workload:
                 )
 
     def dataset(self) -> object | None:
-        """The user's map-style dataset, None where batches come from `batch`."""
+        """Returns the user's map-style dataset; None where batches come from `batch`."""
         if "dataset" not in self.functions:
             return None
         data = self.call("dataset")
@@ -117,6 +140,11 @@ class Workload:
         return data
 
     def collate(self, samples: list[object]) -> tuple[object, object]:
+        """Joins samples of the dataset into a batch, by the user's function or torch's own.
+
+        Returns: (inputs, targets).
+        Raises: BadInput where collate() fails or returns anything else.
+        """
         if "collate" in self.functions:
             return self._pair("collate", samples)
         from torch.utils.data import default_collate
@@ -125,7 +153,11 @@ class Workload:
         return inputs, targets
 
     def call(self, name: str, *values: object) -> object:
-        """One of the functions; an exception of the user's becomes a BadInput that names its line."""
+        """Calls one of the functions.
+
+        Args: `values` come before the arguments that `--set` gave.
+        Raises: BadInput that names the user's line, where the function raises.
+        """
         try:
             return self.functions[name](*values)
         except ShardwrightError:
@@ -144,7 +176,12 @@ class Workload:
 
 
 def load(name: str, settings: Mapping[str, str] | None = None) -> Workload:
-    """Finds and imports a workload; `settings` are what `--set` gave, as text."""
+    """Finds and imports a workload.
+
+    Args: `name` is a file, a module or a model of ours; `settings` are what `--set` gave, as text.
+    Raises: BadInput where there is none, it cannot be imported, or it lacks a function.
+    Example: load("gpt2", {"size": "tiny"})
+    """
     module, where = _import(name)
     found: dict[str, Callable[..., object]] = {}
     for role in (*REQUIRED, *OPTIONAL):
@@ -173,7 +210,10 @@ def _opaque(module: ModuleType, where: str) -> tuple[str, ...]:
 
 
 def where_raised(error: BaseException, fallback: str) -> str:
-    """file:line of the innermost frame outside torch, so that the user sees a line of their own."""
+    """Finds the innermost line of the user's in the trace of an error: outside torch, Python and this package.
+
+    Returns: file:line, or `fallback` where there is none.
+    """
     site = str(Path(inspect.getfile(inspect)).parent)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         own = frame.filename.startswith(str(Path(__file__).parents[1])) or frame.filename.startswith("<")

@@ -8,10 +8,12 @@ In slots of one forward or backward, unit k of at most D micro-batches, m the pl
 Pipes 0..f-1 go down, f..2f-1 up; the micro-batches of a unit are numbered pipe by pipe. Where the last of several
 units is not full, the order is listed instead if that is shorter.
 
-`concat` says how more than D micro-batches follow each other: `direct` shifts whole units as above; `doubling` runs
-two forwards back to back so that they last as long as one backward (B = 2F), for pairs of micro-batches in a pipe,
-which closes the gaps between units; `halving` is that same order where the micro-batches are halves, so that two
-forwards are one kernel's worth and the backward's batch is half the forward's.
+`concat` says how more than D micro-batches follow each other:
+- `direct` shifts whole units as above;
+- `doubling` runs two forwards back to back, so that they last as long as one backward (B = 2F). It takes pairs of
+  micro-batches in a pipe and closes the gaps between units;
+- `halving` is the order of `doubling` where the micro-batches are halves. Two forwards are then one kernel's worth,
+  and the backward's batch is half the forward's.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Chimera with split weight gradients: both directions' I before everything, W wherever a worker would wait.
 
-`cap` is what a worker holds at most, in micro-batches of one stage; D times the stages a direction by default.
-Which greedy choice is best depends on the numbers, so a few are listed and the shortest kept: caps a (pipe, stage)
-keep the directions from crowding each other out, a cap a worker leaves them free to lend each other room. Where all
-of them end later than the bound says, a herd of half-random listings looks for an order that does not, unless the cap
-is less than the default, which keeps the bound out of reach.
+`cap` is what a worker holds at most, in micro-batches of one stage; D times the stages a direction by default. Which
+greedy choice is best depends on the numbers, so a few are listed and the shortest is kept. Caps a (pipe, stage) keep
+the directions from crowding each other out. A cap a worker leaves them free to lend each other room.
+If all of them end later than the bound says, a herd of half-random listings looks for an order that ends in time. A
+cap below the default keeps the bound out of reach; the herd is then not asked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The list scheduler as a family: any placement of one pipeline, any cap and policy, from nominal costs.
 
-With split backwards and stages dealt round this is out-of-order backprop for pipelines: `BFW` is the fast-forwarding
-of gradients, `chunks` the modulo allocation (its grain is how many layers a stage gets), `pending` and `grain` say
-how long and in what lots weight gradients wait.
+With split backwards and stages dealt round this is out-of-order backprop for pipelines:
+- `BFW` is the fast-forwarding of gradients;
+- `chunks` is the modulo allocation, whose grain is how many layers a stage gets;
+- `pending` and `grain` say how long, and in what lots, weight gradients wait.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """1F1B: after a warm-up of forwards, one backward and one forward in turn, so that few micro-batches are in flight.
 
-`warmup` is the number of forwards that the first worker does before its first backward; the others' fall linearly
-to 1 on the last. The default D is the classic one and keeps D - s micro-batches on worker s; 2D - 1 hides a hop a
-slot (each worker then has one spare micro-batch at hand a hop) for nearly twice the memory.
+`warmup` is the number of forwards that the first worker does before its first backward. The numbers of the others fall
+linearly to 1 on the last. The default D is the classic one and keeps D - s micro-batches on worker s. 2D - 1 hides a
+hop a slot for nearly twice the memory: each worker then has one spare micro-batch at hand a hop.
 """
 
 from __future__ import annotations

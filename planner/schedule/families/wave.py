@@ -1,9 +1,9 @@
 """The wave schedule: one pipeline that zig-zags over the workers, in Chimera's slots without its replicas.
 
-With v stages a worker and S = vD stages: F of stage s at slot 2m + s, B at 2m + 2S - 1 - s, for units of D
-micro-batches, unit k shifted by 2S. Where the last of several units is not full, the order is listed if that
-is shorter. Neighbouring stages at the turns share a worker, as do the first and, for even v, the last: ties
-between them and skips across the turn are local.
+With v stages a worker there are S = vD stages. F of stage s is at slot 2m + s, B at 2m + 2S - 1 - s, for units of D
+micro-batches, unit k shifted by 2S. Where the last of several units is not full, the order is listed if that is
+shorter. Neighbouring stages at the turns share a worker, as do the first and, for even v, the last. Ties between them
+and skips across the turn are local.
 """
 
 from __future__ import annotations

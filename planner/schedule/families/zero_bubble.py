@@ -1,8 +1,8 @@
 """ZB-H1 and ZB-H2: 1F1B with its backward split, where weight gradients wait and fill the bubbles.
 
-Worker s does `w(s)` forwards before its first I and lets w(0) - w(s) weight gradients wait, so that every worker
-holds at most w(0) micro-batches. H1 has 1F1B's warm-up, w(s) = D - s; H2 the one that hides the whole fill,
-2(D - s) - 1, or less where there are fewer micro-batches. `warmup` sets w(0).
+Worker s does `w(s)` forwards before its first I and lets w(0) - w(s) weight gradients wait. Every worker then holds at
+most w(0) micro-batches. H1 has 1F1B's warm-up, w(s) = D - s. H2 has the warm-up that hides the whole fill, 2(D - s) -
+1, or less where there are fewer micro-batches. `warmup` sets w(0).
 """
 
 from __future__ import annotations

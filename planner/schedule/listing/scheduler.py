@@ -1,9 +1,9 @@
 """One list scheduler for every placement: whenever a worker is free it starts the best of what is ready.
 
-Caps come first. A worker keeps room for one micro-batch of each of its (pipe, stage)s that holds none, so that the
-micro-batch that is furthest in a pipe can always go on: greedy listing under a memory cap that several stages share
-would deadlock without it. Where the cap is too tight for that, micro-batches enter only when their whole way has
-room. So listing fails exactly when a single micro-batch does not fit.
+Caps come first. A worker keeps room for one micro-batch of each of its (pipe, stage)s that holds none. The micro-batch
+that is furthest in a pipe can then always go on. Without that room, greedy listing would deadlock under a memory cap
+that several stages share. Where the cap is too tight for it, micro-batches enter only when their whole way has room.
+So listing fails exactly when a single micro-batch does not fit.
 
 The result is an order; its times are those of the costs it was listed from, and mean nothing under other costs.
 """

@@ -107,13 +107,9 @@ class Policy:
 
     order: str = "BFW"  # kinds, the most urgent first; B stands for I where the backward is split
     tie: str = "first"  # among alike: arrived first, deepest or shallowest stage, or earliest micro-batch of its pipe
-    pending: int | None = (
-        None  # weight gradients a (pipe, stage) may owe; past that they are the most urgent,
-    )
-    grain: int = 1  # and this many run in a row
-    patience: int = (
-        0  # percent of an action's time that a worker idles for a more urgent one that is on its way
-    )
+    pending: int | None = None  # weight gradients a (pipe, stage) may owe; with more they are the most urgent
+    grain: int = 1  # weight gradients that run in a row once too many are owed
+    patience: int = 0  # percent of an action's time that a worker idles for a more urgent one on its way
 
     def __post_init__(self) -> None:
         if sorted(self.order) != ["B", "F", "W"]:
