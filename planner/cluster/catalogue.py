@@ -18,6 +18,8 @@ TERA = 1e12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
+    """A kind of device with its memory and peak rates."""
+
     name: str
     memory_bytes: int
     fp32_flop_per_s: float
@@ -27,6 +29,11 @@ class Device:
     launch_s: float
 
     def flop_per_s(self, precision: str) -> float:
+        """Returns the peak rate of a precision in FLOP/s.
+
+        Args: `precision` is "fp32", "fp16" or "bf16".
+        Raises: BadInput for any other precision.
+        """
         rates = {
             "fp32": self.fp32_flop_per_s,
             "fp16": self.fp16_flop_per_s,
@@ -47,7 +54,7 @@ def _device(
     gb_per_s: float,
     launch_us: float = 5,
 ) -> Device:
-    """From the units of the datasheets: GB, TFLOP/s, GB/s."""
+    """Returns a device from the units of the datasheets: GB, TFLOP/s, GB/s."""
     return Device(
         name=name,
         memory_bytes=memory_gb * GB,
@@ -94,6 +101,11 @@ CATALOGUE = {device.name: device for device in _DEVICES}
 
 
 def find(name: str, *, where: str = "") -> Device:
+    """Returns a device of the catalogue.
+
+    Args: `where` says in errors where the name stands.
+    Raises: BadInput, with all names, where the catalogue does not have it.
+    """
     if name not in CATALOGUE:
         raise BadInput(f"unknown device '{name}'", where=where, allowed=", ".join(CATALOGUE))
     return CATALOGUE[name]
