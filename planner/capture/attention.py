@@ -1,7 +1,7 @@
 """Restores the causal flag of attention where the trace holds a dense mask in its place.
 
-A mask is replaced only where it is proven: it is made of nothing but constants, it is the same for every batch, and
-its values are those of the flag. Fast kernels take the flag and refuse the mask.
+Fast kernels take the flag and refuse the mask. A mask is replaced only where three things are proven. It is made of
+nothing but constants, it is the same for every batch, and its values are those of the flag.
 """
 
 from __future__ import annotations

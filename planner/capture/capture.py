@@ -109,10 +109,10 @@ def capture(
 ) -> Captured:
     """Returns a module as layers, traced with its loss.
 
-    Args: `batch` and `loss` come with a workload; for a module they are functions as a workload has them, or `batch`
-        is one example (inputs, targets) with the samples along the first dimension of its tensors. `micro` is the only
-        micro-batch that is served where no symbolic one is possible. `opaque` has paths of modules that are taken as
-        layers without a look into them.
+    Args: `batch` and `loss` come with a workload. For a module they are functions as a workload has them; `batch` may
+        also be one example (inputs, targets) with the samples along the first dimension of its tensors. `micro` is the
+        only micro-batch that is served where no symbolic one is possible. `opaque` has paths of modules that are taken
+        as layers without a look into them.
     Raises: BadInput with the user's line, where the module cannot be captured.
     Example: capture(nn.Linear(8, 1), lambda n: (torch.rand(n, 8), torch.rand(n, 1)), nn.functional.mse_loss)
     """

@@ -1,10 +1,13 @@
 """Gives another form, while an export runs, to what it would stop at or get wrong.
 
-A BatchNorm without momentum reads its count as a number. An autograd.Function of the user's would be traced through,
-its own backward lost: it becomes one operation that calls it. A reentrant checkpoint is such a function as well, and
-would hide parameters: it is left out, since what is recomputed is the plan's to decide. A SyncBatchNorm looks for the
-process group that runs at the time: it is traced as the plain one and marked, and the plan says who its peers are.
-Axes that are a range of numbers made a tensor and a list again, as in monai's losses, are known without the tensor.
+- A BatchNorm without momentum reads its count as a number.
+- An autograd.Function of the user's would be traced through, its own backward lost. It becomes one operation that
+  calls it.
+- A reentrant checkpoint is such a function as well, and would hide parameters. It is left out: the plan decides what
+  is recomputed.
+- A SyncBatchNorm looks for the process group that runs at the time. It is traced as a plain one and marked; the plan
+  says who its peers are.
+- Axes that are a range of numbers, made a tensor and a list again as in monai's losses, are known without the tensor.
 """
 
 from __future__ import annotations
@@ -120,10 +123,9 @@ def average_batch_norm(
     count: torch.Tensor,
     eps: float,
 ) -> torch.Tensor:
-    """Returns what a BatchNorm with momentum=None gives.
+    """Returns what a BatchNorm with momentum=None gives; its running statistics are averages of all batches so far.
 
-    Args: named as those of torch's batch_norm; `count` is the number of batches so far. The running statistics, which
-        are updated, are averages over all of them.
+    Args: named as those of torch's batch_norm; `count` is the number of batches so far.
     """
     momentum = share_of_latest(count) if training else 0.0
     cudnn = torch.backends.cudnn.enabled

@@ -1,9 +1,9 @@
 """Makes in-place operations functional, so that a cut between two layers never has a write cross it.
 
 Where an operation has an out-of-place twin that gives the same tensor to the stride, the twin takes its place.
-Otherwise the tensor that owns the memory is cloned, the views up to the one written are taken again from the
-clone, and the write goes there. Later readers of the tensor, or of any view of it, read the new one. Writes into
-parameters and buffers stay: they are state.
+Otherwise the tensor that owns the memory is cloned. The views up to the one written are taken again from the clone,
+and the write goes there. Later readers of the tensor, or of any view of it, read the new one. Writes into parameters
+and buffers stay: they are state.
 """
 
 from __future__ import annotations

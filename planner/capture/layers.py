@@ -3,7 +3,7 @@
 A module that owns parameters, and has no such module below it, is a layer each time it is called. Parameters that
 a larger module uses itself open a layer under that module's path. Everything else is glue and joins the layer that
 feeds it, the latest if there are several. What depends on nothing but sizes, constants and integer inputs (masks,
-positions) is free: it belongs to no layer and is computed again in every stage that reads it.
+positions) is free. It belongs to no layer and is computed again in every stage that reads it.
 """
 
 from __future__ import annotations

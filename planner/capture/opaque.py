@@ -1,7 +1,7 @@
 """Takes modules whose code no trace can follow as layers: each call of such a module is one operation.
 
-How their outputs grow with the batch is seen in two runs of a copy of the module, so the module has to be built for
-real. What they compute, draw or write is not looked into: their FLOPs count as none, their buffers as written.
+Two runs of a copy of the module show how its outputs grow with the batch, so the module has to be built for real.
+What it computes, draws or writes is not looked into: its FLOPs count as none, its buffers as written.
 """
 
 from __future__ import annotations

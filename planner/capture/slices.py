@@ -1,7 +1,7 @@
 """Takes a run of consecutive layers as operations in order, with what they read from outside.
 
-Free nodes are taken along once a slice. Sizes are never handed over: how a size depends on the batch is known from
-two probes, and the batch is read off the first tensor of the slice that has it in its shape.
+Free nodes are taken along once a slice. Sizes are never handed over. Two probes tell how a size depends on the
+batch, and the batch is read off the first tensor of the slice that has it in its shape.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Traces a module and its loss to one flat graph of ATen operations, by torch.export.
 
-The flat graph has no nested graphs: what ran under `no_grad` or `autocast` carries that as its context, and where
-stages are cut the context is entered again. Each operation knows the module path that it ran under.
+The flat graph has no nested graphs. What ran under `no_grad` or `autocast` carries that as its context, which is
+entered again where stages are cut. Each operation knows the module path that it ran under.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def trace(
     Raises: CannotTrace where the export fails; BadInput where the module changes plain attributes with every pass.
 
     Where a forward pass changes plain attributes, a second pass has to give the same graph and leave them as the first
-    did: else the graph would hold one value of what goes on changing.
+    did. Otherwise the graph would hold one value of what goes on changing.
     """
     traced, seen = _trace(module, loss, examples, dims, micro, opaque)
     changes = changed(seen.before, seen.after)

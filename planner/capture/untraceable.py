@@ -1,9 +1,8 @@
 """Refuses what a forward pass does and a graph would not know: switched gradients, changed attributes, drawn numbers.
 
-Hooks that change gradients: a captured graph has no place for them, and a model that needs them is refused.
-
-Hooks of forward passes are traced with what they do. Inside of an opaque module its own hooks run as ever, beside
-those of its parameters, whose place others take.
+Hooks that change gradients are refused, too: a captured graph has no place for them. Hooks of forward passes are
+traced with what they do. An opaque module runs its own hooks as ever, except those of its parameters, whose place
+others take.
 """
 
 from __future__ import annotations

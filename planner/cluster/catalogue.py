@@ -1,9 +1,8 @@
 """The catalogue of devices: what a roofline needs to know of each, from public sources.
 
 Rates are peaks without sparsity. A GPU's memory is the advertised figure read as decimal gigabytes: a little less
-than the device reports, which leaves the driver's own share out. `launch_s` is no vendor figure: it is what an
-eager operation costs at least on a host that has to launch it, an order of magnitude from published
-micro-benchmarks.
+than the device reports, which leaves the driver's own share out. `launch_s` is no vendor figure. It is the least
+that an eager operation costs on a host that has to launch it, an order of magnitude from published micro-benchmarks.
 """
 
 from __future__ import annotations

@@ -61,11 +61,15 @@ def sum_s(cluster: Cluster, over: Spread, size_bytes: int, *, sharers: int = 1) 
     Args: `sharers` counts the all-reduces that go through one network card at the same time, see `card_sharers`.
     Returns: seconds, corrected by runs where the cluster has corrections; 0 for a single place.
 
-    An all-reduce has two levels. Within a node, a ring scatters and later gathers among the m places of the fullest
-    node: 2 (m - 1) (latency + V / (m bandwidth)). Between the k nodes, the V bytes go through the c network cards
-    that the places of a node have, c of the node with fewest. The faster of a ring and a pair of trees counts:
-    min(2 (k - 1) latency + 2 (k - 1) / k U, 2 ceil(log2 k) latency + 2 U), with U = sharers V / (c bandwidth).
-    The link between nodes is that of the farthest distance crossed.
+    An all-reduce of V bytes has two levels. Within a node, a ring scatters and later gathers among the m places of the
+    fullest node:
+
+        2 (m - 1) (latency + V / (m bandwidth))
+
+    Between the k nodes, the bytes go through c network cards, those of the node with fewest. The link is that of the
+    farthest distance crossed. The faster of a ring and a pair of trees counts, with U = sharers V / (c bandwidth):
+
+        min(2 (k - 1) latency + 2 (k - 1) / k U, 2 ceil(log2 k) latency + 2 U)
     """
     if over.nodes < 2 and over.fullest < 2:
         return 0.0
