@@ -1,4 +1,11 @@
-"""Any exportable module becomes layers, and stage modules."""
+"""Makes layers, and stage modules that run, out of any exportable module.
+
+In: a workload, or a module with an example batch and a loss (`capture`). Out: a `Captured` with its `ModelGraph`,
+which is plain data, and by `cut` or `layer_module` the modules that ranks and the profiler run.
+Start with `capture.py`, which calls the rest in order: `trace.py` exports, `flatten.py` and `functional.py` make one
+flat graph without writes, `layers.py` groups operations into layers, `describe.py` writes the ModelGraph,
+`stage_modules.py` cuts the graph.
+"""
 
 from planner.capture.capture import Captured, capture
 from planner.capture.export_workarounds import average_batch_norm, share_of_latest

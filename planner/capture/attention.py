@@ -1,7 +1,7 @@
-"""The causal flag of attention, where the trace holds a dense mask in its place.
+"""Restores the causal flag of attention where the trace holds a dense mask in its place.
 
-A mask is replaced only where it is proven: it is made of nothing but constants, it is the same for every batch, and
-its values are those of the flag. Fast kernels take the flag and refuse the mask.
+Fast kernels take the flag and refuse the mask. A mask is replaced only where three things are proven. It is made of
+nothing but constants, it is the same for every batch, and its values are those of the flag.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ LARGEST = 2**26  # elements of a mask that are looked at: 8,192 by 8,192
 
 
 def restore_causal_flags(traced: Traced, probe: Probe) -> None:
+    """Replaces masks that are proven causal by the flag, in place.
+
+    Args: `probe` is a run of the graph on fake tensors, for the shapes.
+    """
     known: dict[fx.Node, bool] = {}
     for node in traced.graph.nodes:
         if node.target is not ATTENTION or len(node.args) <= MASK or node.kwargs.get("is_causal"):
@@ -37,7 +41,7 @@ def restore_causal_flags(traced: Traced, probe: Probe) -> None:
 
 
 def _is_causal(traced: Traced, probe: Probe, mask: fx.Node) -> bool:
-    """The last two dims are what counts; batch and heads may only have been expanded."""
+    """Returns whether a mask is proven causal; batch and heads may only have been expanded."""
     shape = probe.tensor(mask)
     assert shape is not None
     rows, columns = shape.shape[-2:]
@@ -53,7 +57,10 @@ def _is_causal(traced: Traced, probe: Probe, mask: fx.Node) -> bool:
 
 
 def _constant_ancestors(traced: Traced, node: fx.Node) -> list[fx.Node] | None:
-    """What a node is computed from, in order; None where the batch, a weight or chance takes part."""
+    """Returns the nodes that a node is computed from, in order.
+
+    None stands for a node that depends on the batch, on a weight or on chance.
+    """
     found: set[fx.Node] = set()
     open_ = [node]
     while open_:

@@ -1,4 +1,4 @@
-"""Example batches, and which of their sizes grow with the batch."""
+"""Makes example batches, and finds which of their sizes grow with the batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ SMALL, LARGE = 2, 3  # two batch sizes tell how every size depends on the batch
 
 
 def example(batch: Batch, n: int, mode: FakeTensorMode | None) -> Pair:
-    """On the fake tensors of a mode if the code that makes the batch can."""
+    """Returns a batch of `n` samples with every tensor its own.
+
+    Args: the batch is made on the fake tensors of `mode` if its code can, else for real.
+    """
     if mode is not None:
         try:
             with mode:
@@ -31,7 +34,7 @@ def example(batch: Batch, n: int, mode: FakeTensorMode | None) -> Pair:
 
 
 def _apart(pair: Pair) -> Pair:
-    """A tensor that is given twice, as of an autoencoder, is two: what a dataset gives need not be one."""
+    """Returns a pair in which no tensor is given twice, as an autoencoder's batch may do; a dataset's never does."""
     met = set[int]()
 
     def own(leaf: object) -> object:
@@ -43,7 +46,11 @@ def _apart(pair: Pair) -> Pair:
 
 
 def repeated(pair: Pair) -> Batch:
-    """Batches of any size out of one: its samples over again."""
+    """Returns a function that makes batches of any size out of one batch, by repeating its samples.
+
+    Args: `pair` is (inputs, targets); tensors with the samples along their first dimension grow.
+    Raises: BadInput where the pair has no samples.
+    """
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise BadInput("batch is no pair", allowed="a function batch(n), or one example (inputs, targets)")
     rows = next((x.shape[0] for x in pytree.tree_leaves(pair) if isinstance(x, Tensor) and x.ndim), 0)
@@ -64,7 +71,10 @@ def repeated(pair: Pair) -> Batch:
 
 
 def uneven(small: Pair, large: Pair) -> str:
-    """Where a size is none of a fixed one and n: which tensors do not fit together, if any do not."""
+    """Returns the first size that is neither fixed nor the batch's, in words; empty where there is none.
+
+    Args: `small` and `large` are batches of `SMALL` and `LARGE` samples.
+    """
     rows = [*named_leaves("input", small[0]), *named_leaves("target", small[1])]
     for (name, low), high in zip(rows, pytree.tree_leaves(large), strict=True):
         if isinstance(low, Tensor) and isinstance(high, Tensor):
@@ -75,7 +85,11 @@ def uneven(small: Pair, large: Pair) -> str:
 
 
 def growing_dims(small: Pair, large: Pair, where: str) -> object:
-    """The dynamic shapes of a batch: every size that grows with it, in terms of one symbol."""
+    """Returns the dynamic shapes of a batch for the export: every size that grows, in terms of one symbol.
+
+    Args: `small` and `large` are batches of `SMALL` and `LARGE` samples; `where` names the workload in errors.
+    Raises: BadInput where the two differ in more than sizes, or do not differ.
+    """
     if pytree.tree_structure(small) != pytree.tree_structure(large):
         raise BadInput("batch(n) gives another nesting for another n", where=where)
     symbol = torch.export.Dim("batch", min=1)

@@ -1,4 +1,4 @@
-"""Any module as layers: `capture` traces it with its loss, `planner.cut` makes stage modules of what it gives.
+"""Captures any module as layers: `capture` traces it with its loss, and `cut` makes stage modules of what it gives.
 
     captured = capture(load("gpt2", {"size": "tiny"}))        # on fake tensors: nothing large is allocated
     captured = capture(module, batch, loss)                    # batch(n) -> (inputs, targets)
@@ -44,11 +44,16 @@ UNSYMBOLIC = (CannotTrace, NotAffine)
 
 @dataclass(frozen=True, repr=False)
 class Captured(Shown):
+    """A model as plain data (`graph`), with the traced operations of each layer (`layout`) for stage modules."""
+
     graph: ModelGraph
     layout: Slicing
 
     def ordered(self, names: Sequence[str]) -> Captured:
-        """The same with its layers in this order, which no layer stands in before one that it hangs on."""
+        """Returns the captured model with its layers in another order.
+
+        Args: `names` has every layer's name once; no layer stands before a layer that it depends on.
+        """
         graph = self.graph.ordered(names)
         if graph is self.graph:
             return self
@@ -59,11 +64,14 @@ class Captured(Shown):
 
     @property
     def saved(self) -> dict[str, str]:
-        """Every name in the state_dict of the user's module, and the name here of the tensor that it has."""
+        """Returns the name of each tensor by its name in the state_dict of the user's module."""
         return self.layout.traced.saved
 
     def batch_values(self, inputs: object, targets: object) -> dict[str, Tensor]:
-        """The tensors of a batch by the names of their Values."""
+        """Returns the tensors of a batch by the names of their Values.
+
+        Raises: BadInput where the batch lacks a tensor that the model reads.
+        """
         leaves = [*named_leaves("input", inputs), *named_leaves("target", targets)]
         values = {name: leaf for name, leaf in leaves if isinstance(leaf, Tensor)}
         for value in self.graph.values:
@@ -72,7 +80,10 @@ class Captured(Shown):
         return values
 
     def initial(self, module: nn.Module) -> dict[str, Tensor]:
-        """Parameters, buffers and constants of a module that was built for real, under their own names."""
+        """Returns the parameters, buffers and constants of a module that was built for real, by their names.
+
+        Raises: BadInput where the module lacks one of them, or has it in another shape.
+        """
         known = dict(module.named_parameters()) | dict(module.named_buffers())
         found: dict[str, Tensor] = {}
         rows: list[Parameter | Buffer] = [*self.graph.parameters, *self.graph.buffers]
@@ -96,9 +107,15 @@ def capture(
     micro: int = 1,
     opaque: Sequence[str] = (),
 ) -> Captured:
-    """`batch` and `loss` come with a workload; for a module they are what the workload's functions of these names
-    would be, or `batch` is one example, (inputs, targets), whose tensors hold the samples along their first dim.
-    `opaque` are paths of modules that are taken as layers without a look into them."""
+    """Returns a module as layers, traced with its loss.
+
+    Args: `batch` and `loss` come with a workload. For a module they are functions as a workload has them; `batch` may
+        also be one example (inputs, targets) with the samples along the first dimension of its tensors. `micro` is the
+        only micro-batch that is served where no symbolic one is possible. `opaque` has paths of modules that are taken
+        as layers without a look into them.
+    Raises: BadInput with the user's line, where the module cannot be captured.
+    Example: capture(nn.Linear(8, 1), lambda n: (torch.rand(n, 8), torch.rand(n, 1)), nn.functional.mse_loss)
+    """
     if isinstance(source, Workload):
         opaque = [*opaque, *source.opaque]
         where, mode, module = source.where, *_build(source, for_real=bool(opaque))
@@ -129,7 +146,10 @@ def capture(
 
 
 def _refuse_sizes(module: nn.Module, loss: Loss, small: Pair, large: Pair, where: str) -> None:
-    """What does not fit together may still broadcast where it is of one sample, and then compute something else."""
+    """Raises BadInput for sizes of a batch that do not fit together.
+
+    With one sample such sizes may broadcast, and the model would then compute something else.
+    """
     odd = uneven(small, large)
     if not odd:
         return
@@ -153,7 +173,7 @@ def _described(traced: Traced, module: nn.Module) -> Captured:
 
 
 def _with_loss_layer(traced: Traced) -> Traced:
-    """The loss is a layer also where the model itself has computed it."""
+    """Returns the graph with the loss as a layer, also where the model itself has computed the loss."""
     outputs = []
     for node in traced.outputs:
         if not node.meta.get("in_loss"):
@@ -167,7 +187,7 @@ def _with_loss_layer(traced: Traced) -> Traced:
 
 
 def _build(workload: Workload, *, for_real: bool) -> tuple[FakeTensorMode | None, nn.Module]:
-    """On fake tensors if the code that builds the module can, else for real."""
+    """Builds the module on fake tensors if its code can, else for real."""
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     if not for_real:
         with contextlib.suppress(BadInput), mode:

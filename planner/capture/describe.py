@@ -1,4 +1,4 @@
-"""The ModelGraph of a layout: layers, Values and parameters as plain data."""
+"""Writes the ModelGraph of a captured model: layers, Values and parameters as plain data."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ class NotAffine(Exception):
 
 
 def describe(layout: Slicing, module: nn.Module) -> ModelGraph:
+    """Returns the ModelGraph of a captured model.
+
+    Args: `module` has the parameters and buffers, which the graph names and sizes.
+    Raises: NotAffine where a tensor between layers grows faster than the batch.
+    """
     return _Describer(layout, module).run()
 
 
@@ -58,7 +63,10 @@ class _Describer:
         )
 
     def _operations(self) -> tuple[str, ...]:
-        """Only of models that a spatial split is a thought for, with sizes that are known before they run."""
+        """Returns the operations as text where a spatial split is possible.
+
+        It is where all sizes are known before the model runs, and some operation slides over space.
+        """
         if any(map(unknown, self.probe.value.values())):
             return ()
         operations = operations_of(self.layout)
@@ -163,7 +171,7 @@ class _Describer:
 
 
 class _Signature:
-    """Operations, shapes, types, parameters' shapes, without a name: equal layers cost the same."""
+    """A hash of a layer's operations, shapes and types without names: layers of one signature cost the same."""
 
     def __init__(self, layout: Slicing, taken: Slice, made: list[str]) -> None:
         self.layout, self.taken, self.made = layout, taken, made

@@ -1,10 +1,13 @@
-"""What an export would stop at, or get wrong, given another form while it runs.
+"""Gives another form, while an export runs, to what it would stop at or get wrong.
 
-A BatchNorm without momentum reads its count as a number. An autograd.Function of the user's would be traced through,
-its own backward lost: it becomes one operation that calls it. A reentrant checkpoint is such a function as well, and
-would hide parameters: it is left out, since what is recomputed is the plan's to decide. A SyncBatchNorm looks for the
-process group that runs at the time: it is traced as the plain one and marked, and the plan says who its peers are.
-Axes that are a range of numbers made a tensor and a list again, as in monai's losses, are known without the tensor.
+- A BatchNorm without momentum reads its count as a number.
+- An autograd.Function of the user's would be traced through, its own backward lost. It becomes one operation that
+  calls it.
+- A reentrant checkpoint is such a function as well, and would hide parameters. It is left out: the plan decides what
+  is recomputed.
+- A SyncBatchNorm looks for the process group that runs at the time. It is traced as a plain one and marked; the plan
+  says who its peers are.
+- Axes that are a range of numbers, made a tensor and a list again as in monai's losses, are known without the tensor.
 """
 
 from __future__ import annotations
@@ -29,7 +32,10 @@ from planner.errors import BadInput
 
 @contextlib.contextmanager
 def exportable(module: nn.Module) -> Iterator[Callable[[Traced], None]]:
-    """Gives what puts the real operations back into the graph that was traced meanwhile."""
+    """Makes a module exportable while it is entered.
+
+    Yields: a function that puts the real operations back into the graph that was traced meanwhile.
+    """
     with (
         _cumulative(module) as names,
         _synchronised(module) as shared,
@@ -47,7 +53,7 @@ def exportable(module: nn.Module) -> Iterator[Callable[[Traced], None]]:
 
 
 def _allow_cudnn(traced: Traced) -> None:
-    """The export switches cuDNN off while it traces, and normalisations write that down as an argument."""
+    """Sets the cuDNN arguments of normalisations back to torch's own setting; an export traces with cuDNN off."""
     for node in traced.graph.nodes:
         schema = getattr(node.target, "_schema", None)
         for i, argument in enumerate(schema.arguments if schema is not None else ()):
@@ -57,7 +63,7 @@ def _allow_cudnn(traced: Traced) -> None:
 
 @contextlib.contextmanager
 def _synchronised(module: nn.Module) -> Iterator[frozenset[str]]:
-    """Paths of normalisations whose statistics are those of all replicas."""
+    """Yields the paths of normalisations whose statistics are those of all replicas; they are traced as plain ones."""
     original = nn.SyncBatchNorm.forward
     nn.SyncBatchNorm.forward = nn.modules.batchnorm._BatchNorm.forward  # type: ignore[method-assign]
     try:
@@ -75,8 +81,10 @@ def _mark_synchronised(traced: Traced, paths: frozenset[str]) -> None:
 
 @contextlib.contextmanager
 def _cumulative(module: nn.Module) -> Iterator[dict[float, str]]:
-    """A BatchNorm without momentum reads its count as a number, which stops an export: while it is traced it has
-    a momentum that tells its count's name."""
+    """Gives every BatchNorm without momentum one that tells the name of its count, while the module is traced.
+
+    Such a BatchNorm reads its count as a number, which would stop an export. Yields the names by momentum.
+    """
     norms = [
         (name, part)
         for name, part in module.named_modules()
@@ -115,22 +123,27 @@ def average_batch_norm(
     count: torch.Tensor,
     eps: float,
 ) -> torch.Tensor:
-    """BatchNorm with momentum=None: its running statistics are the averages of all batches so far. Its arguments have
-    the names that batch_norm's have."""
+    """Returns what a BatchNorm with momentum=None gives; its running statistics are averages of all batches so far.
+
+    Args: named as those of torch's batch_norm; `count` is the number of batches so far.
+    """
     momentum = share_of_latest(count) if training else 0.0
     cudnn = torch.backends.cudnn.enabled
     return torch.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn)
 
 
 def share_of_latest(count: torch.Tensor) -> float:
-    """Of the latest batch in the average of so many."""
+    """Returns the share of the latest batch in the average of `count` batches; 1 for a count without a value.
+
+    Args: `count` is a tensor of one number.
+    """
     plain = not count.is_meta and not isinstance(count, FakeTensor)
     return 1.0 / float(count) if plain else 1.0
 
 
 @contextlib.contextmanager
 def _listed_ranges() -> Iterator[None]:
-    """`torch.arange(2, 5).tolist()`, as long as nothing was written into it."""
+    """Lets `torch.arange(2, 5).tolist()` be known in a trace, as long as nothing was written into the tensor."""
     arange, tolist = torch.arange, FakeTensor.tolist
     ranges = WeakIdKeyDictionary()
 
@@ -181,9 +194,10 @@ class _Call:
 
 
 class _Functions:
-    """While it is entered, a call of an autograd.Function is recorded as one operation of a library of its own.
+    """Records each call of an autograd.Function as one operation of a library of its own, while it is entered.
 
-    What `apply` runs is exchanged, not `apply`: a model may have bound `MyFunction.apply` to a name long before."""
+    The code of `apply` is exchanged, not `apply`: a model may have bound `MyFunction.apply` to a name long before.
+    """
 
     def __init__(self) -> None:
         self.library = torch.library.Library("shardwright", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -245,12 +259,15 @@ class _Functions:
 
 
 def _is_torchs(function: type[torch.autograd.Function]) -> bool:
-    """Whose backward is what autograd makes of its forward; what fakes a quantisation has one of its own."""
+    """Returns whether a function is one of torch's whose backward autograd can make of its forward.
+
+    Functions that fake a quantisation have a backward of their own.
+    """
     return function.__module__.startswith("torch.") and not function.__module__.startswith("torch.ao.")
 
 
 def _standing_in() -> CodeType:
-    """What may stand where the code of `apply` does: it has a cell, too, as that has for its `super()`."""
+    """Returns code that may stand in for that of `apply`: it has a cell, as `apply` has one for its `super()`."""
     cell = None
 
     def apply(*given: object, recorded: Callable[..., object], **named: object) -> object:

@@ -1,8 +1,7 @@
-"""The traced graph run on fake tensors of one concrete batch size: shapes, strides, aliases, gradients, FLOPs.
+"""Runs the traced graph on fake tensors of one concrete batch size: shapes, strides, aliases, gradients and FLOPs.
 
-Two such runs, at two and three samples, say how every size depends on the batch; nothing is allocated.
-
-FLOPs of operations that torch's counter misses on a CPU, whose kernels it does not know.
+Two such runs, at two and three samples, say how every size depends on the batch; nothing is allocated. FLOPs of some
+operations are counted by hand, since torch's counter does not know their CPU kernels.
 """
 
 from __future__ import annotations
@@ -25,23 +24,38 @@ from planner.errors import BadInput
 
 @dataclass(slots=True)
 class Probe:
-    """What each node gave for a batch of `n`; fakes are kept alive, so storages can be told apart."""
+    """The fake value and the FLOPs of each node for a batch of `n`.
+
+    The values are kept alive, so that their storages can be told apart.
+    """
 
     n: int
     value: dict[fx.Node, object]
     flops: dict[fx.Node, int]
 
     def tensor(self, node: fx.Node) -> Tensor | None:
+        """Returns the tensor that a node gave; None where it gave something else.
+
+        Args: `node` is of the graph that was run.
+        """
         found = self.value[node]
         return found if isinstance(found, Tensor) else None
 
 
 def after(value: object, *done: object) -> object:
-    """`value`, once `done` has happened: orders a tensor behind the operation that writes into it."""
+    """Returns `value` unchanged; the call orders it behind the operations that made `done`, which write into it.
+
+    Args: `done` are the results of these operations.
+    """
     return value
 
 
 def probe(traced: Traced, n: int, trainable: Mapping[str, bool]) -> Probe:
+    """Returns a run of the graph on fake tensors of a batch of `n`.
+
+    Args: `trainable` says which parameters need a gradient, by name.
+    Raises: BadInput where an operation does not run alone, as inside torch.vmap.
+    """
     mode = FakeTensorMode(shape_env=ShapeEnv())
     found = Probe(n, {}, {})
     with torch.random.fork_rng(devices=[]), mode, FlopCounterMode(display=False) as counter:
@@ -78,7 +92,10 @@ def _run(node: fx.Node, values: Mapping[fx.Node, object]) -> object:
 def arguments(
     node: fx.Node, values: Mapping[fx.Node, object]
 ) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Of a node, with values in the place of nodes."""
+    """Returns the arguments of a node with values in the place of nodes.
+
+    Returns: positional arguments and keyword arguments.
+    """
 
     def fill(argument: object) -> object:
         return values[argument] if isinstance(argument, fx.Node) else argument
@@ -88,6 +105,10 @@ def arguments(
 
 @contextlib.contextmanager
 def entered(context: Context) -> Iterator[None]:
+    """Enters the context that an operation was traced under: gradients on or off, autocast.
+
+    Args: `context` comes from the node's meta.
+    """
     with contextlib.ExitStack() as stack:
         for kind, *settings in context:
             if kind == "grad":
@@ -100,7 +121,10 @@ def entered(context: Context) -> Iterator[None]:
 
 
 def concrete(size: object, n: int) -> int:
-    """A size of the export at a batch of `n`; there is one symbol at most."""
+    """Returns a size of the export at a batch of `n`.
+
+    Args: `size` is a number, or an expression of the one symbol that there is.
+    """
     if isinstance(size, torch.SymInt):
         expression = size.node.expr
         return int(expression.subs(dict.fromkeys(expression.free_symbols, n)))
@@ -115,7 +139,10 @@ def _empty(like: Tensor, n: int) -> Tensor:
 
 
 def unknown(value: object) -> bool:
-    """A number, or a tensor with a size, that only the values of tensors tell."""
+    """Returns whether a value is a number, or a tensor with a size, that only the values of tensors tell.
+
+    Args: `value` is what a node gave on fake tensors; a list or tuple is unknown if a part of it is.
+    """
     parts = value if isinstance(value, list | tuple) else [value]
     sizes = [size for part in parts for size in (part.shape if isinstance(part, Tensor) else [part])]
     return any(isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool) for size in sizes)
@@ -126,7 +153,10 @@ ATTENTION = "aten.scaled_dot_product_attention.default"
 
 
 def flops_by_hand(node: fx.Node, values: Mapping[fx.Node, object]) -> int:
-    """0 where torch's own counter knows."""
+    """Returns the FLOPs of attention and recurrent layers; 0 where torch's own counter knows them.
+
+    Args: `values` has what the nodes before gave.
+    """
     if str(node.target) == ATTENTION:
         query, key, value = (_shape(x, values) for x in node.args[:3])
         scores = math.prod(query[:-1]) * key[-2]

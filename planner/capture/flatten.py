@@ -1,4 +1,4 @@
-"""The graph that torch.export gives, made flat and named by the user's names.
+"""Makes the graph that torch.export gives flat, and names it by the user's names.
 
 Nested graphs, for what runs without gradients or under autocast, are opened: their operations carry that as their
 context. A tensor that comes under two names comes once.
@@ -28,7 +28,10 @@ CHECKS = {
 
 
 def unnamed(where: str) -> BadInput:
-    """The export takes such a tensor for a number like any other, without the name of the weight that it is of."""
+    """Returns the error for a tensor that is no parameter or buffer of the model, as `.data` of one is.
+
+    Args: `where` is the user's line. The export takes such a tensor for a number, without the name of its weight.
+    """
     return BadInput(
         "forward() uses a tensor that is no parameter or buffer of the model, as '.data' of one is",
         where=where,
@@ -44,6 +47,12 @@ def flatten(
     symbolic: bool,
     micro: int,
 ) -> Traced:
+    """Returns an exported program as one flat graph with the user's names.
+
+    Args: `examples` are the (inputs, targets) of the export; `symbolic` says whether its batch is a symbol; `micro` is
+        the batch size otherwise.
+    Raises: BadInput for a loss that does not depend on the model, and for branches that tensors decide.
+    """
     return _Flatten(program, module, examples).run(symbolic=symbolic, micro=micro)
 
 
@@ -137,7 +146,7 @@ class _Flatten:
         return Source(kind="constant", name=name)
 
     def _place_of_user(self, placeholder: str) -> str:
-        """A line of the user's, or the path of the module whose code is another's."""
+        """Returns a line of the user's code, or the path of the module whose code is somebody else's."""
         node = next(node for node in self.program.graph.nodes if node.name == placeholder)
         stacks = [(_where(user) or {}).get("stack") for user in node.users]
         paths = [stack[-1][0] for stack in stacks if isinstance(stack, tuple) and stack]
@@ -211,7 +220,7 @@ class _Flatten:
 
 
 def _nested(node: fx.Node) -> tuple[tuple[object, ...], fx.Node, tuple[object, ...]] | None:
-    """(context, graph, arguments) of an operator that runs a graph under another mode."""
+    """Returns context, graph and arguments of an operator that runs a graph under another mode; else None."""
     name = str(node.target)
     if node.op != "call_function" or name not in ("wrap_with_set_grad_enabled", "wrap_with_autocast"):
         return None
@@ -223,7 +232,7 @@ def _nested(node: fx.Node) -> tuple[tuple[object, ...], fx.Node, tuple[object, .
 
 
 def _where(node: fx.Node) -> dict[str, object] | None:
-    """The innermost module path, without the wrapper's own names, and its stack with counts of visits."""
+    """Returns the stack of modules that a node ran in, without the wrapper's own names; None where it is not known."""
     stack = node.meta.get("nn_module_stack")
     if not stack or "_empty_nn_module_stack_from_metadata_hook" in stack:
         return None
@@ -234,7 +243,7 @@ def _where(node: fx.Node) -> dict[str, object] | None:
 
 
 def _aliases(module: nn.Module) -> list[tuple[str, ...]]:
-    """Names of each parameter and buffer, the first one being its own."""
+    """Returns all names of each parameter and buffer; the first is its own."""
     groups: dict[int, list[str]] = {}
     for name, tensor in [
         *module.named_parameters(remove_duplicate=False),

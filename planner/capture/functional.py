@@ -1,9 +1,9 @@
-"""In-place operations made functional, so that a cut between two layers never has a write cross it.
+"""Makes in-place operations functional, so that a cut between two layers never has a write cross it.
 
 Where an operation has an out-of-place twin that gives the same tensor to the stride, the twin takes its place.
-Otherwise the tensor that owns the memory is cloned, the views up to the one written are taken again from the
-clone, and the write goes there. Later readers of the tensor, or of any view of it, read the new one. Writes into
-parameters and buffers stay: they are state.
+Otherwise the tensor that owns the memory is cloned. The views up to the one written are taken again from the clone,
+and the write goes there. Later readers of the tensor, or of any view of it, read the new one. Writes into parameters
+and buffers stay: they are state.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ IDENTITIES = {"aten.dropout", "aten.feature_dropout", "aten.alpha_dropout", "ate
 
 
 def functionalise(traced: Traced, trainable: Mapping[str, bool], n: int) -> Traced:
-    """`n` is a batch size that the trace serves."""
+    """Returns the graph without writes into anything but parameters and buffers.
+
+    Args: `trainable` says which parameters need a gradient; `n` is a batch size that the trace serves.
+    Raises: BadInput for an operation that writes several tensors at once.
+    """
     states = {x for x, source in traced.sources.items() if source.kind in OWNERS}
     if any(x not in states for node in traced.graph.nodes for x in written(node)):
         return _Functional(traced, probe(traced, n, trainable)).run()
@@ -41,7 +45,10 @@ def functionalise(traced: Traced, trainable: Mapping[str, bool], n: int) -> Trac
 
 
 def written(node: fx.Node) -> list[fx.Node]:
-    """Arguments that an operation writes into, by its schema."""
+    """Returns the arguments that an operation writes into, by its schema.
+
+    Args: `node` may be any node; one without a schema writes nothing.
+    """
     if not isinstance(node.target, OpOverload):
         return []
     found: list[fx.Node] = []
@@ -56,7 +63,10 @@ def written(node: fx.Node) -> list[fx.Node]:
 
 
 def states_written(node: fx.Node) -> list[fx.Node]:
-    """`written`, with the running statistics that a normalisation updates."""
+    """Returns the parameters, buffers and other arguments that an operation writes into.
+
+    Args: `node` may also be a normalisation, whose schema does not say that it updates running statistics.
+    """
     if isinstance(node.target, OpaqueLayer):
         return node.target.buffers(node)
     if node.target is average_batch_norm:
@@ -70,7 +80,10 @@ def states_written(node: fx.Node) -> list[fx.Node]:
 
 
 def random(node: fx.Node) -> bool:
-    """Draws numbers: a tag of the operation, unless it drops nothing out."""
+    """Returns whether an operation draws numbers.
+
+    Args: `node` counts by its tag, and a dropout of nothing draws none; an opaque layer may draw.
+    """
     if isinstance(node.target, OpaqueLayer):
         return True
     if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
@@ -140,7 +153,7 @@ class _Functional:
         return node in self.traced.sources and self.traced.sources[node].kind in OWNERS
 
     def _get(self, node: fx.Node, user: fx.Node) -> fx.Node:
-        """The node that stands for `node` now; a view of a tensor written since is taken again."""
+        """Returns the node that stands for `node` now; a view of a tensor written since is taken again."""
         if node not in self.current and written(node):
             self.current[node] = self._get(self.parent[node], user)
         if node not in self.current:
@@ -172,7 +185,7 @@ class _Functional:
         self.current[node] = new if target is root else self._get(target, node)
 
     def _is_its_argument(self, node: fx.Node) -> bool:
-        """As what an operation in place returns is, or a dropout of nothing."""
+        """Returns whether a node is its argument: what an operation in place returns, or a dropout of nothing."""
         name = node.target._schema.name.replace("::", ".") if isinstance(node.target, OpOverload) else ""
         if name not in IDENTITIES or ("grad", False) in node.meta["context"]:
             return bool(written(node))
@@ -209,7 +222,7 @@ class _Functional:
         return done
 
     def _twin(self, node: fx.Node) -> OpOverload | None:
-        """The operation out of place, if it gives a tensor of the same shape, type and strides."""
+        """Returns the operation out of place, if it gives a tensor of the same shape, type and strides."""
         assert isinstance(node.target, OpOverload)
         name = node.target._schema.name.split("::")[1]
         packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
@@ -237,6 +250,10 @@ class _Functional:
 
 
 def drop_unused(graph: fx.Graph, outputs: set[fx.Node]) -> None:
+    """Removes nodes that nothing reads, except placeholders and operations with an effect.
+
+    Args: `outputs` stay, too.
+    """
     for node in reversed(graph.nodes):
         effect = random(node) or (states_written(node) and "local" not in node.meta)
         if not (node.users or node in outputs or node.op == "placeholder" or effect):

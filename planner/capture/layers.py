@@ -1,9 +1,9 @@
-"""Operations grouped into layers: which layer each node of the functional graph belongs to.
+"""Groups operations into layers: which layer each node of the functional graph belongs to.
 
 A module that owns parameters, and has no such module below it, is a layer each time it is called. Parameters that
 a larger module uses itself open a layer under that module's path. Everything else is glue and joins the layer that
 feeds it, the latest if there are several. What depends on nothing but sizes, constants and integer inputs (masks,
-positions) is free: it belongs to no layer and is computed again in every stage that reads it.
+positions) is free. It belongs to no layer and is computed again in every stage that reads it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,17 @@ ROOT = "root"  # names a layer of the outermost module's own parameters
 
 @dataclass(slots=True)
 class Grouping:
+    """The names of the layers, and the layer of each node."""
+
     names: list[str] = field(default_factory=list)
     layer_of: dict[fx.Node, int] = field(default_factory=dict)  # FREE for free nodes; no placeholders
 
 
 def group(traced: Traced, probe: Probe) -> Grouping:
-    """The last layer is the loss."""
+    """Returns the layers of a functional graph; the last layer is the loss.
+
+    Args: `probe` is a run of the graph on fake tensors.
+    """
     return _Grouper(traced, probe).run()
 
 
@@ -53,7 +58,7 @@ class _Grouper:
         self.atoms = {p for p in self.owners if not any(q.startswith(p + ".") for q in self.owners)}
 
     def _owners(self) -> set[str]:
-        """Paths of modules that own parameters, or state that is written; of every module where there is none."""
+        """Returns the paths of modules that own parameters or state that is written; of every module where none do."""
         names = {source.name for source in self.traced.sources.values() if source.kind == "parameter"}
         names |= {self.traced.sources[x].name for x in self.mutated if x in self.traced.sources}
         names |= {alias for name in names for alias in self.traced.aliases.get(name, ())}
@@ -90,7 +95,7 @@ class _Grouper:
         return all(self._is_free_input(x) for x in self._inputs(node))
 
     def _inputs(self, node: fx.Node) -> list[fx.Node]:
-        """Of an operation, together with the clone that it writes into: no cut falls between the two."""
+        """Returns the inputs of an operation and of the clone that it writes into; no cut falls between the two."""
         held = self.held[node]
         return [x for part in (*held, node) for x in part.all_input_nodes if x not in held]
 
@@ -142,8 +147,11 @@ class _Grouper:
         return any(source is not None and source.kind == "parameter" for source in sources)
 
     def _merged(self, names: list[str]) -> Grouping:
-        """Layers between which no cut may fall become one: those that share state that is written, or sizes
-        that only the values of a tensor tell."""
+        """Returns the layers, with those between which no cut may fall made one.
+
+        No cut may fall between layers that share state that is written, or sizes that only the values of a tensor
+        tell.
+        """
         joined = [False] * len(names)  # joined[i]: with layer i - 1
         for first, last in self._inseparable():
             joined[first + 1 : last + 1] = [True] * (last - first)
@@ -177,18 +185,18 @@ class _Grouper:
 
 
 def _owner(name: str) -> str:
-    """Path of the module that a parameter belongs to; its parametrisations count as the module itself."""
+    """Returns the path of the module that a parameter belongs to; parametrisations count as the module itself."""
     return name.rpartition(".")[0].partition(".parametrizations")[0]
 
 
 def _stack(node: fx.Node) -> tuple[tuple[str, str], ...]:
-    """(path, call) from the outermost module inwards, the model itself left out."""
+    """Returns the modules that a node ran in, each as (path, call), from the outermost inwards, without the model."""
     stack: tuple[tuple[str, str], ...] = node.meta.get("stack", ())
     return tuple((path, key) for path, key in stack if path)
 
 
 def _unique(paths: list[str]) -> list[str]:
-    """The name of the last layer is not given to a module of the user's."""
+    """Returns names for layers, numbered where a module is called again; only the loss has the loss's name."""
     seen: dict[str, int] = {LOSS: 1}
     taken: set[str] = set()
     names = []

@@ -1,4 +1,4 @@
-"""Bytes in use: from storages as they come and go, or on a GPU from its allocator, which sees workspaces too."""
+"""Counts bytes in use: by storages as they come and go, or on a GPU by its allocator, which sees workspaces too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class MemoryMeter(Protocol):
-    """While it is on: bytes in use now, and at most since the last restart, above those at its start."""
+    """A counter of bytes above those at its start: in use now, and at most since the last restart, while it is on."""
 
     @property
     def now(self) -> int: ...
@@ -28,10 +28,18 @@ class MemoryMeter(Protocol):
 
 
 def meter_of(device: torch.device) -> MemoryMeter:
+    """Returns the meter for a device: its allocator on a GPU, storages elsewhere.
+
+    Args: `device` is where the tensors to count are made.
+    """
     return CudaBytes(device) if device.type == "cuda" else LiveBytes()
 
 
 def storage_of(tensor: Tensor) -> int:
+    """Returns a key of the storage that a tensor lies in, which views of one tensor share.
+
+    Returns: a number that is free for another storage once this one is gone.
+    """
     key: int = tensor.untyped_storage()._cdata
     return key
 
@@ -50,10 +58,14 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known = {storage_of(tensor) for tensor in known or ()}
 
     def restart(self) -> None:
+        """Sets the peak to the bytes in use now."""
         self.peak = self.now
 
     def adopt(self, tensors: Iterable[Tensor]) -> None:
-        """Counts what was made before, until it is freed."""
+        """Counts tensors that were made before, until they are freed.
+
+        Args: a storage among those of `tensors` counts once.
+        """
         for tensor in tensors:
             self._count(tensor)
 
@@ -85,6 +97,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class CudaBytes:
+    """A meter of what torch's allocator has given out on one GPU."""
+
     def __init__(self, device: torch.device) -> None:
         self._device, self._start = device, 0
 

@@ -1,7 +1,7 @@
-"""Layers taken as they are: modules whose code no trace can follow, each call of them one operation.
+"""Takes modules whose code no trace can follow as layers: each call of such a module is one operation.
 
-How their outputs grow with the batch is seen in two runs of a copy of the module, so the module has to be built for
-real. What they compute, draw or write is not looked into: their FLOPs count as none, their buffers as written.
+Two runs of a copy of the module show how its outputs grow with the batch, so the module has to be built for real.
+What it computes, draws or writes is not looked into: its FLOPs count as none, its buffers as written.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class OpaqueCall:
 
 
 class OpaqueLayer:
-    """What stands in the graph for one call: a function of the module's state and of its tensor inputs."""
+    """A function of a module's state and of its tensor inputs, which stands in the graph for one call."""
 
     def __init__(
         self, path: str, skeleton: nn.Module, runs: tuple[OpaqueCall, OpaqueCall], sizes: tuple[int, int]
@@ -51,7 +51,10 @@ class OpaqueLayer:
         self.given: tuple[list[object], pytree.TreeSpec] = ([], pytree.tree_flatten(())[1])
 
     def record(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Tensor]:
-        """Keeps what is no tensor; gives the tensors."""
+        """Keeps the arguments of a call that are no tensors.
+
+        Returns: the tensors among the arguments, in order.
+        """
         leaves, spec = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         self.given = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec
@@ -59,6 +62,10 @@ class OpaqueLayer:
         return tensors
 
     def buffers(self, node: fx.Node) -> list[fx.Node]:
+        """Returns the nodes of the module's buffers.
+
+        Args: `node` is the call in the graph.
+        """
         tensors = node.args[0]
         assert isinstance(tensors, list | tuple)
         return [x for x in tensors[self.parameters : len(self.names)] if isinstance(x, fx.Node)]
@@ -79,13 +86,17 @@ class OpaqueLayer:
         return [leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor)]
 
     def evaluating(self) -> OpaqueLayer:
-        """The same call of the module in evaluation mode."""
+        """Returns the layer for the same call of the module in evaluation mode."""
         made = copy.copy(self)
         made.training = False
         return made
 
     def empty(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Outputs without values, of the shapes that the two runs had, continued to the batch of the inputs."""
+        """Returns outputs without values.
+
+        Args: `inputs` tell the batch.
+        Returns: tensors of the shapes that the two runs had, continued to that batch.
+        """
         low, high = self.runs
         n = self._batch(inputs)
         shapes = [
@@ -111,6 +122,10 @@ class OpaqueLayer:
         return low - slope * self.sizes[0] + n * slope
 
     def result(self, tensors: list[Tensor]) -> object:
+        """Returns what the module returned, with tensors in the place of its own.
+
+        Args: `tensors` come in the order of the module's results.
+        """
         rest, others = iter(tensors), self.runs[0].others
         leaves = [others[i] if i in others else next(rest) for i in range(len(tensors) + len(others))]
         return pytree.tree_unflatten(leaves, self.runs[0].results)
@@ -118,7 +133,7 @@ class OpaqueLayer:
 
 @dataclass
 class Opaque:
-    """While it is entered, each call of the modules is recorded as one operation."""
+    """Records each call of the opaque modules as one operation, while it is entered."""
 
     module: nn.Module
     runs: dict[str, list[tuple[OpaqueCall, OpaqueCall]]]
@@ -138,6 +153,10 @@ class Opaque:
         self.library._destroy()  # type: ignore[no-untyped-call]
 
     def restore(self, traced: Traced) -> None:
+        """Puts the opaque layers in the place of the recorded operations of a graph.
+
+        Args: `traced` was traced while this was entered.
+        """
         for node in traced.graph.nodes:
             schema = getattr(node.target, "_schema", None)
             if schema is not None and schema.name in self.layers:
@@ -169,7 +188,12 @@ class Opaque:
 def observe(
     module: nn.Module, paths: Sequence[str], batches: Sequence[tuple[object, object]]
 ) -> dict[str, list[tuple[OpaqueCall, OpaqueCall]]]:
-    """The calls of each module, in order, in a run with the first and one with the second batch."""
+    """Returns the calls of each opaque module, as a run with each of two batches makes them.
+
+    Args: `paths` name the modules; `batches` are two pairs (inputs, targets).
+    Returns: by path, the calls in order, each as (with the first batch, with the second).
+    Raises: BadInput for a path that is no module's; CannotTrace where a run fails.
+    """
     if not paths:
         return {}
     known = dict(module.named_modules())
@@ -206,5 +230,8 @@ def _watch(module: nn.Module, paths: Sequence[str], inputs: object) -> dict[str,
 
 
 def opaque_layers(layer_of: Mapping[fx.Node, int]) -> set[int]:
-    """By their numbers."""
+    """Returns the numbers of the layers that have an opaque module.
+
+    Args: `layer_of` has the layer of each node.
+    """
     return {layer for node, layer in layer_of.items() if isinstance(node.target, OpaqueLayer)}

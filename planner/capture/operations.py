@@ -1,4 +1,7 @@
-"""Nodes of a captured graph as the integers that spatial rules read: operations, arguments by name, global shapes."""
+"""Writes nodes of a captured graph as the integers that spatial rules read.
+
+An `Operation` has arguments by the names of the schema, and global shapes.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ Target = OpOverload | Callable[..., Tensor]  # an operation of torch, or `averag
 
 
 def operations_of(layout: Slicing) -> tuple[Operation, ...]:
-    """The whole model; Values and states under their own names, everything else under its node's."""
+    """Returns all operations of a captured model.
+
+    Returns: Values and states come under their own names, everything else under its node's.
+    """
     sources, values = layout.traced.sources, layout.probes[0].value
     names: dict[fx.Node, str] = {}
     found = []
@@ -49,7 +55,11 @@ def operations_of(layout: Slicing) -> tuple[Operation, ...]:
 
 
 def check_sizes(layout: Slicing, nodes: Iterable[fx.Node]) -> None:
-    """BadInput names the first of these operations that makes a size which only the values of tensors tell."""
+    """Refuses operations that make a size which only the values of tensors tell.
+
+    Args: `nodes` are of the graph that `layout` slices.
+    Raises: BadInput, which names the first of them and the user's line.
+    """
     for node in nodes:
         if not unknown(layout.probes[0].value.get(node)):
             continue
@@ -65,8 +75,11 @@ def check_sizes(layout: Slicing, nodes: Iterable[fx.Node]) -> None:
 
 
 def samples_of(layout: Slicing, node: fx.Node) -> tuple[int, ...]:
-    """Of each tensor that a node makes, the dimension that is a multiple of the batch; nothing where that is not known,
-    as the model was captured for one batch."""
+    """Returns the dimension of samples of each tensor that a node makes.
+
+    Returns: NONE for a tensor that does not grow with the batch, OTHERWISE where no single dimension is a multiple of
+        it; an empty tuple where the model was captured for one batch, which does not tell.
+    """
     low, high = layout.probes
     if low.n == high.n:
         return ()
@@ -88,7 +101,11 @@ def _renamed(value: Given, names: Mapping[str, str]) -> Given:
 
 
 def operation_of(node: fx.Node, values: Mapping[fx.Node, object], layer: str) -> Operation | None:
-    """None for what makes no tensor (sizes, contexts): every rank computes it alike."""
+    """Returns a node as an Operation.
+
+    Args: `values` has what each node gave on fake tensors; `layer` is the node's layer.
+    Returns: None for what makes no tensor (sizes, contexts), which every rank computes alike.
+    """
     shapes, path = _shapes(values.get(node)), _path(node, layer)
     if node.op != "call_function" or shapes is None:
         return None
@@ -105,7 +122,7 @@ def operation_of(node: fx.Node, values: Mapping[fx.Node, object], layer: str) ->
 
 
 def _path(node: fx.Node, layer: str) -> str | None:
-    """Of the module that it is written in, where that is not the layer's."""
+    """Returns the path of the module that a node is written in, where that is not its layer's; else None."""
     stack = node.meta.get("stack")
     if not stack or not layer or node.meta.get("in_loss"):
         return None
@@ -114,13 +131,20 @@ def _path(node: fx.Node, layer: str) -> str | None:
 
 
 def operation_name(target: Target) -> str:
-    """ "aten.conv3d" of every overload."""
+    """Returns the name of an operation without its overload, such as "aten.conv3d".
+
+    Args: `target` may also be `average_batch_norm`.
+    """
     if not isinstance(target, OpOverload):
         return "aten.batch_norm"  # its running statistics apart, `average_batch_norm` is no other operation
     return target._schema.name.replace("::", ".")
 
 
 def argument_names(target: Target) -> list[str]:
+    """Returns the names of an operation's arguments in their order.
+
+    Args: `target` may also be `average_batch_norm`.
+    """
     if not isinstance(target, OpOverload):
         return list(inspect.signature(target).parameters)
     return [argument.name for argument in target._schema.arguments]
@@ -129,7 +153,10 @@ def argument_names(target: Target) -> list[str]:
 def named_arguments(
     target: Target, args: Iterable[object], kwargs: Mapping[str, object]
 ) -> dict[str, object]:
-    """By the names of the schema, defaults where nothing is given."""
+    """Returns arguments by the names of the operation's schema.
+
+    Returns: defaults stand where nothing is given.
+    """
     if not isinstance(target, OpOverload):
         return dict(inspect.signature(target).bind(*args, **kwargs).arguments)
     given = list(args)

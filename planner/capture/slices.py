@@ -1,7 +1,7 @@
-"""A run of consecutive layers as operations in order, with what they read from outside.
+"""Takes a run of consecutive layers as operations in order, with what they read from outside.
 
-Free nodes are taken along once a slice. Sizes are never handed over: how a size depends on the batch is known from
-two probes, and the batch is read off the first tensor of the slice that has it in its shape.
+Free nodes are taken along once a slice. Sizes are never handed over. Two probes tell how a size depends on the
+batch, and the batch is read off the first tensor of the slice that has it in its shape.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Where a slice reads the batch: `n = (size of dim - fixed) // slope`."""
+    """The place where a slice reads the batch: `n = (size of dim - fixed) // slope`."""
 
     node: fx.Node
     dim: int
@@ -45,6 +45,8 @@ class Reference:
 
 @dataclass(slots=True)
 class Slice:
+    """The operations of consecutive layers, with what they read from outside."""
+
     nodes: list[fx.Node] = field(default_factory=list)
     reads: dict[fx.Node, None] = field(default_factory=dict)  # tensors of the batch and of earlier layers
     states: dict[fx.Node, None] = field(default_factory=dict)  # parameters, buffers and constants
@@ -61,10 +63,12 @@ class Slicing:
 
     @cached_property
     def order(self) -> dict[fx.Node, int]:
+        """Returns the position of each node in the graph."""
         return {node: i for i, node in enumerate(self.traced.graph.nodes)}
 
     @cached_property
     def by_layer(self) -> dict[int, list[fx.Node]]:
+        """Returns the nodes of each layer in order; free nodes are under FREE."""
         found: dict[int, list[fx.Node]] = defaultdict(list)
         for node in self.order:
             if node.op != "placeholder":
@@ -73,7 +77,7 @@ class Slicing:
 
     @cached_property
     def crossing(self) -> dict[fx.Node, str]:
-        """Name of each tensor that another layer reads, or that is the loss."""
+        """Returns the name of each tensor that another layer reads, or that is the loss."""
         names: dict[fx.Node, str] = {}
         for layer, name in enumerate(self.grouping.names):
             made = [node for node in self.by_layer[layer] if self._leaves(node, layer)]
@@ -87,21 +91,35 @@ class Slicing:
         return any(layer_of[x] not in (layer, FREE) for x in node.users) and not self.is_size(node)
 
     def name(self, node: fx.Node) -> str:
+        """Returns the name of a Value, a state or a part of the batch by its node.
+
+        Args: `node` is a placeholder, or makes a tensor that another layer reads.
+        """
         source = self.traced.sources.get(node)
         return source.name if source is not None else self.crossing[node]
 
     def is_size(self, node: fx.Node) -> bool:
-        """A number that is read off a tensor's shape."""
+        """Returns whether a node is a number that is read off a tensor's shape.
+
+        Args: `node` is of the graph.
+        """
         return type(self.probes[0].value[node]) is int and node.target in SIZES
 
     def size(self, node: fx.Node, dim: int | None = None) -> Size:
+        """Returns how a number, or a dimension of a tensor, depends on the batch.
+
+        Args: `dim` is the dimension where the node is a tensor.
+        """
         values = [probe.value[node] for probe in self.probes]
         low, high = (x.shape[dim or 0] if isinstance(x, Tensor) else x for x in values)
         assert isinstance(low, int) and isinstance(high, int)
         return affine(low, high, self.probes)
 
     def take(self, first: int, last: int) -> Slice:
-        """Layers first to last, both included."""
+        """Returns the operations of consecutive layers.
+
+        Args: layers `first` to `last`, both included.
+        """
         taken = Slice()
         inside: set[fx.Node] = set()
         for layer in range(first, last + 1):
@@ -150,6 +168,10 @@ class Slicing:
 
 
 def affine(low: int, high: int, probes: tuple[Probe, Probe]) -> Size:
+    """Returns the line through the sizes that two probes saw.
+
+    Args: `low` and `high` are the sizes at the batches of the first and the second probe.
+    """
     first, second = probes[0].n, probes[1].n
     if first == second:
         return Size(low, 0)

@@ -1,4 +1,4 @@
-"""Stage modules out of a captured graph: what the profiler times and the runtime executes.
+"""Makes stage modules out of a captured graph: what the profiler times and the runtime executes.
 
     stages = cut(captured, boundaries)      # boundaries: indices of the layers at which stages 1, 2, ... begin
     module = layer_module(captured, name)   # one layer alone;   whole(captured): all of them
@@ -27,6 +27,8 @@ from planner.errors import BadInput
 
 
 class StageModule(nn.Module):
+    """Consecutive layers of a captured model as one module, from Values by name to Values by name."""
+
     index: int
     layers: tuple[str, ...]
     inputs: tuple[str, ...]  # names of the Values that it reads, from the batch or from earlier stages
@@ -59,6 +61,10 @@ class StageModule(nn.Module):
             self.register_parameter(_slot(name), nn.Parameter(tensor, requires_grad=trainable))
 
     def forward(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the stage's output Values by name.
+
+        Args: `values` has at least the stage's inputs, by name.
+        """
         given = [values[name] for name in self.inputs]
         states = [getattr(self, slot) for slot in self._states]
         return dict(zip(self.outputs, self._run(*given, *states), strict=True))
@@ -66,17 +72,29 @@ class StageModule(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yields the stage's parameters under the user's names.
+
+        Args: as torch's method of this name has them.
+        """
         for slot, parameter in super().named_parameters("", False, remove_duplicate):
             yield _joined(prefix, name_of(slot)), parameter
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
+        """Yields the stage's buffers and constants under the user's names.
+
+        Args: as torch's method of this name has them.
+        """
         for slot, buffer in super().named_buffers("", False, remove_duplicate):
             yield _joined(prefix, name_of(slot)), buffer
 
     def materialise(self, tensors: Mapping[str, Tensor], device: torch.device | str = "cpu") -> None:
-        """Loads copies of the stage's own tensors, by name, on a device; constants need not be given."""
+        """Loads copies of the stage's own tensors on a device.
+
+        Args: `tensors` has them by name, and may have more; constants need not be given.
+        Raises: BadInput for a tensor that is missing, or of another shape or type.
+        """
         for slot in self._states:
             name = name_of(slot)
             held = getattr(self, slot)
@@ -99,6 +117,11 @@ class StageModule(nn.Module):
 
 
 def cut(captured: Captured, boundaries: Sequence[int]) -> list[StageModule]:
+    """Returns the stages of a captured model, on the meta device.
+
+    Args: `boundaries` are the indices of the layers at which stages 1, 2, ... begin.
+    Raises: BadInput where they do not increase, or are no layer's.
+    """
     count = len(captured.graph.layers)
     edges = [0, *boundaries, count]
     if any(a >= b for a, b in itertools.pairwise(edges)):
@@ -110,11 +133,18 @@ def cut(captured: Captured, boundaries: Sequence[int]) -> list[StageModule]:
 
 
 def whole(captured: Captured) -> StageModule:
-    """The captured graph itself: what the stages together must equal."""
+    """Returns the whole captured model as one stage, which the stages together must equal.
+
+    Args: `captured` may have any number of layers.
+    """
     return cut(captured, ())[0]
 
 
 def layer_module(captured: Captured, layer: str) -> StageModule:
+    """Returns one layer as a stage of its own, on the meta device.
+
+    Raises: BadInput with all names, where there is no such layer.
+    """
     if layer not in captured.graph.index:
         raise BadInput(f"there is no layer '{layer}'", allowed=", ".join(captured.graph.index))
     index = captured.graph.index[layer]
@@ -124,12 +154,16 @@ def layer_module(captured: Captured, layer: str) -> StageModule:
 def materialise(
     stage: StageModule, tensors: Mapping[str, Tensor], device: torch.device | str = "cpu"
 ) -> StageModule:
+    """Loads copies of a stage's tensors on a device, as its method does.
+
+    Returns: the stage itself.
+    """
     stage.materialise(tensors, device)
     return stage
 
 
 def _made(captured: Captured, layout: Slicing, first: int, last: int) -> dict[fx.Node, str]:
-    """What a stage hands out: Values with a reader beyond it, and the loss."""
+    """Returns the Values that a stage hands out, those with a reader beyond it and the loss, by their nodes."""
     inside = set(layout.grouping.names[first : last + 1])
     found = {}
     for node, name in layout.crossing.items():
@@ -141,11 +175,15 @@ def _made(captured: Captured, layout: Slicing, first: int, last: int) -> dict[fx
 
 
 def _slot(name: str) -> str:
-    """A module forbids dots in the names of its tensors, and has attributes of its own; a name may hold a slash."""
+    """Returns the attribute that holds a tensor of a name: a module forbids dots, and has attributes of its own."""
     return "/" + name.replace("%", "%25").replace("/", "%2f").replace(".", "/")
 
 
 def name_of(slot: str) -> str:
+    """Returns the user's name of the tensor that an attribute of a stage holds.
+
+    Args: `slot` is the attribute's name.
+    """
     return slot[1:].replace("/", ".").replace("%2f", "/").replace("%25", "%")
 
 
@@ -218,7 +256,7 @@ class _Writer:
         return self.env[node]  # type: ignore[return-value]
 
     def _placed(self, argument: object) -> object:
-        """Devices that the capture wrote down become the device of the stage."""
+        """Returns an argument with the stage's device in the place of one that the capture wrote down."""
         return self.device if isinstance(argument, torch.device) else argument
 
     def _enter(self, context: Context) -> None:
@@ -244,7 +282,10 @@ class _Writer:
 
 
 def set_grad(enabled: bool) -> bool:
-    """Returns what held before, to be set again."""
+    """Switches gradients on or off in a stage's graph.
+
+    Returns: what held before, to be set again.
+    """
     before = torch.is_grad_enabled()
     torch._C._set_grad_enabled(enabled)
     return before

@@ -1,4 +1,4 @@
-"""Which of its own tensors a forward pass writes, and which it reads: themselves, or views of them.
+"""Finds which of its own tensors a forward pass writes, and which it reads: the tensors themselves, or views of them.
 
 What only updates a tensor does not read it: a forward without the update would give the same.
 """
@@ -23,7 +23,7 @@ Way = Literal["read", "view", "write", "move", "update"]  # "move" gives nothing
 
 @dataclass(frozen=True)
 class StateUse:
-    """By names of parameters, buffers and constants."""
+    """The states that a forward pass writes and reads, by names of parameters, buffers and constants."""
 
     written: set[str] = field(default_factory=set)
     read: set[str] = field(default_factory=set)
@@ -31,6 +31,10 @@ class StateUse:
 
 
 def use_of_states(graph: fx.Graph, states: Mapping[fx.Node, str]) -> StateUse:
+    """Returns which states the operations of a graph write and read.
+
+    Args: `states` has the name of each placeholder that is a parameter, buffer or constant.
+    """
     found = StateUse(views=dict(states))
     for node in graph.nodes:
         for x, way in list(_uses(node)):
@@ -47,7 +51,7 @@ def use_of_states(graph: fx.Graph, states: Mapping[fx.Node, str]) -> StateUse:
 
 
 def _uses(node: fx.Node) -> Iterator[tuple[fx.Node, Way]]:
-    """Each tensor that an operation takes, and how."""
+    """Yields each tensor that an operation takes, and the way it is used."""
     target, special = node.target, _special(node)
     if not isinstance(target, OpOverload):
         others: Way = "view" if target is operator.getitem else "read"
@@ -64,8 +68,11 @@ def _uses(node: fx.Node) -> Iterator[tuple[fx.Node, Way]]:
 
 
 def _special(node: fx.Node) -> dict[fx.Node, Way]:
-    """What no schema says. A normalisation that trains moves its running statistics and does not use them; what an
-    opaque layer does with its buffers nobody knows."""
+    """Returns uses that no schema says.
+
+    A normalisation that trains moves its running statistics and does not use them. An opaque layer may do anything
+    with its buffers.
+    """
     if isinstance(node.target, OpaqueLayer):
         return dict.fromkeys(node.target.buffers(node), "update")
     if node.target is average_batch_norm:

@@ -1,7 +1,7 @@
-"""From a module and its loss to one flat graph of ATen operations, by torch.export.
+"""Traces a module and its loss to one flat graph of ATen operations, by torch.export.
 
-The flat graph has no nested graphs: what ran under `no_grad` or `autocast` carries that as its context, and where
-stages are cut the context is entered again. Each operation knows the module path that it ran under.
+The flat graph has no nested graphs. What ran under `no_grad` or `autocast` carries that as its context, which is
+entered again where stages are cut. Each operation knows the module path that it ran under.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from planner.workload import where_raised
 
 
 class _Loss(nn.Module):
-    """A module of its own, so that its operations are known from those of the model."""
+    """The loss as a module of its own, so that its operations are known from those of the model."""
 
     def __init__(self, function: Callable[[object, object], object]) -> None:
         super().__init__()
@@ -47,7 +47,10 @@ class _Loss(nn.Module):
 
 
 class _Attributes:
-    """Plain ones around a forward pass. The export puts back those of modules, but not these."""
+    """The plain attributes of modules before and after a forward pass.
+
+    An export puts the attributes of modules back, but not these.
+    """
 
     before: Attributes
     after: Attributes
@@ -76,10 +79,15 @@ def trace(
     micro: int,
     opaque: Opaque,
 ) -> Traced:
-    """`dims` are the dynamic shapes of (inputs, targets); None captures for the example's size alone.
+    """Returns the flat graph of a module and its loss.
 
-    Where a forward pass changes plain attributes, a second one has to give the same graph and leave them as the first
-    did: else the graph would hold one value of what goes on changing."""
+    Args: `dims` are the dynamic shapes of `examples`, a pair (inputs, targets); None captures for their size alone.
+        `micro` is their batch; calls within `opaque` become one operation each.
+    Raises: CannotTrace where the export fails; BadInput where the module changes plain attributes with every pass.
+
+    Where a forward pass changes plain attributes, a second pass has to give the same graph and leave them as the first
+    did. Otherwise the graph would hold one value of what goes on changing.
+    """
     traced, seen = _trace(module, loss, examples, dims, micro, opaque)
     changes = changed(seen.before, seen.after)
     if changes:
@@ -126,7 +134,7 @@ def _training(whole: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The export warns of attributes that a forward pass assigns, and prints whole graphs when it fails."""
+    """Silences an export, which warns of attributes that a forward pass assigns, and prints graphs when it fails."""
     before = logging.root.manager.disable
     try:
         logging.disable(logging.CRITICAL)
@@ -138,7 +146,10 @@ def _quiet() -> Iterator[None]:
 
 
 def refused(failure: Exception, where: str) -> BadInput:
-    """An export that failed, as one message with the user's own line."""
+    """Returns a failed export as one message with the user's own line.
+
+    Args: `where` stands in the message where no line is known.
+    """
     error = failure.__cause__ or failure
     if isinstance(error, BadInput):
         return (
@@ -172,6 +183,10 @@ def refused(failure: Exception, where: str) -> BadInput:
 
 
 def depends_on_values(failure: Exception) -> bool:
+    """Returns whether an export failed because sizes or branches depend on the values of tensors.
+
+    Args: `failure` is the CannotTrace, or its cause.
+    """
     error = failure.__cause__ or failure
     words = ("data-dependent", "data dependent", "DataDependent", "Could not guard", "unbacked")
     return any(word in f"{type(error).__name__} {error}" for word in words)

@@ -23,7 +23,7 @@ OWNERS = {"parameter", "buffer", "constant"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What a placeholder of the graph stands for."""
+    """The meaning of a placeholder of the graph: a state of the module, or a part of the batch, by its name."""
 
     kind: Kind
     name: str
@@ -31,6 +31,8 @@ class Source:
 
 @dataclass(slots=True, kw_only=True)
 class Traced:
+    """A flat graph of operations with the meaning of its placeholders."""
+
     graph: fx.Graph
     sources: dict[fx.Node, Source]
     constants: dict[str, torch.Tensor]
@@ -46,7 +48,10 @@ class CannotTrace(Exception):
 
 
 def call(module: nn.Module, inputs: object) -> object:
-    """A tuple holds positional arguments, a dict keyword arguments; anything else is the one argument."""
+    """Returns what a module gives for inputs in a workload's form.
+
+    Args: a tuple among `inputs` holds positional arguments, a dict keyword arguments; anything else is one argument.
+    """
     if isinstance(inputs, dict):
         return module(**inputs)
     if isinstance(inputs, tuple | list):
@@ -55,14 +60,20 @@ def call(module: nn.Module, inputs: object) -> object:
 
 
 def named_leaves(role: str, tree: object) -> Iterator[tuple[str, object]]:
-    """Leaves of nested tuples and dicts under names such as `input.0` or `input.image`."""
+    """Yields the leaves of nested tuples and dicts under names such as `input.0` or `input.image`.
+
+    Args: `role` is the first word of the names.
+    """
     for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
         parts = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
         yield ".".join([role, *parts]), leaf
 
 
 def line_of(node: fx.Node) -> str:
-    """file:line of the user's code that a node came from, as the export noted it; empty where it did not."""
+    """Returns the line of the user's code that a node came from.
+
+    Returns: "file:line" as the export noted it; empty where it did not.
+    """
     trace = str(node.meta.get("trace") or node.meta.get("stack_trace") or "")
     frames = re.findall(r'File "(.+?)", line (\d+)', trace)
     ours = str(Path(__file__).parents[1])

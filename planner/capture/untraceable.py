@@ -1,10 +1,8 @@
-"""What a forward pass changes beside tensors, and what a graph would not know: switches of gradients, and numbers
-that modules keep in plain attributes.
+"""Refuses what a forward pass does and a graph would not know: switched gradients, changed attributes, drawn numbers.
 
-Hooks that change gradients: a captured graph has no place for them, and a model that needs them is refused.
-
-Hooks of forward passes are traced with what they do. Inside of an opaque module its own hooks run as ever, beside
-those of its parameters, whose place others take.
+Hooks that change gradients are refused, too: a captured graph has no place for them. Hooks of forward passes are
+traced with what they do. An opaque module runs its own hooks as ever, except those of its parameters, whose place
+others take.
 """
 
 from __future__ import annotations
@@ -27,7 +25,10 @@ OFF = "detach() what the frozen part takes from it, or requires_grad_(False) onc
 
 @contextlib.contextmanager
 def watching_switches(module: nn.Module) -> Iterator[None]:
-    """For the user's own code while it is traced."""
+    """Watches the user's own code for switches of gradients that no trace sees, while it is entered.
+
+    Raises: BadInput where `requires_grad` is turned off; `inference_mode` is traced as `no_grad`.
+    """
     with _refusing_off(module), _inference_as_no_grad():
         yield
 
@@ -36,7 +37,8 @@ def watching_switches(module: nn.Module) -> Iterator[None]:
 def _refusing_off(module: nn.Module) -> Iterator[None]:
     """Refuses requires_grad turned off, which no trace sees; turned on, it is traced as ever.
 
-    A TorchFunctionMode would see the same, but stand in the traceback of every operation."""
+    A TorchFunctionMode would see the same, but stand in the traceback of every operation.
+    """
     plain, method = Tensor.requires_grad, Tensor.requires_grad_
 
     def check(tensor: Tensor, on: bool) -> None:
@@ -63,7 +65,7 @@ def _refusing_off(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _inference_as_no_grad() -> Iterator[None]:
-    """No trace sees `inference_mode`; what it computes is the same."""
+    """Runs `inference_mode`, which no trace sees, as `no_grad`, which computes the same."""
     kind = torch.inference_mode
     enter, leave = kind.__enter__, kind.__exit__
 
@@ -85,7 +87,10 @@ Attributes = dict[tuple[str, str], object]
 
 
 def plain_attributes(module: nn.Module) -> Attributes:
-    """Numbers, texts and lists of them that modules keep, by path and attribute."""
+    """Returns the numbers, texts and lists of them that modules keep in plain attributes.
+
+    Returns: copies by (path of the module, attribute).
+    """
     return {
         (path, key): copy.deepcopy(value)
         for path, part in module.named_modules()
@@ -101,12 +106,19 @@ def _plain(value: object) -> bool:
 
 
 def changed(before: Attributes, after: Attributes) -> list[tuple[str, str]]:
-    """A value that is replaced by something else, such as a tensor, is none of these."""
+    """Returns the keys of attributes whose values differ.
+
+    Args: `before` and `after` are around a forward pass.
+    Returns: a value that was replaced by something else, such as a tensor, is not among them.
+    """
     return [key for key, value in after.items() if repr(before.get(key, MISSING)) != repr(value)]
 
 
 def assign(module: nn.Module, values: Attributes, keys: list[tuple[str, str]]) -> None:
-    """Those of `keys` as in `values`; one that is not there is removed."""
+    """Sets plain attributes of modules to given values.
+
+    Args: `keys` name the attributes; one that `values` does not have is removed.
+    """
     parts = dict(module.named_modules())
     for path, key in keys:
         if (path, key) in values:
@@ -116,6 +128,11 @@ def assign(module: nn.Module, values: Attributes, keys: list[tuple[str, str]]) -
 
 
 def refuse_changes(changes: list[tuple[str, str]], where: str) -> None:
+    """Refuses a module whose forward pass goes on changing plain attributes.
+
+    Args: `changes` are the keys of these attributes; an empty list is well.
+    Raises: BadInput, which names the first three.
+    """
     if changes:
         names = ", ".join(f"'{path}.{key}'".replace("'.", "'") for path, key in changes[:3])
         raise BadInput(
@@ -126,6 +143,10 @@ def refuse_changes(changes: list[tuple[str, str]], where: str) -> None:
 
 
 def same_graph(one: Traced, other: Traced) -> bool:
+    """Returns whether two graphs have the same operations with the same arguments.
+
+    Args: names of nodes do not count.
+    """
     return _lines(one.graph) == _lines(other.graph)
 
 
@@ -142,7 +163,10 @@ def _lines(graph: fx.Graph) -> list[str]:
 
 @contextlib.contextmanager
 def refusing_draws() -> Iterator[None]:
-    """Numbers that Python or numpy draws are constants to the export: another one on each rank, the same in all steps."""
+    """Refuses numbers drawn by Python or numpy, while it is entered.
+
+    Raises: BadInput at the end. To an export such numbers are constants: others on each rank, the same in all steps.
+    """
     before = _drawn()
     yield
     for name, state in _drawn().items():
@@ -162,7 +186,11 @@ INSTEAD = "the same in an autograd.Function that forward() calls, or in the work
 
 
 def refuse_hooks(module: nn.Module, where: str, opaque: Collection[str]) -> None:
-    """Of parameters and modules, as they were registered before the capture."""
+    """Refuses hooks on gradients that were registered before the capture.
+
+    Args: modules below the paths in `opaque` may have hooks of their own.
+    Raises: BadInput, which names the parameter or module.
+    """
     for name, parameter in module.named_parameters():
         if parameter._backward_hooks:
             raise _refused(f"the gradient of parameter '{name}' has a hook (register_hook)", where)
@@ -181,7 +209,10 @@ def refuse_hooks(module: nn.Module, where: str, opaque: Collection[str]) -> None
 
 @contextlib.contextmanager
 def refusing_hooks() -> Iterator[None]:
-    """While it is entered, no hook is registered on a tensor."""
+    """Refuses hooks that are registered on tensors while it is entered.
+
+    Raises: BadInput where `forward` registers one.
+    """
     kinds = ("register_hook", "register_post_accumulate_grad_hook")
     originals = {kind: getattr(Tensor, kind) for kind in kinds}
 

@@ -1,4 +1,10 @@
-"""The machines, and what moving bytes between them takes."""
+"""Describes the machines as data, and says how long bytes take between them.
+
+In: a cluster file (`load`), which `shardwright probe` writes; its devices are of the catalogue or of the file.
+Out: a `Cluster` with devices, memory and distances; seconds for transfers (`transfer_s`) and all-reduces (`sum_s`),
+corrected by runs where `shardwright calibrate` has fitted `Corrections`.
+Start with `cluster.py`, then `links.py`; `variants.py` has what-if clusters: `with_nodes`, `with_memory` and so on.
+"""
 
 from planner.cluster.catalogue import CATALOGUE, Device, find
 from planner.cluster.cluster import (

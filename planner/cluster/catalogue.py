@@ -1,9 +1,8 @@
 """The catalogue of devices: what a roofline needs to know of each, from public sources.
 
 Rates are peaks without sparsity. A GPU's memory is the advertised figure read as decimal gigabytes: a little less
-than the device reports, which leaves the driver's own share out. `launch_s` is no vendor figure: it is what an
-eager operation costs at least on a host that has to launch it, an order of magnitude from published
-micro-benchmarks.
+than the device reports, which leaves the driver's own share out. `launch_s` is no vendor figure. It is the least
+that an eager operation costs on a host that has to launch it, an order of magnitude from published micro-benchmarks.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ TERA = 1e12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
+    """A kind of device with its memory and peak rates."""
+
     name: str
     memory_bytes: int
     fp32_flop_per_s: float
@@ -27,6 +28,11 @@ class Device:
     launch_s: float
 
     def flop_per_s(self, precision: str) -> float:
+        """Returns the peak rate of a precision in FLOP/s.
+
+        Args: `precision` is "fp32", "fp16" or "bf16".
+        Raises: BadInput for any other precision.
+        """
         rates = {
             "fp32": self.fp32_flop_per_s,
             "fp16": self.fp16_flop_per_s,
@@ -47,7 +53,7 @@ def _device(
     gb_per_s: float,
     launch_us: float = 5,
 ) -> Device:
-    """From the units of the datasheets: GB, TFLOP/s, GB/s."""
+    """Returns a device from the units of the datasheets: GB, TFLOP/s, GB/s."""
     return Device(
         name=name,
         memory_bytes=memory_gb * GB,
@@ -94,6 +100,11 @@ CATALOGUE = {device.name: device for device in _DEVICES}
 
 
 def find(name: str, *, where: str = "") -> Device:
+    """Returns a device of the catalogue.
+
+    Args: `where` says in errors where the name stands.
+    Raises: BadInput, with all names, where the catalogue does not have it.
+    """
     if name not in CATALOGUE:
         raise BadInput(f"unknown device '{name}'", where=where, allowed=", ".join(CATALOGUE))
     return CATALOGUE[name]

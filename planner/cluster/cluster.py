@@ -1,7 +1,7 @@
-"""The machines: groups of nodes with their devices, and links by distance.
+"""The machines of a cluster as data: groups of nodes with their devices, and links by distance.
 
 Nodes are numbered through all groups in order. Racks are filled group by group and never mix two groups. A device
-is named by its node and its slot on the node; anything with these two attributes will do as a place. Bandwidths are
+is named by its node and its slot on the node; any value with these two attributes will do as a place. Bandwidths are
 of one direction: between devices of one node for one device, between nodes for one network card, which the devices
 behind it share.
 """
@@ -41,17 +41,21 @@ class Located(Protocol):
 
 
 class Slot(NamedTuple):
+    """A device by its node, and by its position on the node."""
+
     node: int
     slot: int
 
 
 class Link(Part):
+    """A link between two devices."""
+
     latency_s: Latency
     bandwidth_bytes_per_s: Bandwidth
 
 
 class Links(Part):
-    """By distance; one that no two devices of the cluster need may be left out."""
+    """The links by distance; a link that no two devices of the cluster need may be left out."""
 
     node: Link | None = Field(None, description="between devices of one node")
     rack: Link | None = Field(None, description="between nodes of one rack")
@@ -109,15 +113,18 @@ class NodeGroup(Part):
 
     @property
     def capacity_bytes(self) -> int:
+        """Returns the memory of one device in bytes, the margin included."""
         return self.memory_bytes or catalogue.CATALOGUE[self.device].memory_bytes
 
     @property
     def limit_bytes(self) -> int:
-        """What a plan may use of one device."""
+        """Returns the bytes that a plan may use of one device: its memory less the margin."""
         return self.capacity_bytes - self.margin_bytes
 
 
 class Cluster(Shown, Part):
+    """The machines: groups of nodes, and links by distance."""
+
     version: Literal[1] = CLUSTER_VERSION
     name: Text
     nodes: tuple[NodeGroup, ...] = Field(min_length=1)
@@ -139,7 +146,7 @@ class Cluster(Shown, Part):
 
     @cached_property
     def racks(self) -> tuple[int, ...]:
-        """The rack of every node."""
+        """Returns the rack of every node."""
         found: list[int] = []
         for group in self.nodes:
             first = found[-1] + 1 if found else 0
@@ -149,15 +156,20 @@ class Cluster(Shown, Part):
 
     @cached_property
     def groups(self) -> tuple[NodeGroup, ...]:
-        """The group of every node."""
+        """Returns the group of every node."""
         return tuple(group for group in self.nodes for _ in range(group.count))
 
     @classmethod
     def load(cls, path: Path | str) -> Cluster:
+        """Returns the cluster that a file holds.
+
+        Args: `path` is a YAML file of version 1.
+        Raises: BadInput with file, line and key.
+        """
         return load(path)
 
     def to_rows(self) -> list[dict[str, object]]:
-        """A group of nodes a row."""
+        """Returns one row for each group of nodes; `plan_bytes` is what a plan may use of one device."""
         return [
             {
                 "nodes": group.count,
@@ -169,11 +181,12 @@ class Cluster(Shown, Part):
         ]
 
     def to_dict(self) -> dict[str, object]:
+        """Returns the cluster as plain data with the keys of its file."""
         return self.model_dump(mode="json")
 
 
 def _distances(cluster: Cluster) -> set[str]:
-    """The distances at which two devices of the cluster may lie, but for the same device."""
+    """Returns the distances at which two devices of the cluster may lie, without that of a device to itself."""
     racks = Counter(cluster.racks)
     return {
         name
@@ -187,26 +200,43 @@ def _distances(cluster: Cluster) -> set[str]:
 
 
 def load(path: Path | str) -> Cluster:
+    """Returns the cluster that a file holds.
+
+    Args: `path` is a YAML file of version 1.
+    Raises: BadInput with file, line and key.
+    """
     return files.load(Cluster, Path(path), version=CLUSTER_VERSION)
 
 
 def dump(cluster: Cluster) -> str:
+    """Returns a cluster as the YAML text of a file.
+
+    Returns: text without what has its default value; `load` reads it back as an equal cluster.
+    """
     data = cluster.model_dump(mode="json", exclude_defaults=True)
     header = "# yaml-language-server: $schema=cluster.schema.json\n"
     return files.render({"version": cluster.version, **data}, header=header)
 
 
 def slots(cluster: Cluster, nodes: Iterable[int] | None = None) -> Iterator[Slot]:
-    """Every device of the given nodes (all by default), in their order."""
+    """Yields every device of the given nodes in their order.
+
+    Args: `nodes` are numbers of nodes; all where they are not given.
+    """
     for node in range(len(cluster.groups)) if nodes is None else nodes:
         yield from (Slot(node, slot) for slot in range(group_of(cluster, node).devices_per_node))
 
 
 def total_devices(cluster: Cluster) -> int:
+    """Returns the number of devices of all nodes."""
     return sum(group.count * group.devices_per_node for group in cluster.nodes)
 
 
 def exists(cluster: Cluster, place: Located) -> bool:
+    """Returns whether the cluster has a device at a place.
+
+    Args: `place` has a node and a slot, both from 0.
+    """
     return (
         0 <= place.node < len(cluster.groups)
         and 0 <= place.slot < cluster.groups[place.node].devices_per_node
@@ -214,6 +244,10 @@ def exists(cluster: Cluster, place: Located) -> bool:
 
 
 def group_of(cluster: Cluster, node: int) -> NodeGroup:
+    """Returns the group that a node belongs to.
+
+    Raises: BadInput where there is no such node.
+    """
     if not 0 <= node < len(cluster.groups):
         raise BadInput(
             f"there is no node {node}", where=cluster.name, allowed=f"0 to {len(cluster.groups) - 1}"
@@ -222,23 +256,37 @@ def group_of(cluster: Cluster, node: int) -> NodeGroup:
 
 
 def limit_bytes(cluster: Cluster, place: Located) -> int:
-    """Memory of the device at a place, less the margin."""
+    """Returns the memory of the device at a place in bytes, less the margin.
+
+    Raises: BadInput where there is no such node.
+    """
     return group_of(cluster, place.node).limit_bytes
 
 
 def card(cluster: Cluster, place: Located) -> int:
-    """The network card of its node that a device is behind."""
+    """Returns which network card of its node a device is behind.
+
+    Returns: the card's number on the node, from 0.
+    """
     group = group_of(cluster, place.node)
     return place.slot // (group.devices_per_card or group.devices_per_node)
 
 
 def distance(cluster: Cluster, a: Located, b: Located) -> Distance:
+    """Returns the distance between two places.
+
+    Returns: "device" for the same device, "node" or "rack" for devices that share one, else "cluster".
+    """
     if a.node == b.node:
         return "device" if a.slot == b.slot else "node"
     return "rack" if cluster.racks[a.node] == cluster.racks[b.node] else "cluster"
 
 
 def link_over(cluster: Cluster, far: Distance) -> Link:
+    """Returns the link over a distance.
+
+    Raises: BadInput where the cluster has none, and for the distance "device".
+    """
     found = {"node": cluster.links.node, "rack": cluster.links.rack, "cluster": cluster.links.cluster}.get(
         far
     )

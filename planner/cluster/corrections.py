@@ -1,4 +1,4 @@
-"""What runs have shown the cost model to get wrong on a cluster: corrections of planned times, kept apart from them.
+"""Corrections of planned times and memory by what runs have shown, kept apart from the measured costs.
 
 Every kind of time that a plan has is corrected alike, `start + factor * planned`; what a run's own noise and the
 fit leave unexplained is stated beside it. Nothing here is measured by itself: it stands for the runs it names.
@@ -29,7 +29,7 @@ PARTS: Final[Mapping[Kind, str]] = {
 
 
 class Correction(Part):
-    """Of one kind of time: what it takes is about `start_s + factor * planned`."""
+    """The correction of one kind of time: it takes about `start_s + factor * planned`."""
 
     start_s: NotNegative = 0.0
     factor: Positive = 1.0
@@ -37,11 +37,15 @@ class Correction(Part):
     samples: Count = Field(description="stages and messages of runs, each a mean over its steps")
 
     def seconds(self, planned_s: float) -> float:
+        """Returns the corrected time in seconds.
+
+        Args: `planned_s` is the planned time in seconds.
+        """
         return self.start_s + self.factor * planned_s
 
 
 class MemoryCorrection(Part):
-    """Of a device's peak: it holds about `start_bytes + factor * predicted`, and up to `spread` of that more."""
+    """The correction of a device's peak: about `start_bytes + factor * predicted`, and up to `spread` of that more."""
 
     start_bytes: Natural = 0
     factor: Positive = 1.0
@@ -49,11 +53,16 @@ class MemoryCorrection(Part):
     samples: Count = Field(description="runs whose memory was measured")
 
     def room_bytes(self, capacity_bytes: int) -> int:
-        """The largest prediction that fits."""
+        """Returns the largest predicted peak that fits a device.
+
+        Args: `capacity_bytes` is the memory of the device.
+        """
         return max(0, floor((capacity_bytes / (1 + self.spread) - self.start_bytes) / self.factor))
 
 
 class Corrections(Part):
+    """The corrections that runs on a cluster have taught, one for each kind of time, and one for memory."""
+
     version: Literal[1] = FITTED_VERSION
     content: Literal["layers", "sleep"] = "layers"  # what the stages of those runs did
     forward: Correction | None = None
@@ -70,21 +79,34 @@ class Corrections(Part):
     rests_on: tuple[Text, ...] = Field(min_length=1, description="the runs, in words")
 
     def of(self, kind: Kind) -> Correction | None:
-        """Of a computing action or an update; sums and messages have corrections of their own."""
+        """Returns the correction of a computing action or of an update.
+
+        Args: `kind` is the action's; sums and messages have `sum` and `hop` instead.
+        Returns: None where runs have taught nothing of that kind.
+        """
         found = getattr(self, PARTS[kind]) if kind in PARTS else None
         assert found is None or isinstance(found, Correction)
         return found
 
     @property
     def summary(self) -> str:
+        """Returns how many runs the corrections rest on, and which, in words."""
         count = len(self.rests_on)
         return f"{count} run{'s' if count > 1 else ''} ({'; '.join(dict.fromkeys(self.rests_on))})"
 
 
 def load_corrections(path: Path | str) -> Corrections:
+    """Returns the corrections that a file of `shardwright calibrate` holds.
+
+    Raises: BadInput with file, line and key.
+    """
     return files.load(Corrections, Path(path), version=FITTED_VERSION)
 
 
 def dump_corrections(fitted: Corrections) -> str:
+    """Returns corrections as the YAML text of a file.
+
+    Returns: text that `load_corrections` reads back.
+    """
     header = "# From `shardwright calibrate`: corrections fitted to runs, apart from what was measured by itself.\n"
     return files.render(fitted.model_dump(mode="json", exclude_none=True), header=header)

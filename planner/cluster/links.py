@@ -1,4 +1,4 @@
-"""What moving bytes between devices takes: transfers, and sums over groups of ranks."""
+"""Seconds that moving bytes between devices takes: transfers, and all-reduces over groups of ranks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from planner.cluster.corrections import Correction
 
 
 def transfer_s(cluster: Cluster, a: Located, b: Located, size_bytes: int, *, sharers: int = 1) -> float:
-    """latency + bytes / bandwidth, the bandwidth divided among `sharers` where it goes through a network card; as
-    corrected by runs where the cluster has that."""
+    """Returns the seconds that a transfer takes: latency + bytes / bandwidth.
+
+    Args: `sharers` counts the transfers that go through one network card at the same time and share its bandwidth.
+    Returns: seconds, corrected by runs where the cluster has corrections; 0 from a device to itself.
+    """
     far = distance(cluster, a, b)
     if far == "device":
         return 0.0
@@ -27,7 +30,7 @@ def transfer_s(cluster: Cluster, a: Located, b: Located, size_bytes: int, *, sha
 
 
 class Spread(NamedTuple):
-    """What the time of an all-reduce over a set of places depends on."""
+    """All that the time of an all-reduce over a set of places depends on."""
 
     nodes: int
     far: Distance  # the farthest crossed between nodes
@@ -36,6 +39,10 @@ class Spread(NamedTuple):
 
 
 def spread(cluster: Cluster, places: Iterable[Located]) -> Spread:
+    """Returns how places lie on the nodes of a cluster.
+
+    Args: a device among `places` counts once.
+    """
     members = {Slot(place.node, place.slot) for place in places}
     fullest = Counter(place.node for place in members)
     cards = Counter(node for node, _ in {(place.node, card(cluster, place)) for place in members})
@@ -54,11 +61,15 @@ def sum_s(cluster: Cluster, over: Spread, size_bytes: int, *, sharers: int = 1) 
     Args: `sharers` counts the all-reduces that go through one network card at the same time, see `card_sharers`.
     Returns: seconds, corrected by runs where the cluster has corrections; 0 for a single place.
 
-    An all-reduce has two levels. Within a node, a ring scatters and later gathers among the m places of the fullest
-    node: 2 (m - 1) (latency + V / (m bandwidth)). Between the k nodes, the V bytes go through the c network cards
-    that the places of a node have, c of the node with fewest. The faster of a ring and a pair of trees counts:
-    min(2 (k - 1) latency + 2 (k - 1) / k U, 2 ceil(log2 k) latency + 2 U), with U = sharers V / (c bandwidth).
-    The link between nodes is that of the farthest distance crossed.
+    An all-reduce of V bytes has two levels. Within a node, a ring scatters and later gathers among the m places of the
+    fullest node:
+
+        2 (m - 1) (latency + V / (m bandwidth))
+
+    Between the k nodes, the bytes go through c network cards, those of the node with fewest. The link is that of the
+    farthest distance crossed. The faster of a ring and a pair of trees counts, with U = sharers V / (c bandwidth):
+
+        min(2 (k - 1) latency + 2 (k - 1) / k U, 2 ceil(log2 k) latency + 2 U)
     """
     if over.nodes < 2 and over.fullest < 2:
         return 0.0
@@ -90,7 +101,10 @@ def _between_s(cluster: Cluster, over: Spread, size_bytes: int) -> float:
 
 
 def card_sharers(cluster: Cluster, groups: Iterable[Collection[Located]]) -> int:
-    """The most groups that leave one node through one network card; at least 1."""
+    """Returns the most groups that leave one node through one network card at the same time; at least 1.
+
+    Args: `groups` are the places of each all-reduce.
+    """
     load: Counter[tuple[int, int]] = Counter()
     for group in groups:
         if len({place.node for place in group}) > 1:
@@ -103,19 +117,23 @@ NOISE = 1e-6  # of a nanosecond: what doubles may be off by before a time is rou
 
 @dataclass(frozen=True, kw_only=True)
 class Sum:
-    """An all-reduce over a set of places: the least of two lines in the bytes."""
+    """The time of an all-reduce over a set of places, as the least of two lines in the bytes."""
 
     base_ns: tuple[float, float]
     slope_ns: tuple[float, float]
 
     def ns(self, size: IntArray) -> IntArray:
+        """Returns the nanoseconds that all-reduces of several sizes take, rounded up.
+
+        Args: `size` has bytes; 0 bytes take no time.
+        """
         lines = [base + size * slope for base, slope in zip(self.base_ns, self.slope_ns, strict=True)]
         return np.where(size > 0, np.ceil(np.minimum(*lines) - NOISE), 0).astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """The ranks that share a sample, as one sees its neighbours and all of them sum."""
+    """The ranks that share a sample: what a message between neighbours takes, and what a sum over all of them."""
 
     latency_ns: float
     byte_ns: float

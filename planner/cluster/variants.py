@@ -1,4 +1,4 @@
-"""Clusters with something changed: other nodes, other memory, another network.
+"""Changes a cluster: other nodes, other memory, another network.
 
 Each function returns a new cluster and leaves the given one as it is. The new cluster is checked as one from a file
 is: BadInput says which link it lacks where its nodes talk over a distance that the file has no link for.

@@ -1,10 +1,10 @@
 """Splits samples over ranks in integers: which part of each input a shard needs, whose it is, and what that costs.
 
-In: operations of a captured model as integers (`Operation`), and a grid such as (2, 2). Out: a `Segment` with the
-layout of every tensor and a `Step` for each operation, and by `price` the share of work and the bytes sent, a layer.
-Nothing here knows torch; `runtime.spatial` has a kernel for each rule. Start with `layout.py` (how a tensor lies on
-a grid), then `rule.py` (what a rule is asked and answers), `rules/` (one file for each kind of operation),
-`segment.py` (a whole model) and `traffic.py` (its price).
+In: operations of a captured model as integers (`Operation`), and a grid such as (2, 2).
+Out: a `Segment`, with the layout of every tensor and a `Step` for each operation. `price` gives the share of work
+and the bytes sent of each layer. Nothing here knows torch; `runtime.spatial` has a kernel for each rule.
+Start with `layout.py` (how a tensor lies on a grid), `rule.py` (what a rule is asked and answers) and `rules/`.
+Then read `segment.py` (a whole model) and `traffic.py` (its price).
 """
 
 from planner.spatial.layout import (

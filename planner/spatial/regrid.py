@@ -1,8 +1,8 @@
 """Re-splits tensors from one grid of ranks to another: which part of a tensor each rank sends to each other rank.
 
 All ranks exchange at once (all-to-all). Every rank sends what its old shard shares with the new shards of others;
-what it has itself stays. The gradient goes the same way back: where several ranks hold a shard alike, each has the
-whole gradient of the shard, so that nothing is summed. Shares of the samples are one more way that a tensor may lie.
+what it has itself stays. The gradient goes the same way back. Where several ranks hold a shard alike, each has the
+whole gradient of the shard, so nothing is summed. Shares of the samples are one more way that a tensor may lie.
 """
 
 from __future__ import annotations

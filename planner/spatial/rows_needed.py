@@ -1,7 +1,8 @@
 """Says which rows of a tensor each rank needs, whose rows they are, and what it costs to get them.
 
-A Fetch is along one dimension. Halos, padding of every kind, flips, slices, rolls, gathers and re-cuts are all the
-same thing: each coordinate lists the global rows that it wants, as runs of constant step; rows in no run are fill.
+A Fetch is along one dimension. It stands for halos, padding of every kind, flips, slices, rolls, gathers and
+re-cuts. In each of them a coordinate lists the global rows that it wants, as runs of constant step. Rows in no run
+are fill.
 """
 
 from __future__ import annotations

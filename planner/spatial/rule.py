@@ -224,8 +224,5 @@ def rows_of(cut: Cut) -> list[tuple[int, int]]:
 
 
 def elements(shape: Sequence[int]) -> int:
-    """Returns the number of elements of a tensor.
-
-    Args: `shape` is its shape.
-    """
+    """Returns the number of elements of a tensor of a shape."""
     return prod(shape)

@@ -1,8 +1,8 @@
 """A run of operations on shards: the layout of every tensor, and where tensors are gathered.
 
 An operation whose tensors are all whole is computed alike by every rank. An operation that has no rule for what it
-is given is computed alike on gathered tensors, but only where that ends the segment: when too few rows are left for
-the ranks, or when nothing behind it slides over space. In the middle of a segment it is an error that names it.
+is given is computed alike on gathered tensors, if that ends the segment. It does where too few rows are left for
+the ranks, or where nothing behind it slides over space. Elsewhere it is an error that names the operation.
 
 The grid may change on the way: from a layer on, what lies on another grid is re-split before it is read. Ranks may
 also share the samples from a layer on, each with whole samples of its own; see `sample_shares.py`.
@@ -37,7 +37,7 @@ class Placed:
     step: Step | None
     inputs: Mapping[str, Layout]  # of the tensors it reads, re-split, before they are gathered
     gathers: Mapping[str, tuple[Fetch, ...]] = field(default_factory=dict)  # by name of the tensor
-    resplits: Mapping[str, Resplit] = field(default_factory=dict)  # the same
+    resplits: Mapping[str, Resplit] = field(default_factory=dict)  # by name of the tensor
     grid: Grid = ()  # of all ranks, on which it is computed
     shared: bool = False  # on whole samples, of which each rank has its own
 

@@ -22,11 +22,11 @@ from planner.spatial.regrid import Grid, Resplit
 from planner.spatial.rows_needed import Fetch, sent_elements
 from planner.spatial.segment import Placed, Segment, cut_model
 
-ELEMENT_BYTES: Final = 4  # unless what is captured has others; lower precisions send less
+ELEMENT_BYTES: Final = 4  # where no Value has a gradient; lower precisions send less
 # Operations that compute while halos travel.
 OVERLAPPED: Final = ("aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.avg_pool")
 DROPPING: Final = ("aten.dropout", "aten.feature_dropout")
-THIN: Final = 4  # shards of so many times their halos
+THIN: Final = 4  # a halo is thin beside a shard with this many times its rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Traffic:
     back_hidden_bytes: int = 0
     back_hidden_rounds: int = 0
     gather_bytes: int = 0  # sent by the busiest rank, forward only
-    resplit_bytes: int = 0  # the same, both ways
+    resplit_bytes: int = 0  # sent by the busiest rank forward
     back_resplit_bytes: int = 0
     reductions: int = 0
     reduced_bytes: int = 0  # all-reduced forward
@@ -64,10 +64,10 @@ class Cost:
     share: float  # of the layer's output that it computes; 1 where every rank computes it alike
     middle: float  # the share of the rank in the middle of the grid, which is the one that is profiled
     traffic: Traffic
-    on_shards: bool  # some of it at least
-    gathered_bytes: int  # of the tensors that are made whole in it
-    resplit_bytes: int = 0  # of the largest new parts of tensors that are re-split in it
-    drawn_bytes: int = 0  # while masks are drawn, of more than is dropped by them here
+    on_shards: bool  # whether some of the layer at least is computed on shards
+    gathered_bytes: int  # of the tensors that are made whole in the layer
+    resplit_bytes: int = 0  # of the largest new shards of tensors that are re-split in the layer
+    drawn_bytes: int = 0  # of dropout masks while they are drawn, for the whole sample
 
 
 @dataclass(frozen=True, kw_only=True)

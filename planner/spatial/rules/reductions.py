@@ -68,8 +68,7 @@ def reduction(call: Call) -> Step:
     """Returns the Step of a sum, mean, maximum or the like over some dimensions.
 
     Returns: a result that is whole along the cut dimensions that it sums over, after an all-reduce.
-    Raises: NoRule where it picks along a dimension that is cut, as argmax does, and for norms of other orders than 1
-        and 2 over such a dimension.
+    Raises: NoRule where it picks along a dimension that is cut, as argmax does; norms have orders 1 and 2 there.
     """
     if isinstance(call.get("other"), Layout):  # the larger of two tensors
         return elementwise(call)

@@ -1,9 +1,9 @@
 """Rules of interpolation, adaptive pooling and pixel shuffles: the size of the output is given, not a window.
 
-Source rows of interpolation are computed in rational numbers; the kernels use torch's own floating point, whose
-last bit may name the neighbouring row with a weight of nothing, so they clamp to the rows fetched. For "nearest"
-there is no such grace: where torch may round either way, both rows are fetched, and where torch's own kernels take
-different rows, it is refused.
+Source rows of interpolation are computed in rational numbers; the kernels use torch's own floating point. The last
+bit may name the neighbouring row with a weight of nothing, so kernels clamp to the rows fetched. "nearest" needs
+more care. Where torch may round either way, both rows are fetched. Where torch's own kernels take different rows,
+the operation is refused.
 """
 
 from __future__ import annotations

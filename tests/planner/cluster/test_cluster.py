@@ -189,5 +189,7 @@ def test_links_that_no_two_devices_need_may_be_left_out() -> None:
 
 def test_a_changed_cluster_is_checked_as_a_file_is() -> None:
     alone = NodeGroup(count=1, device="cpu", devices_per_node=1)
-    with pytest.raises(BadInput, match=r"alone: missing key 'rack', over which devices of this cluster talk"):
+    with pytest.raises(
+        BadInput, match=r"alone: links: missing key 'rack', over which devices of this cluster talk"
+    ):
         with_nodes(Cluster(name="alone", nodes=(alone,), links=Links()), 2)
