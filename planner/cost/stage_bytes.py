@@ -214,9 +214,10 @@ def in_two(
     While the early layers run backwards, the late ones hold what their weights need, which may exceed what they
     saved.
 
-    Args: `whole` is the stage as if it recomputed all layers. The other three are bytes: `passing` of what early
-        layers make for other stages, `carried` of entering Values that late layers may read, whose gradients are
-        there while early layers run backwards, and `copied` of the early layers' buffers as their forward saw them.
+    Args: `whole` is the stage as if it recomputed all layers. `passing` are the bytes that early layers make for
+        other stages. `carried` are those of entering Values that late layers may read: their gradients are there
+        while early layers run backwards. `copied` are the bytes of the early layers' buffers as their forward saw
+        them.
     """
     apart = early.shared + late.shared - whole.shared
     return replace(
