@@ -27,7 +27,7 @@ from planner.timeline import COLLECTIVE, Event, Timeline
 
 WARM_UP_STEPS = 2
 _HALVES = {Kind.I.value, Kind.W.value}
-_WAITED_NS = 20_000  # less is no wait: the message was there
+_WAITED_NS = 20_000  # after a shorter wait the message was there already
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,8 +40,8 @@ from planner.profile import CostKey, OptimizerCost, Profile, stage_memory, stora
 from planner.schedule import Schedule
 from planner.simulate import SQUARE_BYTES, SQUARED_ELEMENTS, StageBytes
 
-LEAF_BYTES = 4  # of the one that stands for all that enters a stage, which a walk ends at
-LOOK_BYTES = 16  # of the few numbers made to see whether one of what a forward made is NaN
+LEAF_BYTES = 4  # the tensor that stands for all that enters a stage, at which a walk ends
+LOOK_BYTES = 16  # the few numbers that tell whether an output of a forward is NaN
 
 
 def stage_bytes(

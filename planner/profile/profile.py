@@ -69,9 +69,7 @@ class CostKey(NamedTuple):
 
     signature: str
     micro: int
-    split: tuple[
-        int, ...
-    ]  # spatial shards along (dim 2, dim 3, ...) of this layer's input; () is the whole sample
+    split: tuple[int, ...]  # grid along (dim 2, dim 3, ...) of this layer's input; () is the whole sample
     precision: str  # fp32 | bf16
     execution: str  # eager | compiled
 
@@ -98,11 +96,11 @@ class LayerCost:
     held_bytes: int  # still held between I and W, Values included
     workspace_bytes: int  # highest transient above what stays, in any of the passes
     output_bytes: tuple[int, ...] = ()  # of each output in this precision; empty: as the graph says
-    # (output, input): this output is a view of that input, so both are one storage; of a parameter if PERSISTENT
+    # (output, input): the output is a view of the input, so both are one storage. PERSISTENT stands for a parameter.
     aliases: tuple[tuple[int, int], ...] = ()
-    walks: bool = False  # stages with it keep all that they have saved between I and W
-    walked_bytes: int = 0  # gradients that such a stage keeps of it besides
-    owing_bytes: int = 0  # saved besides where weight gradients are owed: shards with what neighbours send
+    walks: bool = False  # a stage with this layer keeps all that it has saved between I and W
+    walked_bytes: int = 0  # gradients that a stage which walks keeps of this layer besides
+    owing_bytes: int = 0  # saved besides where weight gradients are owed: shards joined to halos
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +111,8 @@ class OptimizerCost:
     state_bytes_per_parameter: float  # per element: AdamW in fp32 keeps 8
     seconds_per_parameter: Seconds  # per element updated
     state_bytes_per_tensor: float = 0.0  # per parameter, of whatever size: a counter of steps
-    # while a stage is updated, per element of its largest parameter, and of the others: optimizers go through them
-    # one by one or all at once
+    # While a stage is updated: bytes an element of its largest parameter, and of the others. Optimizers go through
+    # parameters one by one or all at once.
     largest_bytes_per_parameter: float = 0.0
     other_bytes_per_parameter: float = 0.0
 
