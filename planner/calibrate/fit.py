@@ -1,9 +1,9 @@
-"""From runs to corrections: what their traces say beside what their plans said.
+"""Fits corrections from runs: what their traces say beside what their plans said.
 
-Only the middle half of a run's steps by their length counts, so that neither a pause of the machine nor a lucky step
-decides. A computing action is its layers' time and what comes after it until the worker is free for the next one
-(sending, posting receives); a message travels from there until its receiver, if it waited, goes on. A gradient sum
-takes from the launch of the last rank to its end.
+Only the middle half of a run's steps by their length counts, so that neither a pause of the machine nor a lucky
+step decides. A computing action is its layers' time and what comes after it until the worker is free for the next
+one (sending, posting receives). A message travels from there until its receiver, if it waited, goes on. A gradient
+sum takes from the launch of the last rank to its end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from planner.timeline import COLLECTIVE, Event, Timeline
 
 WARM_UP_STEPS = 2
 _HALVES = {Kind.I.value, Kind.W.value}
-_WAITED_NS = 20_000  # less is no wait: the message was there
+_WAITED_NS = 20_000  # after a shorter wait the message was there already
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,18 +40,22 @@ class Observation:
 
     @property
     def name(self) -> str:
+        """Returns the model, its settings, the family and the degrees as one line."""
         plan, settings = self.plan, " ".join(f"{k}={v}" for k, v in self.plan.model.arguments.items())
         axes = f"data {plan.axes.data} x pipeline {plan.axes.pipeline}"
         return f"{plan.model.workload} {settings}".strip() + f", {plan.schedule.family} {axes}"
 
     @cached_property
     def nominal(self) -> Plan:
-        """The plan's times without the corrections that it was made with."""
+        """Returns the plan with its times as they are without the corrections that it was made with."""
         return nominal_plan(self.plan)
 
     @cached_property
     def lengths_ns(self) -> dict[int, int]:
-        """Of every step after the warm-up."""
+        """Returns the length of every step after the warm-up, by its number.
+
+        Raises: BadInput where the run has no step after the warm-up.
+        """
         steps = sorted(set(self.timeline.step.tolist()))
         if len(steps) <= WARM_UP_STEPS:
             raise BadInput(
@@ -65,18 +69,19 @@ class Observation:
 
     @cached_property
     def steps(self) -> tuple[int, ...]:
-        """The middle half, by length."""
+        """Returns the numbers of the steps that count: the middle half by length."""
         ordered = sorted(self.lengths_ns, key=self.lengths_ns.__getitem__)
         quarter = len(ordered) // 4
         return tuple(ordered[quarter : len(ordered) - quarter])
 
     @property
     def step_ns(self) -> float:
+        """Returns the mean length of the steps that count."""
         return fmean(self.lengths_ns[step] for step in self.steps)
 
     @cached_property
     def rows(self) -> dict[tuple[int, int], list[EventTimes]]:
-        """The actions of every rank in every step that counts, in their order."""
+        """Returns the actions of every rank in every step that counts, in their order, by (step, rank)."""
         return {
             (step, rank): list(_rows(self.timeline.of_rank(rank, step)))
             for step in self.steps
@@ -85,6 +90,8 @@ class Observation:
 
 
 class EventTimes(NamedTuple):
+    """One action of a rank, and what it waited before and took after."""
+
     event: Event
     start_ns: int
     end_ns: int
@@ -104,7 +111,13 @@ def _rows(timeline: Timeline) -> Iterator[EventTimes]:
 
 
 def fit(runs: Sequence[Observation]) -> Corrections:
-    """Corrections from several runs of one kind, with the error that they leave."""
+    """Returns corrections from several runs of one kind, with the error that they leave.
+
+    The error is that of predicting each run by the corrections of the others, where there are more than two.
+
+    Args: `runs` all compute, or all sleep in the place of computing.
+    Raises: BadInput where there are no runs, runs of both kinds, or too few steps in one.
+    """
     if not runs:
         raise BadInput("no runs", where="calibrate", allowed="one or more")
     if len({run.content for run in runs}) > 1:
@@ -141,14 +154,17 @@ def _fit(runs: Sequence[Observation], step_spread: float) -> Corrections:
 
 
 def _high(errors: Sequence[float]) -> float:
-    """Nine runs of ten are off by less."""
+    """Returns the error that nine runs of ten stay below."""
     return (
         errors[0] if len(errors) == 1 else min(max(errors), quantiles(errors, n=10, method="inclusive")[-1])
     )
 
 
 def half_range(values: Sequence[float]) -> float:
-    """Half the distance of the quartiles."""
+    """Returns half the distance between the quartiles of values in any order; 0 for fewer than two.
+
+    Args: `values` are in any unit.
+    """
     if len(values) < 2:
         return 0.0
     low, _, high = quantiles(values, n=4, method="inclusive")
@@ -156,7 +172,9 @@ def half_range(values: Sequence[float]) -> float:
 
 
 def _action(runs: Sequence[Observation], kinds: Collection[str]) -> Correction | None:
-    """The factor of its layers, the middle one of the runs; and the mean of what comes after it."""
+    """Returns the correction of some kinds of actions: the median factor of the runs, and the mean of what comes
+    after.
+    """
     factors, ratios, gaps = [], [], []
     for run in runs:
         samples = [sample for sample in _durations(run, kinds).values() if sample.planned]
@@ -173,8 +191,9 @@ def _action(runs: Sequence[Observation], kinds: Collection[str]) -> Correction |
 
 
 def _durations(run: Observation, kinds: Collection[str]) -> dict[object, Sample]:
-    """By stage. The halves of a backward count together: where no gradient of the input is asked for, the first
-    stage's work moves between them."""
+    """Returns by stage what some kinds of actions were planned to take and took. The halves of a backward count
+    together: where no gradient of the input is asked for, the first stage's work moves between them.
+    """
     names = {"F": "forward", "B": "backward", "I": "input_grad", "W": "weight_grad", "STEP": "step"}
     taken: dict[tuple[int, str], list[int]] = defaultdict(list)
     for rows in run.rows.values():
@@ -206,7 +225,7 @@ def _hops(run: Observation) -> Iterator[Sample]:
 def _arriving(
     plan: Plan, rank: int, step: int, event: Event, ended: dict[tuple[int, int, Event], int]
 ) -> Iterator[tuple[int, int]]:
-    """When each message for an action left its sender, and the hop's number."""
+    """Yields when each message for an action left its sender, with the number of its hop."""
     direction = "act" if event.name == Kind.F.value else "grad"
     senders = (Kind.F,) if direction == "act" else (Kind.B, Kind.I)
     if event.name not in (Kind.F.value, Kind.B.value, Kind.I.value):
@@ -222,8 +241,11 @@ def _arriving(
 
 
 def _sums(run: Observation) -> Iterator[Sample]:
-    """How long sums of each stage travel in a step. Every rank launches them in one order, so that the n-th of a rank
-    is the n-th of the others; one is under way from its last launch to its last end."""
+    """Yields how long the gradient sums of each stage travel in a step.
+
+    Every rank launches them in one order, so the n-th of a rank is the n-th of the others. A sum is under way from
+    its last launch to its last end.
+    """
     spans: dict[tuple[int, int, int], list[tuple[int, int]]] = defaultdict(list)  # step, stage, number
     timeline = run.timeline
     columns = (timeline.step.tolist(), timeline.rank.tolist(), timeline.start_ns.tolist())
@@ -247,7 +269,7 @@ def _sums(run: Observation) -> Iterator[Sample]:
 
 
 def _covered(spans: Sequence[tuple[int, int]]) -> int:
-    """Length of the union."""
+    """Returns the length of the union of spans."""
     total, reached = 0, min(start for start, _ in spans)
     for start, end in sorted(spans):
         total += max(0, end - max(start, reached))
@@ -256,8 +278,9 @@ def _covered(spans: Sequence[tuple[int, int]]) -> int:
 
 
 def _line(samples: Sequence[Sample], *, proportional: bool = False) -> Correction | None:
-    """`measured = start + factor * planned`. With sizes too alike to tell them apart, all that goes beyond the plan is
-    the start; or, where that is more likely, `proportional`."""
+    """Returns the correction `measured = start + factor * planned`. Where sizes are too alike to tell the two
+    apart, what goes beyond the plan is the start, or the factor if `proportional`.
+    """
     if not samples:
         return None
     start, factor = line_through(samples, proportional)

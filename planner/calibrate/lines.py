@@ -1,6 +1,5 @@
-"""What devices held at their peak beside what plans said: the allocator's part.
-
-A line through what was planned and what was measured, in whatever unit.
+"""Fits lines through what was planned and what was measured, in any unit; also the peaks of devices beside their
+plans.
 """
 
 from __future__ import annotations
@@ -15,7 +14,11 @@ from planner.timeline import Timeline
 
 
 def surplus(runs: Sequence[tuple[Plan, Timeline]]) -> MemoryCorrection | None:
-    """From the fullest rank of each run that measured its memory; no run held more than the spread says."""
+    """Returns what devices hold beyond their plans, from the fullest rank of each run that measured its memory.
+
+    Args: `runs` are plans with the timelines of their runs.
+    Returns: a correction whose spread no run exceeded, or None where no run measured its memory.
+    """
     samples = [sample for plan, timeline in runs if (sample := _fullest(plan, timeline)) is not None]
     if not samples:
         return None
@@ -38,7 +41,10 @@ def _fullest(plan: Plan, timeline: Timeline) -> Sample | None:
 
 
 def with_corrections(cluster: Cluster, fitted: Corrections) -> Cluster:
-    """The machines with what runs have shown of them; what an allocator holds beyond a plan's bytes is margin."""
+    """Returns the cluster with corrections, and with wider margins where devices held more than their plans said.
+
+    Args: `fitted` replaces the corrections that the cluster had.
+    """
 
     def wider(group: NodeGroup) -> NodeGroup:
         if fitted.memory is None:
@@ -53,14 +59,21 @@ def with_corrections(cluster: Cluster, fitted: Corrections) -> Cluster:
 
 
 class Sample(NamedTuple):
-    """One stage's action, update or sum, one hop, or one peak of a run: as planned, and the mean of what was measured."""
+    """One stage's action, update or sum, one hop, or one peak of a run: as planned, and the mean of what was
+    measured.
+    """
 
     planned: float
     measured: float
 
 
 def line_through(samples: Sequence[Sample], proportional: bool) -> tuple[float, float]:
-    """Relative errors count, so that small sizes are heard; neither number is negative."""
+    """Returns the start and the factor of the line `measured = start + factor * planned`; neither is negative.
+
+    Relative errors count, so that small sizes are heard.
+
+    Args: `proportional` puts what goes beyond the plan into the factor where sizes are too alike to tell.
+    """
     sizes = [s.planned for s in samples if s.planned > 0]
     if len(sizes) < 3 or max(sizes) < 2 * min(sizes):
         return _by_the_middle(samples, proportional)

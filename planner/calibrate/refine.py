@@ -1,4 +1,6 @@
-"""The order of weight gradients and sums looked for again, with the durations that a run was measured to have."""
+"""Searches again for the order of weight gradients and gradient sums, with the durations that a run was measured to
+have.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,13 @@ Found = Mapping[tuple[str, int], int]  # event and stage -> nanoseconds
 
 
 def refined(plan: Plan, measured: Timeline) -> Plan:
-    """The plan with measured times, and with the best order for them; with its own where no other is faster.
+    """Returns the plan with measured times and with the best order for them, which is its own where no other is
+    faster.
 
-    What is predicted is what these times amount to; a certificate for other costs is not kept.
+    The prediction is what these times amount to. A certificate for other costs is not kept.
+
+    Args: `measured` is the timeline of a run of the plan.
+    Raises: BadInput where the plan is of another family than overlap, or no step was measured.
     """
     if plan.schedule.family != FAMILY:
         raise BadInput(f"a plan of the family {plan.schedule.family}", where="refine", allowed=FAMILY)
@@ -50,7 +56,7 @@ def _ordered(plan: Plan, overlap: Overlap) -> Plan:
 
 
 def _predicted(plan: Plan) -> Plan:
-    """Error bars as wide as they were."""
+    """Returns the plan with the step that its times amount to, and with error bars as wide as they were."""
     step, old = period_of_plan(plan), plan.prediction
     low, high = (round(step * ns / max(old.step_ns, 1)) for ns in (old.low_ns, old.high_ns))
     prediction = old.model_copy(
@@ -60,7 +66,14 @@ def _predicted(plan: Plan) -> Plan:
 
 
 def measured_times(plan: Plan, measured: Timeline) -> tuple[StageTimes, ...]:
-    """Of every stage, medians; what was not done keeps its share of what was, or its planned time."""
+    """Returns the median times of every stage.
+
+    Halves that were not done are scaled as the whole backward. Other actions that were not done keep their planned
+    time.
+
+    Args: `measured` is the timeline of a run of the plan; steps to warm up are left out.
+    Raises: BadInput where no step was measured.
+    """
     steps = sorted(set(measured.step.tolist()))
     if not steps:
         raise BadInput("no step was measured", where="refine")
@@ -104,7 +117,7 @@ def _medians(measured: Timeline, first_step: int) -> Found:
 
 
 def _alone(sums: Mapping[tuple[int, int], list[tuple[int, int, int]]]) -> dict[tuple[int, int], int]:
-    """What each sum took by itself: from its last launch, or the end of the sum before it on the same rank."""
+    """Returns what each sum took by itself: from its last launch, or the end of the sum before it on the same rank."""
     before: dict[int, int] = {}
     found = {}
     for key, ranks in sorted(sums.items(), key=lambda item: max(item[1])):

@@ -1,4 +1,4 @@
-"""A plan's times with corrections taken out or put in, and what it then predicts; decisions stay as they are."""
+"""Takes corrections out of a plan's times or puts them in, and predicts again; decisions stay as they are."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ _Change = Callable[[Correction | None, int], int]
 
 
 def nominal_plan(plan: Plan) -> Plan:
-    """Without the corrections that it was made with."""
+    """Returns the plan without the corrections that it was made with, and without its certificate.
+
+    Args: `plan` is returned as it is where it was made without corrections.
+    """
     return plan if plan.fitted is None else _with_times(plan, plan.fitted, _out, None)
 
 
 def repredicted(plan: Plan, fitted: Corrections) -> Plan:
-    """With these corrections in place of those that it was made with."""
+    """Returns the plan with other corrections in place of those that it was made with, and without its certificate.
+
+    Args: `fitted` has the error bar of the step as well.
+    """
     return _with_times(nominal_plan(plan), fitted, _in, fitted)
 
 
@@ -60,6 +66,6 @@ def _stage(times: StageTimes, by: Corrections, change: _Change) -> StageTimes:
 
 
 def _hop(plan: Plan, hop: Hop, by: Corrections, change: _Change) -> Hop:
-    """Between stages of one worker nothing travels."""
+    """Returns the hop with its time changed; between stages of one worker nothing travels."""
     apart = any(row[hop.sender] != row[hop.receiver] for row in plan.schedule.place)
     return hop.model_copy(update={"ns": change(by.hop, hop.ns)}) if apart and hop.bytes else hop

@@ -48,7 +48,7 @@ class Moving(HalvesBytes):
     crossing: IntArray
     sent: IntArray
     handed: IntArray
-    following: IntArray  # the same of all that leaves, as where it is recomputed
+    following: IntArray  # `handed` of stages that recompute, which includes what the stage keeps
     carried: IntArray  # [i, k] differentiable Values from before i that are read from k on
     returning: IntArray
     back: IntArray
@@ -59,8 +59,8 @@ class Moving(HalvesBytes):
 class Walking:
     """The bytes of stages whose backward is halved by a walk through the graph."""
 
-    stages: BoolArray  # those that have a layer for which nothing else will do
-    halves: HalvesBytes  # as if every stage were one
+    stages: BoolArray  # stages with a layer that needs a walk
+    halves: HalvesBytes  # as if every stage walked
 
     def chosen(self, stored: HalvesBytes) -> HalvesBytes:
         """Returns the halves' bytes as each stage runs: walked where a layer needs that, else stored.

@@ -149,8 +149,8 @@ def passing_values(graph: ModelGraph, first: int, at: int) -> list[Value]:
 def added_values(graph: ModelGraph, keepers: Mapping[str, int], first: int, at: int) -> list[Value]:
     """Returns the passing Values of which a layer adds its gradient to the gradient of a later reader.
 
-    Both gradients stay beside their sum. There is room for the sum where the layer lets go of the Value itself, so
-    Values whose first keeper is this layer are left out.
+    Both gradients stay beside their sum. Left out are Values that this layer is the first to keep: it lets go of
+    them, and the sum takes their room.
 
     Args: `keepers` has the first layer that keeps each Value; `first` and `at` are those of `passing_values`.
     """

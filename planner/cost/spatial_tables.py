@@ -31,7 +31,7 @@ class GridChoice(NamedTuple):
     """The grid that samples are cut by, and where in the model samples become whole, shared or cut otherwise."""
 
     grid: Grid = ()
-    whole_from: int = 0  # the layer before which shards are gathered; 0 is where their rules end
+    whole_from: int = 0  # the layer before which shards are gathered; 0: where the rules for shards end
     then: Grid = ()  # another grid, of at most as many parts, from the layer `then_from` on
     then_from: int = 0
     shared: bool = False  # from `whole_from` on each rank has its share of the samples, not all of them

@@ -40,8 +40,8 @@ from planner.profile import CostKey, OptimizerCost, Profile, stage_memory, stora
 from planner.schedule import Schedule
 from planner.simulate import SQUARE_BYTES, SQUARED_ELEMENTS, StageBytes
 
-LEAF_BYTES = 4  # of the one that stands for all that enters a stage, which a walk ends at
-LOOK_BYTES = 16  # of the few numbers made to see whether one of what a forward made is NaN
+LEAF_BYTES = 4  # the tensor that stands for all that enters a stage, at which a walk ends
+LOOK_BYTES = 16  # the few numbers that tell whether an output of a forward is NaN
 
 
 def stage_bytes(
@@ -214,9 +214,10 @@ def in_two(
     While the early layers run backwards, the late ones hold what their weights need, which may exceed what they
     saved.
 
-    Args: `whole` is the stage as if it recomputed all layers. The other three are bytes: `passing` of what early
-        layers make for other stages, `carried` of entering Values that late layers may read, whose gradients are
-        there while early layers run backwards, and `copied` of the early layers' buffers as their forward saw them.
+    Args: `whole` is the stage as if it recomputed all layers. `passing` are the bytes that early layers make for
+        other stages. `carried` are those of entering Values that late layers may read: their gradients are there
+        while early layers run backwards. `copied` are the bytes of the early layers' buffers as their forward saw
+        them.
     """
     apart = early.shared + late.shared - whole.shared
     return replace(

@@ -30,22 +30,22 @@ class Tables:
 
     graph: ModelGraph
     setting: CostKey
-    regridded: tuple[object, ...]  # where samples that are cut lie otherwise than at first
+    regridded: tuple[object, ...]  # tells choices of grids apart that begin with the same grid
     time_ns: Mapping[Kind, IntArray]  # prefix sums over layers
     spread_ns: Mapping[Kind, IntArray]
     saved: IntArray  # [i, j] kept for one micro-batch in flight, runtime-held inputs included
-    owing: IntArray  # prefix sums over layers: what they save besides where weight gradients are owed
+    owing: IntArray  # prefix sums over layers: bytes saved besides where weight gradients are owed
     entered: IntArray  # [i, j] Values that come from before i or from the batch
     leaving: IntArray  # [i, j] Values that a later stage reads
     parameters: IntArray  # [i, j] with buffers
     gradients: IntArray  # [i, j]
     tied: IntArray  # [i, j] gradients of parameters that other stages use as well
     elements: IntArray  # [i, j] trainable elements
-    trained: IntArray  # [i, j] how many parameters they are of
+    trained: IntArray  # [i, j] number of trainable parameters
     written: IntArray  # [i, j] buffers that the forward pass writes and does not read
-    remembered: IntArray  # [i, j] buffers that it writes and reads
+    remembered: IntArray  # [i, j] buffers that the forward pass writes and reads
     loss_bytes: int  # of one micro-batch
-    whole_elements: IntArray  # [i, j] the most of them that no sharing among holders divides
+    whole_elements: IntArray  # [i, j] the most trainable elements that sharing among ranks leaves undivided
     largest: IntArray  # [i, j] elements of the largest trainable parameter
     moving: Moving
     walking: Walking

@@ -82,8 +82,8 @@ def bench_of(
 
     Args: `device` is where tensors are made: the CPU where the request names a roofline. `split` and `spatial` run
         backwards in halves and shards as the runtime does; None leaves them out.
-    Raises: BadInput for an unknown precision or execution, for a micro-batch or a grid that cannot be measured, and
-        for several micro-batches of a model that is captured for one.
+    Raises: BadInput for an unknown precision or execution, or a micro-batch or grid that cannot be measured. A
+        model that is captured for one micro-batch is refused several.
     """
     precision, execution, micros = request.precision, request.execution, request.micros
     if precision not in PRECISIONS:

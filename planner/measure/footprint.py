@@ -36,7 +36,7 @@ class Footprint:
     kept_outputs: tuple[int, ...]
     output_bytes: tuple[int, ...]
     aliases: tuple[tuple[int, int], ...]
-    slack_bytes: int  # of outputs that are a part of what they keep alive; not among the bytes above
+    slack_bytes: int  # of storages that outputs keep alive and do not show; not among the bytes above
     held_bytes: int
     workspace_bytes: int
     walks: bool

@@ -50,7 +50,7 @@ class Situation:
     inputs: tuple[TensorShape, ...]
     outputs: tuple[TensorShape, ...] = ()
     grid: tuple[int, ...] = ()
-    delivered: Mapping[str, Layout] = field(default_factory=dict)  # of the inputs that come cut
+    delivered: Mapping[str, Layout] = field(default_factory=dict)  # how the inputs that come cut are cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,9 @@
-"""The decision about one training, as a file that can be read and edited."""
+"""Holds the decision about one training as data: the plan, its file, and the mesh of its ranks.
+
+In: a plan file, or what the solver decided. Out: a frozen `Plan`, valid in form. Start reading at `plan.py` (all
+decisions, part by part), then `mesh.py` (which rank is where), `derive.py` (the schedule and the layers of a plan)
+and `yaml.py` (the file). Whether a plan is right is for `planner.verify` to say.
+"""
 
 from planner.plan.derive import as_planned, layers_of, schedule_of
 from planner.plan.mesh import coordinates, places, rank_of, ranks_of_worker, world_size

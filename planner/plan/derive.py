@@ -1,6 +1,6 @@
-"""Orders of a model's layers other than that of its capture: what makes one, and the model in it.
+"""Derives from a plan the order of the layers that it cuts, the model in that order, and the schedule.
 
-A plan's stages, one after the other, name all layers; that is the order its cuts are made in. Nothing else says it.
+A plan's stages, one after the other, name all layers. That is the order the cuts are made in; nothing else says it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,19 @@ from planner.schedule import Schedule, parse_orders
 
 
 def layers_of(plan: Plan) -> tuple[str, ...]:
+    """Returns the names of all layers in the order of the plan.
+
+    Args: `plan` need not be right for any model.
+    """
     return tuple(name for stage in plan.stages for name in stage.layers)
 
 
 def as_planned(graph: ModelGraph, plan: Plan) -> ModelGraph:
-    """The model in the order of a plan; the model itself where the plan's layers are others."""
+    """Returns the model with its layers in the order of a plan.
+
+    Args: `graph` is returned as it is where the plan's layers are others.
+    Raises: BadPlan where a layer stands before one whose output it reads.
+    """
     names = layers_of(plan)
     if sorted(names) != sorted(layer.name for layer in graph.layers):
         return graph
@@ -26,6 +34,10 @@ def as_planned(graph: ModelGraph, plan: Plan) -> ModelGraph:
 
 
 def schedule_of(plan: Plan) -> Schedule:
+    """Returns the schedule that a plan's orders say.
+
+    Args: `plan` may have any orders; whether they can run is not checked.
+    """
     choice = plan.schedule
     return Schedule(
         family=choice.family,

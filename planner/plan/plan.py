@@ -1,7 +1,15 @@
-"""The plan: every decision about one training, as plain data that can be read, edited, verified and executed.
+"""Defines the plan: every decision about one training, as plain data that can be read, edited, verified and executed.
 
-Frozen and validated for form on the way in; whether it is *right* for its model and cluster is `verify`'s question.
-Times are integer nanoseconds, sizes bytes. Nothing volatile is in it: the same input gives the same bytes.
+>>> from planner.plan import load
+>>> plan = load("plans/mlp-two-stages.yaml")
+>>> plan.axes.pipeline, len(plan.stages), len(plan.places)
+(2, 2, 2)
+
+A plan is frozen, and validated for form on the way in. Whether it is *right* for its model and cluster is
+`verify`'s question. Times are integer nanoseconds, sizes bytes. Nothing volatile is in it: equal plans are equal
+bytes. A stage is some consecutive layers. A worker is one position in the pipeline and holds one stage or several.
+A rank is one process; each worker has a rank for every data replica and every shard. A pipe is one direction of a
+Chimera pair.
 """
 
 from __future__ import annotations
@@ -152,6 +160,7 @@ class Memory(Part):
 
     @property
     def total(self) -> int:
+        """Returns the bytes of all parts, the margin included."""
         return (
             self.parameters + self.gradients + self.optimizer + self.activations + self.buffers + self.margin
         )
@@ -210,11 +219,17 @@ class Plan(Part):
 
 
 def grids_of(stage: StagePlan) -> tuple[tuple[int, ...], ...]:
-    """Those that samples lie on in a stage, one after the other; none where they are whole throughout."""
+    """Returns the grids that samples lie on in a stage, one after the other; none where samples are whole throughout.
+
+    Args: `stage` may change its grid on the way.
+    """
     turned = (turn.spatial for turn in stage.regrid if not turn.samples)
     return (*([stage.spatial] if stage.spatial else []), *turned)
 
 
 def shared_from(stage: StagePlan) -> str:
-    """The layer from which on ranks share the samples of a stage; empty where they do not."""
+    """Returns the name of the layer from which on ranks share the samples of a stage; empty where they do not.
+
+    Args: `stage` is any stage of a plan.
+    """
     return next((turn.before for turn in stage.regrid if turn.samples), "")

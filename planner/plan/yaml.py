@@ -1,4 +1,7 @@
-"""Plans as YAML files: one key an answer, one row a line in every table, the same plan always the same bytes."""
+"""Reads and writes plans as YAML files: one key an answer, one row a line in every table.
+
+The same plan always gives the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,28 @@ _ONE_A_LINE = {"places": PLACE_COLUMNS, "orders": "one pipeline worker a line"}
 
 
 def load(path: Path | str) -> Plan:
-    """The plan in a file; BadInput where it is not one. Whether it is right is `verify`'s question."""
+    """Returns the plan in a file. Whether the plan is right is `verify`'s question.
+
+    Args: `path` is a file of a known version.
+    Raises: BadInput where the file is no plan, with line and what was allowed.
+    """
     return files.load(Plan, Path(path), version=PLAN_VERSION)
 
 
 def parse(text: str, *, name: str = "plan") -> Plan:
-    """The plan in a text; `name` stands for the file in messages."""
+    """Returns the plan in a text.
+
+    Args: `name` stands for the file in messages.
+    Raises: BadInput where the text is no plan, with line and what was allowed.
+    """
     return files.read(Plan, text, name=name, version=PLAN_VERSION)
 
 
 def dump(plan: Plan) -> str:
+    """Returns a plan as the text of a file.
+
+    Args: `plan` is written without the keys that are empty in most plans.
+    """
     data = plan.model_dump(mode="json")
     if data["fitted"] is None:
         del data["fitted"]

@@ -1,4 +1,9 @@
-"""What every layer costs on one device."""
+"""Holds what every layer costs on one device: data, file, check and roofline.
+
+In: rows from `planner.measure`, or a profile file. Out: a `Profile`, whose `cost(layer, key)` is one row. Start
+reading at `profile.py` (the data), then `storages.py` (which bytes a stage keeps of it), `yaml.py` (the file) and
+`check.py` (what a profile must fulfil). `roofline.py` has times from FLOPs and bytes alone.
+"""
 
 from planner.profile.check import check
 from planner.profile.profile import (

@@ -28,13 +28,21 @@ class Fault(NamedTuple):
 
 
 def check(profile: Profile) -> Profile:
-    """The profile itself, if every number in it can be planned with; else BadInput names the first that cannot."""
+    """Returns the profile itself, if every number in it can be planned with.
+
+    Args: `profile` may come from a file or from measuring.
+    Raises: BadInput names the first number or row that cannot be planned with.
+    """
     for fault in faults(profile):
         raise BadInput(fault.what, where="profile", allowed=fault.allowed)
     return profile
 
 
 def faults(profile: Profile) -> Iterator[Fault]:
+    """Yields everything in a profile that cannot be planned with.
+
+    Args: `profile` has a graph that is consistent.
+    """
     layers = {layer.signature: layer for layer in reversed(profile.graph.layers)}
     yield from _optimizer_faults(profile.optimizer)
     for row, (key, cost) in enumerate(profile.costs.items()):
@@ -64,7 +72,7 @@ def _seconds_fault(name: str, value: Seconds) -> Iterator[tuple[str, str, str]]:
 
 
 def _instant(cost: LayerCost, trains: bool) -> Iterator[tuple[str, str, str]]:
-    """Plans are in nanoseconds, and no pass of a stage takes none."""
+    """Yields the passes that take no time: plans are in nanoseconds, and each pass of a stage takes one at least."""
     passes = {"forward": cost.forward.median}
     if trains:
         passes |= {"backward": cost.backward.median}

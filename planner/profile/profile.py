@@ -1,8 +1,9 @@
-"""What every layer costs on one device: the table between measuring (or the roofline) and the solver.
+"""Holds what every layer costs on one device: the table between measuring (or the roofline) and the solver.
 
 Times are of one micro-batch on one rank. Layers of equal signature share a row. Saved bytes are in two parts so
-that nothing is counted twice: what a layer allocates and keeps for itself, and which of the Values that it reads
-or makes it keeps (positions in `Layer.inputs` and `Layer.outputs`); a stage counts each Value once.
+that nothing is counted twice. The first part is what a layer allocates and keeps for itself. The second part are
+the Values it reads or makes and keeps, as positions in `Layer.inputs` and `Layer.outputs`. A stage counts each
+Value once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from planner.shown import Shown
 
 
 def corrected(profile: Profile, fitted: Corrections | None) -> Profile:
-    """The same profile with its times as runs had them; what every action takes besides is `launch_ns`."""
+    """Returns the profile with its times scaled by what runs have shown.
+
+    The time that every action takes besides its layers is `launch_ns`.
+
+    Args: `fitted` are the corrections; None leaves the profile as it is.
+    """
     if fitted is None:
         return profile
     costs = {key: _cost(cost, fitted) for key, cost in profile.costs.items()}
@@ -45,7 +51,10 @@ def _scaled(seconds: Seconds, correction: Correction | None) -> Seconds:
 
 
 def launch_ns(fitted: Corrections | None, kind: Kind) -> int:
-    """What an action of a kind takes besides its layers."""
+    """Returns the nanoseconds that an action takes besides its layers.
+
+    Args: `fitted` are the corrections; None, or no correction for this `kind` of action, gives 0.
+    """
     row = None if fitted is None else fitted.of(kind)
     return 0 if row is None else round(row.start_s * NS_PER_S)
 
@@ -54,11 +63,13 @@ PERSISTENT = -1  # in `LayerCost.aliases`: the output is a view of a parameter o
 
 
 class CostKey(NamedTuple):
+    """The name of a row: which layer, by its signature, at which setting. Keys of a setting alone have an empty
+    signature.
+    """
+
     signature: str
     micro: int
-    split: tuple[
-        int, ...
-    ]  # spatial shards along (dim 2, dim 3, ...) of this layer's input; () is the whole sample
+    split: tuple[int, ...]  # grid along (dim 2, dim 3, ...) of this layer's input; () is the whole sample
     precision: str  # fp32 | bf16
     execution: str  # eager | compiled
 
@@ -73,6 +84,8 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCost:
+    """The seconds and bytes that one micro-batch of a layer takes in each pass."""
+
     forward: Seconds
     backward: Seconds  # whole: input and weight gradients in one pass
     input_grad: Seconds  # the I half
@@ -83,27 +96,31 @@ class LayerCost:
     held_bytes: int  # still held between I and W, Values included
     workspace_bytes: int  # highest transient above what stays, in any of the passes
     output_bytes: tuple[int, ...] = ()  # of each output in this precision; empty: as the graph says
-    # (output, input): this output is a view of that input, so both are one storage; of a parameter if PERSISTENT
+    # (output, input): the output is a view of the input, so both are one storage. PERSISTENT stands for a parameter.
     aliases: tuple[tuple[int, int], ...] = ()
-    walks: bool = False  # stages with it keep all that they have saved between I and W
-    walked_bytes: int = 0  # gradients that such a stage keeps of it besides
-    owing_bytes: int = 0  # saved besides where weight gradients are owed: shards with what neighbours send
+    walks: bool = False  # a stage with this layer keeps all that it has saved between I and W
+    walked_bytes: int = 0  # gradients that a stage which walks keeps of this layer besides
+    owing_bytes: int = 0  # saved besides where weight gradients are owed: shards joined to halos
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerCost:
+    """The seconds and bytes that an update takes, an element or a tensor of the parameters."""
+
     name: str
     state_bytes_per_parameter: float  # per element: AdamW in fp32 keeps 8
     seconds_per_parameter: Seconds  # per element updated
     state_bytes_per_tensor: float = 0.0  # per parameter, of whatever size: a counter of steps
-    # while a stage is updated, per element of its largest parameter, and of the others: optimizers go through them
-    # one by one or all at once
+    # While a stage is updated: bytes an element of its largest parameter, and of the others. Optimizers go through
+    # parameters one by one or all at once.
     largest_bytes_per_parameter: float = 0.0
     other_bytes_per_parameter: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Profile(Shown):
+    """The costs of every layer of a model on one device, with the model itself."""
+
     workload: str
     arguments: Mapping[str, object]  # what --set gave
     graph: ModelGraph
@@ -115,10 +132,20 @@ class Profile(Shown):
     failures: Mapping[CostKey, str] = field(default_factory=dict)  # rows that could not be had, and why
 
     def cost(self, layer: str, key: CostKey) -> LayerCost:
+        """Returns the row of a layer at a setting.
+
+        Args: `layer` is a name; the signature in `key` does not count.
+        Raises: KeyError where the layer was not profiled at this setting.
+        """
         return self.costs[key._replace(signature=self.graph.layer[layer].signature)]
 
     def value_bytes(self, value: str, key: CostKey) -> int:
-        """Of a Value in the precision of a setting, where a graph's Values are those of the capture."""
+        """Returns the bytes of a Value in the precision of a setting.
+
+        The graph knows its Values in the precision of the capture only.
+
+        Args: `value` is a name; the signature in `key` does not count.
+        """
         row = self.graph.value[value]
         if row.producer:
             sizes = self.cost(row.producer, key).output_bytes
@@ -128,18 +155,20 @@ class Profile(Shown):
 
     @cached_property
     def settings(self) -> tuple[CostKey, ...]:
-        """Every setting of whole samples at which no layer failed, with an empty signature."""
+        """Returns every setting of whole samples at which no layer failed, with an empty signature."""
         failed = {key._replace(signature="") for key in self.failures}
         found = {key._replace(signature="") for key in self.costs if not key.split}
         return tuple(sorted(found - failed))
 
     @cached_property
     def shards(self) -> tuple[CostKey, ...]:
-        """Every setting of which there are shards, with an empty signature; not of every layer."""
+        """Returns every setting of which there are shards, with an empty signature. Some layers may have no row at
+        it.
+        """
         return tuple(sorted({key._replace(signature="") for key in self.costs if key.split}))
 
     def to_rows(self) -> list[dict[str, object]]:
-        """A layer at a setting a row."""
+        """Returns one row for each layer at each setting, with times in nanoseconds."""
         layers = self.graph.layers
         settings = sorted({key._replace(signature="") for key in self.costs})
         pairs = [
@@ -167,6 +196,7 @@ class Profile(Shown):
         ]
 
     def to_dict(self) -> dict[str, object]:
+        """Returns the profile as plain data; rows that could not be had are left out."""
         rows = [key._asdict() | asdict(cost) for key, cost in self.costs.items()]
         facts = ("workload", "arguments", "device", "source", "versions")
         return {

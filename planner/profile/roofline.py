@@ -1,4 +1,4 @@
-"""Times from FLOPs, bytes moved and a device's peaks: planning without the hardware, and without torch.
+"""Predicts times from FLOPs, bytes moved and a device's peaks: planning without the hardware, and without torch.
 
 An operation takes the longer of its arithmetic and its memory traffic, and never less than a launch. That is a
 lower bound on what a real kernel takes, and a profile made of it says so (`source: roofline`).
@@ -15,7 +15,7 @@ from planner.profile.profile import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationWork:
-    """What one operation asks of a device."""
+    """The work of one operation: arithmetic and memory traffic."""
 
     flops: int
     traffic_bytes: int
@@ -23,6 +23,10 @@ class OperationWork:
 
 
 def seconds(work: Iterable[OperationWork], device: Device) -> Seconds:
+    """Returns what operations take one after the other.
+
+    Args: `work` has one row an operation; `device` has the peak rates.
+    """
     return Seconds(median=sum(_operation_s(x, device) for x in work))
 
 

@@ -1,4 +1,4 @@
-"""Which values share memory, and the bytes that a stage keeps of them."""
+"""Finds which Values share memory, and adds up the bytes that a stage keeps of them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from planner.profile.profile import PERSISTENT, CostKey, LayerCost, Profile
 
 
 def roots(profile: Profile, layers: Iterable[str], key: CostKey) -> dict[str, str | None]:
-    """For each Value seen by these layers the one whose storage it is: itself, or what it is a view of.
+    """Returns for each Value seen by some layers the Value that owns its storage: itself, or the one that it is a
+    view of.
 
-    None is the storage of a parameter. A Value from outside these layers arrives as storage of its own.
+    A Value from outside these layers arrives as storage of its own.
+
+    Args: `layers` are names in the order of the model.
+    Returns: names by name; None stands for the storage of a parameter.
     """
     root: dict[str, str | None] = {}
     for name in layers:
@@ -30,7 +34,10 @@ def roots(profile: Profile, layers: Iterable[str], key: CostKey) -> dict[str, st
 
 
 def kept_values(profile: Profile, layers: Iterable[str], key: CostKey, held: Iterable[str] = ()) -> set[str]:
-    """The Values whose storages stay for the backward of these layers, and of those `held` for other reasons."""
+    """Returns the names of the Values whose storages stay for the backward of some layers.
+
+    Args: `layers` are names in the order of the model; `held` are Values that stay for other reasons.
+    """
     layers = tuple(layers)
     root = roots(profile, layers, key)
     kept = {root[value] for value in held}
@@ -42,10 +49,12 @@ def kept_values(profile: Profile, layers: Iterable[str], key: CostKey, held: Ite
 
 
 def stage_memory(profile: Profile, layers: Iterable[str], key: CostKey) -> int:
-    """What one stage keeps for one micro-batch in flight: `saved_bytes`, and what came from outside.
+    """Returns the bytes that one stage keeps for one micro-batch in flight, each storage once.
 
-    The runtime holds that until the backward of the stage. What the stage makes for later ones is gone once it is
-    sent, and not counted here.
+    These are what autograd keeps for the backward, and what came from outside, which the runtime holds until the
+    backward of the stage. What the stage makes for later stages is gone once it is sent, and not counted here.
+
+    Args: `layers` are names in the order of the model.
     """
     layers = tuple(layers)
     made = {value for name in layers for value in profile.graph.layer[name].outputs}
@@ -56,19 +65,30 @@ def stage_memory(profile: Profile, layers: Iterable[str], key: CostKey) -> int:
 
 
 class Storages(NamedTuple):
+    """The owners of all storages of a model, and the layers that keep them."""
+
     origin: dict[str, str | None]  # of each Value, whose storage it has; None is a parameter's
     first: dict[str, int]  # of each storage that a backward needs, the first layer that keeps it
 
     def keepers(self) -> dict[str, int]:
-        """The same of each Value."""
+        """Returns for each Value the first layer whose backward needs its storage; Values that nobody keeps are
+        missing.
+        """
         return {name: self.first[x] for name, x in self.origin.items() if x is not None and x in self.first}
 
     def own(self, value: str, layer: int) -> bool:
-        """Whether it is a storage of its own that this layer keeps before any other."""
+        """Returns whether a Value owns its storage and a layer is the first to keep it.
+
+        Args: `value` is a name, `layer` a position.
+        """
         return self.origin[value] == value and self.first.get(value) == layer
 
 
 def storages(graph: ModelGraph, costs: Sequence[LayerCost]) -> Storages:
+    """Returns who owns and who keeps the storages of a model.
+
+    Args: `costs` has one row a layer, in the order of the model.
+    """
     origin: dict[str, str | None] = {value.name: value.name for value in graph.values}
     first: dict[str, int] = {}
     for index, (layer, cost) in enumerate(zip(graph.layers, costs, strict=True)):

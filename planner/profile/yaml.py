@@ -20,6 +20,8 @@ HEADER = "# shardwright profile: what every layer costs, and the model that it w
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphRows:
+    """The model in a profile file."""
+
     loss_kind: Literal["mean", "sum_count"]
     symbolic_batch: bool
     captured_micro: int
@@ -33,6 +35,8 @@ class GraphRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostRow:
+    """One layer at one setting in a profile file."""
+
     signature: str
     micro: int
     split: tuple[int, ...]
@@ -56,6 +60,8 @@ class CostRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRow:
+    """One row in a profile file that could not be had, and why."""
+
     signature: str
     micro: int
     split: tuple[int, ...]
@@ -66,6 +72,8 @@ class FailureRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
+    """A profile file as it stands there."""
+
     version: int
     workload: str
     arguments: Mapping[str, object]
@@ -79,6 +87,11 @@ class Document:
 
 
 def dumps(profile: Profile) -> str:
+    """Returns a profile as the text of a file; equal profiles give the same bytes.
+
+    Args: `profile` is checked first.
+    Raises: BadInput where the profile cannot be planned with.
+    """
     check(profile)
     order = {layer.signature: i for i, layer in reversed(list(enumerate(profile.graph.layers)))}
     document = {
@@ -100,7 +113,7 @@ def dumps(profile: Profile) -> str:
 
 
 def _lines(table: Mapping[str, object], indent: str = "") -> Iterator[str]:
-    """A mapping with one row of its lists a line, and one key a line of the mappings that hold such lists."""
+    """Yields a mapping as lines: one row of its lists a line, and one key a line where mappings hold such lists."""
     yield "{"
     last = len(table) - 1
     for i, (key, value) in enumerate(table.items()):
@@ -132,16 +145,29 @@ def _comma_after_each(rows: list[str]) -> list[str]:
 
 
 def save(profile: Profile, path: pathlib.Path | str) -> None:
-    """Written whole or not at all; whether an old file may go is for the caller to know."""
+    """Writes a profile to a file, whole or not at all.
+
+    Args: `path` is replaced where it exists; callers decide before whether it may be.
+    """
     write_whole(pathlib.Path(path), dumps(profile))
 
 
 def load(path: pathlib.Path | str) -> Profile:
+    """Returns the profile in a file.
+
+    Args: `path` is a file that `save` wrote, or one written by hand.
+    Raises: BadInput names the key, the line and what was allowed.
+    """
     path = pathlib.Path(path)
     return loads(files.read_text(path), str(path))
 
 
 def loads(text: str, file: str = "profile") -> Profile:
+    """Returns the profile in a text.
+
+    Args: `file` stands for the file in messages.
+    Raises: BadInput names the key, the line and what was allowed.
+    """
     data = parse_document(text, name=file)
     try:
         _check_version(data)

@@ -1,4 +1,4 @@
-"""Does a plan say what its costs say: times and memory from the profile, reckoned without the solver's tables."""
+"""Checks times and memory of a plan against the profile, reckoned without the solver's tables."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from planner.simulate import StageBytes, peaks
 
 
 def violations(plan: Plan, profile: Profile) -> list[Violation]:
-    """For a plan whose layers are those of the profile; its times may be corrected, as it says."""
+    """Returns what is wrong with the times and the memory of a plan.
+
+    Args: `plan` has the layers of the profile's graph. The profile is corrected by the plan's own corrections.
+    """
     profile = corrected(profile, plan.fitted)
     return list(_profiled(plan, profile)) or [*_times(plan, profile), *_memory(plan, profile)]
 
 
 def _key(plan: Plan) -> CostKey:
-    """Of whole samples."""
+    """Returns the plan's setting for whole samples."""
     return CostKey("", plan.batch.micro, (), plan.precision, plan.execution)
 
 
@@ -32,7 +35,7 @@ def _before(stage: StagePlan) -> str:
 
 
 def _rows(plan: Plan, profile: Profile, stage: StagePlan, name: str) -> list[LayerCost]:
-    """What a layer may cost: on whole samples, on shards where it can be cut at all, and on a share of the samples."""
+    """Returns the rows that a layer may cost: whole samples first, then a share of the samples, then its shards."""
     whole = _key(plan)._replace(signature=profile.graph.layer[name].signature)
     found = [profile.costs[whole]]
     if name in _sharing(stage):
@@ -42,7 +45,7 @@ def _rows(plan: Plan, profile: Profile, stage: StagePlan, name: str) -> list[Lay
 
 
 def _sharing(stage: StagePlan) -> tuple[str, ...]:
-    """Layers on shares of the samples."""
+    """Returns the layers of a stage in which ranks share the samples."""
     first = shared_from(stage)
     return stage.layers[stage.layers.index(first) :] if first in stage.layers else ()
 
@@ -99,7 +102,7 @@ def _times(plan: Plan, profile: Profile) -> Iterator[Violation]:
 
 
 def _memory(plan: Plan, profile: Profile) -> Iterator[Violation]:
-    """What each worker is said to need is no less than what its stages and its order need at least."""
+    """Yields the workers whose planned memory is less than their stages and their order need at least."""
     schedule = schedule_of(plan)
     found = peaks(schedule, [_needs(plan, profile, stage, schedule) for stage in plan.stages])
     for worker, planned in enumerate(plan.prediction.memory):
@@ -113,7 +116,7 @@ def _memory(plan: Plan, profile: Profile) -> Iterator[Violation]:
 
 
 def _resident(plan: Plan, profile: Profile, schedule: Schedule, worker: int) -> int:
-    """Parameters, buffers, gradients and optimizer state of every (pipe, stage) that a worker holds."""
+    """Returns the bytes of state of every (pipe, stage) of a worker, and what each holds throughout a step."""
     total, losses = 0, losses_held(schedule)
     for row in schedule.place:
         for stage, holder in enumerate(row):
@@ -143,7 +146,11 @@ def _stage_state(plan: Plan, profile: Profile, stage: int, *, replicas: int) -> 
 
 
 def _needs(plan: Plan, profile: Profile, stage: StagePlan, schedule: Schedule) -> StageBytes:
-    """Of one micro-batch; of the largest shard at least its share of what layers keep, as whole or in shards."""
+    """Returns the least that one micro-batch takes in a stage, by part.
+
+    On shards this is the largest shard's even share of what layers keep, from whole samples or from shards,
+    whichever is less.
+    """
     shards = plan.axes.spatial if stage.spatial else 1
     rows = {} if shards == 1 else dict(_leanest(plan, profile, stage, shards))
     least = replace(profile, costs={**profile.costs, **rows}) if rows else profile
@@ -172,7 +179,7 @@ _BETWEEN = (
 
 
 def _of_parts(found: StageBytes, shards: int) -> StageBytes:
-    """What comes to a stage on whole samples, and what goes back, may be in shards."""
+    """Returns the parts with shares of what neighbours send or get, since these may be in shards."""
     workspace = found.workspace if shards == 1 else 0
     return replace(
         found,

@@ -1,4 +1,6 @@
-"""Does a plan fit its machines: every rank on a device of its own, in the order in which ranks are launched."""
+"""Checks that a plan fits its machines: every rank on a device of its own, in the order in which ranks are
+launched.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from planner.plan import Plan, coordinates, ranks_of_worker, world_size
 
 
 def table(plan: Plan) -> Iterator[Violation]:
-    """The table of places alone: one row a rank, on a device of its own, at its coordinates on the mesh."""
+    """Yields what is wrong with the table of places alone.
+
+    Each rank has one row, a device of its own, and its coordinates on the mesh.
+
+    Args: `plan` may be for any cluster.
+    """
     axes, size = plan.axes, world_size(plan.axes)
     if len(plan.places) != size:
         message = f"{axes.data} x {axes.pipeline} x {axes.spatial} ranks are {size}, not {len(plan.places)}"
@@ -37,6 +44,10 @@ def table(plan: Plan) -> Iterator[Violation]:
 
 
 def violations(plan: Plan, cluster: Cluster) -> list[Violation]:
+    """Returns what is wrong with a plan on a cluster: missing devices, and workers that do not fit their devices.
+
+    Args: `plan` may have any table of places; `table` judges the table itself.
+    """
     return [*_devices(plan, cluster), *_limits(plan, cluster)]
 
 
@@ -48,7 +59,7 @@ def _devices(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
 
 
 def _limits(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
-    """What is planned for a worker fits the smallest device that plays it, its margin kept free."""
+    """Yields the workers that do not fit the smallest device that plays them, with its margin kept free."""
     rank_place = {place.rank: place for place in plan.places if clusters.exists(cluster, place)}
     for worker, memory in enumerate(plan.prediction.memory):
         places = [rank_place[rank] for rank in ranks_of_worker(plan.axes, worker) if rank in rank_place]

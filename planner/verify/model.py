@@ -1,6 +1,7 @@
-"""Does a plan fit its model: layers, what crosses its cuts, work that takes time.
+"""Checks that a plan fits its model: layers, what crosses its cuts, work that takes time.
 
-How a plan cuts samples in space, and shares them: grids that the axis has ranks for, changes in the layers' order.
+Also how a plan cuts samples in space and shares them: grids that the axis has ranks for, changes in the layers'
+order.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ Route = tuple[str, int, int]  # direction, sender, receiver
 
 
 def layers(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
-    """The stages, one after the other, are the layers of the model, each once and after those that it hangs on."""
+    """Yields what is wrong with the layers of a plan.
+
+    The stages, one after the other, are the layers of the model, each once and after the layers that it reads from.
+
+    Args: `graph` is the model in the order of its capture.
+    """
     if plan.model.fingerprint != graph.fingerprint:
         message = f"the plan is for {plan.model.fingerprint}, the model is {graph.fingerprint}"
         yield Violation(rule="model", where="model.fingerprint", message=message)
@@ -46,7 +52,10 @@ def _order(plan: Plan, graph: ModelGraph, stage_of: Mapping[str, int]) -> Iterat
 
 
 def repeated_layers(plan: Plan) -> Iterator[Violation]:
-    """What can be told of layers without the model: each stands once."""
+    """Yields the layers that stand in a plan more than once, which can be told without the model.
+
+    Args: `plan` may be for any model.
+    """
     stages: dict[str, list[int]] = defaultdict(list)
     for index, stage in enumerate(plan.stages):
         for name in stage.layers:
@@ -62,7 +71,11 @@ def _layer(name: str, message: str) -> Violation:
 
 
 def violations(plan: Plan, graph: ModelGraph, profile: Profile | None = None) -> list[Violation]:
-    """For a plan whose layers are those of the model."""
+    """Returns what is wrong with batch, times and messages of a plan.
+
+    Args: `plan` has the layers of the model; `graph` has them in the order of the plan. `profile` tells the bytes
+        of Values; without it they are those of the capture.
+    """
     return [*_micro(plan, graph), *_backwards(plan, graph), *_hops(plan, graph, profile)]
 
 
@@ -73,7 +86,7 @@ def _micro(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
 
 
 def _backwards(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
-    """Training a parameter takes time."""
+    """Yields stages that train parameters in no time."""
     done = {(a.stage, a.kind) for order in schedule_of(plan).orders for a in order}
     trained = {name for parameter in graph.parameters if parameter.trainable for name in parameter.users}
     for index, (stage, times) in enumerate(zip(plan.stages, plan.times, strict=True)):
@@ -88,8 +101,13 @@ def _backwards(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
 
 
 def needed_hops(plan: Plan, graph: ModelGraph) -> dict[Route, set[str]]:
-    """The Values on each way: activations from the producer to every stage that reads them, gradients from each of
-    these to the one before it, and from the first to the producer."""
+    """Returns the names of the Values on each way between stages.
+
+    Activations go from the producer to every stage that reads them. Gradients go from each of these stages to the
+    one before it, and from the first to the producer.
+
+    Args: `graph` has the layers in the order of the plan.
+    """
     stage_of = [index for index, stage in enumerate(plan.stages) for _ in stage.layers]
     ways: dict[Route, set[str]] = defaultdict(set)
     for crossing in crossings(graph, stage_of):
@@ -102,8 +120,11 @@ def needed_hops(plan: Plan, graph: ModelGraph) -> dict[Route, set[str]]:
 
 
 class _Sizes:
-    """Bytes of Values in one micro-batch: as profiled in the plan's precision, or as captured where no profile tells,
-    when lower precisions may halve them."""
+    """The bytes of Values in one micro-batch.
+
+    They are as profiled in the plan's precision, or as captured where no profile tells. A lower precision may halve
+    those.
+    """
 
     def __init__(self, plan: Plan, graph: ModelGraph, profile: Profile | None) -> None:
         key = CostKey("", plan.batch.micro, (), plan.precision, plan.execution)
@@ -115,7 +136,10 @@ class _Sizes:
             self.of = {value.name: value.bytes(plan.batch.micro) for value in graph.values}
 
     def of_hop(self, hop: Hop, shards: int) -> tuple[int, int]:
-        """The least and the most that it may carry."""
+        """Returns the least and the most bytes that a message may carry.
+
+        Args: `shards` is the number of ranks that may share a sample.
+        """
         whole = sum(self.of[name] for name in hop.values if name in self.of)
         return -(-whole // (shards * self.share)), whole
 
@@ -150,7 +174,13 @@ def _names(names: set[str]) -> str:
 
 
 def grids(plan: Plan) -> Iterator[Violation]:
-    """A stage's grids have one cell a spatial rank, or a few ranks compute each alike, or it computes whole samples."""
+    """Yields what is wrong with the grids of a plan.
+
+    A stage's grid has one cell a spatial rank, or fewer that divide the ranks evenly, or the stage has whole
+    samples.
+
+    Args: `plan` may be for any model.
+    """
     for index, stage in enumerate(plan.stages):
         where = f"stage {index}"
         for cells in grids_of(stage):
@@ -167,7 +197,10 @@ def grids(plan: Plan) -> Iterator[Violation]:
 
 
 def samples(plan: Plan) -> Iterator[Violation]:
-    """Ranks share samples from some layer of the last stage on, each as many."""
+    """Yields what is wrong where ranks share samples: they do so to the end of the last stage only, each as many.
+
+    Args: `plan` may be for any model.
+    """
     last, (micro, ranks) = len(plan.stages) - 1, (plan.batch.micro, plan.axes.spatial)
     for index, stage in enumerate(plan.stages):
         where = f"stage {index}"

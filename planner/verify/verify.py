@@ -36,7 +36,11 @@ def check(
     cluster: Cluster | None = None,
     name: str = "plan",
 ) -> Plan:
-    """The plan itself, or BadPlan with everything that is wrong with it."""
+    """Returns the plan itself, if nothing is wrong with it.
+
+    Args: the same as of `violations`; `name` stands for the plan in messages.
+    Raises: BadPlan with everything that is wrong.
+    """
     if found := violations(plan, profile=profile, graph=graph, cluster=cluster):
         raise BadPlan("\n".join(_told(violation, name) for violation in found))
     return plan
@@ -53,7 +57,11 @@ def violations(
     graph: ModelGraph | None = None,
     cluster: Cluster | None = None,
 ) -> list[Violation]:
-    """Everything that is wrong with a plan; `graph` is the profile's where only a profile is given."""
+    """Returns everything that is wrong with a plan; an empty list for a right one.
+
+    Args: rules that need `profile`, `graph` or `cluster` are asked where these are given. `graph` is the profile's
+        where only a profile is given.
+    """
     if graph is None and profile is not None:
         graph = profile.graph
     if found := [*_tables_fit(plan), *_actions_exist(plan), *_hops_have_ways(plan)]:
@@ -75,7 +83,7 @@ def violations(
 
 
 def _tables_fit(plan: Plan) -> Iterator[Violation]:
-    """The tables have a row for each of what they are about."""
+    """Yields tables whose number of rows is not that of what they are about."""
     stages, workers, choice = len(plan.stages), plan.axes.pipeline, plan.schedule
 
     def fits(where: str, rows: int, needed: int, of: str) -> Iterator[Violation]:
@@ -98,7 +106,7 @@ def _tables_fit(plan: Plan) -> Iterator[Violation]:
 
 
 def _actions_exist(plan: Plan) -> Iterator[Violation]:
-    """Whatever is named by a number exists: workers, pipes, stages, micro-batches."""
+    """Yields numbers of workers, pipes, stages and micro-batches that do not exist."""
     choice, stages = plan.schedule, len(plan.stages)
 
     def below(where: str, what: str, number: int, count: int) -> Iterator[Violation]:
@@ -123,7 +131,9 @@ def _actions_exist(plan: Plan) -> Iterator[Violation]:
 
 
 def _hops_have_ways(plan: Plan) -> Iterator[Violation]:
-    """Activations go to a later stage, gradients to an earlier one, each on one hop."""
+    """Yields messages in the wrong direction or twice: activations go to a later stage, gradients to an earlier
+    one.
+    """
     seen = Counter((hop.direction, hop.sender, hop.receiver) for hop in plan.hops)
     for (direction, sender, receiver), times in seen.items():
         where = f"{direction} {sender} to {receiver}"
@@ -152,7 +162,7 @@ def _stages_have_layers(plan: Plan) -> Iterator[Violation]:
 
 
 def _workers(plan: Plan) -> Iterator[Violation]:
-    """Every worker holds stages, as many of each pipe as `chunks` says at most."""
+    """Yields workers without a stage, or with more stages of a pipe than `chunks` says."""
     choice = plan.schedule
     idle = set(range(plan.axes.pipeline)) - set(chain.from_iterable(choice.place))
     for worker in sorted(idle):
@@ -191,7 +201,9 @@ def _schedule(plan: Plan) -> Iterator[Violation]:
 
 
 def _recompute(plan: Plan) -> Iterator[Violation]:
-    """A stage recomputes every micro-batch or none."""
+    """Yields stages without one R action a micro-batch if they recompute, or with any if not, and wrong
+    `recompute_before`.
+    """
     actions = (action for order in schedule_of(plan).orders for action in order)
     done = Counter(action.stage for action in actions if action.kind is Kind.R)
     for index, stage in enumerate(plan.stages):
@@ -209,7 +221,9 @@ def _recompute(plan: Plan) -> Iterator[Violation]:
 
 
 def _times(plan: Plan) -> Iterator[Violation]:
-    """A forward pass takes time where the backward does, and so does recomputing all of it."""
+    """Yields stages whose forward takes no time although their backward does, and likewise for recomputing all of
+    it.
+    """
     for index, (stage, times) in enumerate(zip(plan.stages, plan.times, strict=True)):
         back = times.backward_ns or times.input_grad_ns or times.weight_grad_ns
         whole = stage.recompute and not stage.recompute_before
@@ -231,7 +245,7 @@ def _prediction(plan: Plan) -> Iterator[Violation]:
 
 
 def _step_time(plan: Plan) -> Iterator[Violation]:
-    """What is predicted is what the plan's own durations and order amount to."""
+    """Yields a predicted step that is not what the plan's own durations and order amount to."""
     simulated = period_of_plan(plan)
     if simulated != plan.prediction.step_ns:
         message = f"step_ns is {plan.prediction.step_ns}; times, hops and orders amount to {simulated}"

@@ -110,6 +110,6 @@ def profile(graph: ModelGraph, costs: dict[str, LayerCost], *, micro: int = 1) -
 
 
 def saved_bytes(found: Profile, layers: list[str], key: CostKey) -> int:
-    """What autograd keeps for the backward of these layers and one micro-batch, each storage once."""
+    """Returns the bytes that autograd keeps for the backward of some layers, each storage once."""
     own = sum(found.cost(name, key).own_saved_bytes for name in layers)
     return own + sum(found.value_bytes(name, key) for name in kept_values(found, layers, key))

@@ -70,7 +70,7 @@ class Done:
 
     key: CostKey
     cost: LayerCost
-    slack_bytes: int  # kept on top of the outputs if anybody keeps these: they are a part of a larger storage
+    slack_bytes: int  # kept on top of the outputs if a layer keeps these, since their storages are larger
 
 
 @dataclass(frozen=True, slots=True)

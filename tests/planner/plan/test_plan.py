@@ -1,8 +1,11 @@
-"""The plan's own arithmetic: ranks, coordinates, and who holds what."""
+"""The plan's own arithmetic: ranks and coordinates; and the example of its module."""
 
 from __future__ import annotations
 
+import doctest
+import sys
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -56,3 +59,10 @@ def test_arguments_keep_their_types() -> None:
         "rate": float,
         "causal": bool,
     }
+
+
+def test_the_example_of_the_module_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[3])
+    done = doctest.testmod(sys.modules[Plan.__module__])
+    assert done.attempted > 0
+    assert done.failed == 0
