@@ -1,6 +1,6 @@
-"""What a probe measures of things that happen at once: groups that sum beside each other, products beside a sum.
+"""Measures things that happen at once: groups that sum beside each other, and matrix products beside a sum.
 
-How a probe takes its numbers: a median of repeats, and half the range between the quartiles beside it.
+Every number is a median of repeats. Its spread is half the distance between the quartiles.
 """
 
 from __future__ import annotations
@@ -22,11 +22,17 @@ Groups = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Number:
+    """A measured number: the median of repeats, and half the distance between their quartiles."""
+
     value: float
     spread: float
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Number:
+        """Returns the median and the spread of samples.
+
+        Args: `samples` are two or more.
+        """
         low, _, high = quantiles(samples, n=4)
         return cls(median(samples), (high - low) / 2)
 
@@ -42,19 +48,23 @@ class Together:
 
     @property
     def factor(self) -> float:
+        """Returns how many times as long the sum takes beside the other groups' sums."""
         return self.together_s.value / self.alone_s.value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slowed:
-    """How many times as long matrix products take on the first rank while all ranks sum."""
+    """The factor by which matrix products on the first rank slow down while all ranks sum."""
 
     bytes: int
     factor: Number
 
 
 def by_host(hosts: Sequence[str]) -> list[list[int]]:
-    """The ranks of each host, hosts in the order of their first rank."""
+    """Returns the ranks of each host, with hosts in the order of their first rank.
+
+    Args: `hosts` has the host of each rank.
+    """
     rows: dict[str, list[int]] = {}
     for rank, host in enumerate(hosts):
         rows.setdefault(host, []).append(rank)
@@ -62,7 +72,12 @@ def by_host(hosts: Sequence[str]) -> list[list[int]]:
 
 
 def pairs(hosts: Sequence[str]) -> list[tuple[int, int]]:
-    """Who talks to whom: on every host the first rank to the others, and between hosts first rank to first rank."""
+    """Returns the pairs of ranks to measure links between.
+
+    On each host these are the first rank and every other. Between hosts they are the first ranks, of
+    neighbours only where there are many hosts.
+    Args: `hosts` has the host of each rank.
+    """
     rows = by_host(hosts)
     firsts = [row[0] for row in rows]
     across = combinations(firsts, 2) if len(rows) <= EVERY_PAIR else pairwise(firsts)
@@ -70,7 +85,11 @@ def pairs(hosts: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def beside(hosts: Sequence[str]) -> list[Groups]:
-    """Sets of groups that share no rank and sum at once: each host by itself, and one rank of every host."""
+    """Returns sets of groups that share no rank and can sum at once.
+
+    Args: `hosts` has the host of each rank.
+    Returns: each host by itself, and groups of one rank of every host; on a single host its two halves.
+    """
     rows = by_host(hosts)
     least = min(map(len, rows))
     found: list[Groups] = []
@@ -87,7 +106,11 @@ REPEATS = 15
 
 
 def together_of(world: World, groups: Groups, repeats: int = REPEATS) -> Together | None:
-    """Collective over all ranks; None on those outside the first group."""
+    """Measures a sum of the first group, alone and while the other groups sum too. All ranks call it.
+
+    Args: `groups` share no rank.
+    Returns: None on ranks outside of the first group.
+    """
     made = [world.new_group(ranks) for ranks in groups]
     mine = next((group for group in made if group is not None), None)
     tensor = torch.zeros(LARGE_BYTES // 4, device=world.device)
@@ -103,7 +126,7 @@ def together_of(world: World, groups: Groups, repeats: int = REPEATS) -> Togethe
 def _in_step(
     world: World, tensor: torch.Tensor, group: dist.ProcessGroup | None, repeats: int
 ) -> list[float]:
-    """Seconds of each sum; all ranks begin each at the same time."""
+    """Returns the seconds of each sum. All ranks begin each sum at the same time."""
     samples = []
     for _ in range(repeats + 2):
         world.barrier()
@@ -121,7 +144,10 @@ def _settle(world: World) -> None:
 
 
 def slowed_of(world: World, repeats: int = REPEATS) -> Slowed:
-    """Collective over all ranks."""
+    """Measures how much a sum over all ranks slows down matrix products. All ranks call it.
+
+    Returns: the factor on this rank.
+    """
     device, tensor = world.device, torch.zeros(LARGE_BYTES // 4, device=world.device)
     a, b = torch.randn(MATMUL, MATMUL, device=device), torch.randn(MATMUL, MATMUL, device=device)
     product = Number.of(timed(lambda: torch.mm(a, b), device, repeats)).value
@@ -148,6 +174,12 @@ MATMUL = 1024
 
 
 def timed(run: Callable[[], object], device: torch.device, repeats: int = REPEATS) -> list[float]:
+    """Times a function.
+
+    Args: `run` is called some times more than `repeats`, as the first calls open connections and touch
+      memory.
+    Returns: seconds of each of the `repeats` calls.
+    """
     samples = []
     for _ in range(repeats + 2):  # the first ones open connections and touch memory
         start = time.perf_counter()
