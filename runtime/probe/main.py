@@ -20,7 +20,7 @@ from planner.terminal import Report
 from runtime import slurm
 from runtime.local import supervise
 from runtime.probe import probe
-from runtime.probe.contention import REPEATS
+from runtime.probe.measurements import REPEATS
 from runtime.probe.probe import Found
 from runtime.runfolder import Paths
 from runtime.world import join

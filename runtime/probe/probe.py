@@ -1,72 +1,38 @@
-"""Measures this machine, or nodes of a cluster: rates of devices, latency and bandwidth of links.
+"""Measures this machine, or nodes of a cluster, and draws conclusions: a cluster file, and what is slow.
 
-Every number is a median of repeats, in seconds, bytes and operations. Its spread is half the distance between
-the quartiles. Ranks are processes that meet at a file, like those of a run.
+Ranks are processes that meet at a file, like those of a run. Units are seconds, bytes and operations.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-import torch
-import torch.distributed as dist
 from pydantic import TypeAdapter
 
 from planner.cluster import Cluster, Link, Links, NodeGroup, Rates
-from runtime.probe.contention import (
+from runtime.probe.measurements import (
     LARGE_BYTES,
-    MATMUL,
     REPEATS,
-    SMALL_BYTES,
-    Number,
+    ProbedDevice,
+    ProbedLink,
+    ProbedSum,
     Slowed,
     Together,
     beside,
+    device_of,
     pairs,
     slowed_of,
-    timed,
+    sum_of,
     together_of,
+    wire_of,
 )
 from runtime.runfolder import write_whole
 from runtime.world import World
-
-COPY_BYTES = 64 * 2**20
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbedDevice:
-    """The memory and the rates of one rank's device."""
-
-    kind: str  # cpu, or the name of a GPU
-    memory_bytes: int
-    flop_per_s: Number  # of a matrix product in fp32
-    copy_bytes_per_s: Number  # read and written together
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbedLink:
-    """The latency and bandwidth between two ranks."""
-
-    a: int  # rank
-    b: int
-    within_node: bool
-    latency_s: Number
-    bytes_per_s: Number
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbedSum:
-    """An all-reduce of `bytes` over some ranks."""
-
-    ranks: tuple[int, ...]
-    bytes: int
-    seconds: Number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,73 +45,6 @@ class Found:
     sums: tuple[ProbedSum, ...]
     together: tuple[Together, ...] = ()
     slowed: Slowed | None = None
-
-
-def device_of(device: torch.device, repeats: int = REPEATS) -> ProbedDevice:
-    """Measures one device.
-
-    Args: `repeats` is the number of times that each product and each copy is timed.
-    Returns: bytes of memory, operations a second, and bytes a second.
-    """
-    a, b = torch.randn(MATMUL, MATMUL, device=device), torch.randn(MATMUL, MATMUL, device=device)
-    source = torch.zeros(COPY_BYTES // 4, device=device)
-    target = torch.empty_like(source)
-    products = timed(lambda: torch.mm(a, b), device, repeats)
-    copies = timed(lambda: target.copy_(source), device, repeats)
-    cuda = device.type == "cuda"
-    return ProbedDevice(
-        kind=torch.cuda.get_device_name(device) if cuda else "cpu",
-        memory_bytes=torch.cuda.get_device_properties(device).total_memory if cuda else _host_bytes(),
-        flop_per_s=Number.of([2 * MATMUL**3 / seconds for seconds in products]),
-        copy_bytes_per_s=Number.of([2 * COPY_BYTES / seconds for seconds in copies]),
-    )
-
-
-def _host_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def wire_of(world: World, a: int, b: int, *, within_node: bool, repeats: int = REPEATS) -> ProbedLink | None:
-    """Measures the link between two ranks by messages there and back. Only these two ranks take part.
-
-    Args: `a` and `b` are the ranks.
-    Returns: None on all other ranks.
-    """
-    if world.rank not in (a, b):
-        return None
-    small, large = (_there_and_back(world, a, b, size, repeats) for size in (SMALL_BYTES, LARGE_BYTES))
-    latency = Number.of(small)
-    rates = [LARGE_BYTES / max(seconds - latency.value, 1e-9) for seconds in large]
-    return ProbedLink(a=a, b=b, within_node=within_node, latency_s=latency, bytes_per_s=Number.of(rates))
-
-
-def _there_and_back(world: World, a: int, b: int, size: int, repeats: int) -> list[float]:
-    buffer = torch.zeros(size, dtype=torch.uint8, device=world.device)
-    other = b if world.rank == a else a
-
-    def turn() -> None:
-        if world.rank == a:
-            dist.send(buffer, other)
-            dist.recv(buffer, other)
-        else:
-            dist.recv(buffer, other)
-            dist.send(buffer, other)
-
-    return [seconds / 2 for seconds in timed(turn, world.device, repeats)]
-
-
-def sum_of(world: World, ranks: Sequence[int], size: int, repeats: int = REPEATS) -> ProbedSum | None:
-    """Measures an all-reduce over some ranks. All ranks call it.
-
-    Args: `size` is in bytes.
-    Returns: None on ranks that are not among `ranks`.
-    """
-    group = world.new_group(ranks)
-    if world.rank not in ranks:
-        return None
-    tensor = torch.zeros(size // 4, device=world.device)
-    samples = timed(lambda: dist.all_reduce(tensor, group=group), world.device, repeats)
-    return ProbedSum(ranks=tuple(ranks), bytes=size, seconds=Number.of(samples))
 
 
 def probe(world: World, result: Path, repeats: int = REPEATS) -> None:

@@ -1,10 +1,12 @@
-"""Measures things that happen at once: groups that sum beside each other, and matrix products beside a sum.
+"""Measures devices and links one by one, and things that happen at once: several sums, or products beside a
+sum.
 
 Every number is a median of repeats. Its spread is half the distance between the quartiles.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,11 @@ import torch.distributed as dist
 from runtime.world import World
 
 EVERY_PAIR = 12  # hosts; of more only neighbours talk to each other
+REPEATS = 15
+SMALL_BYTES, LARGE_BYTES = 64, 16 * 2**20
+COPY_BYTES = 64 * 2**20
+MATMUL = 1024
+
 Groups = tuple[tuple[int, ...], ...]
 
 
@@ -35,6 +42,36 @@ class Number:
         """
         low, _, high = quantiles(samples, n=4)
         return cls(median(samples), (high - low) / 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbedDevice:
+    """The memory and the rates of one rank's device."""
+
+    kind: str  # cpu, or the name of a GPU
+    memory_bytes: int
+    flop_per_s: Number  # of a matrix product in fp32
+    copy_bytes_per_s: Number  # read and written together
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbedLink:
+    """The latency and bandwidth between two ranks."""
+
+    a: int  # rank
+    b: int
+    within_node: bool
+    latency_s: Number
+    bytes_per_s: Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbedSum:
+    """An all-reduce of `bytes` over some ranks."""
+
+    ranks: tuple[int, ...]
+    bytes: int
+    seconds: Number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +139,88 @@ def beside(hosts: Sequence[str]) -> list[Groups]:
     return found
 
 
-REPEATS = 15
+def timed(run: Callable[[], object], device: torch.device, repeats: int = REPEATS) -> list[float]:
+    """Times a function.
+
+    Args: `run` is called some times more than `repeats`, as the first calls open connections and touch
+      memory.
+    Returns: seconds of each of the `repeats` calls.
+    """
+    samples = []
+    for _ in range(repeats + 2):  # the first ones open connections and touch memory
+        start = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        samples.append(time.perf_counter() - start)
+    return samples[2:]
+
+
+def device_of(device: torch.device, repeats: int = REPEATS) -> ProbedDevice:
+    """Measures one device.
+
+    Args: `repeats` is the number of times that each product and each copy is timed.
+    Returns: bytes of memory, operations a second, and bytes a second.
+    """
+    a, b = torch.randn(MATMUL, MATMUL, device=device), torch.randn(MATMUL, MATMUL, device=device)
+    source = torch.zeros(COPY_BYTES // 4, device=device)
+    target = torch.empty_like(source)
+    products = timed(lambda: torch.mm(a, b), device, repeats)
+    copies = timed(lambda: target.copy_(source), device, repeats)
+    cuda = device.type == "cuda"
+    return ProbedDevice(
+        kind=torch.cuda.get_device_name(device) if cuda else "cpu",
+        memory_bytes=torch.cuda.get_device_properties(device).total_memory if cuda else _host_bytes(),
+        flop_per_s=Number.of([2 * MATMUL**3 / seconds for seconds in products]),
+        copy_bytes_per_s=Number.of([2 * COPY_BYTES / seconds for seconds in copies]),
+    )
+
+
+def _host_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def wire_of(world: World, a: int, b: int, *, within_node: bool, repeats: int = REPEATS) -> ProbedLink | None:
+    """Measures the link between two ranks by messages there and back. Only these two ranks take part.
+
+    Args: `a` and `b` are the ranks.
+    Returns: None on all other ranks.
+    """
+    if world.rank not in (a, b):
+        return None
+    small, large = (_there_and_back(world, a, b, size, repeats) for size in (SMALL_BYTES, LARGE_BYTES))
+    latency = Number.of(small)
+    rates = [LARGE_BYTES / max(seconds - latency.value, 1e-9) for seconds in large]
+    return ProbedLink(a=a, b=b, within_node=within_node, latency_s=latency, bytes_per_s=Number.of(rates))
+
+
+def _there_and_back(world: World, a: int, b: int, size: int, repeats: int) -> list[float]:
+    buffer = torch.zeros(size, dtype=torch.uint8, device=world.device)
+    other = b if world.rank == a else a
+
+    def turn() -> None:
+        if world.rank == a:
+            dist.send(buffer, other)
+            dist.recv(buffer, other)
+        else:
+            dist.recv(buffer, other)
+            dist.send(buffer, other)
+
+    return [seconds / 2 for seconds in timed(turn, world.device, repeats)]
+
+
+def sum_of(world: World, ranks: Sequence[int], size: int, repeats: int = REPEATS) -> ProbedSum | None:
+    """Measures an all-reduce over some ranks. All ranks call it.
+
+    Args: `size` is in bytes.
+    Returns: None on ranks that are not among `ranks`.
+    """
+    group = world.new_group(ranks)
+    if world.rank not in ranks:
+        return None
+    tensor = torch.zeros(size // 4, device=world.device)
+    samples = timed(lambda: dist.all_reduce(tensor, group=group), world.device, repeats)
+    return ProbedSum(ranks=tuple(ranks), bytes=size, seconds=Number.of(samples))
 
 
 def together_of(world: World, groups: Groups, repeats: int = REPEATS) -> Together | None:
@@ -167,24 +285,3 @@ def slowed_of(world: World, repeats: int = REPEATS) -> Slowed:
         work.wait()
         _settle(world)
     return Slowed(bytes=LARGE_BYTES, factor=Number.of(factors))
-
-
-SMALL_BYTES, LARGE_BYTES = 64, 16 * 2**20
-MATMUL = 1024
-
-
-def timed(run: Callable[[], object], device: torch.device, repeats: int = REPEATS) -> list[float]:
-    """Times a function.
-
-    Args: `run` is called some times more than `repeats`, as the first calls open connections and touch
-      memory.
-    Returns: seconds of each of the `repeats` calls.
-    """
-    samples = []
-    for _ in range(repeats + 2):  # the first ones open connections and touch memory
-        start = time.perf_counter()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        samples.append(time.perf_counter() - start)
-    return samples[2:]
