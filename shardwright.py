@@ -1,8 +1,14 @@
 """shardwright: plan and run the distributed training of any torch module.
 
-`import shardwright as sw` gives the verbs of the commands as functions. This is the one file that sees both the
-planner and the runtime; it hands each what it needs of the other, and imports them when a verb is used, so that
-planning from a profile file needs no torch.
+`import shardwright as sw` gives the verbs of the commands as functions.
+
+    costs = sw.profile("gpt2", device="cpu", size="tiny")
+    plan = sw.plan(costs, "plans/clusters/laptop.yaml", batch=8)
+    result = sw.launch(plan, steps=10, on="local").wait().check()
+    result.losses
+
+This is the only file that sees both the planner and the runtime. It hands each what it needs of the other,
+and imports them when a verb is used. Planning from a profile file therefore needs no torch.
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ from typing import TYPE_CHECKING, Literal
 
 
 def _claim(name: str) -> None:
-    """Ours is the package of this name that lies beside this file, whatever else lies where Python was started."""
+    """Imports the package of this name that is beside this file, whatever else is where Python was started."""
     own = Path(__file__).resolve().parent / name / "__init__.py"
     found = sys.modules.get(name)
     if found is None:
@@ -85,7 +91,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> type[Run]:
-    """`Run` needs torch, and is imported when it is first asked for."""
+    """Returns `Run`, which needs torch and is imported when it is first asked for."""
     if name != "Run":
         raise AttributeError(f"module 'shardwright' has no attribute '{name}'")
     from runtime.launch import Run
@@ -94,7 +100,13 @@ def __getattr__(name: str) -> type[Run]:
 
 
 def capture(workload: str | Path, *, micro: int = 1, **arguments: str | int | float | bool) -> Captured:
-    """The model of a workload as a graph of layers, and the graph that the runtime executes."""
+    """Captures the model of a workload as a graph of layers.
+
+    Args: `workload` is a Python file, a module, or the name of a model here; `arguments` are those of its
+      `build` and `batch`; `micro` is the number of samples to capture with.
+    Returns: the graph as data, and the graph that the runtime executes.
+    Raises: BadInput where the workload is wrong.
+    """
     from planner.capture import capture as captured
 
     return captured(_load(workload, arguments), micro=micro)
@@ -109,9 +121,13 @@ def profile(
     grids: Sequence[tuple[int, ...]] = (),
     **arguments: str | int | float | bool,
 ) -> Profile:
-    """What every layer costs on a device: `cpu`, `cuda`, or `roofline:H100-80GB` without having it.
+    """Measures what every layer costs on a device.
 
-    With `grids`, such as `[(2,), (2, 2)]`, also what a shard costs of samples cut into so many parts a dim.
+    Args: `device` is `cpu`, `cuda`, or `roofline:H100-80GB` for a device that is not here; `micros` are
+      samples a micro-batch; `grids`, such as `[(2,), (2, 2)]`, are numbers of parts of a sample by dimension,
+      whose shards are measured too; `arguments` are those of the workload.
+    Returns: times in nanoseconds and sizes in bytes.
+    Raises: BadInput where the workload or the device is wrong.
     """
     from planner import measure
     from runtime import cli as commands
@@ -138,7 +154,13 @@ def plan(
     execution: str | None = None,
     calibration: Corrections | None = None,
 ) -> SolvedPlan:
-    """The fastest plan that fits, with its certificate; ask it `what_if(...)` and for its `frontier()`."""
+    """Finds the fastest plan that fits the machines.
+
+    Args: `cluster` is a value or a file; `batch` is samples a step; `schedules` limits the families; `fix`
+      pins choices by name, such as `{"pipeline": 2}`; `calibration` corrects costs by earlier runs.
+    Returns: the plan with its certificate; it answers `what_if(...)` and `frontier()`.
+    Raises: Infeasible where no plan fits; BadInput for a wrong argument.
+    """
     from planner.calibrate import with_corrections
     from planner.milp import solve_question
     from planner.notebook import SolvedPlan
@@ -161,7 +183,11 @@ def frontier(
     precision: str | None = None,
     execution: str | None = None,
 ) -> SolvedFrontier:
-    """The best trades of time against memory and against devices, each with its own certificate."""
+    """Finds the Pareto-optimal plans: time against memory, and time against devices.
+
+    Args: they are those of `plan`.
+    Returns: plans, each with its own certificate.
+    """
     from planner.notebook import front
 
     return front(_question(costs, cluster, batch, schedules, fix, precision, execution))
@@ -190,14 +216,22 @@ def _question(
 
 
 def compare(*plans: Plan) -> SideBySide:
-    """Plans side by side, the first as what the others are held against."""
+    """Compares plans side by side.
+
+    Args: the first plan is the one that the others are compared with.
+    """
     from planner.show import compare as compared
 
     return compared(*plans)
 
 
 def calibrate(*runs: str | Path) -> Corrections:
-    """Corrections fitted to finished runs, for `plan(..., calibration=...)`: costs as those runs had them."""
+    """Fits corrections to finished runs, which make predicted costs like measured ones.
+
+    Args: `runs` are run folders.
+    Returns: corrections for `plan(..., calibration=...)`, with the error that is left.
+    Raises: BadInput where a folder has no trace.
+    """
     from planner.calibrate import fit
     from runtime.launch import observation
 
@@ -205,14 +239,22 @@ def calibrate(*runs: str | Path) -> Corrections:
 
 
 def simulate(chosen: Plan) -> Timeline:
-    """One step of a plan, as it will run."""
+    """Simulates one step of a plan.
+
+    Args: `chosen` is a plan from anywhere; no solver has to have made it.
+    Returns: what each rank does when, in nanoseconds.
+    """
     from planner.simulate import simulate_plan
 
     return simulate_plan(chosen)
 
 
 def verify(chosen: Plan, *, costs: Profile | None = None, cluster: Cluster | None = None) -> list[str]:
-    """What is wrong with a plan, in words; empty where nothing is."""
+    """Checks a plan against the problem statement, without any solver.
+
+    Args: with `costs` and `cluster`, predicted times and memory are checked too.
+    Returns: one sentence for each thing that is wrong; none where nothing is.
+    """
     from planner.verify import violations
 
     return [str(found) for found in violations(chosen, profile=costs, cluster=cluster)]
@@ -228,10 +270,13 @@ def launch(
     options: Mapping[str, object] | None = None,
     **settings: object,
 ) -> Handle:
-    """Trains by a plan: as a job where there is a SLURM, in processes of this machine otherwise, or where `on` says.
+    """Launches a training by a plan and returns at once.
 
-    Returns at once: `state`, `metrics()`, `logs(rank)`, `cancel()`, and `wait()` for losses and the Timeline. A local
-    run ends with this process. `options` are those of a site file for SLURM, such as `{"partition": "gpu"}`.
+    Args: `on` is "local" or "slurm"; without it, SLURM is used where it answers. `options` are those of a
+      site file for SLURM, such as `{"partition": "gpu"}`. `settings` are fields of Job, such as `save_every`.
+    Returns: a handle with `state`, `metrics()`, `logs(rank)`, `cancel()`, and `wait()` for losses and the
+      Timeline. A local run ends with this process.
+    Raises: BadInput and BadPlan for whatever can be known before the run starts.
     """
     from runtime import launch as launching
 
@@ -239,28 +284,48 @@ def launch(
 
 
 def rehearse(chosen: Plan, *, device: str = "cpu", steps: int = 3, threads: int = 1) -> Rehearsal:
-    """Each distinct rank of a plan alone on one device: real kernels and memory, before anything is queued."""
+    """Runs each distinct rank of a plan alone on one device, with real kernels and memory.
+
+    Args: `device` is `cpu` or `cuda`; `steps` are timed; `threads` are of a rank on the host.
+    Returns: times and peaks of memory beside the plan's.
+    Raises: BadInput where the device is not here.
+    """
     from runtime import rehearse
 
     return rehearse.rehearse(chosen, device=device, steps=steps, threads=threads)
 
 
 def runs(folder: str | Path = "runs") -> Runs:
-    """The runs of a folder; `[0]` is the newest, with its plan, what was measured, and `.plot()`."""
+    """Finds the runs in a folder.
+
+    Args: `folder` holds run folders directly, or is one itself.
+    Returns: the newest first; `[0]` has its plan, its measured times, and `.plot()`.
+    Raises: BadInput where there is no such folder.
+    """
     from runtime import launch as launching
 
     return launching.runs(Path(folder))
 
 
 def record(folder: str | Path) -> RunRecord:
-    """What a run has left behind, predicted beside measured."""
+    """Reads a run, with predicted and measured times side by side.
+
+    Args: `folder` is a run folder.
+    Raises: BadInput where the folder is no run folder or has no trace.
+    """
     from runtime import launch as launching
 
     return launching.record(Path(folder))
 
 
 def refine(run: RunRecord | str | Path) -> SolvedPlan:
-    """The plan of a run with the times that were measured, and the best order of weight gradients and sums for them."""
+    """Looks again for the order of weight gradients and gradient sums, with the times that a run has
+    measured.
+
+    Args: `run` is a record or a run folder, trained with the family `overlap`.
+    Returns: the plan with the measured times, and with another order where that is faster.
+    Raises: BadInput for another family.
+    """
     from planner.calibrate import refined
     from planner.notebook import SolvedPlan
 
@@ -271,7 +336,11 @@ def refine(run: RunRecord | str | Path) -> SolvedPlan:
 def report(
     chosen: Plan, path: str | Path, *, run: RunRecord | str | Path | None = None, costs: Profile | None = None
 ) -> Path:
-    """Writes the page for a browser; what is there is overwritten."""
+    """Writes a report page for a browser.
+
+    Args: an existing file at `path` is overwritten; `run` and `costs` add sections.
+    Returns: the path of the page.
+    """
     from planner.notebook import SolvedPlan
 
     ran = record(run) if isinstance(run, str | Path) else run
@@ -283,7 +352,11 @@ def report(
 def load_plan(
     path: str | Path, *, costs: Profile | None = None, cluster: Cluster | str | Path | None = None
 ) -> SolvedPlan:
-    """A plan from its file; with the costs and the machines it can be asked `what_if`."""
+    """Loads a plan from its file.
+
+    Args: with `costs` and `cluster`, the plan can be asked `what_if`.
+    Raises: BadInput where the file is wrong, or where `costs` are of another model.
+    """
     from planner import plan as plans
     from planner.notebook import SolvedPlan
     from planner.report import check_same_model
@@ -299,13 +372,21 @@ def load_plan(
 
 
 def load_profile(path: str | Path) -> Profile:
+    """Loads a profile from its file.
+
+    Args: `path` is a file that `save` or the command `profile` has written.
+    Raises: BadInput where the file is wrong.
+    """
     from planner import profile as profiles
 
     return profiles.load(Path(path))
 
 
 def save(thing: Plan | Profile, path: str | Path) -> None:
-    """Writes a plan or a profile as YAML, whole or not at all."""
+    """Writes a plan or a profile as YAML, whole or not at all.
+
+    Args: an existing file at `path` is overwritten.
+    """
     from planner import files
     from planner import plan as plans
     from planner import profile as profiles
@@ -384,7 +465,11 @@ def _app() -> typer.Typer:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """One command; returns its exit status."""
+    """Runs one command and returns its exit status.
+
+    Args: `arguments` are the words of the command line after the program's name.
+    Example: `run(["plan", "--help"])`
+    """
     from planner.cli import answer
 
     return answer(_app, arguments)

@@ -116,13 +116,23 @@ class Bert(nn.Module):
 
 
 def build(size: str = "base", dropout: float = 0.1) -> nn.Module:
+    """Returns the model with initial weights.
+
+    Args: `size` is a name in SIZES; `dropout` is a probability, 0 for none.
+    """
     model = Bert(_shape(size), dropout)
     _initialise(model)
     return model
 
 
 def batch(n: int, size: str = "base", seq: int = 128) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Two sentences a sample; at least one word and at most 30 % of them masked."""
+    """Returns random samples of two sentences each. At least one word and at most 30 % of the words are
+    masked.
+
+    Args: `n` is the number of samples; `seq` is the number of tokens of each.
+    Returns: inputs and targets by name; unmasked words have the target -100.
+    Raises: ValueError where the size has too few positions.
+    """
     shape = _shape(size)
     if not 2 <= seq <= shape.positions:
         raise ValueError(f"seq={seq}: size {size!r} has positions for 2 to {shape.positions} tokens")
@@ -136,10 +146,11 @@ def batch(n: int, size: str = "base", seq: int = 128) -> tuple[dict[str, Tensor]
 
 
 def loss(outputs: dict[str, Tensor], targets: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """A sum over masked words and their count, which add up over any micro-batches.
+    """Returns the summed loss of masked words and their number, both of which add up over micro-batches.
 
-    The error of a sample's next sentence counts once for each of its masked words: divided by the
-    count, and with as many masked words in every sample, this is BERT's sum of two means.
+    The next-sentence error of a sample counts once for each of its masked words. Divided by the number, and
+    with as many masked words in every sample, this is BERT's sum of two means.
+    Args: `outputs` and `targets` are by name, as the model and `batch` give them.
     """
     words, follows = outputs["words"], outputs["follows"]
     masked = targets["words"] != NOT_MASKED
@@ -153,7 +164,10 @@ def loss(outputs: dict[str, Tensor], targets: dict[str, Tensor]) -> tuple[Tensor
 def optimizer(
     named_parameters: Iterable[tuple[str, nn.Parameter]], lr: float = 1e-4, weight_decay: float = 0.01
 ) -> torch.optim.Optimizer:
-    """AdamW; biases and the scales of the norms do not decay."""
+    """Returns AdamW. Biases and the scales of norms do not decay.
+
+    Args: `named_parameters` are those of a rank.
+    """
     decayed: list[nn.Parameter] = []
     free: list[nn.Parameter] = []
     for name, parameter in named_parameters:

@@ -59,7 +59,11 @@ class CosmoFlow(nn.Module):
 
 
 def build(size: str = "small", dropout: float | None = None) -> nn.Module:
-    """Without `dropout`, the network's own: 0.5 for MLPerf's, 0.2 for the paper's."""
+    """Returns the model with initial weights.
+
+    Args: `size` is a name in SIZES; `dropout` is 0.5 for MLPerf's network and 0.2 for the paper's where it is
+      not given.
+    """
     shape = _shape(size)
     if isinstance(shape, Mlperf):
         model = _mlperf(shape, 0.5 if dropout is None else dropout)
@@ -74,6 +78,11 @@ def build(size: str = "small", dropout: float | None = None) -> nn.Module:
 
 
 def batch(n: int, size: str = "small") -> tuple[Tensor, Tensor]:
+    """Returns random volumes and parameters.
+
+    Args: `n` is the number of samples.
+    Returns: volumes [sample, redshift, x, y, z] and targets [sample, parameter] between -1 and 1.
+    """
     side = _shape(size).side
     return torch.randn(n, REDSHIFTS, side, side, side), 2 * torch.rand(n, PARAMETERS) - 1
 

@@ -93,6 +93,10 @@ class GPT2(nn.Module):
 
 
 def build(size: str = "small", dropout: float = 0.0) -> nn.Module:
+    """Returns the model with initial weights.
+
+    Args: `size` is a name in SIZES; `dropout` is a probability, 0 for none.
+    """
     shape = _shape(size)
     model = GPT2(shape, dropout)
     _initialise(model, shape.layers)
@@ -100,6 +104,11 @@ def build(size: str = "small", dropout: float = 0.0) -> nn.Module:
 
 
 def batch(n: int, size: str = "small", seq: int = 128) -> tuple[Tensor, Tensor]:
+    """Returns random tokens and the tokens that follow them.
+
+    Args: `n` is the number of samples; `seq` is the number of tokens of each.
+    Raises: ValueError where the size has too few positions.
+    """
     shape = _shape(size)
     if not 0 < seq <= shape.positions:
         raise ValueError(f"seq={seq}: size {size!r} has positions for 1 to {shape.positions} tokens")
@@ -114,7 +123,10 @@ def loss(logits: Tensor, targets: Tensor) -> Tensor:
 def optimizer(
     named_parameters: Iterable[tuple[str, nn.Parameter]], lr: float = 6e-4, weight_decay: float = 0.1
 ) -> torch.optim.Optimizer:
-    """AdamW; biases and the scales of the norms do not decay."""
+    """Returns AdamW. Biases and the scales of norms do not decay.
+
+    Args: `named_parameters` are those of a rank.
+    """
     decayed: list[nn.Parameter] = []
     free: list[nn.Parameter] = []
     for name, parameter in named_parameters:
@@ -130,7 +142,9 @@ def _shape(size: str) -> Shape:
 
 
 def _initialise(model: nn.Module, layers: int) -> None:
-    """Weights that write to the residual stream are scaled down, so that its variance stays with depth."""
+    """Draws initial weights. Those that write to the residual stream are smaller, so that its variance stays
+    with depth.
+    """
     for name, parameter in model.named_parameters():
         if name.endswith(("out.weight", "down.weight")):
             nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers))

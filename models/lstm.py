@@ -44,7 +44,10 @@ def build(size: str = "h512", layers: int = 4) -> nn.Module:
 
 
 def batch(n: int, size: str = "h512", seq: int | None = None) -> tuple[Tensor, Tensor]:
-    """Without `seq`, as many time steps as DeepBench takes for the size."""
+    """Returns random frames and the frames that follow them, [sample, time step, feature].
+
+    Args: `n` is the number of samples; without `seq`, DeepBench's number of time steps for the size counts.
+    """
     shape = _shape(size)
     steps = shape.seq if seq is None else seq
     frames = torch.randn(n, steps + 1, shape.hidden)

@@ -122,6 +122,10 @@ class MobileNetV3(nn.Module):
 
 
 def build(size: str = "large", classes: int = 1000, dropout: float = 0.2) -> nn.Module:
+    """Returns the model with initial weights.
+
+    Args: `size` is "large" or "small"; `dropout` is a probability, 0 for none.
+    """
     if size not in SIZES:
         raise ValueError(f"size={size!r}: choose one of {', '.join(SIZES)}")
     model = MobileNetV3(SIZES[size], classes, dropout)
@@ -158,7 +162,7 @@ def _convolution(
 
 
 def _divisible_by_8(channels: float) -> int:
-    """The nearest multiple of 8 that is not more than 10 % below."""
+    """Returns the nearest multiple of 8 that is at least 90 % of a number of channels."""
     nearest = max(8, int(channels + 4) // 8 * 8)
     return nearest if nearest >= 0.9 * channels else nearest + 8
 

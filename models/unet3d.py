@@ -73,7 +73,12 @@ def build(size: str = "small") -> nn.Module:
 
 
 def batch(n: int, size: str = "small", side: int | None = None) -> tuple[Tensor, Tensor]:
-    """Cubes of `side` voxels an edge; without `side`, the patch of the size."""
+    """Returns random volumes and labels.
+
+    Args: `n` is the number of samples; `side` is voxels an edge, that of the size where it is not given.
+    Returns: volumes [sample, 1, x, y, z] and labels [sample, x, y, z].
+    Raises: ValueError where `side` does not fit the network's depth.
+    """
     shape = _shape(size)
     side = shape.side if side is None else side
     # InstanceNorm needs more than one voxel at the bottleneck.
@@ -84,7 +89,10 @@ def batch(n: int, size: str = "small", side: int | None = None) -> tuple[Tensor,
 
 
 def loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Half cross-entropy, half Dice over the classes other than background."""
+    """Returns half the cross-entropy plus half the Dice loss of all classes but the background.
+
+    Args: `logits` are [sample, class, x, y, z] and `labels` [sample, x, y, z].
+    """
     return (F.cross_entropy(logits, labels) + _dice_loss(logits.softmax(1), labels)) / 2
 
 

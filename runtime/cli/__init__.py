@@ -1,4 +1,9 @@
-"""The commands that run."""
+"""The commands that run: launch, rehearse, status, logs, cancel, doctor and probe.
+
+In: words of the command line, and the tools that the planner's commands borrow (`tools`). Out: text for
+people, or one JSON object.
+Start reading in `launch.py` and `runs.py`. Each command imports what it needs when it runs.
+"""
 
 from runtime.cli.for_planner import backward_split, spatial_split, tools
 from runtime.cli.launch import register

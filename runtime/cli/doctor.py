@@ -1,4 +1,4 @@
-"""What is installed here, what is missing, and what to type."""
+"""Checks what is installed here and what is missing, and says what to type."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ _UNCONFIGURED = re.compile("config(uration)? (source|file)|_config", re.IGNORECA
 
 @dataclass(frozen=True)
 class Finding:
+    """The result of one check: its state, a sentence, and what to type where something is wrong."""
+
     what: str
     state: State
     detail: str
@@ -32,6 +34,11 @@ class Finding:
 
 
 def findings(folder: Path) -> list[Finding]:
+    """Checks this machine.
+
+    Args: `folder` is where runs would be kept.
+    Returns: one finding for each check, in the order to print.
+    """
     checks: list[Callable[[], Finding]] = [
         _python,
         *(lambda name=name: _package(name) for name in ("torch", "pulp", "highspy", "safetensors")),
@@ -75,7 +82,7 @@ def _machine() -> Finding:
 
 
 def _locks(folder: Path) -> Finding:
-    """Ranks meet at a file that they lock."""
+    """Checks whether files can be locked, since ranks meet at a file that they lock."""
     try:
         with tempfile.NamedTemporaryFile(dir=folder) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,4 +128,8 @@ def _site() -> Finding:
 
 
 def well(found: list[Finding]) -> bool:
+    """Returns whether no check has found anything wrong.
+
+    Args: things that are absent but not always needed are no fault.
+    """
     return all(finding.state != "wrong" for finding in found)

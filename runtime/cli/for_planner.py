@@ -1,4 +1,6 @@
-"""What the planner's commands need of the runtime, handed to them as values; each imports what it needs when used."""
+"""The tools of the runtime that the planner's commands use. They are handed over as values, and imported when
+used.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def tools() -> Tools:
+    """Returns the tools that the planner's commands need of the runtime."""
     from planner.cli import Tools
 
     return Tools(
@@ -27,12 +30,14 @@ def tools() -> Tools:
 
 
 def backward_split() -> BackwardSplit:
+    """Returns the way to time the halves of a backward pass."""
     from runtime.stage import Split
 
     return Split()
 
 
 def spatial_split() -> SpatialSplit:
+    """Returns the way to time one shard of a layer alone."""
     from runtime.spatial import AloneShard
 
     return AloneShard()

@@ -1,4 +1,4 @@
-"""The commands that run: launch, and those that look at a run. Each imports what it needs when it runs."""
+"""The command `launch`. It trains by a plan in one process, in processes here, or as a SLURM job."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ Backend = Literal["inline", "local", "slurm"]
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
+    """The options of the command `launch`."""
+
     plan: PlanFile
     script: Annotated[
         list[str] | None,
@@ -89,23 +91,32 @@ class LaunchOptions:
 
     @property
     def words(self) -> dict[str, str | None]:
-        """Of SLURM, as it has them."""
+        """Returns the options with SLURM's own words for values."""
         return self.named("partition", "account", "qos", "constraint", "job_name", "dependency")
 
     @property
     def of_slurm(self) -> dict[str, object]:
-        """All that only a job has."""
+        """Returns all options that only a job has."""
         return self.words | self.named("time", "sbatch", "site", "elastic", "dry_run", "check")
 
     @property
     def planning(self) -> dict[str, object]:
+        """Returns the options that `--elastic` plans from."""
         return self.named("profile", "cluster", "fix")
 
     def named(self, *names: str) -> dict[str, Any]:
+        """Returns the values of some options by name.
+
+        Args: `names` are fields.
+        """
         return {name: getattr(self, name) for name in names}
 
 
 def register(app: typer.Typer) -> None:
+    """Adds the commands that run to the command line.
+
+    Args: `app` has the planner's commands.
+    """
     commands.add_command(
         app,
         "launch",
@@ -119,6 +130,11 @@ def register(app: typer.Typer) -> None:
 
 
 def launch(given: LaunchOptions) -> None:
+    """Runs the command `launch`.
+
+    Args: `given` are its options.
+    Raises: BadInput for options that exclude each other, and whatever the launch raises.
+    """
     from planner import plan as plans
 
     backend = _backend(given)
@@ -142,7 +158,7 @@ def launch(given: LaunchOptions) -> None:
 
 
 def _settings(given: LaunchOptions, plan: Plan, folder: Path, backend: Backend) -> dict[str, Any]:
-    """Fields of Job."""
+    """Returns the options that are fields of Job."""
     if given.device not in ("cpu", "cuda"):
         raise BadInput(f"there is no device '{given.device}'", where="--device", allowed="cpu, cuda")
     save_every = given.save_every
@@ -193,7 +209,9 @@ def _save_every(plan: Plan, folder: Path, hours: float, given: int, out: termina
 
 
 def _backend(given: LaunchOptions) -> Backend:
-    """The one that was said; else SLURM where an allocation, an option of it or a cluster is there."""
+    """Returns the backend that was asked for; else SLURM inside of an allocation, with an option of it, or
+    where it answers.
+    """
     flags: dict[Backend, bool] = {"inline": given.inline, "local": given.local, "slurm": given.on_slurm}
     said = [name for name, wanted in flags.items() if wanted]
     if len(said) > 1:

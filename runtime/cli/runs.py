@@ -1,7 +1,4 @@
-"""The commands that look at a run or at the machines: status, logs, cancel, doctor, probe.
-
-`shardwright rehearse`.
-"""
+"""The commands that look at a run or at the machines: status, logs, cancel, doctor, probe and rehearse."""
 
 from __future__ import annotations
 
@@ -20,6 +17,10 @@ if TYPE_CHECKING:
 
 
 def register_runs(app: typer.Typer) -> None:
+    """Adds status, logs, cancel, doctor and probe to the command line.
+
+    Args: `app` gets the commands.
+    """
     app.command("status", epilog="Example: shardwright status runs/gpt2-plan-20260101-120000")(status)
     app.command("logs", epilog="Example: shardwright logs runs/gpt2-plan-20260101-120000 -f --rank 3")(logs)
     app.command("cancel", epilog="Example: shardwright cancel runs/gpt2-plan-20260101-120000")(cancel)
@@ -113,7 +114,7 @@ def probe(
 
 
 def _probed(output: Path, ranks: int, nodes: int, srun: list[str]) -> Found:
-    """By processes here, or on so many nodes of SLURM."""
+    """Probes this machine, or nodes of SLURM where `nodes` is not 0."""
     import tempfile
 
     from runtime import probe, slurm
@@ -127,6 +128,10 @@ def _probed(output: Path, ranks: int, nodes: int, srun: list[str]) -> Found:
 
 
 def register_rehearse(app: typer.Typer) -> None:
+    """Adds rehearse to the command line.
+
+    Args: `app` gets the command.
+    """
     app.command("rehearse", epilog="Example: shardwright rehearse plan.yaml --device cuda")(rehearse)
 
 

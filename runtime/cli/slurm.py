@@ -1,4 +1,4 @@
-"""The options of `launch --slurm`, and what it does with them."""
+"""The options of `launch --slurm`, and what the command does with them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,11 @@ Site = Annotated[Path | None, typer.Option(help="the site's defaults for SLURM",
 
 
 def chosen(site: Path | None, *, sbatch: list[str] | None, time: str | None, **given: str | None) -> Options:
-    """The site's defaults with the command line over them."""
+    """Returns the site's options with those of the command line over them.
+
+    Args: `sbatch` are KEY=VALUE words; `site` is a file, the usual one where it is None.
+    Raises: BadInput for an option that is wrong.
+    """
     found: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     if time is not None:
         found["time"] = time
@@ -59,7 +63,12 @@ def chosen(site: Path | None, *, sbatch: list[str] | None, time: str | None, **g
 def flexible(
     nodes: str | None, profile: Path | None, cluster: Path | None, fix: list[str] | None
 ) -> Elastic | None:
-    """None for a run of as many nodes as its plan has."""
+    """Returns the range of nodes of `--elastic`, None for a run of as many nodes as its plan has.
+
+    Raises: BadInput where it has nothing to plan from, or without it where `--profile`, `--cluster` or
+      `--fix` is given.
+    Args: `fix` are KEY=VALUE words.
+    """
     from runtime import slurm
 
     if nodes is None:
@@ -83,7 +92,10 @@ def dry_run(
     ask: bool,
     out: terminal.Output,
 ) -> None:
-    """Prints the script, which needs no SLURM; with `ask` what SLURM says to it."""
+    """Prints the batch script, which needs no SLURM.
+
+    Args: with `ask`, SLURM's answer to the script is printed instead; nothing is queued.
+    """
     from runtime import slurm
 
     request = slurm.request(plan, name, folder, job, nodes)
@@ -106,6 +118,10 @@ def launch(
     wait: bool,
     out: terminal.Output,
 ) -> None:
+    """Queues a run as a job and prints its number.
+
+    Args: with `wait`, it waits for the run and exits with its status.
+    """
     from runtime import slurm
     from runtime.launch import Handle
 
@@ -123,7 +139,7 @@ def launch(
 
 
 class StatusLine:
-    """One line of the state whenever it has changed; over the line before where someone looks at a terminal."""
+    """One line with the state of a run, printed when it changes. On a terminal it replaces the line before."""
 
     def __init__(self, out: terminal.Output) -> None:
         self._out, self._last = out, ""
@@ -141,7 +157,7 @@ class StatusLine:
                 self._out.note(line)
 
     def end(self) -> None:
-        """What comes next begins on a line of its own."""
+        """Ends the line, so that what is printed next begins on a line of its own."""
         if self._last and sys.stderr.isatty():
             print(file=sys.stderr, flush=True)
 
@@ -169,7 +185,11 @@ def _wait(started: Handle, job: int, out: terminal.Output) -> None:
 
 
 def refuse_without(option: str, given: Mapping[str, object]) -> None:
-    """Options that would be ignored in silence."""
+    """Refuses options that would be ignored in silence.
+
+    Args: `given` are options that belong to `option`, by name.
+    Raises: BadInput with the first that has a value.
+    """
     used = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
     if used:
         raise BadInput(f"{used[0]} is an option of {option}", allowed=f"{option}, or without it")

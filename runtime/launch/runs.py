@@ -24,6 +24,9 @@ class Runs(Shown):
     def __len__(self) -> int:
         return len(self.folders)
 
+    def __repr__(self) -> str:
+        return super().__repr__() if self.folders else "no runs"
+
     def __getitem__(self, at: int) -> RunRecord:
         return finished.record(self.folders[at])
 

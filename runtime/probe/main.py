@@ -1,4 +1,6 @@
-"""Where a probe's processes come from: forked here, or started by srun: `-m runtime.probe_main REPEATS FOLDER`."""
+"""Starts the processes of a probe: forked on this machine, or by srun: `-m runtime.probe.main REPEATS
+FOLDER`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from planner.terminal import Report
 from runtime import slurm
 from runtime.local import supervise
 from runtime.probe import probe
-from runtime.probe.contention import REPEATS
+from runtime.probe.measurements import REPEATS
 from runtime.probe.probe import Found
 from runtime.runfolder import Paths
 from runtime.world import join
@@ -32,7 +34,11 @@ class ProbeFailed(ShardwrightError):
 
 
 def local(folder: Path, ranks: int) -> Found:
-    """Processes of this machine; `folder` is private to them."""
+    """Probes this machine with processes that talk to each other.
+
+    Args: `folder` is private to the probe; `ranks` is the number of processes.
+    Raises: ProbeFailed where a process fails.
+    """
     paths = Paths(folder).make()
     torch.set_num_threads(1)  # a process that has run threads cannot be forked
     with Report("probe") as report:
@@ -66,7 +72,11 @@ def by_srun(
     python: str = sys.executable,
     repeats: int = REPEATS,
 ) -> Found:
-    """Waits for the nodes, as srun does; `words` are further options of srun."""
+    """Probes nodes of SLURM, after waiting for them as srun does.
+
+    Args: `words` are further options of srun; `folder` is seen by all nodes; `python` runs on them.
+    Raises: ProbeFailed where srun fails.
+    """
     paths = Paths(folder.resolve()).make()
     command = [
         "srun",
@@ -86,7 +96,10 @@ def by_srun(
 
 
 def _watched(command: Sequence[str], paths: Paths) -> tuple[int, str]:
-    """Its exit status, and what it wrote to standard error."""
+    """Runs a command and reports the probe's progress meanwhile.
+
+    Returns: its exit status, and its standard error.
+    """
     pipe = subprocess.PIPE
     with (
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True) as process,
@@ -105,6 +118,10 @@ def _watched(command: Sequence[str], paths: Paths) -> tuple[int, str]:
 
 
 def main(repeats: str, folder: str) -> None:
+    """Runs one process of a probe that srun has started.
+
+    Args: both are words of the command line.
+    """
     here = slurm.read(os.environ)
     _rank(Paths(Path(folder)), here.ranks, here.rank, here.local, int(repeats))
 

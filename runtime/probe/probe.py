@@ -1,72 +1,44 @@
-"""What this machine, or two nodes of a cluster, can do: rates of a device, latency and bandwidth by distance.
+"""Measures this machine, or nodes of a cluster, and draws conclusions: a cluster file, and what is slow.
 
-Every number is a median of repeats, in seconds, bytes and operations; the spread beside it is half the range between
-the quartiles. Ranks are processes that meet at a file, as those of a run do.
+Ranks are processes that meet at a file, like those of a run. Units are seconds, bytes and operations.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-import torch
-import torch.distributed as dist
 from pydantic import TypeAdapter
 
 from planner.cluster import Cluster, Link, Links, NodeGroup, Rates
-from runtime.probe.contention import (
+from runtime.probe.measurements import (
     LARGE_BYTES,
-    MATMUL,
     REPEATS,
-    SMALL_BYTES,
-    Number,
+    ProbedDevice,
+    ProbedLink,
+    ProbedSum,
     Slowed,
     Together,
     beside,
+    device_of,
     pairs,
     slowed_of,
-    timed,
+    sum_of,
     together_of,
+    wire_of,
 )
 from runtime.runfolder import write_whole
 from runtime.world import World
 
-COPY_BYTES = 64 * 2**20
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbedDevice:
-    kind: str  # cpu, or the name of a GPU
-    memory_bytes: int
-    flop_per_s: Number  # of a matrix product in fp32
-    copy_bytes_per_s: Number  # read and written together
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbedLink:
-    a: int  # rank
-    b: int
-    within_node: bool
-    latency_s: Number
-    bytes_per_s: Number
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbedSum:
-    """An all-reduce of `bytes` over some ranks."""
-
-    ranks: tuple[int, ...]
-    bytes: int
-    seconds: Number
-
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
+    """All numbers that a probe has measured."""
+
     hosts: tuple[str, ...]  # of every rank
     devices: tuple[ProbedDevice, ...]  # of every rank
     wires: tuple[ProbedLink, ...]
@@ -75,61 +47,11 @@ class Found:
     slowed: Slowed | None = None
 
 
-def device_of(device: torch.device, repeats: int = REPEATS) -> ProbedDevice:
-    a, b = torch.randn(MATMUL, MATMUL, device=device), torch.randn(MATMUL, MATMUL, device=device)
-    source = torch.zeros(COPY_BYTES // 4, device=device)
-    target = torch.empty_like(source)
-    products = timed(lambda: torch.mm(a, b), device, repeats)
-    copies = timed(lambda: target.copy_(source), device, repeats)
-    cuda = device.type == "cuda"
-    return ProbedDevice(
-        kind=torch.cuda.get_device_name(device) if cuda else "cpu",
-        memory_bytes=torch.cuda.get_device_properties(device).total_memory if cuda else _host_bytes(),
-        flop_per_s=Number.of([2 * MATMUL**3 / seconds for seconds in products]),
-        copy_bytes_per_s=Number.of([2 * COPY_BYTES / seconds for seconds in copies]),
-    )
-
-
-def _host_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def wire_of(world: World, a: int, b: int, *, within_node: bool, repeats: int = REPEATS) -> ProbedLink | None:
-    """Collective over the two ranks: a message there and back, halved. The others return None."""
-    if world.rank not in (a, b):
-        return None
-    small, large = (_there_and_back(world, a, b, size, repeats) for size in (SMALL_BYTES, LARGE_BYTES))
-    latency = Number.of(small)
-    rates = [LARGE_BYTES / max(seconds - latency.value, 1e-9) for seconds in large]
-    return ProbedLink(a=a, b=b, within_node=within_node, latency_s=latency, bytes_per_s=Number.of(rates))
-
-
-def _there_and_back(world: World, a: int, b: int, size: int, repeats: int) -> list[float]:
-    buffer = torch.zeros(size, dtype=torch.uint8, device=world.device)
-    other = b if world.rank == a else a
-
-    def turn() -> None:
-        if world.rank == a:
-            dist.send(buffer, other)
-            dist.recv(buffer, other)
-        else:
-            dist.recv(buffer, other)
-            dist.send(buffer, other)
-
-    return [seconds / 2 for seconds in timed(turn, world.device, repeats)]
-
-
-def sum_of(world: World, ranks: Sequence[int], size: int, repeats: int = REPEATS) -> ProbedSum | None:
-    group = world.new_group(ranks)
-    if world.rank not in ranks:
-        return None
-    tensor = torch.zeros(size // 4, device=world.device)
-    samples = timed(lambda: dist.all_reduce(tensor, group=group), world.device, repeats)
-    return ProbedSum(ranks=tuple(ranks), bytes=size, seconds=Number.of(samples))
-
-
 def probe(world: World, result: Path, repeats: int = REPEATS) -> None:
-    """Collective; the first rank writes what was found."""
+    """Measures devices, links and sums. All ranks call it.
+
+    Args: `result` is the file that the first rank writes.
+    """
     parts = [_part(result, rank) for rank in range(world.size)]
     told = ProbeProgress(result, world)
     for rank in range(world.size):  # one after another, so that none slows another
@@ -166,18 +88,25 @@ def probe(world: World, result: Path, repeats: int = REPEATS) -> None:
 
 @dataclass(frozen=True)
 class ProbeProgress:
-    """What is being measured, for those who wait: the first rank keeps it in a file beside the result."""
+    """The progress of a probe. The first rank writes it in a file beside the result."""
 
     result: Path
     world: World
 
     def now(self, share: float, doing: str) -> None:
+        """Writes what is measured now.
+
+        Args: `share` of the probe is done, from 0 to 1.
+        """
         if self.world.rank == 0:
             write_whole(_part(self.result, "now"), json.dumps([share, doing]))
 
 
 def now(result: Path) -> tuple[float, str] | None:
-    """None before anything is measured."""
+    """Returns the share of the probe that is done and what is measured, None before the first measurement.
+
+    Args: `result` is the file that the probe will write.
+    """
     try:
         return TypeAdapter(tuple[float, str]).validate_json(_part(result, "now").read_text())
     except FileNotFoundError:
@@ -185,16 +114,24 @@ def now(result: Path) -> tuple[float, str] | None:
 
 
 def _part(result: Path, name: str | int) -> Path:
-    """Of one rank, or of one pair of them."""
+    """Returns the file of one rank, of one pair of ranks, or of the progress."""
     return result.with_name(f"{result.stem}-{name}.json")
 
 
 def read(result: Path) -> Found:
+    """Returns what a probe has measured.
+
+    Args: `result` is the file that it has written.
+    """
     return TypeAdapter(Found).validate_json(result.read_text())
 
 
 def cluster_of(found: Found, name: str, nodes: int, known: Sequence[str]) -> Cluster:
-    """Machines like those that were measured; a host's memory is shared by its ranks."""
+    """Returns a cluster of machines like those measured.
+
+    Args: `nodes` is their number; `known` are the names of catalogued devices. Ranks share the memory of a
+      host.
+    """
     here = [rank for rank, host in enumerate(found.hosts) if host == found.hosts[0]]
     first = found.devices[0]
     cpu = first.kind == "cpu"
@@ -216,7 +153,10 @@ def cluster_of(found: Found, name: str, nodes: int, known: Sequence[str]) -> Clu
 
 
 def _behind_a_card(found: Found, devices: int) -> int | None:
-    """By how much longer it takes when every device of a node talks to other nodes at once; None where all share."""
+    """Returns how many devices of a node share a network card, None where all of them do.
+
+    It is the factor by which sums between nodes slow down when all devices of a node sum at once.
+    """
     across = [
         each
         for each in found.together
@@ -239,7 +179,10 @@ def _link(found: Found, within_node: bool) -> Link | None:
 
 
 def slow(found: Found, factor: float = 1.5) -> list[str]:
-    """Devices and links that are worse than the middle one of their kind by more than this factor."""
+    """Returns a line for each device and link that is worse than the median of its kind.
+
+    Args: `factor` is by how much worse it must be.
+    """
     rows = []
     for rank, device in enumerate(found.devices):
         alike = [other for other in found.devices if other.kind == device.kind]
@@ -263,7 +206,10 @@ def slow(found: Found, factor: float = 1.5) -> list[str]:
 
 
 def shared(found: Found) -> list[str]:
-    """What things that happen at once do to each other."""
+    """Returns a line for each slowdown by things that happen at once.
+
+    Args: `found` is what a probe has measured.
+    """
     rows = [
         f"{len(each.groups)} groups of {len(each.groups[0])} ranks that sum at once take {each.factor:.2f} times "
         f"as long as one alone ({'; '.join(','.join(map(str, ranks)) for ranks in each.groups)})"

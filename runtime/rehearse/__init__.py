@@ -1,4 +1,9 @@
-"""Each distinct rank runs alone on one device."""
+"""Rehearses a plan: each distinct rank runs alone on one device, before anything is queued.
+
+In: a plan and a device. Out: a `Rehearsal` with the measured time of every action, the peak of memory of
+every rank, and the step that follows from them.
+Start reading in `rehearse.py`, then `rank.py`.
+"""
 
 from runtime.rehearse.rehearse import rehearse
 from runtime.rehearse.report import Rehearsal, as_dict, text

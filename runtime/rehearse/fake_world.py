@@ -1,7 +1,9 @@
-"""A rank alone among peers that are not there: receives are filled with made-up numbers, everything else is dropped.
+"""A world of ranks in which only one rank exists. What others would send is made up, and what is sent to them
+is dropped.
 
-The rank's own calls of torch.distributed run as they are, buffers and handles included; only the group behind them
-is one that answers at once. Sums leave a tensor as it is, as if everybody else had added nothing; what others would add up comes back as zeros.
+The rank's own calls of torch.distributed run as they are, with their buffers and handles. Only the process
+group behind them is another, which answers at once. A sum leaves a tensor as it is, as if all other ranks had
+added nothing. Parts that come from other ranks are zeros.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ LEAST, MOST = 0.1, 1.0  # of made-up numbers: a logarithm, a root and a quotient
 
 
 def fill(tensor: Tensor) -> Tensor:
-    """Small positive numbers; index 0, and True, where a tensor is not of floating point."""
+    """Fills a tensor with made-up contents and returns it.
+
+    Args: `tensor` gets small positive numbers; True where it is bool, and 0 where it is of integers.
+    """
     if tensor.is_floating_point():
         return tensor.uniform_(LEAST, MOST)
     return tensor.fill_(tensor.dtype == torch.bool)
@@ -44,7 +49,7 @@ def _done(tensors: object) -> dist.Work:
 
 
 class _Silence(ProcessGroup):
-    """Peers that are always there and never say anything."""
+    """A process group whose other members are always there and never send anything."""
 
     def getBackendName(self) -> str:
         return NAME
@@ -70,14 +75,14 @@ class _Silence(ProcessGroup):
     def alltoall_base(
         self, output: Tensor, sent: Tensor, sizes: list[int], sent_sizes: list[int], options: object = None
     ) -> dist.Work:
-        """Nothing comes from the others, which adds nothing; one's own part stays one's own."""
+        """Copies this rank's own part. The other ranks' parts are zeros, which add nothing."""
         parts, own = torch.split(output.zero_(), sizes), torch.split(sent, sent_sizes)
         parts[self.rank()].copy_(own[self.rank()])
         return _done([output])
 
 
 class _Everybody(Store):
-    """Says of every group that all of its members have come."""
+    """A store that says of every group that all of its members have come."""
 
     def __init__(self, ranks: int) -> None:
         super().__init__()
@@ -95,8 +100,13 @@ class _Everybody(Store):
 
 @dataclass(frozen=True)
 class AloneWorld(World):
+    """The world of a rank that runs alone."""
+
     def new_group(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
-        """Those that this rank is no part of need not be made, since nobody else makes them either."""
+        """Returns a group of ranks, None where this rank is no member. Only groups of this rank are made.
+
+        Args: `ranks` are the members.
+        """
         return super().new_group(ranks) if self.rank in ranks else None
 
 
@@ -106,6 +116,11 @@ def _silence(store: Store, rank: int, size: int, timeout: timedelta) -> dist.Pro
 
 @contextmanager
 def world_of(rank: int, size: int, device: torch.device) -> Iterator[AloneWorld]:
+    """Makes the world of a rank that runs alone, and ends it with the context.
+
+    Args: `size` is the number of ranks that there seem to be.
+    Raises: BadInput where this process is already a rank of a run.
+    """
     if dist.is_initialized():
         raise BadInput(
             "this process is a rank of a run already", where="rehearse", allowed="a process of its own"

@@ -1,7 +1,8 @@
-"""What every hop of a plan carries, found without another rank: all stages run once on tensors without contents.
+"""Finds what every hop of a plan carries without another rank: all stages run once on tensors without
+contents.
 
-Shapes, strides and types of what a stage hands on depend on its own operations, forwards and backwards, and on no
-number. So one micro-batch goes through the stages of this rank's group in order and back.
+Shapes, strides and types that a stage sends depend on its operations, and on no number. So one micro-batch
+goes forward through all stages of this rank's group, and back.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ MADE_UP = RankOptions(made_up=True)
 
 
 def layouts(plan: Plan, captured: Captured, batch: Tensors, world: World) -> dict[Edge, list[DenseLayout]]:
-    """By hop, of each Value that it carries; for the spatial coordinate of the world's rank."""
+    """Returns the layout of every Value that a hop carries, by hop.
+
+    Args: `batch` is one micro-batch; `world` is that of a rank, whose part of the samples counts.
+    """
     eager = plan.model_copy(update={"execution": "eager"})
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         parts = RankParts(eager, captured, world, MADE_UP)
@@ -41,7 +45,7 @@ def layouts(plan: Plan, captured: Captured, batch: Tensors, world: World) -> dic
 
 
 def _kept(schedule: Schedule) -> Schedule:
-    """Without recomputation, which makes the same tensors again."""
+    """Returns the schedule without recomputation, which makes the same tensors again."""
     orders = (tuple(a for a in order if a.kind is not Kind.R) for order in schedule.orders)
     return replace(schedule, orders=tuple(orders))
 
@@ -71,11 +75,20 @@ def _note(
 
 
 def empty_states(graph: ModelGraph) -> Callable[[Sequence[str]], Mapping[str, Tensor]]:
+    """Returns a loader of empty parameters and buffers, by their names.
+
+    Args: `graph` has their shapes and types.
+    """
     return lambda names: {name: _empty(_row(graph, name)) for name in names}
 
 
 def made_up_states(graph: ModelGraph) -> Callable[[Sequence[str]], Mapping[str, Tensor]]:
-    """Weights of about one over their fan-in, so that nothing grows from layer to layer; variances are positive."""
+    """Returns a loader of made-up parameters and buffers, by their names.
+
+    Weights are about one over their fan-in, so that values do not grow from layer to layer. Variances are
+    positive.
+    Args: `graph` has their shapes and types.
+    """
 
     def load(names: Sequence[str]) -> dict[str, Tensor]:
         found = {}

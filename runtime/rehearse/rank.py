@@ -1,4 +1,4 @@
-"""One rank's program, run alone: how long each of its actions takes, and the most that it holds."""
+"""Runs one rank alone and measures the time of each action and the peak of memory."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ STEPS_UNTIMED = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsed:
+    """The times and the peak of memory of one rank that ran alone."""
+
     rank: int
     worker: int
     spatial: int
@@ -37,6 +39,11 @@ class Rehearsed:
 def rehearsed(
     model: Model, world: World, layouts: Mapping[Edge, Sequence[DenseLayout]], steps: int
 ) -> Rehearsed:
+    """Runs one rank for some steps and measures it.
+
+    Args: `layouts` are what each hop carries; `steps` are timed, after two others.
+    Returns: nanoseconds of every action in each timed step, and the peak in bytes of one further step.
+    """
     rank = alone(model, world, layouts)
     batches = _batches(model, rank)
     numbers = itertools.count(1)
@@ -60,7 +67,10 @@ def rehearsed(
 
 
 def alone(model: Model, world: World, layouts: Mapping[Edge, Sequence[DenseLayout]]) -> Rank:
-    """A rank as it is in a run, with made-up weights; it knows what will come, so that nobody need tell it."""
+    """Returns a rank as it is in a run, with made-up weights.
+
+    Args: `layouts` are what each hop carries, so that no other rank need tell it.
+    """
     rank = assemble(
         model.plan,
         model.captured,
@@ -76,7 +86,7 @@ def alone(model: Model, world: World, layouts: Mapping[Edge, Sequence[DenseLayou
 
 
 def _batches(model: Model, rank: Rank) -> Iterator[Mapping[int, Tensors]]:
-    """The first one again and again: loading is no part of a step."""
+    """Yields the first batch again and again. Loading is not part of a step."""
     values_of, graph = model.captured.batch_values, model.captured.graph
     found = next(Batches(model.workload, rank.wanted(), values_of, seed=0, graph=graph).steps(0))
     return itertools.repeat(found)
@@ -95,7 +105,9 @@ def _timed(rank: Rank, step: int, batch: Mapping[int, Tensors]) -> Iterator[tupl
 
 
 class _Events:
-    """Times on the device's own clock, read after the step: nothing in it waits for the device."""
+    """A timer on the device's own clock, which is read after the step. Nothing in the step waits for the
+    device.
+    """
 
     def __init__(self, calls: Sequence[ActionCall]) -> None:
         self._calls = calls

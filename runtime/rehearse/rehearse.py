@@ -1,12 +1,12 @@
-"""A plan rehearsed: each distinct rank's program alone on one device, before anything is queued.
+"""Rehearses a plan: each distinct rank's program runs alone on one device, before anything is queued.
 
     found = rehearse(plan, device="cuda")
-    print(rehearse_report.text(found))
+    print(text(found))
 
-A rank runs its real stages, its real optimizer and its real buffers; what other ranks would send is made up, and
-what it sends is dropped. That gives the peak of every rank and the time of every action. The step is then replayed
-from these times by the simulator that predicted it, so that whatever differs comes from the actions; only the wire
-is what the plan says. Data replicas do the same, and one of them stands for all.
+A rank runs its real stages, its real optimizer and its real buffers. What other ranks would send is made up,
+and what it sends is dropped. That gives the peak of every rank and the time of every action. The simulator
+that predicted the step then replays it with these times. Any difference comes from the actions, as messages
+take their planned times. Data replicas do the same work, so one of them is run for all.
 """
 
 from __future__ import annotations
@@ -40,7 +40,13 @@ Around = Callable[[float, str], AbstractContextManager[None]]
 def rehearse(
     plan: Plan, *, device: str = "cpu", steps: int = STEPS, threads: int = 1, workload: Workload | None = None
 ) -> Rehearsal:
-    """`steps` are timed; a further one is run to count memory."""
+    """Runs each distinct rank of a plan alone on one device and compares it with the plan.
+
+    Args: `steps` are timed, and a further one measures memory; `threads` are of a rank on the host;
+      `workload` is loaded by its name where it is not given.
+    Returns: predicted and measured times and peaks.
+    Raises: BadInput for a device that is not here; BadPlan for a wrong schedule.
+    """
     where = _device(device)
     if steps < 1:
         raise BadInput(f"{steps} steps", where="rehearse", allowed="1 or more")
@@ -70,7 +76,12 @@ def _in_silence(share: float, doing: str) -> AbstractContextManager[None]:
 
 
 def runs(model: Model, device: torch.device, steps: int, around: Around = _in_silence) -> Iterator[Rehearsed]:
-    """Each distinct rank in turn; without timed steps it is for their memory alone."""
+    """Yields the measurements of each distinct rank, one after another.
+
+    Args: `steps` may be 0, for the memory alone; `around` is entered around each rank with its share and
+      name.
+    Yields: times in nanoseconds and peaks in bytes.
+    """
     known: dict[int, Mapping[Edge, Sequence[DenseLayout]]] = {}  # by spatial coordinate
     places = distinct(model)
     for number, place in enumerate(places):
@@ -96,7 +107,11 @@ def _one_batch(model: Model) -> dict[str, Tensor]:
 
 
 def distinct(model: Model) -> list[Place]:
-    """One place for each pipeline worker and shard of samples: of its replicas, the one that updates most."""
+    """Returns one place for each pipeline worker and shard of samples. Of its replicas it is the one that
+    updates most.
+
+    Args: `model` is the plan with its captured graph.
+    """
     elements = _updated(model)
     found: dict[tuple[int, int], Place] = {}
     for place in sorted(model.plan.places, key=lambda p: (-elements.get(p.rank, 0), p.rank)):
@@ -105,7 +120,7 @@ def distinct(model: Model) -> list[Place]:
 
 
 def _updated(model: Model) -> dict[int, int]:
-    """Elements of the parameters that each rank updates, where the optimizer's state is sharded."""
+    """Returns the number of elements that each rank updates, where the optimizer's state is sharded."""
     graph, plan = model.captured.graph, model.plan
     if not plan.shard_optimizer:
         return {}

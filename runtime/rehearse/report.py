@@ -1,4 +1,4 @@
-"""What a rehearsal found beside what the plan says: times, memory, and what differs most."""
+"""Compares a rehearsal with its plan: times, memory, and the action that differs most."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ COLUMNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Duration:
-    """Of one kind of action of a stage; `alone_ns` is the step if only this one took what was rehearsed."""
+    """The time of one kind of action of a stage. `alone_ns` is the step if only this action took its
+    rehearsed time.
+    """
 
     stage: int
     kind: str
@@ -38,7 +40,7 @@ class Duration:
 
 @dataclass(frozen=True, kw_only=True)
 class RehearsedPeak:
-    """Of the fullest rank of a pipeline worker; `predicted_bytes` without the margin."""
+    """The peak of the fullest rank of a pipeline worker. `predicted_bytes` is without the margin."""
 
     worker: int
     rank: int
@@ -51,6 +53,8 @@ class RehearsedPeak:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Rehearsal:
+    """A rehearsal beside its plan."""
+
     device: str
     ranks: tuple[int, ...]  # that were run; every other one does what one of these does
     predicted_step_ns: int
@@ -60,13 +64,13 @@ class Rehearsal:
 
     @property
     def most_different(self) -> Duration | None:
-        """What, by itself, changes the step most."""
+        """Returns the action whose rehearsed time alone changes the step most, None where none does."""
         far = [each for each in self.durations if each.alone_ns != self.predicted_step_ns]
         return max(far, key=lambda each: abs(each.alone_ns - self.predicted_step_ns), default=None)
 
     @property
     def too_full(self) -> tuple[RehearsedPeak, ...]:
-        """Workers that took more than was planned for them, the margin included."""
+        """Returns the workers that took more memory than was planned for them with the margin."""
         return tuple(
             each for each in self.peaks if each.rehearsed_bytes > each.predicted_bytes + each.margin_bytes
         )
@@ -75,7 +79,7 @@ class Rehearsal:
         return text(self)
 
     def to_rows(self) -> list[dict[str, object]]:
-        """A kind of action of a stage a row."""
+        """Returns a row for each kind of action of a stage."""
         return [asdict(each) for each in self.durations]
 
     def to_dict(self) -> dict[str, object]:
@@ -83,6 +87,10 @@ class Rehearsal:
 
 
 def compared(plan: Plan, device: str, runs: Sequence[Rehearsed]) -> Rehearsal:
+    """Returns a rehearsal beside its plan.
+
+    Args: `runs` are the measurements of all distinct ranks.
+    """
     compiled = compile(schedule_of(plan), plan.hops, update=plan.schedule.update)
     took = _by_stage(runs)
     return Rehearsal(
@@ -147,6 +155,10 @@ def _peaks(plan: Plan, runs: Sequence[Rehearsed]) -> Iterator[RehearsedPeak]:
 
 
 def as_dict(found: Rehearsal) -> dict[str, object]:
+    """Returns a rehearsal as a dictionary for JSON, in nanoseconds and bytes.
+
+    Args: `found` is what `rehearse` has returned.
+    """
     most = found.most_different
     return asdict(found) | {
         "most_different": None if most is None else asdict(most),
@@ -155,6 +167,10 @@ def as_dict(found: Rehearsal) -> dict[str, object]:
 
 
 def text(found: Rehearsal) -> str:
+    """Returns a rehearsal as text: a summary, times, memory, and warnings.
+
+    Args: `found` is what `rehearse` has returned.
+    """
     times = columns(
         [
             (

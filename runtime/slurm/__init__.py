@@ -1,4 +1,9 @@
-"""A run as a SLURM job."""
+"""Runs as SLURM jobs, and layers measured by SLURM jobs.
+
+In: a plan, a `Job`, and the `Options` of a site and user. Out: a prepared run folder with its batch script
+(`prepared`), a queued job (`queue`), and a `SlurmBackend` that waits for it and cancels it.
+Start reading in `submit.py` and `job.py`. `supervisor.py` runs in the job, and `task.py` is one rank of it.
+"""
 
 from runtime.slurm.commands import answers, ask
 from runtime.slurm.elastic import Elastic, parse

@@ -1,4 +1,4 @@
-"""SLURM's own programs, by their text formats, which have stayed the same over its releases."""
+"""Calls of SLURM's own programs. Their text formats have stayed the same over its releases."""
 
 from __future__ import annotations
 
@@ -21,12 +21,20 @@ class SlurmError(ShardwrightError):
 
 @dataclass(frozen=True)
 class Said:
+    """The exit status of a program, and the texts that it has written."""
+
     code: int
     output: str
     error: str
 
 
 def call(*command: str, folder: Path | None = None) -> Said:
+    """Runs one of SLURM's programs.
+
+    Args: `folder` is where it runs.
+    Returns: its status and output, also where it failed.
+    Raises: BadInput where the program is not here; SlurmError where it does not answer within a minute.
+    """
     if shutil.which(command[0]) is None:
         raise BadInput(f"there is no {command[0]} here", where="SLURM", allowed="a login node, or --local")
     try:
@@ -45,7 +53,10 @@ def call(*command: str, folder: Path | None = None) -> Said:
 
 
 def ask(*command: str) -> str:
-    """Output of a command that must work."""
+    """Runs one of SLURM's programs and returns its output.
+
+    Raises: SlurmError with SLURM's reason where the program fails.
+    """
     said = call(*command)
     if said.code:
         raise SlurmError(_reason(command[0], said))
@@ -58,7 +69,12 @@ def _reason(name: str, said: Said) -> str:
 
 
 def submit(script: Path, *, test: bool = False) -> str:
-    """The job's number; with `test` what sbatch says about when it could start."""
+    """Submits a batch script.
+
+    Args: with `test`, nothing is queued.
+    Returns: the number of the job; with `test`, what sbatch says about when it could start.
+    Raises: SlurmError with SLURM's reason where the script is refused.
+    """
     said = call("sbatch", *(["--test-only"] if test else ["--parsable"]), script.name, folder=script.parent)
     if said.code:
         raise SlurmError(_reason("sbatch", said))
@@ -66,17 +82,23 @@ def submit(script: Path, *, test: bool = False) -> str:
 
 
 def answers() -> bool:
-    """Whether there is a cluster."""
+    """Returns whether there is a SLURM cluster that answers."""
     return shutil.which("sbatch") is not None and call("sinfo", "-h", "-o", "%P").code == 0
 
 
 def hostnames(nodelist: str) -> list[str]:
-    """In the order in which SLURM numbers the nodes of a job."""
+    """Returns the hosts of a node list, in the order in which SLURM numbers the nodes of a job.
+
+    Args: `nodelist` is as SLURM writes it, such as `n[1-3]`.
+    """
     return ask("scontrol", "show", "hostnames", nodelist).split()
 
 
 def unwell(nodes: Sequence[str]) -> list[str]:
-    """Those of the nodes that are down, with SLURM's reason."""
+    """Returns which nodes are down, each with SLURM's reason.
+
+    Args: `nodes` are hosts; the result keeps their order.
+    """
     said = call("sinfo", "-h", "-N", "-n", ",".join(nodes), "-o", f"%N{SEPARATOR}%T{SEPARATOR}%E")
     found = {}
     for line in said.output.splitlines():
@@ -87,11 +109,18 @@ def unwell(nodes: Sequence[str]) -> list[str]:
 
 
 def requeue(job: str) -> bool:
+    """Queues a job again.
+
+    Returns: whether SLURM has done so.
+    """
     return call("scontrol", "requeue", job).code == 0
 
 
 def job_name(environment: Mapping[str, str]) -> str:
-    """How SLURM names this job; a task of an array is not its whole array."""
+    """Returns SLURM's name of this job, such as `12`, or `12_3` for one task of an array.
+
+    Args: `environment` is that of a process in the job.
+    """
     if "SLURM_ARRAY_JOB_ID" in environment:
         return f"{environment['SLURM_ARRAY_JOB_ID']}_{environment['SLURM_ARRAY_TASK_ID']}"
     return environment["SLURM_JOB_ID"]

@@ -1,6 +1,6 @@
-"""A plan for the nodes that are there: solved anew from the run's own profile, for the same samples a step.
+"""Plans anew for the nodes that a job has got, from the run's own profile and for the same samples a step.
 
-The solver is a program of its own to the runtime: it is asked by its command, with files of the run folder.
+The solver is another program to the runtime. It is called by its command, with files of the run folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from runtime.runfolder import Paths
 
 @dataclass(frozen=True, kw_only=True)
 class Elastic:
-    """How few and how many nodes a run may have, and what it is planned from."""
+    """The range of nodes that a run may have, and the files from which it is planned."""
 
     fewest: int
     most: int
@@ -33,19 +33,27 @@ class Elastic:
     fix: Mapping[str, str]
 
     def check(self, old: Plan) -> None:
-        """Solves for the fewest nodes, since what is wrong with the files should not be known only when nodes are lost."""
+        """Solves for the fewest nodes, so that wrong files are found before any node is lost.
+
+        Args: `old` is the plan that the run begins with.
+        Raises: Infeasible or BadInput where there is no plan for the fewest nodes.
+        """
         cluster = clusters.load(self.cluster)
         with tempfile.TemporaryDirectory() as folder:
             _solved(Path(folder), self.profile, cluster, self.fix, old, self.fewest)
 
     def write(self, paths: Paths) -> None:
-        """All that a later plan needs, beside the run."""
+        """Copies into the run folder all that a later plan is made from."""
         write_whole(paths.profile, self.profile.read_text())
         write_whole(paths.cluster, self.cluster.read_text())
         write_whole(paths.fixed, json.dumps(dict(self.fix)))
 
 
 def parse(text: str) -> tuple[int, int]:
+    """Returns the fewest and the most nodes of a text such as `3:4`.
+
+    Raises: BadInput where the text is no range.
+    """
     fewest, _, most = text.partition(":")
     try:
         found = int(fewest), int(most)
@@ -59,7 +67,12 @@ def parse(text: str) -> tuple[int, int]:
 
 
 def plan_for(paths: Paths, old: Plan, nodes: int) -> Plan:
-    """Solves for so many nodes; the run folder holds the new plan when this returns, and the old one beside it."""
+    """Solves for a number of nodes and replaces the plan in the run folder.
+
+    Args: `old` is kept beside it, named by its number of nodes.
+    Returns: the new plan.
+    Raises: Infeasible where there is no plan for so many nodes.
+    """
     fixed = json.loads(paths.fixed.read_text())
     plan = _solved(paths.root, paths.profile, clusters.load(paths.cluster), fixed, old, nodes)
     write_whole(paths.plan.with_name(f"plan-{len({p.node for p in old.places})}-nodes.yaml"), plans.dump(old))
@@ -70,7 +83,7 @@ def plan_for(paths: Paths, old: Plan, nodes: int) -> Plan:
 def _solved(
     folder: Path, profile: Path, cluster: Cluster, fixed: Mapping[str, str], old: Plan, nodes: int
 ) -> Plan:
-    """Beside its cluster in the folder."""
+    """Returns the plan for a number of nodes. Plan and cluster are files in `folder`."""
     there, found = folder / f"cluster-{nodes}.yaml", folder / f"plan-{nodes}.yaml"
     write_whole(there, clusters.dump(clusters.with_nodes(cluster, nodes)))
     words = [f"--profile={profile}", f"--cluster={there}", f"--batch={old.batch.samples}"]

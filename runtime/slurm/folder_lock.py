@@ -1,8 +1,8 @@
-"""Whose turn it is: one job at a time trains in a run folder, however many were queued for it or submitted by hand.
+"""The lock of a run folder: one SLURM job at a time trains in it, whoever submitted the jobs.
 
-A turn is a file that comes to be whole and only where there is none of its number: file systems that promise no locks
-promise that. A turn is over when its file is gone, or when its job is: whoever comes then makes the next number, and
-of several that come at once one does.
+A lock is a numbered file that appears whole, and only where no file has its number. File systems that promise
+no locks promise that. A lock is over when its file is gone or its job has ended. The next job then takes the
+next number, and only one of several jobs succeeds.
 """
 
 from __future__ import annotations
@@ -37,11 +37,17 @@ class FolderBusy(BadInput):
 
 @dataclass(frozen=True, kw_only=True)
 class FolderLock:
+    """The job that holds the lock of a run folder, and its supervisor process."""
+
     job: str  # as SLURM names it: 12, or 12_3 for a task of an array
     holder: RunProcess  # its supervisor
 
     @classmethod
     def read(cls, path: Path) -> FolderLock | None:
+        """Returns the lock in a file, None where it was released meanwhile.
+
+        Args: `path` is a file of the folder of locks.
+        """
         try:
             found = json.loads(path.read_text())
             return cls(job=found["job"], holder=RunProcess(**found["holder"]))
@@ -49,7 +55,10 @@ class FolderLock:
             return None
 
     def over(self, job: str) -> bool:
-        """As `job` sees it; the same job's is, where it was queued again."""
+        """Returns whether the lock's job has ended. It waits up to a minute for a job that SLURM is ending.
+
+        Args: `job` is the job that asks; its own lock is over where it was queued again.
+        """
         if self.holder.alive:
             return False
         end = time.monotonic() + ENDING_S
@@ -62,7 +71,11 @@ class FolderLock:
 
 @contextmanager
 def taken(paths: Paths, job: str) -> Iterator[None]:
-    """Raises Taken where it is another job's."""
+    """Holds the lock of a run folder while the context lasts.
+
+    Args: `job` is this job, as SLURM names it.
+    Raises: FolderBusy where another job holds the lock.
+    """
     paths.turns.mkdir(exist_ok=True)
     mine = paths.turns / f"new-{job}-{socket.gethostname()}-{os.getpid()}"
     write_durably(paths, mine, json.dumps(asdict(FolderLock(job=job, holder=runfolder.of(os.getpid())))))
@@ -77,7 +90,10 @@ def taken(paths: Paths, job: str) -> Iterator[None]:
 
 
 def refuse(paths: Paths) -> None:
-    """Raises Taken where a job trains in the folder."""
+    """Refuses a run folder in which a job trains.
+
+    Raises: FolderBusy where one does.
+    """
     last = _last(paths)
     turn = FolderLock.read(_file(paths, last)) if last else None
     if turn is not None and not turn.over(""):

@@ -1,4 +1,4 @@
-"""A run under SLURM as a value to hold: returns at once, can be asked, waited for and cancelled."""
+"""A SLURM job as the backend of a run: it is queued, asked for its state, waited for and cancelled."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ OLD_S = 120.0
 
 @dataclass(frozen=True)
 class SlurmBackend:
-    """A run that SLURM holds, or will start."""
+    """A run whose job was queued, or which runs inside of an allocation."""
 
     paths: Paths
     job: int
 
     def state(self) -> tuple[str, str]:
-        """Returns the state of a run without an outcome, and the reason for it.
+        """Returns the state of a run that has no outcome yet, and the reason for that state.
 
-        Inside of an allocation a run is held by a supervisor of this machine, as a local one is.
+        Inside of an allocation, a supervisor of this machine holds the run, as it does a local one.
         """
         found = self._job_state()
         return found.state, found.reason
@@ -46,6 +46,9 @@ class SlurmBackend:
     def wait(self, timeout_s: float | None = None, look: Callable[[], None] | None = None) -> Outcome:
         """Waits for the outcome in the run folder, and asks SLURM now and then whether there will be one.
 
+        Args: `look` is called as often as SLURM is asked.
+        Returns: the outcome; one that names SLURM's reason where the job ended without any, or can never
+          start.
         Raises: TimeoutError after `timeout_s`.
         """
         begin = asked = time.monotonic()
@@ -64,6 +67,9 @@ class SlurmBackend:
             time.sleep(LOOK_S)
 
     def _given_up(self) -> Outcome | None:
+        """Returns the outcome of a job that has ended without writing one, or that will never start; else
+        None.
+        """
         found = self._job_state()
         if found.stuck:
             return Outcome("failed", cause=f"{found.reason}; job {self.job} is still queued")
@@ -72,23 +78,39 @@ class SlurmBackend:
         return None
 
     def cancel(self) -> None:
-        """Cancels the job of the run."""
+        """Cancels the job of the run.
+
+        Raises: BadInput where the job neither waits nor runs.
+        """
         submit.cancel(self.paths)
 
 
 def backend_of(paths: Paths) -> SlurmBackend | None:
-    """Returns the backend of a run that was queued, None for a run that never was."""
+    """Returns the backend of a run.
+
+    Args: `paths` is the run folder.
+    Returns: None for a run that was never queued.
+    """
     queued = Queued.read(paths)
     return None if queued is None else SlurmBackend(paths, queued.job)
 
 
 def queue(paths: Paths) -> SlurmBackend:
-    """Queues the job of a prepared run folder."""
+    """Queues the job of a prepared run folder.
+
+    Args: `paths` is as `prepared` has left it.
+    Raises: SlurmError where SLURM refuses the script.
+    """
     return SlurmBackend(paths, submit.submit(paths).job)
 
 
 def test_only(request: JobRequest, options: Options) -> str:
-    """What sbatch says to the script of a job that is not queued: when it could start, or why never."""
+    """Asks sbatch about the script of a job, and queues nothing.
+
+    Args: `request` and `options` are those that the script is made from.
+    Returns: when the job could start, in SLURM's words.
+    Raises: Infeasible where no partition could ever run it; SlurmError where SLURM refuses the script.
+    """
     wanted = limits.effective(options, os.environ)
     limits.check(limits.known(), request.layout, request.threads, request.cuda, wanted)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,7 @@
-"""What a cluster allows, asked before a job is queued: partitions, their time, nodes, cores and devices.
+"""The limits of a cluster's partitions: time, nodes, cores and devices. They are asked before a job is
+queued.
 
-SLURM itself takes many a job that can never start, and says so only as the reason for which it waits.
+SLURM itself accepts many jobs that can never start, and only says so as the reason for which they wait.
 """
 
 from __future__ import annotations
@@ -31,11 +32,19 @@ class Nodes:
 
 
 def known() -> list[Nodes]:
+    """Returns the nodes of the cluster by partition, as sinfo lists them.
+
+    Raises: SlurmError where SLURM does not answer.
+    """
     text = commands.ask("sinfo", "-h", "-e", "-o", commands.SEPARATOR.join(COLUMNS))
     return [parse(line) for line in text.splitlines() if line.strip()]
 
 
 def parse(line: str) -> Nodes:
+    """Returns the nodes of one line of sinfo.
+
+    Args: `line` has the fields of COLUMNS.
+    """
     name, up, limit, count, cpus, gres = (word.strip() for word in line.split(commands.SEPARATOR))
     return Nodes(
         partition=name.rstrip("*"),
@@ -49,13 +58,19 @@ def parse(line: str) -> Nodes:
 
 
 def devices(gres: str) -> int:
-    """GPUs of a node: `gpu:a100:4(S:0-1),tmpdisk:100`."""
+    """Returns the number of GPUs of a node.
+
+    Args: `gres` is as sinfo writes it, such as `gpu:a100:4(S:0-1),tmpdisk:100`.
+    """
     rows = re.findall(r"gpu(?::[^:,()]+)*?:(\d+)(?![\w.])", gres)
     return sum(map(int, rows))
 
 
 def minutes(text: str) -> float:
-    """A time as SLURM writes and reads it: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS."""
+    """Returns a time limit in minutes, infinite where there is none.
+
+    Args: `text` is as SLURM writes it: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS.
+    """
     if text.lower() in ("infinite", "unlimited", "n/a"):
         return float("inf")
     days, dash, rest = text.rpartition("-")
@@ -70,7 +85,11 @@ def minutes(text: str) -> float:
 
 
 def check(nodes: Sequence[Nodes], layout: TaskLayout, threads: int, cuda: bool, options: Options) -> None:
-    """Against what the partition has in all, busy or not; one message where the job could never start."""
+    """Refuses a job that could not start in any of its partitions, even with all nodes free.
+
+    Args: `threads` is the cores of a rank where `options` have none; `layout` is the ranks by node.
+    Raises: Infeasible with one line for each partition.
+    """
     names = check_partitions(nodes, options)
     wanted = _Wanted(
         len(layout.tasks), max(layout.tasks) * (options.cpus_per_task or threads), layout.devices * cuda
@@ -81,7 +100,11 @@ def check(nodes: Sequence[Nodes], layout: TaskLayout, threads: int, cuda: bool, 
 
 
 def check_partitions(nodes: Sequence[Nodes], options: Options) -> list[str]:
-    """Those that a job would go to, all of which there are."""
+    """Returns the partitions that a job would go to.
+
+    Raises: BadInput for a partition that is not there.
+    Args: without a partition in `options`, the cluster's default counts.
+    """
     names = (
         options.partition.split(",") if options.partition else [n.partition for n in nodes if n.default][:1]
     )
@@ -100,7 +123,7 @@ class _Wanted:
 
 
 def _reason(nodes: Sequence[Nodes], wanted: _Wanted, options: Options) -> str:
-    """Why such a job never starts there; empty where it may."""
+    """Returns why a job can never start on the nodes of a partition; empty where it can."""
     name = nodes[0].partition
     if not nodes[0].up:
         return f"partition '{name}' is down"
@@ -122,7 +145,10 @@ def _reason(nodes: Sequence[Nodes], wanted: _Wanted, options: Options) -> str:
 
 
 def effective(options: Options, environment: Mapping[str, str]) -> Options:
-    """With what sbatch takes from the environment, which goes over the script."""
+    """Returns options with the values that sbatch takes from the environment, which override the script.
+
+    Args: `environment` may have SBATCH_PARTITION and SBATCH_TIMELIMIT.
+    """
     found = {
         name: environment[f"SBATCH_{variable}"]
         for name, variable in (("partition", "PARTITION"), ("time", "TIMELIMIT"))

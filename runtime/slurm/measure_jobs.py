@@ -1,6 +1,6 @@
-"""Layers measured where the devices are: one short job on a node of each kind, which brings a profile back.
+"""Measures layers where the devices are: one short job on a node of each kind brings back a profile.
 
-Users sit on login nodes without a GPU; the command that they would type on a node is what the job runs.
+Users sit on login nodes without a GPU. The job runs the command that they would type on a node.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ class NodeKind:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
+    """One job that measures layers on one kind of node."""
+
     kind: NodeKind
     words: tuple[str, ...]  # of `shardwright profile`, without where to write
     folder: Path  # of the job
@@ -54,15 +56,20 @@ class Measurement:
 
     @property
     def result(self) -> Path:
+        """Returns the file in which the job writes its profile."""
         return self.folder / f"{self.kind.name}.yaml"
 
     @property
     def log(self) -> str:
+        """Returns the name of the job's log, with SLURM's `%j` for its number."""
         return f"{self.kind.name}-%j.out"
 
 
 def known(options: Options) -> list[list[str]]:
-    """A row for nodes that are alike and well, of the partitions that a job would go to."""
+    """Returns one row of sinfo for each group of nodes that are alike and up.
+
+    Args: `options` may name partitions; otherwise the default one counts.
+    """
     words = ["-h", "-e", "-r", "-t", WELL, "-o", commands.SEPARATOR.join(COLUMNS)]
     text = commands.ask("sinfo", *words)
     rows = [[word.strip() for word in line.split(commands.SEPARATOR)] for line in text.splitlines()]
@@ -71,7 +78,10 @@ def known(options: Options) -> list[list[str]]:
 
 
 def kinds(rows: Sequence[Sequence[str]], cuda: bool) -> list[NodeKind]:
-    """Of GPUs by the types that SLURM knows; of nodes without by their cores and features."""
+    """Returns the kinds of node to measure on: GPUs by SLURM's types, other nodes by cores and features.
+
+    Args: `rows` are those of `known`; `cuda` asks for nodes with GPUs.
+    """
     if cuda:
         types = {kind for _, gres, *_ in rows for kind in _gpu_types(gres)}
         return [NodeKind(kind or "gpu", f"gpu:{kind}:1" if kind else "gpu:1") for kind in sorted(types)]
@@ -88,7 +98,7 @@ def kinds(rows: Sequence[Sequence[str]], cuda: bool) -> list[NodeKind]:
 
 
 def _gpu_types(gres: str) -> list[str]:
-    """Empty where they have no type: `gpu:a100:4(S:0-1),gpu:2`."""
+    """Returns the types of a node's GPUs, an empty text for GPUs without a type: `gpu:a100:4(S:0-1),gpu:2`."""
     return [kind.rstrip(":") for kind in re.findall(r"\bgpu:((?:[^:,()]+:)?)\d+(?![\w.])", gres)]
 
 
@@ -101,7 +111,11 @@ def _plain(name: str) -> str:
 
 
 def text(job: Measurement, options: Options) -> str:
-    """The batch script."""
+    """Returns the batch script of a measurement.
+
+    Args: `options` are those of the site and user.
+    Raises: BadInput for text that cannot stand in a script.
+    """
     lines = [
         "#!/bin/bash",
         *_directives(job, options),
@@ -141,7 +155,13 @@ def _directives(job: Measurement, options: Options) -> Iterator[str]:
 def run(
     words: Sequence[str], output: Path, options: Options, *, cuda: bool, force: bool, note: Note
 ) -> list[Path]:
-    """The profiles, one for each kind of device; waits for the jobs, and ends them when it is interrupted."""
+    """Measures layers on one node of each kind, by SLURM jobs, and waits for them.
+
+    Args: `words` are those of `shardwright profile` without its output; `note` is told how the jobs go on.
+      Jobs end when this is interrupted.
+    Returns: the profiles written, one for each kind; with several, `output` gets the kind's name.
+    Raises: MeasureFailed where a job brings no profile; BadInput where no node fits.
+    """
     options = _with_limit(options)
     found = kinds(known(options), cuda)
     if not found:
@@ -166,7 +186,10 @@ def run(
 
 
 def _with_limit(options: Options) -> Options:
-    """One that the partition allows; raises where what was said is more."""
+    """Returns options with a time limit that the partition allows.
+
+    Raises: Infeasible where the limit given is longer.
+    """
     nodes = limits.known()
     names = limits.check_partitions(nodes, options)
     most = max((node.limit_min for node in nodes if node.partition in names), default=LIMIT_MIN)
@@ -183,7 +206,10 @@ def _target(output: Path, kind: NodeKind, *, alone: bool) -> Path:
 def _measured(
     jobs: Sequence[Measurement], targets: Sequence[Path], options: Options, note: Note
 ) -> list[str]:
-    """Queues all, and takes what each brings when it has ended; how those ended that bring nothing."""
+    """Queues all jobs and takes the profile of each that ends well.
+
+    Returns: a line for each job that brought no profile.
+    """
     queued: dict[int, tuple[Measurement, Path]] = {}
     failed: list[str] = []
     try:

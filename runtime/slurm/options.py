@@ -1,7 +1,7 @@
-"""What a site and a user say about their SLURM jobs: defaults from a file, the rest from the command line.
+"""The options of SLURM jobs: a site's defaults from a file, the rest from the command line.
 
-Every text is one line of printable characters, so that nothing in it can become a line of a script; how it is quoted
-there is `quote`'s matter.
+Every text is one line of printable characters, so that nothing in it can become a line of a script.
+`script.py` quotes texts.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ NAMED: Mapping[str, str] = {key: key.replace("-", "_") for key in (*_NAMED, "nod
 
 
 def one_line(text: str) -> str:
+    """Returns the text if it is one line of printable characters.
+
+    Raises: a validation error for other characters, blanks around it, or more than 4096 characters.
+    """
     if found := _HIDDEN.search(text):
         raise files.wrong(
             f"holds the character U+{ord(found[0]):04X}", allowed="one line of printable characters"
@@ -85,7 +89,7 @@ Less = Annotated[int, Field(ge=1, le=MOST, strict=True)]
 
 
 class Container(Part):
-    """Ranks run inside it; the batch script and its supervisor do not."""
+    """The container that ranks run inside. The batch script and its supervisor run outside."""
 
     runtime: Literal["pyxis", "apptainer"]
     image: Line
@@ -93,6 +97,8 @@ class Container(Part):
 
 
 class Options(Part):
+    """The options of one job, as a site file has them."""
+
     version: Literal[1] = OPTIONS_VERSION
     job_name: Line | None = Field(default=None, description="the plan's name when left out")
     partition: Names | None = None
@@ -142,7 +148,10 @@ class Options(Part):
 
 
 def site_file(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where defaults are looked for."""
+    """Returns the path of the site file, which need not exist.
+
+    Args: `environment` may name it by SHARDWRIGHT_SLURM; otherwise it is in the user's folder of settings.
+    """
     if named := environment.get("SHARDWRIGHT_SLURM"):
         return Path(named)
     base = environment.get("XDG_CONFIG_HOME") or Path.home() / ".config"
@@ -150,7 +159,11 @@ def site_file(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def load(path: Path | None = None) -> Options:
-    """The site's defaults; those of the program where there is no file and none was asked for."""
+    """Returns the site's options.
+
+    Args: `path` is a file that must exist; without it, the site file counts where there is one.
+    Raises: BadInput with file and line where the file is wrong.
+    """
     chosen = path or site_file()
     if path is None and not chosen.exists():
         return Options()
@@ -158,7 +171,11 @@ def load(path: Path | None = None) -> Options:
 
 
 def over(defaults: Options, given: Mapping[str, object]) -> Options:
-    """The defaults with what was given laid over them; mappings are joined key by key."""
+    """Returns options with given values laid over them. Mappings are joined key by key.
+
+    Args: `given` has fields of Options by name.
+    Raises: BadInput for a value that is not allowed.
+    """
     data = defaults.model_dump()
     for name, value in given.items():
         joined = isinstance(value, Mapping) and isinstance(data.get(name), dict)
@@ -171,12 +188,16 @@ def over(defaults: Options, given: Mapping[str, object]) -> Options:
 
 
 def _shown(text: str) -> str:
-    """On one line, whatever names it repeats."""
+    """Returns the text on one line, with unprintable characters by their numbers."""
     return "".join(letter if letter.isprintable() else f"U+{ord(letter):04X}" for letter in text)
 
 
 def pairs(words: Sequence[str], option: str) -> dict[str, str]:
-    """`KEY=VALUE` words, or `KEY` alone for an option without a value; a key twice is refused."""
+    """Returns `KEY=VALUE` words as a dictionary; `KEY` alone has an empty value.
+
+    Args: `option` is the option that errors name.
+    Raises: BadInput for a word without a key, and for a key given twice.
+    """
     found: dict[str, str] = {}
     for word in words:
         key, _, value = word.partition("=")

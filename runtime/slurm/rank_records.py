@@ -1,4 +1,4 @@
-"""What every rank under SLURM leaves in the run folder about itself, and what follows from all of it together."""
+"""The records that ranks under SLURM leave in the run folder, and the outcome that follows from them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ WORDLESS = "vanished without a word"
 
 @dataclass(frozen=True, kw_only=True)
 class RankRecord:
+    """One rank's record: where it runs or ran, and how it ended."""
+
     rank: int
     generation: int
     host: str
@@ -25,11 +27,15 @@ class RankRecord:
     still_s: float = 0.0  # without progress, when it ended
 
     def write(self, paths: Paths) -> None:
+        """Writes the record in the run folder, on a full disk too."""
         write_durably(paths, paths.task(self.rank), json.dumps(asdict(self)))
 
 
 def read(paths: Paths, rank: int, generation: int) -> RankRecord | None:
-    """None where the rank was never started in this generation."""
+    """Returns the record of a rank, None where the rank was not started in this generation.
+
+    Args: `generation` counts the starts of the run.
+    """
     try:
         found = RankRecord(**json.loads(paths.task(rank).read_text()))
     except (OSError, ValueError, TypeError):
@@ -42,7 +48,11 @@ _OVER = (0, 128 + signal.SIGTERM)
 
 
 def outcome(paths: Paths, hosts: Sequence[str], generation: int, code: int) -> Outcome:
-    """How a try to run the ranks ended; `hosts` has one for each rank, `code` is srun's."""
+    """Returns how one attempt to run the ranks ended.
+
+    Args: `hosts` has the host of each rank; `code` is the exit status of srun.
+    Returns: the state, and the rank to blame with its cause where the state is not "done" or "stopped".
+    """
     records = [read(paths, rank, generation) for rank in range(len(hosts))]
     exits = tuple(record.status if record else 0 for record in records)
     states = {record.state if record else "lost" for record in records}
@@ -60,8 +70,11 @@ def _failed(
     exits: tuple[int, ...],
     code: int,
 ) -> Outcome:
-    """An error of one's own comes before being killed, that before standing still, that before vanishing, and all
-    of them before the errors that another rank's end brings about."""
+    """Returns the outcome with the rank to blame.
+
+    The order of blame is: an error of a rank's own, a kill, a standstill, an exit without a cause, a rank
+    that vanished, an error that follows from another rank's end.
+    """
     causes = [cause for rank in range(len(hosts)) if (cause := read_cause(paths.cause(rank))) is not None]
     own = sorted((cause for cause in causes if not cause.secondary), key=lambda cause: cause.time_ns)
     if own:

@@ -1,8 +1,7 @@
 """The batch script of a run: text from a plan and options, and nothing else.
 
-It can be read, kept beside the run, and submitted again by hand; the run then goes on from its last checkpoint.
-
-Text for a batch script, quoted so that it can only ever mean itself.
+The script is kept beside the run and can be submitted again by hand. The run then goes on from its last
+checkpoint. All text in it is quoted, so that it can only mean itself.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _PATTERN = "\\%"
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest:
-    """One job."""
+    """The facts about one job that its script is made from, beside the options."""
 
     name: str  # of the plan
     folder: Path  # of the run
@@ -41,6 +40,11 @@ class JobRequest:
 
 
 def text(request: JobRequest, options: Options) -> str:
+    """Returns the batch script of a run.
+
+    Args: `request` describes the job; `options` are those of the site and user.
+    Raises: BadInput for a path or name that cannot stand in a script.
+    """
     folder, elastic = str(request.folder), request.nodes is not None
     if not request.folder.is_absolute():
         raise BadInput("is no absolute path", where=folder)
@@ -95,13 +99,16 @@ def _directives(request: JobRequest, options: Options) -> Iterator[str]:
 
 
 def _signal_s(options: Options) -> int:
-    """Of a short limit a quarter, so that there is something to stop."""
+    """Returns how many seconds before its time limit a job is told to stop: at most a quarter of the limit."""
     limit_s = 60 * (float("inf") if options.time is None else limits.minutes(str(options.time)))
     return max(1, int(min(options.signal_s, limit_s / 4)))
 
 
 def named(options: Options) -> Iterator[str]:
-    """What has a name of its own among the options, and does not come from a plan."""
+    """Yields the sbatch lines of options with a name of their own that do not come from a plan.
+
+    Args: `options` without a value yield no line.
+    """
     keys = "partition account qos reservation constraint nodelist exclude dependency time mem"
     for key in keys.split():
         value = getattr(options, key)
@@ -110,6 +117,10 @@ def named(options: Options) -> Iterator[str]:
 
 
 def surroundings(options: Options) -> Iterator[str]:
+    """Yields the shell lines before the program: the site's prologue, modules and environment variables.
+
+    Args: `options` are those of the site and user.
+    """
     yield from options.prologue
     for module in options.modules:
         yield f"module load {word(module)}"
@@ -137,7 +148,11 @@ def _step(request: JobRequest, options: Options) -> Iterator[str]:
 
 
 def container_words(container: Container, folder: Path, *, cuda: bool) -> list[str]:
-    """What stands before the interpreter that is to run inside."""
+    """Returns the words of a command that come before the interpreter, so that it runs in a container.
+
+    Args: `folder` is the run folder, which is mounted.
+    Raises: BadInput for a path with a comma.
+    """
     mounts = [*container.mounts, f"{folder}:{folder}"]
     if any("," in mount for mount in mounts):
         raise BadInput("a path with a comma cannot be mounted", where="container", allowed="other paths")
@@ -148,17 +163,29 @@ def container_words(container: Container, folder: Path, *, cuda: bool) -> list[s
 
 
 def directive(key: str, value: str) -> str:
-    """A line for sbatch. Its reader knows double quotes, takes a backslash for an escape everywhere, and an unescaped
-    `#` for the beginning of a comment even inside quotes."""
+    """Returns one `#SBATCH` line.
+
+    sbatch knows double quotes, takes every backslash for an escape, and an unescaped `#` for a comment even
+    inside quotes.
+    Args: an empty `value` is for an option without one.
+    Raises: BadInput where the value is not one line of printable characters.
+    """
     return f'#SBATCH --{key}="{_escaped(_one_line(value))}"' if value else f"#SBATCH --{key}"
 
 
 def word(text: str) -> str:
-    """One word of a shell command."""
+    """Returns a text as one word of a shell command.
+
+    Raises: BadInput where the text is not one line of printable characters.
+    """
     return shlex.quote(_one_line(text))
 
 
 def comment(text: str) -> str:
+    """Returns a text as a comment line.
+
+    Raises: BadInput where the text is not one line of printable characters.
+    """
     return f"# {_one_line(text)}"
 
 
@@ -167,7 +194,9 @@ def _escaped(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """The last wall: options are checked when they are read, paths and names of plans are not."""
+    """Returns the text, which must be printable. Options were checked when they were read; paths and names of
+    plans were not.
+    """
     if not text.isprintable():
         raise BadInput(f"{text!r} cannot stand in a batch script", allowed="one line of printable characters")
     return text

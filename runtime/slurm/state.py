@@ -1,5 +1,7 @@
-"""What SLURM knows of a job: of a waiting or running one by squeue, of one that has ended by scontrol for some
-minutes, by accounting where a site has it, and then no more.
+"""The state of a SLURM job, asked of the programs that still know it.
+
+squeue knows jobs that wait or run. scontrol knows ended jobs for some minutes. Accounting knows them longer,
+where a site has it. Later, nobody does.
 """
 
 from __future__ import annotations
@@ -59,18 +61,24 @@ OVER = (*ENDED, "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE",
 
 @dataclass(frozen=True)
 class JobState:
+    """The state of a job in the words of runs, with SLURM's reason."""
+
     state: str  # queued | running | done | failed | cancelled | preempted | out of time | gone
     reason: str = ""
     nodes: str = ""
 
     @property
     def stuck(self) -> bool:
-        """No waiting will start it."""
+        """Returns whether the job waits for something that never comes."""
         return self.state == "queued" and self.reason.endswith(NEVER_STARTS)
 
 
 def word(job: int | str) -> str:
-    """SLURM's own for a job that waits or runs; empty for one that it does not know, and where there is no SLURM."""
+    """Returns SLURM's word for the state of a job that waits or runs.
+
+    Args: `job` is as SLURM names it.
+    Returns: an empty text for a job that SLURM does not know; UNKNOWN where SLURM does not answer.
+    """
     if shutil.which("squeue") is None:
         return ""
     said = commands.call("squeue", "-h", "-j", str(job), "-o", "%T")
@@ -80,6 +88,11 @@ def word(job: int | str) -> str:
 
 
 def of(job: int) -> JobState:
+    """Returns the state of a job.
+
+    Args: `job` is its number.
+    Returns: the state "gone" for a job that SLURM has forgotten.
+    """
     return (
         _queue(job) or _controller(job) or _accounting(job) or JobState("gone", "SLURM has forgotten the job")
     )
@@ -145,15 +158,20 @@ def _final(reason: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Queued:
-    """What is known of the job of a run when it is queued."""
+    """The job of a run, written down when it is queued."""
 
     job: int
     submitted_s: float
     inside: int = 0  # process of the supervisor where the ranks run inside the caller's own allocation
 
     def write(self, paths: Paths) -> None:
+        """Writes the job in the run folder."""
         write_whole(paths.slurm, json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, paths: Paths) -> Queued | None:
+        """Returns the job of a run, None where none was queued.
+
+        Args: `paths` is the run folder.
+        """
         return cls(**json.loads(paths.slurm.read_text())) if paths.slurm.exists() else None

@@ -1,8 +1,4 @@
-"""From a plan to a queued job, and the handle that is left of it.
-
-run = launch(plan, folder, steps=1000, options=Options(partition="gpu"))
-run.state(), run.wait()
-"""
+"""Checks a run, prepares its folder with the batch script, and submits it as a job."""
 
 from __future__ import annotations
 
@@ -35,6 +31,10 @@ LOCAL_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 def request(
     plan: Plan, name: str, folder: Path, job: Job, flexible: Elastic | None = None
 ) -> scripts.JobRequest:
+    """Returns the facts that a batch script is made from.
+
+    Args: `name` is that of the plan; `flexible` allows fewer or more nodes than the plan has.
+    """
     return scripts.JobRequest(
         name=name,
         folder=folder.resolve(),
@@ -48,7 +48,12 @@ def request(
 
 
 def check(plan: Plan, graph: ModelGraph | None, folder: Path, job: Job, options: Options) -> list[str]:
-    """All that can be known to fail before anything is queued is raised; what may is returned in words."""
+    """Checks everything that can be known to fail before a job is queued.
+
+    Args: without `graph`, the disk is not checked.
+    Returns: warnings about what may fail.
+    Raises: BadPlan, BadInput or Infeasible for what will fail.
+    """
     verify.check(plan, graph=graph)
     wanted = task_layout.of(plan)
     if graph is not None:
@@ -63,7 +68,7 @@ def check(plan: Plan, graph: ModelGraph | None, folder: Path, job: Job, options:
 
 
 def _check_disk(graph: ModelGraph, folder: Path, job: Job) -> None:
-    """Room for the checkpoints that are kept and the one that is being written."""
+    """Raises Infeasible where the disk has no room for the checkpoints that are kept and the one in writing."""
     one = STATES * sum(parameter.bytes for parameter in graph.parameters)
     there = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
     free, needed = shutil.disk_usage(there).free, (job.keep + 1) * one
@@ -72,7 +77,10 @@ def _check_disk(graph: ModelGraph, folder: Path, job: Job) -> None:
 
 
 def refuse_running(folder: Path) -> None:
-    """Two jobs in one run folder would write over each other."""
+    """Refuses a run folder of which a job waits or runs. Two jobs in one folder would write over each other.
+
+    Raises: BadInput where one does.
+    """
     queued = Queued.read(Paths(folder.resolve()))
     if queued is not None and not queued.inside and state.of(queued.job).state in ("queued", "running"):
         raise BadInput(
@@ -83,7 +91,12 @@ def refuse_running(folder: Path) -> None:
 
 
 def submit(paths: Paths, environment: Mapping[str, str] = os.environ) -> Queued:
-    """Queues the script of a run folder; inside an allocation of the caller's its ranks start at once."""
+    """Queues the script of a run folder. Inside of an allocation, it starts the script at once instead.
+
+    Args: `environment` says whether this process is inside of an allocation.
+    Returns: the job, which is also written in the run folder.
+    Raises: SlurmError where SLURM refuses the script; the reason is then the outcome of the run.
+    """
     paths.cancelled.unlink(missing_ok=True)
     if "SLURM_JOB_ID" in environment and environment.get("SLURM_PROCID") is None:
         queued = _start_inside(paths, environment)
@@ -114,7 +127,11 @@ def _start_inside(paths: Paths, environment: Mapping[str, str]) -> Queued:
 
 
 def cancel(paths: Paths) -> None:
-    """Ends the job; ranks may leave a checkpoint in the time that SLURM gives them, and nothing starts again."""
+    """Ends the job of a run. Ranks may leave a checkpoint in the time that SLURM gives them.
+
+    Args: `paths` is the run folder; nothing starts in it again.
+    Raises: BadInput where no job of the run waits or runs.
+    """
     queued = Queued.read(paths)
     if queued is None:
         raise BadInput("was never queued", where=str(paths.root))
@@ -137,7 +154,13 @@ def prepared(
     workload: Workload | None = None,
     flexible: Elastic | None = None,
 ) -> tuple[Paths, list[str]]:
-    """The run folder with all that a job needs, everything checked; and what is worth a warning."""
+    """Prepares the run folder with all that a job needs, after all checks are made.
+
+    Args: `flexible` allows fewer or more nodes than the plan has; `workload` is loaded by its name where it
+      is not given.
+    Returns: the files of the run, and warnings about what may fail.
+    Raises: BadPlan, BadInput or Infeasible for what will fail.
+    """
     from runtime.train import Model, prepare
 
     text = scripts.text(request(plan, name, folder, job, flexible), options)

@@ -1,8 +1,9 @@
-"""The supervisor of a job: `python -P -m runtime.slurm.batch FOLDER --requeues N --restarts N -- srun ...`
+"""The supervisor of a SLURM job: `python -P -m runtime.slurm.supervisor FOLDER --requeues N --restarts N --
+srun ...`
 
-It starts the ranks, and starts them again from the last complete checkpoint when one was killed, hung or vanished;
-hands on the signal that comes before the time limit; has the job queued again when its ranks have stopped with a
-checkpoint; and writes down what happened. Errors of the ranks' own end the job with their status.
+It starts the ranks by srun. When a rank was killed, hung or vanished, it starts them again from the last
+complete checkpoint. It hands on the signal that comes before the time limit. When the ranks have stopped with
+a checkpoint, it has the job queued again. Errors of the ranks' own end the job with their status.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ REQUEUED_S = 120.0  # SLURM ends a job that it has queued again
 
 @dataclass
 class Supervisor:
+    """The supervisor of one job: its attempts to run the ranks, and the signals that it was sent."""
+
     paths: Paths
     plan: Plan
     command: Sequence[str]
@@ -54,13 +57,14 @@ class Supervisor:
         self.hosts = self._hosts()
 
     def _hosts(self) -> list[str]:
-        """The host of every rank; a new plan may leave nodes of the job idle."""
+        """Returns the host of every rank. A new plan may leave nodes of the job idle."""
         rows = task_layout.by_node(self.plan.places)
         if len(rows) > len(self.nodes) or (len(rows) < len(self.nodes) and not self.elastic):
             raise BadInput(f"the job has {len(self.nodes)} nodes", allowed=f"{len(rows)} by the plan")
         return [host for host, row in zip(self.nodes, rows, strict=False) for _ in row]
 
     def listen(self) -> None:
+        """Takes over USR1 and TERM of this process."""
         for number in (signal.SIGUSR1, signal.SIGTERM):
             signal.signal(number, self._tell)
 
@@ -69,6 +73,11 @@ class Supervisor:
         self.to_tell |= number == signal.SIGUSR1
 
     def run(self) -> int:
+        """Runs attempts until one ends for good, and writes the outcome of the run.
+
+        Returns: the exit status of the job.
+        Raises: BadInput where the job's nodes do not fit the plan.
+        """
         self._say_what_was_before()
         if self.restart > self.requeues:
             return self._end(
@@ -134,7 +143,7 @@ class Supervisor:
         return code
 
     def _listening(self, generation: int) -> bool:
-        """All ranks: one that does not yet is ended by the signal."""
+        """Returns whether all ranks have started. The signal would end a rank that does not listen to it yet."""
         return all(rank_records.read(self.paths, rank, generation) for rank in range(len(self.hosts)))
 
     def _may_go_on(self) -> bool:
@@ -158,7 +167,11 @@ class Supervisor:
 
 
 def by_slurm(outcome: Outcome, nodes: Sequence[str]) -> Outcome:
-    """Of a job that SLURM is ending: a rank that it has ended first is not to blame."""
+    """Returns the outcome of a job that SLURM is ending. A rank that SLURM has ended first is not to blame.
+
+    Args: `outcome` is that of the attempt; `nodes` are those of the job.
+    Returns: "interrupted", with the nodes that are lost, or the outcome itself where a rank is to blame.
+    """
     blamed = outcome.rank is not None and outcome.exits[outcome.rank] not in (0, -signal.SIGTERM)
     if outcome.state not in ("failed", "lost") or blamed:
         return outcome
@@ -172,7 +185,10 @@ def _who_ended(nodes: Sequence[str], otherwise: str) -> str:
 
 
 def _be_known(paths: Paths, name: str) -> bool:
-    """As the job of the run to those who look at it; whether it was not: one submitted by hand is none of launch's."""
+    """Writes this job down as the job of the run, for those who look at it.
+
+    Returns: whether it was not before; a job submitted by hand is unknown to the launch.
+    """
     job, known = int(name.partition("_")[0]), Queued.read(paths)
     if known is not None and known.job == job:
         return False
@@ -181,6 +197,11 @@ def _be_known(paths: Paths, name: str) -> bool:
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Supervises a job, if no other job trains in the run folder.
+
+    Args: `arguments` are the words of the command line.
+    Returns: the exit status of the job.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--requeues", type=int, required=True)

@@ -1,8 +1,8 @@
-"""One task of srun: `python -P -m runtime.slurm.task FOLDER` runs one rank, and keeps it.
+"""One task of srun: `python -P -m runtime.slurm.task FOLDER` runs one rank and watches it.
 
-The keeper is this process, the rank is forked from it before torch is imported. The keeper sees the rank end or stand
-still, writes that down where the supervisor of the job finds it, and hands signals on. It dies with neither a word
-nor its rank only when its node does.
+The keeper is this process. The rank is forked from it before torch is imported. The keeper sees its rank end
+or stand still, writes that down for the supervisor of the job, and hands signals on. Only when its node goes
+down, keeper and rank end without a word.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ PATIENCE_S = 5.0
 
 
 def main(folder: str) -> int:
+    """Runs the rank of this task.
+
+    Args: `folder` is the run folder.
+    Returns: the exit status for srun.
+    """
     paths = Paths(Path(folder))
     try:
         here = task_layout.read(os.environ)
@@ -55,7 +60,10 @@ def main(folder: str) -> int:
 
 
 def _job_of(job: Job, environment: Mapping[str, str]) -> Job:
-    """Under torchrun ranks meet where it has them meet, again and again as it starts them."""
+    """Returns the job with the rendezvous of torchrun, where torchrun has started this task.
+
+    torchrun starts ranks again and again; each start is a generation of its own.
+    """
     if task_layout.TORCHRUN_ID not in environment:
         return job
     again = int(environment.get("TORCHELASTIC_RESTART_COUNT", "0"))
@@ -64,12 +72,16 @@ def _job_of(job: Job, environment: Mapping[str, str]) -> Job:
 
 @dataclass
 class Beat:
+    """The last heartbeat that the keeper has seen of its rank."""
+
     count: int = 0
     waiting: bool = False
     since_s: float = 0.0  # when the count last changed
 
 
 class Keeper:
+    """The watch over one rank, in the process from which it was forked."""
+
     def __init__(self, paths: Paths, job: Job, here: Granted, heart: int, pid: int) -> None:
         self._paths, self._job, self._pid = paths, job, pid
         self._heart = mmap.mmap(heart, BEAT.size)
@@ -86,7 +98,10 @@ class Keeper:
         self._told = number
 
     def keep(self) -> int:
-        """Until the rank has ended; the status for srun."""
+        """Watches the rank until it has ended.
+
+        Returns: the exit status for srun.
+        """
         self._record.write(self._paths)
         while True:
             pid, status = os.waitpid(self._pid, os.WNOHANG)

@@ -1,7 +1,4 @@
-"""Who this task is, by the environment that SLURM or torchrun gives it, held against the plan's table of places.
-
-What a plan's table of places asks of SLURM, and which task of a job stands where.
-"""
+"""The places of ranks on nodes: what a plan asks of SLURM, and which task of a job this process is."""
 
 from __future__ import annotations
 
@@ -20,6 +17,8 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_RANK")
 
 @dataclass(frozen=True)
 class Granted:
+    """The place of this task in its job."""
+
     rank: int
     ranks: int
     node: int  # of the job, counting up
@@ -28,6 +27,11 @@ class Granted:
 
 
 def read(environment: Mapping[str, str]) -> Granted:
+    """Returns the place of this task, from the environment that SLURM or torchrun has set.
+
+    Raises: BadInput where this process is no such task.
+    Args: torchrun's variables count where it has started the task.
+    """
     names = TORCHRUN if TORCHRUN_ID in environment else SLURM
     missing = [name for name in names if name not in environment]
     if missing:
@@ -41,7 +45,11 @@ def read(environment: Mapping[str, str]) -> Granted:
 
 
 def check(granted: Granted, places: Sequence[Place]) -> None:
-    """That this rank stands on the node and in the order on it that the plan has for it."""
+    """Refuses a rank that is not on the node, or not at the position on it, that the plan has for it.
+
+    Raises: BadInput there, and where the number of tasks is not that of the plan.
+    Args: `places` are those of the plan.
+    """
     rows = by_node(places)
     if granted.ranks != len(places):
         raise BadInput(
@@ -58,7 +66,11 @@ def check(granted: Granted, places: Sequence[Place]) -> None:
 
 
 def check_memory(plan: Plan, rank: int, have_bytes: int) -> None:
-    """That the device of a rank holds what the plan puts on it."""
+    """Refuses a rank whose device is too small for what the plan puts on it.
+
+    Args: `have_bytes` is the memory of the device.
+    Raises: Infeasible where it is too small.
+    """
     need = plan.prediction.memory[plan.places[rank].pipeline].total
     if need > have_bytes:
         raise Infeasible(
@@ -67,7 +79,10 @@ def check_memory(plan: Plan, rank: int, have_bytes: int) -> None:
 
 
 def exported(granted: Granted, places: Sequence[Place]) -> dict[str, str]:
-    """What programs of torch.distributed expect to find."""
+    """Returns the environment variables that programs of torch.distributed expect.
+
+    Args: `places` are those of the plan.
+    """
     here = len(by_node(places)[granted.node])
     return {
         "RANK": str(granted.rank),
@@ -80,27 +95,38 @@ def exported(granted: Granted, places: Sequence[Place]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class TaskLayout:
-    """`tasks[i]` is the number of ranks on the i-th node of the job."""
+    """The numbers of ranks on the nodes of a job. `tasks[i]` is that of the i-th node."""
 
     tasks: tuple[int, ...]
     devices: int  # a node
 
     @property
     def ranks(self) -> int:
+        """Returns the number of ranks of the job."""
         return sum(self.tasks)
 
     @property
     def even(self) -> bool:
+        """Returns whether all nodes have the same number of ranks."""
         return len(set(self.tasks)) == 1
 
 
 def of(plan: Plan) -> TaskLayout:
+    """Returns the layout that a plan asks of SLURM.
+
+    Raises: BadInput where the plan's ranks do not fill nodes in order.
+    """
     rows = by_node(plan.places)
     return TaskLayout(tuple(len(row) for row in rows), 1 + max(place.slot for place in plan.places))
 
 
 def by_node(places: Sequence[Place]) -> list[list[Place]]:
-    """The places of each node, nodes and ranks counting up: the order in which SLURM numbers its tasks."""
+    """Returns the places of each node, with nodes and ranks counting up. SLURM numbers its tasks in this
+    order.
+
+    Args: `places` are those of a plan.
+    Raises: BadInput where ranks do not fill nodes in order.
+    """
     ordered = sorted(places, key=lambda place: place.rank)
     if [place.rank for place in ordered] != list(range(len(ordered))):
         raise BadInput("ranks are not 0, 1, 2 ...", where="places")

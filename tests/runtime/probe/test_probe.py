@@ -9,8 +9,16 @@ import pytest
 
 from planner.cluster import cluster as clusters
 from runtime.probe import Found, probe
-from runtime.probe.contention import Number, Slowed, Together, beside, pairs
-from runtime.probe.probe import ProbedDevice, ProbedLink, ProbedSum
+from runtime.probe.measurements import (
+    Number,
+    ProbedDevice,
+    ProbedLink,
+    ProbedSum,
+    Slowed,
+    Together,
+    beside,
+    pairs,
+)
 from runtime.world import join
 from tests.planner.plan_examples import parse_cluster
 from tests.pool import Pool
