@@ -124,6 +124,7 @@ def _load() -> None:
 
 def _hold(client: socket.socket) -> int:
     """Between the executable and its program: tells each what becomes of the other."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     size, streams, _, _ = socket.recv_fds(client, 4, 3)
     words = b""
@@ -161,6 +162,7 @@ class _Request(TypedDict):
 
 def _be(request: _Request, streams: Sequence[int]) -> int:
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
