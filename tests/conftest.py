@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from planner.views import install
 from tests.pool import Pool
+from tests.warm_python import WarmPython
 
 install()
 
@@ -37,3 +41,19 @@ def pool() -> Iterator[Pool]:
     made = Pool(["torch", "runtime.train.training", "tests.runtime.warm"])
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
+    """Programs that a test starts have torch imported from the first; `bin` holds them."""
+    made = WarmPython(tmp_path_factory.mktemp("warm"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def warm_starts(warm_python: WarmPython, monkeypatch: pytest.MonkeyPatch) -> WarmPython:
+    """For a test that is not about how programs start: what it starts by name or by `sys.executable` is warm."""
+    monkeypatch.setenv("PATH", f"{warm_python.bin}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(sys, "executable", str(warm_python.python))
+    return warm_python

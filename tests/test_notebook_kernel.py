@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[1]
@@ -35,6 +36,7 @@ CELLS = {  # what a cell returns, and what it must be displayed as
 }
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_each_value_displays_itself(tmp_path: Path) -> None:
     names = {"FOLDER": repr(str(tmp_path / "run")), "PAGE": repr(str(tmp_path / "page.html"))}
     cells = []

@@ -11,6 +11,7 @@ from nbclient import NotebookClient
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.usefixtures("warm_starts")
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.ipynb")))
 def test_an_example_notebook_runs(name: str) -> None:
     notebook = nbformat.read(EXAMPLES / name, as_version=4)

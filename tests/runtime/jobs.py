@@ -23,7 +23,7 @@ from runtime.train.training import Training
 from runtime.world import world as groups
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _captured(workload: str, arguments: tuple[tuple[str, str], ...], micro: int) -> tuple[Workload, Captured]:
     from planner.capture import capture
     from planner.workload import workload as workloads

@@ -107,6 +107,7 @@ def test_weights_that_nothing_learns_by_can_be_planned_with() -> None:
     assert gate.backward.median == 1 / NS_PER_S
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_running_out_of_memory_is_a_row_without_costs(tmp_path: Path) -> None:
     trouble = "\n    if len(x) > 1: raise RuntimeError('DefaultCPUAllocator: can\\'t allocate memory')"
     found = measured(workload(tmp_path, trouble), micros=(1, 2, 4))
@@ -117,6 +118,7 @@ def test_running_out_of_memory_is_a_row_without_costs(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_a_crash_is_blamed_on_the_layer_that_caused_it(tmp_path: Path) -> None:
     trouble = "\n    if len(x) > 1: os.kill(os.getpid(), signal.SIGKILL)"
     found = measured(workload(tmp_path, trouble), micros=(1, 2))
@@ -126,6 +128,7 @@ def test_a_crash_is_blamed_on_the_layer_that_caused_it(tmp_path: Path) -> None:
     assert found.graph.layer["1"].signature == key.signature
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_a_layer_that_never_fits_is_named(tmp_path: Path) -> None:
     trouble = "raise MemoryError"
     with pytest.raises(
@@ -134,6 +137,7 @@ def test_a_layer_that_never_fits_is_named(tmp_path: Path) -> None:
         measured(workload(tmp_path, trouble))
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_a_journal_of_the_same_model_goes_on(plain: tuple[Workload, Profile], tmp_path: Path) -> None:
     (work, first), path = plain, tmp_path / "profile.yaml"
     key = CostKey(first.graph.layer["1"].signature, 1, (), "fp32", "eager")
@@ -165,6 +169,7 @@ def test_a_journal_of_another_model_is_begun_anew(tmp_path: Path) -> None:
     assert Journal(path, {"fingerprint": "a"}).found == []
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_an_interrupted_profile_leaves_its_rows_in_the_journal(tmp_path: Path) -> None:
     work = workload(tmp_path, "\n    if len(x) > 1: import time; time.sleep(600)")
     path = tmp_path / "profile.yaml"
@@ -211,6 +216,7 @@ def test_what_cannot_be_profiled_is_refused(device: str, options: dict[str, obje
         measure.profile(load("mlp"), device, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_an_error_of_the_workload_comes_back_from_the_process_that_measures(tmp_path: Path) -> None:
     path = tmp_path / "work.py"
     path.write_text("def build(): raise KeyError('nothing')\ndef batch(n): ...\ndef loss(o, t): ...\n")
@@ -277,6 +283,7 @@ def loss(o, y, masks="loss"):
 """
 
 
+@pytest.mark.usefixtures("warm_starts")
 @pytest.mark.parametrize("device", ["cpu", "roofline:H100-80GB"])
 @pytest.mark.parametrize(("masks", "where"), [("loss", "loss()"), ("model", "module '1'")])
 def test_a_size_that_values_tell_is_refused_with_its_place_and_what_to_write_instead(

@@ -130,6 +130,7 @@ def test_a_rank_ends_with_the_status_that_it_says(
     assert paths.cause(0).exists() == bool(status)
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_launch_local_ends_with_the_status_of_the_rank(tmp_path: Path) -> None:
     (tmp_path / "leaving.py").write_text(FRAGILE.replace("_exit(3)", "_exit(5)"))
     (tmp_path / "leaving.fell").touch()  # not while it is captured here
@@ -201,6 +202,7 @@ def loss(outputs, targets):
 """
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_a_run_that_fails_goes_on_from_its_last_checkpoint_by_itself(tmp_path: Path) -> None:
     path = tmp_path / "fragile.py"
     path.write_text(FRAGILE)

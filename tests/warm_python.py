@@ -1,0 +1,230 @@
+"""A Python that starts at once: what the package imports is loaded in one server, and programs are forked from it.
+
+`WarmPython(folder)` starts the server and fills `folder/bin` with `python` and the commands of the package. Each hands
+its arguments, environment, folder and streams to the server and ends as the program does that is forked there, by the
+same status or signal; signals are handed on, and the program dies with it. What such a program starts by
+`sys.executable` is forked as well. A model is captured, and a rank forked, as ever: only imports are spared.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TypedDict
+
+COMMANDS = {"shardwright": "main", "plan": "plan_main", "launch": "launch_main"}
+LOADED = (
+    "shardwright",
+    "runtime.train.training",
+    "runtime.local.supervise",
+    "runtime.launch",
+    "planner.measure.rows",
+    "planner.measure.timing",
+    "planner.milp.solve",
+    "runtime.spatial",
+)
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None, use_errno=True)
+HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+CLIENT = """\
+#!{python} -IS
+import json, os, signal, socket, sys
+server = socket.socket(socket.AF_UNIX)
+server.connect({address!r})
+for number in {signals}:
+    signal.signal(number, lambda number, frame: server.sendall(bytes([number])))
+request = {{"argv": sys.argv, "env": dict(os.environ), "cwd": os.getcwd(), "parent": os.getppid()}}
+words = json.dumps(request).encode()
+socket.send_fds(server, [len(words).to_bytes(4, "big")], [0, 1, 2])
+server.sendall(words)
+ended = server.recv(2)
+if ended[:1] == b"k":
+    signal.signal(ended[1], signal.SIG_DFL) if ended[1] != signal.SIGKILL else None
+    os.kill(os.getpid(), ended[1])
+os._exit(ended[1] if ended else 1)
+"""
+
+
+class WarmPython:
+    def __init__(self, folder: Path) -> None:
+        address = str(folder / "warm.sock")
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        self.python = self.bin / "python"
+        numbers = tuple(map(int, HANDED_ON))
+        for name in ("python", *COMMANDS):
+            client = self.bin / name
+            client.write_text(CLIENT.format(python=sys.executable, address=address, signals=numbers))
+            client.chmod(0o755)
+        with (folder / "warm.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.warm_python", address, str(self.python)],
+                stdin=subprocess.PIPE,  # its end is ours
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                cwd=Path(__file__).parents[1],
+            )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline(), f"no warm process; see {folder}/warm.log"
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def serve(address: str, python: str) -> None:
+    _load()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen(64)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    sys.executable = python
+    sys.path[:] = [entry for entry in sys.path if entry not in ("", os.getcwd())]
+    gc.collect()
+    gc.freeze()
+    print("ready", flush=True)
+    while listener in select.select([listener, sys.stdin], [], [])[0]:
+        client, _ = listener.accept()
+        with client:
+            if os.fork() == 0:
+                listener.close()
+                os._exit(_hold(client))
+
+
+def _load() -> None:
+    """What any program of the package imports sooner or later, some of it only when a model is captured."""
+    import torch
+
+    from planner.capture import capture
+    from planner.workload import workload
+
+    torch.set_num_threads(1)  # a process that has run threads cannot be forked
+    for module in LOADED:
+        importlib.import_module(module)
+    capture(workload.load("mlp", {}))
+
+
+def _hold(client: socket.socket) -> int:
+    """Between the executable and its program: tells each what becomes of the other."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    size, streams, _, _ = socket.recv_fds(client, 4, 3)
+    words = b""
+    while len(words) < int.from_bytes(size, "big"):
+        words += client.recv(65536)
+    program = os.fork()
+    if program == 0:
+        client.close()
+        os._exit(_be(json.loads(words), streams))
+    for stream in streams:
+        os.close(stream)
+    client.settimeout(0.02)
+    while True:
+        ended, status = os.waitpid(program, os.WNOHANG)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
+            with contextlib.suppress(OSError):
+                client.sendall(b"e" + bytes([code]) if code >= 0 else b"k" + bytes([-code]))
+            return 0
+        try:
+            word = client.recv(1) or bytes([signal.SIGKILL])
+        except TimeoutError:
+            continue
+        except OSError:
+            word = bytes([signal.SIGKILL])
+        os.kill(program, word[0])
+
+
+class _Request(TypedDict):
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    parent: int
+
+
+def _be(request: _Request, streams: Sequence[int]) -> int:
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    own, parent, getppid = os.getpid(), request["parent"], os.getppid
+    # of the executable, whom this process stands for
+    os.getppid = lambda: parent if os.getpid() == own else getppid()
+    try:
+        return _status(_run, request["argv"])
+    finally:
+        _status(threading._shutdown)
+        _status(atexit._run_exitfuncs)
+        for written in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                written.flush()
+
+
+def _status(act: Callable[..., object], *arguments: object) -> int:
+    """As the interpreter ends a program."""
+    try:
+        act(*arguments)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return (end.code or 0) & 255
+        print(end.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _run(argv: list[str]) -> None:
+    name, words = Path(argv[0]).name, argv[1:]
+    sys.path[:0] = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if name in COMMANDS:
+        sys.argv = argv
+        sys.exit(getattr(importlib.import_module("shardwright"), COMMANDS[name])())
+    safe = False
+    while words and words[0] in ("-P", "-W"):
+        if words.pop(0) == "-P":
+            safe = True
+        else:
+            warnings.simplefilter(words.pop(0))  # type: ignore[arg-type]
+    what = words.pop(0)
+    if what == "-m":
+        sys.path[:0] = [] if safe else [os.getcwd()]
+        sys.argv = words
+        sys.modules.pop(words[0], None)
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    elif what == "-c":
+        sys.path[:0] = [] if safe else [""]
+        sys.argv = ["-c", *words[1:]]
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        exec(compile(words[0], "<string>", "exec"), vars(main))
+    else:
+        sys.path[:0] = [] if safe else [str(Path(what).resolve().parent)]
+        sys.argv = [what, *words]
+        runpy.run_path(what, run_name="__main__")
+
+
+if __name__ == "__main__":
+    serve(*sys.argv[1:])
