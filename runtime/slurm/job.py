@@ -15,7 +15,7 @@ from runtime.runfolder import Outcome, Paths
 from runtime.slurm import commands, limits, state, submit
 from runtime.slurm.options import Options
 from runtime.slurm.script import JobRequest, text
-from runtime.slurm.state import Queued
+from runtime.slurm.state import JobState, Queued
 
 LOOK_S = 0.2  # at files of the run folder
 ASK_S = (5.0, 30.0)  # how often SLURM is asked: at first, and when a run is old
@@ -37,10 +37,10 @@ class SlurmBackend:
         found = self._job_state()
         return found.state, found.reason
 
-    def _job_state(self) -> state.JobState:
+    def _job_state(self) -> JobState:
         queued = Queued.read(self.paths)
         if queued is not None and queued.inside:
-            return state.JobState(*LocalBackend(self.paths).state())
+            return JobState(*LocalBackend(self.paths).state())
         return state.of(self.job)
 
     def wait(self, timeout_s: float | None = None, look: Callable[[], None] | None = None) -> Outcome:
