@@ -24,6 +24,7 @@ NOT_BENCHMARKS = {
     "on_cluster",
     "pool",
     "quoted",
+    "replay",
     "sharing",
     "slow_link",
 }

@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from benchmarks.harness import Cell, Table
 from runtime.spatial import GroupWire, SampleGroup
 from runtime.spatial.alone import Silence
-from runtime.spatial.analyse import analyse, entries
+from runtime.spatial.analyse import analyse
 from runtime.spatial.group import Message, Operation, Wire
 from runtime.spatial.shard import shard
-from tests.runtime.spatial.equality import Reference, part, reference, stage_of
+from tests.runtime.spatial.equality import Reference, entries, part, reference, stage_of
 
 RANKS = 2
 # Measured elsewhere on two cores with load 7 to 12, over the same shards, per cent: by medians, and by least times.

@@ -189,7 +189,7 @@ def run(quick: bool) -> Result:
         repeats(load("resnet50", resnet), 2),
         sums(cases, rounds=5 if quick else 9),
     ]
-    return Result(name="profile", claim=CLAIM, tables=tables)
+    return Result(name="profiling", claim=CLAIM, tables=tables)
 
 
 if __name__ == "__main__":

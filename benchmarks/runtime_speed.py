@@ -411,7 +411,7 @@ def settings(quick: bool) -> list[Setting]:
 
 def run(quick: bool) -> Result:
     return Result(
-        name="runtime",
+        name="runtime_speed",
         claim="Measured over replay at most 1.03 at 20 ms and 1.05 at 5 ms, over the ideal 1.03 and 1.06; over torch's own "
         "runtime at most 1.01; Chimera over 1F1B within 3 % of the simulated ratio.",
         tables=[*map(table_of, settings(quick)), *computed(quick)],
