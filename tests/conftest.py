@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from planner.views import install
+from tests import draws
 from tests.pool import Pool
 from tests.warm_python import WarmPython
 
@@ -27,6 +29,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         from tests.turns import place
 
         items.sort(key=lambda item: place(item.nodeid))
+
+
+def pytest_collection_finish() -> None:
+    """All modules are imported and stay; nobody who looks for garbage need walk through them again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(f"matrices drawn by SHARDWRIGHT_TEST_SEED={draws.SEED}")
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ since the server captured it, new ones are.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import signal
@@ -146,6 +147,7 @@ def serve(address: str, preload: Sequence[str]) -> None:
                 with contextlib.suppress(Exception):  # the job meets it again, and says so
                     captured_of(told[0], dict(told[1]), told[2])
                 continue
+            gc.freeze()  # a worker that looks for garbage need not copy what it shares
             for _ in range(told):
                 if os.fork() == 0:
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -172,18 +172,20 @@ def _be(request: _Request, streams: Sequence[int]) -> int:
     own, parent, getppid = os.getpid(), request["parent"], os.getppid
     # of the executable, whom this process stands for
     os.getppid = lambda: parent if os.getpid() == own else getppid()
-    try:
-        return _status(_run, request["argv"])
-    finally:
-        _status(threading._shutdown)
-        _status(atexit._run_exitfuncs)
-        for written in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                written.flush()
+    status = _status(_run, request["argv"])
+    _status(threading._shutdown)
+    _status(atexit._run_exitfuncs)
+    for written in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            written.flush()
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    return status
 
 
 def _status(act: Callable[..., object], *arguments: object) -> int:
-    """As the interpreter ends a program."""
+    """As the interpreter ends a program: a status, or less than nothing by a signal."""
     try:
         act(*arguments)
     except SystemExit as end:
@@ -191,9 +193,9 @@ def _status(act: Callable[..., object], *arguments: object) -> int:
             return (end.code or 0) & 255
         print(end.code, file=sys.stderr)
         return 1
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
-        return 1
+        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 

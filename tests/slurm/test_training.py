@@ -19,7 +19,8 @@ def test_gpt2_small_on_four_nodes_trains_as_one_process_does(
 ) -> None:
     if psutil.virtual_memory().available < 14 * 2**30:
         pytest.skip("its eight ranks hold 12 GiB")
-    plan = plan_over("gpt2", family="1f1b", workers=4, micros=4, data=2, micro=1)
+    arguments = {"seq": "32"}  # all of its weights, and short texts
+    plan = plan_over("gpt2", arguments=arguments, family="1f1b", workers=4, micros=4, data=2, micro=1)
     done = launch(warm, plan, tmp_path / "run", steps=2, deadline_s=600.0).wait(600.0).check()
     alone = launch_inline(plan, tmp_path / "inline", steps=2)
     assert list(done.losses) == [1, 2]

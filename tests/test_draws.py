@@ -1,0 +1,30 @@
+"""A sample of a matrix has every kind of case, and another seed draws another."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from tests import draws
+
+CASES = list(product("abcdef", range(9)))
+
+
+def test_every_kind_is_drawn_and_no_more_cases_than_that_takes() -> None:
+    found = draws.covering(CASES, kinds=lambda case: case)
+    assert {letter for letter, _ in found} == set("abcdef")
+    assert {number for _, number in found} == set(range(9))
+    assert len(found) == 9
+
+
+def test_as_many_as_are_asked_for_are_drawn() -> None:
+    assert len(set(draws.covering(CASES, kinds=lambda case: case, least=20))) == 20
+    assert sorted(draws.covering(CASES, kinds=lambda case: case, least=1000)) == CASES
+
+
+def test_the_same_seed_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = draws.covering(CASES, kinds=lambda case: case)
+    assert first == draws.covering(CASES, kinds=lambda case: case)
+    monkeypatch.setattr(draws, "SEED", draws.SEED + 1)
+    assert first != draws.covering(CASES, kinds=lambda case: case)
