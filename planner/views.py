@@ -18,7 +18,7 @@ VIEWS: dict[Face, dict[str, str]] = {
         "planner.simulate.run_record:RunRecord": "planner.show.values:run_text",
         "planner.show.side_by_side:SideBySide": "planner.show.side_by_side:versus_text",
         "runtime.launch.handle:StepRows": "planner.show.values:lines_text",
-        "runtime.launch.runs:Runs": "planner.show.values:lines_text",
+        "runtime.launch.runs:Runs": "planner.show.values:runs_text",
     },
     "html": {
         "planner.cluster.cluster:Cluster": "planner.show.values:cluster_html",

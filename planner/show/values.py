@@ -223,5 +223,9 @@ def lines_text(found: HasLines) -> str:
     return columns(found.lines(), found.heads())
 
 
+def runs_text(found: HasLines) -> str:
+    return lines_text(found) if found.lines() else "no runs"
+
+
 def lines_html(found: HasLines) -> str:
     return table(found.heads(), found.lines())

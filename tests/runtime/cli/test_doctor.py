@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from runtime import slurm
 from runtime.cli import doctor
 from runtime.slurm import commands as clients
-from runtime.slurm import limits
 
 
 def by_name(folder: Path) -> dict[str, doctor.Finding]:
@@ -55,6 +55,6 @@ def test_programs_of_slurm_without_a_cluster_are_no_failure_but_a_cluster_that_i
         raise clients.SlurmError(said)
 
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(limits, "known", asked)
+    monkeypatch.setattr(slurm, "known", asked)
     found = doctor._slurm()
     assert found.state == state and doctor.well([found]) == (state == "absent")

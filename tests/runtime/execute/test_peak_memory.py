@@ -25,7 +25,7 @@ def kib(n: int) -> Tensor:
 
 
 def test_a_storage_counts_from_its_making_to_its_end() -> None:
-    with LiveBytes() as live:
+    with LiveBytes(()) as live:
         a = kib(4)
         b = a.view(2, -1)  # no storage of its own
         c = a * 2

@@ -151,7 +151,7 @@ def test_a_rank_loads_and_makes_no_more_than_its_own_part(shape: dict[str, objec
             asked.update(names)
             return load(names)
 
-        with world_of(rank, 4, torch.device("cpu")) as world, LiveBytes() as live:
+        with world_of(rank, 4, torch.device("cpu")) as world, LiveBytes(()) as live:
             made = assemble(
                 plan,
                 captured,
