@@ -140,7 +140,7 @@ def plan(
 ) -> SolvedPlan:
     """The fastest plan that fits, with its certificate; ask it `what_if(...)` and for its `frontier()`."""
     from planner.calibrate import with_corrections
-    from planner.milp import solve_question
+    from planner.milp import solve
     from planner.notebook import SolvedPlan
 
     if calibration is not None:
@@ -148,7 +148,7 @@ def plan(
             cluster if isinstance(cluster, Cluster) else Cluster.load(cluster), calibration
         )
     asked = _question(costs, cluster, batch, schedules, fix, precision, execution)
-    return SolvedPlan.of(solve_question(asked), asked)
+    return SolvedPlan.of(solve(asked), asked)
 
 
 def frontier(
@@ -179,7 +179,7 @@ def _question(
     from planner.milp import Question
 
     return Question(
-        costs=costs,
+        profile=costs,
         cluster=cluster if isinstance(cluster, Cluster) else Cluster.load(cluster),
         batch=batch,
         schedules=tuple(schedules) if schedules is not None else None,

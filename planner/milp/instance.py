@@ -11,9 +11,9 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.arrays import BoolArray, IntArray
+from planner.arrays import NS_PER_S, BoolArray, IntArray
 from planner.cluster import Cluster, Corrections, Group, Sum
-from planner.cost import NS, GridChoice, Prices, Tables, price, sharded
+from planner.cost import GridChoice, Prices, Tables, price, sharded
 from planner.errors import BadInput
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.configurations.placement import Placement, PlacementCosts, mesh
@@ -159,17 +159,19 @@ class Instance:
                 self._sums[key] = tuple(self.machines.sums(slots))
             return self._sums[key]
 
-        posed = _problem(shape, self.tables(shape), order, machine, priced, self._grids, self.meter, allowed)
-        posed = _launched(posed, self.cluster.fitted)
+        problem = _problem(
+            shape, self.tables(shape), order, machine, priced, self._grids, self.meter, allowed
+        )
+        problem = _launched(problem, self.cluster.fitted)
         if shape.sparing and not alone(shape):
             return RecomputeProblem.of(
-                posed, self._choices.setdefault(_order_key(shape), RecomputeMoments(order.schedule))
+                problem, self._choices.setdefault(_order_key(shape), RecomputeMoments(order.schedule))
             )
         if shape.sparing:
             plain = self.order(replace(shape, sparing=False))
             by_layer = self.parts_recompute and not shape.grid
-            return None if plain is None else posed.spared(plain, by_layer=by_layer)
-        return arranged(posed, self._own_cut) if self.at_use(shape) else posed
+            return None if plain is None else problem.spared(plain, by_layer=by_layer)
+        return arranged(problem, self._own_cut) if self.at_use(shape) else problem
 
     def at_use(self, shape: Configuration) -> bool:
         """Whether updates come when parts are used, so that the order depends on what they take. Nothing may have to
@@ -207,7 +209,7 @@ class Instance:
         """One message over the longest distance."""
         links = self.cluster.links
         wire = links.cluster or links.rack or links.node
-        return 0.0 if wire is None else (wire.latency_s + size / wire.bandwidth_bytes_per_s) * NS
+        return 0.0 if wire is None else (wire.latency_s + size / wire.bandwidth_bytes_per_s) * NS_PER_S
 
     def typical_sum(self, shape: Configuration) -> Sum:
         key = (shape.data, shape.workers, shape.axes, shape.grid, "typical")
@@ -225,13 +227,13 @@ class Instance:
             )
         return self._sums[key]
 
-    def windows(self, posed: CutProblem) -> tuple[IntArray, IntArray] | None:
+    def windows(self, problem: CutProblem) -> tuple[IntArray, IntArray] | None:
         """Of every boundary; the user's own cut where one is pinned, None where it has other stages."""
         if self.pins.stages is None:
-            return windows(posed) if posed.fixed is None else (posed.fixed, posed.fixed.copy())
+            return windows(problem) if problem.fixed is None else (problem.fixed, problem.fixed.copy())
         own = self._own_cut
-        fits = own is not None and len(own) == posed.stages + 1
-        return (posed.pointed(own, 0), posed.pointed(own.copy(), 1)) if own is not None and fits else None
+        fits = own is not None and len(own) == problem.stages + 1
+        return (problem.pointed(own, 0), problem.pointed(own.copy(), 1)) if own is not None and fits else None
 
     @cached_property
     def _own_cut(self) -> IntArray | None:
@@ -274,9 +276,9 @@ def _problem(
     )
 
 
-def _launched(posed: CutProblem, fitted: Corrections | None) -> CutProblem:
+def _launched(problem: CutProblem, fitted: Corrections | None) -> CutProblem:
     return replace(
-        posed,
+        problem,
         launch_ns=np.array([launch_ns(fitted, kind) for kind in COMPUTE], np.int64),
         update_ns=launch_ns(fitted, Kind.STEP),
     )
@@ -333,24 +335,24 @@ def pinned_cut(
     return np.cumsum([0, *map(len, stages)])
 
 
-def short_bytes(space: Instance, shape: Configuration) -> int:
+def short_bytes(instance: Instance, shape: Configuration) -> int:
     """By how much the state of the model, spread evenly, exceeds the largest device: no cut can do with less."""
-    tables, share = space.whole(shape.micro), shape.holders if shape.shard else 1
+    tables, share = instance.whole(shape.micro), shape.holders if shape.shard else 1
     state = tables.elements[0, -1] * tables.state_bytes_per_element / share
     whole = float(tables.parameters[0, -1] + tables.gradients[0, -1] + state)
-    most = max(group.limit_bytes for group in space.cluster.nodes)
+    most = max(group.limit_bytes for group in instance.cluster.nodes)
     return max(0, int(shape.pipes * whole / shape.workers) - most)
 
 
-def changed(space: Instance, *, cluster: Cluster | None = None, pins: Pins | None = None) -> Instance:
+def changed(instance: Instance, *, cluster: Cluster | None = None, pins: Pins | None = None) -> Instance:
     """Another question about the same costs: what was worked out for layers and orders is kept."""
     return Instance(
-        profile=space.profile,
-        cluster=cluster or space.cluster,
-        batch=space.batch,
-        precision=space.precision,
-        execution=space.execution,
-        pins=pins or space.pins,
-        _tables=space._tables,
-        _orders=space._orders,
+        profile=instance.profile,
+        cluster=cluster or instance.cluster,
+        batch=instance.batch,
+        precision=instance.precision,
+        execution=instance.execution,
+        pins=pins or instance.pins,
+        _tables=instance._tables,
+        _orders=instance._orders,
     )

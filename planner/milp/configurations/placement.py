@@ -15,7 +15,7 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from planner import cluster as clusters
-from planner.arrays import FloatArray
+from planner.arrays import NS_PER_S, FloatArray
 from planner.cluster import (
     Cluster,
     Group,
@@ -31,7 +31,6 @@ from planner.cluster import (
     sum_s,
     transfer_s,
 )
-from planner.cost import NS
 from planner.milp.configurations.configurations import Configuration
 from planner.spatial import neighbours
 
@@ -112,7 +111,7 @@ class PlacementCosts:
 
     def least_hop_ns(self, size: int) -> float:
         """One message between two places, over the link that takes it soonest."""
-        return min((transfer_s(self.cluster, a, b, size) * NS for a, b in self.apart), default=0.0)
+        return min((transfer_s(self.cluster, a, b, size) * NS_PER_S for a, b in self.apart), default=0.0)
 
     def typical_sum(self, shape: Configuration) -> Sum:
         """Over the replicas of one worker: to guess by, not to bound by."""
@@ -158,7 +157,7 @@ def _links(cluster: Cluster, columns: Sequence[Sequence[Slot]]) -> tuple[FloatAr
 def _line(cluster: Cluster, a: Slot, b: Slot, sharers: int) -> tuple[float, float]:
     start = transfer_s(cluster, a, b, 0, sharers=sharers)
     slope = (transfer_s(cluster, a, b, _LARGE_BYTES, sharers=sharers) - start) / _LARGE_BYTES
-    return start * NS, slope * NS
+    return start * NS_PER_S, slope * NS_PER_S
 
 
 def _slowness(group: NodeGroup, profiled: float | None) -> float:
@@ -201,4 +200,4 @@ def _lines(cluster: Cluster, over: Spread, sharers: int) -> Sum:
         near, far_start = far, start
     else:
         far_start = seconds(size) - far * size
-    return Sum(base_ns=(start * NS, far_start * NS), slope_ns=(near * NS, far * NS))
+    return Sum(base_ns=(start * NS_PER_S, far_start * NS_PER_S), slope_ns=(near * NS_PER_S, far * NS_PER_S))

@@ -21,32 +21,32 @@ from planner.simulate import best_overlap
 FAMILY = "overlap"
 
 
-def arranged(posed: CutProblem, own: IntArray | None) -> CutProblem:
+def arranged(problem: CutProblem, own: IntArray | None) -> CutProblem:
     """The problem with its cut fixed, to the user's own where there is one, and the best order for it."""
-    cuts = [own] if own is not None else [even(posed), near(posed, posed.tables.gradients[0])]
-    ready = [_ordered(posed, cut) for cut in cuts]
+    cuts = [own] if own is not None else [even(problem), near(problem, problem.tables.gradients[0])]
+    ready = [_ordered(problem, cut) for cut in cuts]
     ns = [int(judge(each, cut[None, :])[0]) for each, cut in zip(ready, cuts, strict=True)]
     best = ns.index(min(ns))
     return replace(ready[best], fixed=cuts[best])
 
 
-def _ordered(posed: CutProblem, cut: IntArray) -> CutProblem:
-    shape = posed.shape
+def _ordered(problem: CutProblem, cut: IntArray) -> CutProblem:
+    shape = problem.shape
     whole = generate("1f1b", workers=shape.workers, micros=shape.micros)
-    best = best_overlap(whole, _times(posed, cut), (), parts=shape.chunks, update=shape.update)
-    posed.meter.compiled(2 * (shape.stages + 1) * posed.order.actions)
+    best = best_overlap(whole, _times(problem, cut), (), parts=shape.chunks, update=shape.update)
+    problem.meter.compiled(2 * (shape.stages + 1) * problem.order.actions)
     cut_up = generate(FAMILY, workers=shape.workers, micros=shape.micros, chunks=shape.chunks)
     schedule = overlapped(cut_up, replace(best.overlap, parts=1))
     if shape.recompute:
         schedule = with_recompute(schedule, range(schedule.stages))
-    return replace(posed, order=Order(schedule))
+    return replace(problem, order=Order(schedule))
 
 
-def _times(posed: CutProblem, cut: IntArray) -> list[StageTimes]:
+def _times(problem: CutProblem, cut: IntArray) -> list[StageTimes]:
     """Recomputing counts with the backward: orders are searched without it."""
-    table = posed.durations(cut).kinds[0]
+    table = problem.durations(cut).kinds[0]
     row = {kind: table[KINDS.index(kind)].tolist() for kind in KINDS}
-    again = row[Kind.R] if posed.shape.recompute else [0] * posed.stages
+    again = row[Kind.R] if problem.shape.recompute else [0] * problem.stages
     return [
         StageTimes(
             forward_ns=row[Kind.F][p],
@@ -56,5 +56,5 @@ def _times(posed: CutProblem, cut: IntArray) -> list[StageTimes]:
             sync_ns=row[Kind.SYNC][p],
             step_ns=row[Kind.STEP][p],
         )
-        for p in range(posed.stages)
+        for p in range(problem.stages)
     ]

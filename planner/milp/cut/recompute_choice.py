@@ -86,12 +86,12 @@ class RecomputeProblem(CutProblem):
     flagged: ClassVar[bool] = True
 
     @staticmethod
-    def of(posed: CutProblem, choices: RecomputeMoments) -> RecomputeProblem:
+    def of(problem: CutProblem, choices: RecomputeMoments) -> RecomputeProblem:
         """`posed` has the order in which every stage recomputes."""
-        row, prefix, launch = COMPUTE.index(Kind.R), posed.prefix_ns.copy(), posed.launch_ns.copy()
+        row, prefix, launch = COMPUTE.index(Kind.R), problem.prefix_ns.copy(), problem.launch_ns.copy()
         again, begun = prefix[row].copy(), int(launch[row])
         prefix[row], launch[row] = 0, 0
-        given = {each.name: getattr(posed, each.name) for each in fields(posed)}
+        given = {each.name: getattr(problem, each.name) for each in fields(problem)}
         given |= {"prefix_ns": prefix, "launch_ns": launch}
         return RecomputeProblem(**given, choices=choices, again_prefix_ns=again, again_launch_ns=begun)
 

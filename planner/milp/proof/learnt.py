@@ -6,7 +6,7 @@ from planner.arrays import IntArray
 from planner.milp.cut.problem import CutProblem
 from planner.milp.proof.boxes import ROUNDING
 from planner.milp.proof.multipliers import RowMixLP, RowPool
-from planner.milp.search.descent import NEVER, Answer, fits
+from planner.milp.search.descent import UNFIT_NS, Answer, fits
 
 _GAIN = 1e-4  # of the limit: what a row between cuts must add to be of use
 _SLOWER = 1.3
@@ -18,7 +18,7 @@ class ProofState:
         self.pool = pool
         self.pinned = pinned
         self.answer: Answer | None = None  # the best cut met, if it beat the limit then
-        self.limit = NEVER
+        self.limit = UNFIT_NS
 
     @property
     def problem(self) -> CutProblem:

@@ -218,10 +218,10 @@ def _cells(problem: CutProblem, low: IntArray, high: IntArray) -> int:
 
 def _may_exceed(box: Box) -> bool:
     """Whether workers with several stages lack memory for some cut of the box."""
-    posed = box.problem
-    if (most_bytes(posed) <= posed.available_bytes).all():
+    problem = box.problem
+    if (most_bytes(problem) <= problem.available_bytes).all():
         return False
-    rows = binding(box, memory_weights(posed))
+    rows = binding(box, memory_weights(problem))
     return any(
         -box.least(rows.part(slice(m, m + 1)).mixed(np.array([-1.0])))[0] > 0 for m in range(len(rows))
     )

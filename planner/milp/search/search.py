@@ -19,7 +19,7 @@ from planner.milp.cut.problem import CutProblem
 from planner.milp.instance import Instance
 from planner.milp.proof.totals import TotalsBound
 from planner.milp.search import relist
-from planner.milp.search.descent import NEVER, Answer, even, judge
+from planner.milp.search.descent import UNFIT_NS, Answer, even, judge
 from planner.milp.search.state import ConfigurationState, Effort, Rows, SearchState
 from planner.schedule import FAMILIES
 
@@ -34,7 +34,7 @@ _LOOKS = 0.85  # of it is spent by the end of first looks; shapes left then keep
 class Waiting:
     """Shapes by what they take at least."""
 
-    found: SearchState
+    state: SearchState
     every: list[Configuration] = field(default_factory=list)  # that ever waited
     known: set[Configuration] = field(default_factory=set)
     heap: list[tuple[float, int]] = field(default_factory=list)
@@ -42,122 +42,124 @@ class Waiting:
     def add(self, shape: Configuration) -> None:
         if shape not in self.known:
             self.known.add(shape)
-            heapq.heappush(self.heap, (self.found.promise_ns(shape), len(self.every)))
+            heapq.heappush(self.heap, (self.state.promise_ns(shape), len(self.every)))
             self.every.append(shape)
 
     def work_through(self) -> None:
         """Grows by variants: those that take less memory where memory narrows a shape, or whose updates are faster."""
-        found = self.found
+        state = self.state
         while self.heap:
             least, number = heapq.heappop(self.heap)
-            if least > found.limit - 1 or self._enough():
-                found.leave(least)
+            if least > state.limit - 1 or self._enough():
+                state.leave(least)
                 continue
             shape = self.every[number]
-            tight = found.examine(shape)
-            for variant in thriftier(found.space, shape) if tight else found.faster(shape):
+            tight = state.examine(shape)
+            for variant in thriftier(state.instance, shape) if tight else state.faster(shape):
                 self.add(variant)
 
     def _enough(self) -> bool:
-        spent = self.found.space.meter.spent_ns
-        return self.found.limit < NEVER and spent > _LOOKS * self.found.effort.work_ns
+        spent = self.state.instance.meter.spent_ns
+        return self.state.limit < UNFIT_NS and spent > _LOOKS * self.state.effort.work_ns
 
 
-def search(space: Instance, effort: Effort, *, below: int = NEVER, rows: Rows | None = None) -> SearchState:
+def search(
+    instance: Instance, effort: Effort, *, below: int = UNFIT_NS, rows: Rows | None = None
+) -> SearchState:
     """`below` is what is known already: slower plans are not looked for. So are `rows` of the same orders."""
-    found = SearchState(space=space, effort=effort, below=below, rows={} if rows is None else rows)
-    given = ranked(space)
-    if not given:
-        raise Infeasible(infeasible.no_shape(space, lambda asked: bool(ranked(asked))))
-    if below == NEVER:
-        _first_answers(found, given)
-        _take_trivial(found, set(given))
-    found.listed = relist.grow(found)
-    best = found.limit
-    waiting = Waiting(found=found)
-    for shape in given:
+    state = SearchState(instance=instance, effort=effort, below=below, rows={} if rows is None else rows)
+    configurations = ranked(instance)
+    if not configurations:
+        raise Infeasible(infeasible.no_shape(instance, lambda asked: bool(ranked(asked))))
+    if below == UNFIT_NS:
+        _first_answers(state, configurations)
+        _take_trivial(state, set(configurations))
+    state.listed = relist.grow(state)
+    best = state.limit
+    waiting = Waiting(state=state)
+    for shape in configurations:
         waiting.add(shape)
     waiting.work_through()
-    if found.limit < best:
-        found.listed += relist.grow(found)
-    found.queue = waiting.every
-    found.considered = len(waiting.every) + found.listed
-    found.prove()
-    found.state()
-    return found
+    if state.limit < best:
+        state.listed += relist.grow(state)
+    state.queue = waiting.every
+    state.considered = len(waiting.every) + state.listed
+    state.prove()
+    state.solve_program()
+    return state
 
 
-def ranked(space: Instance) -> list[Configuration]:
+def ranked(instance: Instance) -> list[Configuration]:
     """Shapes, the most promising first. Recomputing and sharding ones follow where memory asks for them."""
-    pinned = space.pins
+    pinned = instance.pins
     plain = replace(pinned, recompute=bool(pinned.recompute), shard=bool(pinned.shard))
     every = shapes(
-        space.cluster,
-        layers=space.layers,
-        batch=space.batch,
-        micros=space.micros(),
+        instance.cluster,
+        layers=instance.layers,
+        batch=instance.batch,
+        micros=instance.micros(),
         pinned=plain,
-        splits=space.splits,
+        splits=instance.splits,
     )
-    floors = TotalsBound(space)
+    floors = TotalsBound(instance)
     return sorted(every, key=lambda shape: (floors.guess_ns(shape), _PLAINEST.index(shape.family), shape))
 
 
-def _first_answers(found: SearchState, given: list[Configuration]) -> None:
+def _first_answers(state: SearchState, configurations: list[Configuration]) -> None:
     """Even cuts of the most promising shapes; then descents of those that came out best, and of the most promising
     one of each family."""
     firsts: dict[str, Configuration] = {}
-    for shape in given:
+    for shape in configurations:
         firsts.setdefault(shape.family, shape)
-    ahead = dict.fromkeys([*given[:_FIRST], *firsts.values(), *given[_FIRST:_EVEN]])
-    meter, most = found.space.meter, _GLANCES * found.effort.work_ns
-    looked = [found.look(shape) for shape in ahead if meter.spent_ns < most]
+    ahead = dict.fromkeys([*configurations[:_FIRST], *firsts.values(), *configurations[_FIRST:_EVEN]])
+    meter, most = state.instance.meter, _GLANCES * state.effort.work_ns
+    looked = [state.look(shape) for shape in ahead if meter.spent_ns < most]
     known = [tried for tried in looked if tried is not None]
-    if found.space.pins.stages is None:
+    if state.instance.pins.stages is None:
         known = sorted(known, key=lambda tried: (_even_ns(tried.problem), tried.shape))
     chosen = [*known[:_FIRST], *(tried for tried in known if firsts[tried.shape.family] == tried.shape)]
     every = {tried.shape: tried for tried in chosen}.values()
     for tried in sorted(every, key=lambda tried: tried.shape.chunks * (tried.shape.workers == 1)):
-        hopeless = found.space.pins.stages is None and _hopeless(found, tried)
-        if found.space.meter.spent_ns < found.effort.work_ns / 3 and not hopeless:
-            found.answer(tried)
+        hopeless = state.instance.pins.stages is None and _hopeless(state, tried)
+        if state.instance.meter.spent_ns < state.effort.work_ns / 3 and not hopeless:
+            state.answer(tried)
 
 
-def _hopeless(found: SearchState, tried: ConfigurationState) -> bool:
+def _hopeless(state: SearchState, tried: ConfigurationState) -> bool:
     """Far from the best; or one worker in more parts, no better at first than what fewer of them came to."""
     ns, own = _even_ns(tried.problem), tried.shape
     fewer = [
         other.answer.ns
-        for shape, other in found.tried.items()
+        for shape, other in state.tried.items()
         if other.answer is not None
         and shape.chunks < own.chunks
         and (shape.data, shape.workers, shape.micro) == (own.data, 1, own.micro)
     ]
-    return ns > _HOPE * found.limit or ns >= min(fewer, default=NEVER)
+    return ns > _HOPE * state.limit or ns >= min(fewer, default=UNFIT_NS)
 
 
-def _even_ns(posed: CutProblem) -> int:
-    return int(posed.times(even(posed)[None, :], 0)[0])
+def _even_ns(problem: CutProblem) -> int:
+    return int(problem.times(even(problem)[None, :], 0)[0])
 
 
-def _take_trivial(found: SearchState, allowed: set[Configuration]) -> None:
+def _take_trivial(state: SearchState, allowed: set[Configuration]) -> None:
     """The trivial plans are answers too: none of them beats the plan, however little was looked into."""
-    for _, chosen in explain.trivial(found.space):
+    for _, chosen in explain.trivial(state.instance):
         for shape in (each for each in chosen if each in allowed):
-            tried = found.look(shape)
-            if tried is not None and found.space.pins.stages is None:
+            tried = state.look(shape)
+            if tried is not None and state.instance.pins.stages is None:
                 cut = explain.equal_cut(tried.problem)
                 ns = int(judge(tried.problem, cut[None, :])[0])
-                found.take(tried, None if ns == NEVER else Answer(cut=cut, ns=ns))
+                state.take(tried, None if ns == UNFIT_NS else Answer(cut=cut, ns=ns))
 
 
-def thriftier(space: Instance, shape: Configuration) -> Iterator[Configuration]:
+def thriftier(instance: Instance, shape: Configuration) -> Iterator[Configuration]:
     """Variants that take less memory. Only stages that must do recompute, unless that would change the order."""
-    pinned, now = space.pins, shape.recompute or shape.sparing
+    pinned, now = instance.pins, shape.recompute or shape.sparing
     recompute = (True,) if now else (False,) if pinned.recompute is False else (False, True)
     shard = (True,) if shape.shard else (False,) if pinned.shard is False else (False, True)
     for again, sharded in product(recompute, shard):
         changed = (again, sharded) != (now, shape.shard)
         if changed and (not sharded or shape.holders > 1):
-            some = again and not shape.recompute and not space.at_use(replace(shape, shard=sharded))
+            some = again and not shape.recompute and not instance.at_use(replace(shape, shard=sharded))
             yield replace(shape, recompute=again and not some, sparing=some, shard=sharded)
