@@ -43,8 +43,9 @@ import numpy as np
 import pulp
 
 from planner.arrays import FloatArray, IntArray
-from planner.milp.proof.boxes import NOTHING, Box, Weights, stack, weigh
+from planner.milp.proof.boxes import NOTHING, Box
 from planner.milp.proof.feasible import memory_weights
+from planner.milp.proof.weights import Weights, stack, weigh
 from planner.milp.search.descent import UNFIT_NS, judge
 
 TOLERANCE = 1e-6  # relative, of the solvers

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from planner.milp.instance import Instance
+from planner.milp.instance import Instance, changed
 from planner.milp.layer_orders.elements import ElementWork, Sent
 from planner.milp.layer_orders.lattice import TooManyIdeals, best_stages
 from planner.milp.pins import NO_GATHER, Pins
@@ -85,14 +85,10 @@ def _others(first: SearchState, orders: Sequence[Names], effort: Effort) -> Iter
 
 def in_order(instance: Instance, names: Sequence[str]) -> Instance:
     """The same question of the layers in another order, of whole samples."""
-    return Instance(
+    return changed(
+        instance,
         profile=replace(instance.profile, graph=instance.profile.graph.ordered(names)),
-        cluster=instance.cluster,
-        batch=instance.batch,
-        precision=instance.precision,
-        execution=instance.execution,
         pins=replace(instance.pins, spatial=1, grid=None, gather=None),
-        _orders=instance._orders,
     )
 
 

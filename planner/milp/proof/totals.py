@@ -26,7 +26,6 @@ passes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -154,7 +153,7 @@ class TotalsBound:
         if shape.pipes > 1 and not even:
             return least
         tables, work, workers = self.instance.tables(shape), self.work(shape), shape.workers
-        sums = tuple(dict.fromkeys(self.instance.column_sums(shape)))
+        sums = tuple(dict.fromkeys(self.instance.machines.column_sums(shape)))
         once = 0 if even else _shared_bytes(tables)
         queue = shape.pipes * float(_least(sums, tables.gradients[0, -1:] - once)[0]) / workers
         step = self.step_ns(shape) + (0.5 * queue if shape.shard else 0.0)
@@ -203,17 +202,6 @@ class TotalsBound:
         """Whether a sum over more devices takes no less: not where they bring more network cards."""
         groups = self.instance.cluster.nodes
         return all(g.devices_per_node == 1 for g in groups) or sum(g.count for g in groups) == 1
-
-    def guess_ns(self, shape: Configuration) -> float:
-        """About what a shape may take: where to look first. Bounds nothing."""
-        tables, work = self.instance.tables(shape), self.work(shape)
-        bytes_a_worker = np.array([tables.gradients[0, -1] * shape.pipes // shape.workers])
-        sums = self.instance.typical_sum(shape).ns(bytes_a_worker)[0] if shape.data * shape.spatial > 1 else 0
-        wire = self.instance.cluster_link_ns(tables.typical_crossing_bytes) if shape.workers > 1 else 0.0
-        hops = 2 * (shape.stages - 1) * wire
-        load = float(work.total.sum()) * shape.micros / shape.workers + self.step_ns(shape)
-        idle = BUBBLES[shape.family](shape, work) if shape.workers > 1 else 0.0
-        return max(load + idle, self.free_ns(shape)) + float(sums) + hops
 
 
 def _work(tables: Tables, splits: bool, mixes: bool, recompute: bool) -> LayerWork:
@@ -272,34 +260,3 @@ def _shared_bytes(tables: Tables) -> int:
     """Of parameters that several layers use: their sums may run over other places."""
     shared = [p for p in tables.graph.parameters if len(set(p.users)) > 1 and p.trainable]
     return sum(p.bytes for p in shared)
-
-
-Bubble = Callable[[Configuration, LayerWork], float]
-
-
-def _whole(shape: Configuration, work: LayerWork) -> float:
-    return float(work.total.sum()) / shape.workers * (shape.workers - 1) / shape.chunks
-
-
-def _forward(shape: Configuration, work: LayerWork) -> float:
-    return float(work.forward.sum()) / shape.workers * (shape.workers - 1) / shape.chunks
-
-
-def _paired(shape: Configuration, work: LayerWork) -> float:
-    units = max(1.0, shape.micros / shape.workers)
-    return float(work.last.sum()) / shape.workers * max(0.0, shape.workers / shape.pairs - 2) * units
-
-
-def _paired_split(shape: Configuration, work: LayerWork) -> float:
-    return float(work.forward.sum()) / shape.workers * (shape.workers / shape.pipes - 1) / shape.chunks
-
-
-# idle time of a worker, as the families have it for equal stages
-BUBBLES: Mapping[str, Bubble] = dict.fromkeys(FAMILIES, _forward) | {
-    "gpipe": _whole,
-    "1f1b": _whole,
-    "interleaved": _whole,
-    "wave": _whole,
-    "chimera": _paired,
-    "chimera-zb": _paired_split,
-}

@@ -80,7 +80,7 @@ def _enter(state: SearchState, tried: ConfigurationState) -> Iterator[Configurat
     for schedule in _orders(problem, answer):
         again = len(Order(schedule).recomputing) == problem.stages
         shape = replace(tried.shape, sparing=False, chosen=(), recompute=again, listed=_name(schedule))
-        state.instance.enter(shape, schedule)
+        state.instance.problems.enter(shape, schedule)
         new = state.look(shape)
         if new is not None and new.answer is None:
             ns = int(judge(new.problem, answer.cut[None, :])[0])

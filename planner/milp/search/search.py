@@ -1,23 +1,28 @@
 """The course of a search: which shapes are looked into, and when.
 
 First answers come from the most promising shapes and from the trivial plans, and orders listed anew for the best of
-them. Then shapes are taken up as their totals (`planner.milp.floors`) bound them, the lowest first: what is left when
+them. Then shapes are taken up as their totals (`planner.milp.proof.totals`) bound them, the lowest first: what is left when
 the work allowed for that is done is bounded by the next one, and nothing was spent on what could not be the least.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 
+import numpy as np
+
 from planner.errors import Infeasible
-from planner.milp import explain, infeasible
+from planner.milp import explain, formulation, infeasible
 from planner.milp.configurations.configurations import Configuration, shapes
 from planner.milp.cut.problem import CutProblem
 from planner.milp.instance import Instance
-from planner.milp.proof.totals import TotalsBound
+from planner.milp.proof.boxes import ROUNDING, Box
+from planner.milp.proof.prove import ConfigurationProof
+from planner.milp.proof.separable import SeparableRows
+from planner.milp.proof.totals import LayerWork, TotalsBound
 from planner.milp.search import relist
 from planner.milp.search.descent import UNFIT_NS, Answer, even, judge
 from planner.milp.search.state import ConfigurationState, Effort, Rows, SearchState
@@ -27,6 +32,9 @@ _PLAINEST = list(FAMILIES)  # on one worker many families take the same time: th
 _EVEN, _FIRST = 40, 6  # shapes whose even cut is simulated, and that are answered, before any is looked into
 _HOPE = 1.2  # of the best answer so far: an even cut that takes more is not descended from
 _GLANCES = 0.1  # of the work allowed is for those even cuts
+_MOST_ARCS = 3000  # beyond, the program is left unwritten and the tree's proof stands alone
+_ARCS_PROVED = 500  # where everything is proved already, and the program only states it
+_FILTERS = 2  # of what the program is written over
 _LOOKS = 0.85  # of it is spent by the end of first looks; shapes left then keep the bound of their totals
 
 
@@ -85,8 +93,48 @@ def search(
     state.queue = waiting.every
     state.considered = len(waiting.every) + state.listed
     state.prove()
-    state.solve_program()
+    solve_program(state)
     return state
+
+
+def solve_program(state: SearchState) -> None:
+    """The mixed-integer program over the winner and whatever is still open, where it is small enough to write."""
+    if state.best is None:
+        return
+    if state.best.closing is None:
+        spans = state.instance.windows(state.best.problem)
+        state.best.closing = ConfigurationProof(problem=state.best.problem, spans=spans)
+        state.best.closing.look(state.best.answer, state.limit)
+    others = [tried for tried in state.open if tried is not state.best and tried.bound_ns < state.limit]
+    given = [(tried, _open_part(state, tried)) for tried in [state.best, *others]]
+    parts = [part for _, part in given if part is not None]
+    most = _MOST_ARCS if others else _ARCS_PROVED
+    if not parts or sum(int(a.sum()) for part in parts for a in part.box.alive) > most:
+        return
+    done = formulation.solve(parts, state.limit, nodes=state.effort.program_nodes)
+    state.program = done
+    if done.part >= 0:
+        state.take(state.tried[parts[done.part].box.problem.shape], Answer(cut=done.cut, ns=done.ns))
+    least = int(done.bound_ns * (1 - formulation.TOLERANCE))
+    for tried, part in given:
+        if part is not None:
+            tried.bound_ns = max(tried.bound_ns, min(least, state.limit))
+
+
+def _open_part(state: SearchState, tried: ConfigurationState) -> formulation.OpenConfiguration | None:
+    """The cuts that the rows do not refute; ties with the best answer stay."""
+    if tried.closing is None or tried.closing.root is None or tried.problem.flagged:
+        return None
+    pool, most = tried.closing.record.pool, state.limit + ROUNDING
+    rows = pool.weights.part(pool.active())
+    box: Box | None = tried.closing.root
+    if box is not None and tried.problem.chained:
+        spans = SeparableRows(tried.problem).narrowed(rows, most, box.low, box.high)
+        box = None if spans is None else box.narrowed(*spans)
+    for _ in range(_FILTERS):
+        box = None if box is None else box.filtered(rows, most)
+    tried.bound_ns = state.limit if box is None else tried.bound_ns
+    return None if box is None else formulation.OpenConfiguration(box=box, rows=rows, bound_ns=tried.bound_ns)
 
 
 def ranked(instance: Instance) -> list[Configuration]:
@@ -101,8 +149,24 @@ def ranked(instance: Instance) -> list[Configuration]:
         pinned=plain,
         splits=instance.splits,
     )
-    floors = TotalsBound(instance)
-    return sorted(every, key=lambda shape: (floors.guess_ns(shape), _PLAINEST.index(shape.family), shape))
+    bound = TotalsBound(instance)
+    return sorted(every, key=lambda shape: (_guess_ns(bound, shape), _PLAINEST.index(shape.family), shape))
+
+
+def _guess_ns(bound: TotalsBound, shape: Configuration) -> float:
+    """About what a shape may take: where to look first. Bounds nothing."""
+    tables, work = bound.instance.tables(shape), bound.work(shape)
+    bytes_a_worker = np.array([tables.gradients[0, -1] * shape.pipes // shape.workers])
+    sums = (
+        bound.instance.machines.typical_sum(shape).ns(bytes_a_worker)[0]
+        if shape.data * shape.spatial > 1
+        else 0
+    )
+    wire = bound.instance.cluster_link_ns(tables.typical_crossing_bytes) if shape.workers > 1 else 0.0
+    hops = 2 * (shape.stages - 1) * wire
+    load = float(work.total.sum()) * shape.micros / shape.workers + bound.step_ns(shape)
+    idle = BUBBLES[shape.family](shape, work) if shape.workers > 1 else 0.0
+    return max(load + idle, bound.free_ns(shape)) + float(sums) + hops
 
 
 def _first_answers(state: SearchState, configurations: list[Configuration]) -> None:
@@ -163,3 +227,34 @@ def thriftier(instance: Instance, shape: Configuration) -> Iterator[Configuratio
         if changed and (not sharded or shape.holders > 1):
             some = again and not shape.recompute and not instance.at_use(replace(shape, shard=sharded))
             yield replace(shape, recompute=again and not some, sparing=some, shard=sharded)
+
+
+Bubble = Callable[[Configuration, LayerWork], float]
+
+
+def _whole(shape: Configuration, work: LayerWork) -> float:
+    return float(work.total.sum()) / shape.workers * (shape.workers - 1) / shape.chunks
+
+
+def _forward(shape: Configuration, work: LayerWork) -> float:
+    return float(work.forward.sum()) / shape.workers * (shape.workers - 1) / shape.chunks
+
+
+def _paired(shape: Configuration, work: LayerWork) -> float:
+    units = max(1.0, shape.micros / shape.workers)
+    return float(work.last.sum()) / shape.workers * max(0.0, shape.workers / shape.pairs - 2) * units
+
+
+def _paired_split(shape: Configuration, work: LayerWork) -> float:
+    return float(work.forward.sum()) / shape.workers * (shape.workers / shape.pipes - 1) / shape.chunks
+
+
+# idle time of a worker, as the families have it for equal stages
+BUBBLES: Mapping[str, Bubble] = dict.fromkeys(FAMILIES, _forward) | {
+    "gpipe": _whole,
+    "1f1b": _whole,
+    "interleaved": _whole,
+    "wave": _whole,
+    "chimera": _paired,
+    "chimera-zb": _paired_split,
+}

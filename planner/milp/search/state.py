@@ -24,7 +24,6 @@ from planner.milp.proof.boxes import ROUNDING, Box
 from planner.milp.proof.feasible import whole
 from planner.milp.proof.order_free import order_free_bound_ns
 from planner.milp.proof.prove import ConfigurationProof
-from planner.milp.proof.separable import SeparableRows
 from planner.milp.proof.totals import TotalsBound
 from planner.milp.search.descent import UNFIT_NS, Answer, balanced, descend, even, kicked
 from planner.plan import Certificate
@@ -34,9 +33,6 @@ _KICKS = 6
 _CHOICES = 10  # times as many boxes, and twice as many kicks, where flags are to be chosen
 _WORK_NS = 40e9  # of `Meter`
 _PROGRAM_NODES = 2000  # of the mixed-integer program
-_MOST_ARCS = 3000  # beyond, the program is left unwritten and the tree's proof stands alone
-_ARCS_PROVED = 500  # where everything is proved already, and the program only states it
-_FILTERS = 2  # of what the program is written over
 _PLAIN = 0.75  # of the work left is for shapes without flags first
 _BOXES = 100  # of one shape at first, divided by its depth
 _NODES = 3000  # boxes of one shape in a turn at most, divided by its depth
@@ -211,48 +207,6 @@ class SearchState:
                 found = kicked(tried.problem, root.low, root.high, known, kicks)
                 tried.closing.record.aim(found, self.limit)
                 self.take(tried, found)
-
-    def solve_program(self) -> None:
-        """The mixed-integer program over the winner and whatever is still open, where it is small enough to write."""
-        if self.best is None:
-            return
-        if self.best.closing is None:
-            spans = self.instance.windows(self.best.problem)
-            self.best.closing = ConfigurationProof(problem=self.best.problem, spans=spans)
-            self.best.closing.look(self.best.answer, self.limit)
-        others = [tried for tried in self.open if tried is not self.best and tried.bound_ns < self.limit]
-        given = [(tried, self._part(tried)) for tried in [self.best, *others]]
-        parts = [part for _, part in given if part is not None]
-        most = _MOST_ARCS if others else _ARCS_PROVED
-        if not parts or sum(int(a.sum()) for part in parts for a in part.box.alive) > most:
-            return
-        done = formulation.solve(parts, self.limit, nodes=self.effort.program_nodes)
-        self.program = done
-        if done.part >= 0:
-            self.take(self.tried[parts[done.part].box.problem.shape], Answer(cut=done.cut, ns=done.ns))
-        least = int(done.bound_ns * (1 - formulation.TOLERANCE))
-        for tried, part in given:
-            if part is not None:
-                tried.bound_ns = max(tried.bound_ns, min(least, self.limit))
-
-    def _part(self, tried: ConfigurationState) -> formulation.OpenConfiguration | None:
-        """The cuts that the rows do not refute; ties with the best answer stay."""
-        if tried.closing is None or tried.closing.root is None or tried.problem.flagged:
-            return None
-        pool, most = tried.closing.record.pool, self.limit + ROUNDING
-        rows = pool.weights.part(pool.active())
-        box: Box | None = tried.closing.root
-        if box is not None and tried.problem.chained:
-            spans = SeparableRows(tried.problem).narrowed(rows, most, box.low, box.high)
-            box = None if spans is None else box.narrowed(*spans)
-        for _ in range(_FILTERS):
-            box = None if box is None else box.filtered(rows, most)
-        tried.bound_ns = self.limit if box is None else tried.bound_ns
-        return (
-            None
-            if box is None
-            else formulation.OpenConfiguration(box=box, rows=rows, bound_ns=tried.bound_ns)
-        )
 
     def least_ns(self, shape: Configuration) -> float:
         """What its totals say that a shape takes at least; no more than is needed to rule it out."""

@@ -14,10 +14,12 @@ from planner.milp import Effort, Instance, SearchState, pins
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.cut.recompute_choice import RecomputeProblem
 from planner.milp.proof import prove as closing
-from planner.milp.proof.boxes import Box, Weights, stack, weigh
+from planner.milp.proof.boxes import Box
 from planner.milp.proof.feasible import every_cut, memory_weights, moment_weights, whole, windows
 from planner.milp.proof.prove import ConfigurationProof, Windows
+from planner.milp.proof.weights import Weights, stack, weigh
 from planner.milp.search.descent import UNFIT_NS, descend, fits, judge
+from planner.milp.search.search import solve_program
 from planner.profile import Profile
 from tests.planner.milp.instances import chain, cluster, keeping, profile
 
@@ -236,6 +238,6 @@ def test_a_shape_without_arcs_keeps_its_bound_when_the_program_is_solved(
     left = [tried for tried in found.open if tried.shape == few]
     bounds = [tried.bound_ns for tried in left]
     assert bounds
-    found.solve_program()
+    solve_program(found)
     assert found.program is not None
     assert [tried.bound_ns for tried in left] == bounds

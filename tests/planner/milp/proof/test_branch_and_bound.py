@@ -13,12 +13,12 @@ from planner.milp import Instance, formulation
 from planner.milp.configurations.configurations import OUTER_DATA, Configuration
 from planner.milp.cut.problem import CutProblem
 from planner.milp.pins import Pins
-from planner.milp.proof.boxes import ROUNDING, weigh
-from planner.milp.proof.branch_and_bound import Tree
+from planner.milp.proof.boxes import ROUNDING
+from planner.milp.proof.branch_and_bound import ProofState, Tree
 from planner.milp.proof.feasible import binding, every_cut, fitting, memory_weights, windows
-from planner.milp.proof.learnt import ProofState
 from planner.milp.proof.multipliers import RowPool
 from planner.milp.proof.separable import SeparableRows
+from planner.milp.proof.weights import weigh
 from planner.milp.search.descent import UNFIT_NS, Answer, descend, even, judge
 from tests.planner.milp.instances import chain, cluster, profile
 

@@ -82,7 +82,7 @@ def test_listing_the_winner_once_more_gives_nothing_faster(seed: int) -> None:
     assert found.best.answer is not None
     for number, (_, schedule) in enumerate(relistings(schedule_of(plan), costs_of(plan.times, plan.hops))):
         shape = replace(found.best.shape, listed=f"again {number}")
-        found.instance.enter(shape, schedule)
+        found.instance.problems.enter(shape, schedule)
         posed = found.instance.problem(shape)
         assert posed is not None
         assert judge(posed, found.best.answer.cut[None, :])[0] >= plan.prediction.step_ns
