@@ -162,7 +162,7 @@ def plan(
     Raises: Infeasible where no plan fits; BadInput for a wrong argument.
     """
     from planner.calibrate import with_corrections
-    from planner.milp import solve_question
+    from planner.milp import solve
     from planner.notebook import SolvedPlan
 
     if calibration is not None:
@@ -170,7 +170,7 @@ def plan(
             cluster if isinstance(cluster, Cluster) else Cluster.load(cluster), calibration
         )
     asked = _question(costs, cluster, batch, schedules, fix, precision, execution)
-    return SolvedPlan.of(solve_question(asked), asked)
+    return SolvedPlan.of(solve(asked), asked)
 
 
 def frontier(
@@ -205,7 +205,7 @@ def _question(
     from planner.milp import Question
 
     return Question(
-        costs=costs,
+        profile=costs,
         cluster=cluster if isinstance(cluster, Cluster) else Cluster.load(cluster),
         batch=batch,
         schedules=tuple(schedules) if schedules is not None else None,

@@ -15,7 +15,7 @@ from planner.calibrate import Observation
 from planner.milp import Instance, explain
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.cut.problem import CutProblem
-from planner.milp.search.descent import NEVER, Answer, judge
+from planner.milp.search.descent import UNFIT_NS, Answer, judge
 from planner.milp.search.search import ranked
 from planner.milp.write_plan import plan_of
 from planner.plan import Certificate, Plan
@@ -56,7 +56,7 @@ def posed_shapes(asked: Instance) -> list[tuple[Configuration, CutProblem, list[
 
 def plan_at(asked: Instance, posed: CutProblem, cut: IntArray) -> Plan | None:
     ns = int(judge(posed, cut[None, :])[0])
-    return None if ns >= NEVER else plan_of(asked, posed, Answer(cut=cut, ns=ns), UNTOLD)
+    return None if ns >= UNFIT_NS else plan_of(asked, posed, Answer(cut=cut, ns=ns), UNTOLD)
 
 
 def sampled(asked: Instance, most: int, seed: int) -> tuple[list[Candidate], int]:

@@ -21,7 +21,7 @@ from planner.calibrate.repredict import repredicted
 from planner.cluster import Cluster, Corrections, Link, Links, NodeGroup
 from planner.errors import Infeasible
 from planner.measure import measure
-from planner.milp.solve import solve
+from planner.milp import Question, solve
 from planner.plan import Plan
 from planner.profile import LayerCost, Profile, Seconds
 from planner.workload import load
@@ -148,7 +148,9 @@ def planned(every: Sequence[Case]) -> None:
         if case.content == "sleep":
             costs = slowed(costs, slowness(costs, subject.micros[0]))
         try:
-            case.plan = solve(costs, machines(case.ranks), batch=subject.batch, fix=case.fix)
+            case.plan = solve(
+                Question(profile=costs, cluster=machines(case.ranks), batch=subject.batch, fix=case.fix)
+            )
         except Infeasible as error:
             case.why = str(error)
 

@@ -28,7 +28,7 @@ from planner.capture import Captured, capture
 from planner.cluster import Cluster, Link, Links, NodeGroup
 from planner.errors import BadInput, Infeasible
 from planner.measure import measure
-from planner.milp.solve import solve
+from planner.milp import Question, solve
 from planner.plan import Plan
 from planner.plan import yaml as plan_yaml
 from planner.profile import Profile
@@ -95,9 +95,9 @@ def tight_plan(models: list[Known], draw: Random) -> tuple[Known, Plan, float]:
         fix |= {"shard": data > 1 and draw.random() < 0.5}
         batch, ranks = micro * workers * data * draw.choice((1, 2)), workers * data
         try:
-            first = solve(costs, machines(ranks, 2**40), batch=batch, fix=fix)
+            first = solve(Question(profile=costs, cluster=machines(ranks, 2**40), batch=batch, fix=fix))
             memory_bytes = round(_fullest(first) / draw.uniform(0.9, 0.98))
-            plan = solve(costs, machines(ranks, memory_bytes), batch=batch, fix=fix)
+            plan = solve(Question(profile=costs, cluster=machines(ranks, memory_bytes), batch=batch, fix=fix))
         except (BadInput, Infeasible):
             continue  # the family does not take this shape
         filled = _fullest(plan) / memory_bytes
@@ -224,7 +224,11 @@ def large_plan(file: str, ranks: int) -> Plan:
         rack=Link(latency_s=5e-6, bandwidth_bytes_per_s=5e10),
     )
     fix = {"data": 1, "pipeline": ranks, "schedule": "1f1b", "micro": 1, "recompute": False}
-    return solve(costs, Cluster(name="large", nodes=(node,), links=links), batch=ranks, fix=fix)
+    return solve(
+        Question(
+            profile=costs, cluster=Cluster(name="large", nodes=(node,), links=links), batch=ranks, fix=fix
+        )
+    )
 
 
 class Started(NamedTuple):

@@ -25,8 +25,7 @@ from planner.calibrate import fit
 from planner.calibrate.repredict import nominal_plan
 from planner.cluster import Corrections
 from planner.measure import measure
-from planner.milp import Instance, solve_with_search
-from planner.milp.question import space_of
+from planner.milp import Instance, Question, solve_with_search
 from planner.plan import Plan
 from planner.profile import Profile
 from planner.workload import load
@@ -103,7 +102,9 @@ def wrong(costs: Profile) -> Profile:
 
 def space(costs: Profile, subject: Subject, fitted: Corrections | None) -> Instance:
     here = machines(RANKS).model_copy(update={"fitted": fitted})
-    return space_of(costs, here, batch=subject.batch, fix={"recompute": "false", "shard": "false"})
+    return Question(
+        profile=costs, cluster=here, batch=subject.batch, fix={"recompute": "false", "shard": "false"}
+    ).instance()
 
 
 def claimed(asked: Instance, error: float) -> Claim:
@@ -228,7 +229,7 @@ def _with_true_times(lie: Candidate, asked: Instance) -> Candidate:
     }
     if lie.plan.axes.spatial > 1:
         fix["spatial"] = "x".join(map(str, lie.plan.stages[0].spatial))
-    true = space_of(asked.profile, asked.cluster, batch=asked.batch, fix=fix)
+    true = Question(profile=asked.profile, cluster=asked.cluster, batch=asked.batch, fix=fix).instance()
     return Candidate(name=lie.name, plan=solve_with_search(true)[0])
 
 

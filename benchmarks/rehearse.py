@@ -15,7 +15,7 @@ import torch
 from benchmarks.harness import Cell, Result, Table, main
 from planner.cluster import Cluster, Link, Links, NodeGroup
 from planner.measure import measure
-from planner.milp.solve import solve
+from planner.milp import Question, solve
 from planner.plan import Plan
 from planner.timeline import Timeline
 from planner.workload import workload as workloads
@@ -50,7 +50,7 @@ def solved(name: str, arguments: dict[str, str], fix: dict[str, object], batch: 
     costs = measure.profile(workloads.load(name, arguments), device=device, micros=(micro,), split=Split())
     ranks = int(str(fix["data"])) * int(str(fix["pipeline"]))
     machines = cluster(ranks, "cpu" if device == "cpu" else costs.device, 2 if device == "cpu" else 8)
-    return solve(costs, machines, batch=batch, fix=fix)
+    return solve(Question(profile=costs, cluster=machines, batch=batch, fix=fix))
 
 
 def beside_runs(quick: bool) -> Table:

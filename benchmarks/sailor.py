@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.adapters import public, sailor
 from benchmarks.adapters.sailor import Measured
 from benchmarks.harness import Cell, Result, Table, main
-from planner.milp.solve import solve
+from planner.milp import Question, solve
 from planner.plan import Plan
 from planner.profile import Profile
 from planner.simulate import period_of_plan
@@ -37,7 +37,14 @@ def plan_of(costs: Profile, folder: Path, row: Measured) -> Plan:
         "recompute": "false",
         "shard": "false",
     }
-    return solve(costs, sailor.cluster(folder, row.data * len(row.stages)), batch=row.batch, fix=fix)
+    return solve(
+        Question(
+            profile=costs,
+            cluster=sailor.cluster(folder, row.data * len(row.stages)),
+            batch=row.batch,
+            fix=fix,
+        )
+    )
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from benchmarks.harness import Cell, Result, Table, main
 from benchmarks.solver import captured, flat
-from planner.milp.solve import solve
+from planner.milp import Question, solve
 from planner.model import ModelGraph
 from planner.plan import Plan, as_planned
 from planner.profile import Profile
@@ -39,7 +39,9 @@ def skip_bytes(plan: Plan, graph: ModelGraph) -> tuple[int, int]:
 
 def planned(profile: Profile, devices: int, family: str) -> Plan:
     fix = {"pipeline": devices, "data": 1}
-    return solve(profile, flat(devices, DEVICE)(), batch=BATCH, fix=fix, schedules=[family])
+    return solve(
+        Question(profile=profile, cluster=flat(devices, DEVICE)(), batch=BATCH, fix=fix, schedules=[family])
+    )
 
 
 def compared(profile: Profile, devices: int) -> list[tuple[Cell, ...]]:

@@ -222,7 +222,7 @@ def row(instance: Instance) -> tuple[Cell, ...]:
     assert found.best is not None
     return (
         instance.name,
-        found.space.layers,
+        found.instance.layers,
         found.considered,
         found.bounded,
         len(found.left) + len(found.open),

@@ -20,7 +20,7 @@ from benchmarks.adapters.vtrain import Constants, Measured
 from benchmarks.harness import Cell, Result, Table, main
 from planner.cluster import Link, slots
 from planner.cluster.links import spread, sum_s
-from planner.milp.solve import solve
+from planner.milp import Question, solve
 from planner.simulate import period_of_plan
 
 GPUS_OF_A_NODE = 8
@@ -41,7 +41,9 @@ def priced_s(row: Measured, known: Constants, wire: Link) -> float:
         "shard": "false",
     }
     machines = vtrain.cluster(row.gpus, wire)
-    plan = solve(vtrain.costs(row, known, (row.micro,)), machines, batch=row.batch, fix=fix)
+    plan = solve(
+        Question(profile=vtrain.costs(row, known, (row.micro,)), cluster=machines, batch=row.batch, fix=fix)
+    )
     late = known.message_s * 1e9
     hops = tuple(hop.model_copy(update={"ns": round(late)}) for hop in plan.hops)
     return period_of_plan(public.in_turn(plan.model_copy(update={"hops": hops}))) * 1e-9

@@ -13,7 +13,7 @@ from planner.calibrate.repredict import repredicted
 from planner.cluster import Correction, Corrections
 from planner.cluster import cluster as clusters
 from planner.cluster import corrections as fitted
-from planner.milp.solve import solve
+from planner.milp import Question, solve
 from planner.plan import yaml as plan_yaml
 from planner.profile import yaml as profile_yaml
 from planner.show import text as summary
@@ -37,7 +37,7 @@ def files(tmp_path: Path) -> Path:
     machines = cluster(2, latency_s=1e-4, bandwidth=1e8)
     profile_yaml.save(costs, tmp_path / "profile.yaml")
     (tmp_path / "cluster.yaml").write_text(clusters.dump(machines))
-    plan = solve(costs, machines, batch=8, fix={"pipeline": 2, "schedule": "1f1b"})
+    plan = solve(Question(profile=costs, cluster=machines, batch=8, fix={"pipeline": 2, "schedule": "1f1b"}))
     paths = Paths(tmp_path / "run").make()
     paths.plan.write_text(plan_yaml.dump(plan))
     Job(steps=12).write(paths)

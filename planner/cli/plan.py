@@ -16,7 +16,7 @@ from planner.errors import BadInput
 
 if TYPE_CHECKING:
     from planner.cluster import Cluster
-    from planner.milp import Asked
+    from planner.milp import Question
     from planner.plan import Plan
     from planner.profile import Profile
 
@@ -109,7 +109,7 @@ def register_plan(app: typer.Typer, measure: Measure, observe: calibrate.Observe
 
 def plan(given: PlanOptions, measure: Measure, observe: calibrate.Observe) -> None:
     from planner import cluster as clusters
-    from planner.milp import Asked, pins
+    from planner.milp import Question, pins
     from planner.workload import parse_settings
 
     goal = _goal(given.batch, given.devices, given.frontier)
@@ -124,10 +124,18 @@ def plan(given: PlanOptions, measure: Measure, observe: calibrate.Observe) -> No
     costs = _costs(given, measure, machines, goal)
     if costs.device not in {group.device for group in machines.nodes}:
         given.out.note(_other_device(costs.device, machines))
-    asked = Asked(fix=fixed, schedules=given.families, precision=given.precision, execution=given.execution)
+    question = Question(
+        profile=costs,
+        cluster=machines,
+        batch=max(goal.batches, default=1),
+        fix=fixed,
+        schedules=given.families,
+        precision=given.precision,
+        execution=given.execution,
+    )
     answer = _one if goal.single else _front if goal.frontier else _sweep
     with terminal.patient(f"planning {costs.workload}"):
-        answer(costs, machines, goal, asked, given)
+        answer(question, goal, given)
 
 
 def _costs(given: PlanOptions, measure: Measure, machines: Cluster, goal: Goal) -> Profile:
@@ -199,26 +207,26 @@ def _measured(
     )
 
 
-def _one(costs: Profile, machines: Cluster, goal: Goal, asked: Asked, where: PlanOptions) -> None:
-    from planner import explore, show
+def _one(question: Question, goal: Goal, where: PlanOptions) -> None:
+    from planner import explore, milp, show
     from planner import plan as plans
 
-    path, batch = where.place(costs.workload, goal), goal.batches[0]
-    why = explore.explained(costs, machines, batch, asked) if where.explain else None
-    found = why.plan if why is not None else _solved(costs, machines, batch, asked)
+    path = where.place(question.profile.workload, goal)
+    why = explore.explain(question) if where.explain else None
+    found = why.plan if why is not None else milp.solve(question)
     files.write_whole(path, plans.dump(found))
     data = {"plan": str(path), **found.model_dump(mode="json", include={"axes", "prediction", "certificate"})}
-    text = show.decision(found) + _frozen(found, asked)
+    text = show.decision(found) + _frozen(found, question)
     if why is not None:
         data["explanation"] = show.explanation_dict(why)
-        text = f"{show.of_plan(found)}{_frozen(found, asked)}\n\n{show.explanation_text(why)}"
+        text = f"{show.of_plan(found)}{_frozen(found, question)}\n\n{show.explanation_text(why)}"
     where.out.result(data, lambda: f"{text}\n\nwritten to {path}")
 
 
-def _frozen(found: Plan, asked: Asked) -> str:
+def _frozen(found: Plan, question: Question) -> str:
     """A family that is asked for keeps its own orders, and another question may find better ones in it."""
-    families = asked.fix.get("schedule") if asked.fix else None
-    named = [str(families)] if families is not None else [*(asked.schedules or ())]
+    families = question.fix.get("schedule")
+    named = [str(families)] if families is not None else [*(question.schedules or ())]
     if not named or "listed" in named or len(found.stages) == 1:
         return ""
     return (
@@ -227,21 +235,14 @@ def _frozen(found: Plan, asked: Asked) -> str:
     )
 
 
-def _solved(costs: Profile, machines: Cluster, batch: int, asked: Asked) -> Plan:
-    """Or why nothing fits, and what would."""
-    from planner import milp
-
-    return milp.solve_with_search(asked.space(costs, machines, batch), asked.effort)[0]
-
-
-def _front(costs: Profile, machines: Cluster, goal: Goal, asked: Asked, where: PlanOptions) -> None:
-    from planner import show
+def _front(question: Question, goal: Goal, where: PlanOptions) -> None:
+    from planner import milp, show
     from planner.explore import frontier
 
-    folder = where.place(costs.workload, goal)
-    front = frontier(costs, machines, goal.batches[0], asked)
+    folder = where.place(question.profile.workload, goal)
+    front = frontier(question)
     if not front.rows:
-        _solved(costs, machines, goal.batches[0], asked)
+        milp.solve(question)  # says why nothing fits, and what would
     named = show.named(front)
     files = {name: folder / f"{name}.yaml" for name in named}
     _write(folder, {files[name]: row.plan for name, row in named.items()}, where)
@@ -251,20 +252,18 @@ def _front(costs: Profile, machines: Cluster, goal: Goal, asked: Asked, where: P
     )
 
 
-def _sweep(costs: Profile, machines: Cluster, goal: Goal, asked: Asked, where: PlanOptions) -> None:
-    from planner import show
+def _sweep(question: Question, goal: Goal, where: PlanOptions) -> None:
+    from planner import milp, show
     from planner.explore import over_batches, over_devices
 
-    by_devices, what = len(goal.devices) > 1, goal.what
-    folder = where.place(costs.workload, goal)
-    sweep = (
-        over_devices(costs, machines, goal.batches[0], goal.devices, asked)
-        if by_devices
-        else over_batches(costs, machines, goal.batches or None, asked)
-    )
+    what, folder = goal.what, where.place(question.profile.workload, goal)
+    if len(goal.devices) > 1:
+        sweep = over_devices(question, goal.devices)
+    else:
+        sweep = over_batches(question, goal.batches or None)
     found = {row.asked: row.plan for row in sweep.rows if row.plan is not None}
     if not found:
-        _solved(costs, machines, max(goal.batches, default=1), asked)
+        milp.solve(question)
     files = {count: folder / f"{what}-{count}.yaml" for count in found}
     _write(folder, {files[count]: plan for count, plan in found.items()}, where)
     where.out.result(

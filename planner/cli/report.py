@@ -65,10 +65,16 @@ def register_report(app: typer.Typer, record: Callable[[Path], RunRecord]) -> No
 def _frontier(plan: Plan, costs: Profile | None, cluster: Path | None) -> Frontier:
     from planner import cluster as clusters
     from planner.explore import frontier as trace
-    from planner.milp import Asked
+    from planner.milp import Question
 
     if costs is None or cluster is None:
         raise BadInput("--frontier solves again", allowed="together with --profile and --cluster")
-    asked = Asked(precision=plan.precision, execution=plan.execution)
+    question = Question(
+        profile=costs,
+        cluster=clusters.load(cluster),
+        batch=plan.batch.samples,
+        precision=plan.precision,
+        execution=plan.execution,
+    )
     with terminal.patient("solving for less memory and fewer devices"):
-        return trace(costs, clusters.load(cluster), plan.batch.samples, asked)
+        return trace(question)

@@ -1,6 +1,6 @@
 """The same question over limits, devices and batches."""
 
-from planner.explore.explanation import _SEEN, Explanation, PlanParts, explained
+from planner.explore.explanation import _SEEN, Explanation, PlanParts, explain
 from planner.explore.frontier import Frontier, FrontierRow, frontier
 from planner.explore.scaling import (
     EFFICIENT,
@@ -27,7 +27,7 @@ __all__ = [
     "PlanParts",
     "ScalingRow",
     "Sweep",
-    "explained",
+    "explain",
     "frontier",
     "over_batches",
     "over_devices",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from planner.cluster import Cluster, with_more
+from planner.cluster import with_more
 from planner.explore.scaling import Lemma, overhead
 from planner.milp import (
-    Asked,
     ConfigurationState,
+    Question,
     SearchState,
     changed,
     parts_ns,
@@ -17,7 +17,6 @@ from planner.milp import (
     solve_with_search,
 )
 from planner.plan import Plan
-from planner.profile import Profile
 from planner.schedule import FAMILIES
 
 GIB = 1 << 30
@@ -65,17 +64,20 @@ class Explanation:
         return 2 * self.error / (1 - self.error) if self.error < 1 else float("inf")
 
 
-def explained(
-    profile: Profile, cluster: Cluster, batch: int, asked: Asked | None = None, *, more_bytes: int = GIB
-) -> Explanation:
-    """The plan that `solve` finds, and why; Infeasible where there is none."""
-    asked = asked or Asked()
-    space = asked.space(profile, cluster, batch)
-    plan, found = solve_with_search(space, asked.effort)
+def explain(question: Question, *, more_bytes: int = GIB) -> Explanation:
+    """Solves the question and explains its plan.
+
+    Args: `more_bytes` on each device are what the explanation tries besides.
+    Returns: the plan that `solve` finds, what its step is made of, its rivals and near-ties.
+    Raises: Infeasible where nothing fits, BadInput where the question does not match its profile.
+    """
+    instance = question.instance()
+    plan, found = solve_with_search(instance, question.effort)
     assert found.best is not None
     error = error_of(plan)
     within = 2 * error / (1 - error) if error < 1 else float("inf")
-    roomier = solve_or_none(changed(space, cluster=with_more(cluster, more_bytes)), asked.effort)
+    larger = changed(instance, cluster=with_more(question.cluster, more_bytes))
+    roomier = solve_or_none(larger, question.effort)
     return Explanation(
         plan=plan,
         chosen=_part(found.best),

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from math import isqrt
 from typing import Literal
 
+from planner.arrays import NS_PER_S
 from planner.cluster import Cluster, NodeGroup, total_devices, with_at_most
-from planner.milp import Asked, Effort, Instance, changed, solve_or_none
+from planner.milp import Effort, Instance, Question, changed, solve_or_none
 from planner.plan import Plan, world_size
-from planner.profile import Profile
 
 Trade = Literal["memory", "devices"]
 MOST_SOLVES = 16  # a front
@@ -67,23 +67,25 @@ def peak_bytes(plan: Plan) -> int:
 
 
 def samples_per_s(plan: Plan) -> float:
-    return plan.batch.samples / (plan.prediction.step_ns / 1e9)
+    return plan.batch.samples / (plan.prediction.step_ns / NS_PER_S)
 
 
 def frontier(
-    profile: Profile,
-    cluster: Cluster,
-    batch: int,
-    asked: Asked | None = None,
+    question: Question,
     *,
     trades: Sequence[Trade] = ("memory", "devices"),
     most: int = MOST_SOLVES,
     resolution: float = RESOLUTION,
 ) -> Frontier:
-    """Both fronts; empty where nothing fits at all (`solve` says why)."""
-    asked = asked or Asked()
-    space = asked.space(profile, cluster, batch)
-    top = solve_or_none(space, asked.effort)
+    """Traces the fronts of time against memory and of time against devices.
+
+    Args: `most` limits the questions asked for each front; stretches of limits narrower than `resolution`, a share,
+    are not asked.
+    Returns: the plans from the fastest to the thriftiest; none where nothing fits at all (`solve` says why).
+    Raises: BadInput where the question does not match its profile.
+    """
+    instance = question.instance()
+    top = solve_or_none(instance, question.effort)
     if top is None:
         return Frontier(rows=(), whole=tuple(trades), resolution=resolution)
     best_in: dict[str, list[Trade]] = {}
@@ -91,7 +93,7 @@ def frontier(
     whole: list[Trade] = []
     for trade in trades:
         front = _memory_front if trade == "memory" else _device_front
-        found, done = front(space, asked.effort, top, most, resolution)
+        found, done = front(instance, question.effort, top, most, resolution)
         whole += [trade] if done else []
         for plan in found:
             name = _name(plan)
@@ -118,7 +120,7 @@ class _Answer:
 
 
 def _memory_front(
-    space: Instance, effort: Effort | None, top: Plan, most: int, resolution: float
+    space: Instance, effort: Effort, top: Plan, most: int, resolution: float
 ) -> tuple[list[Plan], bool]:
     def ask(limit: int) -> Plan | None:
         found = solve_or_none(changed(space, cluster=with_at_most(space.cluster, limit)), effort)
@@ -129,7 +131,7 @@ def _memory_front(
 
 
 def _device_front(
-    space: Instance, effort: Effort | None, top: Plan, most: int, resolution: float
+    space: Instance, effort: Effort, top: Plan, most: int, resolution: float
 ) -> tuple[list[Plan], bool]:
     def ask(limit: int) -> Plan | None:
         return solve_or_none(changed(space, pins=replace(space.pins, devices=limit)), effort)

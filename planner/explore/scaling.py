@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from planner.cluster import Cluster
 from planner.errors import BadInput
 from planner.explore.frontier import peak_bytes, samples_per_s
-from planner.milp import Asked, changed, solve_or_none
+from planner.milp import Question, changed, solve_or_none
 from planner.plan import Plan, schedule_of, world_size
-from planner.profile import Profile
 from planner.schedule import Kind
 
 HALF = 0.5  # of its share in speed, that a device added before the knee brings at least
@@ -86,56 +84,56 @@ class Sweep:
         return next(row for row in self.rows if row.asked == asked)
 
 
-def over_devices(
-    profile: Profile, cluster: Cluster, batch: int, devices: Sequence[int], asked: Asked | None = None
-) -> Sweep:
-    """The fastest plan on at most so many devices, for each count; a count that no plan fills is used in part."""
-    asked = asked or Asked()
-    space = asked.space(profile, cluster, batch)
+def over_devices(question: Question, counts: Sequence[int]) -> Sweep:
+    """Solves the question for at most so many devices, for each of `counts`.
+
+    Returns: a row for each distinct count, the least first; a count that no plan fills is used in part.
+    Raises: BadInput where the question does not match its profile.
+    """
+    instance = question.instance()
     rows = []
-    for count in sorted(set(devices)):
-        pinned = replace(space.pins, devices=count)
-        rows.append(ScalingRow(asked=count, plan=solve_or_none(changed(space, pins=pinned), asked.effort)))
+    for count in sorted(set(counts)):
+        limited = changed(instance, pins=replace(instance.pins, devices=count))
+        rows.append(ScalingRow(asked=count, plan=solve_or_none(limited, question.effort)))
     found = [row for row in rows if row.plan is not None]
     lemma = overhead(max(found, key=lambda row: row.devices).plan) if found else None
     return Sweep(over="devices", rows=tuple(rows), knee=knee_of_devices(found), lemma=lemma)
 
 
-def over_batches(
-    profile: Profile,
-    cluster: Cluster,
-    batches: Sequence[int] | None = None,
-    asked: Asked | None = None,
-) -> Sweep:
-    """The fastest plan for each global batch; by default for the least one doubled until that gains little, or until
-    a step has very many micro-batches."""
-    asked = asked or Asked()
-    rows = list(_rows(profile, cluster, batches, asked))
+def over_batches(question: Question, batches: Sequence[int] | None = None) -> Sweep:
+    """Solves the question for other global batches; its own batch does not count.
+
+    Args: `batches` in samples; None doubles the least batch until that gains little, or until a step has very many
+    micro-batches.
+    Returns: a row for each distinct batch, the least first.
+    Raises: BadInput where the question does not match its profile.
+    """
+    rows = list(_rows(question, batches))
     found = [row for row in rows if row.plan is not None]
     return Sweep(over="batch", rows=tuple(rows), knee=knee_of_batches(found))
 
 
-def _rows(
-    profile: Profile, cluster: Cluster, batches: Sequence[int] | None, asked: Asked
-) -> Iterator[ScalingRow]:
+def _rows(question: Question, batches: Sequence[int] | None) -> Iterator[ScalingRow]:
     if batches is not None:
-        for batch in sorted(set(batches)):
-            yield ScalingRow(
-                asked=batch, plan=solve_or_none(asked.space(profile, cluster, batch), asked.effort)
-            )
+        yield from (_row(question, batch) for batch in sorted(set(batches)))
         return
-    micros = asked.space(profile, cluster, 1).micros()
+    micros = question.replace(batch=1).instance().micros()
     if not micros:
         raise BadInput("no micro-batch was profiled at every layer", where="profile")
     batch, before, idle = min(micros), 0.0, 0
     for _ in range(_MOST_DOUBLINGS):
-        row = ScalingRow(asked=batch, plan=solve_or_none(asked.space(profile, cluster, batch), asked.effort))
+        row = _row(question, batch)
         yield row
         idle = idle + 1 if row.samples_per_s < before * _LITTLE else 0
         before = max(before, row.samples_per_s)
         if (before and idle == 2) or row.micros >= MOST_MICROS:
             return
         batch *= 2
+
+
+def _row(question: Question, batch: int) -> ScalingRow:
+    instance = question.replace(batch=batch).instance()
+    return ScalingRow(asked=batch, plan=solve_or_none(instance, question.effort))
 
 
 def knee_of_devices(rows: Sequence[ScalingRow]) -> int | None:

@@ -3,12 +3,11 @@
 from planner.milp.explain import parts_ns
 from planner.milp.instance import Instance, changed
 from planner.milp.pins import pins
-from planner.milp.question import Asked, Question
+from planner.milp.question import Question
 from planner.milp.search.state import ConfigurationState, Effort, SearchState
-from planner.milp.solve import solve_or_none, solve_question, solve_with_search
+from planner.milp.solve import solve, solve_or_none, solve_with_search
 
 __all__ = [
-    "Asked",
     "ConfigurationState",
     "Effort",
     "Instance",
@@ -17,7 +16,7 @@ __all__ = [
     "changed",
     "parts_ns",
     "pins",
+    "solve",
     "solve_or_none",
-    "solve_question",
     "solve_with_search",
 ]

@@ -23,7 +23,7 @@ from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.stage_costs import KINDS
 from planner.milp.instance import Instance
 from planner.milp.pins import Pins
-from planner.milp.search.descent import NEVER, Answer, judge
+from planner.milp.search.descent import UNFIT_NS, Answer, judge
 from planner.plan import Rival
 from planner.schedule import FAMILIES, Action, Kind
 
@@ -88,7 +88,7 @@ def _at_use(space: Instance) -> str:
 def rivals(space: Instance, best: CutProblem, answer: Answer, looked: Sequence[Answered]) -> Iterator[Rival]:
     yield from (_best(space, name, shapes) for name, shapes in trivial(space))
     others: dict[str, Answered] = {}
-    for found in sorted(looked, key=lambda x: (x.answer.ns if x.answer else NEVER, x.shape)):
+    for found in sorted(looked, key=lambda x: (x.answer.ns if x.answer else UNFIT_NS, x.shape)):
         if found.answer is not None and found.shape.family != best.shape.family:
             others.setdefault(found.shape.family, found)
     for found in list(others.values())[:_RUNNERS]:
@@ -187,7 +187,7 @@ def _best(space: Instance, name: str, chosen: Sequence[Configuration]) -> Rival:
     least = min(priced, key=lambda entry: (entry[0], entry[1]), default=None)
     if least is None:
         return Rival(name=name, step_ns=None, why="no such plan of this batch on these devices")
-    if least[0] == NEVER:
+    if least[0] == UNFIT_NS:
         return Rival(name=name, step_ns=None, why=_lacks([(posed, cut) for _, _, posed, cut in priced]))
     ns, shape, posed, cut = least
     return Rival(name=f"{name}: {shape}", step_ns=ns, why=_why(posed, Answer(cut=cut, ns=ns)))

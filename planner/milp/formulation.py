@@ -43,9 +43,10 @@ import numpy as np
 import pulp
 
 from planner.arrays import FloatArray, IntArray
-from planner.milp.proof.boxes import NOTHING, Box, Weights, stack, weigh
+from planner.milp.proof.boxes import NOTHING, Box
 from planner.milp.proof.feasible import memory_weights
-from planner.milp.search.descent import NEVER, judge
+from planner.milp.proof.weights import Weights, stack, weigh
+from planner.milp.search.descent import UNFIT_NS, judge
 
 TOLERANCE = 1e-6  # relative, of the solvers
 _UNITS = 1000.0  # of time, in the limit
@@ -233,13 +234,13 @@ def _solve(
             best = (ns, c, cut)
         if status == "stopped" or ns <= least + max(1.0, TOLERANCE * limit_ns):
             break
-        if ns < NEVER:
+        if ns < UNFIT_NS:
             row, _ = part.box.problem.critical(cut)
             part.rows = stack([part.rows, weigh(row)], part.box.problem.stages)
         part.known.append((cut, ns))
     else:
         status = "stopped"
-    ns, c, cut = best or (NEVER, -1, np.zeros(0, np.int64))
+    ns, c, cut = best or (UNFIT_NS, -1, np.zeros(0, np.int64))
     return ProgramOutcome(
         status=status,
         part=c,

@@ -46,20 +46,20 @@ class Considered(Protocol):
     problem: CutProblem
 
 
-def no_shape(space: Instance, possible: Callable[[Instance], bool]) -> str:
+def no_shape(instance: Instance, possible: Callable[[Instance], bool]) -> str:
     """Which of the pins excludes everything; `possible` tells whether a question has any shape."""
-    pinned = told(space.pins)
-    alone = [key for key, pins in each_freed(space.pins) if possible(changed(space, pins=pins))]
-    free = Pins(update=space.pins.update)
-    if not pinned or not possible(changed(space, pins=free)):
-        return _indivisible(space)
+    pinned = told(instance.pins)
+    alone = [key for key, pins in each_freed(instance.pins) if possible(changed(instance, pins=pins))]
+    free = Pins(update=instance.pins.update)
+    if not pinned or not possible(changed(instance, pins=free)):
+        return _indivisible(instance)
     if alone:
         keys = " and ".join(f"{key}={pinned[key]}" for key in alone)
         leave = "exclude every one, and either let go leaves some" if len(alone) > 1 else "excludes every one"
-        what = f"no plan of {space.batch} samples: {keys} {leave}"
-        return "; ".join([what, *_refused(space.pins), _indivisible(space, brief=True)])
+        what = f"no plan of {instance.batch} samples: {keys} {leave}"
+        return "; ".join([what, *_refused(instance.pins), _indivisible(instance, brief=True)])
     keys = ", ".join(f"{key}={value}" for key, value in pinned.items())
-    return f"no plan of {space.batch} samples: {keys} exclude each other; {_indivisible(space, brief=True)}"
+    return f"no plan of {instance.batch} samples: {keys} exclude each other; {_indivisible(instance, brief=True)}"
 
 
 def _refused(pins: Pins) -> list[str]:
@@ -77,96 +77,96 @@ def _refused(pins: Pins) -> list[str]:
     return words
 
 
-def _indivisible(space: Instance, *, brief: bool = False) -> str:
-    known = ", ".join(map(str, space.micros()))
-    devices = total_devices(space.cluster)
-    there = f"{devices} devices, the micro-batches profiled ({known}) and {space.layers} layers"
+def _indivisible(instance: Instance, *, brief: bool = False) -> str:
+    known = ", ".join(map(str, instance.micros()))
+    devices = total_devices(instance.cluster)
+    there = f"{devices} devices, the micro-batches profiled ({known}) and {instance.layers} layers"
     if brief:
         return f"there are {there}"
-    if any(space.batch % micro == 0 for micro in space.micros()):
+    if any(instance.batch % micro == 0 for micro in instance.micros()):
         more = f"are more than {MOST_ACTIONS:,} actions a step on some device: profile larger micro-batches"
-        return f"no plan of {space.batch} samples: with {there} there {more}"
-    return f"no plan of {space.batch} samples: no data x pipeline divides them with {there}"
+        return f"no plan of {instance.batch} samples: with {there} there {more}"
+    return f"no plan of {instance.batch} samples: no data x pipeline divides them with {there}"
 
 
 def report(
-    space: Instance,
+    instance: Instance,
     shapes: Iterable[Configuration],
     look: Callable[[Configuration], Considered | None],
     fits: Fits,
 ) -> str:
     """`fits` solves a changed question and names the plan that it finds."""
-    nearest = _nearest(space, shapes, look)
+    nearest = _nearest(instance, shapes, look)
     lines = ["nothing fits" if nearest is None else nearest.says]
-    lines += degrees(space, lambda changed: fits(changed, None))
-    lines += [f"{change} would fit: {plan}" for change, plan in islice(_changes(space, nearest, fits), 2)]
+    lines += degrees(instance, lambda changed: fits(changed, None))
+    lines += [f"{change} would fit: {plan}" for change, plan in islice(_changes(instance, nearest, fits), 2)]
     if not any("would fit" in line for line in lines):
         lines.append("no single change of pins, nodes or memory that was tried makes it fit")
     return "\n".join(lines)
 
 
 def _nearest(
-    space: Instance, shapes: Iterable[Configuration], look: Callable[[Configuration], Considered | None]
+    instance: Instance, shapes: Iterable[Configuration], look: Callable[[Configuration], Considered | None]
 ) -> Nearest | None:
     """The least shortage; shapes whose state alone lacks more are passed over."""
     met: list[tuple[int, Considered, IntArray]] = []
     least = 1 << 62
-    for shape in sorted(shapes, key=lambda each: (short_bytes(space, each), each))[:_EXAMINED]:
-        if short_bytes(space, shape) >= least:
+    for shape in sorted(shapes, key=lambda each: (short_bytes(instance, each), each))[:_EXAMINED]:
+        if short_bytes(instance, shape) >= least:
             break
         found = look(shape)
         if found is not None:
-            row = _closest_alone(space, found.problem)
+            row = _closest_alone(instance, found.problem)
             met.append((int(_short(found.problem, row[None, :])[0]), found, row))
             least = min(least, met[-1][0])
     nearest = sorted(met, key=lambda each: (each[0], each[1].shape))[:_DESCENDED]
-    ends = [(*_closer(space, found.problem, row), found) for _, found, row in nearest]
+    ends = [(*_closer(instance, found.problem, row), found) for _, found, row in nearest]
     best = min(ends, key=lambda each: (each[0], each[2].shape), default=None)
     return None if best is None else _described(best[2], best[1])
 
 
-def _short(posed: CutProblem, rows: IntArray) -> IntArray:
+def _short(problem: CutProblem, rows: IntArray) -> IntArray:
     """Bytes that the fullest worker lacks."""
-    lacking: IntArray = (posed.memory(rows) - posed.available_bytes).max(1)
+    lacking: IntArray = (problem.memory(rows) - problem.available_bytes).max(1)
     return lacking
 
 
-def _closer(space: Instance, posed: CutProblem, row: IntArray) -> tuple[int, IntArray]:
+def _closer(instance: Instance, problem: CutProblem, row: IntArray) -> tuple[int, IntArray]:
     """Boundaries moved, and stages that recompute changed, as long as less is lacking."""
-    short, moves = int(_short(posed, row[None, :])[0]), neighbours(posed)
-    while space.pins.stages is None:
-        near = allowed(posed, row + moves, *windows(posed))
-        lacking = _short(posed, near) if len(near) else np.array([short])
+    short, moves = int(_short(problem, row[None, :])[0]), neighbours(problem)
+    while instance.pins.stages is None:
+        near = allowed(problem, row + moves, *windows(problem))
+        lacking = _short(problem, near) if len(near) else np.array([short])
         if lacking.min() >= short:
             break
         short, row = int(lacking.min()), near[lacking.argmin()]
     return short, row
 
 
-def _closest_alone(space: Instance, posed: CutProblem) -> IntArray:
+def _closest_alone(instance: Instance, problem: CutProblem) -> IntArray:
     """The cut that comes closest, stages seen alone."""
-    spans = space.windows(posed) or windows(posed)
-    box = every_cut(posed, *spans)
+    spans = instance.windows(problem) or windows(problem)
+    box = every_cut(problem, *spans)
     assert box is not None
-    tables = [np.where(box.alive[p], shortage(posed, p, box), 1 << 62) for p in range(posed.stages)]
+    tables = [np.where(box.alive[p], shortage(problem, p, box), 1 << 62) for p in range(problem.stages)]
     value, back = np.full(1, -(1 << 62), np.int64), []
     for table in tables:
         total = np.maximum(value[:, None], table)
         back.append(total.argmin(0))
         value = total.min(0)
-    cut, at = [posed.layers], 0
-    for p in range(posed.stages - 1, -1, -1):
+    cut, at = [problem.layers], 0
+    for p in range(problem.stages - 1, -1, -1):
         at = int(back[p][at])
         cut.append(int(box.low[p]) + at)
-    return posed.pointed(np.array(cut[::-1], np.int64), 1)
+    return problem.pointed(np.array(cut[::-1], np.int64), 1)
 
 
 def _described(found: Considered, row: IntArray) -> Nearest:
-    posed = found.problem
-    need = posed.memory(row[None, :])[0]
-    worker = int((need - posed.available_bytes).argmax())
+    problem = found.problem
+    need = problem.memory(row[None, :])[0]
+    worker = int((need - problem.available_bytes).argmax())
     return Nearest(
-        short_bytes=int((need - posed.available_bytes)[worker]),
+        short_bytes=int((need - problem.available_bytes)[worker]),
         shape=found.shape,
         cut=row,
         says=_sentence(found, row, worker, int(need[worker])),
@@ -174,39 +174,42 @@ def _described(found: Considered, row: IntArray) -> Nearest:
 
 
 def _sentence(found: Considered, cut: IntArray, worker: int, need: int) -> str:
-    posed = found.problem
-    names = [layer.name for layer in posed.tables.graph.layers]
-    free = int(posed.available_bytes[worker])
-    stages = np.flatnonzero(posed.hosted[worker]).tolist()
+    problem = found.problem
+    names = [layer.name for layer in problem.tables.graph.layers]
+    free = int(problem.available_bytes[worker])
+    stages = np.flatnonzero(problem.hosted[worker]).tolist()
     spans = []
     for s in stages:
         first, last = names[cut[s]], names[cut[s + 1] - 1]
         layers = f"layer '{first}'" if first == last else f"layers '{first}' to '{last}'"
         spans.append(f"stage {s} ({layers})")
-    slot = posed.mesh.grid[0][worker]
+    slot = problem.mesh.grid[0][worker]
     return (
         f"nothing fits; what comes closest is {found.shape}: {' and '.join(spans)} on worker {worker} (node "
         f"{slot.node}, slot {slot.slot}) needs {need} bytes, {free} are free: {need - free} bytes short"
     )
 
 
-def _changes(space: Instance, nearest: Nearest | None, fits: Fits) -> Iterator[tuple[str, str]]:
-    for name, asked in _questions(space, nearest):
+def _changes(instance: Instance, nearest: Nearest | None, fits: Fits) -> Iterator[tuple[str, str]]:
+    for name, asked in _questions(instance, nearest):
         plan = fits(asked, nearest)
         if plan is not None:
             yield name, plan
 
 
-def _questions(space: Instance, nearest: Nearest | None) -> Iterator[tuple[str, Instance]]:
-    pinned = space.pins
+def _questions(instance: Instance, nearest: Nearest | None) -> Iterator[tuple[str, Instance]]:
+    pinned = instance.pins
     for key, pins in each_freed(pinned):
-        yield f"leaving {key} free", changed(space, pins=pins)
+        yield f"leaving {key} free", changed(instance, pins=pins)
     if nearest is not None and nearest.short_bytes > 0:
         short = nearest.short_bytes
-        yield f"{short} bytes more on each device", changed(space, cluster=with_more(space.cluster, short))
+        yield (
+            f"{short} bytes more on each device",
+            changed(instance, cluster=with_more(instance.cluster, short)),
+        )
     times = 2
-    while times <= _MOST_NODES and (larger := _larger(space.cluster, times)) is not None:
-        yield f"{times} times the nodes", changed(space, cluster=larger)
+    while times <= _MOST_NODES and (larger := _larger(instance.cluster, times)) is not None:
+        yield f"{times} times the nodes", changed(instance, cluster=larger)
         times *= 2
 
 
@@ -222,14 +225,14 @@ def _larger(cluster: Cluster, times: int) -> Cluster | None:
 _ANY = Link(latency_s=0.0, bandwidth_bytes_per_s=1e12)  # what fits does not depend on links
 
 
-def degrees(space: Instance, fits: Callable[[Instance], str | None]) -> Iterator[str]:
+def degrees(instance: Instance, fits: Callable[[Instance], str | None]) -> Iterator[str]:
     """One line, for models that can be cut in space at all; `fits` solves a changed question."""
-    graph = space.profile.graph
-    if not graph.operations or space.execution != "eager" or space.pins.spatial == 1:
+    graph = instance.profile.graph
+    if not graph.operations or instance.execution != "eager" or instance.pins.spatial == 1:
         return
-    known = _known(space)
+    known = _known(instance)
     for degree in known:
-        plan = fits(_asked(space, degree))
+        plan = fits(_asked(instance, degree))
         if plan is not None:
             yield f"a spatial split of {degree}, on {degree} devices for each sample, would fit: {plan}"
             return
@@ -239,25 +242,25 @@ def degrees(space: Instance, fits: Callable[[Instance], str | None]) -> Iterator
         yield "no spatial split was profiled; `profile --spatial 2,4,8` prices some"
 
 
-def _known(space: Instance) -> list[int]:
+def _known(instance: Instance) -> list[int]:
     """Degrees of every grid that can be had, at some micro-batch."""
     found = set()
-    for micro in space.micros():
-        setting = CostKey("", micro, (), space.precision, space.execution)
-        found |= {choice.ranks for choice in choices(space.profile, setting, space.prices)}
+    for micro in instance.micros():
+        setting = CostKey("", micro, (), instance.precision, instance.execution)
+        found |= {choice.ranks for choice in choices(instance.profile, setting, instance.prices)}
     return sorted(found)
 
 
-def _asked(space: Instance, degree: int) -> Instance:
+def _asked(instance: Instance, degree: int) -> Instance:
     """Each sample over so many devices, the other axes no wider than pinned."""
-    pinned = space.pins
+    pinned = instance.pins
     data, pipeline = pinned.data or 1, pinned.pipeline or 1
     return Instance(
-        profile=space.profile,
-        cluster=_room(space.cluster, degree * data * pipeline),
-        batch=space.batch,
-        precision=space.precision,
-        execution=space.execution,
+        profile=instance.profile,
+        cluster=_room(instance.cluster, degree * data * pipeline),
+        batch=instance.batch,
+        precision=instance.precision,
+        execution=instance.execution,
         pins=replace(
             pinned, spatial=degree, grid=None, gather=None, data=data, pipeline=pipeline, devices=None
         ),

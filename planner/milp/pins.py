@@ -17,7 +17,7 @@ from planner.schedule import FAMILIES
 
 Update = Literal["rolling", "barrier"]
 SAMPLES: Final = "samples"  # in the place of a grid: from the layer on ranks share whole samples
-NEVER: Final = "none"  # in the place of the layer before which shards are gathered
+NO_GATHER: Final = "none"  # in the place of the layer before which shards are gathered
 
 PINS = (
     "data",
@@ -48,7 +48,7 @@ class Pins:
     spatial: int | None = None  # ranks that share a sample
     grid: tuple[int, ...] | None = None
     gather: str | None = (
-        None  # the layer before which shards are gathered; "" is where their rules end, NEVER nowhere
+        None  # the layer before which shards are gathered; "" is where their rules end, NO_GATHER nowhere
     )
     regrid: str | None = (
         None  # LAYER:GRID, from which layer on samples lie on which other grid, or LAYER:samples; "" is nowhere
@@ -212,7 +212,7 @@ def check_space(pinned: Pins, graph: ModelGraph) -> Pins:
     """BadInput where a gather or a change of the grid names no layer, or one where nothing is cut."""
     turns = [turn.rpartition(":")[0] for turn in (pinned.regrid or "").split(",") if turn]
     named = [("regrid", layer) for layer in turns]
-    named += [("gather", pinned.gather)] if pinned.gather not in (None, "", NEVER) else []
+    named += [("gather", pinned.gather)] if pinned.gather not in (None, "", NO_GATHER) else []
     for key, layer in named:
         if layer not in graph.index:
             layers = ", ".join(x.name for x in graph.layers)

@@ -1,10 +1,9 @@
-"""What a plan was the answer to, so that it can be asked again with something changed."""
+"""The question that a plan answers: model costs, machines, batch and what the user has fixed, as one value."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Required, TypedDict
 
 from planner.cluster import Cluster, with_memory, with_network, with_nodes
 from planner.errors import BadInput
@@ -17,99 +16,75 @@ from planner.schedule import ROUNDS_BY_PART, rounds_by_part
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What is asked besides model, machines and batch; as in `planner.milp.solve`."""
+class Question:
+    """A planning question: what is trained, on which machines, with what fixed, and how hard to search.
 
-    fix: Mapping[str, object] | None = None
+    `fix` maps the keys of `--fix` to values; `schedules` names the families to choose from, None allows all.
+    Without a precision or an execution, fp32 and eager are taken where they were profiled.
+    """
+
+    profile: Profile
+    cluster: Cluster
+    batch: int
+    fix: Mapping[str, object] = field(default_factory=dict)
     schedules: Sequence[str] | None = None
     precision: str | None = None
     execution: str | None = None
-    effort: Effort | None = None
+    effort: Effort = field(default_factory=Effort)
 
-    def space(self, profile: Profile, cluster: Cluster, batch: int) -> Instance:
-        return space_of(
-            profile,
-            cluster,
-            batch=batch,
-            fix=self.fix,
-            schedules=self.schedules,
-            precision=self.precision,
-            execution=self.execution,
-        )
-
-
-class Asking(TypedDict, total=False):
-    batch: Required[int]
-    fix: Mapping[str, object] | None
-    schedules: Sequence[str] | None
-    precision: str | None
-    execution: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    costs: Profile
-    cluster: Cluster
-    batch: int
-    schedules: tuple[str, ...] | None = None
-    fix: Mapping[str, object] = field(default_factory=dict)
-    precision: str | None = None
-    execution: str | None = None
-
-    def changed(
+    def replace(
         self,
         *,
-        batch: int | None,
-        memory_gib: float | None,
-        nodes: int | None,
-        network: float | None,
-        schedule: str | Sequence[str] | None,
-        fix: Mapping[str, object],
+        cluster: Cluster | None = None,
+        batch: int | None = None,
+        memory_gib: float | None = None,
+        nodes: int | None = None,
+        network: float | None = None,
+        schedule: str | Sequence[str] | None = None,
+        fix: Mapping[str, object] | None = None,
     ) -> Question:
-        """Keys of `fix` that are None are free again."""
-        machines = self.cluster
+        """Returns the question with something changed; what is None stays as it is.
+
+        Args: `memory_gib` a device, `nodes` at most, `network` multiplies the bandwidth of links, `schedule` names
+        one family or several, and `fix` is merged into what is fixed, where a value of None frees its key.
+        Raises: BadInput where the cluster cannot be changed so.
+        """
+        machines = self.cluster if cluster is None else cluster
         machines = with_memory(machines, memory_gib) if memory_gib is not None else machines
         machines = with_nodes(machines, nodes) if nodes is not None else machines
         machines = with_network(machines, network) if network is not None else machines
-        kept = {key: value for key, value in {**self.fix, **fix}.items() if value is not None}
+        fixed = {key: value for key, value in {**self.fix, **(fix or {})}.items() if value is not None}
         families = self.schedules
         if schedule is not None:
             families = (schedule,) if isinstance(schedule, str) else tuple(schedule)
-            kept.pop("schedule", None)
+            fixed.pop("schedule", None)
         return replace(
             self,
             cluster=machines,
             batch=self.batch if batch is None else batch,
             schedules=families,
-            fix=kept,
+            fix=fixed,
         )
 
+    def instance(self) -> Instance:
+        """Returns the instance that the solver searches.
 
-def space_of(
-    profile: Profile,
-    cluster: Cluster,
-    *,
-    batch: int,
-    fix: Mapping[str, object] | None = None,
-    schedules: Sequence[str] | None = None,
-    precision: str | None = None,
-    execution: str | None = None,
-) -> Instance:
-    """The question, held against what was profiled."""
-    if batch < 1:
-        raise BadInput(f"batch is {batch}", allowed="1 or more")
-    fixed = check_space(pins(fix or {}, schedules), profile.graph)
-    profile, pinned = orders.as_pinned(profile, with_stages(fixed, profile.graph))
-    precision = _choice(profile, "precision", precision, "fp32")
-    execution = _choice(profile, "execution", execution, "eager")
-    return Instance(
-        profile=profile,
-        cluster=cluster,
-        batch=batch,
-        precision=precision,
-        execution=execution,
-        pins=_alike_in_parts(pinned) if rounds_by_part(precision, execution) else pinned,
-    )
+        Raises: BadInput where the batch, the pins, the precision or the execution do not match the profile.
+        """
+        if self.batch < 1:
+            raise BadInput(f"batch is {self.batch}", allowed="1 or more")
+        fixed = check_space(pins(self.fix, self.schedules), self.profile.graph)
+        profile, pinned = orders.as_pinned(self.profile, with_stages(fixed, self.profile.graph))
+        precision = _choice(profile, "precision", self.precision, "fp32")
+        execution = _choice(profile, "execution", self.execution, "eager")
+        return Instance(
+            profile=profile,
+            cluster=self.cluster,
+            batch=self.batch,
+            precision=precision,
+            execution=execution,
+            pins=_alike_in_parts(pinned) if rounds_by_part(precision, execution) else pinned,
+        )
 
 
 def _alike_in_parts(pinned: Pins) -> Pins:

@@ -20,7 +20,7 @@ from pydantic import PrivateAttr
 from planner import show
 from planner.errors import BadInput
 from planner.explore import Frontier, FrontierRow, frontier
-from planner.milp import Asked, Question, solve_question
+from planner.milp import Question, solve
 from planner.plan import Plan
 from planner.show import block, paragraph, table
 from planner.terminal import columns
@@ -74,10 +74,10 @@ class SolvedPlan(Plan):
         """The same question with something changed: another batch, devices with so much memory, so many nodes, links
         of so many times the bandwidth, other schedules; or what `--fix` knows, such as pairs=2, data=4 or
         recompute=False, where None frees what was fixed. Infeasible says what is missing."""
-        asked = self.question.changed(
+        asked = self.question.replace(
             batch=batch, memory_gib=memory_gib, nodes=nodes, network=network, schedule=schedule, fix=fix
         )
-        return SolvedPlan.of(solve_question(asked), asked, before=self)
+        return SolvedPlan.of(solve(asked), asked, before=self)
 
     def frontier(self) -> SolvedFrontier:
         """The best trades of time against memory and against devices."""
@@ -95,7 +95,7 @@ class SolvedPlan(Plan):
 
         asked = self._asked
         found = violations(
-            self, profile=asked.costs if asked else None, cluster=asked.cluster if asked else None
+            self, profile=asked.profile if asked else None, cluster=asked.cluster if asked else None
         )
         return [str(each) for each in found]
 
@@ -104,7 +104,7 @@ class SolvedPlan(Plan):
         from planner import files
         from planner.report import Contents, render
 
-        costs = costs or (self._asked.costs if self._asked is not None else None)
+        costs = costs or (self._asked.profile if self._asked is not None else None)
         files.write_whole(Path(path), render(Contents(plan=self, run=run, profile=costs)))
         return Path(path)
 
@@ -212,10 +212,7 @@ class SolvedFrontier:
 
 
 def front(asked: Question) -> SolvedFrontier:
-    wanted = Asked(
-        fix=asked.fix, schedules=asked.schedules, precision=asked.precision, execution=asked.execution
-    )
-    return SolvedFrontier(frontier(asked.costs, asked.cluster, asked.batch, wanted), asked)
+    return SolvedFrontier(frontier(asked), asked)
 
 
 def _cells(at: int, row: FrontierRow) -> tuple[object, ...]:

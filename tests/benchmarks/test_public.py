@@ -11,7 +11,7 @@ from benchmarks.adapters import public
 from benchmarks.adapters.public import Row
 from benchmarks.adapters.vtrain import START, Constants, Measured, closed_form_s, cluster, fit
 from planner.cluster import Link
-from planner.milp.solve import solve
+from planner.milp import Question, solve
 from planner.simulate import period_of_plan
 
 WIRE = Link(latency_s=1e-5, bandwidth_bytes_per_s=2e11)
@@ -59,7 +59,7 @@ def test_messages_in_turn_keep_both_ends_busy() -> None:
     costs = public.profile("hand", rows, state_bytes_per_element=8, seconds_per_element=0.0)
     machines = cluster(2, Link(latency_s=0.0, bandwidth_bytes_per_s=1e9))  # a message takes 1 ms
     fix = {"pipeline": 2, "data": 1, "schedule": "1f1b", "stages": [["0", "1"], ["2", "3"]]}
-    plan = solve(costs, machines, batch=8, fix=fix)
+    plan = solve(Question(profile=costs, cluster=machines, batch=8, fix=fix))
     beside, turns = period_of_plan(plan), period_of_plan(public.in_turn(plan))
     assert beside == pytest.approx(9 * 60e6, rel=0.02)
     assert turns == pytest.approx(9 * 62e6, rel=0.01)

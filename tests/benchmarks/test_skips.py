@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.skips import compared, skip_bytes
-from planner.milp.solve import solve
+from planner.milp import Question, solve
 from planner.profile import Profile
 from tests.planner.milp.instances import Block, cluster, profile
 
@@ -23,10 +23,12 @@ def u_shaped() -> Profile:
 def test_bytes_of_a_fold_are_those_of_no_skip_and_of_a_line_those_of_every_hop() -> None:
     costs, machines = u_shaped(), cluster(2)
     cuts = {"cuts": "l2,l4,l6", "data": 1, "pipeline": 2}
-    folded = solve(costs, machines, batch=4, schedules=["zb-v"], fix=cuts)
+    folded = solve(Question(profile=costs, cluster=machines, batch=4, schedules=["zb-v"], fix=cuts))
     # v0 and v1 are read in the last stage, v2 in the third: of 4 stages on devices 0 1 1 0; v1 is in the second anyway
     assert skip_bytes(folded, costs.graph) == (0, 2 * 8000 + 4000)
-    line = solve(costs, cluster(4), batch=4, schedules=["1f1b"], fix={**cuts, "pipeline": 4})
+    line = solve(
+        Question(profile=costs, cluster=cluster(4), batch=4, schedules=["1f1b"], fix={**cuts, "pipeline": 4})
+    )
     assert skip_bytes(line, costs.graph) == (8000 + 4000 + 2000, 3 * 8000 + 2 * 4000 + 2000)
 
 

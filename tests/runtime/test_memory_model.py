@@ -13,7 +13,7 @@ import torch
 from planner.cluster import Cluster, Link, Links, NodeGroup
 from planner.errors import BadInput, Infeasible
 from planner.measure import measure
-from planner.milp.solve import solve
+from planner.milp import Question, solve
 from planner.plan import Plan
 from planner.profile import Profile
 from planner.schedule import FAMILIES
@@ -73,7 +73,11 @@ def drawn(draw: Random) -> Plan:
         costs = profile(case.workload, tuple(sorted(case.arguments.items())), micro)
         micros = workers * draw.choice((1, 2))
         try:
-            return solve(costs, machines(workers * data), batch=micro * micros * data, fix=fix)
+            return solve(
+                Question(
+                    profile=costs, cluster=machines(workers * data), batch=micro * micros * data, fix=fix
+                )
+            )
         except (BadInput, Infeasible):
             continue  # the family does not take this shape
 
@@ -99,7 +103,12 @@ def solved(
 ) -> Plan:
     costs = profile(workload, tuple((arguments or {}).items()), micro)
     return solve(
-        costs, machines(int(str(fix["pipeline"]))), batch=batch, fix={"data": 1, "recompute": False} | fix
+        Question(
+            profile=costs,
+            cluster=machines(int(str(fix["pipeline"]))),
+            batch=batch,
+            fix={"data": 1, "recompute": False} | fix,
+        )
     )
 
 
@@ -181,11 +190,11 @@ def test_the_squares_of_gradients_take_no_more_than_was_predicted() -> None:
 
 def test_a_rank_that_recomputes_its_first_layers_holds_no_more_either() -> None:
     costs, fix = profile("gpt2", (("size", "tiny"),), 2), {"pipeline": 2, "data": 1, "schedule": "1f1b"}
-    roomy = solve(costs, machines(2), batch=16, fix=fix | {"recompute": False})
+    roomy = solve(Question(profile=costs, cluster=machines(2), batch=16, fix=fix | {"recompute": False}))
     stages = [list(stage.layers) for stage in roomy.stages]
     fullest = max(roomy.prediction.memory, key=lambda memory: memory.total)
     tight = machines(2, fullest.total - fullest.activations // 10)
-    plan = solve(costs, tight, batch=16, fix=fix | {"stages": stages})
+    plan = solve(Question(profile=costs, cluster=tight, batch=16, fix=fix | {"stages": stages}))
     assert any(stage.recompute_before for stage in plan.stages)
     assert max(ratios(plan)) <= 1.0
 
@@ -213,10 +222,10 @@ def test_where_only_first_layers_recompute_just_they_keep_copies() -> None:
     arguments = {"codes": "96", "taken": "16"}
     costs = profile(CODEBOOK, tuple(arguments.items()), 128)
     fix = {"pipeline": 2, "data": 1, "schedule": "gpipe", "stages": [["0", "1", "3"], ["5", "6", "loss"]]}
-    roomy = solve(costs, machines(2), batch=1024, fix=fix | {"recompute": False})
+    roomy = solve(Question(profile=costs, cluster=machines(2), batch=1024, fix=fix | {"recompute": False}))
     fullest = roomy.prediction.memory[0]
     tight = machines(2, fullest.total - fullest.activations // 12)
-    plan = solve(costs, tight, batch=1024, fix=fix)
+    plan = solve(Question(profile=costs, cluster=tight, batch=1024, fix=fix))
     assert [stage.recompute_before for stage in plan.stages] == ["3", ""]
     assert 0.95 <= max(ratios(plan)) <= 1.0
 

@@ -9,7 +9,7 @@ import pytest
 from planner.cluster import cluster as clusters
 from planner.errors import BadInput
 from planner.measure import measure
-from planner.milp import solve
+from planner.milp import Question, solve
 from planner.plan import yaml as plan_yaml
 from planner.profile import yaml as profile_yaml
 from planner.workload import load
@@ -38,7 +38,7 @@ def test_four_nodes_one_lost_three_with_a_new_plan(
     profile_yaml.save(profile, tmp_path / "profile.yaml")
     (tmp_path / "cluster.yaml").write_text(MACHINES)
     machines = clusters.load(tmp_path / "cluster.yaml")
-    plan = solve.solve(profile, machines, batch=12, fix={"pipeline": 1, "data": 4})
+    plan = solve(Question(profile=profile, cluster=machines, batch=12, fix={"pipeline": 1, "data": 4}))
     assert len(plan.places) == 4
     flexible = Elastic(
         fewest=3,

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from planner import cluster as clusters
-from planner.arrays import FloatArray
+from planner.arrays import NS_PER_S, FloatArray
 from planner.cluster import (
     Cluster,
     Group,
@@ -31,8 +32,7 @@ from planner.cluster import (
     sum_s,
     transfer_s,
 )
-from planner.cost import NS
-from planner.milp.configurations.configurations import Configuration
+from planner.milp.configurations.configurations import AxisName, Configuration
 from planner.spatial import neighbours
 
 _TYPICAL_BYTES = 1 << 12  # of statistics that a group sums
@@ -49,12 +49,44 @@ class Placement:
     margin_bytes: tuple[int, ...]
 
 
+WorkerGroups = tuple[tuple[int, ...], ...]
+
+
+class PlacementKey(NamedTuple):
+    """Everything of a configuration that the places of its ranks depend on."""
+
+    data: int
+    workers: int
+    axes: tuple[AxisName, ...]
+    grid: tuple[int, ...]
+
+
+class GroupKey(NamedTuple):
+    """Everything of a configuration that the groups depend on whose ranks share a sample."""
+
+    grid: tuple[int, ...]
+    devices: int
+    regridded: bool
+
+
+def _placement_key(configuration: Configuration) -> PlacementKey:
+    return PlacementKey(
+        data=configuration.data,
+        workers=configuration.workers,
+        axes=configuration.axes,
+        grid=configuration.grid,
+    )
+
+
 @dataclass(frozen=True)
 class PlacementCosts:
     """A cluster with what is worked out once."""
 
     cluster: Cluster
     _sums: dict[tuple[Spread, int], Sum] = field(default_factory=dict)
+    _groups: dict[GroupKey, Group] = field(default_factory=dict)
+    _placements: dict[PlacementKey, Placement] = field(default_factory=dict)
+    _worker_sums: dict[tuple[PlacementKey, WorkerGroups], tuple[Sum, ...]] = field(default_factory=dict)
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
@@ -70,7 +102,39 @@ class PlacementCosts:
             for s in range(near)
         )
 
-    def spatial_group(self, shape: Configuration) -> Group:
+    def placement(self, configuration: Configuration, device: str) -> Placement:
+        """Returns where the ranks of a configuration stand; `device` is the one that was profiled."""
+        key = _placement_key(configuration)
+        if key not in self._placements:
+            self._placements[key] = mesh(self, configuration, device)
+        return self._placements[key]
+
+    def worker_sums(self, configuration: Configuration, groups: WorkerGroups) -> tuple[Sum, ...]:
+        """Returns the all-reduce over all replicas of each of these groups of workers."""
+        key = _placement_key(configuration), groups
+        if key not in self._worker_sums:
+            grid = self.grid(configuration)
+            over = [[row[w] for row in grid for w in group] for group in groups]
+            self._worker_sums[key] = tuple(self.sums(over))
+        return self._worker_sums[key]
+
+    def column_sums(self, configuration: Configuration) -> tuple[Sum, ...]:
+        """Returns the all-reduce over the replicas of each worker."""
+        return self.worker_sums(configuration, tuple((w,) for w in range(configuration.workers)))
+
+    def typical_sum(self, configuration: Configuration) -> Sum:
+        """Returns the all-reduce over the replicas of the first worker alone: to guess by, not to bound by."""
+        return self.worker_sums(configuration, ((0,),))[0]
+
+    def spatial_group(self, configuration: Configuration) -> Group:
+        """Returns the worst of the groups that share a sample."""
+        regridded = bool(configuration.then) or configuration.shared
+        key = GroupKey(grid=configuration.grid, devices=configuration.devices, regridded=regridded)
+        if key not in self._groups:
+            self._groups[key] = self._spatial_group(configuration)
+        return self._groups[key]
+
+    def _spatial_group(self, shape: Configuration) -> Group:
         """The worst of the groups that share a sample. Re-split, any two ranks talk to each other."""
         count, near = shape.devices, shape.spatial
         groups = [self.slots[first : first + near] for first in range(0, count, near)]
@@ -112,11 +176,7 @@ class PlacementCosts:
 
     def least_hop_ns(self, size: int) -> float:
         """One message between two places, over the link that takes it soonest."""
-        return min((transfer_s(self.cluster, a, b, size) * NS for a, b in self.apart), default=0.0)
-
-    def typical_sum(self, shape: Configuration) -> Sum:
-        """Over the replicas of one worker: to guess by, not to bound by."""
-        return self.sums([[row[0] for row in self.grid(shape)]])[0]
+        return min((transfer_s(self.cluster, a, b, size) * NS_PER_S for a, b in self.apart), default=0.0)
 
 
 def mesh(machines: PlacementCosts, shape: Configuration, device: str) -> Placement:
@@ -158,7 +218,7 @@ def _links(cluster: Cluster, columns: Sequence[Sequence[Slot]]) -> tuple[FloatAr
 def _line(cluster: Cluster, a: Slot, b: Slot, sharers: int) -> tuple[float, float]:
     start = transfer_s(cluster, a, b, 0, sharers=sharers)
     slope = (transfer_s(cluster, a, b, _LARGE_BYTES, sharers=sharers) - start) / _LARGE_BYTES
-    return start * NS, slope * NS
+    return start * NS_PER_S, slope * NS_PER_S
 
 
 def _slowness(group: NodeGroup, profiled: float | None) -> float:
@@ -201,4 +261,4 @@ def _lines(cluster: Cluster, over: Spread, sharers: int) -> Sum:
         near, far_start = far, start
     else:
         far_start = seconds(size) - far * size
-    return Sum(base_ns=(start * NS, far_start * NS), slope_ns=(near * NS, far * NS))
+    return Sum(base_ns=(start * NS_PER_S, far_start * NS_PER_S), slope_ns=(near * NS_PER_S, far * NS_PER_S))

@@ -13,7 +13,7 @@ from math import prod
 from planner.cost import Grid, GridChoice, Prices, row_of, shown
 from planner.errors import BadInput
 from planner.milp.configurations.configurations import Configuration
-from planner.milp.pins import NEVER, SAMPLES, Pins
+from planner.milp.pins import NO_GATHER, SAMPLES, Pins
 from planner.model import ModelGraph
 from planner.profile import CostKey, Profile
 from planner.spatial import NoRule, Price
@@ -167,13 +167,13 @@ def asked(found: Sequence[GridChoice], prices: Prices, pinned: Pins) -> tuple[Gr
 
 def needs_space(pinned: Pins) -> bool:
     """Whether what is fixed leaves out whole samples."""
-    return bool(pinned.regrid) or pinned.gather not in (None, "", NEVER)
+    return bool(pinned.regrid) or pinned.gather not in (None, "", NO_GATHER)
 
 
 def _gathers(prices: Prices, choice: GridChoice, asked_for: str | None) -> bool:
     if asked_for is None:
         return True
-    if asked_for == NEVER:
+    if asked_for == NO_GATHER:
         return (choice.shared or not choice.whole_from) and not prices(choice).gathered
     return asked_for == _gather(prices.graph, choice) and not choice.shared
 
@@ -198,8 +198,8 @@ def none_of(found: Sequence[GridChoice], prices: Prices, pinned: Pins) -> None:
         raise BadInput(
             what, where="fix", allowed="whole samples; others once `profile --spatial` has priced them"
         )
-    gathered = "" if pinned.gather is None else " with no gather" if pinned.gather == NEVER else ""
-    if pinned.gather is not None and pinned.gather != NEVER:
+    gathered = "" if pinned.gather is None else " with no gather" if pinned.gather == NO_GATHER else ""
+    if pinned.gather is not None and pinned.gather != NO_GATHER:
         gathered = f" with a gather at '{pinned.gather or 'end'}'"
     gathered += f" with regrid {pinned.regrid}" if pinned.regrid else ""
     degree = "any" if pinned.spatial is None else shown(pinned.grid or (pinned.spatial,))

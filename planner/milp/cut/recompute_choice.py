@@ -25,7 +25,7 @@ from planner.arrays import BoolArray, IntArray
 from planner.milp.cut.frozen_order import WorkMeter
 from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.recompute_least import settled
-from planner.milp.cut.stage_costs import COMPUTE, KINDS, Durations
+from planner.milp.cut.stage_costs import COMPUTE, KINDS, Durations, GridKey
 from planner.schedule import Kind, Schedule
 from planner.simulate import PART_NAMES, Spans, lifetimes, live_counts, undominated
 
@@ -86,12 +86,12 @@ class RecomputeProblem(CutProblem):
     flagged: ClassVar[bool] = True
 
     @staticmethod
-    def of(posed: CutProblem, choices: RecomputeMoments) -> RecomputeProblem:
+    def of(problem: CutProblem, choices: RecomputeMoments) -> RecomputeProblem:
         """`posed` has the order in which every stage recomputes."""
-        row, prefix, launch = COMPUTE.index(Kind.R), posed.prefix_ns.copy(), posed.launch_ns.copy()
+        row, prefix, launch = COMPUTE.index(Kind.R), problem.prefix_ns.copy(), problem.launch_ns.copy()
         again, begun = prefix[row].copy(), int(launch[row])
         prefix[row], launch[row] = 0, 0
-        given = {each.name: getattr(posed, each.name) for each in fields(posed)}
+        given = {each.name: getattr(problem, each.name) for each in fields(problem)}
         given |= {"prefix_ns": prefix, "launch_ns": launch}
         return RecomputeProblem(**given, choices=choices, again_prefix_ns=again, again_launch_ns=begun)
 
@@ -143,7 +143,8 @@ class RecomputeProblem(CutProblem):
 
     def moving_grid(self, stage: int, flag: int = 0) -> IntArray:
         """As the rows of `least` count it: what a stage that recomputes nothing has saved it keeps."""
-        key = ("choosing", self.tables.key, self.holders if self.shape.shard else 1, flag, self.order.owes)
+        share = self.holders if self.shape.shard else 1
+        key = GridKey("counted", self.tables.key, (share, flag, self.order.owes))
         return self._grid(key, lambda i, j: self._counted(i, j, flag))
 
     def _counted(self, low: IntArray, high: IntArray, flag: int) -> IntArray:

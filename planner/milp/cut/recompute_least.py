@@ -17,31 +17,101 @@ import numpy as np
 from planner.arrays import BoolArray, IntArray
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.cut.frozen_order import Order
+from planner.milp.cut.stage_bytes import Sizes
 from planner.schedule import Kind, Schedule
+from planner.simulate import PART_NAMES
 
+# parts that may be less where some layers of a stage are recomputed than where all are
+_LESS = [PART_NAMES.index(name) for name in ("held", "kept", "workspace", "splitting", "weighing")]
+_SAVED = PART_NAMES.index("saved")
 PARTED = 300  # layers of a model up to which stages may recompute some of theirs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Sparing:
-    """What recomputing takes, and what the same order holds without it."""
+class LeastRecompute:
+    """The part of a cut problem in which each stage recomputes as little as its worker's memory allows.
 
-    prefix_ns: IntArray  # [stage, layers + 1]
+    Every worker holds one stage. `low` and `high` are the boundaries of one stage in many cuts: layers low .. high - 1.
+    """
+
+    sizes: Sizes  # bytes of stages, in the order where every stage recomputes
+    hosted: IntArray  # [worker, stage]
+    available_bytes: IntArray  # [worker]
+    prefix_ns: IntArray  # [stage, layers + 1], of recomputing
     launch_ns: int
-    moments: tuple[IntArray, ...]  # a worker, as in `Order`
+    moments: tuple[IntArray, ...]  # a worker, as in `Order`, where nothing is recomputed
     by_layer: bool = False  # whether a stage may recompute some of its layers
 
-    def ns(self, stage: int, low: IntArray, until: IntArray) -> IntArray:
-        """Of a stage that recomputes its layers before `until`."""
-        line = self.prefix_ns[stage]
+    def redone_ns(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
+        """Returns the nanoseconds of what a stage recomputes."""
+        until, line = self.recomputed(stage, low, high), self.prefix_ns[stage]
         whole: IntArray = np.where(until > low, line[until] - line[low] + self.launch_ns, 0)
         return whole
 
-    def peak_bytes(self, worker: int, stage: int, moving: IntArray) -> IntArray:
-        """Of activations where nothing is recomputed; `moving` is [..., part]."""
+    def recomputed(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
+        """Returns the layer before which the recomputed layers of a stage end.
+
+        Returns: `low` where nothing must be recomputed; `high` where fewer layers do not do or are no choice.
+        """
+        low, high = np.broadcast_arrays(low, high)
+        fixed, plain = self.sizes.fixed_bytes(low, high), self.sizes.moving_of(low, high, np.False_)
+        until: IntArray = np.where(self.plain_shortage(stage, fixed, plain) > 0, high, low)
+        if self.by_layer:
+            must = until > low
+            until[must] = self._fewest(stage, low[must], high[must], fixed[must])
+        return until
+
+    def _fewest(self, stage: int, low: IntArray, high: IntArray, fixed: IntArray) -> IntArray:
+        """Returns `recomputed` of stages that do not fit where they recompute nothing."""
+        until, whole = high.copy(), self.sizes.moving_of(low, high, np.True_)
+        whole[..., _LESS] = 0
+        whole[..., _SAVED] -= self.sizes.tables.remembered[low, high]
+        left = np.flatnonzero(self._shortage(stage, fixed, whole) <= 0)
+        for done in range(1, int((high - low)[left].max(initial=0))):
+            left = left[low[left] + done < high[left]]
+            middle = low[left] + done
+            moving = self.sizes.moving_in_two(low[left], middle, high[left])
+            fits = self._shortage(stage, fixed[left], moving) <= 0
+            until[left[fits]] = middle[fits]
+            left = left[~fits]
+        return until
+
+    def parted_shortage(self, stage: int, low: IntArray, high: IntArray, lacks: IntArray) -> IntArray:
+        """Returns the bytes that a stage lacks where it may recompute some of its layers.
+
+        Args: `lacks` is what it lacks where it recomputes nothing or all; some of its layers may fit where neither does.
+        """
+        low, high = np.broadcast_arrays(low, high)
+        short = (lacks > 0) & (high > low)
+        if not self.by_layer or not short.any():
+            return lacks
+        low, high, least = low[short], high[short], lacks.copy()
+        fixed = self.sizes.fixed_bytes(low, high)
+        until = self._fewest(stage, low, high, fixed)
+        some = until < high
+        moving = self.sizes.moving_in_two(low[some], until[some], high[some])
+        own = least[short]
+        own[some] = self._shortage(stage, fixed[some], moving)
+        least[short] = own
+        return least
+
+    def _shortage(self, stage: int, fixed: IntArray, moving: IntArray) -> IntArray:
+        """Returns the bytes that a stage lacks on a worker of its own, in the order that recomputes."""
+        (worker,) = np.flatnonzero(self.hosted[:, stage])
+        counts = np.unique(self.sizes.order.moments[worker][:, stage], axis=0)
+        lacks: IntArray = fixed + (moving @ counts.T).max(-1) - self.available_bytes[worker]
+        return lacks
+
+    def plain_shortage(self, stage: int, fixed: IntArray, moving: IntArray) -> IntArray:
+        """Returns the bytes that a stage lacks where nothing is recomputed, as far as its worker holds no other.
+
+        Args: `fixed` and `moving` ([..., part]) are the bytes of the stage, throughout and of one micro-batch.
+        """
+        (worker,) = np.flatnonzero(self.hosted[:, stage])
         counts = np.unique(self.moments[worker][:, stage], axis=0)
         peak: IntArray = np.stack([moving @ row for row in counts]).max(0)
-        return peak
+        lacks: IntArray = fixed + peak - self.available_bytes[worker]
+        return lacks
 
 
 def alone(shape: Configuration) -> bool:

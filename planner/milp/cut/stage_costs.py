@@ -6,10 +6,10 @@ here is evaluated for many cuts at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -18,17 +18,13 @@ from planner.cluster import NOISE, Sum
 from planner.cost import hop_bytes
 from planner.milp.configurations.placement import Placement
 from planner.milp.cut.frozen_order import Order, WorkMeter
-from planner.milp.cut.recompute_least import Sparing, settled
+from planner.milp.cut.recompute_least import LeastRecompute, settled
 from planner.milp.cut.stage_bytes import Sizes
 from planner.schedule import Kind
-from planner.simulate import PART_NAMES
 
 KINDS = tuple(Kind)
 _GRIDS = 100  # kept at a time
 _TABLED = 300  # layers up to which what a single problem needs of every interval is kept
-# parts that may be less where some layers of a stage are recomputed than where all are
-_LESS = [PART_NAMES.index(name) for name in ("held", "kept", "workspace", "splitting", "weighing")]
-_SAVED = PART_NAMES.index("saved")
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
 
 
@@ -42,6 +38,14 @@ class Durations:
     hop_ns: IntArray
 
 
+class GridKey(NamedTuple):
+    """What a table over all intervals of layers holds, of which layers, and what else it depends on."""
+
+    what: Literal["sync", "step", "fixed", "moving", "again", "counted"]
+    tables: Hashable
+    depends_on: tuple[Hashable, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class StageCosts(Sizes):
     mesh: Placement
@@ -53,11 +57,13 @@ class StageCosts(Sizes):
     latency_ns: FloatArray  # [stage, stage]
     byte_ns: FloatArray
     slowness: tuple[float, ...]  # a stage
-    grids: dict[tuple[object, ...], IntArray]  # tables over all intervals, shared between problems
+    grids: dict[GridKey, IntArray]  # tables over all intervals, shared between problems
     meter: WorkMeter
     allowed: BoolArray  # the boundaries that a cut may have
     fixed: IntArray | None = None  # the cut, where the shape includes it
-    sparing: Sparing | None = None  # where only some stages recompute; `prefix_ns` then has no recomputation
+    least: LeastRecompute | None = (
+        None  # where only some stages recompute; `prefix_ns` then has no recomputation
+    )
     flagged: ClassVar[bool] = (
         False  # whether a flag a stage follows the boundaries; see `planner.milp.choosing`
     )
@@ -94,7 +100,7 @@ class StageCosts(Sizes):
 
     def redoes(self, flag: int) -> bool:
         """Whether `again_ns` says what recomputing takes."""
-        return self.sparing is not None
+        return self.least is not None
 
     @cached_property
     def hosted(self) -> IntArray:
@@ -114,13 +120,13 @@ class StageCosts(Sizes):
         low, high = cuts[:, :-1], cuts[:, 1:]
         fixed: IntArray = self.fixed_bytes(low, high) @ self.hosted.T
         total: IntArray = fixed + self._peaks(self.moments, self.moving_bytes(low, high))
-        if self.sparing is not None:
+        if self.least is not None:
             moving = self.moving_of(low, high, np.False_)
-            plain: IntArray = fixed + self._peaks(self.sparing.moments, moving)
+            plain: IntArray = fixed + self._peaks(self.least.moments, moving)
             total = np.where(plain <= self.available_bytes, plain, total)
             for p, worker in enumerate(self.hosted.argmax(0).tolist()):
                 lacks = total[:, worker] - self.available_bytes[worker]
-                more = self.parted_shortage(p, low[:, p], high[:, p], lacks)
+                more = self.least.parted_shortage(p, low[:, p], high[:, p], lacks)
                 total[:, worker] = more + self.available_bytes[worker]
         return total
 
@@ -134,102 +140,42 @@ class StageCosts(Sizes):
             out[:, worker] = (parts @ counts.T).max(1)
         return out
 
-    def recomputed(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
-        """The layer before which what a stage recomputes ends: its own first one where it need not, its end where
-        fewer layers do not do or are no choice."""
-        assert self.sparing is not None
-        low, high = np.broadcast_arrays(low, high)
-        fixed, plain = self.fixed_bytes(low, high), self.moving_of(low, high, np.False_)
-        until: IntArray = np.where(self.plain_shortage(stage, fixed, plain) > 0, high, low)
-        if self.sparing.by_layer:
-            must = until > low
-            until[must] = self._least(stage, low[must], high[must], fixed[must])
-        return until
-
-    def _least(self, stage: int, low: IntArray, high: IntArray, fixed: IntArray) -> IntArray:
-        """The same of stages that do not fit where they recompute nothing."""
-        until, whole = high.copy(), self.moving_of(low, high, np.True_)
-        whole[..., _LESS] = 0
-        whole[..., _SAVED] -= self.tables.remembered[low, high]
-        left = np.flatnonzero(self._shortage(stage, fixed, whole) <= 0)
-        for done in range(1, int((high - low)[left].max(initial=0))):
-            left = left[low[left] + done < high[left]]
-            middle = low[left] + done
-            moving = self.moving_in_two(low[left], middle, high[left])
-            fits = self._shortage(stage, fixed[left], moving) <= 0
-            until[left[fits]] = middle[fits]
-            left = left[~fits]
-        return until
-
-    def parted_shortage(self, stage: int, low: IntArray, high: IntArray, lacks: IntArray) -> IntArray:
-        """Bytes that a stage lacks, given what it does where it recomputes nothing or all: some of its layers may fit
-        where neither does."""
-        assert self.sparing is not None
-        low, high = np.broadcast_arrays(low, high)
-        short = (lacks > 0) & (high > low)
-        if not self.sparing.by_layer or not short.any():
-            return lacks
-        low, high, found = low[short], high[short], lacks.copy()
-        fixed = self.fixed_bytes(low, high)
-        until = self._least(stage, low, high, fixed)
-        some = until < high
-        moving = self.moving_in_two(low[some], until[some], high[some])
-        own = found[short]
-        own[some] = self._shortage(stage, fixed[some], moving)
-        found[short] = own
-        return found
-
-    def _shortage(self, stage: int, fixed: IntArray, moving: IntArray) -> IntArray:
-        """Bytes that a stage lacks on a worker of its own, in the order that recomputes."""
-        (worker,) = np.flatnonzero(self.hosted[:, stage])
-        counts = np.unique(self.moments[worker][:, stage], axis=0)
-        lacks: IntArray = fixed + (moving @ counts.T).max(-1) - self.available_bytes[worker]
-        return lacks
-
-    def plain_shortage(self, stage: int, fixed: IntArray, moving: IntArray) -> IntArray:
-        """Bytes that a stage lacks where nothing is recomputed, as far as its worker holds no other."""
-        assert self.sparing is not None
-        (worker,) = np.flatnonzero(self.hosted[:, stage])
-        peak = self.sparing.peak_bytes(int(worker), stage, moving)
-        lacks: IntArray = fixed + peak - self.available_bytes[worker]
-        return lacks
-
     def again_ns(self, stage: int, begins: IntArray, ends: IntArray) -> IntArray:
         """[begin, end]: nanoseconds of recomputing where only some stages do, over two rows of boundaries."""
-        assert self.sparing is not None
+        least = self.least
+        assert least is not None
         if self.layers > _TABLED:
-            return self._again_ns(stage, begins[:, None], np.maximum(ends[None, :], begins[:, None]))
-        key = ("again", self.sparing, stage)
-        table = self._grid(key, lambda i, j: self._again_ns(stage, i, j))
+            return least.redone_ns(stage, begins[:, None], np.maximum(ends[None, :], begins[:, None]))
+        key = GridKey("again", self.tables.key, (least, stage))
+        table = self._grid(key, lambda i, j: least.redone_ns(stage, i, j))
         return table[np.ix_(begins, ends)]
-
-    def _again_ns(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
-        assert self.sparing is not None
-        return self.sparing.ns(stage, low, self.recomputed(stage, low, high))
 
     def spared(self, plain: Order, *, by_layer: bool) -> Self:
         """The same where stages recompute only if they must; `plain` is the order without recomputation."""
         row, prefix, launch = COMPUTE.index(Kind.R), self.prefix_ns.copy(), self.launch_ns.copy()
-        sparing = Sparing(
+        least = LeastRecompute(
+            sizes=self,
+            hosted=self.hosted,
+            available_bytes=self.available_bytes,
             prefix_ns=prefix[row].copy(),
             launch_ns=int(launch[row]),
             moments=plain.moments,
             by_layer=by_layer,
         )
         prefix[row], launch[row] = 0, 0
-        return replace(self, prefix_ns=prefix, launch_ns=launch, sparing=sparing)
+        return replace(self, prefix_ns=prefix, launch_ns=launch, least=least)
 
     def settled(self, cut: IntArray) -> Self:
         """With recomputation in the order only where this cut needs it."""
-        if self.sparing is None:
+        if self.least is None:
             return self
         row, prefix, launch = COMPUTE.index(Kind.R), self.prefix_ns.copy(), self.launch_ns.copy()
-        prefix[row], launch[row] = self.sparing.prefix_ns, self.sparing.launch_ns
+        prefix[row], launch[row] = self.least.prefix_ns, self.least.launch_ns
         until = np.concatenate(
-            [self.recomputed(p, cut[p : p + 1], cut[p + 1 : p + 2]) for p in range(self.stages)]
+            [self.least.recomputed(p, cut[p : p + 1], cut[p + 1 : p + 2]) for p in range(self.stages)]
         )
         order = settled(self.schedule, until > cut[:-1])
-        return replace(self, order=order, prefix_ns=prefix, launch_ns=launch, sparing=None, until=until)
+        return replace(self, order=order, prefix_ns=prefix, launch_ns=launch, least=None, until=until)
 
     def durations(self, cuts: IntArray) -> Durations:
         cuts = np.atleast_2d(cuts)
@@ -247,8 +193,9 @@ class StageCosts(Sizes):
             out[:, KINDS.index(Kind.SYNC), alike] = self.sync_ns(p, low[:, alike], high[:, alike])
             out[:, KINDS.index(Kind.STEP), alike] = self.step_ns(p, low[:, alike], high[:, alike])
         again = KINDS.index(Kind.R)
-        for p in range(self.stages) if self.sparing is not None else ():
-            out[:, again, p] = self._again_ns(p, low[:, p], high[:, p])
+        if self.least is not None:
+            for p in range(self.stages):
+                out[:, again, p] = self.least.redone_ns(p, low[:, p], high[:, p])
         if self.until is not None:
             row, launch = self.prefix_ns[COMPUTE.index(Kind.R)], self.launch_ns[COMPUTE.index(Kind.R)]
             out[:, again] = row[stage, self.until] - row[stage, low] + launch
@@ -281,18 +228,18 @@ class StageCosts(Sizes):
 
     def sync_grid(self, stage: int) -> IntArray:
         """`sync_ns` of every interval."""
-        key = ("sync", self.tables.key, self.sums[stage], self.tie)
+        key = GridKey("sync", self.tables.key, (self.sums[stage], self.tie))
         return self._grid(key, lambda i, j: self.sync_ns(stage, i, j))
 
     def step_grid(self, stage: int) -> IntArray:
         shared = (self.holders, self.sums[stage], self.tie) if self.shape.shard else ()
-        key = ("step", self.tables.key, self.slowness[stage], shared)
+        key = GridKey("step", self.tables.key, (self.slowness[stage], *shared))
         return self._grid(key, lambda i, j: self.step_ns(stage, i, j))
 
     @cached_property
     def fixed_grid(self) -> IntArray:
         share = self.holders if self.shape.shard else 1
-        return self._grid(("fixed", self.tables.key, share, self._throughout), self.fixed_bytes)
+        return self._grid(GridKey("fixed", self.tables.key, (share, self._throughout)), self.fixed_bytes)
 
     def moving_grid(self, stage: int, flag: int = 0) -> IntArray:
         return self._moving_grid(self._again[stage])
@@ -311,10 +258,10 @@ class StageCosts(Sizes):
 
     def _moving_grid(self, again: np.bool_) -> IntArray:
         share = self.holders if self.shape.shard else 1
-        key = ("moving", self.tables.key, share, bool(again), self.order.owes)
+        key = GridKey("moving", self.tables.key, (share, bool(again), self.order.owes))
         return self._grid(key, lambda i, j: self.moving_of(i, j, again))
 
-    def _grid(self, key: tuple[object, ...], price: Callable[[IntArray, IntArray], IntArray]) -> IntArray:
+    def _grid(self, key: GridKey, price: Callable[[IntArray, IntArray], IntArray]) -> IntArray:
         if key not in self.grids:
             if len(self.grids) >= _GRIDS:
                 self.grids.clear()

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from planner.milp.instance import Instance
+from planner.milp.instance import Instance, changed
 from planner.milp.layer_orders.elements import ElementWork, Sent
 from planner.milp.layer_orders.lattice import TooManyIdeals, best_stages
-from planner.milp.pins import NEVER as NOWHERE
-from planner.milp.pins import Pins
-from planner.milp.search.descent import NEVER
+from planner.milp.pins import NO_GATHER, Pins
+from planner.milp.search.descent import UNFIT_NS
 from planner.milp.search.search import ranked, search
 from planner.milp.search.state import Effort, SearchState
 from planner.model import ModelGraph, alone, dependences, misplaced
@@ -47,24 +46,24 @@ class Searched:
         return proof.model_copy(update={"bound_ns": bound, "gap": gap, "scope": proof.scope + self.note})
 
 
-def searched(space: Instance, effort: Effort) -> Searched:
+def searched(instance: Instance, effort: Effort) -> Searched:
     """The model's own order first, whose best plan the others have to beat."""
-    first = search(space, effort)
-    if not _free(space.pins) or alone(space.profile.graph):
-        return Searched(best=first, bound_ns=NEVER, note="")
-    every = _every(space.profile.graph) if space.layers <= _EVERY else None
+    first = search(instance, effort)
+    if not _free(instance.pins) or alone(instance.profile.graph):
+        return Searched(best=first, bound_ns=UNFIT_NS, note="")
+    every = _every(instance.profile.graph) if instance.layers <= _EVERY else None
     try:
         chosen = list(_balanced(first)) if every is None else every
     except TooManyIdeals:
         return Searched(
-            best=first, bound_ns=NEVER, note="; the layers have too many other orders to be compared"
+            best=first, bound_ns=UNFIT_NS, note="; the layers have too many other orders to be compared"
         )
     found = [first, *_others(first, chosen, effort)]
     best = min(found, key=lambda each: (each.limit, found.index(each)))
     closed = [each for each in found if each is not best and (each is first or _least(each) >= best.limit)]
     return Searched(
         best=best,
-        bound_ns=min((_least(each) for each in (found if every is not None else closed)), default=NEVER),
+        bound_ns=min((_least(each) for each in (found if every is not None else closed)), default=UNFIT_NS),
         note=_note(len(chosen), None if every is not None else sum(each is not first for each in closed)),
     )
 
@@ -77,29 +76,25 @@ def _free(pins: Pins) -> bool:
 def _others(first: SearchState, orders: Sequence[Names], effort: Effort) -> Iterator[SearchState]:
     limit, share = first.limit, replace(effort, work_ns=_SHARE * effort.work_ns / max(1, len(orders)))
     for names in orders:
-        asked = in_order(first.space, names)
+        asked = in_order(first.instance, names)
         if ranked(asked):
             found = search(asked, share, below=limit, rows=first.rows)
             limit = min(limit, found.limit)
             yield found
 
 
-def in_order(space: Instance, names: Sequence[str]) -> Instance:
+def in_order(instance: Instance, names: Sequence[str]) -> Instance:
     """The same question of the layers in another order, of whole samples."""
-    return Instance(
-        profile=replace(space.profile, graph=space.profile.graph.ordered(names)),
-        cluster=space.cluster,
-        batch=space.batch,
-        precision=space.precision,
-        execution=space.execution,
-        pins=replace(space.pins, spatial=1, grid=None, gather=None),
-        _orders=space._orders,
+    return changed(
+        instance,
+        profile=replace(instance.profile, graph=instance.profile.graph.ordered(names)),
+        pins=replace(instance.pins, spatial=1, grid=None, gather=None),
     )
 
 
 def _least(found: SearchState) -> int:
     """What no plan beats that was left open."""
-    return min([*(tried.bound_ns for tried in found.open), *found.left], default=NEVER)
+    return min([*(tried.bound_ns for tried in found.open), *found.left], default=UNFIT_NS)
 
 
 def _note(count: int, proved: int | None) -> str:
@@ -137,13 +132,13 @@ def _before(graph: ModelGraph) -> dict[str, set[str]]:
 
 def _balanced(first: SearchState) -> Iterator[Names]:
     """The orders of the best stages of the depths of the best plans."""
-    names = [layer.name for layer in first.space.profile.graph.layers]
+    names = [layer.name for layer in first.instance.profile.graph.layers]
     known = {tuple(names)}
     met = [tried for tried in first.tried.values() if tried.answer is not None and tried.shape.stages > 1]
-    met.sort(key=lambda tried: (tried.answer.ns if tried.answer else NEVER, tried.shape))
+    met.sort(key=lambda tried: (tried.answer.ns if tried.answer else UNFIT_NS, tried.shape))
     depths = {tried.shape.stages: tried.shape.micro for tried in reversed(met)}
     for depth in list(dict.fromkeys(tried.shape.stages for tried in met))[:_DEPTHS]:
-        best = best_stages(_work(first.space, depths[depth]), depth, ideals=_IDEALS)
+        best = best_stages(_work(first.instance, depths[depth]), depth, ideals=_IDEALS)
         assert best is not None, "any stages fit where sizes do not count"
         order = tuple(names[k] for stage in best.elements for k in stage)
         if order not in known:
@@ -151,9 +146,9 @@ def _balanced(first: SearchState) -> Iterator[Names]:
             yield order
 
 
-def _work(space: Instance, micro: int) -> ElementWork:
+def _work(instance: Instance, micro: int) -> ElementWork:
     """Nanoseconds of the layers, and of messages over the longest distance, which both ends take part in."""
-    tables, graph = space.whole(micro), space.profile.graph
+    tables, graph = instance.whole(micro), instance.profile.graph
     times = tables.time_ns[Kind.F] + tables.time_ns[Kind.B]
     needed = _before(graph)
     size_of = dict(zip(tables.edges.value.tolist(), tables.edges.bytes.tolist(), strict=True))
@@ -161,14 +156,14 @@ def _work(space: Instance, micro: int) -> ElementWork:
         Sent(
             source=graph.index[value.producer],
             readers=tuple(sorted({graph.index[name] for name in value.consumers})),
-            cost=space.cluster_link_ns(size_of[number]) * (2 if value.needs_grad else 1),
+            cost=instance.cluster_link_ns(size_of[number]) * (2 if value.needs_grad else 1),
         )
         for number, value in enumerate(graph.values)
         if value.producer and number in size_of
     ]
     return ElementWork(
         cost=tuple(float(each) for each in (times[1:] - times[:-1]).tolist()),
-        size=(0.0,) * space.layers,
+        size=(0.0,) * instance.layers,
         before=tuple(
             tuple(sorted(graph.index[name] for name in needed[layer.name])) for layer in graph.layers
         ),
@@ -182,7 +177,7 @@ def as_pinned(profile: Profile, pinned: Pins) -> tuple[Profile, Pins]:
     graph = profile.graph
     if sorted(names) != sorted(graph.index) or next(misplaced(graph, names), None):
         return profile, pinned
-    in_space = pinned.spatial not in (None, 1) or pinned.gather not in (None, NOWHERE) or pinned.regrid
+    in_space = pinned.spatial not in (None, 1) or pinned.gather not in (None, NO_GATHER) or pinned.regrid
     if names == [layer.name for layer in graph.layers] or in_space:
         return profile, pinned
     return replace(profile, graph=graph.ordered(names)), replace(pinned, spatial=1, grid=None, gather=None)

@@ -14,19 +14,94 @@ import numpy as np
 
 from planner.arrays import IntArray
 from planner.milp.cut.problem import CutProblem
-from planner.milp.proof.boxes import ROUNDING, Box, Weights
+from planner.milp.proof.boxes import ROUNDING, Box
 from planner.milp.proof.feasible import moment_weights
-from planner.milp.proof.learnt import ProofState
-from planner.milp.proof.multipliers import RowMixLP
+from planner.milp.proof.multipliers import RowMixLP, RowPool
 from planner.milp.proof.separable import SeparableRows
-from planner.milp.search.descent import Answer, work_ns
+from planner.milp.proof.weights import Weights
+from planner.milp.search.descent import UNFIT_NS, Answer, fits, work_ns
 
 _PRICINGS = 60  # shortest paths a box, at most
 _ROUNDS = 3  # of filtering by single rows
 _CHEAP = 400_000  # arcs x rows
 _SPARE, _SPARE_AT_ROOT = 3, 40  # pricings of a box that cannot be refuted, for a better bound and fewer arcs
 _BETWEEN = 3  # rows between cuts that a box may ask for where flags tell more
+_GAIN = 1e-4  # of the limit: what a row between cuts must add to be of use
+_SLOWER = 1.3  # a worker, in the cuts around one
 _CLOSE = 1e-3  # of the limit: bound and estimate as near as they need be
+
+
+class ProofState:
+    def __init__(self, pool: RowPool, pinned: IntArray | None = None) -> None:
+        """Only the pinned cut is an answer, where there is one."""
+        self.pool = pool
+        self.pinned = pinned
+        self.answer: Answer | None = None  # the best cut met, if it beat the limit then
+        self.limit = UNFIT_NS
+
+    @property
+    def problem(self) -> CutProblem:
+        return self.pool.problem
+
+    @property
+    def most(self) -> float:
+        """A bound above this refutes every cut below the limit: times are integers."""
+        return self.limit - 1 + ROUNDING
+
+    def aim(self, answer: Answer | None, limit: int) -> None:
+        """What is to be beaten, and the best cut known of this shape."""
+        if answer is not None and answer.better(self.answer):
+            self.answer = answer
+            self.limit = min(self.limit, answer.ns)
+        self.limit = min(self.limit, limit)
+
+    def around(self, cut: IntArray) -> None:
+        """The rows of a cut, and those that appear where one worker is slower."""
+        self.learn(cut)
+        if self.problem.shape.update == "barrier":
+            for row in self.problem.slowed(cut, _SLOWER):
+                self.pool.add_row(row)
+
+    def learn(self, cut: IntArray) -> int:
+        """Simulates a cut: perhaps a better answer; a new row where the pool does not refute it."""
+        number = self.pool.find(cut)
+        if number is not None:
+            return number
+        number = self.pool.add_cut(cut)
+        known = self.pool.values[:, number].max(initial=0.0)
+        if self.problem.patterned and self._rough(number, known):
+            return number
+        if len(self.pool.rows) and known > self.limit + ROUNDING:
+            return number
+        row, value = self.problem.critical_of(self.pool.columns[number])
+        if self.pinned is None or (cut[: len(self.pinned)] == self.pinned).all():
+            self._consider(cut, value)
+        if not len(self.pool.rows) or value > known:
+            self.pool.add_row(row)
+        return number
+
+    def _rough(self, number: int, known: float) -> bool:
+        """Whether a path between neighbours alone tells that a cut is no better answer."""
+        row, value = self.problem.rough(self.pool.columns[number])
+        if value > known:
+            self.pool.add_row(row)
+        return max(value, known) > self.most
+
+    def _consider(self, cut: IntArray, ns: int) -> None:
+        found = Answer(cut=cut, ns=ns)
+        tied = ns == self.limit and self.answer is not None and found.better(self.answer)
+        if (ns < self.limit or tied) and fits(self.problem, cut[None, :])[0]:
+            self.answer, self.limit = found, ns
+
+    def learn_between(self, game: RowMixLP, most: float) -> bool:
+        """A row that refutes the mixture of cuts better, if there is one."""
+        cuts, shares = game.mixture()
+        if len(cuts) < 2 or (cuts[0] == cuts).all():
+            return False
+        self.pool.add_row(self.problem.critical_between(cuts, shares))
+        found = {tuple(self.pool.cuts[k].tolist()): k for k in game.columns}
+        values = self.pool.values[-1, [found[tuple(cut)] for cut in cuts.tolist()]]
+        return bool(values @ shares > most + max(1.0, _GAIN * self.limit))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,8 @@ import numpy as np
 
 from planner.arrays import IntArray
 from planner.milp.cut.problem import CutProblem
-from planner.milp.proof.boxes import Box, Weights, empty, stack
+from planner.milp.proof.boxes import Box
+from planner.milp.proof.weights import Weights, empty, stack
 from planner.schedule import Kind
 from planner.simulate import undominated
 
@@ -91,10 +92,10 @@ def most_bytes(problem: CutProblem) -> IntArray:
 def shortage(problem: CutProblem, p: int, box: Box) -> IntArray:
     """[c_p, c_{p+1}]: bytes by which a stage alone exceeds the worst of its workers, negative where it fits."""
     worst: IntArray = np.minimum.reduce([_shortage(problem, p, box, flag) for flag in box.flags(p)])
-    if problem.sparing is not None:
+    if problem.least is not None:
         fixed = box.cell(problem.fixed_grid, p)
-        worst = np.minimum(worst, problem.plain_shortage(p, fixed, box.cell(problem.plain_grid, p)))
-        worst = problem.parted_shortage(p, box.window(p)[:, None], box.window(p + 1)[None, :], worst)
+        worst = np.minimum(worst, problem.least.plain_shortage(p, fixed, box.cell(problem.plain_grid, p)))
+        worst = problem.least.parted_shortage(p, box.window(p)[:, None], box.window(p + 1)[None, :], worst)
     return worst
 
 

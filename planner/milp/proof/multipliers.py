@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from planner.arrays import FloatArray, IntArray
 from planner.milp.cut.problem import CutProblem, CutRow
 from planner.milp.cut.stage_costs import KINDS, Durations
-from planner.milp.proof.boxes import Weights, stack
+from planner.milp.proof.weights import Weights, stack
 from planner.simulate import PARTS
 
 _OFTEN, _LATEST = 60, 30  # rows at play

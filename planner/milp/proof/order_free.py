@@ -42,23 +42,23 @@ class OneMachineJob:
     tail: int
 
 
-def order_free_bound_ns(posed: CutProblem, cut: IntArray) -> int:
-    return _Free(posed, cut).bound_ns()
+def order_free_bound_ns(problem: CutProblem, cut: IntArray) -> int:
+    return _Free(problem, cut).bound_ns()
 
 
 class _Free:
-    def __init__(self, posed: CutProblem, cut: IntArray) -> None:
-        self.posed, self.chained = posed, posed.chained
-        spans = posed.durations(cut)
+    def __init__(self, problem: CutProblem, cut: IntArray) -> None:
+        self.problem, self.chained = problem, problem.chained
+        spans = problem.durations(cut)
         self.take = {kind: spans.kinds[0, KINDS.index(kind)].tolist() for kind in KINDS}
-        self.wire: IntArray = np.zeros(2 * posed.stages**2, np.int64)
+        self.wire: IntArray = np.zeros(2 * problem.stages**2, np.int64)
         self.wire[spans.cells] = spans.hop_ns[0]
-        self.wire = self.wire.reshape(2, posed.stages, posed.stages)
+        self.wire = self.wire.reshape(2, problem.stages, problem.stages)
         self.counts = [
             Counter((action.pipe, action.stage, action.kind) for action in order)
-            for order in posed.schedule.orders
+            for order in problem.schedule.orders
         ]
-        self.sizes = Counter(posed.schedule.pipe_of)
+        self.sizes = Counter(problem.schedule.pipe_of)
 
     def bound_ns(self) -> int:
         steps = [self._load(counts, (Kind.STEP,)) for counts in self.counts]
@@ -66,7 +66,7 @@ class _Free:
         loads = [self._load(counts, work) for counts in self.counts]
         pipes = {pipe: _Pipe(self, pipe) for pipe in self.sizes}
         chain = max(pipe.chain for pipe in pipes.values())
-        if self.posed.shape.update == "rolling":
+        if self.problem.shape.update == "rolling":
             return max(chain, *(a + b for a, b in zip(loads, steps, strict=True)))
         machines = [
             jackson(
@@ -81,7 +81,7 @@ class _Free:
 
     def _sums(self, pipes: dict[int, _Pipe]) -> list[int]:
         """Of every worker: when the last of its sums is done."""
-        ready = [max(pipe.done[s] for pipe in pipes.values()) for s in range(self.posed.stages)]
+        ready = [max(pipe.done[s] for pipe in pipes.values()) for s in range(self.problem.stages)]
         found = []
         for counts in self.counts:
             at = 0
@@ -105,8 +105,8 @@ class _Pipe:
     """Heads and tails of the stages of one pipe: place s is the forward of a stage, place -1 - s its backward."""
 
     def __init__(self, free: _Free, pipe: int) -> None:
-        self.take, self.stages, self.micros = free.take, free.posed.stages, free.sizes[pipe]
-        self.chained, self.on = free.chained, free.posed.schedule.place[pipe]
+        self.take, self.stages, self.micros = free.take, free.problem.stages, free.sizes[pipe]
+        self.chained, self.on = free.chained, free.problem.schedule.place[pipe]
         own: set[tuple[int, Kind]] = {(s, k) for counts in free.counts for p, s, k in counts if p == pipe}
         self.kinds = [{kind for s, kind in own if s == stage} for stage in range(self.stages)]
         self.wire = free.wire

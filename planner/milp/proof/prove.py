@@ -18,12 +18,12 @@ import numpy as np
 
 from planner.arrays import IntArray
 from planner.milp.cut.problem import CutProblem, CutRow
-from planner.milp.proof.boxes import ROUNDING, Box, Weights, stack
-from planner.milp.proof.branch_and_bound import Tree
+from planner.milp.proof.boxes import ROUNDING, Box
+from planner.milp.proof.branch_and_bound import ProofState, Tree
 from planner.milp.proof.feasible import binding, every_cut, fitting, memory_weights, most_bytes, reachable
-from planner.milp.proof.learnt import ProofState
 from planner.milp.proof.multipliers import RowMixLP, RowPool
 from planner.milp.proof.separable import SeparableRows
+from planner.milp.proof.weights import Weights, stack
 from planner.milp.search.descent import Answer, even
 
 _ROUNDS = 60  # mixtures of rows tried at first
@@ -218,10 +218,10 @@ def _cells(problem: CutProblem, low: IntArray, high: IntArray) -> int:
 
 def _may_exceed(box: Box) -> bool:
     """Whether workers with several stages lack memory for some cut of the box."""
-    posed = box.problem
-    if (most_bytes(posed) <= posed.available_bytes).all():
+    problem = box.problem
+    if (most_bytes(problem) <= problem.available_bytes).all():
         return False
-    rows = binding(box, memory_weights(posed))
+    rows = binding(box, memory_weights(problem))
     return any(
         -box.least(rows.part(slice(m, m + 1)).mixed(np.array([-1.0])))[0] > 0 for m in range(len(rows))
     )

@@ -25,7 +25,8 @@ from planner.arrays import FloatArray, IntArray
 from planner.cluster import Sum
 from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.stage_costs import COMPUTE
-from planner.milp.proof.boxes import ROUNDING, STEP, SYNC, Weights
+from planner.milp.proof.boxes import ROUNDING, STEP, SYNC
+from planner.milp.proof.weights import Weights
 
 Span = tuple[int, int]
 _SLACK = ROUNDING / 2  # of a sum over stages, for what prices may be off by before they are rounded up

@@ -26,7 +26,6 @@ passes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -78,14 +77,14 @@ class LayerWork:
 
 @dataclass(frozen=True, eq=False)
 class TotalsBound:
-    space: Instance
+    instance: Instance
     _works: dict[tuple[object, ...], LayerWork] = field(default_factory=dict)
     _layers: dict[tuple[object, ...], float] = field(default_factory=dict)
     _hops: dict[object, float] = field(default_factory=dict)
     _bytes: dict[tuple[object, bool], IntArray] = field(default_factory=dict)
 
     def work(self, shape: Configuration) -> LayerWork:
-        tables, family = self.space.tables(shape), FAMILIES[shape.family]
+        tables, family = self.instance.tables(shape), FAMILIES[shape.family]
         splits, mixes = family.splits, family.mixes or bool(shape.listed)
         key = (tables.key, splits, mixes, shape.recompute)
         if key not in self._works:
@@ -94,9 +93,9 @@ class TotalsBound:
 
     def _longest(self, shape: Configuration, fullest: int) -> float:
         """Of a layer with nothing but what lies around it."""
-        work, apart = self.work(shape), self.space.chained and shape.update == "barrier"
+        work, apart = self.work(shape), self.instance.chained and shape.update == "barrier"
         where = (shape.workers, shape.chunks) if apart else None
-        key = (self.space.tables(shape).key, shape.family, shape.listed, shape.recompute, fullest, where)
+        key = (self.instance.tables(shape).key, shape.family, shape.listed, shape.recompute, fullest, where)
         if key not in self._layers:
             before = self._hops_before(shape) * self._hop_ns(shape) * (1 if work.splits else 2)
             around = work.head + work.tail + before if apart else 0
@@ -105,15 +104,15 @@ class TotalsBound:
 
     def _hop_ns(self, shape: Configuration) -> float:
         """Of a message between stages, at least."""
-        tables = self.space.tables(shape)
+        tables = self.instance.tables(shape)
         if (known := self._hops.get(tables.key)) is None:
             size = tables.least_direct_bytes
-            known = self._hops[tables.key] = self.space.machines.least_hop_ns(size)
+            known = self._hops[tables.key] = self.instance.machines.least_hop_ns(size)
         return known if shape.workers > 1 else 0.0
 
     def _hops_before(self, shape: Configuration) -> IntArray:
         """Of every layer: no stage after its own is empty."""
-        layers = self.space.layers
+        layers = self.instance.layers
         return _hops_to(shape, np.maximum(np.arange(layers) + shape.stages - layers, 0))
 
     def _lead_ns(self, shape: Configuration) -> float:
@@ -123,14 +122,14 @@ class TotalsBound:
 
     def step_ns(self, shape: Configuration) -> float:
         """Of a worker on average."""
-        tables = self.space.tables(shape)
+        tables = self.instance.tables(shape)
         share = shape.holders if shape.shard else 1
         rate = tables.step_ns_per_element / share
         return float(tables.elements[0, -1]) * rate * shape.pipes / shape.workers
 
     def free_ns(self, shape: Configuration) -> float:
         """Load, layer, chain, hops and heads."""
-        work, barrier, chained = self.work(shape), shape.update == "barrier", self.space.chained
+        work, barrier, chained = self.work(shape), shape.update == "barrier", self.instance.chained
         fullest = -(-shape.micros // shape.pipes)
         load = float(work.total.sum()) * shape.micros / shape.workers
         least = max(load + self.step_ns(shape), self._longest(shape, fullest))
@@ -153,14 +152,14 @@ class TotalsBound:
         even = self._even(shape)
         if shape.pipes > 1 and not even:
             return least
-        tables, work, workers = self.space.tables(shape), self.work(shape), shape.workers
-        sums = tuple(dict.fromkeys(self.space.column_sums(shape)))
+        tables, work, workers = self.instance.tables(shape), self.work(shape), shape.workers
+        sums = tuple(dict.fromkeys(self.instance.machines.column_sums(shape)))
         once = 0 if even else _shared_bytes(tables)
         queue = shape.pipes * float(_least(sums, tables.gradients[0, -1:] - once)[0]) / workers
         step = self.step_ns(shape) + (0.5 * queue if shape.shard else 0.0)
         if shape.update == "rolling":
             return max(least, queue)
-        if not self.space.chained:
+        if not self.instance.chained:
             return max(least, queue + step)
         forward = float(work.forward.sum()) + self._hop_ns(shape) * _hops(shape)
         least = max(least, forward + float(work.back[-1]) + queue + step)
@@ -171,7 +170,7 @@ class TotalsBound:
 
     def _queued_ns(self, shape: Configuration, sums: tuple[Sum, ...], even: bool) -> float:
         """Compute and sums of a worker on average, as far as the ones must follow the others."""
-        tables, work = self.space.tables(shape), self.work(shape)
+        tables, work = self.instance.tables(shape), self.work(shape)
         size = self._own(tables, even)
         after = size * (float(_least(sums, size.sum(keepdims=True))[0] - 1) / max(1, int(size.sum())))
         each, count = (shape.micros // shape.pipes) * work.total, shape.pipes * shape.chunks
@@ -187,7 +186,7 @@ class TotalsBound:
 
     def _layer_ns(self, shape: Configuration, sums: tuple[Sum, ...]) -> float:
         """A layer with the sum and the update of its stage."""
-        tables, work = self.space.tables(shape), self.work(shape)
+        tables, work = self.instance.tables(shape), self.work(shape)
         fullest = -(-shape.micros // shape.pipes)
         each = np.arange(tables.layers)
         share = shape.holders if shape.shard else 1
@@ -201,19 +200,8 @@ class TotalsBound:
 
     def _even(self, shape: Configuration) -> bool:
         """Whether a sum over more devices takes no less: not where they bring more network cards."""
-        groups = self.space.cluster.nodes
+        groups = self.instance.cluster.nodes
         return all(g.devices_per_node == 1 for g in groups) or sum(g.count for g in groups) == 1
-
-    def guess_ns(self, shape: Configuration) -> float:
-        """About what a shape may take: where to look first. Bounds nothing."""
-        tables, work = self.space.tables(shape), self.work(shape)
-        bytes_a_worker = np.array([tables.gradients[0, -1] * shape.pipes // shape.workers])
-        sums = self.space.typical_sum(shape).ns(bytes_a_worker)[0] if shape.data * shape.spatial > 1 else 0
-        wire = self.space.cluster_link_ns(tables.typical_crossing_bytes) if shape.workers > 1 else 0.0
-        hops = 2 * (shape.stages - 1) * wire
-        load = float(work.total.sum()) * shape.micros / shape.workers + self.step_ns(shape)
-        idle = BUBBLES[shape.family](shape, work) if shape.workers > 1 else 0.0
-        return max(load + idle, self.free_ns(shape)) + float(sums) + hops
 
 
 def _work(tables: Tables, splits: bool, mixes: bool, recompute: bool) -> LayerWork:
@@ -272,34 +260,3 @@ def _shared_bytes(tables: Tables) -> int:
     """Of parameters that several layers use: their sums may run over other places."""
     shared = [p for p in tables.graph.parameters if len(set(p.users)) > 1 and p.trainable]
     return sum(p.bytes for p in shared)
-
-
-Bubble = Callable[[Configuration, LayerWork], float]
-
-
-def _whole(shape: Configuration, work: LayerWork) -> float:
-    return float(work.total.sum()) / shape.workers * (shape.workers - 1) / shape.chunks
-
-
-def _forward(shape: Configuration, work: LayerWork) -> float:
-    return float(work.forward.sum()) / shape.workers * (shape.workers - 1) / shape.chunks
-
-
-def _paired(shape: Configuration, work: LayerWork) -> float:
-    units = max(1.0, shape.micros / shape.workers)
-    return float(work.last.sum()) / shape.workers * max(0.0, shape.workers / shape.pairs - 2) * units
-
-
-def _paired_split(shape: Configuration, work: LayerWork) -> float:
-    return float(work.forward.sum()) / shape.workers * (shape.workers / shape.pipes - 1) / shape.chunks
-
-
-# idle time of a worker, as the families have it for equal stages
-BUBBLES: Mapping[str, Bubble] = dict.fromkeys(FAMILIES, _forward) | {
-    "gpipe": _whole,
-    "1f1b": _whole,
-    "interleaved": _whole,
-    "wave": _whole,
-    "chimera": _paired,
-    "chimera-zb": _paired_split,
-}

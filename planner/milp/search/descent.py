@@ -12,7 +12,7 @@ from planner.milp.cut.stage_costs import COMPUTE
 from planner.milp.proof.boxes import Box
 from planner.schedule import Kind
 
-NEVER = 1 << 60  # the time of a cut that does not fit
+UNFIT_NS = 1 << 60  # the time of a cut that does not fit
 _STEPS = (1, 2, 4, 8)
 _DESCENT_NS = 1e9  # of the meter, for one descent
 _TURNED = 0.3  # of the flags, in a kick
@@ -30,9 +30,9 @@ class Answer:
 
 
 def judge(problem: CutProblem, cuts: IntArray, most: int | None = None) -> IntArray:
-    """Simulated nanoseconds, NEVER where a worker's memory is exceeded; beyond `most`, only that it is more."""
+    """Simulated nanoseconds, UNFIT_NS where a worker's memory is exceeded; beyond `most`, only that it is more."""
     fitting = fits(problem, cuts)
-    out: IntArray = np.full(len(cuts), NEVER, np.int64)
+    out: IntArray = np.full(len(cuts), UNFIT_NS, np.int64)
     if fitting.any():
         out[fitting] = problem.times(cuts[fitting], most)
     return out
@@ -62,7 +62,7 @@ def descend(problem: CutProblem, low: IntArray, high: IntArray, start: IntArray)
 def _pick(problem: CutProblem, cuts: IntArray, most: int | None = None) -> Answer | None:
     ns = judge(problem, cuts, most)
     least = int(ns.min())
-    if least == NEVER:
+    if least == UNFIT_NS:
         return None
     tied = cuts[ns == least]
     return Answer(cut=min(tied, key=lambda c: c.tolist()), ns=least)

@@ -1,25 +1,30 @@
 """The course of a search: which shapes are looked into, and when.
 
 First answers come from the most promising shapes and from the trivial plans, and orders listed anew for the best of
-them. Then shapes are taken up as their totals (`planner.milp.floors`) bound them, the lowest first: what is left when
+them. Then shapes are taken up as their totals (`planner.milp.proof.totals`) bound them, the lowest first: what is left when
 the work allowed for that is done is bounded by the next one, and nothing was spent on what could not be the least.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 
+import numpy as np
+
 from planner.errors import Infeasible
-from planner.milp import explain, infeasible
+from planner.milp import explain, formulation, infeasible
 from planner.milp.configurations.configurations import Configuration, shapes
 from planner.milp.cut.problem import CutProblem
 from planner.milp.instance import Instance
-from planner.milp.proof.totals import TotalsBound
+from planner.milp.proof.boxes import ROUNDING, Box
+from planner.milp.proof.prove import ConfigurationProof
+from planner.milp.proof.separable import SeparableRows
+from planner.milp.proof.totals import LayerWork, TotalsBound
 from planner.milp.search import relist
-from planner.milp.search.descent import NEVER, Answer, even, judge
+from planner.milp.search.descent import UNFIT_NS, Answer, even, judge
 from planner.milp.search.state import ConfigurationState, Effort, Rows, SearchState
 from planner.schedule import FAMILIES
 
@@ -27,6 +32,9 @@ _PLAINEST = list(FAMILIES)  # on one worker many families take the same time: th
 _EVEN, _FIRST = 40, 6  # shapes whose even cut is simulated, and that are answered, before any is looked into
 _HOPE = 1.2  # of the best answer so far: an even cut that takes more is not descended from
 _GLANCES = 0.1  # of the work allowed is for those even cuts
+_MOST_ARCS = 3000  # beyond, the program is left unwritten and the tree's proof stands alone
+_ARCS_PROVED = 500  # where everything is proved already, and the program only states it
+_FILTERS = 2  # of what the program is written over
 _LOOKS = 0.85  # of it is spent by the end of first looks; shapes left then keep the bound of their totals
 
 
@@ -34,7 +42,7 @@ _LOOKS = 0.85  # of it is spent by the end of first looks; shapes left then keep
 class Waiting:
     """Shapes by what they take at least."""
 
-    found: SearchState
+    state: SearchState
     every: list[Configuration] = field(default_factory=list)  # that ever waited
     known: set[Configuration] = field(default_factory=set)
     heap: list[tuple[float, int]] = field(default_factory=list)
@@ -42,122 +50,211 @@ class Waiting:
     def add(self, shape: Configuration) -> None:
         if shape not in self.known:
             self.known.add(shape)
-            heapq.heappush(self.heap, (self.found.promise_ns(shape), len(self.every)))
+            heapq.heappush(self.heap, (self.state.promise_ns(shape), len(self.every)))
             self.every.append(shape)
 
     def work_through(self) -> None:
         """Grows by variants: those that take less memory where memory narrows a shape, or whose updates are faster."""
-        found = self.found
+        state = self.state
         while self.heap:
             least, number = heapq.heappop(self.heap)
-            if least > found.limit - 1 or self._enough():
-                found.leave(least)
+            if least > state.limit - 1 or self._enough():
+                state.leave(least)
                 continue
             shape = self.every[number]
-            tight = found.examine(shape)
-            for variant in thriftier(found.space, shape) if tight else found.faster(shape):
+            tight = state.examine(shape)
+            for variant in thriftier(state.instance, shape) if tight else state.faster(shape):
                 self.add(variant)
 
     def _enough(self) -> bool:
-        spent = self.found.space.meter.spent_ns
-        return self.found.limit < NEVER and spent > _LOOKS * self.found.effort.work_ns
+        spent = self.state.instance.meter.spent_ns
+        return self.state.limit < UNFIT_NS and spent > _LOOKS * self.state.effort.work_ns
 
 
-def search(space: Instance, effort: Effort, *, below: int = NEVER, rows: Rows | None = None) -> SearchState:
+def search(
+    instance: Instance, effort: Effort, *, below: int = UNFIT_NS, rows: Rows | None = None
+) -> SearchState:
     """`below` is what is known already: slower plans are not looked for. So are `rows` of the same orders."""
-    found = SearchState(space=space, effort=effort, below=below, rows={} if rows is None else rows)
-    given = ranked(space)
-    if not given:
-        raise Infeasible(infeasible.no_shape(space, lambda asked: bool(ranked(asked))))
-    if below == NEVER:
-        _first_answers(found, given)
-        _take_trivial(found, set(given))
-    found.listed = relist.grow(found)
-    best = found.limit
-    waiting = Waiting(found=found)
-    for shape in given:
+    state = SearchState(instance=instance, effort=effort, below=below, rows={} if rows is None else rows)
+    configurations = ranked(instance)
+    if not configurations:
+        raise Infeasible(infeasible.no_shape(instance, lambda asked: bool(ranked(asked))))
+    if below == UNFIT_NS:
+        _first_answers(state, configurations)
+        _take_trivial(state, set(configurations))
+    state.listed = relist.grow(state)
+    best = state.limit
+    waiting = Waiting(state=state)
+    for shape in configurations:
         waiting.add(shape)
     waiting.work_through()
-    if found.limit < best:
-        found.listed += relist.grow(found)
-    found.queue = waiting.every
-    found.considered = len(waiting.every) + found.listed
-    found.prove()
-    found.state()
-    return found
+    if state.limit < best:
+        state.listed += relist.grow(state)
+    state.queue = waiting.every
+    state.considered = len(waiting.every) + state.listed
+    state.prove()
+    solve_program(state)
+    return state
 
 
-def ranked(space: Instance) -> list[Configuration]:
+def solve_program(state: SearchState) -> None:
+    """The mixed-integer program over the winner and whatever is still open, where it is small enough to write."""
+    if state.best is None:
+        return
+    if state.best.closing is None:
+        spans = state.instance.windows(state.best.problem)
+        state.best.closing = ConfigurationProof(problem=state.best.problem, spans=spans)
+        state.best.closing.look(state.best.answer, state.limit)
+    others = [tried for tried in state.open if tried is not state.best and tried.bound_ns < state.limit]
+    given = [(tried, _open_part(state, tried)) for tried in [state.best, *others]]
+    parts = [part for _, part in given if part is not None]
+    most = _MOST_ARCS if others else _ARCS_PROVED
+    if not parts or sum(int(a.sum()) for part in parts for a in part.box.alive) > most:
+        return
+    done = formulation.solve(parts, state.limit, nodes=state.effort.program_nodes)
+    state.program = done
+    if done.part >= 0:
+        state.take(state.tried[parts[done.part].box.problem.shape], Answer(cut=done.cut, ns=done.ns))
+    least = int(done.bound_ns * (1 - formulation.TOLERANCE))
+    for tried, part in given:
+        if part is not None:
+            tried.bound_ns = max(tried.bound_ns, min(least, state.limit))
+
+
+def _open_part(state: SearchState, tried: ConfigurationState) -> formulation.OpenConfiguration | None:
+    """The cuts that the rows do not refute; ties with the best answer stay."""
+    if tried.closing is None or tried.closing.root is None or tried.problem.flagged:
+        return None
+    pool, most = tried.closing.record.pool, state.limit + ROUNDING
+    rows = pool.weights.part(pool.active())
+    box: Box | None = tried.closing.root
+    if box is not None and tried.problem.chained:
+        spans = SeparableRows(tried.problem).narrowed(rows, most, box.low, box.high)
+        box = None if spans is None else box.narrowed(*spans)
+    for _ in range(_FILTERS):
+        box = None if box is None else box.filtered(rows, most)
+    tried.bound_ns = state.limit if box is None else tried.bound_ns
+    return None if box is None else formulation.OpenConfiguration(box=box, rows=rows, bound_ns=tried.bound_ns)
+
+
+def ranked(instance: Instance) -> list[Configuration]:
     """Shapes, the most promising first. Recomputing and sharding ones follow where memory asks for them."""
-    pinned = space.pins
+    pinned = instance.pins
     plain = replace(pinned, recompute=bool(pinned.recompute), shard=bool(pinned.shard))
     every = shapes(
-        space.cluster,
-        layers=space.layers,
-        batch=space.batch,
-        micros=space.micros(),
+        instance.cluster,
+        layers=instance.layers,
+        batch=instance.batch,
+        micros=instance.micros(),
         pinned=plain,
-        splits=space.splits,
+        splits=instance.splits,
     )
-    floors = TotalsBound(space)
-    return sorted(every, key=lambda shape: (floors.guess_ns(shape), _PLAINEST.index(shape.family), shape))
+    bound = TotalsBound(instance)
+    return sorted(every, key=lambda shape: (_guess_ns(bound, shape), _PLAINEST.index(shape.family), shape))
 
 
-def _first_answers(found: SearchState, given: list[Configuration]) -> None:
+def _guess_ns(bound: TotalsBound, shape: Configuration) -> float:
+    """About what a shape may take: where to look first. Bounds nothing."""
+    tables, work = bound.instance.tables(shape), bound.work(shape)
+    bytes_a_worker = np.array([tables.gradients[0, -1] * shape.pipes // shape.workers])
+    sums = (
+        bound.instance.machines.typical_sum(shape).ns(bytes_a_worker)[0]
+        if shape.data * shape.spatial > 1
+        else 0
+    )
+    wire = bound.instance.cluster_link_ns(tables.typical_crossing_bytes) if shape.workers > 1 else 0.0
+    hops = 2 * (shape.stages - 1) * wire
+    load = float(work.total.sum()) * shape.micros / shape.workers + bound.step_ns(shape)
+    idle = BUBBLES[shape.family](shape, work) if shape.workers > 1 else 0.0
+    return max(load + idle, bound.free_ns(shape)) + float(sums) + hops
+
+
+def _first_answers(state: SearchState, configurations: list[Configuration]) -> None:
     """Even cuts of the most promising shapes; then descents of those that came out best, and of the most promising
     one of each family."""
     firsts: dict[str, Configuration] = {}
-    for shape in given:
+    for shape in configurations:
         firsts.setdefault(shape.family, shape)
-    ahead = dict.fromkeys([*given[:_FIRST], *firsts.values(), *given[_FIRST:_EVEN]])
-    meter, most = found.space.meter, _GLANCES * found.effort.work_ns
-    looked = [found.look(shape) for shape in ahead if meter.spent_ns < most]
+    ahead = dict.fromkeys([*configurations[:_FIRST], *firsts.values(), *configurations[_FIRST:_EVEN]])
+    meter, most = state.instance.meter, _GLANCES * state.effort.work_ns
+    looked = [state.look(shape) for shape in ahead if meter.spent_ns < most]
     known = [tried for tried in looked if tried is not None]
-    if found.space.pins.stages is None:
+    if state.instance.pins.stages is None:
         known = sorted(known, key=lambda tried: (_even_ns(tried.problem), tried.shape))
     chosen = [*known[:_FIRST], *(tried for tried in known if firsts[tried.shape.family] == tried.shape)]
     every = {tried.shape: tried for tried in chosen}.values()
     for tried in sorted(every, key=lambda tried: tried.shape.chunks * (tried.shape.workers == 1)):
-        hopeless = found.space.pins.stages is None and _hopeless(found, tried)
-        if found.space.meter.spent_ns < found.effort.work_ns / 3 and not hopeless:
-            found.answer(tried)
+        hopeless = state.instance.pins.stages is None and _hopeless(state, tried)
+        if state.instance.meter.spent_ns < state.effort.work_ns / 3 and not hopeless:
+            state.answer(tried)
 
 
-def _hopeless(found: SearchState, tried: ConfigurationState) -> bool:
+def _hopeless(state: SearchState, tried: ConfigurationState) -> bool:
     """Far from the best; or one worker in more parts, no better at first than what fewer of them came to."""
     ns, own = _even_ns(tried.problem), tried.shape
     fewer = [
         other.answer.ns
-        for shape, other in found.tried.items()
+        for shape, other in state.tried.items()
         if other.answer is not None
         and shape.chunks < own.chunks
         and (shape.data, shape.workers, shape.micro) == (own.data, 1, own.micro)
     ]
-    return ns > _HOPE * found.limit or ns >= min(fewer, default=NEVER)
+    return ns > _HOPE * state.limit or ns >= min(fewer, default=UNFIT_NS)
 
 
-def _even_ns(posed: CutProblem) -> int:
-    return int(posed.times(even(posed)[None, :], 0)[0])
+def _even_ns(problem: CutProblem) -> int:
+    return int(problem.times(even(problem)[None, :], 0)[0])
 
 
-def _take_trivial(found: SearchState, allowed: set[Configuration]) -> None:
+def _take_trivial(state: SearchState, allowed: set[Configuration]) -> None:
     """The trivial plans are answers too: none of them beats the plan, however little was looked into."""
-    for _, chosen in explain.trivial(found.space):
+    for _, chosen in explain.trivial(state.instance):
         for shape in (each for each in chosen if each in allowed):
-            tried = found.look(shape)
-            if tried is not None and found.space.pins.stages is None:
+            tried = state.look(shape)
+            if tried is not None and state.instance.pins.stages is None:
                 cut = explain.equal_cut(tried.problem)
                 ns = int(judge(tried.problem, cut[None, :])[0])
-                found.take(tried, None if ns == NEVER else Answer(cut=cut, ns=ns))
+                state.take(tried, None if ns == UNFIT_NS else Answer(cut=cut, ns=ns))
 
 
-def thriftier(space: Instance, shape: Configuration) -> Iterator[Configuration]:
+def thriftier(instance: Instance, shape: Configuration) -> Iterator[Configuration]:
     """Variants that take less memory. Only stages that must do recompute, unless that would change the order."""
-    pinned, now = space.pins, shape.recompute or shape.sparing
+    pinned, now = instance.pins, shape.recompute or shape.sparing
     recompute = (True,) if now else (False,) if pinned.recompute is False else (False, True)
     shard = (True,) if shape.shard else (False,) if pinned.shard is False else (False, True)
     for again, sharded in product(recompute, shard):
         changed = (again, sharded) != (now, shape.shard)
         if changed and (not sharded or shape.holders > 1):
-            some = again and not shape.recompute and not space.at_use(replace(shape, shard=sharded))
+            some = again and not shape.recompute and not instance.at_use(replace(shape, shard=sharded))
             yield replace(shape, recompute=again and not some, sparing=some, shard=sharded)
+
+
+Bubble = Callable[[Configuration, LayerWork], float]
+
+
+def _whole(shape: Configuration, work: LayerWork) -> float:
+    return float(work.total.sum()) / shape.workers * (shape.workers - 1) / shape.chunks
+
+
+def _forward(shape: Configuration, work: LayerWork) -> float:
+    return float(work.forward.sum()) / shape.workers * (shape.workers - 1) / shape.chunks
+
+
+def _paired(shape: Configuration, work: LayerWork) -> float:
+    units = max(1.0, shape.micros / shape.workers)
+    return float(work.last.sum()) / shape.workers * max(0.0, shape.workers / shape.pairs - 2) * units
+
+
+def _paired_split(shape: Configuration, work: LayerWork) -> float:
+    return float(work.forward.sum()) / shape.workers * (shape.workers / shape.pipes - 1) / shape.chunks
+
+
+# idle time of a worker, as the families have it for equal stages
+BUBBLES: Mapping[str, Bubble] = dict.fromkeys(FAMILIES, _forward) | {
+    "gpipe": _whole,
+    "1f1b": _whole,
+    "interleaved": _whole,
+    "wave": _whole,
+    "chimera": _paired,
+    "chimera-zb": _paired_split,
+}

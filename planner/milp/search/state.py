@@ -24,9 +24,8 @@ from planner.milp.proof.boxes import ROUNDING, Box
 from planner.milp.proof.feasible import whole
 from planner.milp.proof.order_free import order_free_bound_ns
 from planner.milp.proof.prove import ConfigurationProof
-from planner.milp.proof.separable import SeparableRows
 from planner.milp.proof.totals import TotalsBound
-from planner.milp.search.descent import NEVER, Answer, balanced, descend, even, kicked
+from planner.milp.search.descent import UNFIT_NS, Answer, balanced, descend, even, kicked
 from planner.plan import Certificate
 
 _FIRST = 6  # shapes whose answers are polished before any is proved
@@ -34,9 +33,6 @@ _KICKS = 6
 _CHOICES = 10  # times as many boxes, and twice as many kicks, where flags are to be chosen
 _WORK_NS = 40e9  # of `Meter`
 _PROGRAM_NODES = 2000  # of the mixed-integer program
-_MOST_ARCS = 3000  # beyond, the program is left unwritten and the tree's proof stands alone
-_ARCS_PROVED = 500  # where everything is proved already, and the program only states it
-_FILTERS = 2  # of what the program is written over
 _PLAIN = 0.75  # of the work left is for shapes without flags first
 _BOXES = 100  # of one shape at first, divided by its depth
 _NODES = 3000  # boxes of one shape in a turn at most, divided by its depth
@@ -68,9 +64,9 @@ class ConfigurationState:
 
 @dataclass(kw_only=True)
 class SearchState:
-    space: Instance
+    instance: Instance
     effort: Effort
-    below: int = NEVER  # what a plan has to take less than
+    below: int = UNFIT_NS  # what a plan has to take less than
     floors: TotalsBound = field(init=False)
     best: ConfigurationState | None = None
     tried: dict[Configuration, ConfigurationState] = field(default_factory=dict)
@@ -88,7 +84,7 @@ class SearchState:
     rows: Rows = field(default_factory=dict)  # of orders that several shapes have
 
     def __post_init__(self) -> None:
-        self.floors = TotalsBound(self.space)
+        self.floors = TotalsBound(self.instance)
 
     @property
     def limit(self) -> int:
@@ -97,24 +93,24 @@ class SearchState:
     def look(self, shape: Configuration) -> ConfigurationState | None:
         """The problem that a shape poses; None where its family cannot be had."""
         if shape not in self.tried:
-            posed = self.space.problem(shape)
-            if posed is None:
+            problem = self.instance.problem(shape)
+            if problem is None:
                 return None
-            self.tried[shape] = ConfigurationState(shape=shape, problem=posed)
+            self.tried[shape] = ConfigurationState(shape=shape, problem=problem)
         return self.tried[shape]
 
     def answer(self, tried: ConfigurationState, root: Box | None = None) -> None:
         """An answer by descent: from the most even cut, or from the most even one that fits."""
-        posed = tried.problem
-        spans = self.space.windows(posed)
+        problem = tried.problem
+        spans = self.instance.windows(problem)
         if spans is None:
             return
-        first, last = map(posed.bounds, spans)
-        start = spans[1] if (first == last).all() else even(posed)
-        found = descend(posed, *spans, start)
+        first, last = map(problem.bounds, spans)
+        start = spans[1] if (first == last).all() else even(problem)
+        found = descend(problem, *spans, start)
         if found is None:
-            root = root or whole(posed, *spans)
-            found = None if root is None else descend(posed, *spans, balanced(posed, root))
+            root = root or whole(problem, *spans)
+            found = None if root is None else descend(problem, *spans, balanced(problem, root))
         if tried.closing is not None:
             tried.closing.record.aim(found, self.limit)
         self.take(tried, found)
@@ -128,21 +124,21 @@ class SearchState:
             if answer.ns < self.limit:
                 self.best = tried
 
-    def _decided(self, posed: RecomputeProblem, answer: Answer) -> tuple[ConfigurationState, Answer]:
+    def _decided(self, problem: RecomputeProblem, answer: Answer) -> tuple[ConfigurationState, Answer]:
         """The shape in which just the stages recompute that do in this answer."""
-        again = tuple(sorted(posed.again(answer.cut)))
-        known = self.look(replace(posed.shape, sparing=False, chosen=again))
+        again = tuple(sorted(problem.again(answer.cut)))
+        known = self.look(replace(problem.shape, sparing=False, chosen=again))
         assert known is not None
-        return known, replace(answer, cut=posed.bounds(answer.cut))
+        return known, replace(answer, cut=problem.bounds(answer.cut))
 
     def close(self, tried: ConfigurationState) -> bool:
         """A first look: refutes the shape, or leaves it open with a bound; whether memory narrows it."""
-        posed, learnt = tried.problem, (tried.problem.order, tried.shape.update)
-        plain = self.tried.get(replace(tried.shape, sparing=False)) if posed.flagged else None
+        problem, learnt = tried.problem, (tried.problem.order, tried.shape.update)
+        plain = self.tried.get(replace(tried.shape, sparing=False)) if problem.flagged else None
         known = None if plain is None else plain.closing
         tried.closing = ConfigurationProof(
-            problem=posed,
-            spans=self.space.windows(posed),
+            problem=problem,
+            spans=self.instance.windows(problem),
             rows=self.rows.get(learnt, []) if known is None else known.rows,
             timed=None if known is None else known.timed,
         )
@@ -164,7 +160,7 @@ class SearchState:
         """Takes what is open further, a few boxes of every shape at a time, the lowest bound first; only what bounds
         the plan below any shape that was not looked into."""
         self._polish()
-        meter, most = self.space.meter, self.effort.work_ns
+        meter, most = self.instance.meter, self.effort.work_ns
         plain = [tried for tried in self.open if not tried.problem.flagged]
         if len(plain) < len(self.open):  # what is known without flags refutes most of what has them
             self._take_further(plain, self.effort.nodes, meter.spent_ns + _PLAIN * (most - meter.spent_ns))
@@ -175,7 +171,7 @@ class SearchState:
         self.open = [tried for tried in self.open if self._left(tried)]
 
     def _take_further(self, given: list[ConfigurationState], nodes: int, work_ns: float) -> None:
-        meter, least, boxes = self.space.meter, min(self.left, default=NEVER), _BOXES
+        meter, least, boxes = self.instance.meter, min(self.left, default=UNFIT_NS), _BOXES
         while boxes <= nodes and meter.spent_ns < work_ns:
             lowest = [tried for tried in given if tried.bound_ns < least and self._left(tried)]
             if not lowest:
@@ -188,9 +184,9 @@ class SearchState:
     def _polish(self) -> None:
         """Descents from the best cuts that the first looks met: a better answer refutes more than any bound."""
         met = [tried for tried in self.open if tried.answer is not None and tried.closing is not None]
-        met.sort(key=lambda tried: (tried.answer.ns if tried.answer else NEVER, tried.shape))
+        met.sort(key=lambda tried: (tried.answer.ns if tried.answer else UNFIT_NS, tried.shape))
         for tried in met[:_FIRST]:
-            spans = self.space.windows(tried.problem)
+            spans = self.instance.windows(tried.problem)
             if spans is not None and tried.answer is not None:
                 self.take(tried, descend(tried.problem, *spans, tried.answer.cut))
 
@@ -212,48 +208,6 @@ class SearchState:
                 tried.closing.record.aim(found, self.limit)
                 self.take(tried, found)
 
-    def state(self) -> None:
-        """The mixed-integer program over the winner and whatever is still open, where it is small enough to write."""
-        if self.best is None:
-            return
-        if self.best.closing is None:
-            spans = self.space.windows(self.best.problem)
-            self.best.closing = ConfigurationProof(problem=self.best.problem, spans=spans)
-            self.best.closing.look(self.best.answer, self.limit)
-        others = [tried for tried in self.open if tried is not self.best and tried.bound_ns < self.limit]
-        given = [(tried, self._part(tried)) for tried in [self.best, *others]]
-        parts = [part for _, part in given if part is not None]
-        most = _MOST_ARCS if others else _ARCS_PROVED
-        if not parts or sum(int(a.sum()) for part in parts for a in part.box.alive) > most:
-            return
-        done = formulation.solve(parts, self.limit, nodes=self.effort.program_nodes)
-        self.program = done
-        if done.part >= 0:
-            self.take(self.tried[parts[done.part].box.problem.shape], Answer(cut=done.cut, ns=done.ns))
-        least = int(done.bound_ns * (1 - formulation.TOLERANCE))
-        for tried, part in given:
-            if part is not None:
-                tried.bound_ns = max(tried.bound_ns, min(least, self.limit))
-
-    def _part(self, tried: ConfigurationState) -> formulation.OpenConfiguration | None:
-        """The cuts that the rows do not refute; ties with the best answer stay."""
-        if tried.closing is None or tried.closing.root is None or tried.problem.flagged:
-            return None
-        pool, most = tried.closing.record.pool, self.limit + ROUNDING
-        rows = pool.weights.part(pool.active())
-        box: Box | None = tried.closing.root
-        if box is not None and tried.problem.chained:
-            spans = SeparableRows(tried.problem).narrowed(rows, most, box.low, box.high)
-            box = None if spans is None else box.narrowed(*spans)
-        for _ in range(_FILTERS):
-            box = None if box is None else box.filtered(rows, most)
-        tried.bound_ns = self.limit if box is None else tried.bound_ns
-        return (
-            None
-            if box is None
-            else formulation.OpenConfiguration(box=box, rows=rows, bound_ns=tried.bound_ns)
-        )
-
     def least_ns(self, shape: Configuration) -> float:
         """What its totals say that a shape takes at least; no more than is needed to rule it out."""
         least = self.floors.free_ns(shape)
@@ -269,7 +223,7 @@ class SearchState:
         if self.least_ns(shape) > self.limit - 1:
             self.bounded += 1
             return False
-        if short_bytes(self.space, shape) > 0:
+        if short_bytes(self.instance, shape) > 0:
             self.bounded += 1
             return True
         tried = self.look(shape)
@@ -292,7 +246,7 @@ class SearchState:
             yield shared
 
     def _may_share(self, shape: Configuration) -> bool:
-        return not shape.shard and self.space.pins.shard is not False and shape.holders > 1
+        return not shape.shard and self.instance.pins.shard is not False and shape.holders > 1
 
     def _pays(self, plain: CutProblem, shared: CutProblem) -> bool:
         kinds = {(plain.sums[p], plain.slowness[p]): p for p in range(plain.stages)}
@@ -313,8 +267,8 @@ class SearchState:
             bound_ns=bound,
             free_bound_ns=order_free_bound_ns(best.problem, best.answer.cut),
             gap=(objective - bound) / objective if objective else 0.0,
-            scope=explain.scope(self.space, self.considered, self.bounded, len(self.left), self.listed),
-            rivals=tuple(explain.rivals(self.space, best.problem, best.answer, list(self.tried.values()))),
+            scope=explain.scope(self.instance, self.considered, self.bounded, len(self.left), self.listed),
+            rivals=tuple(explain.rivals(self.instance, best.problem, best.answer, list(self.tried.values()))),
         )
 
 

@@ -12,7 +12,7 @@ from planner.calibrate import Observation, fit
 from planner.calibrate.repredict import nominal_plan, repredicted
 from planner.cluster import Correction, Corrections
 from planner.errors import BadInput
-from planner.milp.solve import solve
+from planner.milp import Question, solve
 from planner.plan import Plan
 from planner.simulate import simulate_plan
 from planner.timeline import SEND, Timeline, concatenate
@@ -45,7 +45,11 @@ def planned(seed: int, family: str, data: int = 1) -> Plan:
         ),
     )
     machines = cluster(2 * data, latency_s=1e-4, bandwidth=1e8)
-    return solve(costs, machines, batch=8, fix={"pipeline": 2, "data": data, "schedule": family})
+    return solve(
+        Question(
+            profile=costs, cluster=machines, batch=8, fix={"pipeline": 2, "data": data, "schedule": family}
+        )
+    )
 
 
 def run_of(plan: Plan, truth: Corrections) -> Observation:
@@ -101,9 +105,13 @@ def test_corrections_come_out_of_a_plan_as_they_went_in_and_a_run_of_it_confirms
 def test_a_plan_made_with_corrections_says_the_same_as_one_corrected_later() -> None:
     costs, machines = profile(chain(6, 2), scale=1000.0), cluster(2, latency_s=1e-4, bandwidth=1e8)
     fix = {"pipeline": 2, "schedule": "1f1b"}
-    known = solve(costs, machines.model_copy(update={"fitted": TRUE}), batch=8, fix=fix)
+    known = solve(
+        Question(profile=costs, cluster=machines.model_copy(update={"fitted": TRUE}), batch=8, fix=fix)
+    )
     stages = [list(stage.layers) for stage in known.stages]
-    later = repredicted(solve(costs, machines, batch=8, fix={**fix, "stages": stages}), TRUE)
+    later = repredicted(
+        solve(Question(profile=costs, cluster=machines, batch=8, fix={**fix, "stages": stages})), TRUE
+    )
     assert known.prediction.step_ns == pytest.approx(later.prediction.step_ns, rel=1e-5)
 
 
@@ -142,7 +150,14 @@ def test_sums_of_one_stage_count_while_any_is_under_way_from_its_last_launch() -
 
 def test_steps_that_overlap_take_as_long_as_from_one_end_to_the_next() -> None:
     costs = profile(chain(6, 2), scale=1000.0)
-    plan = solve(costs, cluster(2), batch=8, fix={"pipeline": 2, "schedule": "zb-h2", "update": "rolling"})
+    plan = solve(
+        Question(
+            profile=costs,
+            cluster=cluster(2),
+            batch=8,
+            fix={"pipeline": 2, "schedule": "zb-h2", "update": "rolling"},
+        )
+    )
     run = Observation(plan=plan, timeline=simulate_plan(plan, steps=12))
     assert run.step_ns == pytest.approx(plan.prediction.step_ns, rel=0.01)
     assert run.timeline.of_step(5).makespan_ns > 1.05 * plan.prediction.step_ns

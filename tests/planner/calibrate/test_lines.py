@@ -8,7 +8,7 @@ import pytest
 from planner.calibrate import with_corrections
 from planner.calibrate.lines import surplus
 from planner.cluster import Corrections, MemoryCorrection
-from planner.milp.solve import solve
+from planner.milp import Question, solve
 from planner.plan import Plan
 from planner.timeline import Timeline
 from tests.planner.milp.instances import chain, cluster, profile
@@ -17,7 +17,12 @@ from tests.planner.milp.instances import chain, cluster, profile
 def ran(seed: int, held: float, start: int = 0) -> tuple[Plan, Timeline]:
     """A plan, and a run whose every rank held `start + held` times what the plan says."""
     plan = solve(
-        profile(chain(6, seed), scale=1.0 + seed), cluster(2), batch=4 * (seed + 1), fix={"pipeline": 2}
+        Question(
+            profile=profile(chain(6, seed), scale=1.0 + seed),
+            cluster=cluster(2),
+            batch=4 * (seed + 1),
+            fix={"pipeline": 2},
+        )
     )
     peaks = [start + round(held * (m.total - m.margin)) for m in plan.prediction.memory]
     zeros = np.zeros(len(peaks), np.int64)
@@ -57,9 +62,11 @@ def test_machines_keep_free_what_runs_held_beside_and_never_less_than_they_did()
 
 def test_a_plan_that_fits_only_by_its_own_bytes_is_not_made_again() -> None:
     costs = profile(chain(6, 1))
-    alone = solve(costs, cluster(2), batch=4, fix={"pipeline": 2, "schedule": "1f1b"})
+    alone = solve(
+        Question(profile=costs, cluster=cluster(2), batch=4, fix={"pipeline": 2, "schedule": "1f1b"})
+    )
     need = max(m.total - m.margin for m in alone.prediction.memory)
     known = Corrections(memory=MemoryCorrection(factor=1.2, samples=1), step_spread=0.1, rests_on=("a run",))
     tight = with_corrections(cluster(2, memory=round(need * 1.1)), known)
-    plan = solve(costs, tight, batch=4)
+    plan = solve(Question(profile=costs, cluster=tight, batch=4))
     assert all(1.2 * (m.total - m.margin) <= m.limit for m in plan.prediction.memory)

@@ -4,7 +4,7 @@ import pytest
 
 from planner.calibrate.refine import measured_times, refined
 from planner.errors import BadInput
-from planner.milp.solve import solve
+from planner.milp import Question, solve
 from planner.plan import Plan, StageTimes
 from planner.simulate import period_of_plan, simulate_in_stride, simulate_plan
 from planner.timeline import compare
@@ -14,7 +14,7 @@ from tests.planner.milp.instances import chain, cluster, profile
 
 def plan_of(**fix: object) -> Plan:
     fixed = {"pipeline": 1, "data": 4, "update": "rolling", "schedule": "overlap", "chunks": 4, **fix}
-    return solve(profile(chain(24, 0)), cluster(4, 1), batch=8, fix=fixed)
+    return solve(Question(profile=profile(chain(24, 0)), cluster=cluster(4, 1), batch=8, fix=fixed))
 
 
 def slower_link(stage: int, times: StageTimes) -> StageTimes:

@@ -6,7 +6,7 @@ import pytest
 
 from planner.cluster import Group, Sum
 from planner.cost import GridChoice, Prices, sharded
-from planner.milp.solve import solve
+from planner.milp import Question, solve
 from planner.plan import Plan
 from planner.profile import CostKey
 from planner.verify import violations
@@ -20,7 +20,9 @@ def planned(parts: int, **fix: object) -> tuple[Plan, float]:
     """With the time that its first layer was profiled at on a shard."""
     costs = profile(PLAIN, ((parts,),), 0)
     machines = cluster(2 * parts, latency_s=1e-9)
-    plan = solve(costs, machines, batch=1, fix={"spatial": parts, "gather": "l1", **fix})
+    plan = solve(
+        Question(profile=costs, cluster=machines, batch=1, fix={"spatial": parts, "gather": "l1", **fix})
+    )
     assert violations(plan, profile=costs, cluster=machines) == []
     row = costs.costs[CostKey("s0", 1, (parts,), "fp32", "eager")]
     return plan, row.forward.median * 1e9
@@ -57,6 +59,6 @@ def test_ranks_that_share_a_sample_stand_side_by_side() -> None:
 
 @pytest.mark.parametrize("parts", [2, 3])
 def test_a_profile_without_shards_has_no_spatial_shapes(parts: int) -> None:
-    plan = solve(profile(PLAIN, (), 0), cluster(parts), batch=1)
+    plan = solve(Question(profile=profile(PLAIN, (), 0), cluster=cluster(parts), batch=1))
     assert plan.axes.spatial == 1
     assert plan.certificate is not None and "cut alike" not in plan.certificate.scope

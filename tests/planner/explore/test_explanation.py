@@ -7,21 +7,25 @@ from dataclasses import replace
 import pytest
 
 from planner.errors import Infeasible
-from planner.explore import Explanation, explained
+from planner.explore import Explanation, explain
 from planner.explore.explanation import _near, _others
-from planner.milp import Asked, solve_with_search
-from planner.milp.solve import solve
+from planner.milp import Question, solve, solve_with_search
 from planner.profile import Profile, Seconds
 from planner.show import explanation_dict, explanation_text
 from tests.planner.milp.instances import chain, cluster, profile
 
 COSTS = profile(chain(8, 3, skips=1), micros=(1, 2), scale=100)
-ASKED = Asked(schedules=("1f1b", "zb-h1", "interleaved"))
+TIGHT = Question(
+    profile=COSTS,
+    cluster=cluster(4, memory=150_000),
+    batch=8,
+    schedules=("1f1b", "zb-h1", "interleaved"),
+)
 
 
 @pytest.fixture(scope="module")
 def tight() -> Explanation:
-    return explained(COSTS, cluster(4, memory=150_000), 8, ASKED, more_bytes=100_000)
+    return explain(TIGHT, more_bytes=100_000)
 
 
 def exact(costs: Profile) -> Profile:
@@ -44,7 +48,7 @@ def exact(costs: Profile) -> Profile:
 
 
 def test_what_is_explained_is_the_plan_that_is_found(tight: Explanation) -> None:
-    plan = solve(COSTS, cluster(4, memory=150_000), batch=8, schedules=ASKED.schedules)
+    plan = solve(TIGHT)
     assert tight.plan == plan
     assert tight.chosen.step_ns == plan.prediction.step_ns
 
@@ -72,8 +76,8 @@ def test_plans_within_the_error_of_the_costs_are_ties(tight: Explanation) -> Non
 
 def test_a_way_to_train_is_a_tie_once_in_the_best_of_its_orders() -> None:
     fix = {"data": 1, "pipeline": 4, "micro": 1}
-    asked = Asked(schedules=("1f1b", "zb-h1", "listed"), fix=fix)
-    _, found = solve_with_search(asked.space(COSTS, cluster(4, memory=150_000), 8))
+    question = TIGHT.replace(schedule=("1f1b", "zb-h1", "listed"), fix=fix)
+    _, found = solve_with_search(question.instance())
     assert found.best is not None and found.best.shape.family == "zb-h1" and found.best.shape.listed
     others = [str(tried.shape) for tried in _others(found)]
     assert len(set(others)) < len(others)
@@ -84,21 +88,21 @@ def test_a_way_to_train_is_a_tie_once_in_the_best_of_its_orders() -> None:
 
 
 def test_exact_costs_leave_no_ties_but_equals() -> None:
-    found = explained(exact(COSTS), cluster(2), 8, ASKED)
+    found = explain(replace(TIGHT, profile=exact(COSTS), cluster=cluster(2)))
     assert found.error == found.within == 0
     assert all(part.step_ns == found.chosen.step_ns for part in found.within_error)
     assert "carry no spread" in explanation_text(found)
 
 
 def test_what_more_memory_gives_is_what_solving_with_it_gives(tight: Explanation) -> None:
-    roomy = solve(COSTS, cluster(4, memory=250_000), batch=8, schedules=ASKED.schedules)
+    roomy = solve(TIGHT.replace(cluster=cluster(4, memory=250_000)))
     assert tight.room.step_ns == roomy.prediction.step_ns < tight.chosen.step_ns
     assert "more on each device would save" in explanation_text(tight)
 
 
 def test_where_memory_is_not_in_the_way_more_of_it_changes_nothing() -> None:
     machines = cluster(4, memory=1 << 30)
-    found = explained(COSTS, machines, 8, ASKED)
+    found = explain(TIGHT.replace(cluster=machines))
     assert found.room.step_ns == found.chosen.step_ns
     memory = found.plan.prediction.memory
     assert found.room.free_bytes == (1 << 30) - max(part.total for part in memory)
@@ -118,15 +122,14 @@ def test_an_explanation_is_told_as_data_too(tight: Explanation) -> None:
 
 def test_what_does_not_fit_is_not_explained_but_refused() -> None:
     with pytest.raises(Infeasible, match="bytes short"):
-        explained(COSTS, cluster(1, memory=1000), 8, ASKED)
+        explain(TIGHT.replace(cluster=cluster(1, memory=1000)))
 
 
 def test_what_out_of_order_backprop_saves_is_told_against_one_sum() -> None:
-    asked = Asked(fix={"pipeline": 1, "data": 4, "update": "rolling"})
-    found = explained(profile(chain(24, 0)), cluster(4), 8, asked)
-    plain = solve(
-        profile(chain(24, 0)), cluster(4), batch=8, fix={**(asked.fix or {}), "out_of_order": "off"}
-    )
+    fix = {"pipeline": 1, "data": 4, "update": "rolling"}
+    question = Question(profile=profile(chain(24, 0)), cluster=cluster(4), batch=8, fix=fix)
+    found = explain(question)
+    plain = solve(question.replace(fix={"out_of_order": "off"}))
     assert found.in_one is not None and found.in_one.step_ns == plain.prediction.step_ns
     assert found.in_one.step_ns > found.plan.prediction.step_ns
     said = explanation_text(found)

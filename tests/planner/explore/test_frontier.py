@@ -6,12 +6,14 @@ import pytest
 
 from planner.cluster import Cluster, with_at_most
 from planner.explore import Frontier, FrontierRow, frontier
-from planner.milp import Asked, changed, solve_or_none
+from planner.milp import Question, changed, solve_or_none
 from planner.profile import Profile
 from planner.verify import violations
 from tests.planner.milp.instances import chain, cluster, profile
 
-ASKED = Asked(schedules=("1f1b", "chimera"))
+
+def question(costs: Profile, machines: Cluster) -> Question:
+    return Question(profile=costs, cluster=machines, batch=6, schedules=("1f1b", "chimera"))
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,7 @@ def machines() -> Cluster:
 
 @pytest.fixture(scope="module")
 def found(costs: Profile, machines: Cluster) -> Frontier:
-    return frontier(costs, machines, 6, ASKED, most=100, resolution=0.0)
+    return frontier(question(costs, machines), most=100, resolution=0.0)
 
 
 def test_no_plan_of_a_front_is_as_fast_as_a_thriftier_one(found: Frontier) -> None:
@@ -52,10 +54,10 @@ def test_whatever_the_limit_a_plan_of_the_front_is_its_answer(
     found: Frontier, costs: Profile, machines: Cluster
 ) -> None:
     assert found.whole == ("memory", "devices")
-    space = ASKED.space(costs, machines, 6)
+    instance = question(costs, machines).instance()
     front = found.front("memory")
     for limit in range(front[-1].peak_bytes - 5000, front[0].peak_bytes, 15_000):
-        direct = solve_or_none(changed(space, cluster=with_at_most(machines, limit)))
+        direct = solve_or_none(changed(instance, cluster=with_at_most(machines, limit)))
         fits = [row for row in front if row.peak_bytes <= limit]
         if direct is None:
             assert not fits
@@ -70,13 +72,13 @@ def test_fewer_devices_are_slower_and_one_is_enough(found: Frontier) -> None:
 
 
 def test_a_front_cut_short_says_that_it_is_not_whole(costs: Profile, machines: Cluster) -> None:
-    hurried = frontier(costs, machines, 6, ASKED, trades=("memory",), most=1)
+    hurried = frontier(question(costs, machines), trades=("memory",), most=1)
     assert hurried.whole == ()
     assert 1 <= len(hurried.rows) <= 2
 
 
 def test_where_nothing_fits_there_is_no_front(costs: Profile) -> None:
-    assert frontier(costs, cluster(1, memory=10), 6, ASKED).rows == ()
+    assert frontier(question(costs, cluster(1, memory=10))).rows == ()
 
 
 def test_limits_of_devices_stay_those_of_the_machines(found: Frontier, machines: Cluster) -> None:

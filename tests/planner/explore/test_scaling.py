@@ -6,20 +6,24 @@ from dataclasses import replace
 
 import pytest
 
+from planner.cluster import Cluster
 from planner.explore import Lemma, ScalingRow, Sweep, over_batches, over_devices
 from planner.explore.scaling import computing_ns, knee_of_batches, knee_of_devices, overhead
-from planner.milp import Asked
-from planner.milp.solve import solve
+from planner.milp import Question, solve
 from planner.plan import Plan
-from planner.profile import Seconds
+from planner.profile import Profile, Seconds
 from planner.show import of_sweep, sweep_data
 from tests.planner.milp.instances import chain, cluster, profile
 
-ASKED = Asked(schedules=("1f1b", "gpipe"))
+FAMILIES = ("1f1b", "gpipe")
+
+
+def question(costs: Profile, machines: Cluster, batch: int = 1) -> Question:
+    return Question(profile=costs, cluster=machines, batch=batch, schedules=FAMILIES)
 
 
 def row(asked: int, samples_per_s: float) -> ScalingRow:
-    plan = solve(profile(chain(2, 0)), cluster(1), batch=4, schedules=["1f1b"])
+    plan = solve(Question(profile=profile(chain(2, 0)), cluster=cluster(1), batch=4, schedules=["1f1b"]))
     step_ns = round(plan.batch.samples * 1e9 / samples_per_s)
     return ScalingRow(
         asked=asked,
@@ -29,10 +33,10 @@ def row(asked: int, samples_per_s: float) -> ScalingRow:
 
 def test_each_count_of_devices_gets_its_own_fastest_plan() -> None:
     costs, machines = profile(chain(6, 2), micros=(1, 2)), cluster(4)
-    sweep = over_devices(costs, machines, 8, (4, 1, 2, 2), ASKED)
+    sweep = over_devices(question(costs, machines, 8), (4, 1, 2, 2))
     assert [row.asked for row in sweep.rows] == [1, 2, 4]
     for row in sweep.rows:
-        alone = solve(costs, machines, batch=8, schedules=ASKED.schedules, fix={"devices": row.asked})
+        alone = solve(question(costs, machines, 8).replace(fix={"devices": row.asked}))
         assert row.plan == alone
         assert row.devices <= row.asked
     rates = [row.samples_per_s for row in sweep.rows]
@@ -40,13 +44,13 @@ def test_each_count_of_devices_gets_its_own_fastest_plan() -> None:
 
 
 def test_devices_that_a_batch_cannot_fill_are_left_idle() -> None:
-    sweep = over_devices(profile(chain(1, 2)), cluster(3), 2, (3,), ASKED)
+    sweep = over_devices(question(profile(chain(1, 2)), cluster(3), 2), (3,))
     assert sweep.row(3).devices == 2
 
 
 def test_batches_are_doubled_until_that_gains_little() -> None:
     costs = profile(chain(6, 2), micros=(2, 4))
-    sweep = over_batches(costs, cluster(3), None, ASKED)
+    sweep = over_batches(question(costs, cluster(3)))
     batches = [row.asked for row in sweep.rows]
     assert batches == [2 * 2**i for i in range(len(batches))]
     rates = [row.samples_per_s for row in sweep.rows]
@@ -59,14 +63,14 @@ def test_doubling_ends_where_a_step_has_very_many_micro_batches(monkeypatch: pyt
     monkeypatch.setattr("planner.explore.scaling.MOST_MICROS", 2)
     monkeypatch.setattr("planner.show.sweeps.MOST_MICROS", 2)
     costs = profile(chain(6, 2), micros=(2,))
-    rows = over_batches(costs, cluster(1), None, ASKED).rows
+    rows = over_batches(question(costs, cluster(1))).rows
     assert [(row.asked, row.micros) for row in rows] == [(2, 1), (4, 2)]
     sweep = Sweep(over="batch", rows=rows, knee=4)
     assert "A step of it has 2 micro-batches; `--batch` takes larger ones." in of_sweep(sweep)
 
 
 def test_a_batch_without_a_plan_is_a_row_without_one() -> None:
-    sweep = over_batches(profile(chain(3, 2), micros=(2,)), cluster(1), (3, 4), ASKED)
+    sweep = over_batches(question(profile(chain(3, 2), micros=(2,)), cluster(1)), (3, 4))
     assert [row.plan is None for row in sweep.rows] == [True, False]
     assert sweep.knee == 4
     assert "nothing fits" in of_sweep(sweep)
@@ -110,7 +114,15 @@ def test_the_lemma_is_the_speed_of_a_step_whose_overhead_stays() -> None:
 
 def test_overhead_is_what_of_a_step_is_not_computing() -> None:
     block = chain(4, 0, equal=True)
-    plan = solve(profile(block), cluster(2), batch=8, fix={"pipeline": 2, "data": 1}, schedules=["1f1b"])
+    plan = solve(
+        Question(
+            profile=profile(block),
+            cluster=cluster(2),
+            batch=8,
+            fix={"pipeline": 2, "data": 1},
+            schedules=["1f1b"],
+        )
+    )
     busy = sum(t.forward_ns + t.backward_ns for t in plan.times) * plan.batch.micros / 2
     assert computing_ns(plan) == busy
     lemma = overhead(plan)
@@ -121,7 +133,7 @@ def test_overhead_is_what_of_a_step_is_not_computing() -> None:
 def test_a_free_update_on_one_device_is_no_overhead() -> None:
     costs = profile(chain(2, 0))
     free = replace(costs.optimizer, seconds_per_parameter=Seconds(median=0.0))
-    plan: Plan = solve(replace(costs, optimizer=free), cluster(1), batch=4)
+    plan: Plan = solve(Question(profile=replace(costs, optimizer=free), cluster=cluster(1), batch=4))
     lemma = overhead(plan)
     assert lemma is not None
     assert lemma.ratio == 0
@@ -130,7 +142,7 @@ def test_a_free_update_on_one_device_is_no_overhead() -> None:
 
 def test_a_sweep_as_data_names_the_files_and_the_knee(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("plans") / "4.yaml"
-    sweep = over_batches(profile(chain(3, 2), micros=(2,)), cluster(1), (3, 4), ASKED)
+    sweep = over_batches(question(profile(chain(3, 2), micros=(2,)), cluster(1)), (3, 4))
     data = sweep_data(sweep, {4: path})
     assert data["knee"] == 4
     rows = data["rows"]

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.cluster import Cluster
-from planner.milp import solve_or_none
-from planner.milp.question import space_of
+from planner.milp import Question, solve_or_none
 from planner.plan import Plan
 from planner.profile import Profile, Seconds
 from planner.schedule import FAMILIES
@@ -117,7 +116,9 @@ def unasked(seed: int) -> Case:
 def answer(given: Case) -> Plan | None:
     """The solver's."""
     fix, named = {"update": given.update}, given.families or None
-    asked = space_of(given.profile, given.cluster, batch=given.batch, schedules=named, fix=fix)
+    asked = Question(
+        profile=given.profile, cluster=given.cluster, batch=given.batch, schedules=named, fix=fix
+    ).instance()
     return solve_or_none(asked)
 
 

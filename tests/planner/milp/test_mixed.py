@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from planner.cluster import Cluster, NodeGroup, Rates
-from planner.milp import solve_with_search
+from planner.milp import Question, solve, solve_with_search
 from planner.milp.configurations.configurations import shapes
-from planner.milp.question import space_of
-from planner.milp.search.descent import NEVER, judge
-from planner.milp.solve import solve
+from planner.milp.search.descent import UNFIT_NS, judge
 from planner.plan import Plan, schedule_of
 from planner.profile import Profile
 from planner.program import lower
@@ -35,7 +33,7 @@ def machines(*groups: NodeGroup) -> Cluster:
 
 
 def plan_of(costs: Profile, mixed: Cluster, **fix: object) -> Plan:
-    plan = solve(costs, mixed, batch=6, fix={**ALL, **fix}, schedules=TYPES)
+    plan = solve(Question(profile=costs, cluster=mixed, batch=6, fix={**ALL, **fix}, schedules=TYPES))
     assert violations(plan, profile=costs, cluster=mixed) == []
     assert plan.certificate is not None
     assert plan.certificate.gap == 0
@@ -65,7 +63,15 @@ def layers_by_node(plan: Plan) -> list[int]:
 
 
 def test_a_device_of_half_the_speed_gets_half_the_layers() -> None:
-    plan = solve(equal(18), machines(group(2), group(2, speed=0.5)), batch=24, fix=ALL, schedules=["gpipe"])
+    plan = solve(
+        Question(
+            profile=equal(18),
+            cluster=machines(group(2), group(2, speed=0.5)),
+            batch=24,
+            fix=ALL,
+            schedules=["gpipe"],
+        )
+    )
     fast, slow = layers_by_node(plan)[:2], layers_by_node(plan)[2:]
     assert sum(fast) == 2 * sum(slow)
 
@@ -73,11 +79,13 @@ def test_a_device_of_half_the_speed_gets_half_the_layers() -> None:
 def test_the_first_stages_stand_on_the_devices_with_more_memory() -> None:
     """Under 1F1B the first stage holds most; here the large devices are the last of the file."""
     plan = solve(
-        equal(8),
-        machines(group(2, memory=100_000), group(2, memory=400_000)),
-        batch=8,
-        fix={**ALL, "recompute": False},
-        schedules=["1f1b"],
+        Question(
+            profile=equal(8),
+            cluster=machines(group(2, memory=100_000), group(2, memory=400_000)),
+            batch=8,
+            fix={**ALL, "recompute": False},
+            schedules=["1f1b"],
+        )
     )
     assert plan.schedule.place[0] == (3, 2, 1, 0)
     program = lower(schedule_of(plan), plan.hops, plan.times, layout="global")
@@ -88,10 +96,10 @@ def test_the_first_stages_stand_on_the_devices_with_more_memory() -> None:
 def test_no_cut_in_either_direction_is_faster(seed: int) -> None:
     costs = profile(chain(7, seed))
     mixed = machines(group(1, speed=0.5, memory=260_000), group(2, memory=180_000))
-    space = space_of(costs, mixed, batch=4, schedules=["1f1b", "zb-h1"])
+    space = Question(profile=costs, cluster=mixed, batch=4, schedules=["1f1b", "zb-h1"]).instance()
     plan, _ = solve_with_search(space)
     every = shapes(mixed, layers=7, batch=4, micros=[1], pinned=space.pins)
-    least = NEVER
+    least = UNFIT_NS
     for shape in every:
         posed = space.problem(shape)
         if posed is not None:
@@ -112,7 +120,15 @@ def test_a_pipeline_is_as_fast_whichever_end_of_the_machines_is_named_first(fami
     costs = profile([replace(block, own=4000), *after])
     small, large = group(1, memory=5500), group(1, memory=8500)
     one, other = (
-        solve(costs, machines(*nodes), batch=3, schedules=[family], fix={"pipeline": 2, "data": 1})
+        solve(
+            Question(
+                profile=costs,
+                cluster=machines(*nodes),
+                batch=3,
+                schedules=[family],
+                fix={"pipeline": 2, "data": 1},
+            )
+        )
         for nodes in ((small, large), (large, small))
     )
     assert one.prediction.step_ns == other.prediction.step_ns
@@ -120,7 +136,7 @@ def test_a_pipeline_is_as_fast_whichever_end_of_the_machines_is_named_first(fami
 
 
 def test_alike_machines_have_one_direction() -> None:
-    space = space_of(profile(chain(7, 1)), cluster(4), batch=4)
+    space = Question(profile=profile(chain(7, 1)), cluster=cluster(4), batch=4).instance()
     assert not any(
         shape.mirrored for shape in shapes(cluster(4), layers=7, batch=4, micros=[1], pinned=space.pins)
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.errors import BadInput, Infeasible
-from planner.milp.solve import solve
+from planner.milp import Question, solve
 from planner.verify import violations
 from tests.planner.milp.instances import chain, cluster, profile
 
@@ -33,17 +33,19 @@ MACHINES = cluster(4)
 )
 def test_what_excludes_every_plan_is_named(fix: dict[str, object], says: str) -> None:
     with pytest.raises(Infeasible, match=says):
-        solve(COSTS, MACHINES, batch=8, fix=fix)
+        solve(Question(profile=COSTS, cluster=MACHINES, batch=8, fix=fix))
 
 
 @pytest.mark.parametrize("cuts", ["l2,l4", "2,4", "l2, 4", ["l2", "l4"]])
 def test_a_cut_may_be_given_by_the_layers_that_open_a_stage(cuts: object) -> None:
-    plan = solve(COSTS, MACHINES, batch=8, fix={"cuts": cuts, "data": 1}, schedules=["1f1b"])
+    plan = solve(
+        Question(profile=COSTS, cluster=MACHINES, batch=8, fix={"cuts": cuts, "data": 1}, schedules=["1f1b"])
+    )
     assert [stage.layers for stage in plan.stages] == [("l0", "l1"), ("l2", "l3"), ("l4", "l5")]
 
 
 def test_no_cut_at_all_is_one_stage() -> None:
-    assert len(solve(COSTS, MACHINES, batch=8, fix={"cuts": ""}).stages) == 1
+    assert len(solve(Question(profile=COSTS, cluster=MACHINES, batch=8, fix={"cuts": ""})).stages) == 1
 
 
 @pytest.mark.parametrize(
@@ -59,12 +61,12 @@ def test_no_cut_at_all_is_one_stage() -> None:
 )
 def test_a_cut_that_cannot_be_is_refused(cuts: object, says: str) -> None:
     with pytest.raises(BadInput, match=says):
-        solve(COSTS, MACHINES, batch=8, fix={"cuts": cuts})
+        solve(Question(profile=COSTS, cluster=MACHINES, batch=8, fix={"cuts": cuts}))
 
 
 def test_cuts_and_stages_are_not_fixed_both() -> None:
     with pytest.raises(BadInput, match="both cuts and stages"):
-        solve(COSTS, MACHINES, batch=8, fix={"cuts": "l3", "stages": [["l0"]]})
+        solve(Question(profile=COSTS, cluster=MACHINES, batch=8, fix={"cuts": "l3", "stages": [["l0"]]}))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def test_all_fixed_the_solver_prices_that_plan_and_no_other(
         "shard": shard,
         "cuts": cuts,
     }
-    plan = solve(COSTS, MACHINES, batch=8, fix=fix)
+    plan = solve(Question(profile=COSTS, cluster=MACHINES, batch=8, fix=fix))
     assert violations(plan, profile=COSTS, cluster=MACHINES) == []
     assert (plan.axes.data, plan.axes.pipeline, plan.axes.spatial) == (4 // workers, workers, 1)
     assert (plan.batch.micro, plan.schedule.family, plan.schedule.update) == (1, family, update)

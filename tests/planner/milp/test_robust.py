@@ -11,21 +11,21 @@ import pytest
 
 from planner.cluster import Cluster, Link, Links, NodeGroup
 from planner.errors import Infeasible
-from planner.milp.solve import solve
+from planner.milp import Question, solve
 from planner.profile import Profile, Seconds
 from planner.verify import violations
 from tests.planner.milp.instances import Block, chain, cluster, profile
 
 ANSWERS = """
 from planner.explore import frontier
-from planner.milp import Asked
-from planner.milp.solve import solve
+from planner.milp import Question, solve
 from planner.plan import dump
 from tests.planner.milp.instances import chain, cluster, profile
 
 costs = profile(chain(7, 5, skips=2), micros=(1, 2))
-print(dump(solve(costs, cluster(2, 2, memory=250_000), batch=8)))
-for row in frontier(costs, cluster(2), 4, Asked(schedules=("1f1b", "listed")), most=3).rows:
+print(dump(solve(Question(profile=costs, cluster=cluster(2, 2, memory=250_000), batch=8))))
+narrow = Question(profile=costs, cluster=cluster(2), batch=4, schedules=("1f1b", "listed"))
+for row in frontier(narrow, most=3).rows:
     print(dump(row.plan))
 """
 
@@ -98,7 +98,7 @@ def bare(count: int) -> Profile:
     ],
 )
 def test_a_degenerate_question_has_a_plan_that_holds(costs: Profile, machines: Cluster, batch: int) -> None:
-    plan = solve(costs, machines, batch=batch)
+    plan = solve(Question(profile=costs, cluster=machines, batch=batch))
     assert violations(plan, profile=costs, cluster=machines) == []
     assert plan.certificate is not None
     assert plan.certificate.gap == 0
@@ -106,11 +106,11 @@ def test_a_degenerate_question_has_a_plan_that_holds(costs: Profile, machines: C
 
 
 def test_links_that_are_too_slow_leave_one_device() -> None:
-    plan = solve(profile(chain(6, 2)), far_apart(), batch=8)
+    plan = solve(Question(profile=profile(chain(6, 2)), cluster=far_apart(), batch=8))
     assert len(plan.places) == 1
 
 
 def test_a_model_that_fits_nowhere_says_what_is_missing() -> None:
     with pytest.raises(Infeasible, match="bytes short") as raised:
-        solve(profile(chain(4, 1)), cluster(2, memory=1000), batch=2)
+        solve(Question(profile=profile(chain(4, 1)), cluster=cluster(2, memory=1000), batch=2))
     assert "would fit" in str(raised.value)

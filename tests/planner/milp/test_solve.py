@@ -10,8 +10,7 @@ import pytest
 
 from planner.cluster import Cluster, NodeGroup, Rates, with_node_groups
 from planner.errors import BadInput, Infeasible
-from planner.milp import Effort
-from planner.milp.solve import solve
+from planner.milp import Effort, Question, solve
 from planner.plan import Plan, dump
 from planner.profile import Profile
 from planner.verify import violations
@@ -26,7 +25,7 @@ def plan_of(
     schedules: tuple[str, ...] | None = None,
 ) -> Plan:
     """A plan that verify has nothing against and that no trivial plan beats."""
-    plan = solve(costs, machines, batch=batch, fix=fix, schedules=schedules)
+    plan = solve(Question(profile=costs, cluster=machines, batch=batch, fix=fix or {}, schedules=schedules))
     assert violations(plan, profile=costs, cluster=machines) == []
     assert plan.certificate is not None
     assert plan.certificate.bound_ns <= plan.certificate.objective_ns == plan.prediction.step_ns
@@ -93,12 +92,14 @@ def test_rates_that_a_probe_found_tell_nodes_apart_and_slow_none_of_a_uniform_cl
 
 def test_a_batch_that_no_order_could_list_is_refused_at_once() -> None:
     with pytest.raises((BadInput, Infeasible), match="micro-batch"):
-        solve(profile(chain(6, 1)), cluster(2), batch=10**23)
+        solve(Question(profile=profile(chain(6, 1)), cluster=cluster(2), batch=10**23))
 
 
 def test_the_same_question_gets_the_same_bytes() -> None:
     costs, machines = profile(chain(9, 5, skips=2), micros=(1, 2)), cluster(4)
-    assert dump(solve(costs, machines, batch=8)) == dump(solve(costs, machines, batch=8))
+    assert dump(solve(Question(profile=costs, cluster=machines, batch=8))) == dump(
+        solve(Question(profile=costs, cluster=machines, batch=8))
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,7 @@ def test_a_cut_of_the_users_own_is_priced_as_it_stands() -> None:
 )
 def test_a_pin_that_means_nothing_is_named(fix: dict[str, object], says: str) -> None:
     with pytest.raises(BadInput, match=says):
-        solve(profile(chain(2, 0)), cluster(2), batch=2, fix=fix)
+        solve(Question(profile=profile(chain(2, 0)), cluster=cluster(2), batch=2, fix=fix))
 
 
 def heavy(weight: int, count: int = 3) -> Profile:
@@ -169,7 +170,7 @@ def heavy(weight: int, count: int = 3) -> Profile:
 
 def test_what_fits_nowhere_says_which_stage_lacks_how_many_bytes() -> None:
     with pytest.raises(Infeasible) as raised:
-        solve(heavy(4000), cluster(2, memory=26_000), batch=2)
+        solve(Question(profile=heavy(4000), cluster=cluster(2, memory=26_000), batch=2))
     text = str(raised.value)
     assert "layers 'l0' to 'l1'" in text or "layers 'l1' to 'l2'" in text
     assert "26000 are free" in text
@@ -180,11 +181,11 @@ def test_what_fits_nowhere_says_which_stage_lacks_how_many_bytes() -> None:
 def test_the_bytes_that_are_said_to_be_missing_are_enough_and_one_less_is_not() -> None:
     costs = heavy(4000)
     with pytest.raises(Infeasible) as raised:
-        solve(costs, cluster(2, memory=20_000), batch=2)
+        solve(Question(profile=costs, cluster=cluster(2, memory=20_000), batch=2))
     short = int(str(raised.value).split("free: ")[1].split(" ")[0])
     plan_of(costs, cluster(2, memory=20_000 + short), 2)
     with pytest.raises(Infeasible):
-        solve(costs, cluster(2, memory=20_000 + short - 1), batch=2)
+        solve(Question(profile=costs, cluster=cluster(2, memory=20_000 + short - 1), batch=2))
 
 
 def test_one_worker_has_several_stages_where_only_they_fit() -> None:
@@ -270,28 +271,28 @@ def test_layers_that_take_no_time_may_be_a_stage_of_their_own() -> None:
 
 def test_a_batch_of_more_actions_than_an_order_may_have_is_refused_for_that() -> None:
     with pytest.raises(Infeasible, match="more than 131,072 actions"):
-        solve(profile(chain(4, 0)), cluster(1), batch=10**9)
+        solve(Question(profile=profile(chain(4, 0)), cluster=cluster(1), batch=10**9))
 
 
 @pytest.mark.parametrize("memory", [14_000, 20_000, 26_000])
 def test_less_memory_than_is_named_as_the_nearest_is_not_enough(memory: int) -> None:
     costs = keeping(profile(chain(4, 3)), 3)
     with pytest.raises(Infeasible) as told:
-        solve(costs, cluster(1, memory=memory), batch=1)
+        solve(Question(profile=costs, cluster=cluster(1, memory=memory), batch=1))
     more = int(re.search(r"(\d+) bytes more on each", str(told.value)).group(1))  # type: ignore[union-attr]
     assert plan_of(costs, cluster(1, memory=memory + more), 1)
     with pytest.raises(Infeasible):
-        solve(costs, cluster(1, memory=memory + more - 1), batch=1)
+        solve(Question(profile=costs, cluster=cluster(1, memory=memory + more - 1), batch=1))
 
 
 def test_a_pin_in_the_way_is_named_as_the_nearest_change() -> None:
     with pytest.raises(Infeasible, match="leaving pipeline free would fit"):
-        solve(heavy(4000), cluster(4, memory=30_000), batch=4, fix={"pipeline": 1})
+        solve(Question(profile=heavy(4000), cluster=cluster(4, memory=30_000), batch=4, fix={"pipeline": 1}))
 
 
 def test_a_batch_that_no_micro_batch_divides_is_no_plan() -> None:
     with pytest.raises(Infeasible, match=r"no plan of 3 samples.*\(2\)"):
-        solve(profile(chain(4, 0), micros=(2,)), cluster(2), batch=3)
+        solve(Question(profile=profile(chain(4, 0), micros=(2,)), cluster=cluster(2), batch=3))
 
 
 def test_recomputation_is_taken_where_only_it_fits() -> None:
@@ -308,8 +309,8 @@ def test_recomputation_is_taken_where_only_it_fits() -> None:
 def test_an_effort_cut_short_leaves_an_honest_gap() -> None:
     costs, machines = profile(chain(24, 6), scale=1000), cluster(8)
     quick = Effort(nodes=1, kicks=0, program_nodes=1, work_ns=1e7)
-    hurried = solve(costs, machines, batch=16, effort=quick).certificate
-    done = solve(costs, machines, batch=16, schedules=("1f1b",)).certificate
+    hurried = solve(Question(profile=costs, cluster=machines, batch=16, effort=quick)).certificate
+    done = solve(Question(profile=costs, cluster=machines, batch=16, schedules=("1f1b",))).certificate
     assert hurried is not None
     assert done is not None
     assert hurried.bound_ns <= done.objective_ns
@@ -333,7 +334,14 @@ def test_stages_of_a_larger_model_feed_each_other_and_the_certificate_says_so() 
 
 def test_however_little_is_looked_into_no_trivial_plan_is_faster() -> None:
     costs, machines = profile(chain(30, 8, loose=True), scale=100), cluster(6)
-    plan = solve(costs, machines, batch=12, effort=Effort(nodes=1, kicks=0, program_nodes=1, work_ns=0.0))
+    plan = solve(
+        Question(
+            profile=costs,
+            cluster=machines,
+            batch=12,
+            effort=Effort(nodes=1, kicks=0, program_nodes=1, work_ns=0.0),
+        )
+    )
     assert plan.certificate is not None
     rivals = [rival.step_ns for rival in plan.certificate.rivals if rival.step_ns is not None]
     assert rivals
@@ -343,8 +351,8 @@ def test_however_little_is_looked_into_no_trivial_plan_is_faster() -> None:
 def test_a_profile_of_two_precisions_is_planned_in_the_one_that_is_asked_for() -> None:
     costs, machines = with_bf16(profile(chain(8, 3, skips=1))), cluster(4)
     pinned = {"pipeline": 4, "schedule": "1f1b"}
-    full = solve(costs, machines, batch=8, fix=pinned)
-    half = solve(costs, machines, batch=8, fix=pinned, precision="bf16")
+    full = solve(Question(profile=costs, cluster=machines, batch=8, fix=pinned))
+    half = solve(Question(profile=costs, cluster=machines, batch=8, fix=pinned, precision="bf16"))
     assert (full.precision, half.precision) == ("fp32", "bf16")
     assert half.prediction.step_ns < full.prediction.step_ns
     assert violations(half, profile=costs, cluster=machines) == []
@@ -355,7 +363,15 @@ def test_a_profile_of_two_precisions_is_planned_in_the_one_that_is_asked_for() -
 
 def test_a_hop_of_the_wrong_precision_is_a_violation() -> None:
     costs, machines = with_bf16(profile(chain(8, 3))), cluster(2)
-    plan = solve(costs, machines, batch=4, fix={"pipeline": 2, "schedule": "1f1b"}, precision="bf16")
+    plan = solve(
+        Question(
+            profile=costs,
+            cluster=machines,
+            batch=4,
+            fix={"pipeline": 2, "schedule": "1f1b"},
+            precision="bf16",
+        )
+    )
     hops = tuple(hop.model_copy(update={"bytes": 2 * hop.bytes}) for hop in plan.hops)
     found = violations(plan.model_copy(update={"hops": hops}), profile=costs)
     assert {violation.rule for violation in found} == {"hops"}
@@ -363,4 +379,4 @@ def test_a_hop_of_the_wrong_precision_is_a_violation() -> None:
 
 def test_a_precision_that_was_not_profiled_is_refused() -> None:
     with pytest.raises(BadInput, match=r"precision 'bf16' was not profiled.*fp32"):
-        solve(profile(chain(2, 0)), cluster(2), batch=2, precision="bf16")
+        solve(Question(profile=profile(chain(2, 0)), cluster=cluster(2), batch=2, precision="bf16"))

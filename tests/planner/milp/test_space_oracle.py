@@ -12,7 +12,7 @@ import pytest
 
 from planner.cluster import Cluster
 from planner.errors import Infeasible
-from planner.milp.solve import solve
+from planner.milp import Question, solve
 from planner.plan import Plan, shared_from
 from planner.profile import Profile
 from planner.schedule import FAMILIES
@@ -98,7 +98,15 @@ def plan_of(seed: int) -> Plan | None:
 
 def solved(given: Case, **fix: object) -> Plan | None:
     try:
-        return solve(given.profile, given.cluster, batch=given.batch, schedules=given.families, fix=fix)
+        return solve(
+            Question(
+                profile=given.profile,
+                cluster=given.cluster,
+                batch=given.batch,
+                schedules=given.families,
+                fix=fix,
+            )
+        )
     except Infeasible:
         return None
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from planner.cluster import with_memory, with_network, with_nodes
 from planner.errors import BadInput, Infeasible
-from planner.milp import Question, solve_question
+from planner.milp import Question, solve
 from planner.notebook.solved_plan import SolvedFrontier, SolvedPlan
 from planner.plan import Plan
 from planner.plan import yaml as plan_yaml
@@ -40,12 +40,14 @@ def costs() -> Profile:
 
 @pytest.fixture(scope="module")
 def asked() -> Question:
-    return Question(costs=costs(), cluster=plan_examples.machines(), batch=8, fix={"data": 1, "pipeline": 2})
+    return Question(
+        profile=costs(), cluster=plan_examples.machines(), batch=8, fix={"data": 1, "pipeline": 2}
+    )
 
 
 @pytest.fixture(scope="module")
 def solved(asked: Question) -> SolvedPlan:
-    return SolvedPlan.of(solve_question(asked), asked)
+    return SolvedPlan.of(solve(asked), asked)
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +64,9 @@ def values(asked: Question, solved: SolvedPlan, front: SolvedFrontier) -> dict[s
         "hostile plan": SolvedPlan.of(hostile),
         "plans": compare(solved, solved.what_if(batch=4), hostile),
         "front": front,
-        "profile": asked.costs,
+        "profile": asked.profile,
         "cluster": asked.cluster,
-        "graph": asked.costs.graph,
+        "graph": asked.profile.graph,
         "timeline": solved.timeline(),
         "run": record(hostile),
         "comparison": record(solved).comparison,
@@ -134,7 +136,7 @@ def test_a_solved_plan_is_the_plan_to_every_other_part(solved: SolvedPlan) -> No
 def test_what_if_is_what_the_solver_says_to_the_changed_question(asked: Question, solved: SolvedPlan) -> None:
     other = solved.what_if(schedule="chimera", pairs=1, batch=16)
     changed = replace(asked, batch=16, schedules=("chimera",), fix={**asked.fix, "pairs": 1})
-    assert other == solve_question(changed)
+    assert other == solve(changed)
     assert other.schedule.family == "chimera" and other.batch.samples == 16
     assert "chimera" in repr(other).splitlines()[0] and "instead of" in repr(other).splitlines()[0]
     assert other.what_if(batch=8).schedule.family == "chimera", "changes add up"

@@ -7,10 +7,8 @@ from dataclasses import replace
 import pytest
 
 from planner.errors import BadInput
-from planner.milp import Effort
+from planner.milp import Effort, Question, solve
 from planner.milp.layer_orders import orders
-from planner.milp.question import space_of
-from planner.milp.solve import solve
 from planner.model import Buffer, ModelGraph, alone, misplaced
 from planner.plan import Plan, as_planned, dump
 from planner.profile import Profile
@@ -45,7 +43,7 @@ FIX = {"pipeline": 2, "data": 1}
 
 
 def planned(costs: Profile, **fix: object) -> Plan:
-    plan = solve(costs, MACHINES, batch=8, schedules=["1f1b"], fix={**FIX, **fix})
+    plan = solve(Question(profile=costs, cluster=MACHINES, batch=8, schedules=["1f1b"], fix={**FIX, **fix}))
     assert violations(plan, profile=costs, cluster=MACHINES) == []
     return plan
 
@@ -113,7 +111,15 @@ def test_many_orders_are_looked_at_by_their_best_balanced_stages() -> None:
     plan = planned(towers(9))
     assert plan.certificate is not None
     assert "other orders of the layers: 1 of those of balanced stages" in plan.certificate.scope
-    given = solve(towers(9), MACHINES, batch=8, schedules=["1f1b"], fix={**FIX, "stages": _halves(plan)})
+    given = solve(
+        Question(
+            profile=towers(9),
+            cluster=MACHINES,
+            batch=8,
+            schedules=["1f1b"],
+            fix={**FIX, "stages": _halves(plan)},
+        )
+    )
     assert plan.prediction.step_ns == given.prediction.step_ns
     assert sum(t.forward_ns for t in plan.times) == sum(t.forward_ns for t in given.times)
     spread = [t.forward_ns for t in plan.times]
@@ -125,9 +131,12 @@ def _halves(plan: Plan) -> list[list[str]]:
 
 
 def test_too_many_orders_leave_that_of_the_model_and_say_so() -> None:
-    found = orders.searched(space_of(towers(20), MACHINES, batch=4, schedules=["1f1b"], fix=FIX), Effort())
+    found = orders.searched(
+        Question(profile=towers(20), cluster=MACHINES, batch=4, schedules=["1f1b"], fix=FIX).instance(),
+        Effort(),
+    )
     assert "too many other orders" in found.note
-    assert found.best.space.profile.graph.captured_order == ()
+    assert found.best.instance.profile.graph.captured_order == ()
 
 
 @pytest.mark.parametrize("fix", [{"cuts": "l2"}, {"pipeline": 1, "data": 2}])

@@ -15,7 +15,7 @@ import pytest
 import shardwright as sw
 from planner.errors import BadInput
 from planner.explore import Frontier, FrontierRow
-from planner.milp.solve import solve
+from planner.milp import Question, solve
 from planner.plan import Plan
 from planner.plan import yaml as plan_yaml
 from planner.profile import yaml as profile_yaml
@@ -163,7 +163,13 @@ def test_memory_over_time_ends_where_the_plan_says_its_peak_is() -> None:
 def test_what_moves_and_what_stays_add_up_to_what_the_solver_has_reckoned() -> None:
     costs = replace(plan_examples.profile(), workload="tiny.py")
     plan = solve(
-        costs, plan_examples.machines(), batch=16, fix={"pipeline": 2, "data": 2}, schedules=("1f1b",)
+        Question(
+            profile=costs,
+            cluster=plan_examples.machines(),
+            batch=16,
+            fix={"pipeline": 2, "data": 2},
+            schedules=("1f1b",),
+        )
     )
     found = Contents(plan=plan, profile=costs).memory_lines
     assert found is not None

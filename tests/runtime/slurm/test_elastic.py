@@ -10,7 +10,7 @@ import pytest
 from planner.cluster import cluster as clusters
 from planner.errors import BadInput, ShardwrightError
 from planner.measure import measure
-from planner.milp import solve
+from planner.milp import Question, solve
 from planner.plan import Plan
 from planner.profile import yaml as profile_yaml
 from planner.workload import load
@@ -37,8 +37,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plan(folder: Path) -> Plan:
-    return solve.solve(
-        profile_yaml.load(folder / "profile.yaml"), clusters.load(folder / "cluster.yaml"), batch=8
+    return solve(
+        Question(
+            profile=profile_yaml.load(folder / "profile.yaml"),
+            cluster=clusters.load(folder / "cluster.yaml"),
+            batch=8,
+        )
     )
 
 

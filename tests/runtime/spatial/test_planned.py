@@ -12,7 +12,7 @@ import pytest
 from planner.cluster import Cluster, Link, Links, NodeGroup
 from planner.errors import BadInput, Infeasible
 from planner.measure import measure
-from planner.milp.solve import solve
+from planner.milp import Question, solve
 from planner.plan import Plan, dump
 from planner.plan.yaml import parse
 from planner.profile import Profile, Seconds
@@ -84,7 +84,7 @@ CHOICES: dict[str, tuple[int, int, dict[str, object]]] = {  # devices, batch, pi
 
 def chosen(name: str) -> Plan:
     devices, batch, fix = CHOICES[name]
-    return solve(volumes(), machines(devices), batch=batch, fix=fix)
+    return solve(Question(profile=volumes(), cluster=machines(devices), batch=batch, fix=fix))
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -152,7 +152,7 @@ def resplit_before(plan: Plan) -> str:
 
 def test_what_is_pinned_is_kept_and_one_is_whole_samples() -> None:
     assert {stage.spatial for stage in chosen("a grid").stages} == {(2, 2)}
-    whole = solve(volumes(), machines(4), batch=2, fix={"spatial": 1})
+    whole = solve(Question(profile=volumes(), cluster=machines(4), batch=2, fix={"spatial": 1}))
     assert whole.axes.spatial == 1
     assert {stage.spatial for stage in whole.stages} == {()}
 
@@ -188,19 +188,24 @@ def test_no_trivial_plan_is_faster() -> None:
 )
 def test_a_split_that_was_not_profiled_is_refused(fix: dict[str, object], what: str) -> None:
     with pytest.raises(BadInput, match=what):
-        solve(volumes(), machines(4), batch=2, fix=fix)
+        solve(Question(profile=volumes(), cluster=machines(4), batch=2, fix=fix))
 
 
 def test_a_gather_that_is_fixed_takes_a_split_and_none_takes_no_gather() -> None:
-    gathered = solve(volumes(), machines(4), batch=2, fix={"gather": "loss"})
+    gathered = solve(Question(profile=volumes(), cluster=machines(4), batch=2, fix={"gather": "loss"}))
     assert [stage.gather_before for stage in gathered.stages][-1] == "loss" or not gathered.stages[-1].spatial
     assert gathered.axes.spatial > 1
-    never = solve(volumes(), machines(4), batch=2, fix={"spatial": 2, "gather": "none"})
+    never = solve(
+        Question(profile=volumes(), cluster=machines(4), batch=2, fix={"spatial": 2, "gather": "none"})
+    )
     assert {stage.gather_before for stage in never.stages} == {""} and all(x.spatial for x in never.stages)
-    assert solve(volumes(), machines(4), batch=2, fix={"gather": "none"}).axes.spatial >= 1
+    assert (
+        solve(Question(profile=volumes(), cluster=machines(4), batch=2, fix={"gather": "none"})).axes.spatial
+        >= 1
+    )
     plain = replace(volumes(), costs={key: row for key, row in volumes().costs.items() if not key.split})
     with pytest.raises(BadInput, match="no samples were profiled that are cut in space"):
-        solve(plain, machines(4), batch=2, fix={"gather": "loss"})
+        solve(Question(profile=plain, cluster=machines(4), batch=2, fix={"gather": "loss"}))
 
 
 def test_a_sample_too_large_for_one_device_names_the_degree_that_fits() -> None:
@@ -213,11 +218,13 @@ def test_a_sample_too_large_for_one_device_names_the_degree_that_fits() -> None:
         grids=((2,), (4,)),
     )
     with pytest.raises(Infeasible) as refused:
-        solve(costs, machines(1), batch=1)
+        solve(Question(profile=costs, cluster=machines(1), batch=1))
     assert "a spatial split of 4, on 4 devices for each sample, would fit: 1f1b" in str(refused.value)
     with pytest.raises(Infeasible):
-        solve(costs, machines(2), batch=1, fix={"spatial": 2, "pipeline": 1})
-    plan = solve(costs, machines(4), batch=1, fix={"spatial": 4, "schedule": "1f1b"})
+        solve(Question(profile=costs, cluster=machines(2), batch=1, fix={"spatial": 2, "pipeline": 1}))
+    plan = solve(
+        Question(profile=costs, cluster=machines(4), batch=1, fix={"spatial": 4, "schedule": "1f1b"})
+    )
     (memory,) = plan.prediction.memory
     assert 24.36 * 2**30 / 4 < memory.activations < 24.36 * 2**30 / 4 + 2**30
     assert memory.total <= memory.limit

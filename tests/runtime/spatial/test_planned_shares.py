@@ -14,7 +14,7 @@ import torch
 from planner.cost import price
 from planner.errors import BadInput
 from planner.measure import measure
-from planner.milp.solve import solve
+from planner.milp import Question, solve
 from planner.plan import Plan, shared_from
 from planner.profile import CostKey, LayerCost, Profile, Seconds
 from planner.report import Contents
@@ -92,7 +92,7 @@ CHOICES: dict[str, tuple[int, int, dict[str, object]]] = {  # devices, batch, pi
 
 def chosen(name: str, *, double: bool = True) -> Plan:
     devices, batch, fix = CHOICES[name]
-    return solve(classifier(double), machines(devices), batch=batch, fix=fix)
+    return solve(Question(profile=classifier(double), cluster=machines(devices), batch=batch, fix=fix))
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -119,10 +119,14 @@ def test_samples_are_shared_where_that_is_fastest_and_nowhere_else() -> None:
     for name in names[1:]:
         try:
             pinned = {**fix, "spatial": 2, "regrid": f"{name}:samples"}
-            times[name] = solve(classifier(), machines(devices), batch=batch, fix=pinned).prediction.step_ns
+            times[name] = solve(
+                Question(profile=classifier(), cluster=machines(devices), batch=batch, fix=pinned)
+            ).prediction.step_ns
         except BadInput as refused:
             assert "no such split" in str(refused)
-    gathered = solve(classifier(), machines(devices), batch=batch, fix={**fix, "regrid": "none"})
+    gathered = solve(
+        Question(profile=classifier(), cluster=machines(devices), batch=batch, fix={**fix, "regrid": "none"})
+    )
     assert len(times) >= 6
     assert free.prediction.step_ns == min(times.values()) == times[shared_from(free.stages[-1])]
     assert free.prediction.step_ns < gathered.prediction.step_ns
@@ -133,7 +137,14 @@ def test_samples_are_shared_where_that_is_fastest_and_nowhere_else() -> None:
 def test_micro_batches_that_ranks_cannot_share_evenly_are_not_shared() -> None:
     profile = classifier()
     with pytest.raises(BadInput, match="with regrid wide:samples, but no such split"):
-        solve(profile, machines(4), batch=2, fix={"micro": 2, "spatial": 4, "regrid": "wide:samples"})
+        solve(
+            Question(
+                profile=profile,
+                cluster=machines(4),
+                batch=2,
+                fix={"micro": 2, "spatial": 4, "regrid": "wide:samples"},
+            )
+        )
 
 
 def test_what_mixes_samples_is_refused_by_name_when_the_plan_is_made() -> None:
@@ -147,7 +158,11 @@ def test_what_mixes_samples_is_refused_by_name_when_the_plan_is_made() -> None:
     with pytest.raises(
         BadInput, match=r"shared from 'deep' on: forward of .* layer 'norm'\): aten\.flip on a share"
     ) as refused:
-        solve(mixing, machines(2), batch=4, fix={"spatial": 2, "regrid": "deep:samples"})
+        solve(
+            Question(
+                profile=mixing, cluster=machines(2), batch=4, fix={"spatial": 2, "regrid": "deep:samples"}
+            )
+        )
     assert str(refused.value).count("(allowed:") == 1
 
 
@@ -175,7 +190,9 @@ def test_stages_on_shards_that_owe_weight_gradients_keep_what_neighbours_sent(sc
         grids=((2,),),
     )
     fix = {"spatial": 2, "gather": "deep", "pipeline": 2, "cuts": "down.1", "schedule": schedule}
-    plan = solve(costs, machines(4), batch=8 * MICRO, fix={**fix, "recompute": False})
+    plan = solve(
+        Question(profile=costs, cluster=machines(4), batch=8 * MICRO, fix={**fix, "recompute": False})
+    )
     assert 0.6 <= _ratio(plan) <= 1.0
 
 

@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 from planner.errors import BadInput
-from planner.milp.solve import solve
+from planner.milp import Question, solve
 from planner.plan import Plan, schedule_of
 from planner.schedule import generate, updates_at_use, with_recompute
 from planner.verify import violations
@@ -19,7 +19,7 @@ WIDE = {"pipeline": 1, "data": 4}
 
 def plan_of(seed: int, **fix: object) -> Plan:
     costs, machines = profile(chain(24, seed)), cluster(4, 1)
-    plan = solve(costs, machines, batch=8, fix={**WIDE, **fix})
+    plan = solve(Question(profile=costs, cluster=machines, batch=8, fix={**WIDE, **fix}))
     assert violations(plan, profile=costs, cluster=machines) == []
     assert plan.certificate is not None and plan.certificate.gap == 0
     return plan
@@ -67,7 +67,7 @@ def test_the_settings_of_a_plan_make_its_order_again(recompute: str) -> None:
 def test_a_pipeline_in_parts_is_planned_where_it_is_asked_for() -> None:
     costs, machines = profile(chain(24, 0)), cluster(4, 1)
     fix = {"schedule": "overlap", "pipeline": 2, "data": 2, "chunks": 4}
-    plan = solve(costs, machines, batch=8, fix=fix)
+    plan = solve(Question(profile=costs, cluster=machines, batch=8, fix=fix))
     assert violations(plan, profile=costs, cluster=machines) == []
     assert plan.schedule.place == ((0, 0, 0, 0, 1, 1, 1, 1),)
 
@@ -81,9 +81,9 @@ def test_compiled_replicas_that_round_to_bf16_stay_in_one() -> None:
     made = profile(chain(24, 0))
     rows = {key._replace(precision="bf16", execution="compiled"): cost for key, cost in made.costs.items()}
     costs, asked = replace(made, costs=rows), {"precision": "bf16", "execution": "compiled", "batch": 8}
-    assert solve(costs, cluster(4, 1), fix=WIDE, **asked).schedule.family == "1f1b"  # type: ignore[arg-type]
+    assert solve(Question(profile=costs, cluster=cluster(4, 1), fix=WIDE, **asked)).schedule.family == "1f1b"  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="overlap in parts: a compiler fuses"):
-        solve(costs, cluster(4, 1), fix={**WIDE, "schedule": "overlap"}, **asked)  # type: ignore[arg-type]
+        solve(Question(profile=costs, cluster=cluster(4, 1), fix={**WIDE, "schedule": "overlap"}, **asked))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -91,10 +91,14 @@ def test_compiled_replicas_that_round_to_bf16_stay_in_one() -> None:
 def test_parts_of_a_pipeline_are_cut_where_no_other_cut_is_faster(seed: int, micros: int) -> None:
     costs, machines = profile(chain(7, seed)), cluster(2, 1)
     fix = {"data": 1, "pipeline": 2, "micro": 1, "schedule": "overlap", "chunks": 2}
-    plan = solve(costs, machines, batch=micros, fix=fix)
+    plan = solve(Question(profile=costs, cluster=machines, batch=micros, fix=fix))
     assert plan.certificate is not None and plan.certificate.gap == 0
     for cuts in combinations(range(1, len(costs.graph.layers)), 3):
-        other = solve(costs, machines, batch=micros, fix={**fix, "cuts": ",".join(map(str, cuts))})
+        other = solve(
+            Question(
+                profile=costs, cluster=machines, batch=micros, fix={**fix, "cuts": ",".join(map(str, cuts))}
+            )
+        )
         assert other.prediction.step_ns >= plan.prediction.step_ns
 
 
@@ -103,5 +107,7 @@ def test_a_plan_with_updates_at_use_keeps_its_time_where_its_cut_is_given() -> N
     plan = plan_of(0, update="rolling")
     cuts = ",".join(stage.layers[0] for stage in plan.stages[1:])
     fix = {**WIDE, "update": "rolling", "schedule": "overlap", "micro": plan.batch.micro, "cuts": cuts}
-    same = solve(costs, machines, batch=8, fix={**fix, "chunks": plan.schedule.chunks})
+    same = solve(
+        Question(profile=costs, cluster=machines, batch=8, fix={**fix, "chunks": plan.schedule.chunks})
+    )
     assert same.prediction.step_ns == plan.prediction.step_ns

@@ -14,10 +14,12 @@ from planner.milp import Effort, Instance, SearchState, pins
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.cut.recompute_choice import RecomputeProblem
 from planner.milp.proof import prove as closing
-from planner.milp.proof.boxes import Box, Weights, stack, weigh
+from planner.milp.proof.boxes import Box
 from planner.milp.proof.feasible import every_cut, memory_weights, moment_weights, whole, windows
 from planner.milp.proof.prove import ConfigurationProof, Windows
-from planner.milp.search.descent import NEVER, descend, fits, judge
+from planner.milp.proof.weights import Weights, stack, weigh
+from planner.milp.search.descent import UNFIT_NS, descend, fits, judge
+from planner.milp.search.search import solve_program
 from planner.profile import Profile
 from tests.planner.milp.instances import chain, cluster, keeping, profile
 
@@ -177,8 +179,8 @@ def test_the_tree_finds_the_best_of_all_cuts_and_choices(family: str, seed: int)
     every = points(problem)
     best = int(judge(problem, every).min())
     found = ConfigurationProof(problem=problem, spans=windows(problem))
-    found.look(None, NEVER)
-    found.prove(None, NEVER, 10_000, 1e12)
+    found.look(None, UNFIT_NS)
+    found.prove(None, UNFIT_NS, 10_000, 1e12)
     assert not found.open
     assert found.record.answer is not None
     assert found.record.answer.ns == best
@@ -225,7 +227,7 @@ def test_a_shape_without_arcs_keeps_its_bound_when_the_program_is_solved(
     monkeypatch.setattr(closing, "surrounded", looked)
     monkeypatch.setattr(closing, "_fits", lambda *given: False)
     monkeypatch.setattr(ConfigurationProof, "_light", lambda self: self.problem.shape.micros == 4)
-    found = SearchState(space=space, effort=Effort())
+    found = SearchState(instance=space, effort=Effort())
     few, many = (Configuration(**{**vars(ONE), "micros": micros, "data": 4 // micros}) for micros in (2, 4))
     for shape in (many, few):
         tried = found.look(shape)
@@ -236,6 +238,6 @@ def test_a_shape_without_arcs_keeps_its_bound_when_the_program_is_solved(
     left = [tried for tried in found.open if tried.shape == few]
     bounds = [tried.bound_ns for tried in left]
     assert bounds
-    found.state()
+    solve_program(found)
     assert found.program is not None
     assert [tried.bound_ns for tried in left] == bounds

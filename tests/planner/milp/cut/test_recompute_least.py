@@ -13,13 +13,12 @@ import pytest
 from planner.cluster import Cluster, Correction, Corrections
 from planner.cost import stage_bytes
 from planner.errors import Infeasible
+from planner.milp import Question, solve
 from planner.milp import instance as space
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.cut import stage_costs as stages
 from planner.milp.cut.stage_costs import KINDS
-from planner.milp.question import space_of
 from planner.milp.search.descent import judge
-from planner.milp.solve import solve
 from planner.model import Buffer
 from planner.plan import Plan, dump, schedule_of
 from planner.plan.yaml import parse as loads
@@ -42,7 +41,7 @@ FIX = {"pipeline": 4, "data": 1}
 
 def plan_of(memory: int, schedule: str = "1f1b", **fix: object) -> Plan:
     machines = cluster(4, memory=memory)
-    plan = solve(ALIKE, machines, batch=8, fix={**FIX, **fix}, schedules=[schedule])
+    plan = solve(Question(profile=ALIKE, cluster=machines, batch=8, fix={**FIX, **fix}, schedules=[schedule]))
     assert violations(plan, profile=ALIKE, cluster=machines) == []
     assert period_of_plan(plan) == plan.prediction.step_ns
     return plan
@@ -117,7 +116,11 @@ def test_a_stage_recomputes_no_more_of_its_layers_than_it_must(monkeypatch: pyte
 def test_bytes_of_a_stage_in_two_are_those_of_the_definition(seed: int) -> None:
     costs = profile(chain(7, seed, skips=3, loose=seed % 2 == 1))
     costs = remembering(costs, [row.name for row in costs.graph.layers[1::2]], 900) if seed > 2 else costs
-    posed = space_of(costs, cluster(1), batch=1).problem(replace(SHAPE, workers=1, micros=1))
+    posed = (
+        Question(profile=costs, cluster=cluster(1), batch=1)
+        .instance()
+        .problem(replace(SHAPE, workers=1, micros=1))
+    )
     assert posed is not None
     names = [layer.name for layer in costs.graph.layers]
     for i, k, j in combinations(range(len(names) + 1), 3):
@@ -148,13 +151,21 @@ def test_a_layer_with_a_large_buffer_of_its_own_is_left_out_of_what_recomputes()
     """All of a stage would keep more than it saves: only the layers before that one can be recomputed."""
     costs = remembering(ALIKE, ["l1"], 70_000)
     fix = {**FIX, "stages": [["l0", "l1"], ["l2", "l3"], ["l4", "l5"], ["l6", "l7"]]}
-    roomy = solve(costs, cluster(4), batch=8, fix={**fix, "recompute": False}, schedules=["1f1b"])
+    roomy = solve(
+        Question(
+            profile=costs, cluster=cluster(4), batch=8, fix={**fix, "recompute": False}, schedules=["1f1b"]
+        )
+    )
     machines = cluster(4, memory=roomy.prediction.memory[0].total - 20_000)
-    plan = solve(costs, machines, batch=8, fix=fix, schedules=["1f1b"])
+    plan = solve(Question(profile=costs, cluster=machines, batch=8, fix=fix, schedules=["1f1b"]))
     assert [stage.recompute_before for stage in plan.stages] == ["l1", "", "", ""]
     assert violations(plan, profile=costs, cluster=machines) == []
     with pytest.raises(Infeasible):
-        solve(costs, machines, batch=8, fix={**fix, "recompute": True}, schedules=["1f1b"])
+        solve(
+            Question(
+                profile=costs, cluster=machines, batch=8, fix={**fix, "recompute": True}, schedules=["1f1b"]
+            )
+        )
 
 
 def test_where_there_is_room_nothing_recomputes() -> None:
@@ -177,7 +188,12 @@ def test_buffers_are_copied_where_only_some_stages_of_a_worker_recompute(read: b
     for memory in range(50_000, 110_000, 4_000):
         try:
             plan = solve(
-                costs, cluster(2, memory=memory), batch=4, fix={"data": 1, "schedule": "interleaved"}
+                Question(
+                    profile=costs,
+                    cluster=cluster(2, memory=memory),
+                    batch=4,
+                    fix={"data": 1, "schedule": "interleaved"},
+                )
             )
         except Infeasible:
             continue
@@ -222,7 +238,9 @@ def corrected(machines: Cluster) -> Cluster:
 def test_times_are_those_of_the_order_in_which_only_these_stages_recompute(launched: bool) -> None:
     rng = random.Random(3)
     machines = cluster(4, memory=140_000)
-    asked = space_of(profile(chain(9, 4)), corrected(machines) if launched else machines, batch=6)
+    asked = Question(
+        profile=profile(chain(9, 4)), cluster=corrected(machines) if launched else machines, batch=6
+    ).instance()
     shape = replace(SHAPE, sparing=True)
     posed = asked.problem(shape)
     assert posed is not None

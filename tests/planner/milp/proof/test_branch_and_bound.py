@@ -13,13 +13,13 @@ from planner.milp import Instance, formulation
 from planner.milp.configurations.configurations import OUTER_DATA, Configuration
 from planner.milp.cut.problem import CutProblem
 from planner.milp.pins import Pins
-from planner.milp.proof.boxes import ROUNDING, weigh
-from planner.milp.proof.branch_and_bound import Tree
+from planner.milp.proof.boxes import ROUNDING
+from planner.milp.proof.branch_and_bound import ProofState, Tree
 from planner.milp.proof.feasible import binding, every_cut, fitting, memory_weights, windows
-from planner.milp.proof.learnt import ProofState
 from planner.milp.proof.multipliers import RowPool
 from planner.milp.proof.separable import SeparableRows
-from planner.milp.search.descent import NEVER, Answer, descend, even, judge
+from planner.milp.proof.weights import weigh
+from planner.milp.search.descent import UNFIT_NS, Answer, descend, even, judge
 from tests.planner.milp.instances import chain, cluster, profile
 
 SHAPES = [
@@ -134,13 +134,13 @@ def test_the_tree_finds_the_planted_best_and_proves_it(seed: int) -> None:
     root = every_cut(problem, *windows(problem))
     assert root is not None
     root = fitting(root)
-    if best == NEVER:
+    if best == UNFIT_NS:
         assert root is None or Tree(_record(problem, None), root).prove(10_000, np.inf).answer is None
         return
     assert root is not None
-    fitting_cuts = every[times < NEVER]
-    worst = fitting_cuts[times[times < NEVER].argmax()]
-    bad = Answer(cut=worst, ns=int(times[times < NEVER].max()))
+    fitting_cuts = every[times < UNFIT_NS]
+    worst = fitting_cuts[times[times < UNFIT_NS].argmax()]
+    bad = Answer(cut=worst, ns=int(times[times < UNFIT_NS].max()))
     proof = Tree(_record(problem, bad), root).prove(10_000, np.inf)
     assert proof.answer is not None
     assert proof.closed
@@ -151,7 +151,7 @@ def test_the_tree_finds_the_planted_best_and_proves_it(seed: int) -> None:
 
 def _record(problem: CutProblem, answer: Answer | None) -> ProofState:
     record = ProofState(_pool(problem))
-    record.aim(answer, NEVER)
+    record.aim(answer, UNFIT_NS)
     return record
 
 
@@ -169,7 +169,7 @@ def test_the_program_agrees_with_every_cut_of_the_shape(seed: int, solver: formu
     best = int(times.min())
     box = every_cut(problem, *windows(problem))
     box = None if box is None else fitting(box)
-    if best == NEVER or box is None:
+    if best == UNFIT_NS or box is None:
         return
     found = descend(problem, box.low, box.high, even(problem))
     limit = 3 * best if found is None else found.ns

@@ -9,7 +9,7 @@ import pytest
 
 from planner.milp.proof.feasible import windows
 from planner.milp.proof.prove import ConfigurationProof
-from planner.milp.search.descent import NEVER, Answer, judge
+from planner.milp.search.descent import UNFIT_NS, Answer, judge
 from tests.planner.milp.proof.test_branch_and_bound import cuts, posed
 
 
@@ -21,13 +21,13 @@ def test_a_look_never_bounds_above_the_best_cut_and_the_proof_ends_with_it(
     problem = posed(seed)
     every = cuts(problem)
     times = judge(problem, every)
-    best, feasible = int(times.min()), np.flatnonzero(times < NEVER)
+    best, feasible = int(times.min()), np.flatnonzero(times < UNFIT_NS)
     closing = ConfigurationProof(problem=problem, spans=windows(problem))
     bad = None
     if len(feasible):
         worst = feasible[times[feasible].argmax()]
         bad = Answer(cut=every[worst], ns=int(times[worst]))
-    closing.look(bad, NEVER if bad is None else bad.ns)
+    closing.look(bad, UNFIT_NS if bad is None else bad.ns)
     assert closing.bound_ns <= best
     if forgotten and closing.root is None:
         closing._forget()
@@ -36,7 +36,7 @@ def test_a_look_never_bounds_above_the_best_cut_and_the_proof_ends_with_it(
     assert not closing.open
     assert closing.record.limit == best
     found = closing.record.answer
-    assert (found is None) == (best == NEVER)
+    assert (found is None) == (best == UNFIT_NS)
     assert found is None or found.ns == best
 
 
@@ -60,7 +60,7 @@ def test_what_one_shape_teaches_about_an_order_bounds_no_other_shape_of_it_above
     """Nothing but the order is the same: the other's layers take longer or less, its messages another time."""
     problem = posed(seed)
     first = ConfigurationProof(problem=problem, spans=windows(problem))
-    first.look(None, NEVER)
+    first.look(None, UNFIT_NS)
     rng = np.random.default_rng(seed)
     factor = rng.integers(1, 9, (problem.prefix_ns.shape[0], 1, problem.layers))
     layers = np.diff(problem.prefix_ns, axis=2) * factor
@@ -68,7 +68,7 @@ def test_what_one_shape_teaches_about_an_order_bounds_no_other_shape_of_it_above
     other = replace(problem, prefix_ns=prefix, latency_ns=problem.latency_ns * rng.uniform(0.1, 9.0))
     best = int(judge(other, cuts(other)).min())
     closing = ConfigurationProof(problem=other, spans=windows(other), rows=first.rows)
-    closing.look(None, NEVER)
+    closing.look(None, UNFIT_NS)
     assert closing.bound_ns <= best
     for _ in range(40):
         closing.prove(closing.record.answer, closing.record.limit, 500, np.inf)

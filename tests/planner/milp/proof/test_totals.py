@@ -14,10 +14,11 @@ from planner.errors import BadInput
 from planner.milp import Instance, pins
 from planner.milp.configurations.configurations import OUTER_DATA, Configuration, shapes
 from planner.milp.cut.problem import CutProblem
-from planner.milp.proof.boxes import ROUNDING, weigh
+from planner.milp.proof.boxes import ROUNDING
 from planner.milp.proof.feasible import windows
 from planner.milp.proof.separable import SeparableRows
 from planner.milp.proof.totals import TotalsBound, _hops_to
+from planner.milp.proof.weights import weigh
 from planner.profile import Profile, Seconds
 from planner.schedule import FAMILIES, Kind, generate
 from tests.planner.milp.instances import chain, cluster, profile

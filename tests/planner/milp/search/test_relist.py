@@ -7,12 +7,10 @@ from functools import cache
 
 import pytest
 
-from planner.milp import SearchState, solve_with_search
-from planner.milp.question import space_of
+from planner.milp import Question, SearchState, solve, solve_with_search
 from planner.milp.search import relist as relisting
 from planner.milp.search.descent import judge
 from planner.milp.search.relist import costs_of
-from planner.milp.solve import solve
 from planner.plan import Plan, dump, schedule_of
 from planner.plan.yaml import parse
 from planner.profile import Profile
@@ -35,12 +33,14 @@ def costs(seed: int) -> Profile:
 
 @cache
 def grown(seed: int) -> tuple[Plan, SearchState]:
-    return solve_with_search(space_of(costs(seed), MACHINES, batch=6, fix=FIX, schedules=FAMILIES))
+    return solve_with_search(
+        Question(profile=costs(seed), cluster=MACHINES, batch=6, fix=FIX, schedules=FAMILIES).instance()
+    )
 
 
 def as_generated(seed: int, monkeypatch: pytest.MonkeyPatch) -> Plan:
     monkeypatch.setattr(relisting, "grow", lambda found: 0)
-    return solve(costs(seed), MACHINES, batch=6, fix=FIX, schedules=FAMILIES)
+    return solve(Question(profile=costs(seed), cluster=MACHINES, batch=6, fix=FIX, schedules=FAMILIES))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -82,20 +82,22 @@ def test_listing_the_winner_once_more_gives_nothing_faster(seed: int) -> None:
     assert found.best.answer is not None
     for number, (_, schedule) in enumerate(relistings(schedule_of(plan), costs_of(plan.times, plan.hops))):
         shape = replace(found.best.shape, listed=f"again {number}")
-        found.space.enter(shape, schedule)
-        posed = found.space.problem(shape)
+        found.instance.problems.enter(shape, schedule)
+        posed = found.instance.problem(shape)
         assert posed is not None
         assert judge(posed, found.best.answer.cut[None, :])[0] >= plan.prediction.step_ns
 
 
 def test_a_schedule_that_is_fixed_keeps_the_order_it_is_known_for() -> None:
     fixed, found = solve_with_search(
-        space_of(costs(0), MACHINES, batch=6, fix=FIX, schedules=["1f1b", "zb-h1"])
+        Question(profile=costs(0), cluster=MACHINES, batch=6, fix=FIX, schedules=["1f1b", "zb-h1"]).instance()
     )
     assert found.listed == 0
     assert "relisted" not in fixed.schedule.settings
     freed, found = solve_with_search(
-        space_of(costs(0), MACHINES, batch=6, fix=FIX, schedules=["1f1b", "zb-h1", "listed"])
+        Question(
+            profile=costs(0), cluster=MACHINES, batch=6, fix=FIX, schedules=["1f1b", "zb-h1", "listed"]
+        ).instance()
     )
     assert found.listed > 0
     assert freed.prediction.step_ns < fixed.prediction.step_ns

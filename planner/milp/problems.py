@@ -1,0 +1,218 @@
+"""The factory of cut problems: keeps the orders, choices and tables over intervals that configurations share.
+
+A data-parallel replica may sum its gradients in buckets (the family `overlap`). Where updates come when a bucket is
+used, the best order depends on the cut, so that a configuration includes both: what is proved of the configuration
+holds for them. The cut is the better of buckets of equal work and buckets of equal bytes. `k` and the order of the
+sums are searched for the costs of that cut. Otherwise buckets are cut as the stages of any family are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from planner.arrays import BoolArray, IntArray
+from planner.cluster import Corrections
+from planner.cost import Tables
+from planner.errors import BadInput
+from planner.milp.configurations.configurations import Configuration
+from planner.milp.configurations.placement import PlacementCosts
+from planner.milp.cut.frozen_order import Order, WorkMeter
+from planner.milp.cut.problem import CutProblem
+from planner.milp.cut.recompute_choice import RecomputeMoments, RecomputeProblem
+from planner.milp.cut.stage_costs import COMPUTE, KINDS, GridKey
+from planner.milp.search.descent import even, judge, near
+from planner.plan import StageTimes
+from planner.profile import launch_ns
+from planner.schedule import Kind, Schedule, generate, overlapped, with_recompute
+from planner.simulate import best_overlap
+
+FAMILY = "overlap"
+
+
+class OrderKey(NamedTuple):
+    """Everything of a configuration that its order depends on."""
+
+    family: str
+    workers: int
+    micros: int
+    pairs: int
+    chunks: int
+    recompute: bool
+    chosen: tuple[int, ...]
+    mirrored: bool
+    listed: str
+
+
+Orders = dict[OrderKey, Order | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problems:
+    """Makes cut problems for one cluster and one profile; an order of None cannot be had."""
+
+    machines: PlacementCosts
+    device: str  # that was profiled
+    meter: WorkMeter
+    orders: Orders = field(default_factory=dict)
+    _choices: dict[OrderKey, RecomputeMoments] = field(default_factory=dict)
+    _grids: dict[GridKey, IntArray] = field(default_factory=dict)
+
+    def order(self, configuration: Configuration) -> Order | None:
+        """Returns the order of a configuration; None where its family cannot be had at these numbers."""
+        key = _order_key(configuration)
+        if key not in self.orders:
+            assert not configuration.listed, (
+                "an order listed anew enters before its configuration is looked at"
+            )
+            schedule = _generate(configuration)
+            if schedule is not None and configuration.mirrored:
+                schedule = mirrored(schedule)
+            again = configuration.recompute or configuration.sparing or configuration.chosen
+            if schedule is not None and again:
+                schedule = with_recompute(schedule, configuration.chosen or range(schedule.stages))
+            self.orders[key] = None if schedule is None else Order(schedule)
+            self.meter.compiled(0 if schedule is None else sum(map(len, schedule.orders)))
+        return self.orders[key]
+
+    def enter(self, configuration: Configuration, schedule: Schedule) -> None:
+        """Enters an order that was listed anew, under the name that its configuration has for it."""
+        self.orders.setdefault(_order_key(configuration), Order(schedule))
+
+    def of(
+        self, configuration: Configuration, tables: Tables, order: Order, allowed: BoolArray
+    ) -> CutProblem:
+        """Returns the problem in which stages recompute as the order has it.
+
+        Args: `allowed` tells of each of layers + 1 boundaries whether a cut may have it.
+        """
+        machine = self.machines.placement(configuration, self.device)
+        fitted = self.machines.cluster.fitted
+        place = np.array(order.schedule.place)
+        stages = range(configuration.stages)
+        slowness = tuple(max(machine.slowness[w] for w in place[:, s]) for s in stages)
+        latency = np.maximum.reduce([machine.latency_ns[np.ix_(pipe, pipe)] for pipe in place])
+        byte = np.maximum.reduce([machine.byte_ns[np.ix_(pipe, pipe)] for pipe in place])
+        groups = tuple(tuple(sorted(set(place[:, s].tolist()))) for s in stages)
+        return CutProblem(
+            shape=configuration,
+            tables=tables,
+            order=order,
+            mesh=machine,
+            prefix_ns=_prefixes(tables, slowness),
+            launch_ns=_launches(fitted),
+            update_ns=launch_ns(fitted, Kind.STEP),
+            sums=self.machines.worker_sums(configuration, groups),
+            tie=self.machines.worker_sums(configuration, (tuple(range(configuration.workers)),))[0],
+            latency_ns=latency,
+            byte_ns=byte,
+            slowness=slowness,
+            grids=self._grids,
+            meter=self.meter,
+            allowed=allowed,
+        )
+
+    def choosing(self, problem: CutProblem) -> RecomputeProblem:
+        """Returns the problem that also chooses which stages recompute; `problem` has an order where all do."""
+        key = _order_key(problem.shape)
+        moments = self._choices.setdefault(key, RecomputeMoments(problem.schedule))
+        return RecomputeProblem.of(problem, moments)
+
+    def sparing(self, problem: CutProblem, *, by_layer: bool) -> CutProblem | None:
+        """Returns the problem in which a stage recomputes only where it must; None without an order for that.
+
+        Args: `by_layer` tells whether a stage may recompute some of its layers.
+        """
+        plain = self.order(replace(problem.shape, sparing=False))
+        return None if plain is None else problem.spared(plain, by_layer=by_layer)
+
+
+def _launches(fitted: Corrections | None) -> IntArray:
+    """Returns the nanoseconds of every action besides its layers: [compute kind]."""
+    return np.array([launch_ns(fitted, kind) for kind in COMPUTE], np.int64)
+
+
+def _prefixes(tables: Tables, slowness: Sequence[float]) -> IntArray:
+    out: IntArray = np.zeros((len(COMPUTE), len(slowness), tables.layers + 1), np.int64)
+    for row, kind in enumerate(COMPUTE):
+        layers = np.diff(tables.time_ns[kind])
+        for stage, factor in enumerate(slowness):
+            own = layers if factor == 1.0 else np.ceil(layers * factor).astype(np.int64)
+            out[row, stage, 1:] = own.cumsum()
+    return out
+
+
+def _order_key(configuration: Configuration) -> OrderKey:
+    return OrderKey(
+        family=configuration.family,
+        workers=configuration.workers,
+        micros=configuration.micros,
+        pairs=configuration.pairs,
+        chunks=configuration.chunks,
+        recompute=configuration.recompute or configuration.sparing,
+        chosen=configuration.chosen,
+        mirrored=configuration.mirrored,
+        listed=configuration.listed,
+    )
+
+
+def mirrored(schedule: Schedule) -> Schedule:
+    """The same work with the workers in the opposite order."""
+    last = schedule.workers - 1
+    place = tuple(tuple(last - worker for worker in row) for row in schedule.place)
+    return replace(schedule, place=place, orders=schedule.orders[::-1])
+
+
+def _generate(shape: Configuration) -> Schedule | None:
+    try:
+        return generate(
+            shape.family,
+            workers=shape.workers,
+            micros=shape.micros,
+            pairs=shape.pairs,
+            chunks=shape.chunks,
+        )
+    except BadInput:
+        return None
+
+
+def arranged(problem: CutProblem, own: IntArray | None) -> CutProblem:
+    """The problem with its cut fixed, to the user's own where there is one, and the best order for it."""
+    cuts = [own] if own is not None else [even(problem), near(problem, problem.tables.gradients[0])]
+    ready = [_ordered(problem, cut) for cut in cuts]
+    ns = [int(judge(each, cut[None, :])[0]) for each, cut in zip(ready, cuts, strict=True)]
+    best = ns.index(min(ns))
+    return replace(ready[best], fixed=cuts[best])
+
+
+def _ordered(problem: CutProblem, cut: IntArray) -> CutProblem:
+    shape = problem.shape
+    whole = generate("1f1b", workers=shape.workers, micros=shape.micros)
+    best = best_overlap(whole, _times(problem, cut), (), parts=shape.chunks, update=shape.update)
+    problem.meter.compiled(2 * (shape.stages + 1) * problem.order.actions)
+    cut_up = generate(FAMILY, workers=shape.workers, micros=shape.micros, chunks=shape.chunks)
+    schedule = overlapped(cut_up, replace(best.overlap, parts=1))
+    if shape.recompute:
+        schedule = with_recompute(schedule, range(schedule.stages))
+    return replace(problem, order=Order(schedule))
+
+
+def _times(problem: CutProblem, cut: IntArray) -> list[StageTimes]:
+    """Recomputing counts with the backward: orders are searched without it."""
+    table = problem.durations(cut).kinds[0]
+    row = {kind: table[KINDS.index(kind)].tolist() for kind in KINDS}
+    again = row[Kind.R] if problem.shape.recompute else [0] * problem.stages
+    return [
+        StageTimes(
+            forward_ns=row[Kind.F][p],
+            backward_ns=row[Kind.B][p] + again[p],
+            input_grad_ns=row[Kind.I][p] + again[p],
+            weight_grad_ns=row[Kind.W][p],
+            sync_ns=row[Kind.SYNC][p],
+            step_ns=row[Kind.STEP][p],
+        )
+        for p in range(problem.stages)
+    ]
