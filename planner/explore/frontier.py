@@ -198,10 +198,7 @@ def _with_bound(plan: Plan, bound_ns: int) -> Plan:
     proof = plan.certificate
     if proof is None or proof.bound_ns >= bound_ns:
         return plan
-    gap = (proof.objective_ns - bound_ns) / proof.objective_ns
-    return plan.model_copy(
-        update={"certificate": proof.model_copy(update={"bound_ns": bound_ns, "gap": gap})}
-    )
+    return plan.model_copy(update={"certificate": proof.model_copy(update={"bound_ns": bound_ns})})
 
 
 def _least_bytes(space: Instance) -> int:

@@ -1,11 +1,21 @@
 """The decision about one training, as a file that can be read and edited."""
 
+from planner.plan.certificate import (
+    MOST_NEAR,
+    Certificate,
+    LayerOrders,
+    PlannedConfiguration,
+    Rival,
+    RivalKind,
+    SearchCounts,
+    SearchSpace,
+    compact,
+)
 from planner.plan.derive import as_planned, layers_of, schedule_of
 from planner.plan.mesh import coordinates, places, rank_of, ranks_of_worker, world_size
 from planner.plan.plan import (
     Axes,
     Batch,
-    Certificate,
     Hop,
     Memory,
     ModelRef,
@@ -14,7 +24,6 @@ from planner.plan.plan import (
     Prediction,
     Provenance,
     Regrid,
-    Rival,
     ScheduleChoice,
     StagePlan,
     StageTimes,
@@ -24,22 +33,29 @@ from planner.plan.plan import (
 from planner.plan.yaml import dump, load
 
 __all__ = [
+    "MOST_NEAR",
     "Axes",
     "Batch",
     "Certificate",
     "Hop",
+    "LayerOrders",
     "Memory",
     "ModelRef",
     "Place",
     "Plan",
+    "PlannedConfiguration",
     "Prediction",
     "Provenance",
     "Regrid",
     "Rival",
+    "RivalKind",
     "ScheduleChoice",
+    "SearchCounts",
+    "SearchSpace",
     "StagePlan",
     "StageTimes",
     "as_planned",
+    "compact",
     "coordinates",
     "dump",
     "grids_of",
