@@ -70,8 +70,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _count(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        if key in self._alive or key in self._known or storage.device.type == "meta":
+        if key in self._alive or key in self._known:
             return
+        if storage.device.type == "meta" and not self._only_made:
+            return  # beside real tensors; alone, fake ones stand for real ones
         self._alive.add(key)
         self.now += size
         self.peak = max(self.peak, self.now)

@@ -65,7 +65,7 @@ def line_of(node: fx.Node) -> str:
     """file:line of the user's code that a node came from, as the export noted it; empty where it did not."""
     trace = str(node.meta.get("trace") or node.meta.get("stack_trace") or "")
     frames = re.findall(r'File "(.+?)", line (\d+)', trace)
-    ours = str(Path(__file__).parent)
+    ours = str(Path(__file__).parents[1])
     other = [f"{file}:{line}" for file, line in frames if not file.startswith((ours, "<"))]
     own = [place for place in other if "site-packages" not in place]
     return own[-1] if own else ""

@@ -12,7 +12,7 @@ from planner.cluster import Cluster
 from planner.plan import Plan
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-PLANS = Path(__file__).parents[1] / "plans"
+PLANS = Path(__file__).parents[2] / "plans"
 MODELS: Mapping[str, type[BaseModel]] = {"plan.schema.json": Plan, "cluster.schema.json": Cluster}
 
 

@@ -77,4 +77,4 @@ def _script() -> str:
 
 
 def _asset(name: str) -> str:
-    return files("planner.report").joinpath(name).read_text(encoding="utf-8")
+    return files("planner.report").joinpath("web", name).read_text(encoding="utf-8")

@@ -52,7 +52,7 @@ class _Theirs(MetaPathFinder):
 def _own(folder: Path, name: str) -> bool:
     """There, and not this project's."""
     found = [path for path in (folder / name, folder / f"{name}.py") if path.exists()]
-    ours = Path(__file__).resolve().parents[1]
+    ours = Path(__file__).resolve().parents[2]
     return any(path.resolve().parent != ours for path in found)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 REQUIRED = ("build", "batch", "loss")
 OPTIONAL = ("optimizer", "lr_schedule", "dataset", "collate")
-MODELS = Path(__file__).resolve().parent.parent / "models"
+MODELS = Path(__file__).resolve().parents[2] / "models"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +176,7 @@ def where_raised(error: BaseException, fallback: str) -> str:
     """file:line of the innermost frame outside torch, so that the user sees a line of their own."""
     site = str(Path(inspect.getfile(inspect)).parent)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        own = frame.filename.startswith(str(Path(__file__).parent)) or frame.filename.startswith("<")
+        own = frame.filename.startswith(str(Path(__file__).parents[1])) or frame.filename.startswith("<")
         if not own and "site-packages" not in frame.filename and not frame.filename.startswith(site):
             return f"{frame.filename}:{frame.lineno}"
     return fallback

@@ -10,7 +10,7 @@ from typing import Annotated
 import pytest
 import typer
 
-from planner.cli.app import app as command
+import planner.cli as command
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,10 @@ from planner.verify import violations
 from tests.planner.milp.instances import Block, chain, cluster, profile
 
 ANSWERS = """
-from planner.frontier import Asked, frontier
+from planner.explore import frontier
+from planner.milp import Asked
 from planner.milp.solve import solve
-from planner.plan_yaml import dump
+from planner.plan import dump
 from tests.planner.milp.instances import chain, cluster, profile
 
 costs = profile(chain(7, 5, skips=2), micros=(1, 2))

@@ -125,7 +125,7 @@ def test_a_receive_is_posted_no_further_ahead_than_asked_but_for_the_order_of_it
 def test_every_process_derives_the_same_program() -> None:
     code = (
         "from planner.schedule import generate; from planner.program import lower\n"
-        "from planner.simulate import neighbour_hops; from planner.plan import StageTimes\n"
+        "from planner.simulate.longest_path import neighbour_hops; from planner.plan import StageTimes\n"
         "t = [StageTimes(forward_ns=1, backward_ns=2, input_grad_ns=1, weight_grad_ns=1)] * 8\n"
         "for layout in ('channel', 'global'):\n"
         "    s = generate('chimera', workers=8, micros=16)\n"
