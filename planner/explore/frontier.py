@@ -60,6 +60,11 @@ class Frontier:
     def front(self, trade: Trade) -> tuple[FrontierRow, ...]:
         return tuple(row for row in self.rows if trade in row.best_in)
 
+    def named(self) -> dict[str, FrontierRow]:
+        """Returns the rows by the names that their files have, such as "01"."""
+        width = max(2, len(str(len(self.rows))))
+        return {f"{index:0{width}d}": row for index, row in enumerate(self.rows, start=1)}
+
 
 def peak_bytes(plan: Plan) -> int:
     """Of the fullest device, its margin aside."""

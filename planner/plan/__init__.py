@@ -11,7 +11,7 @@ from planner.plan.certificate import (
     SearchSpace,
     compact,
 )
-from planner.plan.derive import as_planned, layers_of, schedule_of
+from planner.plan.derive import as_planned, layers_of, schedule_of, stage_rows
 from planner.plan.mesh import coordinates, places, rank_of, ranks_of_worker, world_size
 from planner.plan.plan import (
     Axes,
@@ -66,5 +66,6 @@ __all__ = [
     "ranks_of_worker",
     "schedule_of",
     "shared_from",
+    "stage_rows",
     "world_size",
 ]

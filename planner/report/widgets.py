@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from planner.model import ModelGraph
 from planner.plan import Memory, Plan
-from planner.show import text
+from planner.show import escaped
 from planner.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def strip(plan: Plan, layer_ns: Mapping[str, int] | None, graph: ModelGraph | No
         )
     told = f"{len(names)} layers in {len(plan.stages)} stages, cut after layers {', '.join(str(e) for e in edges[1:-1]) or 'none'}"
     height = bottom + (_ARCS + 4 if arcs else 2)
-    return f'<svg role="img" aria-label="{text(told)}" height="{height}" data-layers="{len(names)}">{"".join(parts)}</svg>'
+    return f'<svg role="img" aria-label="{escaped(told)}" height="{height}" data-layers="{len(names)}">{"".join(parts)}</svg>'
 
 
 def _share(at: float, of: int) -> str:
@@ -70,7 +70,7 @@ def _bars(
             )
             yield (
                 f'<rect x="{_share(at + 0.08, len(names))}" y="{16 + _HIGH - tall:.1f}" width="{_share(0.84, len(names))}" '
-                f'height="{tall:.1f}" fill="var(--pipe0-{"strong" if stage % 2 else "middle"})"><title>{text(told)}</title></rect>'
+                f'height="{tall:.1f}" fill="var(--pipe0-{"strong" if stage % 2 else "middle"})"><title>{escaped(told)}</title></rect>'
             )
 
 
@@ -98,7 +98,7 @@ def _arcs(names: Sequence[str], edges: Sequence[int], graph: ModelGraph | None) 
         told = f"{name}: {format_bytes(size)} a sample, from {names[start]} to {names[reach]}"
         arcs.append(
             f'<path d="M{x1:.2f} 0Q{(x1 + x2) / 2:.2f} {deep:.0f} {x2:.2f} 0" fill="none" stroke="var(--pipe1-strong)" '
-            f'vector-effect="non-scaling-stroke" stroke-width="1.2"><title>{text(told)}</title></path>'
+            f'vector-effect="non-scaling-stroke" stroke-width="1.2"><title>{escaped(told)}</title></path>'
         )
     return arcs
 
@@ -134,7 +134,7 @@ def scatter(
         py = 20 + 110 * (1 - (y - low_y) / (high_y - low_y) if high_y > low_y else 0.5)
         told = f"{unit(x)}: {format_duration(y)}, {row.plan.schedule.family}"
         parts.append(
-            f'<circle cx="{px:.2f}%" cy="{py:.1f}" r="5" fill="var(--pipe0-strong)"><title>{text(told)}</title></circle>'
+            f'<circle cx="{px:.2f}%" cy="{py:.1f}" r="5" fill="var(--pipe0-strong)"><title>{escaped(told)}</title></circle>'
         )
         if len(rows) <= 8 or row in (rows[0], rows[-1]):
             parts.append(
@@ -142,11 +142,11 @@ def scatter(
             )
     ends = (
         f'<text x="12%" y="158" text-anchor="middle">{unit(low_x)}</text><text x="88%" y="158" text-anchor="middle">'
-        f'{unit(high_x)}</text><text x="50%" y="158" text-anchor="middle">{text(name)}</text>'
+        f'{unit(high_x)}</text><text x="50%" y="158" text-anchor="middle">{escaped(name)}</text>'
     )
     frame = '<line x1="6%" x2="94%" y1="142" y2="142" stroke="var(--line)"/>'
     told = f"{len(rows)} plans: step time against {name}"
-    return f'<svg role="img" aria-label="{text(told)}" height="164" data-points="{len(rows)}">{frame}{"".join(parts)}{ends}</svg>'
+    return f'<svg role="img" aria-label="{escaped(told)}" height="164" data-points="{len(rows)}">{frame}{"".join(parts)}{ends}</svg>'
 
 
 def sparkline(values: Sequence[float], told: str) -> str:
@@ -156,6 +156,6 @@ def sparkline(values: Sequence[float], told: str) -> str:
         for i, v in enumerate(values)
     )
     return (
-        f'<svg role="img" aria-label="{text(told)}" height="44" viewBox="0 0 100 42" preserveAspectRatio="none">'
+        f'<svg role="img" aria-label="{escaped(told)}" height="44" viewBox="0 0 100 42" preserveAspectRatio="none">'
         f'<polyline points="{points}" fill="none" stroke="var(--pipe0-strong)" stroke-width="1.8" vector-effect="non-scaling-stroke"/></svg>'
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from planner.plan import Certificate, Plan, PlannedConfiguration, Rival
+from planner.plan import Certificate, Plan, PlannedConfiguration, Rival, RivalKind
 from planner.show.decision import paired
 from planner.show.words import listed, percent, plural
 from planner.terminal import columns
@@ -37,6 +37,7 @@ class RivalRow(NamedTuple):
     messages: str
     peak: str
     mark: str
+    kind: RivalKind
     step_ns: int | None
     near: bool  # the errors of the costs do not tell it from the plan
 
@@ -90,7 +91,9 @@ def _row(plan: Plan, rival: Rival, name: str) -> RivalRow:
     if rival.step_ns is None:
         lacks = f"{format_bytes(rival.missing_bytes)} short on a device" if rival.missing_bytes else ""
         mark = lacks or "no such plan of this batch on these devices"
-        return RivalRow(name, configuration, "does not fit", "", "", "", "", "", mark, None, False)
+        return RivalRow(
+            name, configuration, "does not fit", "", "", "", "", "", mark, rival.kind, None, False
+        )
     near = rival.kind != "chosen" and own.step_ns <= rival.step_ns <= own.high_ns
     mark = ""
     if near:
@@ -108,6 +111,7 @@ def _row(plan: Plan, rival: Rival, name: str) -> RivalRow:
         percent(rival.messages),
         format_bytes(rival.peak_bytes),
         mark,
+        rival.kind,
         rival.step_ns,
         near,
     )
