@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner.report.contents import Contents
-from planner.show import percent, rival_rows
+from planner.show import rival_rows
 from planner.timeline import Difference
-from planner.units import format_bytes, format_duration
+from planner.units import format_bytes, format_duration, format_percent
 
 _GAP = 0.005  # below, another search is not worth its time
 _IDLE = 0.10
@@ -91,7 +91,7 @@ def _simpler(found: Contents) -> Iterator[tuple[str, str]]:
         if row.step_ns is not None and own < row.step_ns <= own * (1 + _NEAR):
             which = ", ".join(part for part in (row.name, row.configuration) if part)
             yield (
-                f"Hardly slower ({percent(row.step_ns / own - 1)}), and perhaps simpler to run: {which}.",
+                f"Hardly slower ({format_percent(row.step_ns / own - 1)}), and perhaps simpler to run: {which}.",
                 "",
             )
             return

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 
 from planner.plan import Plan, world_size
 from planner.report.contents import Contents
-from planner.report.markup import MOST_LISTED, mesh, page_table, section
-from planner.report.widgets import MEMORY_PARTS, memory_bar, sparkline
-from planner.show import error_bar, escaped, folded, percent, plan_lines, plural
+from planner.report.widgets import MEMORY_PARTS, MOST_LISTED, memory_bar, mesh, page_table, section, sparkline
+from planner.show import error_bar, escaped, folded, plan_lines
 from planner.simulate import RunRecord
 from planner.timeline import COLLECTIVE, SEND
-from planner.units import format_bytes, format_duration, format_rate
+from planner.units import format_bytes, format_duration, format_percent, format_rate, plural
 
 
 def head(found: Contents) -> str:
@@ -34,7 +33,7 @@ def _tiles(found: Contents) -> str:
         tiles.append(
             (
                 "Fullest device",
-                percent(share),
+                format_percent(share),
                 f"{format_bytes(fullest.total)} of {format_bytes(fullest.limit)}",
             )
         )
@@ -181,7 +180,7 @@ def memory_section(found: Contents) -> str:
             memory_bar(each),
             format_bytes(each.total),
             format_bytes(each.limit),
-            percent(each.total / max(1, each.limit)),
+            format_percent(each.total / max(1, each.limit)),
         )
         for worker, each in enumerate(said)
     ]

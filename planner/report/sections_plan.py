@@ -8,19 +8,17 @@ from itertools import groupby
 from planner.plan import Hop, Plan, StagePlan
 from planner.report.advice import advice
 from planner.report.contents import Contents
-from planner.report.markup import MOST_LISTED, facts, mesh, meter, page_table, section
-from planner.report.widgets import scatter, strip
+from planner.report.widgets import MOST_LISTED, facts, mesh, meter, page_table, scatter, section, strip
 from planner.show import (
     RIVAL_HEADS,
     RivalRow,
     escaped,
     folded,
-    plural,
     proof_list,
     rival_rows,
     verdict,
 )
-from planner.units import format_bytes, format_duration, format_rate
+from planner.units import format_bytes, format_duration, format_rate, plural
 
 
 def frontier(found: Contents) -> str:

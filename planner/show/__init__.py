@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from planner.show.decision import error_bar
 from planner.show.markup import Markup, block, escaped, folded, paragraph, table
-from planner.show.proof import plan_lines, proof_data, proof_list, proof_text, verdict
+from planner.show.proof import error_bar, plan_lines, proof_data, proof_list, proof_text, verdict
 from planner.show.rivals import RIVAL_HEADS, RivalRow, configuration_text, rival_rows, rivals_text
 from planner.show.side_by_side import SideBySide, against, compare
 from planner.show.timelines import perfetto, svg, terminal
-from planner.show.words import percent, plural
 from planner.shown import Face, view_of
 
 if TYPE_CHECKING:
@@ -36,10 +34,8 @@ __all__ = [
     "folded",
     "html",
     "paragraph",
-    "percent",
     "perfetto",
     "plan_lines",
-    "plural",
     "proof_data",
     "proof_list",
     "proof_text",

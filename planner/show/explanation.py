@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from planner.explore import Explanation, PlanParts
 from planner.show.rivals import configuration_text, rivals_text
-from planner.show.words import percent
-from planner.units import format_bytes, format_duration
+from planner.units import format_bytes, format_duration, format_percent
 
 _SEEN = 0.0005  # share of a step below which a part is not told
 
@@ -25,7 +24,7 @@ def explanation_text(found: Explanation) -> str:
 
 def _made_of(chosen: PlanParts) -> str:
     shares = {name: ns / max(chosen.step_ns, 1) for name, ns in chosen.parts_ns.items()}
-    told = [f"{name} {percent(share)}" for name, share in shares.items() if share >= _SEEN]
+    told = [f"{name} {format_percent(share)}" for name, share in shares.items() if share >= _SEEN]
     return f"Of its step: {', '.join(told)}."
 
 
@@ -48,8 +47,8 @@ def _errors(found: Explanation) -> str:
     if not found.error:
         return "The costs carry no spread, so what their error would change is not known."
     return (
-        f"Measured costs vary by ±{percent(found.error)}. If every cost is right to within that, no plan in the search "
-        f"space is more than {percent(found.within)} faster."
+        f"Measured costs vary by ±{format_percent(found.error)}. If every cost is right to within that, no plan in the search "
+        f"space is more than {format_percent(found.within)} faster."
     )
 
 
@@ -59,16 +58,16 @@ def _memory(found: Explanation) -> str:
     if room.step_ns < step_ns:
         saved = step_ns - room.step_ns
         which = configuration_text(room.configuration)
-        return f"{more} save {format_duration(saved)} a step ({percent(saved / step_ns)}): {which}."
+        return f"{more} save {format_duration(saved)} a step ({format_percent(saved / step_ns)}): {which}."
     return f"{more} change nothing ({format_bytes(room.free_bytes)} are free on the fullest)."
 
 
 def _overhead(found: Explanation) -> str:
     lemma = found.overhead
-    if lemma is None or not lemma.ratio:
+    if lemma is None or lemma.ratio < _SEEN:
         return ""
     return (
-        f"Communication and idle time are {percent(lemma.ratio)} of the computation. If that share stays, more devices "
+        f"Communication and idle time are {format_percent(lemma.ratio)} of the computation. If that share stays, more devices "
         f"cannot be more than {lemma.limit:.4g} times as fast as one."
     )
 

@@ -8,9 +8,8 @@ from planner.cluster import Cluster, total_devices
 from planner.model import ModelGraph
 from planner.plan import Plan, StagePlan
 from planner.profile import CostKey, LayerCost, Profile, kept_values
-from planner.show.proof import plan_lines
+from planner.show.proof import plan_lines, shown_arguments
 from planner.show.rivals import rivals_text
-from planner.show.words import shown_arguments
 from planner.terminal import columns
 from planner.units import format_bytes, format_duration
 

@@ -6,14 +6,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from planner.plan import MOST_NEAR, Certificate, Plan, SearchSpace
-from planner.show.decision import first_line, how
-from planner.show.rivals import error_of, rival_rows
-from planner.show.words import count, percent, plural
-from planner.units import format_duration
+from planner.plan import MOST_NEAR, Certificate, Plan, SearchSpace, world_size
+from planner.show.rivals import error_of, paired, rival_rows
+from planner.units import format_duration, format_percent, format_rate, number_word, plural
 
 BY_HAND = "not proved: this plan was written by hand"
 
@@ -21,6 +19,69 @@ BY_HAND = "not proved: this plan was written by hand"
 def plan_lines(plan: Plan) -> list[str]:
     """Returns the three lines that say what a plan takes, what it is, and how good it is known to be."""
     return [first_line(plan), f"  {how(plan)}", f"  {verdict(plan)}"]
+
+
+def first_line(plan: Plan) -> str:
+    """Returns the model, its step with the error bar, and the rate of samples."""
+    step = plan.prediction
+    rate = format_rate(plan.batch.samples / max(step.step_ns / 1e9, 1e-9))
+    devices = plural(world_size(plan.axes), "device")
+    took = f"{format_duration(step.step_ns)} a step ({error_bar(plan)})"
+    return f"{named_model(plan)}: {took}, {rate} samples/s on {devices}"
+
+
+def error_bar(plan: Plan) -> str:
+    """Returns both ends of the error bar; a unit that all share with the step is not repeated."""
+    step = plan.prediction
+    if step.low_ns == step.high_ns:
+        return "no error bar: its costs carry no spread"
+    low, high = format_duration(step.low_ns), format_duration(step.high_ns)
+    unit = format_duration(step.step_ns).rpartition(" ")[2]
+    if {low.rpartition(" ")[2], high.rpartition(" ")[2]} == {unit}:
+        low, high = low.rpartition(" ")[0], high.rpartition(" ")[0]
+    return f"{low} to {high}"
+
+
+def how(plan: Plan) -> str:
+    """Returns what a plan is, in one line: its degrees, its schedule, its micro-batches, and what it does for memory."""
+    axes, schedule, batch = plan.axes, plan.schedule, plan.batch
+    parts = [f"{axes.data} replicas" if axes.data > 1 else ""]
+    parts.append(_pipeline(plan))
+    grid = next((stage.spatial for stage in plan.stages if stage.spatial), ())
+    parts.append(f"each sample in {'x'.join(map(str, grid))} shards" if axes.spatial > 1 else "")
+    parts.append(f"{plural(batch.micros, 'micro-batch', 'micro-batches')} of {batch.micro}")
+    recomputed = sum(stage.recompute for stage in plan.stages)
+    extra = []
+    if schedule.chunks > 1 and axes.pipeline == 1 and axes.data * axes.spatial > 1:
+        extra.append("gradients are summed while the backward pass runs")
+    if recomputed:
+        extra.append(f"{recomputed} of {plural(len(plan.stages), 'stage')} recompute")
+    if plan.shard_optimizer:
+        extra.append("optimizer state is sharded")
+    if schedule.update == "rolling":
+        extra.append("updates overlap with the next step")
+    return "; ".join([", ".join(part for part in parts if part), *extra])
+
+
+def _pipeline(plan: Plan) -> str:
+    schedule, workers = plan.schedule, plan.axes.pipeline
+    if workers == 1:
+        return "no pipeline"
+    parts = [schedule.family if schedule.family != "listed" else "order rescheduled for these costs"]
+    parts += [plural(schedule.pairs, "pair")] if paired(schedule.family) else []
+    parts += [f"{schedule.chunks} stages a worker"] if schedule.chunks > 1 else []
+    return f"pipeline of {workers} workers ({', '.join(parts)})"
+
+
+def named_model(plan: Plan) -> str:
+    """Returns the workload with what it was built from, such as "gpt2 (tiny)"."""
+    return plan.model.workload + shown_arguments(plan.model.arguments)
+
+
+def shown_arguments(arguments: Mapping[str, object]) -> str:
+    """Returns arguments in brackets; words speak for themselves, numbers stand behind their name."""
+    words = (value if isinstance(value, str) else f"{name}={value}" for name, value in arguments.items())
+    return f" ({', '.join(words)})" if arguments else ""
 
 
 def verdict(plan: Plan) -> str:
@@ -35,7 +96,7 @@ def verdict(plan: Plan) -> str:
     if proved:
         said = f"proved fastest of {total} for these costs" if total else "proved fastest for these costs"
     else:
-        slower = percent(proof.objective_ns / max(proof.bound_ns, 1) - 1)
+        slower = format_percent(proof.objective_ns / max(proof.bound_ns, 1) - 1)
         said = f"at most {slower} slower than the best" + (f" of {total}" if total else " plan")
     if proof.searched is None:
         said += " (a file of version 1: what was searched is not recorded)"
@@ -65,8 +126,8 @@ def _within(plan: Plan) -> str:
     if not error:
         return f"; {many} {'takes' if few == 1 else 'take'} as long" if few else ""
     if not few:
-        return f", known to {percent(error)}"
-    return f"; {many} {'lies' if few == 1 else 'lie'} within the error of the costs ({percent(error)})"
+        return f", known to {format_percent(error)}"
+    return f"; {many} {'lies' if few == 1 else 'lie'} within the error of the costs ({format_percent(error)})"
 
 
 class ProofList(NamedTuple):
@@ -139,7 +200,7 @@ def _schedules(space: SearchSpace, rescheduled: int) -> str:
 def _stages(space: SearchSpace) -> str:
     parts = ["one per worker, or as many as a family asks for"]
     if space.free_chunks:
-        parts.append(f"the {count(space.free_chunks)} smallest numbers where a family allows any")
+        parts.append(f"the {number_word(space.free_chunks)} smallest numbers where a family allows any")
     if space.parts == "one_worker":
         most = "" if space.most_forwards is None else f", if it has at most {space.most_forwards:,} forwards"
         parts.append(f"several on a worker without a pipeline{most}")

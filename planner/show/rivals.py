@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from planner.plan import Certificate, Plan, PlannedConfiguration, Rival, RivalKind
-from planner.show.decision import paired
-from planner.show.words import listed, percent, plural
+from planner.schedule import FAMILIES
 from planner.terminal import columns
-from planner.units import format_bytes, format_duration
+from planner.units import format_bytes, format_duration, format_percent, numbered, plural
 
 _ZERO_BUBBLE = ("zb-h1", "zb-h2", "zb-v")
 _KINDS = {
@@ -89,26 +88,24 @@ def _row(plan: Plan, rival: Rival, name: str) -> RivalRow:
     own = plan.prediction
     configuration = "" if rival.configuration is None else _beside(plan, rival)
     if rival.step_ns is None:
-        lacks = f"{format_bytes(rival.missing_bytes)} short on a device" if rival.missing_bytes else ""
-        mark = lacks or "no such plan of this batch on these devices"
-        return RivalRow(
-            name, configuration, "does not fit", "", "", "", "", "", mark, rival.kind, None, False
-        )
+        lacks = f"does not fit: {format_bytes(rival.missing_bytes)} short on a device"
+        mark = lacks if rival.missing_bytes else "no such plan of this batch on these devices"
+        return RivalRow(name, configuration, "", "", "", "", "", "", mark, rival.kind, None, False)
     near = rival.kind != "chosen" and own.step_ns <= rival.step_ns <= own.high_ns
     mark = ""
     if near:
         mark = "within the error" if own.high_ns > own.step_ns else "takes as long"
     elif rival.step_ns < own.step_ns:
         mark = "faster, but not what was asked for"
-    slower = "" if rival.kind == "chosen" else percent(rival.step_ns / max(own.step_ns, 1) - 1)
+    slower = "" if rival.kind == "chosen" else format_percent(rival.step_ns / max(own.step_ns, 1) - 1)
     return RivalRow(
         name,
         configuration,
         format_duration(rival.step_ns),
         slower,
-        percent(rival.idle),
-        percent(rival.sums),
-        percent(rival.messages),
+        format_percent(rival.idle),
+        format_percent(rival.sums),
+        format_percent(rival.messages),
         format_bytes(rival.peak_bytes),
         mark,
         rival.kind,
@@ -138,13 +135,18 @@ def configuration_text(found: PlannedConfiguration, *, family: bool = True, micr
     words += [f"{whole} from layer {found.whole_from} on"] if found.whole_from else []
     words += [f"micro-batches of {found.micro}"] if micro else []
     again = {"none": "", "where_needed": "recompute where needed", "all": "recompute"}[found.recompute]
-    some = f"recompute in {listed('stage', found.recomputed)}" if found.recomputed else ""
+    some = f"recompute in {numbered('stage', found.recomputed)}" if found.recomputed else ""
     words += [word for word in (again, some) if word]
     words += ["optimizer state sharded"] if found.shard else []
     words += ["first stage on the last devices"] if found.mirrored else []
     words += ["pipeline innermost"] if found.innermost == "pipeline" else []
     words += ["rescheduled"] if found.rescheduled else []
     return ", ".join(words)
+
+
+def paired(family: str) -> bool:
+    """Returns whether a family has pipes in pairs, as Chimera has."""
+    return family in FAMILIES and FAMILIES[family].paired
 
 
 def rivals_text(plan: Plan) -> str:

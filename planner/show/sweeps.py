@@ -20,9 +20,8 @@ from planner.explore import (
 from planner.plan import Plan
 from planner.show.markup import block, paragraph, table
 from planner.show.pictures import dots
-from planner.show.words import plural
 from planner.terminal import columns
-from planner.units import format_bytes, format_duration
+from planner.units import format_bytes, format_duration, plural
 
 _HEADS = ("step", "samples/s", "fullest device", "devices", "gap", "best in time and", "plan")
 _NO_FILES: Mapping[str, Path] = MappingProxyType({})

@@ -15,10 +15,9 @@ from planner.show.markup import block, folded, paragraph, table
 from planner.show.plain import of_cluster, of_profile
 from planner.show.proof import plan_lines, proof_list
 from planner.show.rivals import RIVAL_HEADS, rival_rows
-from planner.show.words import plural
 from planner.terminal import columns
 from planner.timeline import Comparison, Timeline
-from planner.units import format_bytes, format_duration
+from planner.units import format_bytes, format_duration, plural
 
 if TYPE_CHECKING:
     from planner.simulate import RunRecord

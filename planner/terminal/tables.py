@@ -68,4 +68,4 @@ def _paragraph(heads: Sequence[str], row: Sequence[str], room: int) -> str:
 
 
 def _number(text: str) -> bool:
-    return not text or text[0].isdigit() or text[0] in "-+."
+    return not text or text[0].isdigit() or text[0] in "-+.<>"
