@@ -33,11 +33,14 @@ def table(
     shown = listed[:most]
     right = [all(_number(row[i]) for row in shown) and bool(shown) for i in range(len(heads))]
     head = "".join(
-        f'<th scope="col"{_side(r)}>{escaped(name)}</th>' for name, r in zip(heads, right, strict=True)
+        f'<th scope="col"{_side(r, bool(caption))}>{escaped(name)}</th>'
+        for name, r in zip(heads, right, strict=True)
     )
     body = "".join(
         f"<tr{' class=ours' if at == ours else ''}>"
-        + "".join(f"<td{_side(r)}>{escaped(cell)}</td>" for cell, r in zip(row, right, strict=True))
+        + "".join(
+            f"<td{_side(r, bool(caption))}>{escaped(cell)}</td>" for cell, r in zip(row, right, strict=True)
+        )
         + "</tr>"
         for at, row in enumerate(shown)
     )
@@ -53,9 +56,11 @@ def table(
     return whole + more
 
 
-def _side(right: bool) -> str:
-    """The alignment for notebooks, which have no styles, and the classes that the page's style knows."""
-    return ' class="n" align="right"' if right else ' class="w" align="left"'
+def _side(right: bool, page: bool) -> str:
+    """The class that the page's style knows, or the alignment for a notebook, which has no styles."""
+    if page:
+        return ' class="n"' if right else ' class="w"'
+    return ' align="right"' if right else ' align="left"'
 
 
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*(?: ?[^\W\d]{1,4}| ?%|×)?")  # with a unit, or without

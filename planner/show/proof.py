@@ -67,9 +67,10 @@ def _pipeline(plan: Plan) -> str:
     schedule, workers = plan.schedule, plan.axes.pipeline
     if workers == 1:
         return "no pipeline"
-    parts = [schedule.family if schedule.family != "listed" else "order rescheduled for these costs"]
+    parts = [schedule.family]
     parts += [plural(schedule.pairs, "pair")] if paired(schedule.family) else []
     parts += [f"{schedule.chunks} stages a worker"] if schedule.chunks > 1 else []
+    parts += ["rescheduled for these costs"] if schedule.settings.get("relisted") else []
     return f"pipeline of {workers} workers ({', '.join(parts)})"
 
 
