@@ -194,7 +194,9 @@ def trivial(space: Instance) -> list[tuple[RivalKind, list[Configuration]]]:
         ("equal_stages", [x for x in deep if x.devices == used]),
         ("one_device", _shapes(space, replace(free, pipeline=1, data=1))),
     ]
-    return [*found, *([("spatial", [x for x in cut if x.spatial == near])] if cut else [])]
+    if cut:
+        found.append(("spatial", [x for x in cut if x.spatial == near]))
+    return found
 
 
 def equal_cut(posed: CutProblem) -> IntArray:

@@ -19,27 +19,33 @@ class PlannedConfiguration(Part):
     """Everything discrete about a plan but its cuts. Values that equal their default are left out of files."""
 
     family: Text
-    data: Count = Field(1, description="replicas")
-    pipeline: Count = Field(1, description="pipeline workers")
-    pairs: Count = Field(1, description="Chimera: pairs of pipes; 1 elsewhere")
-    chunks: Count = Field(1, description="stages a worker and pipe")
+    data: Count = Field(default=1, description="replicas")
+    pipeline: Count = Field(default=1, description="pipeline workers")
+    pairs: Count = Field(default=1, description="Chimera: pairs of pipes; 1 elsewhere")
+    chunks: Count = Field(default=1, description="stages a worker and pipe")
     micro: Count = Field(description="samples of one micro-batch")
     micros: Count = Field(description="micro-batches a step of one replica")
-    grid: tuple[Count, ...] = Field((), description="shards of each sample; empty: whole samples")
-    then: tuple[Count, ...] = Field((), description="the grid from layer `then_from` on; empty: the same")
-    then_from: Natural = Field(0, description="number of a layer")
-    whole_from: Natural = Field(
-        0, description="number of the layer from which on samples are whole; 0: where rules end"
+    grid: tuple[Count, ...] = Field(default=(), description="shards of each sample; empty: whole samples")
+    then: tuple[Count, ...] = Field(
+        default=(), description="the grid from layer `then_from` on; empty: the same"
     )
-    shared: Flag = Field(False, description="from `whole_from` on each rank has its share of the samples")
+    then_from: Natural = Field(default=0, description="number of a layer")
+    whole_from: Natural = Field(
+        default=0, description="number of the layer from which on samples are whole; 0: where rules end"
+    )
+    shared: Flag = Field(
+        default=False, description="from `whole_from` on each rank has its share of the samples"
+    )
     recompute: Literal["none", "where_needed", "all"] = "none"
     recomputed: tuple[Natural, ...] = Field(
-        (), description="the stages that recompute, where they are chosen"
+        default=(), description="the stages that recompute, where they are chosen"
     )
-    shard: Flag = Field(False, description="optimizer state is sharded over the replicas")
-    innermost: Axis | None = Field(None, description="axis of neighbouring ranks, where there is a choice")
-    mirrored: Flag = Field(False, description="the first stage is on the last worker")
-    rescheduled: Flag = Field(False, description="the order was made again for these costs")
+    shard: Flag = Field(default=False, description="optimizer state is sharded over the replicas")
+    innermost: Axis | None = Field(
+        default=None, description="axis of neighbouring ranks, where there is a choice"
+    )
+    mirrored: Flag = Field(default=False, description="the first stage is on the last worker")
+    rescheduled: Flag = Field(default=False, description="the order was made again for these costs")
 
 
 RivalKind = Literal["chosen", "data_parallel", "equal_stages", "one_device", "spatial", "family", "near"]
@@ -51,14 +57,18 @@ class Rival(Part):
     kind: RivalKind = Field(
         description="the plan itself, a plan that needs no planner, the best of another family, or a near one"
     )
-    configuration: PlannedConfiguration | None = Field(None, description="empty where none can be had")
-    step_ns: Natural | None = Field(None, description="empty where it does not fit")
+    configuration: PlannedConfiguration | None = Field(
+        default=None, description="empty where none can be had"
+    )
+    step_ns: Natural | None = Field(default=None, description="empty where it does not fit")
     idle: NotNegative = 0.0
-    sums: NotNegative = Field(0.0, description="share of gradient sums on the critical path")
-    messages: NotNegative = Field(0.0, description="share of messages on the critical path")
+    sums: NotNegative = Field(default=0.0, description="share of gradient sums on the critical path")
+    messages: NotNegative = Field(default=0.0, description="share of messages on the critical path")
     recomputing: NotNegative = 0.0
-    peak_bytes: Natural = Field(0, description="of the fullest worker, without the margin")
-    missing_bytes: Natural = Field(0, description="where it does not fit: what a device lacks at least")
+    peak_bytes: Natural = Field(default=0, description="of the fullest worker, without the margin")
+    missing_bytes: Natural = Field(
+        default=0, description="where it does not fit: what a device lacks at least"
+    )
 
 
 class SearchCounts(Part):
@@ -68,18 +78,18 @@ class SearchCounts(Part):
     solved: Natural = Field(description="taken up, and proved to hold no faster plan")
     ruled_out: Natural = Field(description="excluded by a bound alone")
     open: Natural = Field(description="not finished: a faster plan may be among them")
-    rescheduled: Natural = Field(0, description="orders made again for these costs")
+    rescheduled: Natural = Field(default=0, description="orders made again for these costs")
 
 
 class LayerOrders(Part):
     """Which orders of the layers were searched besides the model's own, on whole samples."""
 
     searched: Literal["model", "all", "balanced", "too_many"] = Field(
-        "model",
+        default="model",
         description="`balanced`: those of the best balanced stages; `too_many`: none could be compared",
     )
     others: Natural = 0
-    proved: Natural = Field(0, description="other orders that the bound is about")
+    proved: Natural = Field(default=0, description="other orders that the bound is about")
 
 
 class SearchSpace(Part):
@@ -90,14 +100,16 @@ class SearchSpace(Part):
     most_workers: Count
     most_actions: Count = Field(description="of one replica and step")
     free_chunks: Count | None = Field(
-        None, description="the least numbers of stages a worker, where a family takes any"
+        default=None, description="the least numbers of stages a worker, where a family takes any"
     )
     parts: Literal["none", "one_worker", "any"] = Field(
         description="where gradients of one worker may be summed in parts"
     )
-    most_forwards: Count | None = Field(None, description="of a worker whose gradients are summed in parts")
+    most_forwards: Count | None = Field(
+        default=None, description="of a worker whose gradients are summed in parts"
+    )
     equal_parts: Flag = Field(
-        False, description="where updates come at use: only parts of about equal work or equal bytes"
+        default=False, description="where updates come at use: only parts of about equal work or equal bytes"
     )
     cuts: Literal["all", "chained"] = Field(
         description="`chained`: boundaries only where each stage feeds the next"
@@ -107,12 +119,14 @@ class SearchSpace(Part):
         description="`whole_stages` and `first_layers`: where memory excludes a cut"
     )
     shard: tuple[Flag, ...] = Field(description="whether optimizer state may be sharded")
-    grids: tuple[tuple[Count, ...], ...] = Field((), description="ways to split samples besides whole ones")
+    grids: tuple[tuple[Count, ...], ...] = Field(
+        default=(), description="ways to split samples besides whole ones"
+    )
     grid_changes: Count | None = Field(
-        None, description="layers before which the grid may change; empty: any"
+        default=None, description="layers before which the grid may change; empty: any"
     )
     gathers: Count | None = Field(
-        None, description="layers before which samples may be whole again; empty: any"
+        default=None, description="layers before which samples may be whole again; empty: any"
     )
 
 
@@ -121,10 +135,14 @@ class Certificate(Part):
 
     objective_ns: Natural = Field(description="step of the plan")
     bound_ns: Natural = Field(description="no plan of the space searched is faster")
-    order_free_bound_ns: Natural = Field(0, description="no order of these actions whatever is faster")
-    searched: SearchCounts | None = Field(None, description="empty where a file of version 1 was read")
-    space: SearchSpace | None = Field(None, description="empty where a file of version 1 was read")
-    chosen: Rival | None = Field(None, description="the plan itself, as its rivals are told")
+    order_free_bound_ns: Natural = Field(
+        default=0, description="no order of these actions whatever is faster"
+    )
+    searched: SearchCounts | None = Field(
+        default=None, description="empty where a file of version 1 was read"
+    )
+    space: SearchSpace | None = Field(default=None, description="empty where a file of version 1 was read")
+    chosen: Rival | None = Field(default=None, description="the plan itself, as its rivals are told")
     rivals: tuple[Rival, ...] = ()
 
     @property

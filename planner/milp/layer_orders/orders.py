@@ -38,7 +38,7 @@ class Searched:
 
     best: SearchState
     bound_ns: int = NEVER  # of the other orders that the proof is about
-    orders: LayerOrders = field(default_factory=LayerOrders)
+    orders: LayerOrders = field(default_factory=lambda: LayerOrders())
 
     def certificate(self) -> Certificate:
         """Returns the proof of the best plan, about all orders that were searched."""

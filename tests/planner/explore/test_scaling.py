@@ -12,7 +12,8 @@ from planner.milp import Asked
 from planner.milp.solve import solve
 from planner.plan import Plan
 from planner.profile import Seconds
-from planner.show import of_sweep, sweep_data
+from planner.show import data as shown_data
+from planner.show import text
 from tests.planner.milp.instances import chain, cluster, profile
 
 ASKED = Asked(schedules=("1f1b", "gpipe"))
@@ -62,15 +63,15 @@ def test_doubling_ends_where_a_step_has_very_many_micro_batches(monkeypatch: pyt
     rows = over_batches(costs, cluster(1), None, ASKED).rows
     assert [(row.asked, row.micros) for row in rows] == [(2, 1), (4, 2)]
     sweep = Sweep(over="batch", rows=rows, knee=4)
-    assert "A step of it has 2 micro-batches; `--batch` takes larger ones." in of_sweep(sweep)
+    assert "A step of it has 2 micro-batches; `--batch` takes larger ones." in text(sweep)
 
 
 def test_a_batch_without_a_plan_is_a_row_without_one() -> None:
     sweep = over_batches(profile(chain(3, 2), micros=(2,)), cluster(1), (3, 4), ASKED)
     assert [row.plan is None for row in sweep.rows] == [True, False]
     assert sweep.knee == 4
-    assert "nothing fits" in of_sweep(sweep)
-    assert "yours to judge" in of_sweep(sweep)
+    assert "nothing fits" in text(sweep)
+    assert "yours to judge" in text(sweep)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_a_free_update_on_one_device_is_no_overhead() -> None:
 def test_a_sweep_as_data_names_the_files_and_the_knee(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("plans") / "4.yaml"
     sweep = over_batches(profile(chain(3, 2), micros=(2,)), cluster(1), (3, 4), ASKED)
-    data = sweep_data(sweep, {4: path})
+    data = shown_data(sweep, files={4: path})
     assert data["knee"] == 4
     rows = data["rows"]
     assert isinstance(rows, list)

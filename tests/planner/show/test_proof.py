@@ -158,11 +158,11 @@ def test_the_table_of_rivals() -> None:
         rival("data_parallel", 33.7, pipeline=1, micro=4), rival("family", 30, family="wave", chunks=2), short
     )
     assert text(plan).rpartition("\n\n")[2].splitlines() == [
-        "plan                                      configuration      step   slower  idle   sums  messages  peak memory",
-        "this plan                   1f1b, 2 replicas, 2 workers  33.45 ms            0 %  3.1 %       0 %        8 MiB",
+        "plan           configuration                                 step   slower  idle   sums  messages  peak memory",
+        "this plan      1f1b, 2 replicas, 2 workers               33.45 ms            0 %  3.1 %       0 %        8 MiB",
         "wave           2 replicas, 2 workers, 2 stages a worker     30 ms  -10.3 %   0 %  3.1 %       0 %        8 MiB  faster, but not what was asked for",
-        "data parallel      1f1b, 2 replicas, micro-batches of 4   33.7 ms    0.7 %   0 %  3.1 %       0 %        8 MiB  within the error",
-        "one device                        2 replicas, 2 workers                                                         does not fit: 5 MiB short on a device",
+        "data parallel  1f1b, 2 replicas, micro-batches of 4       33.7 ms    0.7 %   0 %  3.1 %       0 %        8 MiB  within the error",
+        "one device     2 replicas, 2 workers                                                                            does not fit: 5 MiB short on a device",
     ]
 
 
