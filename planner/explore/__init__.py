@@ -1,6 +1,6 @@
 """The same question over limits, devices and batches."""
 
-from planner.explore.explanation import _SEEN, Explanation, PlanParts, explain
+from planner.explore.explanation import Explanation, PlanParts, explain
 from planner.explore.frontier import Frontier, FrontierRow, frontier
 from planner.explore.scaling import (
     EFFICIENT,
@@ -19,7 +19,6 @@ __all__ = [
     "HALF",
     "MOST_MICROS",
     "NEAR_BEST",
-    "_SEEN",
     "Explanation",
     "Frontier",
     "FrontierRow",

@@ -12,23 +12,23 @@ from planner.milp import (
     Question,
     SearchState,
     changed,
+    configuration_of,
     parts_ns,
     solve_or_none,
     solve_with_search,
 )
-from planner.plan import Plan
+from planner.plan import Plan, PlannedConfiguration
 from planner.schedule import FAMILIES
 
 GIB = 1 << 30
 _SHOWN = 6
-_SEEN = 0.0005  # share of a step below which a part is not told
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanParts:
     """A plan that was looked at, and what its step is made of, in nanoseconds."""
 
-    name: str
+    configuration: PlannedConfiguration
     step_ns: int
     parts_ns: Mapping[str, float]
 
@@ -39,7 +39,7 @@ class MoreMemory:
 
     more_bytes: int
     step_ns: int
-    says: str
+    configuration: PlannedConfiguration
     free_bytes: int  # of the fullest device, with the memory there is
 
 
@@ -98,7 +98,9 @@ def error_of(plan: Plan) -> float:
 def _part(tried: ConfigurationState) -> PlanParts:
     assert tried.answer is not None
     return PlanParts(
-        name=str(tried.shape), step_ns=tried.answer.ns, parts_ns=parts_ns(tried.problem, tried.answer)
+        configuration=configuration_of(tried.shape),
+        step_ns=tried.answer.ns,
+        parts_ns=parts_ns(tried.problem, tried.answer),
     )
 
 
@@ -143,11 +145,11 @@ def _room(plan: Plan, roomier: Plan | None, more_bytes: int) -> MoreMemory:
     free = min(m.limit - m.total for m in plan.prediction.memory)
     faster = roomier is not None and roomier.prediction.step_ns < plan.prediction.step_ns
     best = roomier if roomier is not None and faster else plan
-    axes = best.axes
+    proof = best.certificate
+    assert proof is not None and proof.chosen is not None and proof.chosen.configuration is not None
     return MoreMemory(
         more_bytes=more_bytes,
         step_ns=best.prediction.step_ns,
-        says=f"{best.schedule.family}, data {axes.data} x pipeline {axes.pipeline} x spatial {axes.spatial}, "
-        f"micro-batch {best.batch.micro} x {best.batch.micros}",
+        configuration=proof.chosen.configuration,
         free_bytes=free,
     )

@@ -60,6 +60,11 @@ class Frontier:
     def front(self, trade: Trade) -> tuple[FrontierRow, ...]:
         return tuple(row for row in self.rows if trade in row.best_in)
 
+    def named(self) -> dict[str, FrontierRow]:
+        """Returns the rows by the names that their files have, such as "01"."""
+        width = max(2, len(str(len(self.rows))))
+        return {f"{index:0{width}d}": row for index, row in enumerate(self.rows, start=1)}
+
 
 def peak_bytes(plan: Plan) -> int:
     """Of the fullest device, its margin aside."""
@@ -200,10 +205,7 @@ def _with_bound(plan: Plan, bound_ns: int) -> Plan:
     proof = plan.certificate
     if proof is None or proof.bound_ns >= bound_ns:
         return plan
-    gap = (proof.objective_ns - bound_ns) / proof.objective_ns
-    return plan.model_copy(
-        update={"certificate": proof.model_copy(update={"bound_ns": bound_ns, "gap": gap})}
-    )
+    return plan.model_copy(update={"certificate": proof.model_copy(update={"bound_ns": bound_ns})})
 
 
 def _least_bytes(space: Instance) -> int:

@@ -1,6 +1,6 @@
 """The fastest plan and the proof, or what is missing."""
 
-from planner.milp.explain import parts_ns
+from planner.milp.explain import configuration_of, parts_ns
 from planner.milp.instance import Instance, changed
 from planner.milp.pins import pins
 from planner.milp.question import Question
@@ -14,6 +14,7 @@ __all__ = [
     "Question",
     "SearchState",
     "changed",
+    "configuration_of",
     "parts_ns",
     "pins",
     "solve",

@@ -19,13 +19,10 @@ from pydantic import PrivateAttr
 
 from planner import show
 from planner.errors import BadInput
-from planner.explore import Frontier, FrontierRow, frontier
+from planner.explore import Frontier, frontier
 from planner.milp import Question, solve
-from planner.plan import Plan
-from planner.show import block, paragraph, table
-from planner.terminal import columns
+from planner.plan import Plan, stage_rows
 from planner.timeline import Timeline
-from planner.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -113,9 +110,7 @@ class SolvedPlan(Plan):
 
     def to_rows(self) -> list[dict[str, object]]:
         """A stage a row."""
-        from planner import show
-
-        return show.plan_rows(self)
+        return stage_rows(self)
 
     def to_dict(self) -> dict[str, object]:
         return self.model_dump(mode="json")
@@ -129,25 +124,15 @@ class SolvedPlan(Plan):
     __hash__ = Plan.__hash__
 
     def __repr__(self) -> str:
-        from planner import show
-
-        return "\n\n".join([*self._instead(), show.of_plan(self)])
+        return "\n\n".join([*self._instead(), show.text(self)])
 
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        from planner import show
-        from planner.show import paragraph
-
-        return "".join([*(paragraph(line) for line in self._instead()), show.plan_html(self)])
+        return "".join([*(show.paragraph(line) for line in self._instead()), show.html(self)])
 
     def _instead(self) -> list[str]:
-        from planner.show import against
-
-        return [against(self._before, self)] if self._before is not None else []
-
-
-_HEADS = ("", "step", "samples/s", "devices", "peak", "gap", "schedule", "best in")
+        return [show.against(self._before, self)] if self._before is not None else []
 
 
 @dataclass(frozen=True, repr=False)
@@ -170,9 +155,7 @@ class SolvedFrontier:
         return iter(self.plans)
 
     def plot(self) -> Figure:
-        from planner import show
-
-        return show.of_front(self.found.front("memory"), self.found.front("devices"))
+        return show.figure(self.found)
 
     def to_rows(self) -> list[dict[str, object]]:
         return [
@@ -192,41 +175,11 @@ class SolvedFrontier:
         return {"rows": self.to_rows(), "whole": list(self.found.whole), "resolution": self.found.resolution}
 
     def __repr__(self) -> str:
-        return f"{self._said()}\n\n{columns([_cells(at, row) for at, row in enumerate(self.found.rows)], _HEADS)}"
+        return show.text(self.found)
 
     def _repr_html_(self) -> str:
-        by_memory, by_devices = self.found.front("memory"), self.found.front("devices")
-        drawn = []
-        if len(by_memory) > 1:
-            points = [(float(row.peak_bytes), float(row.step_ns), _told(row)) for row in by_memory]
-            drawn.append(show.dots(points, format_bytes, "peak of the fullest device"))
-        if len(by_devices) > 1:
-            points = [(float(row.devices), float(row.step_ns), _told(row)) for row in by_devices]
-            drawn.append(show.dots(points, lambda n: f"{n:,.0f}", "devices"))
-        listed = table(_HEADS, [_cells(at, row) for at, row in enumerate(self.found.rows)])
-        return block(paragraph(self._said()), *drawn, listed)
-
-    def _said(self) -> str:
-        whole = " and ".join(self.found.whole) or "neither trade"
-        return f"{len(self)} plans that nothing equals with less; asked to the end, to {self.found.resolution:.0%}: {whole}"
+        return show.html(self.found)
 
 
 def front(asked: Question) -> SolvedFrontier:
     return SolvedFrontier(frontier(asked), asked)
-
-
-def _cells(at: int, row: FrontierRow) -> tuple[object, ...]:
-    return (
-        at,
-        format_duration(row.step_ns),
-        format_rate(row.samples_per_s),
-        row.devices,
-        format_bytes(row.peak_bytes),
-        f"{row.gap:.2%}",
-        row.plan.schedule.family,
-        ", ".join(row.best_in),
-    )
-
-
-def _told(row: FrontierRow) -> str:
-    return f"{row.plan.schedule.family}, {row.devices} devices, {format_bytes(row.peak_bytes)}: {format_duration(row.step_ns)}"

@@ -55,14 +55,9 @@ def _sharing(
             yield choice
 
 
-def looked_at(layers: int) -> str:
-    """Before which layers a change of the grid and a gather are considered, in words."""
-    changes = f"one of at most {_FEW_PAIRS}" if layers > _PAIRS else "any"
-    gathers = f"one of at most {_FEW}" if layers > EVERY else "any"
-    return (
-        f"alike or otherwise from {changes} of the layers on, gathered as late as can be or before {gathers}, or "
-        f"shared in the last stage from {gathers} on where what mixes samples has a rule, of grids that change {changes}"
-    )
+def looked_at(layers: int) -> tuple[int | None, int | None]:
+    """Returns before how many layers a change of the grid and a gather are considered at most; None is before any."""
+    return _FEW_PAIRS if layers > _PAIRS else None, _FEW if layers > EVERY else None
 
 
 def _of_grid(prices: Prices, setting: CostKey, grid: Grid, named: Collection[str]) -> Iterator[GridChoice]:

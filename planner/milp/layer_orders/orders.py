@@ -8,7 +8,7 @@ the depths of the best plans; the certificate names how many. Samples stay whole
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from planner.milp.instance import Instance, changed
 from planner.milp.layer_orders.elements import ElementWork, Sent
@@ -18,7 +18,7 @@ from planner.milp.search.descent import UNFIT_NS
 from planner.milp.search.search import ranked, search
 from planner.milp.search.state import Effort, SearchState
 from planner.model import ModelGraph, alone, dependences, misplaced
-from planner.plan import Certificate
+from planner.plan import Certificate, LayerOrders
 from planner.profile import Profile
 from planner.schedule import Kind
 
@@ -36,35 +36,39 @@ class Searched:
     """The search that found the best plan, and what was learnt in all of them."""
 
     best: SearchState
-    bound_ns: int  # of the other orders that the proof is about
-    note: str
+    bound_ns: int = UNFIT_NS  # of the other orders that the proof is about
+    orders: LayerOrders = field(default_factory=lambda: LayerOrders())
 
     def certificate(self) -> Certificate:
+        """Returns the proof of the best plan, about all orders that were searched."""
         proof = self.best.certificate()
         bound = min(proof.bound_ns, self.bound_ns)
-        gap = (proof.objective_ns - bound) / proof.objective_ns if proof.objective_ns else 0.0
-        return proof.model_copy(update={"bound_ns": bound, "gap": gap, "scope": proof.scope + self.note})
+        assert proof.space is not None
+        space = proof.space.model_copy(update={"layer_orders": self.orders})
+        return proof.model_copy(update={"bound_ns": bound, "space": space})
 
 
 def searched(instance: Instance, effort: Effort) -> Searched:
     """The model's own order first, whose best plan the others have to beat."""
     first = search(instance, effort)
     if not _free(instance.pins) or alone(instance.profile.graph):
-        return Searched(best=first, bound_ns=UNFIT_NS, note="")
+        return Searched(best=first)
     every = _every(instance.profile.graph) if instance.layers <= _EVERY else None
     try:
         chosen = list(_balanced(first)) if every is None else every
     except TooManyIdeals:
-        return Searched(
-            best=first, bound_ns=UNFIT_NS, note="; the layers have too many other orders to be compared"
-        )
+        return Searched(best=first, orders=LayerOrders(searched="too_many"))
     found = [first, *_others(first, chosen, effort)]
     best = min(found, key=lambda each: (each.limit, found.index(each)))
     closed = [each for each in found if each is not best and (each is first or _least(each) >= best.limit)]
     return Searched(
         best=best,
         bound_ns=min((_least(each) for each in (found if every is not None else closed)), default=UNFIT_NS),
-        note=_note(len(chosen), None if every is not None else sum(each is not first for each in closed)),
+        orders=LayerOrders(
+            searched="balanced" if every is None else "all",
+            others=len(chosen),
+            proved=len(chosen) if every is not None else sum(each is not first for each in closed),
+        ),
     )
 
 
@@ -95,14 +99,6 @@ def in_order(instance: Instance, names: Sequence[str]) -> Instance:
 def _least(found: SearchState) -> int:
     """What no plan beats that was left open."""
     return min([*(tried.bound_ns for tried in found.open), *found.left], default=UNFIT_NS)
-
-
-def _note(count: int, proved: int | None) -> str:
-    if proved is None:
-        return f"; all {count} other orders of the layers, of whole samples"
-    if not count:
-        return "; no other order of the layers balances the stages better"
-    return f"; other orders of the layers: {count} of those of balanced stages, of whole samples; the bound is for {proved} of them"
 
 
 def _every(graph: ModelGraph) -> list[Names] | None:

@@ -26,7 +26,7 @@ from planner.milp.proof.order_free import order_free_bound_ns
 from planner.milp.proof.prove import ConfigurationProof
 from planner.milp.proof.totals import TotalsBound
 from planner.milp.search.descent import UNFIT_NS, Answer, balanced, descend, even, kicked
-from planner.plan import Certificate
+from planner.plan import Certificate, SearchCounts
 
 _FIRST = 6  # shapes whose answers are polished before any is proved
 _KICKS = 6
@@ -265,10 +265,25 @@ class SearchState:
         return Certificate(
             objective_ns=objective,
             bound_ns=bound,
-            free_bound_ns=order_free_bound_ns(best.problem, best.answer.cut),
-            gap=(objective - bound) / objective if objective else 0.0,
-            scope=explain.scope(self.instance, self.considered, self.bounded, len(self.left), self.listed),
-            rivals=tuple(explain.rivals(self.instance, best.problem, best.answer, list(self.tried.values()))),
+            order_free_bound_ns=order_free_bound_ns(best.problem, best.answer.cut),
+            searched=self._counts(objective),
+            space=explain.searched_space(self.instance),
+            chosen=explain.priced("chosen", best),
+            rivals=tuple(explain.rivals(self.instance, best.problem, list(self.tried.values()))),
+        )
+
+    def _counts(self, objective_ns: int) -> SearchCounts:
+        """What became of the configurations: those left are ruled out where the best answer has reached their bound."""
+        unfinished = sum(tried.bound_ns < objective_ns for tried in self.open)
+        left = sum(bound < objective_ns for bound in self.left)
+        taken_up = sum(tried.closing is not None for tried in self.tried.values())
+        solved = max(0, min(taken_up, self.considered) - unfinished)
+        return SearchCounts(
+            configurations=self.considered,
+            solved=solved,
+            ruled_out=max(0, self.considered - solved - unfinished - left),
+            open=unfinished + left,
+            rescheduled=self.listed,
         )
 
 
