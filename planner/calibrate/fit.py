@@ -1,8 +1,8 @@
-"""From runs to corrections: what their traces say beside what their plans said.
+"""Fits corrections to runs: compares what traces say with what the plans predicted.
 
 Only the middle half of a run's steps by their length counts, so that neither a pause of the machine nor a lucky step
-decides. A computing action is its layers' time and what comes after it until the worker is free for the next one
-(sending, posting receives); a message travels from there until its receiver, if it waited, goes on. A gradient sum
+decides. A computing action takes its layers' time and what comes after it until the worker is free for the next one
+(sending, posting receives). A message travels from there until its receiver, if it waited, goes on. A gradient sum
 takes from the launch of the last rank to its end.
 """
 
@@ -41,18 +41,19 @@ class Observation:
 
     @property
     def name(self) -> str:
+        """Returns the model, its arguments, the family and the axes in words."""
         plan, settings = self.plan, " ".join(f"{k}={v}" for k, v in self.plan.model.arguments.items())
         axes = f"data {plan.axes.data} x pipeline {plan.axes.pipeline}"
         return f"{plan.model.workload} {settings}".strip() + f", {plan.schedule.family} {axes}"
 
     @cached_property
     def nominal(self) -> Plan:
-        """The plan's times without the corrections that it was made with."""
+        """Returns the plan with the times that it has without the corrections that it was made with."""
         return nominal_plan(self.plan)
 
     @cached_property
     def lengths_ns(self) -> dict[int, int]:
-        """Of every step after the warm-up."""
+        """Returns the nanoseconds of every step after the warm-up, by step; raises BadInput where there is none."""
         steps = sorted(set(self.timeline.step.tolist()))
         if len(steps) <= WARM_UP_STEPS:
             raise BadInput(
@@ -66,18 +67,19 @@ class Observation:
 
     @cached_property
     def steps(self) -> tuple[int, ...]:
-        """The middle half, by length."""
+        """Returns the numbers of the steps that count: the middle half by length."""
         ordered = sorted(self.lengths_ns, key=self.lengths_ns.__getitem__)
         quarter = len(ordered) // 4
         return tuple(ordered[quarter : len(ordered) - quarter])
 
     @property
     def step_ns(self) -> float:
+        """Returns the mean length of the steps that count, in nanoseconds."""
         return fmean(self.lengths_ns[step] for step in self.steps)
 
     @cached_property
     def rows(self) -> dict[tuple[int, int], list[EventTimes]]:
-        """The actions of every rank in every step that counts, in their order."""
+        """Returns the actions of every rank in every step that counts, in their order, by (step, rank)."""
         return {
             (step, rank): list(_rows(self.timeline.of_rank(rank, step)))
             for step in self.steps
@@ -86,6 +88,8 @@ class Observation:
 
 
 class EventTimes(NamedTuple):
+    """An action of one rank with its times; all in nanoseconds."""
+
     event: Event
     start_ns: int
     end_ns: int
@@ -105,7 +109,11 @@ def _rows(timeline: Timeline) -> Iterator[EventTimes]:
 
 
 def fit(runs: Sequence[Observation]) -> Corrections:
-    """Corrections from several runs of one kind, with the error that they leave."""
+    """Fits corrections to several runs of one kind, with the error that they leave.
+    Args: `runs` all compute or all sleep; of three or more, each is predicted from the others for the error.
+    Returns: the corrections; their `step_spread` is the relative error of a predicted step.
+    Raises: BadInput where there is no run, or where runs of both kinds are mixed.
+    """
     if not runs:
         raise BadInput("no runs", where="calibrate", allowed="one or more")
     if len({run.content for run in runs}) > 1:
@@ -142,14 +150,16 @@ def _fit(runs: Sequence[Observation], step_spread: float) -> Corrections:
 
 
 def _high(errors: Sequence[float]) -> float:
-    """Nine runs of ten are off by less."""
+    """Returns the error that nine runs of ten stay below."""
     return (
         errors[0] if len(errors) == 1 else min(max(errors), quantiles(errors, n=10, method="inclusive")[-1])
     )
 
 
 def half_range(values: Sequence[float]) -> float:
-    """Half the distance of the quartiles."""
+    """Returns half the distance between the first and the third quartile.
+    Args: fewer than two `values` have the distance 0.
+    """
     if len(values) < 2:
         return 0.0
     low, _, high = quantiles(values, n=4, method="inclusive")
@@ -157,7 +167,9 @@ def half_range(values: Sequence[float]) -> float:
 
 
 def _action(runs: Sequence[Observation], kinds: Collection[str]) -> Correction | None:
-    """The factor of its layers, the middle one of the runs; and the mean of what comes after it."""
+    """Returns the median factor of the runs for these kinds of action, and the mean time after an action as its
+    start.
+    """
     factors, ratios, gaps = [], [], []
     for run in runs:
         samples = [sample for sample in _durations(run, kinds).values() if sample.planned]
@@ -174,8 +186,9 @@ def _action(runs: Sequence[Observation], kinds: Collection[str]) -> Correction |
 
 
 def _durations(run: Observation, kinds: Collection[str]) -> dict[object, Sample]:
-    """By stage. The halves of a backward count together: where no gradient of the input is asked for, the first
-    stage's work moves between them."""
+    """Returns planned and measured nanoseconds by stage. The halves of a backward count together: without a gradient
+    of the input, the first stage's work moves between them.
+    """
     names = {"F": "forward", "B": "backward", "I": "input_grad", "W": "weight_grad", "STEP": "step"}
     taken: dict[tuple[int, str], list[int]] = defaultdict(list)
     for rows in run.rows.values():
@@ -207,7 +220,7 @@ def _hops(run: Observation) -> Iterator[Sample]:
 def _arriving(
     plan: Plan, rank: int, step: int, event: Event, ended: dict[tuple[int, int, Event], int]
 ) -> Iterator[tuple[int, int]]:
-    """When each message for an action left its sender, and the hop's number."""
+    """Yields when each message for an action left its sender, and the number of its hop."""
     direction = "act" if event.name == Kind.F.value else "grad"
     senders = (Kind.F,) if direction == "act" else (Kind.B, Kind.I)
     if event.name not in (Kind.F.value, Kind.B.value, Kind.I.value):
@@ -223,8 +236,10 @@ def _arriving(
 
 
 def _sums(run: Observation) -> Iterator[Sample]:
-    """How long sums of each stage travel in a step. Every rank launches them in one order, so that the n-th of a rank
-    is the n-th of the others; one is under way from its last launch to its last end."""
+    """Yields the planned and measured time of the gradient sums of each stage in a step. Every rank launches the sums
+    in one order, so the n-th of a rank is the n-th of the others. A sum is under way from its last launch to its last
+    end.
+    """
     spans: dict[tuple[int, int, int], list[tuple[int, int]]] = defaultdict(list)  # step, stage, number
     timeline = run.timeline
     columns = (timeline.step.tolist(), timeline.rank.tolist(), timeline.start_ns.tolist())
@@ -248,7 +263,7 @@ def _sums(run: Observation) -> Iterator[Sample]:
 
 
 def _covered(spans: Sequence[tuple[int, int]]) -> int:
-    """Length of the union."""
+    """Returns the length of the union of the spans."""
     total, reached = 0, min(start for start, _ in spans)
     for start, end in sorted(spans):
         total += max(0, end - max(start, reached))
@@ -257,8 +272,9 @@ def _covered(spans: Sequence[tuple[int, int]]) -> int:
 
 
 def _line(samples: Sequence[Sample], *, proportional: bool = False) -> Correction | None:
-    """`measured = start + factor * planned`. With sizes too alike to tell them apart, all that goes beyond the plan is
-    the start; or, where that is more likely, `proportional`."""
+    """Fits `measured = start + factor * planned`. Where sizes are too alike to tell the two apart, the start takes
+    all that exceeds the plan; or the factor does, where `proportional` says that this is more likely.
+    """
     if not samples:
         return None
     start, factor = line_through(samples, proportional)

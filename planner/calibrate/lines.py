@@ -1,7 +1,4 @@
-"""What devices held at their peak beside what plans said: the allocator's part.
-
-A line through what was planned and what was measured, in whatever unit.
-"""
+"""Fits straight lines through planned and measured values, and the memory that allocators hold beyond a plan's bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +12,11 @@ from planner.timeline import Timeline
 
 
 def surplus(runs: Sequence[tuple[Plan, Timeline]]) -> MemoryCorrection | None:
-    """From the fullest rank of each run that measured its memory; no run held more than the spread says."""
+    """Fits how much more memory devices held at their peak than their plans predicted.
+
+    Args: each run's plan and timeline; only the fullest rank of a run that measured its memory counts.
+    Returns: a correction with a spread that no run exceeds; None where no run measured its memory.
+    """
     samples = [sample for plan, timeline in runs if (sample := _fullest(plan, timeline)) is not None]
     if not samples:
         return None
@@ -38,7 +39,11 @@ def _fullest(plan: Plan, timeline: Timeline) -> Sample | None:
 
 
 def with_corrections(cluster: Cluster, fitted: Corrections) -> Cluster:
-    """The machines with what runs have shown of them; what an allocator holds beyond a plan's bytes is margin."""
+    """Returns the cluster with corrections, and with the margins that they ask for.
+
+    Args: `fitted` replaces the corrections of `cluster`.
+    Returns: a copy; where `fitted` corrects memory, margins grow by what an allocator holds beyond a plan's bytes.
+    """
 
     def wider(group: NodeGroup) -> NodeGroup:
         if fitted.memory is None:
@@ -53,14 +58,20 @@ def with_corrections(cluster: Cluster, fitted: Corrections) -> Cluster:
 
 
 class Sample(NamedTuple):
-    """One stage's action, update or sum, one hop, or one peak of a run: as planned, and the mean of what was measured."""
+    """One planned and one measured value: of a stage's action, update or gradient sum, of a hop, or of a run's peak
+    memory.
+    """
 
     planned: float
     measured: float
 
 
 def line_through(samples: Sequence[Sample], proportional: bool) -> tuple[float, float]:
-    """Relative errors count, so that small sizes are heard; neither number is negative."""
+    """Fits a line to samples by least squares of relative errors, so that small sizes count.
+
+    Args: `proportional` fits a factor without a start where sizes are too alike to tell the two apart.
+    Returns: start and factor; neither is negative.
+    """
     sizes = [s.planned for s in samples if s.planned > 0]
     if len(sizes) < 3 or max(sizes) < 2 * min(sizes):
         return _by_the_middle(samples, proportional)

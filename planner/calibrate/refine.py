@@ -1,4 +1,6 @@
-"""The order of weight gradients and sums looked for again, with the durations that a run was measured to have."""
+"""Searches again for the order of weight gradients and gradient sums, with the durations that a run was measured to
+have.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,12 @@ Found = Mapping[tuple[str, int], int]  # event and stage -> nanoseconds
 
 
 def refined(plan: Plan, measured: Timeline) -> Plan:
-    """The plan with measured times, and with the best order for them; with its own where no other is faster.
+    """Returns the plan with measured times and the best order for them.
 
-    What is predicted is what these times amount to; a certificate for other costs is not kept.
+    Args: `plan` has the family `overlap`; `measured` is the timeline of a run of this plan.
+    Returns: the plan keeps its own order where no other is faster. The prediction follows from the measured times. A
+    certificate is for other costs, so it is dropped.
+    Raises: BadInput for another family, or where no step was measured.
     """
     if plan.schedule.family != FAMILY:
         raise BadInput(f"a plan of the family {plan.schedule.family}", where="refine", allowed=FAMILY)
@@ -50,7 +55,7 @@ def _ordered(plan: Plan, overlap: Overlap) -> Plan:
 
 
 def _predicted(plan: Plan) -> Plan:
-    """Error bars as wide as they were."""
+    """Returns the plan with the step that its times predict; the error bar keeps its relative width."""
     step, old = period_of_plan(plan), plan.prediction
     low, high = (round(step * ns / max(old.step_ns, 1)) for ns in (old.low_ns, old.high_ns))
     prediction = old.model_copy(
@@ -60,7 +65,13 @@ def _predicted(plan: Plan) -> Plan:
 
 
 def measured_times(plan: Plan, measured: Timeline) -> tuple[StageTimes, ...]:
-    """Of every stage, medians; what was not done keeps its share of what was, or its planned time."""
+    """Returns the median times of every stage after the warm-up.
+
+    Args: `plan` supplies planned times, `measured` the timeline of its run.
+    Returns: one row a stage; an action that the run did not have keeps its planned share of the backward, or its
+    planned time.
+    Raises: BadInput where no step was measured.
+    """
     steps = sorted(set(measured.step.tolist()))
     if not steps:
         raise BadInput("no step was measured", where="refine")
@@ -104,7 +115,10 @@ def _medians(measured: Timeline, first_step: int) -> Found:
 
 
 def _alone(sums: Mapping[tuple[int, int], list[tuple[int, int, int]]]) -> dict[tuple[int, int], int]:
-    """What each sum took by itself: from its last launch, or the end of the sum before it on the same rank."""
+    """Returns what each gradient sum took by itself, by (step, stage).
+
+    A sum begins at its last launch, or at the end of the sum before it on the same rank.
+    """
     before: dict[int, int] = {}
     found = {}
     for key, ranks in sorted(sums.items(), key=lambda item: max(item[1])):

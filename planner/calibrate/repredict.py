@@ -1,4 +1,4 @@
-"""A plan's times with corrections taken out or put in, and what it then predicts; decisions stay as they are."""
+"""Takes corrections out of a plan's times or puts them in, and predicts the step again; decisions stay as they are."""
 
 from __future__ import annotations
 
@@ -14,12 +14,20 @@ _Change = Callable[[Correction | None, int], int]
 
 
 def nominal_plan(plan: Plan) -> Plan:
-    """Without the corrections that it was made with."""
+    """Returns the plan with its times before corrections.
+
+    Args: `plan` may have been made with corrections (`plan.fitted`) or without.
+    Returns: the plan itself where it has no corrections; else a copy, predicted again.
+    """
     return plan if plan.fitted is None else _with_times(plan, plan.fitted, _out, None)
 
 
 def repredicted(plan: Plan, fitted: Corrections) -> Plan:
-    """With these corrections in place of those that it was made with."""
+    """Returns the plan with these corrections in place of the ones that it was made with.
+
+    Args: `fitted` changes times and hops, and its `step_spread` sets the error bar.
+    Returns: a copy with a new prediction and without a certificate.
+    """
     return _with_times(nominal_plan(plan), fitted, _in, fitted)
 
 
@@ -60,6 +68,6 @@ def _stage(times: StageTimes, by: Corrections, change: _Change) -> StageTimes:
 
 
 def _hop(plan: Plan, hop: Hop, by: Corrections, change: _Change) -> Hop:
-    """Between stages of one worker nothing travels."""
+    """Returns the hop with its corrected time; between stages of one worker nothing travels."""
     apart = any(row[hop.sender] != row[hop.receiver] for row in plan.schedule.place)
     return hop.model_copy(update={"ns": change(by.hop, hop.ns)}) if apart and hop.bytes else hop

@@ -1,4 +1,6 @@
-"""Does a plan say what its costs say: times and memory from the profile, reckoned without the solver's tables."""
+"""Checks whether a plan says what its costs say: times and memory from the profile, calculated without the solver's
+tables.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,17 @@ from planner.simulate import StageBytes, peaks
 
 
 def violations(plan: Plan, profile: Profile) -> list[Violation]:
-    """For a plan whose layers are those of the profile; its times may be corrected, as it says."""
+    """Returns where a plan claims less time or memory than its profile allows.
+
+    Args: the plan's layers are the layers of `profile`; its times may contain corrections, which the plan names.
+    Returns: violations of settings that were not profiled; else the violations of times and memory.
+    """
     profile = corrected(profile, plan.fitted)
     return list(_profiled(plan, profile)) or [*_times(plan, profile), *_memory(plan, profile)]
 
 
 def _key(plan: Plan) -> CostKey:
-    """Of whole samples."""
+    """Returns the key of the costs of whole samples, without a layer."""
     return CostKey("", plan.batch.micro, (), plan.precision, plan.execution)
 
 
@@ -31,7 +37,7 @@ def _before(stage: StagePlan) -> str:
 
 
 def _rows(plan: Plan, profile: Profile, stage: StagePlan, name: str) -> list[LayerCost]:
-    """What a layer may cost: on whole samples, on shards where it can be cut at all, and on a share of the samples."""
+    """Returns every cost that a layer may have: on whole samples, on its shards, and on a share of the samples."""
     whole = _key(plan)._replace(signature=profile.graph.layer[name].signature)
     found = [profile.costs[whole]]
     if name in _sharing(stage):
@@ -41,13 +47,13 @@ def _rows(plan: Plan, profile: Profile, stage: StagePlan, name: str) -> list[Lay
 
 
 def _sharing(stage: StagePlan) -> tuple[str, ...]:
-    """Layers on shares of the samples."""
+    """Returns the layers of a stage that work on shares of the samples."""
     first = shared_from(stage)
     return stage.layers[stage.layers.index(first) :] if first in stage.layers else ()
 
 
 def _profiled(plan: Plan, profile: Profile) -> Iterator[Violation]:
-    """Micro-batch, grid, precision and execution were profiled for every layer; nothing is interpolated."""
+    """Checks whether micro-batch, grid, precision and execution were profiled for every layer; nothing is interpolated."""
     known = "; ".join(
         f"micro {k.micro}, {k.split}, {k.precision}, {k.execution}"
         for k in (*profile.settings, *profile.shards)
@@ -70,10 +76,10 @@ def _profiled(plan: Plan, profile: Profile) -> Iterator[Violation]:
 
 
 def _times(plan: Plan, profile: Profile) -> Iterator[Violation]:
-    """No stage is planned faster than its layers were profiled, but for rounding each to whole nanoseconds.
+    """Checks whether no stage is planned faster than its layers were profiled, but for rounding each to whole
+    nanoseconds.
 
-    The halves of the first stage are not held against the profile: where no gradient of its input is needed, the
-    work moves between them.
+    The halves of the first stage are not compared: where no gradient of its input is needed, work moves between them.
     """
     used = {(a.stage, a.kind) for order in schedule_of(plan).orders for a in order}
     for index, (stage, times) in enumerate(zip(plan.stages, plan.times, strict=True)):
@@ -98,7 +104,7 @@ def _times(plan: Plan, profile: Profile) -> Iterator[Violation]:
 
 
 def _memory(plan: Plan, profile: Profile) -> Iterator[Violation]:
-    """What each worker is said to need is no less than what its stages and its order need at least."""
+    """Checks whether each worker is predicted no less memory than its stages and its order need at least."""
     schedule = schedule_of(plan)
     found = peaks(schedule, [_needs(plan, profile, stage, schedule) for stage in plan.stages])
     for worker, planned in enumerate(plan.prediction.memory):
@@ -112,7 +118,7 @@ def _memory(plan: Plan, profile: Profile) -> Iterator[Violation]:
 
 
 def _resident(plan: Plan, profile: Profile, schedule: Schedule, worker: int) -> int:
-    """Parameters, buffers, gradients and optimizer state of every (pipe, stage) that a worker holds."""
+    """Returns the bytes of parameters, buffers, gradients and optimizer state of every stage that a worker holds."""
     total, losses = 0, losses_held(schedule)
     for row in schedule.place:
         for stage, holder in enumerate(row):
@@ -142,7 +148,10 @@ def _stage_state(plan: Plan, profile: Profile, stage: int, *, replicas: int) -> 
 
 
 def _needs(plan: Plan, profile: Profile, stage: StagePlan, schedule: Schedule) -> StageBytes:
-    """Of one micro-batch; of the largest shard at least its share of what layers keep, as whole or in shards."""
+    """Returns the least bytes that one micro-batch takes in a stage.
+
+    On a grid, the largest shard has at least its share of what layers keep, measured on whole samples or on shards.
+    """
     shards = plan.axes.spatial if stage.spatial else 1
     rows = {} if shards == 1 else dict(_leanest(plan, profile, stage, shards))
     least = replace(profile, costs={**profile.costs, **rows}) if rows else profile
@@ -171,7 +180,7 @@ _BETWEEN = (
 
 
 def _of_parts(found: StageBytes, shards: int) -> StageBytes:
-    """What comes to a stage on whole samples, and what goes back, may be in shards."""
+    """Returns the bytes where what comes to a stage on whole samples, and what goes back, may be in shards."""
     workspace = found.workspace if shards == 1 else 0
     return replace(
         found,
@@ -183,6 +192,7 @@ def _of_parts(found: StageBytes, shards: int) -> StageBytes:
 def _leanest(
     plan: Plan, profile: Profile, stage: StagePlan, shards: int
 ) -> Iterator[tuple[CostKey, LayerCost]]:
+    """Yields costs of whole samples that no shard undercuts when it takes its share of them."""
     for name in stage.layers:
         whole, *cut = _rows(plan, profile, stage, name)
         if cut:

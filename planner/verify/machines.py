@@ -1,4 +1,4 @@
-"""Does a plan fit its machines: every rank on a device of its own, in the order in which ranks are launched."""
+"""Checks whether a plan fits its machines: every rank on a device of its own, in the order in which ranks are launched."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from planner.plan import Plan, coordinates, ranks_of_worker, world_size
 
 
 def table(plan: Plan) -> Iterator[Violation]:
-    """The table of places alone: one row a rank, on a device of its own, at its coordinates on the mesh."""
+    """Checks the table of places alone: one row for each rank, on a device of its own, at its coordinates on the
+    mesh.
+
+    Args: `plan` with its axes and places; the cluster is not needed.
+    Yields: a violation of the rule `places` for each row that is wrong.
+    """
     axes, size = plan.axes, world_size(plan.axes)
     if len(plan.places) != size:
         message = f"{axes.data} x {axes.pipeline} x {axes.spatial} ranks are {size}, not {len(plan.places)}"
@@ -37,6 +42,11 @@ def table(plan: Plan) -> Iterator[Violation]:
 
 
 def violations(plan: Plan, cluster: Cluster) -> list[Violation]:
+    """Returns where a plan does not fit the devices of a cluster.
+
+    Args: the plan's table of places is right by itself (`table`).
+    Returns: violations of the rules `places` (no such device) and `memory` (too little for a worker).
+    """
     return [*_devices(plan, cluster), *_limits(plan, cluster)]
 
 
@@ -48,7 +58,7 @@ def _devices(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
 
 
 def _limits(plan: Plan, cluster: Cluster) -> Iterator[Violation]:
-    """What is planned for a worker fits the smallest device that plays it, its margin kept free."""
+    """Checks whether every worker fits the smallest device among its ranks, with its margin kept free."""
     rank_place = {place.rank: place for place in plan.places if clusters.exists(cluster, place)}
     for worker, memory in enumerate(plan.prediction.memory):
         places = [rank_place[rank] for rank in ranks_of_worker(plan.axes, worker) if rank in rank_place]

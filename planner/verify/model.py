@@ -1,6 +1,7 @@
-"""Does a plan fit its model: layers, what crosses its cuts, work that takes time.
+"""Checks whether a plan fits its model: layers, what crosses its cut, work that takes time.
 
-How a plan cuts samples in space, and shares them: grids that the axis has ranks for, changes in the layers' order.
+Also checks how a plan cuts samples in space and shares them: grids fit the spatial axis, changes of the grid follow
+the layers' order.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ Route = tuple[str, int, int]  # direction, sender, receiver
 
 
 def layers(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
-    """The stages, one after the other, are the layers of the model, each once and after those that it hangs on."""
+    """Checks whether the stages have each layer of the model once, and after the layers that it depends on.
+
+    Args: `graph` is the model that the plan should be for.
+    Yields: a violation for each layer that is unknown, missing, repeated or misplaced, and for another fingerprint.
+    """
     if plan.model.fingerprint != graph.fingerprint:
         message = f"the plan is for {plan.model.fingerprint}, the model is {graph.fingerprint}"
         yield Violation(rule="model", where="model.fingerprint", message=message)
@@ -46,7 +51,11 @@ def _order(plan: Plan, graph: ModelGraph, stage_of: Mapping[str, int]) -> Iterat
 
 
 def repeated_layers(plan: Plan) -> Iterator[Violation]:
-    """What can be told of layers without the model: each stands once."""
+    """Checks what can be known of layers without the model: that each stands once.
+
+    Args: `plan` with its stages.
+    Yields: a violation of the rule `layers` for each layer that stands more often.
+    """
     stages: dict[str, list[int]] = defaultdict(list)
     for index, stage in enumerate(plan.stages):
         for name in stage.layers:
@@ -62,7 +71,11 @@ def _layer(name: str, message: str) -> Violation:
 
 
 def violations(plan: Plan, graph: ModelGraph, profile: Profile | None = None) -> list[Violation]:
-    """For a plan whose layers are those of the model."""
+    """Returns where a plan contradicts its model.
+
+    Args: the plan's layers are the layers of `graph`; a `profile` gives exact bytes of messages.
+    Returns: violations of the micro-batch, of backward times that are 0, and of hops.
+    """
     return [*_micro(plan, graph), *_backwards(plan, graph), *_hops(plan, graph, profile)]
 
 
@@ -73,7 +86,7 @@ def _micro(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
 
 
 def _backwards(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
-    """Training a parameter takes time."""
+    """Checks whether training a parameter takes time."""
     done = {(a.stage, a.kind) for order in schedule_of(plan).orders for a in order}
     trained = {name for parameter in graph.parameters if parameter.trainable for name in parameter.users}
     for index, (stage, times) in enumerate(zip(plan.stages, plan.times, strict=True)):
@@ -88,8 +101,12 @@ def _backwards(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
 
 
 def needed_hops(plan: Plan, graph: ModelGraph) -> dict[Route, set[str]]:
-    """The Values on each way: activations from the producer to every stage that reads them, gradients from each of
-    these to the one before it, and from the first to the producer."""
+    """Returns the values that must travel between stages.
+
+    Args: the plan's layers are the layers of `graph`.
+    Returns: names by (direction, sender, receiver). Activations go from the producer to every stage that reads them.
+    Gradients go from each reading stage to the reading stage before it, and from the first one to the producer.
+    """
     stage_of = [index for index, stage in enumerate(plan.stages) for _ in stage.layers]
     ways: dict[Route, set[str]] = defaultdict(set)
     for crossing in crossings(graph, stage_of):
@@ -102,8 +119,10 @@ def needed_hops(plan: Plan, graph: ModelGraph) -> dict[Route, set[str]]:
 
 
 class _Sizes:
-    """Bytes of Values in one micro-batch: as profiled in the plan's precision, or as captured where no profile tells,
-    when lower precisions may halve them."""
+    """Bytes of values in one micro-batch, as profiled in the plan's precision.
+
+    Without a profile they are bytes as captured, which lower precisions may halve.
+    """
 
     def __init__(self, plan: Plan, graph: ModelGraph, profile: Profile | None) -> None:
         key = CostKey("", plan.batch.micro, (), plan.precision, plan.execution)
@@ -115,7 +134,7 @@ class _Sizes:
             self.of = {value.name: value.bytes(plan.batch.micro) for value in graph.values}
 
     def of_hop(self, hop: Hop, shards: int) -> tuple[int, int]:
-        """The least and the most that it may carry."""
+        """Returns the least and the most bytes that a hop may carry."""
         whole = sum(self.of[name] for name in hop.values if name in self.of)
         return -(-whole // (shards * self.share)), whole
 
@@ -150,7 +169,11 @@ def _names(names: set[str]) -> str:
 
 
 def grids(plan: Plan) -> Iterator[Violation]:
-    """A stage's grids have one cell a spatial rank, or a few ranks compute each alike, or it computes whole samples."""
+    """Checks whether every grid of a stage has a cell for each spatial rank, or for groups of ranks of equal size.
+
+    Args: `plan`; a stage without a grid computes whole samples.
+    Yields: a violation of the rule `spatial` for each wrong grid, and for grids that change at layers out of order.
+    """
     for index, stage in enumerate(plan.stages):
         where = f"stage {index}"
         for cells in grids_of(stage):
@@ -167,7 +190,11 @@ def grids(plan: Plan) -> Iterator[Violation]:
 
 
 def samples(plan: Plan) -> Iterator[Violation]:
-    """Ranks share samples from some layer of the last stage on, each as many."""
+    """Checks whether ranks share whole samples in the last stage alone, to its end, and each as many.
+
+    Args: `plan`, whose stages may have changes of the grid.
+    Yields: a violation of the rule `spatial` for each change that is wrong.
+    """
     last, (micro, ranks) = len(plan.stages) - 1, (plan.batch.micro, plan.axes.spatial)
     for index, stage in enumerate(plan.stages):
         where = f"stage {index}"

@@ -1,7 +1,7 @@
-"""Judges any plan, one written by hand too, from the problem statement alone; it knows no solver.
+"""Judges any plan, also one written by hand, from the problem statement alone; it knows no solver.
 
-Each rule is one function that yields what it finds. A plan whose tables do not fit together is judged no further;
-rules that need the model, its costs or the machines are asked when these are given.
+Each rule is one function that yields what it finds. A plan whose tables do not fit together is judged no further.
+Rules that need the model, its costs or the machines are asked when these are given.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ def check(
     cluster: Cluster | None = None,
     name: str = "plan",
 ) -> Plan:
-    """The plan itself, or BadPlan with everything that is wrong with it."""
+    """Returns the plan itself if it breaks no rule.
+
+    Args: `profile`, `graph` and `cluster` add the rules that need them; `name` begins each line of the error.
+    Raises: BadPlan with everything that is wrong with the plan.
+    """
     if found := violations(plan, profile=profile, graph=graph, cluster=cluster):
         raise BadPlan("\n".join(_told(violation, name) for violation in found))
     return plan
@@ -49,7 +53,11 @@ def violations(
     graph: ModelGraph | None = None,
     cluster: Cluster | None = None,
 ) -> list[Violation]:
-    """Everything that is wrong with a plan; `graph` is the profile's where only a profile is given."""
+    """Returns everything that is wrong with a plan.
+
+    Args: `profile`, `graph` and `cluster` add the rules that need them; without `graph` the profile's is used.
+    Returns: only the violations of its tables where these do not fit together, else those of all rules.
+    """
     if graph is None and profile is not None:
         graph = profile.graph
     if found := [*_tables_fit(plan), *_actions_exist(plan), *_hops_have_ways(plan)]:
@@ -71,7 +79,7 @@ def violations(
 
 
 def _tables_fit(plan: Plan) -> Iterator[Violation]:
-    """The tables have a row for each of what they are about."""
+    """Checks whether every table has a row for each of its subjects."""
     stages, workers, choice = len(plan.stages), plan.axes.pipeline, plan.schedule
 
     def fits(where: str, rows: int, needed: int, of: str) -> Iterator[Violation]:
@@ -94,7 +102,7 @@ def _tables_fit(plan: Plan) -> Iterator[Violation]:
 
 
 def _actions_exist(plan: Plan) -> Iterator[Violation]:
-    """Whatever is named by a number exists: workers, pipes, stages, micro-batches."""
+    """Checks whether whatever is named by a number exists: workers, pipes, stages, micro-batches."""
     choice, stages = plan.schedule, len(plan.stages)
 
     def below(where: str, what: str, number: int, count: int) -> Iterator[Violation]:
@@ -119,7 +127,7 @@ def _actions_exist(plan: Plan) -> Iterator[Violation]:
 
 
 def _hops_have_ways(plan: Plan) -> Iterator[Violation]:
-    """Activations go to a later stage, gradients to an earlier one, each on one hop."""
+    """Checks whether activations go to a later stage and gradients to an earlier one, each on one hop."""
     seen = Counter((hop.direction, hop.sender, hop.receiver) for hop in plan.hops)
     for (direction, sender, receiver), times in seen.items():
         where = f"{direction} {sender} to {receiver}"
@@ -148,7 +156,7 @@ def _stages_have_layers(plan: Plan) -> Iterator[Violation]:
 
 
 def _workers(plan: Plan) -> Iterator[Violation]:
-    """Every worker holds stages, as many of each pipe as `chunks` says at most."""
+    """Checks whether every worker holds stages, and of each pipe no more than `chunks` says."""
     choice = plan.schedule
     idle = set(range(plan.axes.pipeline)) - set(chain.from_iterable(choice.place))
     for worker in sorted(idle):
@@ -187,7 +195,7 @@ def _schedule(plan: Plan) -> Iterator[Violation]:
 
 
 def _recompute(plan: Plan) -> Iterator[Violation]:
-    """A stage recomputes every micro-batch or none."""
+    """Checks whether a stage recomputes every micro-batch or none."""
     actions = (action for order in schedule_of(plan).orders for action in order)
     done = Counter(action.stage for action in actions if action.kind is Kind.R)
     for index, stage in enumerate(plan.stages):
@@ -205,7 +213,7 @@ def _recompute(plan: Plan) -> Iterator[Violation]:
 
 
 def _times(plan: Plan) -> Iterator[Violation]:
-    """A forward pass takes time where the backward does, and so does recomputing all of it."""
+    """Checks whether a forward pass takes time where the backward does, and that recomputing all of it does, too."""
     for index, (stage, times) in enumerate(zip(plan.stages, plan.times, strict=True)):
         back = times.backward_ns or times.input_grad_ns or times.weight_grad_ns
         whole = stage.recompute and not stage.recompute_before
@@ -227,7 +235,7 @@ def _prediction(plan: Plan) -> Iterator[Violation]:
 
 
 def _step_time(plan: Plan) -> Iterator[Violation]:
-    """What is predicted is what the plan's own durations and order amount to."""
+    """Checks whether the predicted step is the one that the plan's own durations and orders amount to."""
     simulated = period_of_plan(plan)
     if simulated != plan.prediction.step_ns:
         message = f"step_ns is {plan.prediction.step_ns}; times, hops and orders amount to {simulated}"
