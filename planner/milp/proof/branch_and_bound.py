@@ -1,8 +1,9 @@
-"""The proof that no cut of a shape is faster: boxes of boundaries, best bound first, each bounded by its game.
+"""Proves by branch and bound that no cut of a configuration is faster.
 
-A box is done when its bound reaches the limit (times are integers, so a bound above `limit - 1` refutes every cut
-below the limit) or when it has become a point, which is simulated. What is left when the nodes are used up gives the
-bound that is reported.
+Boxes of cuts are taken up with the lowest lower bound first; Lagrange multipliers over rows bound each box. A box is
+done when its bound reaches the limit or when it has become a point, which is simulated. Times are integers, so a
+bound above `limit - 1` refutes every cut below the limit. Boxes left when the nodes are used up give the reported
+bound.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _CLOSE = 1e-3  # of the limit: bound and estimate as near as they need be
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
+    """The outcome of branch and bound for one configuration."""
+
     answer: Answer | None  # the best cut met, if it beats the limit
     bound_ns: int  # no cut of the shape takes less
     nodes: int
@@ -38,6 +41,8 @@ class Proof:
 
 
 class Tree:
+    """The open boxes of one configuration, which branch and bound continues on request."""
+
     def __init__(self, record: ProofState, root: Box, bound: float = 0.0) -> None:
         self.record, self.pool, self.problem = record, record.pool, record.problem
         self.nodes = self._number = 0
@@ -45,7 +50,11 @@ class Tree:
         self.lines = SeparableRows(record.problem)
 
     def prove(self, budget: int, work_ns: float) -> Proof:
-        """Goes on until nothing is open, for this many boxes more, or until the meter shows so much."""
+        """Continues branch and bound until no box is open, or until its budget is spent.
+
+        Args: `budget` is a number of further boxes; `work_ns` is the state of the meter at which to stop.
+        Returns: the best answer met, and the lower bound that holds now.
+        """
         stop = self.nodes + budget
         while self._open and self.nodes < stop and self.problem.meter.spent_ns < work_ns:
             bound, _, box = heapq.heappop(self._open)
@@ -85,7 +94,7 @@ class Tree:
         return [(bound, child) for child in narrow.split(p, at) if child is not None]
 
     def _filtered(self, box: Box) -> Box | None:
-        """Without what single rows refute: boundaries first, then arcs where that is cheap."""
+        """Returns the box without what single rows refute: boundaries first, then arcs where that is cheap."""
         most = self.record.most
         rows = self.pool.weights.part(self.pool.active())
         spans = (
@@ -110,6 +119,7 @@ class Tree:
         return narrow
 
     def _play(self, box: Box, bound: float) -> tuple[float, Box | None, list[IntArray]]:
+        """Bounds a box by mixtures of rows; returns the bound, the box without refuted arcs, and the last cuts met."""
         chosen = self.pool.inside(box.low, box.high)
         if not chosen:
             chosen = [self.record.learn(_middle(box))]
@@ -147,7 +157,7 @@ class Tree:
 
 
 def _middle(box: Box) -> IntArray:
-    """Some cut of the box: the first alive arc each time leads on, since boxes are trimmed."""
+    """Returns some cut of the box: from each arc the middle one of the arcs that lead on, since boxes are trimmed."""
     cut, at = [int(box.low[0])], 0
     for p, alive in enumerate(box.alive):
         onward = np.flatnonzero(alive[at])
@@ -157,7 +167,10 @@ def _middle(box: Box) -> IntArray:
 
 
 def _branch(problem: CutProblem, box: Box, support: list[IntArray]) -> tuple[int, int]:
-    """The boundary on which the last cuts differ by most work, halfway, or the flag; else the widest window."""
+    """Returns where to split a box: the boundary or flag and its value.
+
+    It is halfway between the last cuts, where they differ by most work; else the middle of the widest window.
+    """
     edges = problem.stages + 1
     if len(support) > 1:
         table, line = np.array(support), work_ns(problem)

@@ -1,4 +1,4 @@
-"""What is known of a shape while it is proved: the cuts simulated, the rows learnt from them, the best answer."""
+"""Keeps what is known of a configuration while it is proved: cuts simulated, rows learnt from them, the best answer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ _SLOWER = 1.3
 
 
 class ProofState:
+    """The rows, cuts and best answer of one configuration, and the time that an answer has to beat."""
+
     def __init__(self, pool: RowPool, pinned: IntArray | None = None) -> None:
-        """Only the pinned cut is an answer, where there is one."""
+        """Begins without an answer; where a cut is pinned, no other cut can become one."""
         self.pool = pool
         self.pinned = pinned
         self.answer: Answer | None = None  # the best cut met, if it beat the limit then
@@ -22,29 +24,40 @@ class ProofState:
 
     @property
     def problem(self) -> CutProblem:
+        """Returns the cut problem that the rows and cuts belong to."""
         return self.pool.problem
 
     @property
     def most(self) -> float:
-        """A bound above this refutes every cut below the limit: times are integers."""
+        """Returns the bound above which every cut below the limit is refuted: times are integers."""
         return self.limit - 1 + ROUNDING
 
     def aim(self, answer: Answer | None, limit: int) -> None:
-        """What is to be beaten, and the best cut known of this shape."""
+        """Sets what is to be beaten, and the best cut known of this configuration.
+
+        Args: `answer` replaces a worse one; `limit`, in nanoseconds, only ever falls.
+        """
         if answer is not None and answer.better(self.answer):
             self.answer = answer
             self.limit = min(self.limit, answer.ns)
         self.limit = min(self.limit, limit)
 
     def around(self, cut: IntArray) -> None:
-        """The rows of a cut, and those that appear where one worker is slower."""
+        """Learns the row of a cut, and the rows that appear where one worker is slower.
+
+        Args: `cut` need not be new.
+        """
         self.learn(cut)
         if self.problem.shape.update == "barrier":
             for row in self.problem.slowed(cut, _SLOWER):
                 self.pool.add_row(row)
 
     def learn(self, cut: IntArray) -> int:
-        """Simulates a cut: perhaps a better answer; a new row where the pool does not refute it."""
+        """Simulates a cut, which may be a better answer, and adds its row where the pool does not refute the cut.
+
+        Args: `cut` is simulated only where no row of the pool shows that it is too slow.
+        Returns: its number in the pool.
+        """
         number = self.pool.find(cut)
         if number is not None:
             return number
@@ -62,7 +75,7 @@ class ProofState:
         return number
 
     def _rough(self, number: int, known: float) -> bool:
-        """Whether a path between neighbours alone tells that a cut is no better answer."""
+        """Returns whether a path between neighbours alone shows that a cut is no better answer."""
         row, value = self.problem.rough(self.pool.columns[number])
         if value > known:
             self.pool.add_row(row)
@@ -75,7 +88,11 @@ class ProofState:
             self.answer, self.limit = found, ns
 
     def learn_between(self, game: RowMixLP, most: float) -> bool:
-        """A row that refutes the mixture of cuts better, if there is one."""
+        """Adds the row of the game's mixture of cuts.
+
+        Args: `most` is the value of the mixture by the rows known before, in nanoseconds.
+        Returns: whether the new row refutes the mixture better by enough to be of use.
+        """
         cuts, shares = game.mixture()
         if len(cuts) < 2 or (cuts[0] == cuts).all():
             return False
