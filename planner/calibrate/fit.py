@@ -110,6 +110,7 @@ def _rows(timeline: Timeline) -> Iterator[EventTimes]:
 
 def fit(runs: Sequence[Observation]) -> Corrections:
     """Fits corrections to several runs of one kind, with the error that they leave.
+
     Args: `runs` all compute or all sleep; of three or more, each is predicted from the others for the error.
     Returns: the corrections; their `step_spread` is the relative error of a predicted step.
     Raises: BadInput where there is no run, or where runs of both kinds are mixed.
@@ -158,6 +159,7 @@ def _high(errors: Sequence[float]) -> float:
 
 def half_range(values: Sequence[float]) -> float:
     """Returns half the distance between the first and the third quartile.
+
     Args: fewer than two `values` have the distance 0.
     """
     if len(values) < 2:

@@ -66,9 +66,7 @@ class OpenConfiguration:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramOutcome:
-    """The outcome of the program: status, best cut, its simulated time, the lower bound, and how large the program
-    was.
-    """
+    """The best cut of the program, its simulated time, the lower bound, and the size of the program."""
 
     status: Literal["optimal", "stopped", "infeasible"]
     part: int  # the number of the configuration; -1 without an answer
@@ -211,6 +209,7 @@ def solve(
     parts: Sequence[OpenConfiguration], limit_ns: int, *, nodes: int, solver: Solver | None = None
 ) -> ProgramOutcome:
     """Finds the best cut of these configurations that takes at most `limit_ns`, by program and simulator in turn.
+
     Args: `nodes` limits each run of the solver; `parts` gain rows and known cuts as it proceeds.
     Returns: the outcome, in simulated nanoseconds; `part` is -1 where no cut was found.
     """

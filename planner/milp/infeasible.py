@@ -50,6 +50,7 @@ class Considered(Protocol):
 
 def no_shape(instance: Instance, possible: Callable[[Instance], bool]) -> str:
     """Returns a sentence that names the pins which exclude every configuration.
+
     Args: `possible` tells whether a changed question has any configuration.
     Returns: one line for the user; where pins are not the cause, the line says what does not divide.
     """
@@ -101,6 +102,7 @@ def report(
     fits: Fits,
 ) -> str:
     """Returns the report for a question that no plan fits, line by line.
+
     Args: `look` poses the problem of a configuration; `fits` solves a changed question and names the plan that it
     finds.
     Returns: what comes closest to fitting and how many bytes it lacks, then at most three changes that fit.
@@ -236,6 +238,7 @@ _ANY = Link(latency_s=0.0, bandwidth_bytes_per_s=1e12)  # what fits does not dep
 
 def degrees(instance: Instance, fits: Callable[[Instance], str | None]) -> Iterator[str]:
     """Yields one line about spatial degrees, for models that can be cut in space at all.
+
     Args: `fits` solves a changed question and names the plan that it finds, or returns None.
     Yields: the smallest profiled degree that fits, or what to profile next; nothing where `spatial` is pinned to 1.
     """

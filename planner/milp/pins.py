@@ -68,6 +68,7 @@ class Pins:
 
 def pins(fix: Mapping[str, object], schedules: Sequence[str] | None) -> Pins:
     """Reads what the user has fixed.
+
     Args: `fix` has keys of `PINS` and values as text or as Python values; `fix["schedule"]` overrides `schedules`.
     Returns: the pins; cuts stay names until `with_stages` sees the model.
     Raises: BadInput names the key or value that has no meaning, and what is allowed.
@@ -197,6 +198,7 @@ _FIELDS = {
 
 def with_stages(pinned: Pins, graph: ModelGraph) -> Pins:
     """Returns the pins with the user's cut as the layers of each stage.
+
     Args: `pinned.cuts` names or numbers layers of `graph`; pins without a cut stay as they are.
     Raises: BadInput where a layer is unknown, the cut leaves a stage empty, or stages are pinned as well.
     """
@@ -218,6 +220,7 @@ def with_stages(pinned: Pins, graph: ModelGraph) -> Pins:
 
 def check_space(pinned: Pins, graph: ModelGraph) -> Pins:
     """Returns the pins unchanged, after it has checked their gather and their changes of the grid.
+
     Args: `graph` has the layers that may be named.
     Raises: BadInput where a layer is unknown or the first, or where samples are pinned to be whole.
     """
@@ -250,6 +253,7 @@ def _boundary(word: str, names: Sequence[str]) -> int:
 
 def told(pinned: Pins) -> dict[str, str]:
     """Returns every pin as text, by key.
+
     Args: free decisions of `pinned` are left out.
     """
     families = ",".join(pinned.schedules)
@@ -276,6 +280,7 @@ def told(pinned: Pins) -> dict[str, str]:
 
 def freed(pinned: Pins, key: str) -> Pins:
     """Returns the pins without one of them.
+
     Args: `key` as `told` writes it; `spatial` takes grid, gather and changes of the grid along.
     """
     return replace(pinned, **{name: getattr(Pins(), name) for name in _FIELDS.get(key, (key,))})
@@ -283,6 +288,7 @@ def freed(pinned: Pins, key: str) -> Pins:
 
 def each_freed(pinned: Pins) -> Iterator[tuple[str, Pins]]:
     """Yields each pin that may be in the way, and the pins without it.
+
     Yields: the key as `told` writes it, and the remaining pins.
     """
     for key in told(pinned):
