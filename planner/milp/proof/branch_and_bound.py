@@ -35,7 +35,7 @@ class Proof:
     """The outcome of branch and bound for one configuration."""
 
     answer: Answer | None  # the best cut met, if it beats the limit
-    bound_ns: int  # no cut of the shape takes less
+    bound_ns: int  # no cut of the configuration takes less
     nodes: int
     closed: bool
 

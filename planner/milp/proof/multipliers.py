@@ -264,7 +264,7 @@ class Grown(Generic[Number]):
     """An array that grows along its first axis."""
 
     def __init__(self, shape: tuple[int, ...], dtype: type[Number]) -> None:
-        """Begins empty; every entry has this shape."""
+        """Begins empty; every entry is an array of this shape."""
         self._count = 0
         self._room: NDArray[Number] = np.zeros((8, *shape), dtype)
 

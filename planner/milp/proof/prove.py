@@ -25,7 +25,7 @@ from planner.milp.search.descent import Answer, even
 
 _ROUNDS = 60  # mixtures of rows tried at first
 _MOMENTS = 20_000_000  # rows of memory, times pairs of stages
-_KEPT = 200_000  # rows of a shape that is left open, times its pairs of stages
+_KEPT = 200_000  # rows kept of a configuration that is left open, times its pairs of stages
 _ARCS = 2_000_000  # that windows may span for a tree
 
 Windows = tuple[IntArray, IntArray]

@@ -28,7 +28,7 @@ from planner.milp.proof.totals import TotalsBound
 from planner.milp.search.descent import UNFIT_NS, Answer, balanced, descend, even, kicked
 from planner.plan import Certificate
 
-_FIRST = 6  # shapes whose answers are polished before any is proved
+_FIRST = 6  # configurations whose answers are improved by descent before any is proved
 _KICKS = 6
 _CHOICES = 10  # times as many boxes, and twice as many kicks, where flags are to be chosen
 _WORK_NS = 40e9  # of `Meter`
@@ -36,9 +36,9 @@ _PROGRAM_NODES = 2000  # of the mixed-integer program
 _MOST_ARCS = 3000  # beyond, the program is left unwritten and the tree's proof stands alone
 _ARCS_PROVED = 500  # where everything is proved already, and the program only states it
 _FILTERS = 2  # of what the program is written over
-_PLAIN = 0.75  # of the work left is for shapes without flags first
-_BOXES = 100  # of one shape at first, divided by its depth
-_NODES = 3000  # boxes of one shape in a turn at most, divided by its depth
+_PLAIN = 0.75  # of the work left is for configurations without flags, which come first
+_BOXES = 100  # of one configuration at first, divided by its number of stages
+_NODES = 3000  # boxes of one configuration in a turn at most, divided by its number of stages
 
 
 Rows = dict[tuple[Order, Update], list[CutRow]]
@@ -76,15 +76,15 @@ class SearchState:
     open: list[ConfigurationState] = field(default_factory=list)
     queue: list[Configuration] = field(default_factory=list)
     considered: int = 0
-    listed: int = 0  # orders listed anew that entered
-    bounded: int = 0  # shapes that their bound alone ruled out
-    left: list[int] = field(default_factory=list)  # bounds of shapes that were not looked into
+    listed: int = 0  # rescheduled orders that entered
+    bounded: int = 0  # configurations that their bound alone ruled out
+    left: list[int] = field(default_factory=list)  # bounds of configurations not looked into
     program: formulation.ProgramOutcome | None = None
     pays: dict[tuple[object, ...], bool] = field(
         default_factory=dict
     )  # shared updates, by what they depend on
 
-    rows: Rows = field(default_factory=dict)  # of orders that several shapes have
+    rows: Rows = field(default_factory=dict)  # of orders that several configurations have
 
     def __post_init__(self) -> None:
         self.floors = TotalsBound(self.instance)
@@ -160,9 +160,7 @@ class SearchState:
         tried.bound_ns = max(tried.closing.bound_ns, least)
 
     def prove(self) -> None:
-        """Continues open proofs, a few boxes each, the lowest bound first; stops at the bound of what was not looked
-        into.
-        """
+        """Continues open proofs, a few boxes each, the lowest bound first; stops at the least bound in `left`."""
         self._polish()
         meter, most = self.instance.meter, self.effort.work_ns
         plain = [tried for tried in self.open if not tried.problem.flagged]
@@ -260,7 +258,7 @@ class SearchState:
         return least if least > self.limit - 1 else max(least, self.floors.summed_ns(shape))
 
     def promise_ns(self, shape: Configuration) -> float:
-        """Returns the lower bound of a configuration and its sharded variant: whatever the limit falls to, both wait."""
+        """Returns the lower bound of a configuration and of its sharded variant, which wait together."""
         least = self.least_ns(shape)
         return min(least, self.least_ns(replace(shape, shard=True))) if self._may_share(shape) else least
 
