@@ -21,7 +21,7 @@ from planner.schedule import FAMILIES
 
 GIB = 1 << 30
 _SHOWN = 6
-_SEEN = 0.0005  # share of a step below which a part is not told
+_SEEN = 0.0005  # parts below this share of a step are not shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class MoreMemory:
     more_bytes: int
     step_ns: int
     says: str
-    free_bytes: int  # of the fullest device, with the memory there is
+    free_bytes: int  # free bytes of the fullest device without more memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +50,11 @@ class Explanation:
     plan: Plan
     chosen: PlanParts
     runners_up: tuple[PlanParts, ...]  # the best plan of each other family that was answered
-    within_error: tuple[
-        PlanParts, ...
-    ]  # plans of the search that the errors of the costs do not tell from this one
-    error: float  # of the costs, as a share, as far as the error bar shows it
+    within_error: tuple[PlanParts, ...]  # plans as fast as this one within the errors of the costs
+    error: float  # relative error of the step, from the error bar
     room: MoreMemory
     overhead: Lemma | None
-    in_one: PlanParts | None = (
-        None  # where gradients are summed in parts: the same plan with one sum a device
-    )
+    in_one: PlanParts | None = None  # where gradients are summed in buckets: the plan with one sum a device
 
     @property
     def within(self) -> float:

@@ -17,7 +17,7 @@ from planner.milp import Effort, Instance, Question, changed, solve_or_none
 from planner.plan import Plan, world_size
 
 Trade = Literal["memory", "devices"]
-MOST_SOLVES = 16  # a front
+MOST_SOLVES = 16  # questions for each front
 RESOLUTION = 0.02  # stretches of limits narrower than this share are not asked
 
 

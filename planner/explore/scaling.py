@@ -13,14 +13,12 @@ from planner.milp import Question, changed, solve_or_none
 from planner.plan import Plan, schedule_of, world_size
 from planner.schedule import Kind
 
-HALF = 0.5  # of its share in speed, that a device added before the knee brings at least
-NEAR_BEST = 0.95  # of the highest rate, that the batch at the knee reaches
+HALF = 0.5  # share of its speed that a device added before the knee brings at least
+NEAR_BEST = 0.95  # share of the highest rate that the batch at the knee reaches
 EFFICIENT = 0.8
 _LITTLE = 1.02  # a doubled batch that gains less, twice in a row, ends the doubling
 _MOST_DOUBLINGS = 16
-MOST_MICROS = (
-    256  # of a group and step, which end the doubling: orders get long, and few train on such batches
-)
+MOST_MICROS = 256  # micro-batches of a replica and step that end the doubling: orders get long, few need more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +40,7 @@ class ScalingRow:
 
     @property
     def micros(self) -> int:
-        """Returns the micro-batches of a pipeline in a step, 0 without a plan."""
+        """Returns the micro-batches of a replica in a step, 0 without a plan."""
         return self.plan.batch.micros if self.plan else 0
 
     @property
@@ -64,7 +62,7 @@ class Lemma:
     """
 
     ratio: float
-    devices: int  # on which it was found
+    devices: int  # number of devices of the plan that it was found on
 
     def speed_up(self, devices: int) -> float:
         """Returns how many times as fast as one device so many devices are.

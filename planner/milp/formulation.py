@@ -48,8 +48,8 @@ from planner.milp.proof.boxes import NOTHING, Box, Weights, stack, weigh
 from planner.milp.proof.feasible import memory_weights
 from planner.milp.search.descent import UNFIT_NS, judge
 
-TOLERANCE = 1e-6  # relative, of the solvers
-_UNITS = 1000.0  # of time, in the limit
+TOLERANCE = 1e-6  # relative tolerance of the solvers
+_UNITS = 1000.0  # units of time in the limit
 _ROUNDS = 30
 Solver = Literal["highs", "cbc"]
 

@@ -105,7 +105,7 @@ def report(
 
     Args: `look` poses the problem of a configuration; `fits` solves a changed question and names the plan that it
     finds.
-    Returns: what comes closest to fitting and how many bytes it lacks, then at most three changes that fit.
+    Returns: what comes closest to fitting and the bytes it lacks, spatial degrees, at most two other changes that fit.
     """
     nearest = _nearest(instance, shapes, look)
     lines = ["nothing fits" if nearest is None else nearest.says]

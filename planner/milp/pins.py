@@ -254,7 +254,7 @@ def _boundary(word: str, names: Sequence[str]) -> int:
 def told(pinned: Pins) -> dict[str, str]:
     """Returns every pin as text, by key.
 
-    Args: free decisions of `pinned` are left out.
+    Args: free decisions of `pinned` and `update` are left out.
     """
     families = ",".join(pinned.schedules)
     grid = "x".join(map(str, pinned.grid)) if pinned.grid else pinned.spatial

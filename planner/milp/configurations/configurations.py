@@ -23,12 +23,12 @@ OUTER_DATA: tuple[AxisName, ...] = ("data", "pipeline", "spatial")
 OUTER_PIPELINE: tuple[AxisName, ...] = ("pipeline", "data", "spatial")
 SEARCHED = tuple(name for name in FAMILIES if name != "listed")  # `listed` is settings, no order of its own
 NO_LIMIT = 1 << 60
-MOST_FORWARDS = 1024  # of a device whose sums are hidden in parts, unless one asks for it
-DEEPEST = 64  # pipeline workers, unless one is asked for by name
+MOST_FORWARDS = 1024  # forwards of a device up to which `overlap` is considered, unless it is pinned
+DEEPEST = 64  # pipeline workers at most, unless their number is pinned
 MOST_ACTIONS = (
     1 << 17
-)  # of one pipeline group and step; beyond, an order is neither readable nor quick to simulate
-FREE_CHUNKS = 2  # numbers of stages a worker, the least, where a family allows any
+)  # actions of a replica and step; a longer order is neither readable nor quick to simulate
+FREE_CHUNKS = 2  # how many of the least numbers of chunks are tried, where a family allows any
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -46,14 +46,14 @@ class Configuration:
     shard: bool
     axes: tuple[AxisName, ...]
     update: Update = "barrier"
-    grid: tuple[int, ...] = ()  # parts of each sample along its spatial dims; () is whole samples
+    grid: tuple[int, ...] = ()  # shards of each sample along its spatial dims; () is whole samples
     whole_from: int = 0  # the layer before which shards are gathered; 0 is where their rules end
-    then: tuple[int, ...] = ()  # parts of each sample from the layer `then_from` on; () is the same
+    then: tuple[int, ...] = ()  # shards of each sample from layer `then_from` on; () is `grid`
     then_from: int = 0
-    shared: bool = False  # from `whole_from` on each rank has its share of the samples
-    listed: str = ""  # the name of an order listed anew; empty is the family's own
-    mirrored: bool = False  # the first stage on the last worker, as the machines are ordered
-    sparing: bool = False  # stages recompute where they would not fit without; `recompute` is all of them
+    shared: bool = False  # whether ranks share whole samples from `whole_from` on
+    listed: str = ""  # the name of a rescheduled order; empty is the generated one
+    mirrored: bool = False  # whether the first stage is on the last devices
+    sparing: bool = False  # only stages that would not fit otherwise recompute; `recompute`: all do
     chosen: tuple[int, ...] = ()  # just these stages recompute
 
     @property

@@ -34,8 +34,8 @@ from planner.cluster import (
 from planner.milp.configurations.configurations import Configuration
 from planner.spatial import neighbours
 
-_TYPICAL_BYTES = 1 << 12  # of statistics that a group sums
-_SMALL_BYTES, _LARGE_BYTES = 1, 1 << 42  # before and beyond where a ring overtakes trees
+_TYPICAL_BYTES = 1 << 12  # of statistics that a spatial group sums, to compare groups by
+_SMALL_BYTES, _LARGE_BYTES = 1, 1 << 42  # sums of so many bytes surely take a tree, and surely a ring
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,8 @@ class Placement:
     grid: tuple[tuple[Slot, ...], ...]  # [replica][worker]; each place in a spatial group is a replica here
     latency_ns: FloatArray  # [worker, worker]
     byte_ns: FloatArray  # [worker, worker]
-    slowness: tuple[float, ...]  # a worker, as a multiple of the profiled device's times
-    capacity_bytes: tuple[int, ...]  # a worker
+    slowness: tuple[float, ...]  # [worker], multiples of the profiled device's times
+    capacity_bytes: tuple[int, ...]  # [worker]
     margin_bytes: tuple[int, ...]
 
 
@@ -226,7 +226,7 @@ def _lines(cluster: Cluster, over: Spread, sharers: int) -> Sum:
     start, near, far = seconds(0), slope(_SMALL_BYTES), slope(_LARGE_BYTES)
     size = _SMALL_BYTES
     while size < _LARGE_BYTES and not math.isclose(slope(size), far, rel_tol=1e-7):
-        size *= 4  # the smallest on the second line tells its start most exactly
+        size *= 4  # the smallest size on the second line gives its start most exactly
     if size == _SMALL_BYTES:
         near, far_start = far, start
     else:

@@ -19,7 +19,7 @@ from planner.profile import CostKey, Profile
 from planner.spatial import NoRule, Price
 
 EVERY = 24  # layers up to which a gather is considered before each of them
-_FEW = 6  # places for a gather, in larger models
+_FEW = 6  # layers before which a gather is considered, in larger models
 _PAIRS = 8  # layers up to which a change of the grid is considered before each of them
 _FEW_PAIRS = 4
 

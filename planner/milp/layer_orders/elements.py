@@ -43,7 +43,7 @@ class Reduced:
     """The elements that are left, and where the others have gone."""
 
     work: ElementWork
-    members: tuple[tuple[int, ...], ...]  # of each element that is left, itself among them
+    members: tuple[tuple[int, ...], ...]  # the members of each element that is left, itself among them
     first: tuple[int, ...]
     last: tuple[int, ...]
 
@@ -81,7 +81,9 @@ class _Joined:
         order.add_edges_from((j, k) for k, row in enumerate(work.before) for j in row)
         self.order = order
         self.members = {k: [k] for k in range(work.count)}
-        self.place = {k: k for k in range(work.count)}  # with whom; absent where at an end
+        self.place = {
+            k: k for k in range(work.count)
+        }  # the element it was merged into; absent where it went to an end
         self.first: list[int] = []
         self.last: list[int] = []
 

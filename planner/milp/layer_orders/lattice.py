@@ -144,7 +144,7 @@ class Lattice:
         rows = np.frombuffer(b"".join(x.to_bytes(width, "little") for x in ideals), np.uint8)
         bits = np.unpackbits(rows.reshape(len(ideals), width), axis=1, count=work.count, bitorder="little")
         cost: FloatArray = bits @ np.array(work.cost)
-        order = np.lexsort((bits.sum(1, dtype=np.int64), cost))  # a set comes after all that it holds
+        order = np.lexsort((bits.sum(1, dtype=np.int64), cost))  # a set comes after all of its subsets
         self.has: BoolArray = np.ascontiguousarray(bits[order].T.astype(np.bool_))  # [element, ideal]
         self.cost = cost[order]
         self.size: FloatArray = (bits @ np.array(work.size))[order]

@@ -23,10 +23,10 @@ from planner.profile import Profile
 from planner.schedule import Kind
 
 _EVERY = 24  # layers up to which all orders are searched
-_ORDERS = 12  # if they are no more than these
-_DEPTHS = 2  # whose best balanced stages give an order
+_ORDERS = 12  # orders up to which all are searched
+_DEPTHS = 2  # numbers of stages whose best balanced stages give an order
 _IDEALS = 20_000
-_SHARE = 0.5  # of the work allowed, over all other orders together
+_SHARE = 0.5  # share of the allowed work for all other orders together
 
 Names = tuple[str, ...]
 
@@ -36,7 +36,7 @@ class Searched:
     """The search that found the best plan, and what was learnt in all of them."""
 
     best: SearchState
-    bound_ns: int  # of the other orders that the proof is about
+    bound_ns: int  # lower bound of the other orders that the proof is about
     note: str
 
     def certificate(self) -> Certificate:

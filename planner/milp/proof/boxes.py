@@ -36,7 +36,7 @@ class Weights:
 
     kinds: FloatArray  # [row, kind, stage]
     hops: FloatArray  # [row, act or grad, sender, receiver]
-    fixed: FloatArray  # [row, stage]: of `fixed_bytes`
+    fixed: FloatArray  # [row, stage], factors of `fixed_bytes`
     moving: FloatArray  # [row, stage, part]
     constant: FloatArray  # [row]
 

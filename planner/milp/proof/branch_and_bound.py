@@ -23,11 +23,11 @@ from planner.milp.proof.separable import SeparableRows
 from planner.milp.search.descent import Answer, work_ns
 
 _PRICINGS = 60  # shortest paths a box, at most
-_ROUNDS = 3  # of filtering by single rows
-_CHEAP = 400_000  # arcs x rows
+_ROUNDS = 3  # rounds of filtering by single rows
+_CHEAP = 400_000  # arcs x rows, up to which rows filter arcs
 _SPARE, _SPARE_AT_ROOT = 3, 40  # pricings of a box that cannot be refuted, for a better bound and fewer arcs
 _BETWEEN = 3  # rows between cuts that a box may ask for where flags tell more
-_CLOSE = 1e-3  # of the limit: bound and estimate as near as they need be
+_CLOSE = 1e-3  # share of the limit by which bound and estimate may differ at the end
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from planner.milp.proof.boxes import ROUNDING
 from planner.milp.proof.multipliers import RowMixLP, RowPool
 from planner.milp.search.descent import UNFIT_NS, Answer, fits
 
-_GAIN = 1e-4  # of the limit: what a row between cuts must add to be of use
+_GAIN = 1e-4  # share of the limit that a row between cuts must add to be of use
 _SLOWER = 1.3
 
 
@@ -19,7 +19,7 @@ class ProofState:
         """Begins without an answer; where a cut is pinned, no other cut can become one."""
         self.pool = pool
         self.pinned = pinned
-        self.answer: Answer | None = None  # the best cut met, if it beat the limit then
+        self.answer: Answer | None = None  # the best cut met, if it beat the limit when it was met
         self.limit = UNFIT_NS
 
     @property

@@ -22,8 +22,8 @@ from planner.milp.cut.stage_costs import KINDS, Durations
 from planner.milp.proof.boxes import Weights, stack
 from planner.simulate import PARTS
 
-_OFTEN, _LATEST = 60, 30  # rows at play
-_GROWN = 150  # of them, before they are chosen anew
+_OFTEN, _LATEST = 60, 30  # active rows: of use most often, and learnt last
+_GROWN = 150  # active rows at most, before they are chosen anew
 
 
 class Table:
@@ -61,7 +61,7 @@ class RowPool:
     problem: CutProblem
     memory: Weights
     rows: list[CutRow] = field(default_factory=list)
-    used: list[int] = field(default_factory=list)  # of each row, how often it was in a combination
+    used: list[int] = field(default_factory=list)  # how often each row was in a combination
     cuts: list[IntArray] = field(default_factory=list)
     columns: list[Durations] = field(default_factory=list)
     _numbers: dict[bytes, int] = field(default_factory=dict)
@@ -71,9 +71,9 @@ class RowPool:
     def __post_init__(self) -> None:
         stages = self.problem.stages
         self._excess = Table(len(self.memory))
-        self._kinds = Grown((len(KINDS), stages), np.float64)  # of the rows
+        self._kinds = Grown((len(KINDS), stages), np.float64)  # [row, kind, stage]
         self._hops = Grown((2, stages, stages), np.float64)
-        self._spans = Grown((len(KINDS), stages), np.float64)  # of the cuts
+        self._spans = Grown((len(KINDS), stages), np.float64)  # [cut, kind, stage]
         self._places = Grown((self.problem.width,), np.int64)
         self._messages = Grown((4,), np.int64)  # [cut, cell, nanoseconds, bytes]
 
@@ -163,7 +163,10 @@ class RowPool:
         return [self.rows[r] for r in self.active().tolist() if self.used[r]]
 
     def inside(self, low: IntArray, high: IntArray) -> list[int]:
-        """Returns the numbers of the cuts met within these windows."""
+        """Returns the numbers of the cuts met within these windows.
+
+        Args: `low` and `high` are [boundary, then flag].
+        """
         every = self._places.array
         found: list[int] = np.flatnonzero(((every >= low) & (every <= high)).all(1)).tolist()
         return found
@@ -221,7 +224,10 @@ class RowMixLP:
         return len(self.active) <= _GROWN
 
     def add(self, cut: int) -> None:
-        """Adds a cut of the pool by its number."""
+        """Adds a cut to the linear program.
+
+        Args: `cut` is its number in the pool.
+        """
         self.columns.append(cut)
         value = self.pool.values[self.active, cut] / self.scale
         over = self.pool.excess[: len(self.memory), cut] / -self.memory.constant

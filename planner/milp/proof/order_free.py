@@ -5,12 +5,12 @@ Each worker is a machine on its own. Each action is a job with a head (what must
 tail; Jackson's bound is its length.
 
 Heads and tails are staggered. The way of a micro-batch is its forwards from stage to stage and its backwards back,
-messages included, with the gradient sum of a stage at the end of each. When the k-th micro-batch comes to a place on
-the way, k of them have been through all places before it, on every machine. Take a row of consecutive places before
-it, of which a machine has some. None of the k starts in the row before one micro-batch can be there. The machine then
-works k times on all that it has of the row. The last of the k still has to go from the end of the row to the place.
-The same holds backwards in time: k - 1 others that are no further follow the k-th last. Micro-batches are alike, so
-this holds in whatever order they come.
+messages included. Each backward ends with the gradient sum of its stage. When the k-th micro-batch comes to a place
+on the way, k of them have been through all places before it, on every machine. Take a row of consecutive places
+before it, of which a machine has some. None of the k starts in the row before one micro-batch can be there. The
+machine then works k times on all that it has of the row. The last of the k still has to go from the end of the row to
+the place. The same holds backwards in time: k - 1 others that are no further follow the k-th last. Micro-batches are
+alike, so this holds in whatever order they come.
 
 The gradient sums of a worker are a machine too: no sum starts before all of its stage is done. Updates follow when
 everything is done. Under a rolling update only loads count, and the way of one micro-batch.
@@ -105,9 +105,9 @@ class _Place:
     """One action of every micro-batch, on the way of the micro-batch."""
 
     machine: int
-    starts: int  # before none can be there
+    starts: int  # no micro-batch can be there before
     takes: int
-    after: int  # from its end to that of the last sum that waits for it
+    after: int  # from the end of the action to the end of the last sum that waits for it
 
 
 class _Pipe:

@@ -24,9 +24,9 @@ from planner.milp.proof.separable import SeparableRows
 from planner.milp.search.descent import Answer, even
 
 _ROUNDS = 60  # mixtures of rows tried at first
-_MOMENTS = 20_000_000  # rows of memory, times pairs of stages
+_MOMENTS = 20_000_000  # rows of memory, times pairs of stages, up to which arcs are built
 _KEPT = 200_000  # rows kept of a configuration that is left open, times its pairs of stages
-_ARCS = 2_000_000  # that windows may span for a tree
+_ARCS = 2_000_000  # arcs that windows may span, up to which they are built
 
 Windows = tuple[IntArray, IntArray]
 
@@ -38,14 +38,14 @@ class ConfigurationProof:
     """
 
     problem: CutProblem
-    spans: Windows | None  # of a better cut; None where there is none
+    spans: Windows | None  # windows of a better cut; None where there is none
     record: ProofState = field(init=False)
     bound: float = 0.0
-    tight: bool = False  # memory excludes a cut that could have won
+    tight: bool = False  # whether memory excludes a cut that could have won
     root: Box | None = None
     tree: Tree | None = None
     rounds: int = _ROUNDS
-    rows: list[CutRow] = field(default_factory=list)  # that were of use for this order, whatever its costs
+    rows: list[CutRow] = field(default_factory=list)  # useful for this order, whatever its costs
     timed: tuple[float, Windows | None] | None = (
         None  # what time alone says: a bound, and where a better cut lies
     )
@@ -238,7 +238,7 @@ def _may_exceed(box: Box) -> bool:
 
 
 _PATIENCE = 10  # mixtures without a better bound, before the tree takes over
-_GAIN = 2e-4  # of the limit: what counts as better
+_GAIN = 2e-4  # share of the limit that a bound must gain to count as better
 _TRIAL, _HOPE = (
     40,
     0.6,

@@ -28,7 +28,7 @@ from planner.milp.cut.stage_costs import COMPUTE
 from planner.milp.proof.boxes import ROUNDING, STEP, SYNC, Weights
 
 Span = tuple[int, int]
-_SLACK = ROUNDING / 2  # of a sum over stages, for what prices may be off by before they are rounded up
+_SLACK = ROUNDING / 2  # what a sum over stages may be off by before it is rounded up
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +132,7 @@ class SeparableRows:
         at = [spans[-1][0] + int(values[-1].argmin())]
         for p in range(len(values) - 2, -1, -1):
             at.append(spans[p][0] + int(values[p][: at[-1] - spans[p][0]].argmin()))
-        cut = low.copy()  # with the least flags, where there are some
+        cut = low.copy()  # where there are flags, with their least values
         cut[: len(at)] = self.places[at[::-1]]
         return best + float(self._constants(weights)[0]), cut
 

@@ -44,10 +44,10 @@ class LayerWork:
     """The nanoseconds of every layer for one micro-batch, [layer]."""
 
     forward: IntArray
-    back: IntArray  # what its gradient waits for on its way to the layer before
-    last: IntArray  # everything from then on: the weight half of a split backward included
+    back: IntArray  # what the gradient waits for on its way to the layer before
+    last: IntArray  # `back` and the weight half of a split backward
     total: IntArray
-    splits: bool  # a weight half may come last
+    splits: bool  # whether a weight half may come last
 
     @cached_property
     def head(self) -> IntArray:
@@ -294,7 +294,7 @@ def _paired_split(shape: Configuration, work: LayerWork) -> float:
     return float(work.forward.sum()) / shape.workers * (shape.workers / shape.pipes - 1) / shape.chunks
 
 
-# idle time of a worker, as the families have it for equal stages
+# The idle time of a worker where stages are equal, by family.
 BUBBLES: Mapping[str, Bubble] = dict.fromkeys(FAMILIES, _forward) | {
     "gpipe": _whole,
     "1f1b": _whole,

@@ -14,9 +14,9 @@ from planner.schedule import Kind
 
 UNFIT_NS = 1 << 60  # the time of a cut that does not fit
 _STEPS = (1, 2, 4, 8)
-_DESCENT_NS = 1e9  # of the meter, for one descent
-_TURNED = 0.3  # of the flags, in a kick
-_LONGEST_BLOCK = 2  # boundaries that move together, where there are many
+_DESCENT_NS = 1e9  # work that one descent may do, by the meter
+_TURNED = 0.3  # share of the flags that a kick turns
+_LONGEST_BLOCK = 2  # boundaries that move together at most, where there are many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ def descend(problem: CutProblem, low: IntArray, high: IntArray, start: IntArray)
     """Descends steeply over moves of single boundaries and blocks of them, until no move helps or the work is spent.
 
     Args: cuts stay between `low` and `high`; `start` need not fit.
-    Returns: None where neither the start nor, in the end, a neighbour fits.
+    Returns: the best answer met; None where neither the start nor a neighbour of it fits.
     """
     best = _pick(problem, start[None, :])
     moves = neighbours(problem)
@@ -190,7 +190,7 @@ def near(problem: CutProblem, line: IntArray | FloatArray) -> IntArray:
 
 
 def work_ns(problem: CutProblem) -> IntArray:
-    """Returns the work before each layer, in nanoseconds of the first worker's device.
+    """Returns the work before each layer, in nanoseconds of the first stage's device.
 
     Args: `problem`; recomputation counts where all stages recompute.
     Returns: [layer + 1] sums of forward and backward.

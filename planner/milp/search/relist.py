@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from planner.milp.search.state import ConfigurationState, SearchState
 
 ROUNDS = 4
-ALIKE = 0.1  # plans slower than the best by more are not listed anew
-_FAMILIES = 4  # whose best plans are, besides the best one
-_KEPT = 2  # orders of each list that enter
-_MOST_ACTIONS = 4096  # of an order; listing a longer one takes too long
-_LISTING_NS = 250_000.0  # of the meter, an action
+ALIKE = 0.1  # orders of plans slower than the best by more than this share are not rescheduled
+_FAMILIES = 4  # families whose best plans are rescheduled, besides the best plan
+_KEPT = 2  # rescheduled orders of each plan that enter
+_MOST_ACTIONS = 4096  # actions of an order at most; rescheduling a longer one takes too long
+_LISTING_NS = 250_000.0  # work of rescheduling one action, by the meter
 
 
 def grow(state: SearchState) -> int:

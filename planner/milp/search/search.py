@@ -28,9 +28,7 @@ _PLAINEST = list(FAMILIES)  # on one worker many families take the same time: th
 _EVEN, _FIRST = 40, 6  # configurations whose even cut is simulated, and that are answered, before the queue
 _HOPE = 1.2  # of the best answer so far: an even cut that takes more is not descended from
 _GLANCES = 0.1  # of the work allowed is for those even cuts
-_LOOKS = (
-    0.85  # of it is spent by the end of first looks; configurations left then keep the bound of their totals
-)
+_LOOKS = 0.85  # of it is spent by the end of first looks; configurations left keep the bound of their totals
 
 
 @dataclass(kw_only=True)

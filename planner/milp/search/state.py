@@ -31,11 +31,11 @@ from planner.plan import Certificate
 _FIRST = 6  # configurations whose answers are improved by descent before any is proved
 _KICKS = 6
 _CHOICES = 10  # times as many boxes, and twice as many kicks, where flags are to be chosen
-_WORK_NS = 40e9  # of `Meter`
-_PROGRAM_NODES = 2000  # of the mixed-integer program
+_WORK_NS = 40e9  # work allowed, by the meter
+_PROGRAM_NODES = 2000  # nodes of the mixed-integer program
 _MOST_ARCS = 3000  # beyond, the program is left unwritten and the tree's proof stands alone
-_ARCS_PROVED = 500  # where everything is proved already, and the program only states it
-_FILTERS = 2  # of what the program is written over
+_ARCS_PROVED = 500  # the same, where everything is proved and the program only states it
+_FILTERS = 2  # rounds of filtering arcs before the program is written
 _PLAIN = 0.75  # of the work left is for configurations without flags, which come first
 _BOXES = 100  # of one configuration at first, divided by its number of stages
 _NODES = 3000  # boxes of one configuration in a turn at most, divided by its number of stages
@@ -69,7 +69,7 @@ class ConfigurationState:
 class SearchState:
     instance: Instance
     effort: Effort
-    below: int = UNFIT_NS  # what a plan has to take less than
+    below: int = UNFIT_NS  # nanoseconds that a plan has to beat
     floors: TotalsBound = field(init=False)
     best: ConfigurationState | None = None
     tried: dict[Configuration, ConfigurationState] = field(default_factory=dict)
@@ -82,9 +82,9 @@ class SearchState:
     program: formulation.ProgramOutcome | None = None
     pays: dict[tuple[object, ...], bool] = field(
         default_factory=dict
-    )  # shared updates, by what they depend on
+    )  # whether sharded updates are faster, by what this depends on
 
-    rows: Rows = field(default_factory=dict)  # of orders that several configurations have
+    rows: Rows = field(default_factory=dict)  # useful rows of an order, which several configurations may have
 
     def __post_init__(self) -> None:
         self.floors = TotalsBound(self.instance)
