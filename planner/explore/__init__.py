@@ -1,4 +1,9 @@
-"""The same question over limits, devices and batches."""
+"""Answers one planning question many times: over memory limits, devices and batches.
+
+In comes a `Question`; every answer is a plan of the solver in `planner.milp`. `frontier` returns the Pareto-optimal
+plans, `over_devices` and `over_batches` return a sweep, `explain` says why a plan won. Start reading in
+`frontier.py`.
+"""
 
 from planner.explore.explanation import Explanation, PlanParts, explain
 from planner.explore.frontier import Frontier, FrontierRow, frontier

@@ -1,4 +1,4 @@
-"""Why a plan and no other: what its step is made of, what its rivals lose, what more memory would give, near-ties."""
+"""Explains a plan: what its step is made of, what its rivals lose, what more memory would give, near-ties."""
 
 from __future__ import annotations
 
@@ -45,6 +45,8 @@ class MoreMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
+    """A plan with what its search has shown beside it."""
+
     plan: Plan
     chosen: PlanParts
     runners_up: tuple[PlanParts, ...]  # the best plan of each other family that was answered
@@ -60,7 +62,7 @@ class Explanation:
 
     @property
     def within(self) -> float:
-        """Where every cost is off by at most `error`, nothing is faster by more than this share."""
+        """Returns the largest share by which another plan may be faster, if every cost is off by at most `error`."""
         return 2 * self.error / (1 - self.error) if self.error < 1 else float("inf")
 
 
@@ -91,6 +93,11 @@ def explain(question: Question, *, more_bytes: int = GIB) -> Explanation:
 
 
 def error_of(plan: Plan) -> float:
+    """Returns the relative error of a plan's predicted step.
+
+    Args: `plan` carries an error bar, `low_ns` to `high_ns`.
+    Returns: the larger distance of the bar's ends from the prediction, as a share of it.
+    """
     seen = plan.prediction
     return max(seen.high_ns - seen.step_ns, seen.step_ns - seen.low_ns) / max(seen.step_ns, 1)
 
@@ -105,7 +112,7 @@ def _part(tried: ConfigurationState) -> PlanParts:
 
 
 def _others(found: SearchState) -> list[ConfigurationState]:
-    """Those that lost, the best first."""
+    """Returns the configurations with an answer other than the best, the fastest first."""
     others = [tried for tried in found.tried.values() if tried.answer is not None and tried is not found.best]
     return sorted(others, key=lambda tried: (tried.answer.ns if tried.answer else 0, tried.shape))
 
@@ -132,7 +139,7 @@ def _runners_up(found: SearchState) -> Iterator[PlanParts]:
 
 
 def _near(found: SearchState, limit_ns: float) -> Iterator[PlanParts]:
-    """Each way to train once, in the best of its orders."""
+    """Yields near-ties: each configuration once, in the fastest of its orders."""
     near = [tried for tried in _others(found) if tried.answer is not None and tried.answer.ns <= limit_ns]
     assert found.best is not None
     firsts: dict[str, ConfigurationState] = {}
