@@ -12,7 +12,6 @@ from planner.plan import Plan
 from planner.plan import yaml as plan_yaml
 from runtime.launch import Handle, handle, status
 from runtime.runfolder import unused
-from runtime.slurm import commands as clients
 
 PLAN = Path("plans/mlp-chimera.yaml")
 
@@ -36,7 +35,7 @@ def test_a_local_run_is_asked_while_it_runs_and_cancelled(plan: Plan, tmp_path: 
     rows = run.metrics()
     assert [row["step"] for row in rows[:3]] == [1, 2, 3]
     assert set(rows[0]) == {"step", "loss", "seconds"} and rows[0]["loss"] > 0
-    assert "<th>loss</th>" in rows._repr_html_() and "loss" in repr(rows).splitlines()[0]
+    assert ">loss</th>" in rows._repr_html_() and "loss" in repr(rows).splitlines()[0]
     found = status.of(tmp_path / "run")  # as another process sees it
     assert (found.state, found.backend, found.job, found.steps) == ("running", "local", None, 10**6)
     assert found.loss and found.loss > 0 and found.left_s and found.left_s > 0
@@ -58,7 +57,7 @@ def test_it_goes_where_it_is_said_and_to_slurm_where_there_is_one(
         return Handle(None, 1, None)  # type: ignore[arg-type]
 
     monkeypatch.setattr(handle, "launch_slurm", queued)
-    monkeypatch.setattr(clients, "answers", lambda: True)
+    monkeypatch.setattr(handle.slurm, "answers", lambda: True)
     monkeypatch.setenv("SHARDWRIGHT_SLURM", str(tmp_path / "site.yaml"))
     (tmp_path / "site.yaml").write_text("version: 1\npartition: site\n")
     monkeypatch.chdir(tmp_path)

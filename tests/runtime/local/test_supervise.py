@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
 import signal
@@ -13,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-import runtime.train.prepare as preparing
 import shardwright
 from planner.errors import BadInput, BadPlan
 from planner.plan import yaml as plan_yaml
@@ -26,6 +26,7 @@ from runtime.local import be_a_rank
 from runtime.runfolder import Outcome, Paths, read_cause, steps_of
 from runtime.runfolder import process as holder
 from runtime.runfolder.result import RunFailed
+from runtime.train import job_of, prepare_folder
 from tests.runtime.test_equality import HERE, plan_of
 
 ROOT = Path(__file__).parents[3]
@@ -93,11 +94,8 @@ def test_a_try_is_not_blamed_for_what_the_one_before_left(tmp_path: Path) -> Non
 
 def test_no_two_launches_in_a_folder_share_the_number_of_a_try(tmp_path: Path) -> None:
     """Also where the ranks of the one before ended well, and left no file at which they had met."""
-    plan, job = plan_of(HERE + "mlp.py", {}, workers=2, micros=2), preparing.job_of
-    numbers = [
-        preparing.prepare_folder(plan, tmp_path, job(plan, 1, {"restarts": 1}))[1].generation
-        for _ in range(3)
-    ]
+    plan, job = plan_of(HERE + "mlp.py", {}, workers=2, micros=2), job_of
+    numbers = [prepare_folder(plan, tmp_path, job(plan, 1, {"restarts": 1}))[1].generation for _ in range(3)]
     assert numbers == [0, 1, 2] and not list(tmp_path.glob("rendezvous-*"))
 
 
@@ -288,7 +286,7 @@ def test_a_launch_that_cannot_begin_leaves_no_folder_behind(
     def full(paths: Paths, ranks: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(paths.reserve))
 
-    monkeypatch.setattr(preparing, "keep_room", full)
+    monkeypatch.setattr(importlib.import_module("runtime.train.prepare"), "keep_room", full)
     with pytest.raises(OSError, match="No space left"):
         launch(plan, tmp_path / "runs" / "a", steps=1)
     assert list(tmp_path.iterdir()) == []

@@ -26,7 +26,7 @@ from tests.runtime.test_equality import HERE, plan_of
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from runtime.rewrite import Keys
+from runtime.stage import Keys
 from runtime.launch import Run
 
 out = Path(sys.argv[1])
