@@ -21,6 +21,7 @@ from tests.runtime.jobs import captured_of
 from tests.runtime.plans import plan_for
 from tests.runtime.test_equality import HERE, plan_of
 
+pytestmark = pytest.mark.usefixtures("captures_once")
 FACTS = Facts(step=0, sample=0, seed=0, fingerprint="sha256:x")
 NAMES = {"a": "a", "b": "b"}
 BRANCHES = HERE + "branches.py"

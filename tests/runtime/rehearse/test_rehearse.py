@@ -53,6 +53,7 @@ def check_peaks(pool: Pool, plan: Plan, folder: Path) -> None:
     assert here == {rank: real[rank] for rank in here}
 
 
+@pytest.mark.usefixtures("captures_once")
 @pytest.mark.parametrize(
     ("workload", "shape"),
     [
@@ -72,6 +73,7 @@ def test_the_rehearsed_peak_is_that_of_a_run(
     check_peaks(pool, plan_of(workload[0], workload[1], **shape), tmp_path)
 
 
+@pytest.mark.usefixtures("captures_once")
 def test_shards_of_samples_are_rehearsed_as_they_are(pool: Pool, tmp_path: Path) -> None:
     plan = spatial_plan(VOLUME, {0: (2,), 1: (2,)}, 2, micros=2, workers=2, family="zb-h1")
     real, found = run_peaks(pool, plan, tmp_path), rehearse(plan, steps=1)
@@ -80,6 +82,7 @@ def test_shards_of_samples_are_rehearsed_as_they_are(pool: Pool, tmp_path: Path)
     assert {each.worker: each.rehearsed_bytes for each in found.peaks} == by_worker
 
 
+@pytest.mark.usefixtures("captures_once")
 def test_replicas_are_rehearsed_once_and_the_step_is_replayed_from_what_was_found() -> None:
     plan = plan_of(*UNET, family="1f1b", workers=2, micros=3, data=3, hop_ns=7 * MS)
     found = rehearse(plan, steps=2)
@@ -126,6 +129,7 @@ def test_a_check_runs_two_steps_against_one_process_where_they_fit(tmp_path: Pat
         rehearse_check.checked(plan.model_copy(update={"prediction": large}))
 
 
+@pytest.mark.usefixtures("captures_once")
 def test_a_worker_that_takes_more_than_was_planned_is_named() -> None:
     plan = plan_of(*UNET, family="1f1b", workers=2, micros=2)  # predicts that nothing is taken
     found = rehearse(plan, steps=1)

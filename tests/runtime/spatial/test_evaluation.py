@@ -16,6 +16,7 @@ from tests.runtime.jobs import captured_of
 from tests.runtime.spatial.test_plans import VOLUME, plan_of
 from tests.runtime.train.test_script import SCRIPT
 
+pytestmark = pytest.mark.usefixtures("captures_once")
 ARGUMENTS = {"dropout": "0.25"}
 SHAPES = {
     "on a grid": ({0: (2, 2)}, 4, {"workers": 1}),

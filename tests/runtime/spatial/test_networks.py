@@ -11,6 +11,7 @@ from tests.draws import covering
 from tests.pool import Pool
 from tests.runtime.spatial.matrix import HYBRIDS, NETWORKS, apart
 
+pytestmark = pytest.mark.usefixtures("captures_once")
 LIGHT = [name for name in NETWORKS if name != "VNet"]  # volumes of which take a minute a case
 SAMPLED = covering(product(LIGHT, HYBRIDS), kinds=lambda case: case)
 
