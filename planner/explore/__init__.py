@@ -1,4 +1,8 @@
-"""The same question over limits, devices and batches."""
+"""Many questions at once: a `Question` comes in, several plans with what they teach go out.
+
+`frontier` trades time against memory and devices, `over_devices` and `over_batches` sweep one number, and `explain`
+says why a plan and no other. Start reading at `frontier.py`.
+"""
 
 from planner.explore.explanation import _SEEN, Explanation, PlanParts, explain
 from planner.explore.frontier import Frontier, FrontierRow, frontier

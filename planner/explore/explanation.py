@@ -1,4 +1,4 @@
-"""Why a plan and no other: what its step is made of, what its rivals lose, what more memory would give, near-ties."""
+"""The reasons for a plan: what its step is made of, what its rivals lose, what more memory would give, near-ties."""
 
 from __future__ import annotations
 
@@ -45,6 +45,8 @@ class MoreMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
+    """A plan and why it was chosen."""
+
     plan: Plan
     chosen: PlanParts
     runners_up: tuple[PlanParts, ...]  # the best plan of each other family that was answered
@@ -60,7 +62,7 @@ class Explanation:
 
     @property
     def within(self) -> float:
-        """Where every cost is off by at most `error`, nothing is faster by more than this share."""
+        """Returns the share by which nothing is faster where every cost is off by at most `error`."""
         return 2 * self.error / (1 - self.error) if self.error < 1 else float("inf")
 
 
@@ -91,6 +93,10 @@ def explain(question: Question, *, more_bytes: int = GIB) -> Explanation:
 
 
 def error_of(plan: Plan) -> float:
+    """Returns how far the predicted step may be off, as far as the error bar shows it.
+
+    Returns: a share of the step.
+    """
     seen = plan.prediction
     return max(seen.high_ns - seen.step_ns, seen.step_ns - seen.low_ns) / max(seen.step_ns, 1)
 
@@ -103,7 +109,7 @@ def _part(tried: ConfigurationState) -> PlanParts:
 
 
 def _others(found: SearchState) -> list[ConfigurationState]:
-    """Those that lost, the best first."""
+    """Returns the configurations that lost, the best first."""
     others = [tried for tried in found.tried.values() if tried.answer is not None and tried is not found.best]
     return sorted(others, key=lambda tried: (tried.answer.ns if tried.answer else 0, tried.shape))
 
@@ -130,7 +136,7 @@ def _runners_up(found: SearchState) -> Iterator[PlanParts]:
 
 
 def _near(found: SearchState, limit_ns: float) -> Iterator[PlanParts]:
-    """Each way to train once, in the best of its orders."""
+    """Yields each way to train once, in the best of its orders."""
     near = [tried for tried in _others(found) if tried.answer is not None and tried.answer.ns <= limit_ns]
     assert found.best is not None
     firsts: dict[str, ConfigurationState] = {}

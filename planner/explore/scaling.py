@@ -1,4 +1,4 @@
-"""The same training on more devices, or with larger batches: what each buys, and from where on it buys little."""
+"""A training on more devices, or with larger batches: what each buys, and from where on it buys little."""
 
 from __future__ import annotations
 
@@ -48,14 +48,16 @@ class ScalingRow:
 
     @property
     def device_hours(self) -> float:
-        """For a million samples."""
+        """Returns the device hours that a million samples take."""
         return self.devices * 1e6 / self.samples_per_s / 3600 if self.plan else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lemma:
-    """What is not computing takes `ratio` times as long as all computing would on one device. If it stays so,
-    G devices are (1 + R) / (1/G + R) times as fast as one."""
+    """The overhead of a plan: what is not computing takes `ratio` times as long as all computing would on one device.
+
+    If the ratio stays, G devices are (1 + R) / (1/G + R) times as fast as one.
+    """
 
     ratio: float
     devices: int  # on which it was found
@@ -65,11 +67,14 @@ class Lemma:
 
     @property
     def limit(self) -> float:
-        """However many devices."""
+        """Returns the speed-up that no number of devices exceeds."""
         return (1 + self.ratio) / self.ratio if self.ratio else float("inf")
 
     def efficient_devices(self, efficiency: float = EFFICIENT) -> float:
-        """Up to so many, each device brings this share of its speed."""
+        """Returns the number of devices up to which each device brings this share of its speed.
+
+        Args: `efficiency` is between 0 and 1.
+        """
         return ((1 + self.ratio) / efficiency - 1) / self.ratio if self.ratio else float("inf")
 
 
@@ -137,7 +142,10 @@ def _row(question: Question, batch: int) -> ScalingRow:
 
 
 def knee_of_devices(rows: Sequence[ScalingRow]) -> int | None:
-    """The last count up to which every device added brought at least half of its share."""
+    """Returns the last count up to which every device added brought at least half of its share.
+
+    Args: `rows` have plans, the least count first.
+    """
     if not rows:
         return None
     for before, row in pairwise(rows):
@@ -148,7 +156,10 @@ def knee_of_devices(rows: Sequence[ScalingRow]) -> int | None:
 
 
 def knee_of_batches(rows: Sequence[ScalingRow]) -> int | None:
-    """The least batch that comes near the highest rate of samples."""
+    """Returns the least batch that comes near the highest rate of samples.
+
+    Args: `rows` have plans, the least batch first.
+    """
     best = max((row.samples_per_s for row in rows), default=0.0)
     return next((row.asked for row in rows if row.samples_per_s >= NEAR_BEST * best), None)
 
@@ -162,7 +173,10 @@ def overhead(plan: Plan | None) -> Lemma | None:
 
 
 def computing_ns(plan: Plan) -> float:
-    """Of a step, what a device spends computing, on average over them."""
+    """Returns the time of a step that a device spends computing, on average over devices.
+
+    Returns: nanoseconds.
+    """
     took = {
         Kind.F: [t.forward_ns for t in plan.times],
         Kind.B: [t.backward_ns for t in plan.times],

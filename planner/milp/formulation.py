@@ -86,7 +86,7 @@ class _Columns:
 
 
 def program(parts: Sequence[OpenConfiguration], limit_ns: int) -> tuple[pulp.LpProblem, list[_Columns]]:
-    """The model over these shapes, times in units of a thousandth of the limit."""
+    """Writes the model over some configurations, with times in units of a thousandth of the limit."""
     unit = limit_ns / _UNITS
     model = pulp.LpProblem("plan", pulp.LpMinimize)
     time = pulp.LpVariable("T", 0.0, _UNITS)
@@ -206,7 +206,10 @@ def _sum(box: Box, own: _Columns, p: int, cost: FloatArray) -> pulp.LpAffineExpr
 def solve(
     parts: Sequence[OpenConfiguration], limit_ns: int, *, nodes: int, solver: Solver | None = None
 ) -> ProgramOutcome:
-    """The best cut below or at the limit among these shapes, by program and simulator in turn."""
+    """Returns the best cut below or at the limit among some configurations, by program and simulator in turn.
+
+    Args: `limit_ns` is the step to beat, `nodes` those that the solver may spend on each program.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 announces what PuLP 4 will rename
         return _solve(parts, limit_ns, nodes, solver)
@@ -256,7 +259,7 @@ def _solve(
 def _run(
     model: pulp.LpProblem, solver: Solver, nodes: int
 ) -> tuple[Literal["optimal", "stopped", "infeasible"], float]:
-    """Status and bound. The status words of PuLP call a stopped run optimal; its solution status does not."""
+    """Runs the solver and returns its status and bound."""
     if solver == "highs":
         return _run_highs(model, nodes)
     model.solve(pulp.PULP_CBC_CMD(msg=False, threads=1, gapRel=0.0, gapAbs=0.0, maxNodes=nodes))

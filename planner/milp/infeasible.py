@@ -1,6 +1,6 @@
-"""When nothing fits: which stage lacks how many bytes where, and the nearest change that was seen to fit.
+"""The report when nothing fits: which stage lacks how many bytes where, and the nearest change that was seen to fit.
 
-When nothing fits: the smallest spatial degree by which a sample does.
+The report also names the smallest spatial degree by which a sample fits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST_NODES = 64  # times as many as there are
 
 @dataclass(frozen=True, kw_only=True)
 class Nearest:
-    """What comes closest to fitting."""
+    """The configuration and cut that come closest to fitting."""
 
     short_bytes: int
     shape: Configuration
@@ -47,7 +47,10 @@ class Considered(Protocol):
 
 
 def no_shape(instance: Instance, possible: Callable[[Instance], bool]) -> str:
-    """Which of the pins excludes everything; `possible` tells whether a question has any shape."""
+    """Says which of the pins excludes every configuration.
+
+    Args: `possible` tells whether an instance has any configuration.
+    """
     pinned = told(instance.pins)
     alone = [key for key, pins in each_freed(instance.pins) if possible(changed(instance, pins=pins))]
     free = Pins(update=instance.pins.update)
@@ -63,7 +66,7 @@ def no_shape(instance: Instance, possible: Callable[[Instance], bool]) -> str:
 
 
 def _refused(pins: Pins) -> list[str]:
-    """What the schedules that are asked for say to so many workers, where none takes them."""
+    """Returns what the schedules that are asked for say to so many workers, where none takes them."""
     workers = pins.pipeline
     if workers is None:
         return []
@@ -95,7 +98,10 @@ def report(
     look: Callable[[Configuration], Considered | None],
     fits: Fits,
 ) -> str:
-    """`fits` solves a changed question and names the plan that it finds."""
+    """Returns the report, a line for each finding.
+
+    Args: `shapes` were searched, `look` gives the problem of one, and `fits` solves a changed instance and names its plan.
+    """
     nearest = _nearest(instance, shapes, look)
     lines = ["nothing fits" if nearest is None else nearest.says]
     lines += degrees(instance, lambda changed: fits(changed, None))
@@ -108,7 +114,7 @@ def report(
 def _nearest(
     instance: Instance, shapes: Iterable[Configuration], look: Callable[[Configuration], Considered | None]
 ) -> Nearest | None:
-    """The least shortage; shapes whose state alone lacks more are passed over."""
+    """Finds the least shortage; configurations whose state alone lacks more are passed over."""
     met: list[tuple[int, Considered, IntArray]] = []
     least = 1 << 62
     for shape in sorted(shapes, key=lambda each: (short_bytes(instance, each), each))[:_EXAMINED]:
@@ -126,13 +132,13 @@ def _nearest(
 
 
 def _short(problem: CutProblem, rows: IntArray) -> IntArray:
-    """Bytes that the fullest worker lacks."""
+    """Returns the bytes that the fullest worker lacks, for each row."""
     lacking: IntArray = (problem.memory(rows) - problem.available_bytes).max(1)
     return lacking
 
 
 def _closer(instance: Instance, problem: CutProblem, row: IntArray) -> tuple[int, IntArray]:
-    """Boundaries moved, and stages that recompute changed, as long as less is lacking."""
+    """Moves boundaries, and changes which stages recompute, as long as less is lacking."""
     short, moves = int(_short(problem, row[None, :])[0]), neighbours(problem)
     while instance.pins.stages is None:
         near = allowed(problem, row + moves, *windows(problem))
@@ -144,7 +150,7 @@ def _closer(instance: Instance, problem: CutProblem, row: IntArray) -> tuple[int
 
 
 def _closest_alone(instance: Instance, problem: CutProblem) -> IntArray:
-    """The cut that comes closest, stages seen alone."""
+    """Returns the cut that comes closest, with each stage seen alone."""
     spans = instance.windows(problem) or windows(problem)
     box = every_cut(problem, *spans)
     assert box is not None
@@ -214,7 +220,7 @@ def _questions(instance: Instance, nearest: Nearest | None) -> Iterator[tuple[st
 
 
 def _larger(cluster: Cluster, times: int) -> Cluster | None:
-    """None where the file does not say what links more nodes would have."""
+    """Returns the cluster with so many times the nodes; None where its file does not say what links those would have."""
     groups = tuple(g.model_copy(update={"count": g.count * times}) for g in cluster.nodes)
     try:
         return with_node_groups(cluster, groups)
@@ -226,7 +232,10 @@ _ANY = Link(latency_s=0.0, bandwidth_bytes_per_s=1e12)  # what fits does not dep
 
 
 def degrees(instance: Instance, fits: Callable[[Instance], str | None]) -> Iterator[str]:
-    """One line, for models that can be cut in space at all; `fits` solves a changed question."""
+    """Yields one line about spatial degrees, for models that can be cut in space at all.
+
+    Args: `fits` solves a changed instance and names its plan.
+    """
     graph = instance.profile.graph
     if not graph.operations or instance.execution != "eager" or instance.pins.spatial == 1:
         return
@@ -243,7 +252,7 @@ def degrees(instance: Instance, fits: Callable[[Instance], str | None]) -> Itera
 
 
 def _known(instance: Instance) -> list[int]:
-    """Degrees of every grid that can be had, at some micro-batch."""
+    """Returns the degrees of every grid that can be had, at some micro-batch."""
     found = set()
     for micro in instance.micros():
         setting = CostKey("", micro, (), instance.precision, instance.execution)
@@ -252,7 +261,7 @@ def _known(instance: Instance) -> list[int]:
 
 
 def _asked(instance: Instance, degree: int) -> Instance:
-    """Each sample over so many devices, the other axes no wider than pinned."""
+    """Returns the instance with each sample over so many devices, the other axes no wider than pinned."""
     pinned = instance.pins
     data, pipeline = pinned.data or 1, pinned.pipeline or 1
     return Instance(
@@ -268,7 +277,7 @@ def _asked(instance: Instance, degree: int) -> Instance:
 
 
 def _room(cluster: Cluster, devices: int) -> Cluster:
-    """The cluster where it has so many devices; else one node of them, as its smallest are."""
+    """Returns the cluster where it has so many devices; else one node of them, like the smallest there is."""
     if total_devices(cluster) >= devices:
         return cluster
     least = min(cluster.nodes, key=lambda group: group.limit_bytes)

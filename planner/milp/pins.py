@@ -1,6 +1,6 @@
-"""What a user has fixed of a plan, as keys and values that mean something or are refused by name.
+"""The decisions that a user has fixed: keys and values that mean something, or are refused by name.
 
-What the user has fixed, one decision at a time: told, let go, and a cut of their own as stages.
+`pins` reads the mapping of `--fix`; `told` writes pins back; `freed` lets one of them go.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PINS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Pins:
-    """What the user has fixed; None is free."""
+    """Every decision that the user may fix; None is free."""
 
     data: int | None = None
     pipeline: int | None = None
@@ -67,7 +67,11 @@ class Pins:
 
 
 def pins(fix: Mapping[str, object], schedules: Sequence[str] | None) -> Pins:
-    """BadInput names the key or value that means nothing."""
+    """Reads what the user has fixed.
+
+    Args: `fix` maps the keys of `--fix` to values, `schedules` names families.
+    Raises: BadInput names the key or value that means nothing.
+    """
     for key in fix:
         if key not in PINS:
             raise BadInput(f"nothing to fix is called '{key}'", where="fix", allowed=", ".join(PINS))
@@ -107,7 +111,7 @@ def _whole(fix: Mapping[str, object], key: str) -> int | None:
 
 
 def _grid(fix: Mapping[str, object]) -> tuple[int, ...] | None:
-    """One number is a degree, whatever its grid."""
+    """Returns the parts of each spatial dim; one number is a degree, whatever its grid."""
     value = fix.get("spatial")
     if value is None:
         return None
@@ -174,7 +178,7 @@ def _stages(fix: Mapping[str, object]) -> tuple[tuple[str, ...], ...] | None:
 
 
 def _cuts(fix: Mapping[str, object]) -> tuple[str, ...] | None:
-    """Names or numbers of layers, one after the other; none at all is one stage."""
+    """Returns names or numbers of layers, one after the other; none at all is one stage."""
     value = fix.get("cuts")
     if value is None:
         return None
@@ -191,7 +195,10 @@ _FIELDS = {
 
 
 def with_stages(pinned: Pins, graph: ModelGraph) -> Pins:
-    """Cuts by name or number, as the layers of each stage."""
+    """Turns cuts by name or number into the layers of each stage.
+
+    Raises: BadInput where a cut is no layer or leaves a stage empty.
+    """
     if pinned.cuts is None:
         return pinned
     if pinned.stages is not None:
@@ -209,7 +216,10 @@ def with_stages(pinned: Pins, graph: ModelGraph) -> Pins:
 
 
 def check_space(pinned: Pins, graph: ModelGraph) -> Pins:
-    """BadInput where a gather or a change of the grid names no layer, or one where nothing is cut."""
+    """Returns the pins, checked: a gather or a change of the grid names layers, and samples may be cut.
+
+    Raises: BadInput where they do not.
+    """
     turns = [turn.rpartition(":")[0] for turn in (pinned.regrid or "").split(",") if turn]
     named = [("regrid", layer) for layer in turns]
     named += [("gather", pinned.gather)] if pinned.gather not in (None, "", NO_GATHER) else []
@@ -238,7 +248,10 @@ def _boundary(word: str, names: Sequence[str]) -> int:
 
 
 def told(pinned: Pins) -> dict[str, str]:
-    """Every decision that is fixed, as it would be written, and None for each that is free."""
+    """Returns every decision that is fixed, as it would be written; what is free is left out.
+
+    Args: `pinned` are the pins of an instance.
+    """
     families = ",".join(pinned.schedules)
     grid = "x".join(map(str, pinned.grid)) if pinned.grid else pinned.spatial
     stages = None if pinned.stages is None else f"{len(pinned.stages)} given"
@@ -262,11 +275,17 @@ def told(pinned: Pins) -> dict[str, str]:
 
 
 def freed(pinned: Pins, key: str) -> Pins:
-    """The same pins without one of those `told`."""
+    """Returns the pins without one of them.
+
+    Args: `key` is one of those that `told` returns.
+    """
     return replace(pinned, **{name: getattr(Pins(), name) for name in _FIELDS.get(key, (key,))})
 
 
 def each_freed(pinned: Pins) -> Iterator[tuple[str, Pins]]:
-    """Each pin that may be in the way, and the pins without it."""
+    """Yields each pin that may be in the way, and the pins without it.
+
+    Yields: pairs of key and pins.
+    """
     for key in told(pinned):
         yield key, freed(pinned, key)

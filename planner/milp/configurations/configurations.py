@@ -70,7 +70,7 @@ class Configuration:
 
     @property
     def holders(self) -> int:
-        """Of a stage's parameters, over all pipes."""
+        """Returns how many ranks hold the parameters of a stage, over all pipes."""
         return self.data * self.spatial * self.pipes
 
     def __str__(self) -> str:
@@ -106,8 +106,11 @@ def shapes(
     pinned: Pins,
     splits: Callable[[int], Sequence[Split]] = lambda micro: (WHOLE,),
 ) -> Iterator[Configuration]:
-    """Every shape that the pins allow and the devices can hold, whatever its memory; `splits` are those in space that
-    a micro-batch may have."""
+    """Yields every configuration that the pins allow and the devices can hold, whatever its memory.
+
+    Args: `layers` and `batch` (samples) are counts, `micros` the micro-batches profiled; `splits` gives the ways to cut a
+    sample in space that a micro-batch may have.
+    """
     total = min(total_devices(cluster), pinned.devices or NO_LIMIT)
     for micro in micros:
         if pinned.micro not in (None, micro) or batch % micro:
@@ -169,8 +172,10 @@ def _with_data(
 
 
 def _directions(cluster: Cluster, workers: int) -> tuple[bool, ...]:
-    """Which end of the machines has the first stage matters where devices differ: of paired pipes, too, since one may
-    carry more micro-batches."""
+    """Returns whether the first stage stands on the last machines; both where devices differ.
+
+    Paired pipes have both ends too, since one of them may carry more micro-batches.
+    """
     return (False,) if _alike(cluster) or workers == 1 else (False, True)
 
 
@@ -194,7 +199,7 @@ def _divisors(number: int, most: int) -> list[int]:
 
 
 def _whole_nodes(cluster: Cluster, devices: int) -> bool:
-    """A part of the first node, or the first nodes whole."""
+    """Tells whether so many devices are a part of the first node, or the first nodes whole."""
     filled = 0
     for group in cluster.groups:
         if filled == devices:
@@ -206,7 +211,7 @@ def _whole_nodes(cluster: Cluster, devices: int) -> bool:
 
 
 def _axis_orders(cluster: Cluster, data: int, workers: int) -> tuple[tuple[AxisName, ...], ...]:
-    """Which axis is innermost matters only where devices lie at more than one distance."""
+    """Returns the orders of the axes; which is innermost matters only where devices lie at more than one distance."""
     levels = sum(x is not None for x in (cluster.links.node, cluster.links.rack, cluster.links.cluster))
     if data == 1 or workers == 1 or (levels < 2 and _alike(cluster)):
         return (OUTER_DATA,)
@@ -216,7 +221,7 @@ def _axis_orders(cluster: Cluster, data: int, workers: int) -> tuple[tuple[AxisN
 def _variants(
     names: Sequence[str], workers: int, micros: int, layers: int, pinned: Pins
 ) -> Iterator[tuple[str, int, int]]:
-    """(family, pairs, chunks)."""
+    """Yields family, pairs and chunks."""
     for name in names:
         family = FAMILIES[name]
         if workers == 1 and family.paired:
@@ -231,7 +236,7 @@ def _variants(
 
 
 def _in_one(pinned: Pins) -> bool:
-    """Whether a worker that is alone has to have the model in one stage."""
+    """Tells whether a worker that is alone must have the model in one stage."""
     return pinned.out_of_order is False and not pinned.schedules
 
 

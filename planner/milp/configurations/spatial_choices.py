@@ -1,7 +1,7 @@
-"""How samples may be cut in space: a grid, perhaps another one from some layer on, and where samples are whole again:
-gathered, or shared among the ranks.
+"""The ways to cut samples in space that a search considers.
 
-Grids are those that were profiled; where models are large only some layers are looked at.
+A way is a grid, perhaps another grid from some layer on, and the layer from which samples are whole again: gathered, or
+shared among the ranks. Grids are those that were profiled. Where models are large, only some layers are looked at.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ _FEW_PAIRS = 4
 def choices(
     profile: Profile, setting: CostKey, prices: Prices, named: Collection[str] = ()
 ) -> tuple[GridChoice, ...]:
-    """Every grid that was profiled with these settings, and every change to another, gathered wherever that is exact;
-    where only a few layers are looked at, those `named` are, too."""
+    """Returns every profiled grid and every change to another grid, gathered wherever that is exact.
+
+    Args: `setting` selects the rows of the profile; `named` layers are looked at even where only a few are.
+    """
     alike = (key for key in profile.shards if key._replace(split=()) == setting._replace(split=()))
     grids = [key.split for key in alike if prod(key.split) > 1]
     found = [each for grid in grids for each in _of_grid(prices, setting, grid, named)]
@@ -41,8 +43,10 @@ def choices(
 def _sharing(
     prices: Prices, setting: CostKey, plain: GridChoice, few: int, named: Collection[str]
 ) -> Iterator[GridChoice]:
-    """Samples shared before every layer behind the first on a grid, where each rank has as many and nothing mixes them
-    that has no rule; in large models before a few."""
+    """Yields the choices that share samples before some layer behind the first on a grid.
+
+    Each rank must have as many samples, and nothing may mix them that has no rule. In large models few layers are tried.
+    """
     if setting.micro % plain.ranks:
         return
     for at in _spread(prices, range(plain.then_from + 1, len(prices.graph.layers)), few, named):
@@ -56,7 +60,10 @@ def _sharing(
 
 
 def looked_at(layers: int) -> str:
-    """Before which layers a change of the grid and a gather are considered, in words."""
+    """Returns, in words, before which layers a change of the grid and a gather are considered.
+
+    Args: `layers` of the model.
+    """
     changes = f"one of at most {_FEW_PAIRS}" if layers > _PAIRS else "any"
     gathers = f"one of at most {_FEW}" if layers > EVERY else "any"
     return (
@@ -66,8 +73,7 @@ def looked_at(layers: int) -> str:
 
 
 def _of_grid(prices: Prices, setting: CostKey, grid: Grid, named: Collection[str]) -> Iterator[GridChoice]:
-    """Gathered as late as can be, and before every earlier layer on shards but the first; in large models a few. Or
-    shared."""
+    """Yields the choices of one grid: gathered as late as can be, and before every earlier layer on shards but the first."""
     yield from _sharing(prices, setting, GridChoice(grid), _few(prices), named)
     last = _latest(prices, grid)
     if last is None:
@@ -85,8 +91,7 @@ def _few(prices: Prices) -> int:
 def _changing(
     prices: Prices, setting: CostKey, grid: Grid, then: Grid, named: Collection[str]
 ) -> Iterator[GridChoice]:
-    """To the other grid before every layer on shards but the first, and gathered as late as can be or before any
-    later one; in larger models before a few."""
+    """Yields the choices that change to another grid before every layer on shards but the first; in larger models few."""
     last = _latest(prices, grid)
     cut = _on_shards(prices, last)[1:] if last is not None else []
     few = _FEW_PAIRS if len(prices.graph.layers) > _PAIRS else len(prices.graph.layers)
@@ -101,7 +106,7 @@ def _changing(
 
 
 def _spread(prices: Prices, cut: Sequence[int], few: int, named: Collection[str]) -> list[int]:
-    """At most so many layers, evenly, and those that are named."""
+    """Returns at most so many layers, evenly spread, and the named ones."""
     asked_for = (i for i in cut if prices.graph.layers[i].name in named)
     return sorted({*cut[:: max(1, -(-len(cut) // max(1, few)))], *asked_for})
 
@@ -113,7 +118,7 @@ def _on_shards(prices: Prices, choice: GridChoice) -> list[int]:
 
 
 def _latest(prices: Prices, grid: Grid) -> GridChoice | None:
-    """Where the rules end the shards, else before the first layer that has none; None where that is the first."""
+    """Returns the layer before which shards must be gathered; 0 where their rules end, None where that is the first layer."""
     try:
         prices(GridChoice(grid))
     except NoRule as refused:
@@ -124,7 +129,7 @@ def _latest(prices: Prices, grid: Grid) -> GridChoice | None:
 
 
 def _latest_after(prices: Prices, changing: GridChoice) -> GridChoice | None:
-    """The same behind a change; None where that leaves nothing on the other grid, or cannot be had."""
+    """Returns the latest gather behind a change; None where nothing is left on the other grid, or it cannot be had."""
     try:
         prices(changing)
     except NoRule as refused:
@@ -154,7 +159,10 @@ def _possible(profile: Profile, setting: CostKey, choice: GridChoice, found: Pri
 
 
 def asked(found: Sequence[GridChoice], prices: Prices, pinned: Pins) -> tuple[GridChoice, ...]:
-    """Those of a pinned degree or grid, and gather."""
+    """Returns the choices that have the pinned degree, grid, gather and change of the grid.
+
+    Args: `given` are the choices of one micro-batch.
+    """
     return tuple(
         each
         for each in found
@@ -166,7 +174,10 @@ def asked(found: Sequence[GridChoice], prices: Prices, pinned: Pins) -> tuple[Gr
 
 
 def needs_space(pinned: Pins) -> bool:
-    """Whether what is fixed leaves out whole samples."""
+    """Tells whether the pins leave out whole samples.
+
+    Returns: True where a gather or a change of the grid is fixed.
+    """
     return bool(pinned.regrid) or pinned.gather not in (None, "", NO_GATHER)
 
 
@@ -179,7 +190,10 @@ def _gathers(prices: Prices, choice: GridChoice, asked_for: str | None) -> bool:
 
 
 def none_of(found: Sequence[GridChoice], prices: Prices, pinned: Pins) -> None:
-    """BadInput where what is pinned was not profiled, or has no rule."""
+    """Raises an error for pins that no choice has.
+
+    Raises: BadInput where what is pinned was not profiled, or has no rule.
+    """
     if pinned.spatial is None and not needs_space(pinned):
         return
     known = sorted({each.grid for each in found}, key=lambda grid: (prod(grid), grid))
@@ -212,7 +226,7 @@ def none_of(found: Sequence[GridChoice], prices: Prices, pinned: Pins) -> None:
 
 
 def _wanted(graph: ModelGraph, choice: GridChoice, pinned: Pins) -> bool:
-    """A grid that is fixed stays, unless the change is, too."""
+    """Tells whether a choice has the grid that is fixed; a fixed grid stays, unless its change is fixed, too."""
     if pinned.regrid is None:
         return pinned.grid is None or not choice.then
     return pinned.regrid == _regrid(graph, choice)

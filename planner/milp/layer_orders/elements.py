@@ -45,7 +45,10 @@ class Reduced:
     last: tuple[int, ...]
 
     def expanded(self, stages: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-        """The same stages of all elements."""
+        """Returns the stages with all elements in them.
+
+        Args: `stages` hold the numbers of elements that are left.
+        """
         found = [[k for left in stage for k in self.members[left]] for stage in stages]
         found[0] += self.first
         found[-1] += self.last
@@ -53,7 +56,10 @@ class Reduced:
 
 
 def reduced(work: ElementWork) -> Reduced:
-    """At least one element is left."""
+    """Joins elements that some best split keeps together.
+
+    Returns: the work of those that are left, at least one.
+    """
     joined = _Joined(work)
     while joined.one_more():
         pass
@@ -73,7 +79,7 @@ class _Joined:
         self.last: list[int] = []
 
     def one_more(self) -> bool:
-        """Whether there was another element to move."""
+        """Tells whether there was another element to move."""
         company = self._company()
         for k in sorted(self.order):
             if self.work.cost[k] or self.order.number_of_nodes() == 1:
@@ -91,7 +97,7 @@ class _Joined:
         return False
 
     def _company(self) -> dict[int, set[int]]:
-        """Who has part in every message of a cost that an element has part in."""
+        """Returns who has part in every message of a cost that an element has part in."""
         found: dict[int, set[int]] = {}
         for sent in self.work.sent:
             ends = {self.place[k] for k in (sent.source, *sent.readers) if k in self.place}
@@ -101,7 +107,7 @@ class _Joined:
         return found
 
     def _taken(self, k: int) -> list[int]:
-        """The members of an element that is left out; who hung on it hangs on what it hung on."""
+        """Returns the members of an element that is left out; who hung on it hangs on what it hung on."""
         before, after = list(self.order.pred[k]), list(self.order.succ[k])
         self.order.remove_node(k)
         self.order.add_edges_from((j, n) for j in before for n in after)

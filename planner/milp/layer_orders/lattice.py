@@ -37,7 +37,11 @@ class StageSplit:
 def best_stages(
     work: ElementWork, most: int, *, room: float = float("inf"), ideals: int = MOST_IDEALS
 ) -> StageSplit | None:
-    """At most `most` stages, each of at most `room`; None where none fit. TooManyIdeals where there are more."""
+    """Splits elements into at most `most` stages, each of at most `room`, with the least largest load.
+
+    Returns: None where no stages fit.
+    Raises: TooManyIdeals where there are more than `ideals` downward-closed sets.
+    """
     small = reduced(work)
     if small.work.count == work.count:
         return _best_stages(work, most, room, ideals)
@@ -61,7 +65,11 @@ def _best_stages(work: ElementWork, most: int, room: float, ideals: int) -> Stag
 
 
 def ideals_of(before: Sequence[Sequence[int]], most: int = MOST_IDEALS) -> list[int]:
-    """Every downward-closed set, as bits."""
+    """Returns every downward-closed set, as bits.
+
+    Args: `before[k]` are the elements that come before k.
+    Raises: TooManyIdeals where there are more than `most`.
+    """
     masks = [sum(1 << j for j in set(row)) for row in before]
     after: list[list[int]] = [[] for _ in before]
     for k, row in enumerate(before):
@@ -94,7 +102,7 @@ def _bits(mask: int) -> list[int]:
 
 
 def _along(order: Sequence[int]) -> list[int]:
-    """The ideals that an order of the elements passes through."""
+    """Returns the ideals that an order of the elements passes through."""
     found = [0]
     for k in order:
         found.append(found[-1] | 1 << k)
@@ -102,7 +110,7 @@ def _along(order: Sequence[int]) -> list[int]:
 
 
 def _wide(before: Sequence[Sequence[int]]) -> list[int]:
-    """Whatever is ready, all branches in turn."""
+    """Returns an order that takes whatever is ready, all branches in turn."""
     done: dict[int, None] = {}
     while len(done) < len(before):
         done |= dict.fromkeys(k for k, row in enumerate(before) if k not in done and done.keys() >= set(row))
@@ -110,7 +118,7 @@ def _wide(before: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _deep(before: Sequence[Sequence[int]]) -> list[int]:
-    """One branch after the other: an element comes as soon as what it hangs on."""
+    """Returns an order that takes one branch after the other: an element comes as soon as what it hangs on."""
     done: dict[int, None] = {}
     tops = set(range(len(before))) - {j for row in before for j in row}
     stack = sorted(tops, reverse=True)
@@ -139,7 +147,7 @@ class Lattice:
 
     @cached_property
     def kinds(self) -> tuple[list[Sent], list[Sent], list[Sent]]:
-        """What is read after its source only, before it only (gradients), or both."""
+        """Returns what is read after its source only, before it only (gradients), or both."""
         above = _above(self.work.before)
         found: tuple[list[Sent], list[Sent], list[Sent]] = ([], [], [])
         for sent in self.work.sent:
@@ -152,7 +160,7 @@ class Lattice:
 
     @cached_property
     def crossing(self) -> FloatArray:
-        """Of each ideal: what leaves it, and what of gradients comes into it."""
+        """Returns for each ideal what leaves it, and what of gradients comes into it."""
         total: FloatArray = np.zeros(len(self.cost))
         forward, backward, _ = self.kinds
         for sent in forward:
@@ -171,7 +179,7 @@ class Lattice:
 
     @cached_property
     def tops(self) -> BoolArray:
-        """[element, ideal]: whether nothing of the ideal comes after the element."""
+        """Returns [element, ideal]: whether nothing of the ideal comes after the element."""
         tops = self.has.copy()
         for k, row in enumerate(self.work.before):
             for j in row:
@@ -180,7 +188,7 @@ class Lattice:
 
     @cached_property
     def across(self) -> tuple[BoolArray, BoolArray]:
-        """[sent, ideal]: what crosses an ideal, forward and backward."""
+        """Returns [sent, ideal]: what crosses an ideal, forward and backward."""
         forward, backward, _ = self.kinds
         ahead = [self.has[s.source] & ~self._all(s.readers) for s in forward]
         back = [~self.has[s.source] & self._any(s.readers) for s in backward]
@@ -188,7 +196,10 @@ class Lattice:
         return np.stack(ahead) if ahead else empty, np.stack(back) if back else empty
 
     def loads(self, begin: int, where: slice) -> FloatArray:
-        """Of the stages from one ideal to some later ones; infinite where these do not hold it."""
+        """Returns the loads of the stages from one ideal to some later ones; infinite where these do not hold it.
+
+        Returns: one load for each later ideal.
+        """
         load: FloatArray = self.cost[where] - self.cost[begin] + self.crossing[where]
         forward, backward, both = self.kinds
         ahead, back = self.across
@@ -207,7 +218,7 @@ class Lattice:
         return load
 
     def _either(self, sent: Sent, begin: int, where: slice) -> BoolArray:
-        """Whether a stage sends this or receives it, wherever its readers are."""
+        """Tells whether a stage sends this or receives it, wherever its readers are."""
         open_ = [k for k in sent.readers if not self.has[k, begin]]
         reads = self._any(open_, where)
         if self.has[sent.source, begin]:
@@ -217,7 +228,10 @@ class Lattice:
         return np.where(inside, outside, reads)
 
     def best(self, most: int, room: float, below: float) -> StageSplit | None:
-        """The chain from the first ideal to the last with the least largest load, if that is below a limit."""
+        """Finds the chain from the first ideal to the last with the least largest load.
+
+        Returns: its stages, or None where no chain is below the limit.
+        """
         count, total = len(self.cost), self.cost[-1]
         value: FloatArray = np.full((most + 1, count), np.inf)
         came: IntArray = np.full((most + 1, count), -1)
@@ -254,7 +268,7 @@ class Lattice:
 
 
 def _above(before: Sequence[Sequence[int]]) -> list[set[int]]:
-    """Of each element all that come before it."""
+    """Returns for each element all that come before it."""
     found: list[set[int]] = [set() for _ in before]
     for k in _wide(before):
         found[k] = set(before[k]).union(*(found[j] for j in before[k]))

@@ -47,7 +47,11 @@ class Searched:
 
 
 def searched(instance: Instance, effort: Effort) -> Searched:
-    """The model's own order first, whose best plan the others have to beat."""
+    """Searches the model's own order first, whose best plan the other orders have to beat.
+
+    Returns: the search of the best plan, with what the others prove.
+    Raises: Infeasible where there is no configuration.
+    """
     first = search(instance, effort)
     if not _free(instance.pins) or alone(instance.profile.graph):
         return Searched(best=first, bound_ns=UNFIT_NS, note="")
@@ -69,7 +73,7 @@ def searched(instance: Instance, effort: Effort) -> Searched:
 
 
 def _free(pins: Pins) -> bool:
-    """Whether the pins leave stages to be chosen, of whole samples."""
+    """Tells whether the pins leave stages to be chosen, of whole samples."""
     return pins.stages is None and pins.pipeline != 1 and pins.spatial in (None, 1)
 
 
@@ -84,7 +88,10 @@ def _others(first: SearchState, orders: Sequence[Names], effort: Effort) -> Iter
 
 
 def in_order(instance: Instance, names: Sequence[str]) -> Instance:
-    """The same question of the layers in another order, of whole samples."""
+    """Returns the instance with the layers in another order, of whole samples.
+
+    Args: `names` of all layers, in the new order.
+    """
     return changed(
         instance,
         profile=replace(instance.profile, graph=instance.profile.graph.ordered(names)),
@@ -93,7 +100,7 @@ def in_order(instance: Instance, names: Sequence[str]) -> Instance:
 
 
 def _least(found: SearchState) -> int:
-    """What no plan beats that was left open."""
+    """Returns the nanoseconds that no plan beats that a search left open."""
     return min([*(tried.bound_ns for tried in found.open), *found.left], default=UNFIT_NS)
 
 
@@ -106,7 +113,7 @@ def _note(count: int, proved: int | None) -> str:
 
 
 def _every(graph: ModelGraph) -> list[Names] | None:
-    """All orders but the graph's own; None where there are many."""
+    """Returns all orders but the graph's own; None where there are many."""
     before = _before(graph)
     names = [layer.name for layer in graph.layers]
     found: list[Names] = []
@@ -131,7 +138,7 @@ def _before(graph: ModelGraph) -> dict[str, set[str]]:
 
 
 def _balanced(first: SearchState) -> Iterator[Names]:
-    """The orders of the best stages of the depths of the best plans."""
+    """Yields the orders of the best balanced stages, for the depths of the best plans."""
     names = [layer.name for layer in first.instance.profile.graph.layers]
     known = {tuple(names)}
     met = [tried for tried in first.tried.values() if tried.answer is not None and tried.shape.stages > 1]
@@ -147,7 +154,7 @@ def _balanced(first: SearchState) -> Iterator[Names]:
 
 
 def _work(instance: Instance, micro: int) -> ElementWork:
-    """Nanoseconds of the layers, and of messages over the longest distance, which both ends take part in."""
+    """Returns the nanoseconds of the layers, and of messages over the longest distance, which both ends take part in."""
     tables, graph = instance.whole(micro), instance.profile.graph
     times = tables.time_ns[Kind.F] + tables.time_ns[Kind.B]
     needed = _before(graph)
@@ -172,7 +179,10 @@ def _work(instance: Instance, micro: int) -> ElementWork:
 
 
 def as_pinned(profile: Profile, pinned: Pins) -> tuple[Profile, Pins]:
-    """The question in the order of the user's own stages, of whole samples, where that is one of the model's."""
+    """Reorders the layers as the user's own stages have them, of whole samples, where that is an order of the model.
+
+    Returns: profile and pins, unchanged where the stages keep the model's order.
+    """
     names = [name for stage in pinned.stages or () for name in stage]
     graph = profile.graph
     if sorted(names) != sorted(graph.index) or next(misplaced(graph, names), None):

@@ -1,8 +1,9 @@
-"""What no cut of a box can beat: rows of path counts as costs of arcs, and shortest paths through a layered graph.
+"""Lower bounds for a box of cuts.
 
 A box holds, for every boundary p, a window lo_p <= c_p <= hi_p, and for every stage which arcs (c_p, c_{p+1}) are
-still alive. A row is a sum over stages of functions of (c_p, c_{p+1}), so its least value over a box is a shortest
-path; an arc through which every path costs the incumbent or more can go. Any convex combination of rows is a row.
+still alive. A row of path counts is a sum over stages of functions of (c_p, c_{p+1}), so its least value over a box is
+a shortest path through a layered graph; an arc through which every path costs the incumbent or more can go. Any convex
+combination of rows is a row.
 
 Messages are priced from below: between neighbours by the boundary between them, with what surely crosses it for any
 cut of the box; between others by what surely travels. A row that counts a message which some cut of the box does not
@@ -33,6 +34,8 @@ ROUNDING = 0.01  # times are integers far below 2**50: sums of doubles are off b
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
+    """A set of cuts: a window for every boundary, and the arcs that are still alive."""
+
     problem: CutProblem
     low: IntArray  # [boundary], 0 and the number of layers at the ends; then a flag a stage, where they have one
     high: IntArray
@@ -50,7 +53,7 @@ class Box:
         return np.arange(self.low[p], self.high[p] + 1)
 
     def flags(self, p: int) -> range:
-        """Of a stage, those that are open; just one where stages have none."""
+        """Returns the flags of stage p that are open; just one where stages have none."""
         if not self.problem.flagged:
             return range(1)
         at = len(self.alive) + 1 + p
@@ -65,7 +68,10 @@ class Box:
         return _Hops(self)
 
     def split(self, p: int, at: int) -> tuple[Box | None, Box | None]:
-        """c_p <= at, and c_p > at."""
+        """Splits the box into c_p <= at and c_p > at.
+
+        Returns: both halves, None for an empty one.
+        """
         high, low = self.high.copy(), self.low.copy()
         high[p], low[p] = at, at + 1
         return self.narrowed(self.low, high), self.narrowed(low, self.high)
@@ -86,7 +92,10 @@ class Box:
         return replace(self, alive=alive).trimmed()
 
     def trimmed(self) -> Box | None:
-        """Only arcs on a path from end to end, only the windows that they touch; None when there is no path."""
+        """Returns the box with only the arcs on a path from end to end, and only the windows that they touch.
+
+        Returns: None where there is no path.
+        """
         reach: list[BoolArray] = [np.ones(1, np.bool_)]
         for alive in self.alive:
             reach.append(np.asarray((alive & reach[-1][:, None]).any(0)))
@@ -109,12 +118,15 @@ class Box:
         return Box(problem=self.problem, low=low, high=high, alive=kept)
 
     def arc(self, weights: Weights, p: int) -> FloatArray:
-        """[row, c_p, c_{p+1}]: infinite where the arc is dead; the least over the flags of the stage."""
+        """Returns what rows say of the arcs of a stage, the least over its flags.
+
+        Returns: [row, c_p, c_{p+1}], infinite where the arc is dead.
+        """
         found: FloatArray = np.minimum.reduce(self._arcs(weights, p))
         return found
 
     def _arcs(self, weights: Weights, p: int) -> list[FloatArray]:
-        """By flag."""
+        """Returns `arc` for each flag."""
         return [self._arc(weights, p, flag) for flag in self.flags(p)]
 
     def _arc(self, weights: Weights, p: int, flag: int) -> FloatArray:
@@ -130,7 +142,7 @@ class Box:
         return cost
 
     def _tables(self, weights: Weights, p: int, flag: int) -> Iterator[tuple[FloatArray, IntArray]]:
-        """What is no difference of prefix sums."""
+        """Yields each cost that is no difference of prefix sums, with its rows."""
         problem = self.problem
         if weights.kinds[:, SYNC, p].any():
             yield weights.kinds[:, SYNC, p], self.cell(problem.sync_grid(p), p)
@@ -146,12 +158,15 @@ class Box:
                 yield weights.moving[:, p, part], parts[..., part]
 
     def cell(self, grid: IntArray, p: int) -> IntArray:
-        """The part of a table over all intervals that stage p can have."""
+        """Returns the part that stage p can have of a table over all intervals, [begin, end]."""
         low, high = self.low, self.high
         return grid[low[p] : high[p] + 1, low[p + 1] : high[p + 1] + 1]
 
     def least(self, weights: Weights) -> tuple[float, IntArray]:
-        """The least value of a single row over the box, and a cut that has it."""
+        """Finds the least value of a single row over the box.
+
+        Returns: that value, and a cut that has it.
+        """
         self.problem.meter.priced(sum(a.size for a in self.alive))
         value: FloatArray = np.zeros(1)
         back, arcs, depth = [], [], len(self.alive)
@@ -172,11 +187,14 @@ class Box:
         return float(value[0]) + constant, point
 
     def through(self, weights: Weights) -> list[FloatArray]:
-        """[row, c_p, c_{p+1}] of each stage: the least value of the row over the cuts that use the arc."""
+        """Returns the least value of each row over the cuts that use an arc.
+
+        Returns: for each stage [row, c_p, c_{p+1}].
+        """
         return [np.minimum.reduce(own) for own in self._through(weights)]
 
     def _through(self, weights: Weights) -> list[list[FloatArray]]:
-        """The same by flag."""
+        """Returns `through` for each flag."""
         arcs = [self._arcs(weights, p) for p in range(len(self.alive))]
         count = sum(own[0][0].size * len(own) for own in arcs)
         self.problem.meter.priced(4 * len(weights) * count)
@@ -194,8 +212,10 @@ class Box:
         ]
 
     def filtered(self, weights: Weights, most: float) -> Box | None:
-        """Without the arcs through which every cut costs more than `most` in some row, and without flags that all
-        arcs of their stage do with."""
+        """Drops the arcs through which every cut costs more than `most` in some row, and flags of which all arcs do.
+
+        Returns: None where nothing is left.
+        """
         size = max(a.size for a in self.alive)
         rows = max(1, _CELLS // size)
         over = [[np.zeros(a.shape, np.bool_) for _ in self.flags(p)] for p, a in enumerate(self.alive)]
@@ -212,7 +232,7 @@ class Box:
         return box.without(dead)
 
     def _decided(self, over: Sequence[Sequence[BoolArray]]) -> Box:
-        """With the flags that are left where the others exceed something on every arc."""
+        """Returns the box with only the flags of which some arc is left."""
         low, high, first = self.low.copy(), self.high.copy(), len(self.alive) + 1
         for p, (alive, own) in enumerate(zip(self.alive, over, strict=True)):
             left = [flag for flag, each in zip(self.flags(p), own, strict=True) if (alive & ~each).any()]
@@ -232,7 +252,7 @@ class _Hops:
         self._far: dict[tuple[int, int, int], float] = {}
 
     def at(self, hops: FloatArray, p: int) -> FloatArray:
-        """[row, c_p] of the messages between stages p - 1 and p."""
+        """Returns [row, c_p], the messages between stages p - 1 and p."""
         total: FloatArray = np.zeros((len(hops), int(self.box.high[p] - self.box.low[p]) + 1))
         for way, share in ((0, hops[:, 0, p - 1, p]), (1, hops[:, 1, p, p - 1])):
             if share.any():
@@ -257,7 +277,7 @@ class _Hops:
         return priced[0], priced[1]
 
     def far(self, hops: FloatArray) -> FloatArray:
-        """[row] of the messages that skip a stage, for any cut of the box."""
+        """Returns [row], the messages that skip a stage, for any cut of the box."""
         total: FloatArray = np.zeros(len(hops))
         for way, a, b in np.argwhere(hops.any(0)).tolist():
             if abs(a - b) > 1:

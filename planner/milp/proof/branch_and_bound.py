@@ -1,8 +1,8 @@
-"""The proof that no cut of a shape is faster: boxes of boundaries, best bound first, each bounded by its game.
+"""The proof that no cut of a configuration is faster: boxes of boundaries, best bound first.
 
-A box is done when its bound reaches the limit (times are integers, so a bound above `limit - 1` refutes every cut
-below the limit) or when it has become a point, which is simulated. What is left when the nodes are used up gives the
-bound that is reported.
+Each box is bounded by its game (`multipliers`). A box is done when its bound reaches the limit (times are integers, so
+a bound above `limit - 1` refutes every cut below the limit) or when it has become a point, which is simulated. What is
+left when the nodes are used up gives the bound that is reported.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _CLOSE = 1e-3  # of the limit: bound and estimate as near as they need be
 
 
 class ProofState:
+    """The state of a proof of one configuration: the cuts simulated, the rows learnt from them, the best answer."""
+
     def __init__(self, pool: RowPool, pinned: IntArray | None = None) -> None:
         """Only the pinned cut is an answer, where there is one."""
         self.pool = pool
@@ -45,25 +47,34 @@ class ProofState:
 
     @property
     def most(self) -> float:
-        """A bound above this refutes every cut below the limit: times are integers."""
+        """Returns the value above which a bound refutes every cut below the limit: times are integers."""
         return self.limit - 1 + ROUNDING
 
     def aim(self, answer: Answer | None, limit: int) -> None:
-        """What is to be beaten, and the best cut known of this shape."""
+        """Takes note of what is to be beaten, and of the best cut known.
+
+        Args: `limit` in nanoseconds.
+        """
         if answer is not None and answer.better(self.answer):
             self.answer = answer
             self.limit = min(self.limit, answer.ns)
         self.limit = min(self.limit, limit)
 
     def around(self, cut: IntArray) -> None:
-        """The rows of a cut, and those that appear where one worker is slower."""
+        """Learns the rows of a cut, and those that appear where one worker is slower.
+
+        Args: `cut` is a point of the problem.
+        """
         self.learn(cut)
         if self.problem.shape.update == "barrier":
             for row in self.problem.slowed(cut, _SLOWER):
                 self.pool.add_row(row)
 
     def learn(self, cut: IntArray) -> int:
-        """Simulates a cut: perhaps a better answer; a new row where the pool does not refute it."""
+        """Simulates a cut, which may be a better answer, and learns its row where the pool does not refute the cut.
+
+        Returns: the number of the cut in the pool.
+        """
         number = self.pool.find(cut)
         if number is not None:
             return number
@@ -81,7 +92,7 @@ class ProofState:
         return number
 
     def _rough(self, number: int, known: float) -> bool:
-        """Whether a path between neighbours alone tells that a cut is no better answer."""
+        """Tells whether a path between neighbours alone shows that a cut is no better answer."""
         row, value = self.problem.rough(self.pool.columns[number])
         if value > known:
             self.pool.add_row(row)
@@ -94,7 +105,10 @@ class ProofState:
             self.answer, self.limit = found, ns
 
     def learn_between(self, game: RowMixLP, most: float) -> bool:
-        """A row that refutes the mixture of cuts better, if there is one."""
+        """Learns a row that refutes the mixture of cuts better, if there is one.
+
+        Returns: whether the row adds enough beyond `most`.
+        """
         cuts, shares = game.mixture()
         if len(cuts) < 2 or (cuts[0] == cuts).all():
             return False
@@ -120,7 +134,10 @@ class Tree:
         self.lines = SeparableRows(record.problem)
 
     def prove(self, budget: int, work_ns: float) -> Proof:
-        """Goes on until nothing is open, for this many boxes more, or until the meter shows so much."""
+        """Goes on until nothing is open, or the effort is spent.
+
+        Args: `nodes` boxes more at most; `work_ns` is where the meter ends it.
+        """
         stop = self.nodes + budget
         while self._open and self.nodes < stop and self.problem.meter.spent_ns < work_ns:
             bound, _, box = heapq.heappop(self._open)
@@ -160,7 +177,7 @@ class Tree:
         return [(bound, child) for child in narrow.split(p, at) if child is not None]
 
     def _filtered(self, box: Box) -> Box | None:
-        """Without what single rows refute: boundaries first, then arcs where that is cheap."""
+        """Drops what single rows refute: boundaries first, then arcs where that is cheap."""
         most = self.record.most
         rows = self.pool.weights.part(self.pool.active())
         spans = (
@@ -222,7 +239,7 @@ class Tree:
 
 
 def _middle(box: Box) -> IntArray:
-    """Some cut of the box: the first alive arc each time leads on, since boxes are trimmed."""
+    """Returns some cut of the box: the first alive arc each time leads on, since boxes are trimmed."""
     cut, at = [int(box.low[0])], 0
     for p, alive in enumerate(box.alive):
         onward = np.flatnonzero(alive[at])
@@ -232,7 +249,7 @@ def _middle(box: Box) -> IntArray:
 
 
 def _branch(problem: CutProblem, box: Box, support: list[IntArray]) -> tuple[int, int]:
-    """The boundary on which the last cuts differ by most work, halfway, or the flag; else the widest window."""
+    """Returns the boundary on which the last cuts differ by most work, halfway, or the flag; else the widest window."""
     edges = problem.stages + 1
     if len(support) > 1:
         table, line = np.array(support), work_ns(problem)

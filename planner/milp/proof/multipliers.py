@@ -26,7 +26,7 @@ _GROWN = 150  # of them, before they are chosen anew
 
 
 class Table:
-    """Of doubles, by rows and by columns."""
+    """A table of doubles that grows by rows and by columns."""
 
     def __init__(self, rows: int = 0) -> None:
         self._shape = (rows, 0)
@@ -78,17 +78,17 @@ class RowPool:
 
     @property
     def values(self) -> FloatArray:
-        """[row, cut]"""
+        """Returns [row, cut], the value of each row at each cut met."""
         return self._values.array
 
     @property
     def excess(self) -> FloatArray:
-        """[memory row, cut]"""
+        """Returns [memory row, cut], by how much each cut exceeds it."""
         return self._excess.array
 
     @property
     def weights(self) -> Weights:
-        """Of the rows."""
+        """Returns the rows as one value."""
         rows, stages = len(self.rows), self.problem.stages
         return Weights(
             kinds=self._kinds.array,
@@ -106,7 +106,7 @@ class RowPool:
         self._values.add_row(self._along())
 
     def _along(self) -> FloatArray:
-        """Of the latest row, the values of every cut; see `_down`."""
+        """Returns the values of every cut in the latest row; see `_down`."""
         kinds, hops = self._kinds.array[-1].ravel(), self._hops.array[-1].ravel()
         total: FloatArray = self._spans.array.reshape(len(self.cuts), kinds.size) @ kinds
         owner, cell, ns, size = self._messages.array.T
@@ -135,8 +135,7 @@ class RowPool:
         return number
 
     def _down(self, column: Durations) -> FloatArray:
-        """Of every row. 0 where the cut lacks a message that the row counts, and nothing else makes its receiver
-        wait."""
+        """Returns the values of the latest cut in every row."""
         kinds, hops = self._kinds.array, self._hops.array
         counts = hops.reshape(len(hops), 2 * self.problem.stages**2)
         found = counts[:, column.cells]
@@ -150,18 +149,21 @@ class RowPool:
         return total
 
     def active(self) -> IntArray:
-        """The rows that were of use most often, and the latest."""
+        """Returns the rows that were of use most often, and the latest."""
         count = len(self.rows)
         first = max(0, count - _LATEST)
         old = np.lexsort((-np.arange(first), -np.array(self.used[:first], np.int64)))[:_OFTEN]
         return np.concatenate([np.sort(old), np.arange(first, count)])
 
     def useful(self) -> list[CutRow]:
-        """The active rows that were in a combination."""
+        """Returns the active rows that were in a combination."""
         return [self.rows[r] for r in self.active().tolist() if self.used[r]]
 
     def inside(self, low: IntArray, high: IntArray) -> list[int]:
-        """The cuts met that lie there."""
+        """Returns the cuts met that lie between two points.
+
+        Returns: their numbers.
+        """
         every = self._places.array
         found: list[int] = np.flatnonzero(((every >= low) & (every <= high)).all(1)).tolist()
         return found
@@ -177,7 +179,7 @@ class RowMixLP:
     """Maximise over multipliers the least value over the cuts; cuts and rows are added one at a time."""
 
     def __init__(self, pool: RowPool, chosen: list[int], scale: float, *, ample: bool = False) -> None:
-        """`ample`: as if everything fitted."""
+        """Writes the program of a pool; with `ample` it holds as if everything fitted."""
         self.pool, self.scale = pool, scale
         self.memory = pool.memory.part(slice(0, 0)) if ample else pool.memory
         self.active: list[int] = []
@@ -208,7 +210,10 @@ class RowMixLP:
         self.active += rows.tolist()
 
     def grow(self) -> bool:
-        """Takes in the rows that the pool has learnt; False where there are too many by now to keep them all."""
+        """Takes in the rows that the pool has learnt.
+
+        Returns: False where there are too many by now to keep them all.
+        """
         if self.met < len(self.pool.rows):
             self._add_rows(np.arange(self.met, len(self.pool.rows)))
         self.met = len(self.pool.rows)
@@ -223,7 +228,10 @@ class RowMixLP:
         self.lp.addRow(-highspy.kHighsInf, 0.0, len(every), every, coefficients)
 
     def solve(self) -> tuple[float, Weights] | None:
-        """Upper estimate of the bound, and the combination to price; None when the solver gives none."""
+        """Solves the linear program over the multipliers.
+
+        Returns: an upper estimate of the bound and the combination to price; None when the solver gives none.
+        """
         self.pool.problem.meter.solved(len(self.active) * len(self.columns))
         self.lp.run()
         if self.lp.getModelStatus() != highspy.HighsModelStatus.kOptimal:
@@ -243,7 +251,10 @@ class RowMixLP:
         return float(x[0]) * self.scale, mixed
 
     def mixture(self) -> tuple[IntArray, FloatArray]:
-        """Of the last solution: the cuts that its rows cannot refute together, and their shares."""
+        """Returns the cuts that the rows of the last solution cannot refute together.
+
+        Returns: the cuts, and their shares.
+        """
         weights = abs(np.array(self.lp.getSolution().row_dual[1:]))
         used = np.flatnonzero(weights > 1e-6)
         shares = weights[used] / weights[used].sum()
@@ -254,10 +265,10 @@ Number = TypeVar("Number", bound=np.generic)
 
 
 class Grown(Generic[Number]):
-    """Along the first axis."""
+    """An array that grows along its first axis."""
 
     def __init__(self, shape: tuple[int, ...], dtype: type[Number]) -> None:
-        """Of entries of this shape."""
+        """Starts empty, with entries of this shape."""
         self._count = 0
         self._room: NDArray[Number] = np.zeros((8, *shape), dtype)
 

@@ -1,4 +1,4 @@
-"""What no order of the same actions on the same workers can beat, for one cut.
+"""A lower bound for one cut that holds for every order of the same actions on the same workers.
 
 Each worker is a machine on its own, each action a job with a head (what must come before it anywhere) and a tail (what
 must come after it anywhere); the preemptive schedule that always works on the job with the longest tail is the best
@@ -80,7 +80,7 @@ class _Free:
         return sum(n * self.take[kind][stage] for (_, stage, kind), n in counts.items() if kind in kinds)
 
     def _sums(self, pipes: dict[int, _Pipe]) -> list[int]:
-        """Of every worker: when the last of its sums is done."""
+        """Returns for every worker when the last of its sums is done."""
         ready = [max(pipe.done[s] for pipe in pipes.values()) for s in range(self.problem.stages)]
         found = []
         for counts in self.counts:
@@ -114,7 +114,7 @@ class _Pipe:
         self.way = self._way()
 
     def _back(self, s: int) -> int:
-        """What hands the gradient on: the whole backward or its first half, the shorter where both are."""
+        """Returns what hands the gradient on: the whole backward or its first half, the shorter where both are."""
         return min((self.take[kind][s] for kind in (Kind.B, Kind.I) if kind in self.kinds[s]), default=0)
 
     def _late(self, s: int) -> int:
@@ -154,7 +154,7 @@ class _Pipe:
 
     @cached_property
     def heads(self) -> list[IntArray]:
-        """Of each place, when the k-th micro-batch can be there, for k from the first on."""
+        """Returns for each place when the k-th micro-batch can be there, for k from the first on."""
         ranks, rows = np.arange(1, self.micros + 1), self._rows()
         found, latest = [], np.zeros(self.micros, np.int64)
         for place, row in zip(self.way, rows, strict=True):
@@ -166,7 +166,7 @@ class _Pipe:
 
     @cached_property
     def tails(self) -> list[IntArray]:
-        """Of each place, what comes after the k-th last micro-batch has been there, for k from the last on."""
+        """Returns for each place what comes after the k-th last micro-batch has been there, for k from the last on."""
         ranks, rows = np.arange(1, self.micros + 1), self._rows(reverse=True)
         found, latest = [], np.zeros(self.micros, np.int64)
         for place, row in zip(reversed(self.way), rows, strict=True):
@@ -176,7 +176,7 @@ class _Pipe:
         return found[::-1]
 
     def _rows(self, reverse: bool = False) -> Iterator[list[tuple[_Place, int]]]:
-        """Of each place, what its machine has of every row that ends there, and where the row begins."""
+        """Returns for each place what its machine has of every row that ends there, and where the row begins."""
         seen: dict[int, list[_Place]] = {}
         for place in reversed(self.way) if reverse else self.way:
             own = seen.setdefault(place.machine, [])
@@ -186,7 +186,7 @@ class _Pipe:
 
     @cached_property
     def done(self) -> list[int]:
-        """When everything of a stage may be done."""
+        """Returns when everything of a stage may be done."""
         found = []
         for s, kinds in enumerate(self.kinds):
             whole = self.back[s] + self._late(s)
@@ -197,7 +197,7 @@ class _Pipe:
         return found
 
     def jobs(self, key: tuple[int, int, Kind], count: int) -> list[OneMachineJob]:
-        """The actions of one kind on one stage, in the order in which they will be done."""
+        """Returns the actions of one kind on one stage, in the order in which they will be done."""
         _, s, kind = key
         heads, tails = self._around(s, kind)
         takes = self.take[kind][s]
@@ -218,7 +218,10 @@ class _Pipe:
 
 
 def jackson(jobs: Sequence[OneMachineJob]) -> int:
-    """The least time by which a machine can be through with these jobs and their tails."""
+    """Returns the least time by which a machine can be through with these jobs and their tails.
+
+    Returns: nanoseconds.
+    """
     waiting: list[list[int]] = []
     now = most = 0
     for job in sorted(jobs, key=lambda each: each.head):
@@ -228,7 +231,7 @@ def jackson(jobs: Sequence[OneMachineJob]) -> int:
 
 
 def _work(waiting: list[list[int]], now: int, until: int | None, most: int) -> tuple[int, int]:
-    """The job with the longest tail first, until more arrive."""
+    """Does the job with the longest tail first, until more arrive."""
     while waiting and (until is None or now < until):
         top = waiting[0]
         part = top[1] if until is None else min(top[1], until - now)

@@ -54,7 +54,7 @@ class ConfigurationProof:
         self.record = self._fresh(edges[0] if edges is not None and (edges[0] == edges[1]).all() else None)
 
     def _fresh(self, pinned: IntArray | None) -> ProofState:
-        """Without rows of memory where boundaries alone are looked at."""
+        """Starts a record, without rows of memory where boundaries alone are looked at."""
         memory = stack([], self.problem.stages) if self.problem.chained else memory_weights(self.problem)
         return ProofState(RowPool(problem=self.problem, memory=memory), pinned)
 
@@ -64,11 +64,14 @@ class ConfigurationProof:
 
     @property
     def bound_ns(self) -> int:
-        """No cut takes less, or less than the limit."""
+        """Returns nanoseconds that no cut is below, at most the limit."""
         return min(int(np.ceil(self.bound - ROUNDING)), self.record.limit) if self.open else self.record.limit
 
     def look(self, answer: Answer | None, limit: int) -> None:
-        """Bounds and narrows; learns rows of the even cut and of the answer."""
+        """Bounds and narrows the windows; learns rows of the even cut and of the answer.
+
+        Args: `limit` in nanoseconds is what is to be beaten.
+        """
         self.record.aim(answer, limit)
         if self.spans is None or not self._reachable():
             self.spans = None
@@ -88,7 +91,7 @@ class ConfigurationProof:
             self._forget()
 
     def _adopt(self, bound: float, spans: Windows | None) -> None:
-        """What time alone says where no stage recomputes holds whatever does; arcs wait until it is taken further."""
+        """Takes over what time alone says where no stage recomputes: it holds whatever does."""
         assert self.spans is not None
         self.bound, self.tight = bound, True
         if spans is None or not self.open:
@@ -113,7 +116,7 @@ class ConfigurationProof:
         self.rows = self.record.pool.useful()
 
     def _begin(self) -> None:
-        """With what other shapes of this order have taught, or with rows of a cut as good as any."""
+        """Begins with what other configurations of this order have taught, or with rows of a cut as good as any."""
         if self.record.pool.rows:
             return
         for row in self.rows:
@@ -129,7 +132,7 @@ class ConfigurationProof:
         self.record.aim(known.answer, known.limit)
 
     def _arm(self) -> None:
-        """Rows of memory beside those of time."""
+        """Adds rows of memory to those of time."""
         assert self.root is not None
         memory, known = binding(self.root, memory_weights(self.problem)), self.record
         if len(memory) == len(known.pool.memory):
@@ -148,7 +151,7 @@ class ConfigurationProof:
         return not chain or reachable(self.problem, self.record.limit - 1)
 
     def _light(self) -> bool:
-        """Whether arcs and rows of memory are few enough to be laid out."""
+        """Tells whether arcs and rows of memory are few enough to be laid out."""
         shared = (self.problem.hosted > 0).sum(1) > 1
         moments = sum(len(rows) for rows, many in zip(self.problem.moments, shared, strict=True) if many)
         small = moments * self.problem.stages**2 <= _MOMENTS
@@ -169,7 +172,10 @@ class ConfigurationProof:
         return self.record.pool.weights.part(self.record.pool.active())
 
     def prove(self, answer: Answer | None, limit: int, nodes: int, work_ns: float) -> None:
-        """So many boxes further, from windows as narrow as the limit makes them by now."""
+        """Continues branch and bound, from the windows that can still beat `limit`.
+
+        Args: at most `nodes` boxes more, until the meter shows `work_ns`.
+        """
         lower = limit < self.record.limit
         self.record.aim(answer, limit)
         if not self.open or self.spans is None:
@@ -196,8 +202,10 @@ def _point(spans: Windows) -> bool:
 
 
 def _fits(problem: CutProblem, low: IntArray, high: IntArray) -> bool:
-    """Whether every cut of the windows fits: as if each stage were, in each part, as large as any they allow. Choices
-    are asked for where cuts do not."""
+    """Tells whether every cut of the windows fits, as if each stage were, in each part, as large as any they allow.
+
+    Choices are asked for where cuts do not fit.
+    """
     if problem.flagged:
         return False
     if (most_bytes(problem) <= problem.available_bytes).all():
@@ -217,7 +225,7 @@ def _cells(problem: CutProblem, low: IntArray, high: IntArray) -> int:
 
 
 def _may_exceed(box: Box) -> bool:
-    """Whether workers with several stages lack memory for some cut of the box."""
+    """Tells whether workers with several stages lack memory for some cut of the box."""
     problem = box.problem
     if (most_bytes(problem) <= problem.available_bytes).all():
         return False
@@ -239,7 +247,10 @@ _NARROWINGS = 3
 def surrounded(
     record: ProofState, lines: SeparableRows, spans: Windows, rounds: int
 ) -> tuple[float, Windows | None]:
-    """A bound of all cuts of the windows, and the windows of those below the limit; None if there are none."""
+    """Bounds all cuts of the windows, and narrows the windows to the cuts below the limit.
+
+    Returns: the bound, and the windows; None for these where no cut is left.
+    """
     bound, mixtures = _squeezed(record, lines, spans, rounds)
     if bound > record.most:
         return bound, None
@@ -258,7 +269,7 @@ def surrounded(
 def _squeezed(
     record: ProofState, lines: SeparableRows, spans: Windows, rounds: int
 ) -> tuple[float, list[Weights]]:
-    """The bound of the best mixture of rows, and the mixtures that were best in their time."""
+    """Returns the bound of the best mixture of rows, and the mixtures that were best in their time."""
     pool, bound, mixtures = record.pool, 0.0, list[Weights]()
     chosen = pool.inside(*spans)
     since, marked = 0, 0.0

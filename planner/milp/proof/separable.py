@@ -34,7 +34,7 @@ _SLACK = ROUNDING / 2  # of a sum over stages, for what prices may be off by bef
 
 @dataclass(frozen=True, eq=False)
 class SeparableRows:
-    """Of one problem whose stages all feed the next."""
+    """The rows of a problem whose stages all feed the next, as sums over single boundaries."""
 
     problem: CutProblem
 
@@ -44,7 +44,7 @@ class SeparableRows:
 
     @cached_property
     def _work(self) -> FloatArray:
-        """[stage or one for all, compute kind, place]"""
+        """Returns [stage or one for all, compute kind, place]."""
         prefix = self.problem.prefix_ns[:, :, self.places].astype(np.float64)
         same = bool((prefix == prefix[:, :1]).all())
         table: FloatArray = np.moveaxis(prefix[:, :1] if same else prefix, 1, 0)
@@ -52,7 +52,7 @@ class SeparableRows:
 
     @cached_property
     def _bytes(self) -> FloatArray:
-        """[gradients, elements, and what crosses this place on its way on and back, 1; place]"""
+        """Returns [gradients, elements, and what crosses this place on its way on and back, 1; place]."""
         tables, places = self.problem.tables, self.places
         edges = tables.edges
         rows = [
@@ -66,7 +66,7 @@ class SeparableRows:
 
     @cached_property
     def _sum_slopes(self) -> FloatArray:
-        """[stage]"""
+        """Returns [stage]."""
         tables = self.problem.tables
         most, tied = int(tables.gradients[0, -1]), int(tables.tied.max())
         tie = _chord(self.problem.tie, most) if tied else np.inf
@@ -79,7 +79,10 @@ class SeparableRows:
         return np.array(problem.slowness) * problem.tables.step_ns_per_element / share
 
     def heights(self, weights: Weights) -> FloatArray:
-        """[row, boundary, place]; the ends are 0 and the last place alone."""
+        """Returns what rows say of each boundary at each place.
+
+        Returns: [row, boundary, place]; the ends are 0 and the last place alone.
+        """
         rows, depth = len(weights), self.problem.stages
         kinds = weights.kinds
         sums = kinds[:, SYNC] + kinds[:, STEP] * (0.5 if self.problem.shape.shard else 0.0)
@@ -111,7 +114,10 @@ class SeparableRows:
         return found
 
     def least(self, weights: Weights, low: IntArray, high: IntArray) -> tuple[float, IntArray]:
-        """The least value of a single row over the windows, and a cut that has it; infinite where there is none."""
+        """Finds the least value of a single row over the windows.
+
+        Returns: that value, infinite where there is no cut, and a cut that has it.
+        """
         spans = self._spans(low, high)
         self.problem.meter.priced(sum(last - first for first, last in spans))
         total = self._parts(weights, spans)
@@ -131,7 +137,10 @@ class SeparableRows:
     def narrowed(
         self, weights: Weights, most: float, low: IntArray, high: IntArray
     ) -> tuple[IntArray, IntArray] | None:
-        """Windows without the boundaries at which every cut costs more than `most` in some row."""
+        """Drops the boundaries at which every cut costs more than `most` in some row.
+
+        Returns: the windows that are left, or None.
+        """
         depth, spans = self.problem.stages, self._spans(low, high)
         self.problem.meter.priced(3 * len(weights) * sum(last - first for first, last in spans))
         total = self._parts(weights, spans)
@@ -150,19 +159,19 @@ class SeparableRows:
         return low, high
 
     def _spans(self, low: IntArray, high: IntArray) -> list[Span]:
-        """Of every boundary, its part of the places."""
+        """Returns the part of the places that each boundary has."""
         low, high = self.problem.bounds(low), self.problem.bounds(high)
         first, last = np.searchsorted(self.places, low), np.searchsorted(self.places, high, side="right")
         return list(zip(first.tolist(), np.maximum(first, last).tolist(), strict=True))
 
     def _parts(self, weights: Weights, spans: list[Span]) -> list[FloatArray]:
-        """`heights`, a boundary, as far as its window goes."""
+        """Returns `heights` of each boundary, as far as its window goes."""
         heights = self.heights(weights)
         return [heights[:, p, first:last] for p, (first, last) in enumerate(spans)]
 
 
 def _onward(values: FloatArray, here: Span, there: Span) -> FloatArray:
-    """Of every place of the next window, the least value at one before it."""
+    """Returns the least value before every place of the next window."""
     most = np.minimum(
         np.arange(*there) - here[0], here[1] - here[0]
     )  # how many places of this window come before
@@ -170,25 +179,25 @@ def _onward(values: FloatArray, here: Span, there: Span) -> FloatArray:
 
 
 def _backward(values: FloatArray, here: Span, there: Span) -> FloatArray:
-    """Of every place of the window before, the least value at one after it."""
+    """Returns the least value after every place of the window before."""
     most = np.minimum(here[1] - 1 - np.arange(*there), here[1] - here[0])
     return _running(values[..., ::-1])[..., np.maximum(most, 0)]
 
 
 def _running(values: FloatArray) -> FloatArray:
-    """The least of the first k values, of none at first."""
+    """Returns the least of the first k values, of none at first."""
     out: FloatArray = np.full((*values.shape[:-1], values.shape[-1] + 1), np.inf)
     np.minimum.accumulate(values, axis=-1, out=out[..., 1:])
     return out
 
 
 def _chord(line: Sum, most: int) -> float:
-    """Nanoseconds a byte that an all-reduce of at most so much takes at least."""
+    """Returns the nanoseconds a byte that an all-reduce of at most so much takes at least."""
     return float(line.ns(np.array([most]))[0] - 1) / most if most else 0.0
 
 
 def _twice(problem: CutProblem) -> tuple[FloatArray, FloatArray]:
-    """Bytes and elements before each place, by their last user, of parameters whose users no stage holds together."""
+    """Returns bytes and elements before each place, by their last user, of parameters whose users no stage holds together."""
     graph, longest = problem.tables.graph, problem.layers - problem.stages + 1
     found = np.zeros((2, problem.layers + 1))
     for parameter in graph.parameters:

@@ -39,7 +39,10 @@ class Weights:
         )
 
     def mixed(self, shares: FloatArray) -> Weights:
-        """One row: the combination with these shares."""
+        """Returns the combination of the rows with these shares, as one row.
+
+        Args: `shares` [row].
+        """
         return Weights(
             kinds=np.tensordot(shares, self.kinds, 1)[None],
             hops=np.tensordot(shares, self.hops, 1)[None],

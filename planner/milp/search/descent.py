@@ -25,12 +25,18 @@ class Answer:
     ns: int
 
     def better(self, other: Answer | None) -> bool:
-        """Faster, or as fast with the lexicographically smaller boundaries."""
+        """Tells whether the answer is faster, or as fast with the lexicographically smaller boundaries.
+
+        Args: `other` may be None.
+        """
         return other is None or (self.ns, self.cut.tolist()) < (other.ns, other.cut.tolist())
 
 
 def judge(problem: CutProblem, cuts: IntArray, most: int | None = None) -> IntArray:
-    """Simulated nanoseconds, UNFIT_NS where a worker's memory is exceeded; beyond `most`, only that it is more."""
+    """Simulates cuts that fit.
+
+    Returns: nanoseconds of each cut, UNFIT_NS where a worker's memory is exceeded; beyond `most`, only that it is more.
+    """
     fitting = fits(problem, cuts)
     out: IntArray = np.full(len(cuts), UNFIT_NS, np.int64)
     if fitting.any():
@@ -44,7 +50,11 @@ def fits(problem: CutProblem, cuts: IntArray) -> BoolArray:
 
 
 def descend(problem: CutProblem, low: IntArray, high: IntArray, start: IntArray) -> Answer | None:
-    """Steepest descent over moves of single boundaries and blocks of them."""
+    """Descends steeply over moves of single boundaries and blocks of them.
+
+    Args: `low` and `high` are the windows, `start` is where it begins.
+    Returns: the best cut met, or None where none fits.
+    """
     best = _pick(problem, start[None, :])
     moves = neighbours(problem)
     stop_ns = problem.meter.spent_ns + _DESCENT_NS
@@ -69,7 +79,10 @@ def _pick(problem: CutProblem, cuts: IntArray, most: int | None = None) -> Answe
 
 
 def allowed(problem: CutProblem, points: IntArray, low: IntArray, high: IntArray) -> IntArray:
-    """Those between these two that are cuts of the model without an empty stage."""
+    """Returns the points between two others that are cuts of the model without an empty stage.
+
+    Args: `points` [point, width].
+    """
     inside: BoolArray = np.asarray((points >= low).all(1) & (points <= high).all(1))
     edges = problem.bounds(points)
     inside &= (np.diff(edges) > 0).all(1)
@@ -79,7 +92,10 @@ def allowed(problem: CutProblem, points: IntArray, low: IntArray, high: IntArray
 
 
 def neighbours(problem: CutProblem) -> IntArray:
-    """Moves of boundaries, and of flags where there are some."""
+    """Returns moves of boundaries, and of flags where there are some.
+
+    Returns: [move, width].
+    """
     stages, first_flag = problem.stages, problem.stages + 1
     longest = stages - 1 if stages <= 16 else _LONGEST_BLOCK
     edges = _edge_moves(stages, longest)
@@ -101,7 +117,10 @@ def _edge_moves(stages: int, longest: int) -> IntArray:
 
 
 def kicked(problem: CutProblem, low: IntArray, high: IntArray, best: Answer, rounds: int) -> Answer:
-    """Descents from random neighbours of the best cut; the seed is fixed, so the answer is too."""
+    """Improves the best cut by descents from random neighbours; the seed is fixed, so the answer is too.
+
+    Args: `rounds` are how many.
+    """
     random = np.random.default_rng(0)
     for _ in range(rounds):
         noise = random.integers(-3, 4, problem.stages + 1)
@@ -118,7 +137,10 @@ def kicked(problem: CutProblem, low: IntArray, high: IntArray, best: Answer, rou
 
 
 def balanced(problem: CutProblem, box: Box) -> IntArray:
-    """The cut of the box whose largest stage takes least, by a bottleneck path."""
+    """Returns the cut of the box whose largest stage takes least, by a bottleneck path.
+
+    Returns: a point of the problem.
+    """
     line = work_ns(problem)
     value: FloatArray = np.zeros(1)
     back = []
@@ -135,12 +157,18 @@ def balanced(problem: CutProblem, box: Box) -> IntArray:
 
 
 def even(problem: CutProblem) -> IntArray:
-    """A cut of about equal work, whatever its memory."""
+    """Returns a cut of about equal work, whatever its memory.
+
+    Returns: a point of the problem.
+    """
     return near(problem, work_ns(problem))
 
 
 def near(problem: CutProblem, line: IntArray | FloatArray) -> IntArray:
-    """A cut whose stages have about equal shares of what grows along the layers as `line`."""
+    """Returns a cut whose stages have about equal shares of what grows along the layers.
+
+    Args: `line` [layers + 1] is what grows.
+    """
     depth = problem.stages
     places = np.flatnonzero(problem.allowed)
     goal = np.searchsorted(line[places], np.linspace(0.0, float(line[-1]), depth + 1))

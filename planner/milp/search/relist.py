@@ -34,7 +34,10 @@ _LISTING_NS = 250_000.0  # of the meter, an action
 
 
 def grow(state: SearchState) -> int:
-    """Lists anew and proves, until no order enters that is better; how many orders entered."""
+    """Lists orders anew and proves them, until no order enters that is better.
+
+    Returns: how many orders entered.
+    """
     pinned = state.instance.pins
     if pinned.schedules and "listed" not in pinned.schedules:
         return 0
@@ -56,7 +59,7 @@ def grow(state: SearchState) -> int:
 
 
 def _worth(state: SearchState, most: int) -> list[ConfigurationState]:
-    """The best plan, and of each other family the best one that comes near it."""
+    """Returns the best plan, and of each other family the best plan that comes near it."""
     near = [
         t for t in state.tried.values() if t.answer is not None and t.answer.ns <= state.limit * (1 + ALIKE)
     ]
@@ -70,7 +73,7 @@ def _worth(state: SearchState, most: int) -> list[ConfigurationState]:
 
 
 def _enter(state: SearchState, tried: ConfigurationState) -> Iterator[ConfigurationState]:
-    """The orders that make this plan faster, each with the best cut found for it."""
+    """Yields the orders that make this plan faster, each with the best cut found for it."""
     answer = tried.answer
     problem = tried.problem if answer is None else tried.problem.settled(answer.cut)
     enough = state.instance.meter.spent_ns < state.effort.work_ns
@@ -95,7 +98,7 @@ def _enter(state: SearchState, tried: ConfigurationState) -> Iterator[Configurat
 
 
 def _orders(problem: CutProblem, answer: Answer) -> Iterator[Schedule]:
-    """As many micro-batches in flight as in the order itself, or as many as memory allows."""
+    """Yields orders with as many micro-batches in flight as the order itself has, or as many as memory allows."""
     costs = costs_of(stage_times(problem, answer.cut), hops(problem, answer.cut))
     known = {problem.schedule.orders}
     for limits in (None, *([] if problem.order.recomputing else [_room(problem, answer)])):
@@ -114,7 +117,7 @@ def _listed(schedule: Schedule, costs: Costs, limits: Limits | None) -> list[Sch
 
 
 def _room(problem: CutProblem, answer: Answer) -> Limits:
-    """What activations may take on each worker."""
+    """Returns what activations may take on each worker."""
     low, high = answer.cut[:-1], answer.cut[1:]
     part = dict(zip(PART_NAMES, problem.moving_bytes(low, high).T, strict=True))
     saved, held = part.pop("saved") + part.pop("shared"), part.pop("held")
@@ -130,7 +133,10 @@ def _name(schedule: Schedule) -> str:
 
 
 def costs_of(times: Sequence[StageTimes], hops: Sequence[Hop]) -> Costs:
-    """A plan's own numbers, in nanoseconds. Skips are left out: listing knows neighbours only."""
+    """Returns a plan's own numbers as costs for listing, which knows messages between neighbours only.
+
+    Returns: nanoseconds.
+    """
     return Costs(
         forward=tuple(t.forward_ns for t in times),
         backward=tuple(t.backward_ns for t in times),

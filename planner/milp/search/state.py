@@ -1,10 +1,4 @@
-"""What a search over shapes knows: every shape bounded or proved, the best cut of the best shape, its certificate.
-
-Which shape is looked into when is in `planner.milp.course`. A first look (`planner.milp.closing`) comes first; then what
-is still open is taken further in turns, the lowest bound first, by descents for better answers and by trees for better
-bounds. What is left when the work allowed is done, and the winner, go into one mixed-integer program
-(`planner.milp.formulation`) where it is small.
-"""
+"""The state of a search: every configuration bounded or proved, the best cut of the best one, its certificate."""
 
 from __future__ import annotations
 
@@ -43,7 +37,7 @@ Rows = dict[tuple[Order, Update], list[CutRow]]
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How far to go, in counts, never in seconds: the same input gives the same plan."""
+    """Limits of a search, in counts, never in seconds: the same input gives the same plan."""
 
     nodes: int = _NODES
     kicks: int = _KICKS
@@ -53,7 +47,7 @@ class Effort:
 
 @dataclass(kw_only=True)
 class ConfigurationState:
-    """One shape, as far as it was looked into."""
+    """One configuration, as far as it was looked into."""
 
     shape: Configuration
     problem: CutProblem
@@ -64,6 +58,8 @@ class ConfigurationState:
 
 @dataclass(kw_only=True)
 class SearchState:
+    """The configurations looked into, the best plan met, and the bounds of what was left."""
+
     instance: Instance
     effort: Effort
     below: int = UNFIT_NS  # what a plan has to take less than
@@ -91,7 +87,10 @@ class SearchState:
         return self.below if self.best is None or self.best.answer is None else self.best.answer.ns
 
     def look(self, shape: Configuration) -> ConfigurationState | None:
-        """The problem that a shape poses; None where its family cannot be had."""
+        """Returns the state of a configuration, whose problem is made at the first look.
+
+        Returns: None where its family cannot be had.
+        """
         if shape not in self.tried:
             problem = self.instance.problem(shape)
             if problem is None:
@@ -100,7 +99,10 @@ class SearchState:
         return self.tried[shape]
 
     def answer(self, tried: ConfigurationState, root: Box | None = None) -> None:
-        """An answer by descent: from the most even cut, or from the most even one that fits."""
+        """Finds an answer by descent from the most even cut, or from the most even one that fits.
+
+        Args: `root` is the box of cuts that are left, if it is known.
+        """
         problem = tried.problem
         spans = self.instance.windows(problem)
         if spans is None:
@@ -125,14 +127,17 @@ class SearchState:
                 self.best = tried
 
     def _decided(self, problem: RecomputeProblem, answer: Answer) -> tuple[ConfigurationState, Answer]:
-        """The shape in which just the stages recompute that do in this answer."""
+        """Returns the configuration in which just the stages recompute that do in this answer."""
         again = tuple(sorted(problem.again(answer.cut)))
         known = self.look(replace(problem.shape, sparing=False, chosen=again))
         assert known is not None
         return known, replace(answer, cut=problem.bounds(answer.cut))
 
     def close(self, tried: ConfigurationState) -> bool:
-        """A first look: refutes the shape, or leaves it open with a bound; whether memory narrows it."""
+        """Takes a first look, which refutes a configuration or leaves it open with a bound.
+
+        Returns: whether memory narrows it.
+        """
         problem, learnt = tried.problem, (tried.problem.order, tried.shape.update)
         plain = self.tried.get(replace(tried.shape, sparing=False)) if problem.flagged else None
         known = None if plain is None else plain.closing
@@ -157,8 +162,10 @@ class SearchState:
         tried.bound_ns = max(tried.closing.bound_ns, least)
 
     def prove(self) -> None:
-        """Takes what is open further, a few boxes of every shape at a time, the lowest bound first; only what bounds
-        the plan below any shape that was not looked into."""
+        """Takes what is open further, a few boxes of every configuration at a time, the lowest bound first.
+
+        Only what bounds the plan below any configuration that was not looked into is proved.
+        """
         self._polish()
         meter, most = self.instance.meter, self.effort.work_ns
         plain = [tried for tried in self.open if not tried.problem.flagged]
@@ -182,7 +189,7 @@ class SearchState:
             boxes *= 4
 
     def _polish(self) -> None:
-        """Descents from the best cuts that the first looks met: a better answer refutes more than any bound."""
+        """Improves the best cuts that the first looks met by descent: a better answer refutes more than any bound."""
         met = [tried for tried in self.open if tried.answer is not None and tried.closing is not None]
         met.sort(key=lambda tried: (tried.answer.ns if tried.answer else UNFIT_NS, tried.shape))
         for tried in met[:_FIRST]:
@@ -209,17 +216,26 @@ class SearchState:
                 self.take(tried, found)
 
     def least_ns(self, shape: Configuration) -> float:
-        """What its totals say that a shape takes at least; no more than is needed to rule it out."""
+        """Returns what a configuration takes at least, by its totals; no more than is needed to rule it out.
+
+        Returns: nanoseconds.
+        """
         least = self.floors.free_ns(shape)
         return least if least > self.limit - 1 else max(least, self.floors.summed_ns(shape))
 
     def promise_ns(self, shape: Configuration) -> float:
-        """The same, of the shape or of it with shared updates: whatever the limit falls to, both wait behind it."""
+        """Returns what a configuration takes at least, with or without shared updates.
+
+        Returns: nanoseconds; whatever the limit falls to, both variants wait behind it.
+        """
         least = self.least_ns(shape)
         return min(least, self.least_ns(replace(shape, shard=True))) if self._may_share(shape) else least
 
     def examine(self, shape: Configuration) -> bool:
-        """Rules a shape out, or closes it; whether memory narrows it."""
+        """Rules a configuration out, or closes it.
+
+        Returns: whether memory narrows it.
+        """
         if self.least_ns(shape) > self.limit - 1:
             self.bounded += 1
             return False
@@ -230,14 +246,20 @@ class SearchState:
         return tried is not None and self.close(tried)
 
     def leave(self, least: float) -> None:
-        """A shape that is not looked into."""
+        """Counts a configuration that is not looked into.
+
+        Args: `least` is what it takes at least, in nanoseconds.
+        """
         if least > self.limit - 1:
             self.bounded += 1
         else:
             self.left.append(int(np.ceil(least - ROUNDING)))
 
     def faster(self, shape: Configuration) -> Iterator[Configuration]:
-        """Sharing the update saves time where updates take longer than handing the parameters round."""
+        """Yields the configuration with shared updates, where updates take longer than handing the parameters round.
+
+        Yields: at most one configuration.
+        """
         shared = replace(shape, shard=True)
         if not self._may_share(shape) or self.least_ns(shared) > self.limit - 1:
             return
@@ -257,6 +279,7 @@ class SearchState:
         return self.pays[key]
 
     def certificate(self) -> Certificate:
+        """Returns the certificate of the best plan."""
         assert self.best is not None
         best = self.best
         assert best.answer is not None
@@ -273,5 +296,5 @@ class SearchState:
 
 
 def _turn(tried: ConfigurationState) -> tuple[bool, int, Configuration]:
-    """Where flags are to be chosen comes last: what is known of the others refutes most of it."""
+    """Returns the turn of a configuration: those with flags come last, since what is known of the others refutes most of them."""
     return tried.problem.flagged, tried.bound_ns, tried.shape
