@@ -68,26 +68,29 @@ class SolvedPlan(Plan):
         schedule: str | Sequence[str] | None = None,
         **fix: object,
     ) -> SolvedPlan:
-        """The same question with something changed: another batch, devices with so much memory, so many nodes, links
-        of so many times the bandwidth, other schedules; or what `--fix` knows, such as pairs=2, data=4 or
-        recompute=False, where None frees what was fixed. Infeasible says what is missing."""
+        """Solves the question with something changed, and compares the new plan with this one.
+
+        Args: another `batch`, devices with `memory_gib`, at most so many `nodes`, links of `network` times the bandwidth,
+        other families; and what `--fix` knows, such as pairs=2 or recompute=False, where None frees what was fixed.
+        Raises: BadInput where the plan has no question; Infeasible says what is missing.
+        """
         asked = self.question.replace(
             batch=batch, memory_gib=memory_gib, nodes=nodes, network=network, schedule=schedule, fix=fix
         )
         return SolvedPlan.of(solve(asked), asked, before=self)
 
     def frontier(self) -> SolvedFrontier:
-        """The best trades of time against memory and against devices."""
+        """Returns the best trades of time against memory and against devices."""
         return front(self.question)
 
     def timeline(self) -> Timeline:
-        """One step, as it will run."""
+        """Returns one step, as it will run."""
         from planner.simulate import simulate_plan
 
         return simulate_plan(self)
 
     def violations(self) -> list[str]:
-        """What is wrong with it, judged from the problem statement; empty where nothing is."""
+        """Returns what is wrong with the plan, judged from the problem statement; empty where nothing is."""
         from planner.verify import violations
 
         asked = self._asked
@@ -97,7 +100,11 @@ class SolvedPlan(Plan):
         return [str(each) for each in found]
 
     def report(self, path: str | Path, *, run: RunRecord | None = None, costs: Profile | None = None) -> Path:
-        """Writes the report for a browser; what is there is overwritten."""
+        """Writes the report for a browser; a file that is there is overwritten.
+
+        Args: `run` adds measured times, `costs` every layer's.
+        Returns: the path.
+        """
         from planner import files
         from planner.report import Contents, render
 
@@ -142,7 +149,7 @@ class SolvedFrontier:
 
     @property
     def plans(self) -> tuple[SolvedPlan, ...]:
-        """From the fastest to the thriftiest."""
+        """Returns the plans from the fastest to the thriftiest."""
         return tuple(SolvedPlan.of(row.plan, self.asked) for row in self.found.rows)
 
     def __len__(self) -> int:

@@ -110,14 +110,21 @@ class PlacementCosts:
         )
 
     def placement(self, configuration: Configuration, device: str) -> Placement:
-        """Returns where the ranks of a configuration stand; `device` is the one that was profiled."""
+        """Returns where the ranks of a configuration stand.
+
+        Args: `device` is the one that was profiled.
+        """
         key = _placement_key(configuration)
         if key not in self._placements:
             self._placements[key] = mesh(self, configuration, device)
         return self._placements[key]
 
     def worker_sums(self, configuration: Configuration, groups: WorkerGroups) -> tuple[Sum, ...]:
-        """Returns the all-reduce over all replicas of each of these groups of workers."""
+        """Returns the all-reduces of a configuration.
+
+        Args: `groups` of workers, each summed over all replicas.
+        Returns: one `Sum` for each group.
+        """
         key = _placement_key(configuration), groups
         if key not in self._worker_sums:
             grid = self.grid(configuration)
@@ -126,15 +133,24 @@ class PlacementCosts:
         return self._worker_sums[key]
 
     def column_sums(self, configuration: Configuration) -> tuple[Sum, ...]:
-        """Returns the all-reduce over the replicas of each worker."""
+        """Returns the all-reduces over the replicas of a configuration.
+
+        Returns: one `Sum` for each worker.
+        """
         return self.worker_sums(configuration, tuple((w,) for w in range(configuration.workers)))
 
     def typical_sum(self, configuration: Configuration) -> Sum:
-        """Returns the all-reduce over the replicas of the first worker alone: to guess by, not to bound by."""
+        """Returns the all-reduce over the replicas of the first worker.
+
+        Returns: a `Sum` to guess by, not to bound by.
+        """
         return self.worker_sums(configuration, ((0,),))[0]
 
     def spatial_group(self, configuration: Configuration) -> Group:
-        """Returns the worst of the groups that share a sample."""
+        """Returns the worst of the groups that share a sample.
+
+        Returns: latency, nanoseconds per byte and the all-reduce of the group.
+        """
         regridded = bool(configuration.then) or configuration.shared
         key = GroupKey(grid=configuration.grid, devices=configuration.devices, regridded=regridded)
         if key not in self._groups:
@@ -142,7 +158,7 @@ class PlacementCosts:
         return self._groups[key]
 
     def _spatial_group(self, shape: Configuration) -> Group:
-        """The worst of the groups that share a sample. Re-split, any two ranks talk to each other."""
+        """Returns the worst of the groups that share a sample; where the grid changes, any two ranks talk to each other."""
         count, near = shape.devices, shape.spatial
         groups = [self.slots[first : first + near] for first in range(0, count, near)]
         apart_by = (

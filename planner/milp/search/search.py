@@ -1,8 +1,9 @@
-"""The course of a search: which shapes are looked into, and when.
+"""The course of a search: which configurations are looked into, and when.
 
-First answers come from the most promising shapes and from the trivial plans, and orders listed anew for the best of
-them. Then shapes are taken up as their totals (`planner.milp.proof.totals`) bound them, the lowest first: what is left when
-the work allowed for that is done is bounded by the next one, and nothing was spent on what could not be the least.
+First answers come from the most promising configurations and from the trivial plans, and orders listed anew for the
+best of them. Then configurations are taken up as their totals (`planner.milp.proof.totals`) bound them, the lowest
+first. What is left when the work allowed for that is done is bounded by the next one, and nothing was spent on what
+could not be the least. At last the mixed-integer program states the proof over whatever is still open.
 """
 
 from __future__ import annotations
@@ -106,7 +107,10 @@ def search(
 
 
 def solve_program(state: SearchState) -> None:
-    """The mixed-integer program over the winner and whatever is still open, where it is small enough to write."""
+    """Solves the mixed-integer program over the winner and whatever is still open, where it is small enough to write.
+
+    Args: `state` is that of a search whose proofs are done; its bounds and its best plan may get better.
+    """
     if state.best is None:
         return
     if state.best.closing is None:
@@ -130,7 +134,7 @@ def solve_program(state: SearchState) -> None:
 
 
 def _open_part(state: SearchState, tried: ConfigurationState) -> formulation.OpenConfiguration | None:
-    """The cuts that the rows do not refute; ties with the best answer stay."""
+    """Returns the cuts that the rows do not refute; ties with the best answer stay."""
     if tried.closing is None or tried.closing.root is None or tried.problem.flagged:
         return None
     pool, most = tried.closing.record.pool, state.limit + ROUNDING
@@ -165,7 +169,7 @@ def ranked(instance: Instance) -> list[Configuration]:
 
 
 def _guess_ns(bound: TotalsBound, shape: Configuration) -> float:
-    """About what a shape may take: where to look first. Bounds nothing."""
+    """Returns about what a configuration may take, to know where to look first; it bounds nothing."""
     tables, work = bound.instance.tables(shape), bound.work(shape)
     bytes_a_worker = np.array([tables.gradients[0, -1] * shape.pipes // shape.workers])
     sums = (

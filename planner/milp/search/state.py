@@ -63,6 +63,8 @@ class ConfigurationState:
 
 @dataclass(kw_only=True)
 class SearchState:
+    """The configurations looked into, the best plan met, and the bounds of what was left."""
+
     instance: Instance
     effort: Effort
     below: int = UNFIT_NS  # what a plan has to take less than
