@@ -11,8 +11,9 @@ _SEEN = 0.0005  # share of a step below which a part is not told
 
 def explanation_text(found: Explanation) -> str:
     """Returns what `--explain` prints: the plans that were priced beside the plan, and what would change it."""
+    table = rivals_text(found.plan)
     parts = [
-        rivals_text(found.plan),
+        f"{table}\n" if table else "",
         _made_of(found.chosen),
         _hidden(found),
         _errors(found),
@@ -33,13 +34,15 @@ def _hidden(found: Explanation) -> str:
         return ""
     choice, step_ns = found.plan.schedule, found.plan.prediction.step_ns
     saved = found.in_one.step_ns - step_ns
+    if saved < _SEEN * step_ns:
+        return ""
     late = choice.settings.get("late", 0)
     at_use = ", updates when the next step needs them" if choice.settings.get("updates") == "at_use" else ""
     order = ", sums by priority" if choice.settings.get("sums") else ""
     last = f", weight gradients of {late} parts last" if late else ""
     return (
         f"Out-of-order backprop saves {format_duration(saved)} of {format_duration(found.in_one.step_ns)} "
-        f"({saved / max(found.in_one.step_ns, 1):.1%}): gradients summed in {choice.chunks} parts{order}{at_use}{last}."
+        f"({format_percent(saved / max(found.in_one.step_ns, 1))}): gradients summed in {choice.chunks} parts{order}{at_use}{last}."
     )
 
 
