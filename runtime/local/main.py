@@ -21,8 +21,7 @@ from planner import plan as plans
 from planner.plan import Plan
 from runtime import checkpoint as checkpoints
 from runtime import runfolder
-from runtime.local.signals import STATES, EndSignals
-from runtime.local.supervise import die_with_parent, supervise
+from runtime.local.supervise import STATES, EndSignals, die_with_parent, supervise
 from runtime.runfolder import Attempt, Job, Outcome, Paths, note_attempt, result_of, tell
 from runtime.train import Model, run_script, sleep_rank, train_rank
 

@@ -19,7 +19,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
-from runtime.local.signals import as_before
 from runtime.runfolder import BEAT, Outcome, Paths, read_cause, write_cause, write_whole
 
 POLL_S = 0.05
@@ -28,6 +27,8 @@ GRACE_S = 1.0  # after the first failure, for causes that are still being writte
 PR_SET_PDEATHSIG = 1
 
 Asked = Callable[[], tuple[str, str] | None]  # whether all is to end: state and cause
+
+STATES = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended"}
 
 
 @dataclass
@@ -233,3 +234,41 @@ def supervise(
     """
     pids = fork_ranks(paths, ranks, main)
     return RankWatch(paths, pids, deadline_s, told).until_the_end()
+
+
+class EndSignals:
+    """Remembers the first SIGINT or SIGTERM.
+
+    The handler only sets a flag, so it cannot interrupt the supervisor while it updates its table of
+    processes.
+    """
+
+    def __init__(self, parent: int) -> None:
+        self._parent = parent  # 0 where the run may outlive it
+        self._number: signal.Signals | None = None
+
+    def listen(self) -> None:
+        """Takes over SIGINT and SIGTERM of this process."""
+        for number in STATES:
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: object) -> None:
+        self._number = self._number or signal.Signals(number)
+
+    def __call__(self) -> tuple[str, str] | None:
+        """Returns the state and the cause with which the run is to end, None before any signal."""
+        if self._number is None:
+            return None
+        if self._number == signal.SIGINT:
+            cause = "by Ctrl-C"
+        elif self._parent and os.getppid() != self._parent:
+            cause = "the process that launched it is gone"
+        else:
+            cause = f"it was told to, by {self._number.name}"
+        return STATES[self._number], cause
+
+
+def as_before() -> None:
+    """Gives SIGINT and SIGTERM their usual effect again, in a process forked from one that listens."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -133,17 +133,11 @@ class PlacementCosts:
         return self._worker_sums[key]
 
     def column_sums(self, configuration: Configuration) -> tuple[Sum, ...]:
-        """Returns the all-reduces over the replicas of a configuration.
-
-        Returns: one `Sum` for each worker.
-        """
+        """Returns the all-reduces over the replicas of a configuration, one for each worker."""
         return self.worker_sums(configuration, tuple((w,) for w in range(configuration.workers)))
 
     def typical_sum(self, configuration: Configuration) -> Sum:
-        """Returns the all-reduce over the replicas of the first worker.
-
-        Returns: a `Sum` to guess by, not to bound by.
-        """
+        """Returns the all-reduce over the replicas of the first worker: to guess by, not to bound by."""
         return self.worker_sums(configuration, ((0,),))[0]
 
     def spatial_group(self, configuration: Configuration) -> Group:
