@@ -1,7 +1,7 @@
 """Other orders of the layers, where a graph is no chain: which are searched, and what the proof then covers.
 
 A cut of one order is a chain of downward-closed sets, and so is every plan. Where a model is small and has few orders,
-each is searched, which is the whole lattice. Else those of the best balanced stages are (`planner.milp.lattice`), for
+each is searched, which is the whole lattice. Else those of the best balanced stages are (`planner.milp.layer_orders.lattice`), for
 the depths of the best plans; the certificate names how many. Samples stay whole in them.
 """
 
