@@ -4,7 +4,7 @@ Reads `*.json` from the folder given, or from the environment variable SHARDWRIG
 `dnn-partitioning`, or that folder itself). A placement is contiguous when each device holds the difference of two
 downward-closed sets of the forward graph; a backward node goes where the forward node of its colour went, one without
 such a node stands where the backward pass, read in reverse, puts it. A load is the latencies of a device's nodes and
-its transfers, each source once a direction; the largest load is the time a sample. `planner.milp.lattice` searches
+its transfers, each source once a direction; the largest load is the time a sample. `planner.milp.layer_orders.lattice` searches
 all such chains of sets.
 """
 

@@ -2,7 +2,7 @@
 
 Where every worker holds one stage, whether a stage must recompute depends on its own layers alone, and recomputing
 never saves time: so the choice is made within each stage's interval, and proofs hold for all choices of all stages.
-Where workers hold several, see `planner.milp.choosing`.
+Where workers hold several, see `planner.milp.cut.recompute_choice`.
 What is recomputed is the first layers of a stage, as few as fit, or all; what the others save is kept, beside what
 enters the stage. Orders have recomputation everywhere; where it is spared it takes no time, which leaves every other
 action where it was.

@@ -67,7 +67,7 @@ class StageCosts(Sizes):
         None  # where only some stages recompute; `prefix_ns` then has no recomputation
     )
     flagged: ClassVar[bool] = (
-        False  # whether a flag a stage follows the boundaries; see `planner.milp.choosing`
+        False  # whether a flag a stage follows the boundaries; see `planner.milp.cut.recompute_choice`
     )
 
     @cached_property
