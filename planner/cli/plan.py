@@ -34,7 +34,7 @@ class Measure(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What of a question is asked several times over."""
+    """The part of a question that may be asked several times over: batches, devices, limits."""
 
     batches: tuple[int, ...]  # empty: as many as gain something
     devices: tuple[int, ...]  # empty: all there are
@@ -93,7 +93,10 @@ class PlanOptions:
         return self.schedule.split(",") if self.schedule is not None else None
 
     def place(self, workload: str, goal: Goal) -> Path:
-        """Of the answer, a file or a folder: one that can be written."""
+        """Returns where the answer goes, a file or a folder.
+
+        Raises: BadInput where it cannot be written.
+        """
         suffix = ".yaml" if goal.single else ""
         path = self.output or Path(f"{Path(workload).stem}-{goal.what}{suffix}")
         refuse = files.refuse_overwrite if goal.single else files.refuse_folder
@@ -221,14 +224,14 @@ def _one(costs: Profile, machines: Cluster, goal: Goal, asked: Asked, where: Pla
 
 
 def _written(path: Path, where: PlanOptions) -> str:
-    """Where the plan lies, and which layers of the answer were not asked for."""
+    """Returns where the plan lies, and which layers of the answer were not asked for."""
     more = [] if where.explain else ["--explain: why this plan"]
     more += [] if where.proof else ["--proof: what was searched"]
     return "     ".join([f"plan written to {path}", *more])
 
 
 def _frozen(found: Plan, asked: Asked) -> list[str]:
-    """A family that is asked for keeps its own orders, and another question may find better ones in it."""
+    """Returns a hint where a family was asked for by name: it keeps its own orders, and better ones may exist."""
     fixed = asked.fix.get("schedule") if asked.fix else None
     named = [str(fixed)] if fixed is not None else [*(asked.schedules or ())]
     if not named or "listed" in named or len(found.stages) == 1:
@@ -240,7 +243,7 @@ def _frozen(found: Plan, asked: Asked) -> list[str]:
 
 
 def _solved(costs: Profile, machines: Cluster, batch: int, asked: Asked) -> Plan:
-    """Or why nothing fits, and what would."""
+    """Returns the plan; Infeasible says why nothing fits, and what would."""
     from planner import milp
 
     return milp.solve_with_search(asked.space(costs, machines, batch), asked.effort)[0]

@@ -1,4 +1,8 @@
-"""The same question over limits, devices and batches."""
+"""Asks a planning question over limits, devices and batches, and explains its answer.
+
+A profile, a cluster and what is asked go in; frontiers, sweeps and explanations come out as data, which
+`planner.show` draws. Start reading in `frontier.py`.
+"""
 
 from planner.explore.explanation import Explanation, PlanParts, explained
 from planner.explore.frontier import Frontier, FrontierRow, frontier

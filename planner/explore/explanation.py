@@ -1,4 +1,4 @@
-"""Why a plan and no other: what its step is made of, what its rivals lose, what more memory would give, near-ties."""
+"""Explains a plan as data: what its step is made of, its runners-up, and what more memory would give."""
 
 from __future__ import annotations
 
@@ -61,14 +61,18 @@ class Explanation:
 
     @property
     def within(self) -> float:
-        """Where every cost is off by at most `error`, nothing is faster by more than this share."""
+        """Returns by which share a plan may be faster at most, where every cost is off by at most `error`."""
         return 2 * self.error / (1 - self.error) if self.error < 1 else float("inf")
 
 
 def explained(
     profile: Profile, cluster: Cluster, batch: int, asked: Asked | None = None, *, more_bytes: int = GIB
 ) -> Explanation:
-    """The plan that `solve` finds, and why; Infeasible where there is none."""
+    """Solves a question, and explains its plan.
+
+    Args: `more_bytes` is the memory that each device is given more, to see what that would change.
+    Raises: Infeasible where there is no plan.
+    """
     asked = asked or Asked()
     space = asked.space(profile, cluster, batch)
     plan, found = solve_with_search(space, asked.effort)
@@ -103,7 +107,7 @@ def _part(tried: ConfigurationState) -> PlanParts:
 
 
 def _others(found: SearchState) -> list[ConfigurationState]:
-    """Those that lost, the best first."""
+    """Returns the answered configurations that lost, the best first."""
     others = [tried for tried in found.tried.values() if tried.answer is not None and tried is not found.best]
     return sorted(others, key=lambda tried: (tried.answer.ns if tried.answer else 0, tried.shape))
 
@@ -130,7 +134,7 @@ def _runners_up(found: SearchState) -> Iterator[PlanParts]:
 
 
 def _near(found: SearchState, limit_ns: float) -> Iterator[PlanParts]:
-    """Each way to train once, in the best of its orders."""
+    """Yields each way to train once, in the best of its orders."""
     near = [tried for tried in _others(found) if tried.answer is not None and tried.answer.ns <= limit_ns]
     assert found.best is not None
     firsts: dict[str, ConfigurationState] = {}

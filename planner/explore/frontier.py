@@ -67,7 +67,10 @@ class Frontier:
 
 
 def peak_bytes(plan: Plan) -> int:
-    """Of the fullest device, its margin aside."""
+    """Returns the predicted peak of the fullest device.
+
+    Returns: bytes, without the margin.
+    """
     return max(memory.total - memory.margin for memory in plan.prediction.memory)
 
 
@@ -85,7 +88,11 @@ def frontier(
     most: int = MOST_SOLVES,
     resolution: float = RESOLUTION,
 ) -> Frontier:
-    """Both fronts; empty where nothing fits at all (`solve` says why)."""
+    """Finds every plan that is the best trade of time against memory, or of time against devices.
+
+    Args: at most `most` questions are asked a trade; stretches narrower than the share `resolution` are not.
+    Returns: no rows where nothing fits at all; `solve` says why.
+    """
     asked = asked or Asked()
     space = asked.space(profile, cluster, batch)
     top = solve_or_none(space, asked.effort)
@@ -111,7 +118,7 @@ def _place(row: FrontierRow) -> tuple[int, int, int]:
 
 
 def _name(plan: Plan) -> str:
-    """The decisions, whatever their proof."""
+    """Returns the decisions of a plan as text, whatever its proof."""
     return plan.model_dump_json(exclude={"certificate"})
 
 
@@ -154,7 +161,7 @@ def _traced(
     most: int,
     resolution: float,
 ) -> tuple[list[Plan], bool]:
-    """The front below `first`, and whether all of it was asked; nothing fits within `floor`."""
+    """Returns the frontier below `first`, and whether all of it was asked; nothing fits within `floor`."""
     answers, nothing = [first], floor
     for _ in range(most):
         stretch = _widest(answers, nothing, resolution)
@@ -173,7 +180,7 @@ def _traced(
 
 
 def _widest(answers: list[_Answer], nothing: int, resolution: float) -> tuple[int, int] | None:
-    """The open stretch of limits with the largest share between its ends; both ends are answered."""
+    """Returns the open stretch of limits with the largest ratio of its ends, both of which are answered."""
     ordered = sorted(answers, key=lambda a: a.uses)
     below = [(nothing, -1), *((a.limit, a.plan.prediction.step_ns) for a in ordered[:-1])]
     found = []
@@ -185,7 +192,7 @@ def _widest(answers: list[_Answer], nothing: int, resolution: float) -> tuple[in
 
 
 def _best(answers: list[_Answer]) -> list[Plan]:
-    """Those that nothing thriftier equals, with the best bound that holds for each: more room is never slower."""
+    """Returns the plans that nothing thriftier equals, each with the best bound that holds: more memory is never slower."""
     front: list[Plan] = []
     bound = 0
     ordered = sorted(answers, key=lambda a: (-a.limit, a.uses))
@@ -207,14 +214,14 @@ def _with_bound(plan: Plan, bound_ns: int) -> Plan:
 
 
 def _least_bytes(space: Instance) -> int:
-    """The parameters with their gradients, spread over every device: nothing fits within less."""
+    """Returns the bytes of parameters and gradients, spread over every device: nothing fits within less."""
     weights = space.profile.graph.parameters
     own = sum(weight.bytes * (2 if weight.trainable else 1) for weight in weights)
     return own // total_devices(space.cluster) - 1
 
 
 def _with_limits_of(cluster: Cluster, plan: Plan) -> Plan:
-    """Solved under tighter limits, told under those that the devices have."""
+    """Returns a plan that was solved under tighter limits with the limits that its devices have."""
     devices: dict[int, list[NodeGroup]] = {}
     for place in plan.places:
         devices.setdefault(place.pipeline, []).append(cluster.groups[place.node])

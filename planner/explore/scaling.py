@@ -1,4 +1,4 @@
-"""The same training on more devices, or with larger batches: what each buys, and from where on it buys little."""
+"""Plans the same training on more devices or with larger batches, and finds from where on more buys little."""
 
 from __future__ import annotations
 
@@ -50,14 +50,13 @@ class ScalingRow:
 
     @property
     def device_hours(self) -> float:
-        """For a million samples."""
+        """Returns the hours of all devices together for a million samples."""
         return self.devices * 1e6 / self.samples_per_s / 3600 if self.plan else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lemma:
-    """What is not computing takes `ratio` times as long as all computing would on one device. If it stays so,
-    G devices are (1 + R) / (1/G + R) times as fast as one."""
+    """The overhead of a plan: everything but computing takes `ratio` times the computing of one device."""
 
     ratio: float
     devices: int  # on which it was found
@@ -67,11 +66,11 @@ class Lemma:
 
     @property
     def limit(self) -> float:
-        """However many devices."""
+        """Returns how many times as fast as one any number of devices can be."""
         return (1 + self.ratio) / self.ratio if self.ratio else float("inf")
 
     def efficient_devices(self, efficiency: float = EFFICIENT) -> float:
-        """Up to so many, each device brings this share of its speed."""
+        """Returns the number of devices up to which each brings a share of its speed."""
         return ((1 + self.ratio) / efficiency - 1) / self.ratio if self.ratio else float("inf")
 
 

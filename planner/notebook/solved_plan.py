@@ -77,17 +77,17 @@ class SolvedPlan(Plan):
         return SolvedPlan.of(solve_question(asked), asked, before=self)
 
     def frontier(self) -> SolvedFrontier:
-        """The best trades of time against memory and against devices."""
+        """Returns the best trades of time against memory and against devices."""
         return front(self.question)
 
     def timeline(self) -> Timeline:
-        """One step, as it will run."""
+        """Returns one step, as it will run."""
         from planner.simulate import simulate_plan
 
         return simulate_plan(self)
 
     def violations(self) -> list[str]:
-        """What is wrong with it, judged from the problem statement; empty where nothing is."""
+        """Returns what is wrong with the plan, judged from the problem statement; empty where nothing is."""
         from planner.verify import violations
 
         asked = self._asked
@@ -97,7 +97,11 @@ class SolvedPlan(Plan):
         return [str(each) for each in found]
 
     def report(self, path: str | Path, *, run: RunRecord | None = None, costs: Profile | None = None) -> Path:
-        """Writes the report for a browser; what is there is overwritten."""
+        """Writes the report for a browser; a file at `path` is overwritten.
+
+        Args: `run` is shown beside the prediction; `costs` are those that the plan was solved with by default.
+        Returns: the path.
+        """
         from planner import files
         from planner.report import Contents, render
 
@@ -109,7 +113,7 @@ class SolvedPlan(Plan):
         return self.timeline().plot()
 
     def to_rows(self) -> list[dict[str, object]]:
-        """A stage a row."""
+        """Returns a row for each stage, as data."""
         return stage_rows(self)
 
     def to_dict(self) -> dict[str, object]:
@@ -142,7 +146,7 @@ class SolvedFrontier:
 
     @property
     def plans(self) -> tuple[SolvedPlan, ...]:
-        """From the fastest to the thriftiest."""
+        """Returns the plans from the fastest to the thriftiest."""
         return tuple(SolvedPlan.of(row.plan, self.asked) for row in self.found.rows)
 
     def __len__(self) -> int:

@@ -195,7 +195,7 @@ class Plan(Part):
     @model_validator(mode="before")
     @classmethod
     def _of_version_1(cls, data: object) -> object:
-        """Files of version 1 differ in their certificate alone."""
+        """Reads files of version 1, which differ in their certificate alone."""
         if not isinstance(data, dict) or data.get("version") != 1 or data["version"] is True:
             return data
         proof = data.get("certificate")
@@ -204,11 +204,17 @@ class Plan(Part):
 
 
 def grids_of(stage: StagePlan) -> tuple[tuple[int, ...], ...]:
-    """Those that samples lie on in a stage, one after the other; none where they are whole throughout."""
+    """Returns the grids that samples lie on in a stage, one after the other.
+
+    Returns: the empty tuple where samples are whole throughout.
+    """
     turned = (turn.spatial for turn in stage.regrid if not turn.samples)
     return (*([stage.spatial] if stage.spatial else []), *turned)
 
 
 def shared_from(stage: StagePlan) -> str:
-    """The layer from which on ranks share the samples of a stage; empty where they do not."""
+    """Returns the layer from which on ranks share the samples of a stage.
+
+    Returns: the empty text where they do not.
+    """
     return next((turn.before for turn in stage.regrid if turn.samples), "")

@@ -13,12 +13,19 @@ _ONE_A_LINE = {"places": PLACE_COLUMNS, "orders": "one pipeline worker a line"}
 
 
 def load(path: Path | str) -> Plan:
-    """The plan in a file; BadInput where it is not one. Whether it is right is `verify`'s question."""
+    """Reads a plan from a file of version 1 or 2. Whether the plan is right is `verify`'s question.
+
+    Raises: BadInput with file and line where it is no plan.
+    """
     return files.load(Plan, Path(path), version=PLAN_VERSION)
 
 
 def parse(text: str, *, name: str = "plan") -> Plan:
-    """The plan in a text; `name` stands for the file in messages."""
+    """Reads a plan from a text.
+
+    Args: `name` stands for the file in messages.
+    Raises: BadInput as `load`.
+    """
     return files.read(Plan, text, name=name, version=PLAN_VERSION)
 
 
