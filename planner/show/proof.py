@@ -17,10 +17,7 @@ BY_HAND = "not proved: this plan was written by hand"
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """Returns the three lines that say what a plan takes, what it is, and how good it is known to be.
-
-    Example: the third line may be "  proved fastest of 120 configurations for these costs".
-    """
+    """Returns the three lines: what a plan takes, what it is, and how good it is known to be."""
     return [first_line(plan), f"  {how(plan)}", f"  {verdict(plan)}"]
 
 
