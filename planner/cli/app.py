@@ -41,7 +41,7 @@ class ProfileElsewhere(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Tools:
-    """What the planner needs of the runtime, handed in by the facade and fetched only when used."""
+    """The functions that the planner needs of the runtime, handed in by the facade and fetched only when used."""
 
     backward_split: Callable[[], BackwardSplit]
     spatial_split: Callable[[], SpatialSplit]
@@ -98,7 +98,10 @@ def add_command(
 
 
 def app(about: str) -> typer.Typer:
-    """Without commands yet."""
+    """Returns the program, without commands yet.
+
+    Args: `about` is the first line of its help.
+    """
     made = typer.Typer(
         name=NAME,
         help=about,
@@ -125,7 +128,10 @@ def _version(asked: bool) -> None:
 
 
 def answer(made: Callable[[], typer.Typer], arguments: Sequence[str]) -> int:
-    """Does what the arguments say; returns the exit status. Errors of users are one message."""
+    """Runs the command that the arguments name.
+
+    Returns: the exit status.
+    """
     own = list(takewhile("--".__ne__, arguments))  # after it: a script's
     as_json = "--json" in own
     with answers_alone() if as_json and not {"--help", "-h"}.intersection(own) else nullcontext():

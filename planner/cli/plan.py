@@ -34,7 +34,7 @@ class Measure(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What of a question is asked several times over."""
+    """The part of a question that may be asked several times over: batches, devices, limits."""
 
     batches: tuple[int, ...]  # empty: as many as gain something
     devices: tuple[int, ...]  # empty: all there are
@@ -93,7 +93,10 @@ class PlanOptions:
         return self.schedule.split(",") if self.schedule is not None else None
 
     def place(self, workload: str, goal: Goal) -> Path:
-        """Of the answer, a file or a folder: one that can be written."""
+        """Returns where the answer goes, a file or a folder.
+
+        Raises: BadInput where it cannot be written.
+        """
         suffix = ".yaml" if goal.single else ""
         path = self.output or Path(f"{Path(workload).stem}-{goal.what}{suffix}")
         refuse = files.refuse_overwrite if goal.single else files.refuse_folder
@@ -229,7 +232,7 @@ def _one(question: Question, goal: Goal, where: PlanOptions) -> None:
 
 
 def _written(path: Path, where: PlanOptions) -> str:
-    """Where the plan lies, and which layers of the answer were not asked for."""
+    """Returns where the plan lies, and which layers of the answer were not asked for."""
     more = [] if where.explain else ["--explain: why this plan"]
     more += [] if where.proof else ["--proof: what was searched"]
     return "     ".join([f"plan written to {path}", *more])

@@ -17,7 +17,10 @@ MODELS: Mapping[str, type[BaseModel]] = {"plan.schema.json": Plan, "cluster.sche
 
 
 def text(model: type[BaseModel]) -> str:
-    """A model's schema; in a file the version is never left out."""
+    """Returns a model's JSON schema.
+
+    Returns: JSON; in a file the version is never left out.
+    """
     schema = model.model_json_schema()
     required = ["version", *schema.get("required", [])]
     return json.dumps({"$schema": DIALECT, **schema, "required": required}, indent=1) + "\n"

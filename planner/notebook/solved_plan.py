@@ -116,7 +116,7 @@ class SolvedPlan(Plan):
         return self.timeline().plot()
 
     def to_rows(self) -> list[dict[str, object]]:
-        """A stage a row."""
+        """Returns a row for each stage, as data."""
         return stage_rows(self)
 
     def to_dict(self) -> dict[str, object]:

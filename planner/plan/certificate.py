@@ -72,7 +72,7 @@ class Rival(Part):
 
 
 class SearchCounts(Part):
-    """How many configurations a search met, and what became of them."""
+    """The numbers of configurations that a search met, by what became of them."""
 
     configurations: Natural
     solved: Natural = Field(description="taken up, and proved to hold no faster plan")
@@ -82,7 +82,7 @@ class SearchCounts(Part):
 
 
 class LayerOrders(Part):
-    """Which orders of the layers were searched besides the model's own, on whole samples."""
+    """The orders of the layers that were searched besides the model's own, on whole samples."""
 
     searched: Literal["model", "all", "balanced", "too_many"] = Field(
         default="model",
@@ -93,7 +93,7 @@ class LayerOrders(Part):
 
 
 class SearchSpace(Part):
-    """What a bound is about: no plan among these is faster."""
+    """The plans that a bound is about: none of them is faster."""
 
     families: tuple[Text, ...]
     fixed: dict[str, str] = Field(default_factory=dict, description="decisions that were pinned")
@@ -154,7 +154,7 @@ class Certificate(Part):
 def of_version_1(data: dict[str, object]) -> dict[str, object]:
     """Returns the certificate of a version 1 file as version 2 has it.
 
-    Its sentences are dropped, and so are its rivals, which it knew by sentences only.
+    Args: `data` is as read; its sentences are dropped, and so are its rivals, which it knew by sentences only.
     """
     kept = {key: value for key, value in data.items() if key not in ("gap", "scope", "rivals")}
     if "free_bound_ns" in kept:
@@ -163,7 +163,10 @@ def of_version_1(data: dict[str, object]) -> dict[str, object]:
 
 
 def compact(certificate: Certificate) -> dict[str, object]:
-    """Returns a certificate as it is written: optional values that equal their default are left out."""
+    """Returns a certificate as it is written.
+
+    Returns: plain data; optional values that equal their default are left out.
+    """
     data = certificate.model_dump(mode="json", exclude={"chosen", "rivals", "space"})
     if certificate.space is not None:
         data["space"] = certificate.space.model_dump(mode="json", exclude_defaults=True)
@@ -178,7 +181,7 @@ _UNFIT = ("kind", "configuration", "step_ns", "missing_bytes")
 
 
 def _rival(rival: Rival) -> dict[str, object]:
-    """A configuration without its defaults; of the numbers, those that tell a plan that fits, or why it does not."""
+    """Returns a rival without the defaults of its configuration, and with the numbers that tell its step or what it lacks."""
     short, whole = rival.model_dump(mode="json", exclude_defaults=True), rival.model_dump(mode="json")
     names = _UNFIT if rival.step_ns is None else _PRICED
     told = {name: short.get(name, whole[name]) for name in names}

@@ -49,7 +49,10 @@ def schedule_of(plan: Plan) -> Schedule:
 
 
 def stage_rows(plan: Plan) -> list[dict[str, object]]:
-    """Returns a row a stage: its workers, layers, durations in nanoseconds and the bytes it sends a micro-batch."""
+    """Returns a row for each stage, as data.
+
+    Returns: its workers and layers, durations in nanoseconds, and the bytes that it sends a micro-batch.
+    """
     return [
         {
             "stage": index,

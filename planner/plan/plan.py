@@ -204,7 +204,7 @@ class Plan(Part):
     @model_validator(mode="before")
     @classmethod
     def _of_version_1(cls, data: object) -> object:
-        """Files of version 1 differ in their certificate alone."""
+        """Reads files of version 1, which differ in their certificate alone."""
         if not isinstance(data, dict) or data.get("version") != 1 or data["version"] is True:
             return data
         proof = data.get("certificate")

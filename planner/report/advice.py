@@ -1,4 +1,4 @@
-"""What to try next, each only where the plan, its proof or its run gives the reason."""
+"""Advice on what to try next, each only where the plan, its proof or its run gives the reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _NEAR = 0.03
 
 
 def advice(found: Contents) -> Iterator[tuple[str, str]]:
-    """(what and why, the command or call; empty where there is none)"""
+    """Yields what to try and why, each with a command or call.
+
+    Returns: pairs of words; the second is empty where there is no command.
+    """
     yield from _proof(found)
     yield from _costs(found)
     yield from _pipeline(found)

@@ -1,4 +1,4 @@
-"""What a report is made of, reckoned once: the plan with its step, and beside it the run, the profile, the front."""
+"""The values that a report shows, computed once: the plan with its step, and its run, profile and frontier."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Contents:
 
     @cached_property
     def step_ns(self) -> int:
-        """From one step to the next, as the plan's own orders and durations have it."""
+        """Returns the time from one step to the next, as the plan's own orders and durations have it."""
         rolling = self.plan.schedule.update == "rolling"
         return period_of_plan(self.plan) if rolling else self.timeline.makespan_ns
 
@@ -75,7 +75,7 @@ class Contents:
 
     @cached_property
     def fullest(self) -> int:
-        """The worker whose memory is nearest to its limit."""
+        """Returns the worker whose memory is nearest to its limit."""
         shares = [
             memory.total / memory.limit if memory.limit else 0.0 for memory in self.plan.prediction.memory
         ]
@@ -83,9 +83,9 @@ class Contents:
 
     @cached_property
     def memory_lines(self) -> tuple[Timeline, list[int]] | None:
-        """Bytes over time with the profile's sizes, and every worker's limit; None where a size is not known.
+        """Returns bytes over time with the profile's sizes, and every worker's limit; None where a size is not known.
 
-        What is held throughout is what the plan says of a worker's peak, less what moves at its worst moment.
+        A worker holds throughout what the plan says of its peak, less what moves at its worst moment.
         """
         moved = None if self.profile is None else moving(self.plan, self.profile)
         if moved is None:
@@ -101,7 +101,7 @@ class Contents:
 
     @cached_property
     def layer_ns(self) -> Mapping[str, int] | None:
-        """Forward and backward of each layer."""
+        """Returns the time of forward and backward of each layer in nanoseconds, None without a profile."""
         if self.profile is None:
             return None
         key = setting(self.plan)

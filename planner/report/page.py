@@ -67,7 +67,7 @@ def _file_name(workload: str) -> str:
 
 
 def _json(data: object) -> str:
-    """Safe inside a script element: nothing in it can end the element or begin a comment."""
+    """Returns data as JSON that is safe inside a script element: it cannot end the element or begin a comment."""
     shown = json.dumps(data, separators=(",", ":"))
     return shown.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 

@@ -14,7 +14,10 @@ from planner.units import format_bytes, format_duration, format_percent, format_
 
 
 def head(found: Contents) -> str:
-    """Returns the head of the page: the three lines that say what the plan is, and its numbers at a glance."""
+    """Returns the head of the page.
+
+    Returns: HTML with the three lines that say what the plan is, and its numbers at a glance.
+    """
     lines = "<br>".join(escaped(line.strip()) for line in plan_lines(found.plan))
     return f'<h1>{escaped(found.plan.model.workload)}</h1><p class="lead">{lines}</p>{_tiles(found)}'
 
@@ -109,7 +112,7 @@ def _legend(found: Contents) -> str:
 
 
 def _hues(plan: Plan) -> list[tuple[int, str]]:
-    """One colour a pipe, or, where there is one pipe, for each turn that it takes through the workers."""
+    """Returns a colour for each pipe or, where there is one pipe, for each turn that it takes through the workers."""
     pipes, turns = len(plan.schedule.place), -(-len(plan.stages) // plan.axes.pipeline)
     word, count = ("pipe", pipes) if pipes > 1 else ("turn", turns)
     return [(hue, f" ({word} {hue})" if count > 1 else "") for hue in range(min(4, count))]

@@ -58,7 +58,10 @@ def frontier(found: Contents) -> str:
 
 
 def rivals(found: Contents) -> str:
-    """Returns the section on the plans that were priced beside this one; empty where there are none."""
+    """Returns the section on the plans that were priced beside this one.
+
+    Returns: the empty text where there are none.
+    """
     listed = rival_rows(found.plan)
     if len(listed) < 2:
         return ""
@@ -143,7 +146,10 @@ def _sends(hops: Sequence[Hop]) -> list[str]:
 
 
 def certificate(found: Contents) -> str:
-    """Returns the section on the proof: its bounds, what was searched, and what it assumes."""
+    """Returns the section on the proof.
+
+    Returns: HTML with its bounds, what was searched, and what it assumes.
+    """
     proof, said = proof_list(found.plan), f"<p>{escaped(verdict(found.plan))}.</p>"
     if proof is None:
         return section("proof", "The certificate", said)

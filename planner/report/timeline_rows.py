@@ -37,7 +37,7 @@ class Track:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Events of each kind."""
+        """Returns the number of events of each kind."""
         kinds = [self.names[code][0] for code in self.code.tolist()]
         return {kind: kinds.count(kind) for kind in SHOWN if kind in kinds}
 
@@ -103,7 +103,10 @@ def deflated(raw: bytes) -> str:
 
 
 def per_row(found: Track, counted: Callable[[str], bool]) -> list[int]:
-    """Nanoseconds that each row spends on the kinds that count."""
+    """Sums the time that each row spends on the kinds that count.
+
+    Returns: nanoseconds.
+    """
     wanted = np.array([counted(kind) for kind, _, _ in found.names], bool)
     took = np.where(wanted[found.code], found.took_ns, 0) if len(found) else found.took_ns
     edges = np.cumsum([0, *found.rows])

@@ -32,37 +32,55 @@ MEMORY_PARTS = (
 def page_table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str, ours: int | None = None
 ) -> str:
-    """Returns a table with every row of the page; cells are HTML already, and the row numbered `ours` is marked."""
+    """Returns a table with every row of the page.
+
+    Args: cells are HTML already; the row numbered `ours` is marked.
+    """
     return table(heads, [map(Markup, row) for row in rows], most=None, caption=caption, ours=ours)
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> str:
-    """Returns a list of names with what each is; the second of a row is HTML already."""
+    """Returns a list of names with what each is.
+
+    Args: the second of each row is HTML already.
+    """
     body = "".join(f"<dt>{escaped(name)}</dt><dd>{value}</dd>" for name, value in rows)
     return f'<dl class="facts">{body}</dl>'
 
 
 def meter(share: float, *, other: bool = False) -> str:
-    """Returns a bar of a share from 0 to 1, in another colour for `other`."""
+    """Draws a bar of a share.
+
+    Args: `share` from 0 to 1; `other` gives it another colour.
+    """
     width = min(100.0, max(0.0, 100 * share))
     return f'<span class="meter{" other" if other else ""}"><i style="width:{width:.2f}%"></i></span>'
 
 
 def section(name: str, title: str, *parts: str) -> str:
-    """Returns a section of the page with its heading; `parts` are HTML already."""
+    """Returns a section of the page with its heading.
+
+    Args: `name` is its anchor; `parts` are HTML already.
+    """
     head = f'<h2 id="h-{name}">{escaped(title)}</h2>'
     return f'<section id="{name}" aria-labelledby="h-{name}">{head}{"".join(parts)}</section>'
 
 
 def mesh(plan: Plan) -> str:
-    """Returns the degrees of a plan's mesh, the outermost first."""
+    """Returns the degrees of a plan's mesh, the outermost first.
+
+    Example: "data 2 × pipeline 4".
+    """
     axes = plan.axes
     degrees = [f"{name} {getattr(axes, name)}" for name in axes.order if getattr(axes, name) > 1]
     return " × ".join(degrees) or "one process"
 
 
 def strip(plan: Plan, layer_ns: Mapping[str, int] | None, graph: ModelGraph | None) -> str:
-    """The layers in their order, as high as they take long, with the cuts, and below what passes over cuts."""
+    """Draws the layers in their order, as high as they take long, with the cuts and what passes over them.
+
+    Args: `layer_ns` is the time of each layer, where known; without a `graph` nothing passes over cuts.
+    """
     names = [name for stage in plan.stages for name in stage.layers]
     edges = [0, *accumulate(len(stage.layers) for stage in plan.stages)]
     most = max([1, *(layer_ns or {}).values()])
@@ -114,7 +132,7 @@ def _lines(edges: Sequence[int], layers: int) -> Iterator[str]:
 
 
 def _arcs(names: Sequence[str], edges: Sequence[int], graph: ModelGraph | None) -> list[str]:
-    """Values that pass by the layer after the one that made them, and over a cut: the largest ones."""
+    """Returns arcs for the largest values that pass by the next layer and over a cut."""
     if graph is None:
         return []
     at = {name: i for i, name in enumerate(names)}
@@ -137,7 +155,10 @@ def _arcs(names: Sequence[str], edges: Sequence[int], graph: ModelGraph | None) 
 
 
 def memory_bar(found: Memory) -> str:
-    """What holds a device's memory, against its limit."""
+    """Draws what holds a device's memory, against its limit.
+
+    Returns: an SVG element.
+    """
     whole, at, parts = max(found.limit, found.total, 1), 0, []
     for name, shade in MEMORY_PARTS:
         size = int(getattr(found, name))
@@ -158,7 +179,10 @@ def memory_bar(found: Memory) -> str:
 def scatter(
     rows: Sequence[FrontierRow], of: Callable[[FrontierRow], float], name: str, unit: Callable[[float], str]
 ) -> str:
-    """Step against what it takes: each point a plan that nothing thriftier equals."""
+    """Draws plans as points: their step against what `of` finds that they take.
+
+    Args: `unit` writes a value of the axis, which is called `name`.
+    """
     xs, ys = [of(row) for row in rows], [row.step_ns for row in rows]
     low_x, high_x, low_y, high_y = min(xs), max(xs), min(ys), max(ys)
     parts = []

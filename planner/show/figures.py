@@ -32,7 +32,11 @@ class HasRecord(Protocol):
 
 
 def new(rows: int = 1, *, wide: float = 10.0, tall: float = 3.0) -> tuple[Figure, list[Axes]]:
-    """A figure that no window and no other figure knows of, and that shows itself."""
+    """Returns a figure that shows itself and that no window knows of, with its axes from top to bottom.
+
+    Args: `wide` and `tall` are inches, `tall` of one row.
+    Raises: BadInput where matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -74,7 +78,10 @@ def _lanes(axis: Axes, found: Timeline, title: str = "") -> None:
 
 
 def of_run(found: RunRecord) -> Figure:
-    """Predicted above measured on one scale of time, and how long every step took."""
+    """Draws the predicted step above the measured one on one scale of time, and how long every step took.
+
+    Returns: a figure of three rows.
+    """
     predicted = found.predicted
     step = found.measured.of_step(found.typical_step)
     figure, axes = new(3, tall=1.0 + 0.3 * min(found.plan.axes.pipeline, 32))
@@ -95,7 +102,10 @@ def of_run(found: RunRecord) -> Figure:
 
 
 def of_several(found: Sequence[Timeline], names: Sequence[str]) -> Figure:
-    """On one scale of time."""
+    """Draws timelines above each other on one scale of time.
+
+    Args: `names` are their titles, in the same order.
+    """
     ranks = max(len(set(each.rank.tolist())) for each in found)
     figure, axes = new(len(found), tall=0.9 + 0.3 * min(ranks, 32))
     most = max(each.makespan_ns for each in found) / 1e6
@@ -106,20 +116,29 @@ def of_several(found: Sequence[Timeline], names: Sequence[str]) -> Figure:
 
 
 def of_graph(graph: ModelGraph, plan: Plan | None = None) -> Figure:
-    """Operations of every layer, with the cuts of a plan where one is given."""
+    """Draws the operations of every layer.
+
+    Args: the cuts of `plan` are drawn where one is given.
+    """
     graph = as_planned(graph, plan) if plan is not None else graph
     cuts = cuts_of(plan) if plan is not None else ()
     return _bars(graph, cuts, [layer.flops(1) / 1e9 for layer in graph.layers], "GFLOP a sample")
 
 
 def of_profile(profile: Profile) -> Figure:
-    """Forward and backward time of every layer."""
+    """Draws the time of every layer.
+
+    Returns: a figure of forward and backward passes together, in milliseconds.
+    """
     times = layer_ns(profile).values()
     return _bars(profile.graph, (), [ns / 1e6 for ns in times], "ms forward and backward")
 
 
 def of_handle(run: HasRecord) -> Figure:
-    """Predicted above measured, once the run has ended."""
+    """Draws the predicted step above the measured one, once the run has ended.
+
+    Args: `run` can say what it has left so far.
+    """
     return of_run(run.record())
 
 
@@ -139,7 +158,10 @@ def _bars(graph: ModelGraph, cuts: Sequence[int], weights: Sequence[float], unit
 
 
 def of_front(found: Frontier) -> Figure:
-    """Step time against memory of the fullest device, and against devices."""
+    """Draws the step against memory of the fullest device, and against devices.
+
+    Returns: a figure of two rows.
+    """
     memory, devices = found.front("memory"), found.front("devices")
     figure, axes = new(2, tall=2.8)
     unit, name = (

@@ -12,7 +12,10 @@ class Markup(str):
 
 
 def escaped(value: object) -> str:
-    """Returns a value as text that HTML shows as it is."""
+    """Returns a value as text that HTML shows as it is.
+
+    Args: `Markup` is HTML already and comes back unchanged.
+    """
     return value if isinstance(value, Markup) else escape(str(value), quote=True)
 
 
@@ -57,7 +60,7 @@ def table(
 
 
 def _side(right: bool, page: bool) -> str:
-    """The class that the page's style knows, or the alignment for a notebook, which has no styles."""
+    """Returns the class that the page's style knows, or the alignment for a notebook, which has no styles."""
     if page:
         return ' class="n"' if right else ' class="w"'
     return ' align="right"' if right else ' align="left"'
@@ -71,15 +74,24 @@ def _number(cell: str) -> bool:
 
 
 def block(*parts: str) -> str:
-    """Returns pieces of HTML as one; empty pieces are left out."""
+    """Returns pieces of HTML as one.
+
+    Args: empty pieces are left out.
+    """
     return f"<div>{''.join(part for part in parts if part)}</div>"
 
 
 def paragraph(words: object) -> str:
-    """Returns a paragraph of plain words."""
+    """Returns a paragraph of plain words.
+
+    Args: any value; its text is escaped.
+    """
     return f"<p>{escaped(words)}</p>"
 
 
 def folded(summary: str, inside: str) -> str:
-    """Returns HTML that opens when its summary is clicked."""
+    """Returns HTML that opens when its summary is clicked.
+
+    Args: `summary` is plain words, `inside` is HTML already.
+    """
     return f"<details><summary>{escaped(summary)}</summary>{inside}</details>"

@@ -54,7 +54,11 @@ def rect(x: float, y: float, wide: float, high: float, fill: str, told: str = ""
 
 
 def timeline(found: Timeline, name: Callable[[int], str] = "rank {}".format) -> str:
-    """A row a rank: actions, with sums and messages as thin lines below them."""
+    """Draws a row for each rank: actions, with gradient sums and messages as thin lines below them.
+
+    Args: `name` turns the number of a rank into the label of its row.
+    Returns: an image element.
+    """
     boxes = list(boxes_of(found))
     ranks = sorted({box.rank for box in boxes})
     high = 22 if len(ranks) <= 24 else 10
@@ -140,7 +144,7 @@ def _drawn(boxes: Sequence[TimelineBox], y: float, high: int, scale: float) -> I
 
 
 def _condensed(boxes: Sequence[TimelineBox], y: float, high: int, span: int) -> Iterator[str]:
-    """Each column, two pixels wide, in the shade of what takes most of it; one path a shade."""
+    """Yields one path for each shade. Each column of two pixels has the shade of what takes most of it."""
     columns = (WIDTH - _LEFT - 8) // _COLUMN
     shares: list[Counter[str]] = [Counter() for _ in range(columns)]
     for box in boxes:
@@ -169,7 +173,11 @@ def _spread(shares: list[Counter[str]], box: TimelineBox, span: int, columns: in
 def strip(
     graph: ModelGraph, heights: Mapping[str, float] | None = None, cuts: Sequence[int] = (), tall: int = 90
 ) -> str:
-    """Layers in their order, as high as they weigh; dashed lines are cuts, arcs what passes by a layer."""
+    """Draws the layers in their order, as high as they weigh. Dashed lines are cuts, arcs pass by a layer.
+
+    Args: `heights` of the layers by name, their operations by default; `cuts` are indices of layers that open a stage.
+    Returns: an image element.
+    """
     names = [layer.name for layer in graph.layers]
     weights = heights or {layer.name: float(max(0, layer.flops(1))) for layer in graph.layers}
     most, wide = max([*weights.values(), 1e-30]), (WIDTH - 4) / max(1, len(names))
@@ -211,7 +219,10 @@ def _skips(graph: ModelGraph, wide: float, y: float) -> list[str]:
 
 
 def plan_memory(found: Sequence[Memory]) -> str:
-    """A bar a worker against its limit; the fullest ones where there are many."""
+    """Draws a bar for each worker against its limit, and only the fullest workers where there are many.
+
+    Returns: an image element.
+    """
     chosen = sorted(range(len(found)), key=lambda w: -found[w].total / max(1, found[w].limit))[:16]
     parts, room = [], WIDTH - 280
     for row, worker in enumerate(sorted(chosen)):
@@ -238,12 +249,19 @@ def plan_memory(found: Sequence[Memory]) -> str:
 
 
 def cuts_of(plan: Plan) -> list[int]:
-    """Indices of the layers at which stages after the first begin."""
+    """Returns the indices of the layers at which stages after the first begin.
+
+    Example: a plan with stages of 3, 2 and 4 layers has cuts at 3 and 5.
+    """
     return list(accumulate(len(stage.layers) for stage in plan.stages))[:-1]
 
 
 def dots(points: Sequence[tuple[float, float, str]], across: Callable[[float], str], name: str) -> str:
-    """Steps in nanoseconds upwards, against something across."""
+    """Draws plans as dots, their step upwards.
+
+    Args: `points` hold what the plan takes, its step in nanoseconds, and words about it.
+    Returns: an image element.
+    """
     xs, ys = [p[0] for p in points], [p[1] for p in points]
     wide, tall = max(xs) - min(xs) or 1, max(ys) - min(ys) or 1
     parts = [f'<line x1="60" x2="{WIDTH - 60}" y1="150" y2="150" stroke="#808080"/>']

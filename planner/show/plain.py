@@ -17,7 +17,10 @@ _NAMED = 6  # layers of a list
 
 
 def of_plan(plan: Plan) -> str:
-    """Returns a plan in its three lines, with its stages and the plans that were priced beside it."""
+    """Returns a plan in its three lines, with its stages and the plans that were priced beside it.
+
+    Args: a plan without a certificate has no table of rivals.
+    """
     return "\n\n".join(
         part for part in ("\n".join(plan_lines(plan)), _stages(plan), rivals_text(plan)) if part
     )
@@ -48,7 +51,7 @@ def _stages(plan: Plan) -> str:
 
 
 def _space(stage: StagePlan) -> str:
-    """How samples lie in a stage, from its first layer on."""
+    """Returns how samples lie in a stage, from its first layer on."""
     parts = ["x".join(map(str, stage.spatial)) + " parts" if stage.spatial else "whole"]
     for turn in stage.regrid:
         grid = "shared whole" if turn.samples else "x".join(map(str, turn.spatial)) + " parts"
@@ -115,7 +118,7 @@ def _totals(profile: Profile, key: CostKey) -> tuple[object, ...]:
 
 
 def _kept(profile: Profile, known: Mapping[str, LayerCost], key: CostKey) -> int:
-    """Of the layers that have a row; a Value made by one without counts as the graph has it."""
+    """Returns the bytes kept for the backward pass. A value made by a layer without a row counts as the graph has it."""
     values = 0
     for name in kept_values(profile, tuple(known), key):
         value = profile.graph.value[name]
@@ -125,7 +128,7 @@ def _kept(profile: Profile, known: Mapping[str, LayerCost], key: CostKey) -> int
 
 
 def _missing(profile: Profile) -> Iterator[str]:
-    """Why layers have no row; the sums above are without them."""
+    """Yields why layers have no row; the sums of the table are without them."""
     failed: dict[tuple[str, str], list[str]] = {}
     for key, why in sorted(profile.failures.items()):
         named = (x.name for x in profile.graph.layers if x.signature == key.signature)

@@ -17,12 +17,15 @@ BY_HAND = "not proved: this plan was written by hand"
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """Returns the three lines that say what a plan takes, what it is, and how good it is known to be."""
+    """Returns the three lines: what a plan takes, what it is, and how good it is known to be."""
     return [first_line(plan), f"  {how(plan)}", f"  {verdict(plan)}"]
 
 
 def first_line(plan: Plan) -> str:
-    """Returns the model, its step with the error bar, and the rate of samples."""
+    """Returns the model, its step with the error bar, and the rate of samples.
+
+    Example: "gpt2 (tiny): 33.45 ms a step (29.3 to 37.6), 239 samples/s on 2 devices".
+    """
     step = plan.prediction
     rate = format_rate(plan.batch.samples / max(step.step_ns / 1e9, 1e-9))
     devices = plural(world_size(plan.axes), "device")
@@ -31,7 +34,10 @@ def first_line(plan: Plan) -> str:
 
 
 def error_bar(plan: Plan) -> str:
-    """Returns both ends of the error bar; a unit that all share with the step is not repeated."""
+    """Returns both ends of the error bar; a unit that all share with the step is not repeated.
+
+    Example: "29.3 to 37.6".
+    """
     step = plan.prediction
     if step.low_ns == step.high_ns:
         return "no error bar: its costs carry no spread"
@@ -43,7 +49,10 @@ def error_bar(plan: Plan) -> str:
 
 
 def how(plan: Plan) -> str:
-    """Returns what a plan is, in one line: its degrees, its schedule, its micro-batches, and what it does for memory."""
+    """Returns what a plan is in one line: its degrees, schedule and micro-batches, and what it does for memory.
+
+    Example: "2 replicas, no pipeline, 2 micro-batches of 2".
+    """
     axes, schedule, batch = plan.axes, plan.schedule, plan.batch
     parts = [f"{axes.data} replicas" if axes.data > 1 else ""]
     parts.append(_pipeline(plan))
@@ -75,18 +84,27 @@ def _pipeline(plan: Plan) -> str:
 
 
 def named_model(plan: Plan) -> str:
-    """Returns the workload with what it was built from, such as "gpt2 (tiny)"."""
+    """Returns the workload with what it was built from.
+
+    Example: "gpt2 (tiny)".
+    """
     return plan.model.workload + shown_arguments(plan.model.arguments)
 
 
 def shown_arguments(arguments: Mapping[str, object]) -> str:
-    """Returns arguments in brackets; words speak for themselves, numbers stand behind their name."""
+    """Returns arguments in brackets; words speak for themselves, numbers stand behind their name.
+
+    Example: {"size": "tiny", "layers": 3} gives " (tiny, layers=3)".
+    """
     words = (value if isinstance(value, str) else f"{name}={value}" for name, value in arguments.items())
     return f" ({', '.join(words)})" if arguments else ""
 
 
 def verdict(plan: Plan) -> str:
-    """Returns what is known about better plans; where the costs carry an error, the line says so."""
+    """Returns what is known about better plans; where the costs carry an error, the line says so.
+
+    Args: a plan without a certificate counts as written by hand.
+    """
     proof = plan.certificate
     if proof is None:
         return BY_HAND
@@ -107,7 +125,7 @@ def verdict(plan: Plan) -> str:
 
 
 def _is_only(proof: Certificate) -> bool:
-    """Whether the pins leave one configuration and one cut of it."""
+    """Returns whether the pins leave one configuration and one cut of it."""
     if proof.searched is None or proof.space is None or proof.chosen is None:
         return False
     chosen = proof.chosen.configuration
@@ -116,7 +134,7 @@ def _is_only(proof: Certificate) -> bool:
 
 
 def _within(plan: Plan) -> str:
-    """The end of the line: how many other plans the errors of the costs do not tell from this one."""
+    """Returns the end of the line: how many other plans the errors of the costs do not tell from this one."""
     error, others = error_of(plan), [row for row in rival_rows(plan) if row.near]
     few = len(others)
     capped = (
@@ -132,7 +150,7 @@ def _within(plan: Plan) -> str:
 
 
 class ProofList(NamedTuple):
-    """What `--proof` prints, as rows that any page can lay out."""
+    """The rows that `--proof` prints, for any page to lay out."""
 
     bounds: list[tuple[str, str, str]]  # name, time, what it says
     searched: str
@@ -141,7 +159,10 @@ class ProofList(NamedTuple):
 
 
 def proof_list(plan: Plan) -> ProofList | None:
-    """Returns the bounds of a plan and the space they are about; None where it has no certificate."""
+    """Collects the bounds of a plan and the space they are about.
+
+    Returns: None where the plan has no certificate.
+    """
     proof = plan.certificate
     if proof is None:
         return None
@@ -253,7 +274,10 @@ def _recomputation(space: SearchSpace) -> str:
 
 
 def proof_text(plan: Plan) -> str:
-    """Returns the list that `--proof` prints."""
+    """Writes the list that `--proof` prints.
+
+    Returns: one line where the plan has no certificate.
+    """
     found = proof_list(plan)
     if found is None:
         return BY_HAND
@@ -265,7 +289,10 @@ def proof_text(plan: Plan) -> str:
 
 
 def proof_data(plan: Plan) -> dict[str, object] | None:
-    """Returns the certificate as `--json` prints it: its values with the gap and the line that is made from them."""
+    """Returns the certificate as `--json` prints it.
+
+    Returns: its values with `gap` and the line made from them, `verdict`; None without a certificate.
+    """
     proof = plan.certificate
     if proof is None:
         return None

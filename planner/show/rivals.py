@@ -19,7 +19,10 @@ _KINDS = {
 
 
 def error_of(plan: Plan) -> float:
-    """Returns the longer half of the error bar as a share of the step."""
+    """Returns the longer half of the error bar.
+
+    Returns: a share of the step, 0 where the costs carry no spread.
+    """
     step = plan.prediction
     return max(step.high_ns - step.step_ns, step.step_ns - step.low_ns) / max(step.step_ns, 1)
 
@@ -49,7 +52,10 @@ RIVAL_HEADS = ("plan", "configuration", "step", "slower", "idle", "sums", "messa
 
 
 def rival_rows(plan: Plan) -> list[RivalRow]:
-    """Returns the plan and those that were priced beside it, the fastest first; each configuration and step once."""
+    """Returns the plan and those that were priced beside it, the fastest first; each configuration and step once.
+
+    Args: a plan without a certificate has no rows.
+    """
     proof = plan.certificate
     if proof is None:
         return []
@@ -67,7 +73,7 @@ def rival_rows(plan: Plan) -> list[RivalRow]:
 
 
 def _same(proof: Certificate, chosen: Rival) -> str:
-    """The plain name of the plan itself, where it has one."""
+    """Returns the plain name of the plan itself in brackets, empty where it has none."""
     names = (
         _KINDS[rival.kind]
         for rival in proof.rivals
@@ -115,7 +121,10 @@ def _row(plan: Plan, rival: Rival, name: str) -> RivalRow:
 
 
 def _beside(plan: Plan, rival: Rival) -> str:
-    """A configuration beside the plan's own: its micro-batch is told where it is another, its family where no name is."""
+    """Returns a configuration as it reads beside the plan's own.
+
+    A micro-batch is told where it is another, a family where no name tells it.
+    """
     found = rival.configuration
     assert found is not None
     family = rival.kind in ("chosen", "data_parallel", "spatial")
@@ -123,7 +132,11 @@ def _beside(plan: Plan, rival: Rival) -> str:
 
 
 def configuration_text(found: PlannedConfiguration, *, family: bool = True, micro: bool = True) -> str:
-    """Returns a configuration in words, such as "1f1b, 2 replicas, 4 workers, rescheduled"."""
+    """Returns a configuration in words.
+
+    Args: `family` and `micro` say whether its family and its micro-batch are told.
+    Example: "1f1b, 2 replicas, 4 workers, micro-batches of 2, rescheduled".
+    """
     words = [found.family] if family else []
     words += [f"{found.data} replicas"] if found.data > 1 else []
     words += [f"{found.pipeline} workers"] if found.pipeline > 1 else []
@@ -145,11 +158,17 @@ def configuration_text(found: PlannedConfiguration, *, family: bool = True, micr
 
 
 def paired(family: str) -> bool:
-    """Returns whether a family has pipes in pairs, as Chimera has."""
+    """Returns whether a family has pipes in pairs, as Chimera has.
+
+    Args: a name that is no family's has none.
+    """
     return family in FAMILIES and FAMILIES[family].paired
 
 
 def rivals_text(plan: Plan) -> str:
-    """Returns the table that `--explain` prints; empty where nothing was priced beside the plan."""
+    """Writes the table that `--explain` prints.
+
+    Returns: the empty text where nothing was priced beside the plan.
+    """
     rows = rival_rows(plan)
     return columns([row.cells() for row in rows], RIVAL_HEADS) if rows else ""

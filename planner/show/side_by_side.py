@@ -29,7 +29,7 @@ class SideBySide(Shown):
     plans: tuple[Plan, ...]
 
     def to_rows(self) -> list[dict[str, object]]:
-        """A plan a row."""
+        """Returns a row for each plan, as data."""
         return [_facts(plan) for plan in self.plans]
 
     def to_dict(self) -> dict[str, object]:
@@ -67,7 +67,10 @@ def compare(*plans: Plan) -> SideBySide:
 
 
 def against(before: Plan, after: Plan) -> str:
-    """One sentence on what has changed, for the better or worse."""
+    """Writes one sentence on what has changed, for the better or worse.
+
+    Returns: the steps of both plans, and the ratio of their times a sample.
+    """
     old, new = before.prediction.step_ns, after.prediction.step_ns
     ratio = (new / max(1, after.batch.samples)) / max(1e-9, old / max(1, before.batch.samples))
     word = "the same time a sample" if abs(ratio - 1) < 5e-4 else f"{ratio:.3f} times the time a sample"

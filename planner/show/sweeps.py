@@ -28,7 +28,10 @@ _NO_FILES: Mapping[str, Path] = MappingProxyType({})
 
 
 def of_frontier(front: Frontier, *, files: Mapping[str, Path] = _NO_FILES) -> str:
-    """Returns a frontier as a table. Where plans have files, each row names its own."""
+    """Writes a frontier as a table.
+
+    Args: where plans have `files`, by the names of their rows, each row names its own.
+    """
     rows = [
         (*_cells(row), *([files[name].name] if name in files else [])) for name, row in front.named().items()
     ]
@@ -36,7 +39,10 @@ def of_frontier(front: Frontier, *, files: Mapping[str, Path] = _NO_FILES) -> st
 
 
 def frontier_html(front: Frontier) -> str:
-    """Returns a frontier for a notebook: a picture of each trade, and the table."""
+    """Draws a frontier for a notebook.
+
+    Returns: HTML with a picture of each trade, and the table.
+    """
     by_memory, by_devices = front.front("memory"), front.front("devices")
     drawn = []
     if len(by_memory) > 1:
@@ -65,7 +71,7 @@ def _told(row: FrontierRow) -> str:
 
 
 def _whole(front: Frontier) -> str:
-    """How many plans there are, and which trades are complete."""
+    """Returns how many plans there are, and which trades are complete."""
     names = {"memory": "time against memory", "devices": "time against devices"}
     whole = [names[trade] for trade in ("memory", "devices") if trade in front.whole]
     to = f" to {100 * front.resolution:g} %" if front.resolution else ""

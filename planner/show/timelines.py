@@ -62,8 +62,11 @@ def ink(box: TimelineBox) -> str:
 
 
 def terminal(timeline: Timeline, *, width: int | None = None, colour: bool | None = None) -> str:
-    """One line a rank, time to the right. Colour by default where rich would use it (NO_COLOR, no terminal: none);
-    the characters tell the kinds apart without it."""
+    """Draws a line for each rank, time to the right.
+
+    Args: `width` in columns is the terminal's by default. Without `colour` the characters tell the kinds apart; by default
+    it is used where rich would (not with NO_COLOR, nor without a terminal).
+    """
     rows: dict[int, list[TimelineBox]] = {}
     for box in boxes_of(timeline):
         if box.kind in COMPUTE:
@@ -125,7 +128,7 @@ def _caption(timeline: Timeline, rows: dict[int, list[TimelineBox]], width: int)
 
 
 class _Scale:
-    """From time to columns: a whole number of columns a unit where the units fit, else proportional."""
+    """A scale from time to columns: a whole number of columns a unit where the units fit, else proportional."""
 
     def __init__(self, rows: dict[int, list[TimelineBox]], room: int, *, plain: bool) -> None:
         self.plain = plain  # without colour, so that a box always shows its kind's character
@@ -156,7 +159,11 @@ class _Scale:
 
 
 def svg(timeline: Timeline, *, width: int = 1200) -> str:
-    """Ranks as rows, sums as thin bars below them; every box tells its name, start and length when pointed at."""
+    """Draws ranks as rows, with gradient sums as thin bars below them.
+
+    Args: `width` is in pixels.
+    Returns: an SVG document in which every box tells its name, start and length when pointed at.
+    """
     boxes = list(boxes_of(timeline))
     ranks = sorted({box.rank for box in boxes})
     height, left, top = 26, 60, 28
@@ -219,7 +226,10 @@ def _in_lanes(boxes: Iterator[TimelineBox]) -> Iterator[tuple[TimelineBox, int]]
 
 
 def perfetto(timeline: Timeline) -> str:
-    """Trace events of chrome://tracing and ui.perfetto.dev: a process a rank, with lanes for messages and sums."""
+    """Writes a timeline as trace events for chrome://tracing and ui.perfetto.dev.
+
+    Returns: JSON with a process for each rank, and lanes for messages and gradient sums.
+    """
     events: list[dict[str, object]] = []
     ranks = sorted(set(timeline.rank.tolist()))
     for rank in ranks:

@@ -1,4 +1,4 @@
-"""How each value of the planner shows itself: `text`, `html` and `rows` of each, one after the other."""
+"""Views of the planner's values, one after the other: each as text and as HTML."""
 
 from __future__ import annotations
 
@@ -53,7 +53,10 @@ def timeline_html(found: Timeline) -> str:
 
 
 def plan_html(plan: Plan) -> str:
-    """Returns a plan for a notebook: its three lines, its timeline and memory, and its stages, rivals and proof folded."""
+    """Draws a plan for a notebook.
+
+    Returns: HTML with its three lines, its timeline and memory, and its stages, rivals and proof folded.
+    """
     from planner.simulate import simulate_plan
 
     rows = stage_rows(plan)
@@ -77,7 +80,7 @@ def _proof_html(plan: Plan) -> str:
 
 
 def _shown(rows: list[dict[str, object]]) -> list[dict[str, object]]:
-    """As people read them: lengths of time, bytes, and long lists by their ends."""
+    """Returns rows as people read them: durations and bytes with units, long lists by their ends."""
     return [{name: _cell(name, value) for name, value in row.items()} for row in rows]
 
 
@@ -104,7 +107,10 @@ def profile_html(found: Profile) -> str:
 
 
 def layer_ns(found: Profile) -> dict[str, float]:
-    """Forward and backward of each layer at the least setting of whole samples."""
+    """Returns the time of forward and backward of each layer at the least setting of whole samples.
+
+    Returns: nanoseconds by layer; empty where nothing was profiled.
+    """
     key = min(found.settings, default=None)
     if key is None:
         return {}
