@@ -206,7 +206,7 @@ def schedules() -> str:
         "A list of actions is all that a schedule is: `0F3` is the forward of micro-batch 3 through stage 0, B its "
         "backward, I and W the halves of it, R a recomputation; a letter behind the number names a second pipe. "
         "`--schedule LIST` names the families to choose from, `--fix` pins one with its `pairs` and `chunks`; what "
-        "else it has is for `planner.schedule.families.generate`.\n",
+        "else it has is for `planner.schedule.generate`.\n",
         "Any family also takes the settings of out-of-order backprop, which change the order of the same work "
         "(`docs/out-of-order.md`):\n",
         *(f"- `{name}`: {meaning}" for name, meaning in OPTIONS.items()),

@@ -1,7 +1,7 @@
 """Small models over images, made by seed: convolutions with skips and a mean, with costs of shards of their own.
 
 `effective` says what a model costs one rank of a group, worked out here from the problem: it shares no code with
-`planner.halo` or `planner.milp`.
+`planner.spatial` or `planner.milp`.
 """
 
 from __future__ import annotations
