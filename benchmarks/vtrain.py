@@ -18,8 +18,7 @@ import numpy as np
 from benchmarks.adapters import public, vtrain
 from benchmarks.adapters.vtrain import Constants, Measured
 from benchmarks.harness import Cell, Result, Table, main
-from planner.cluster import Link, slots
-from planner.cluster.links import spread, sum_s
+from planner.cluster import Link, slots, spread, sum_s
 from planner.milp import Question, solve
 from planner.simulate import period_of_plan
 

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 ORDER = (
     "planner.errors",
     "planner.arrays",
+    "planner.doors",
     "planner.units",
     "planner.shown",
     "planner.terminal",

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import shardwright as sw
-from planner import show
 from planner.cluster import cluster as clusters
 from planner.cluster import find
 from planner.files import write_whole
 from planner.plan import yaml as plan_yaml
 from planner.profile import yaml as profile_yaml
+from planner.show import proof
 from planner.verify import violations
 from tests.planner import plan_examples as examples
 from tests.planner.milp.instances import cluster, with_bf16
@@ -116,11 +116,11 @@ def test_a_plan_is_told_in_three_lines_and_its_proof_on_request(
     question = [*files[:-2], "--batch", "4", "--force", "-o", path]
     assert sw.run(question) == 0
     *lines, written = capsys.readouterr().out.splitlines()
-    assert lines == show.plan_lines(plan_yaml.load(path))
+    assert lines == proof.plan_lines(plan_yaml.load(path))
     assert written == f"plan written to {path}     --explain: why this plan     --proof: what was searched"
     assert sw.run([*question, "--proof"]) == 0
     told = capsys.readouterr().out
-    assert told.endswith(f"\n\n{show.proof_text(plan_yaml.load(path))}\n") and "--proof:" not in told
+    assert told.endswith(f"\n\n{proof.proof_text(plan_yaml.load(path))}\n") and "--proof:" not in told
     for shown in (["show", path], ["show", path, "--proof"]):
         assert sw.run(shown) == 0
         assert ("Searched: " in capsys.readouterr().out) == ("--proof" in shown)
@@ -132,8 +132,8 @@ def test_json_has_the_certificate_with_its_gap_and_its_line(
     path = tmp_path / "p.yaml"
     assert sw.run([*files, "--batch", "4", "-o", str(path), "--json"]) == 0
     proof = json.loads(capsys.readouterr().out)["certificate"]
-    assert proof == show.proof_data(plan_yaml.load(path))
-    assert (proof["gap"], proof["verdict"]) == (0.0, show.verdict(plan_yaml.load(path)))
+    assert proof == proof.proof_data(plan_yaml.load(path))
+    assert (proof["gap"], proof["verdict"]) == (0.0, proof.verdict(plan_yaml.load(path)))
 
 
 @pytest.mark.parametrize(

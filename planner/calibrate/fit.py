@@ -23,9 +23,8 @@ from planner.cluster import Correction, Corrections
 from planner.errors import BadInput
 from planner.plan import Plan, coordinates, rank_of, world_size
 from planner.schedule import Kind
-from planner.timeline import COLLECTIVE, Event, Timeline
+from planner.timeline import COLLECTIVE, WARM_UP_STEPS, Event, Timeline
 
-WARM_UP_STEPS = 2
 _HALVES = {Kind.I.value, Kind.W.value}
 _WAITED_NS = 20_000  # after a shorter wait the message was there already
 

@@ -12,10 +12,9 @@ from planner.errors import BadInput
 from planner.plan import Plan, StageTimes
 from planner.schedule import Kind, Overlap, Schedule, generate, overlap_of, overlapped, with_recompute
 from planner.simulate import best_overlap, period_of_plan
-from planner.timeline import COLLECTIVE, Timeline, decode
+from planner.timeline import COLLECTIVE, WARM_UP_STEPS, Timeline, decode
 
 FAMILY = "overlap"
-WARM_UP_STEPS = 2
 Found = Mapping[tuple[str, int], int]  # event and stage -> nanoseconds
 
 

@@ -6,6 +6,10 @@ corrected by runs where `shardwright calibrate` has fitted `Corrections`.
 Start with `cluster.py`, then `links.py`; `variants.py` has what-if clusters: `with_nodes`, `with_memory` and so on.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from planner.cluster.catalogue import CATALOGUE, Device, find
 from planner.cluster.cluster import (
     Cluster,
@@ -31,7 +35,6 @@ from planner.cluster.corrections import (
     dump_corrections,
     load_corrections,
 )
-from planner.cluster.links import NOISE, Group, Spread, Sum, card_sharers, spread, sum_s, transfer_s
 from planner.cluster.variants import (
     with_at_most,
     with_memory,
@@ -40,6 +43,10 @@ from planner.cluster.variants import (
     with_node_groups,
     with_nodes,
 )
+from planner.doors import later
+
+if TYPE_CHECKING:
+    from planner.cluster.links import NOISE, Group, Spread, Sum, card_sharers, spread, sum_s, transfer_s
 
 __all__ = [
     "CATALOGUE",
@@ -80,3 +87,19 @@ __all__ = [
     "with_node_groups",
     "with_nodes",
 ]
+
+__getattr__ = later(
+    __name__,
+    {
+        "links": (
+            "Group",
+            "NOISE",
+            "Spread",
+            "Sum",
+            "card_sharers",
+            "spread",
+            "sum_s",
+            "transfer_s",
+        ),
+    },
+)

@@ -6,14 +6,14 @@ stage at a time), then `tables.py` (all stages at once). `activation_tables.py` 
 these tables, `spatial_tables.py` makes them for shards, and `messages.py` says what stages send each other.
 """
 
-from planner.arrays import NS_PER_S as NS
+from planner.arrays import NS_PER_S
 from planner.cost.messages import hop_bytes
 from planner.cost.spatial_tables import Grid, GridChoice, Prices, row_of, sharded, shown, stage_of
 from planner.cost.stage_bytes import copies_of_statistics, losses_held, stage_bytes, step_bytes
 from planner.cost.tables import Tables, price
 
 __all__ = [
-    "NS",
+    "NS_PER_S",
     "Grid",
     "GridChoice",
     "Prices",

@@ -5,8 +5,11 @@ In go paths and texts of YAML or JSON. Out come plain data, pydantic models (`lo
 Start reading in `yaml_text.py`, then `validated.py` and `records.py`; `atomic.py` writes.
 """
 
-from planner.files.atomic import refuse_folder, refuse_overwrite, write_folder, write_whole
-from planner.files.records import WrongKey, decode, parse_document
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from planner.doors import later
 from planner.files.validated import (
     Count,
     Flag,
@@ -21,6 +24,10 @@ from planner.files.validated import (
     wrong,
 )
 from planner.files.yaml_text import parse_yaml, read_text, render
+
+if TYPE_CHECKING:
+    from planner.files.atomic import refuse_folder, refuse_overwrite, write_folder, write_whole
+    from planner.files.records import WrongKey, decode, parse_document
 
 __all__ = [
     "Count",
@@ -45,3 +52,20 @@ __all__ = [
     "write_whole",
     "wrong",
 ]
+
+__getattr__ = later(
+    __name__,
+    {
+        "atomic": (
+            "refuse_folder",
+            "refuse_overwrite",
+            "write_folder",
+            "write_whole",
+        ),
+        "records": (
+            "WrongKey",
+            "decode",
+            "parse_document",
+        ),
+    },
+)

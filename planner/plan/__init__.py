@@ -5,6 +5,11 @@ decisions, part by part), then `mesh.py` (which rank is where), `derive.py` (the
 and `yaml.py` (the file). Whether a plan is right is for `planner.verify` to say.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from planner.doors import later
 from planner.plan.certificate import (
     MOST_NEAR,
     Certificate,
@@ -16,8 +21,6 @@ from planner.plan.certificate import (
     SearchSpace,
     compact,
 )
-from planner.plan.derive import as_planned, layers_of, schedule_of, stage_rows
-from planner.plan.mesh import coordinates, places, rank_of, ranks_of_worker, world_size
 from planner.plan.plan import (
     Axes,
     Batch,
@@ -35,7 +38,11 @@ from planner.plan.plan import (
     grids_of,
     shared_from,
 )
-from planner.plan.yaml import dump, load
+
+if TYPE_CHECKING:
+    from planner.plan.derive import as_planned, layers_of, schedule_of, stage_rows
+    from planner.plan.mesh import coordinates, places, rank_of, ranks_of_worker, world_size
+    from planner.plan.yaml import dump, load
 
 __all__ = [
     "MOST_NEAR",
@@ -74,3 +81,26 @@ __all__ = [
     "stage_rows",
     "world_size",
 ]
+
+__getattr__ = later(
+    __name__,
+    {
+        "derive": (
+            "as_planned",
+            "layers_of",
+            "schedule_of",
+            "stage_rows",
+        ),
+        "mesh": (
+            "coordinates",
+            "places",
+            "rank_of",
+            "ranks_of_worker",
+            "world_size",
+        ),
+        "yaml": (
+            "dump",
+            "load",
+        ),
+    },
+)

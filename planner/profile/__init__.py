@@ -10,13 +10,14 @@ from planner.profile.profile import (
     PERSISTENT,
     CostKey,
     LayerCost,
+    OperationWork,
     OptimizerCost,
     Profile,
     Seconds,
     corrected,
     launch_ns,
+    seconds,
 )
-from planner.profile.roofline import OperationWork, seconds
 from planner.profile.storages import kept_values, stage_memory, storages
 from planner.profile.yaml import load, save
 

@@ -9,14 +9,7 @@ from typing import NamedTuple
 from planner.arrays import NS_PER_S
 from planner.errors import BadInput
 from planner.model import Layer
-from planner.profile.profile import (
-    PERSISTENT,
-    CostKey,
-    LayerCost,
-    OptimizerCost,
-    Profile,
-    Seconds,
-)
+from planner.profile.profile import PERSISTENT, CostKey, LayerCost, OptimizerCost, Profile, Seconds
 
 
 class Fault(NamedTuple):

@@ -8,13 +8,13 @@ Value once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 from planner.arrays import NS_PER_S
-from planner.cluster import Correction, Corrections
+from planner.cluster import Correction, Corrections, Device
 from planner.model import ModelGraph
 from planner.schedule import Kind
 from planner.shown import Shown
@@ -205,3 +205,25 @@ class Profile(Shown):
             "graph": self.graph.to_dict(),
             "costs": rows,
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationWork:
+    """The work of one operation: arithmetic and memory traffic."""
+
+    flops: int
+    traffic_bytes: int
+    precision: str  # of its arithmetic
+
+
+def seconds(work: Iterable[OperationWork], device: Device) -> Seconds:
+    """Returns what operations take one after the other.
+
+    Args: `work` has one row an operation; `device` has the peak rates.
+    """
+    return Seconds(median=sum(_operation_s(x, device) for x in work))
+
+
+def _operation_s(work: OperationWork, device: Device) -> float:
+    arithmetic_s = work.flops / device.flop_per_s(work.precision)
+    return max(arithmetic_s, work.traffic_bytes / device.memory_bytes_per_s, device.launch_s)

@@ -6,8 +6,7 @@ Start reading in `program.py`, then `lower.py`; `check.py` judges.
 """
 
 from planner.program.check import violations
-from planner.program.lower import Layout, lower
-from planner.program.program import Instruction, Program
+from planner.program.lower import Instruction, Layout, Program, lower
 
 __all__ = [
     "Instruction",

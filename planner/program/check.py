@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from planner.program.program import Instruction, Program
+from planner.program.lower import Instruction, Program
 from planner.schedule import Action, Kind, Message, Schedule, ScheduleFault, Spot
 
 Streams = Literal["channel", "direction", "pair", "global"]

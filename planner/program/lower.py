@@ -13,16 +13,44 @@ than this receive, and would have been posted after it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from planner.arrays import IntArray
 from planner.plan import Hop, StageTimes
-from planner.program.program import Instruction, Program
 from planner.schedule import Action, Kind, Message, Schedule
 from planner.simulate import LOOKAHEAD, Compiled, compile, duration_vector, node_ends
 
 Layout = Literal["channel", "global"]
+
+
+class Instruction(NamedTuple):
+    """One instruction of a rank.
+
+    `compute` runs `action`, `post` makes the receive of `message` ready, `wait` waits for it, and `send` starts it.
+    """
+
+    op: Literal["compute", "post", "wait", "send"]
+    action: Action | None = None
+    message: Message | None = None
+
+    def __str__(self) -> str:
+        return str(self.action) if self.message is None else f"{self.op}:{self.message}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """The instructions of every rank of a pipeline, in order."""
+
+    ranks: tuple[tuple[Instruction, ...], ...]
+
+    @property
+    def digest(self) -> str:
+        """Returns a hash of all instructions, equal where two programs are."""
+        text = "\n".join(" ".join(map(str, rank)) for rank in self.ranks)
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def global_order(compiled: Compiled, durations: Sequence[int] | IntArray) -> tuple[Message, ...]:

@@ -9,15 +9,7 @@ from planner.plan import Hop, Plan, StagePlan
 from planner.report.advice import advice
 from planner.report.contents import Contents
 from planner.report.widgets import MOST_LISTED, facts, mesh, meter, page_table, scatter, section, strip
-from planner.show import (
-    RIVAL_HEADS,
-    RivalRow,
-    escaped,
-    folded,
-    proof_list,
-    rival_rows,
-    verdict,
-)
+from planner.show import RIVAL_HEADS, RivalRow, escaped, folded, proof_list, rival_rows, verdict
 from planner.units import format_bytes, format_duration, format_rate, plural
 
 

@@ -6,24 +6,31 @@ Start reading in `actions.py`, then `families/registry.py` (every family), `chec
 `event_graph.py` (who waits for whom).
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from planner.doors import later
 from planner.schedule.actions import Action, Kind, Message, Schedule, Spot, draw, parse_orders
-from planner.schedule.build import LAST, with_recompute
-from planner.schedule.check import ScheduleFault, check, violations
-from planner.schedule.event_graph import KIND_ROW, Graph, Queueing, Route
-from planner.schedule.event_graph_builder import build
-from planner.schedule.families.out_of_order import (
-    ROUNDS_BY_PART,
-    Overlap,
-    Updates,
-    first_uses,
-    overlap_of,
-    overlapped,
-    rounds_by_part,
-    updates_at_use,
-)
-from planner.schedule.families.registry import FAMILIES, generate
-from planner.schedule.listing.task import Costs, Limits
-from planner.schedule.relist import relistings
+
+if TYPE_CHECKING:
+    from planner.schedule.build import LAST, with_recompute
+    from planner.schedule.check import ScheduleFault, check_schedule, violations
+    from planner.schedule.event_graph import KIND_ROW, Graph, Queueing, Route
+    from planner.schedule.event_graph_builder import build_graph
+    from planner.schedule.families.out_of_order import (
+        ROUNDS_BY_PART,
+        Overlap,
+        Updates,
+        first_uses,
+        overlap_of,
+        overlapped,
+        rounds_by_part,
+        updates_at_use,
+    )
+    from planner.schedule.families.registry import FAMILIES, generate
+    from planner.schedule.listing.task import Costs, Limits
+    from planner.schedule.relist import relistings
 
 __all__ = [
     "FAMILIES",
@@ -43,8 +50,8 @@ __all__ = [
     "ScheduleFault",
     "Spot",
     "Updates",
-    "build",
-    "check",
+    "build_graph",
+    "check_schedule",
     "draw",
     "first_uses",
     "generate",
@@ -57,3 +64,44 @@ __all__ = [
     "violations",
     "with_recompute",
 ]
+
+__getattr__ = later(
+    __name__,
+    {
+        "build": (
+            "LAST",
+            "with_recompute",
+        ),
+        "check": (
+            "ScheduleFault",
+            "check_schedule",
+            "violations",
+        ),
+        "event_graph": (
+            "Graph",
+            "KIND_ROW",
+            "Queueing",
+            "Route",
+        ),
+        "event_graph_builder": ("build_graph",),
+        "families.out_of_order": (
+            "Overlap",
+            "ROUNDS_BY_PART",
+            "Updates",
+            "first_uses",
+            "overlap_of",
+            "overlapped",
+            "rounds_by_part",
+            "updates_at_use",
+        ),
+        "families.registry": (
+            "FAMILIES",
+            "generate",
+        ),
+        "listing.task": (
+            "Costs",
+            "Limits",
+        ),
+        "relist": ("relistings",),
+    },
+)

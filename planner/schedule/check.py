@@ -17,7 +17,7 @@ from itertools import combinations
 from planner.errors import BadPlan
 from planner.schedule.actions import Action, Kind, Schedule, Spot, draw
 from planner.schedule.event_graph import Route, Stuck
-from planner.schedule.event_graph_builder import build
+from planner.schedule.event_graph_builder import build_graph
 
 Caps = Mapping[tuple[int, int], int]  # (pipe, stage) -> micro-batches in flight
 _ONCE = (Kind.SYNC, Kind.STEP)
@@ -42,7 +42,7 @@ class ScheduleFault:
         return f"{self.what}\n{draw(schedule.orders, self.marks)}" if self.marks else self.what
 
 
-def check(
+def check_schedule(
     schedule: Schedule, routes: Sequence[Route], *, caps: Caps | None = None, barrier: bool = False
 ) -> Schedule:
     """Raises an error where a schedule cannot run.
@@ -83,7 +83,7 @@ def violations(
     if found:
         return found
     try:
-        build(schedule, routes, barrier=barrier)
+        build_graph(schedule, routes, barrier=barrier)
     except Stuck as stuck:
         found.append(ScheduleFault("the orders deadlock: " + str(stuck.args[0]).split("\n")[0], stuck.marks))
     return found

@@ -273,7 +273,7 @@ class _Builder:
         return legs[0], legs[1]
 
 
-def build(
+def build_graph(
     schedule: Schedule,
     routes: Sequence[Route],
     *,

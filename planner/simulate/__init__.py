@@ -8,13 +8,7 @@ Start reading in `simulate.py`; `longest_path.py` evaluates and `period.py` find
 
 from planner.simulate.best_gradient_order import best_overlap
 from planner.simulate.lifetimes import LOOKAHEAD, PART_NAMES, PARTS, Spans, StageBytes, lifetimes
-from planner.simulate.longest_path import (
-    Compiled,
-    compile,
-    duration_vector,
-    makespans,
-    node_ends,
-)
+from planner.simulate.longest_path import Compiled, compile, duration_vector, makespans, node_ends
 from planner.simulate.peaks import (
     SQUARE_BYTES,
     SQUARED_ELEMENTS,

@@ -18,7 +18,7 @@ import numpy as np
 from planner.arrays import IntArray
 from planner.errors import BadInput
 from planner.plan import Hop, StageTimes
-from planner.schedule import KIND_ROW, Graph, Kind, Message, Queueing, Route, Schedule, build
+from planner.schedule import KIND_ROW, Graph, Kind, Message, Queueing, Route, Schedule, build_graph
 from planner.simulate.lifetimes import Spans, lifetimes
 from planner.timeline import COLLECTIVE, SEND, Event, encode
 
@@ -193,7 +193,7 @@ def compile(
     """
     if update not in get_args(Update):
         raise BadInput(f"update is {update!r}", allowed=", ".join(get_args(Update)))
-    graph = build(schedule, hops, queueing=queueing, barrier=update == "barrier", ranking=ranking)
+    graph = build_graph(schedule, hops, queueing=queueing, barrier=update == "barrier", ranking=ranking)
     return Compiled(graph, tuple(hops), update)
 
 

@@ -29,7 +29,7 @@ import numpy as np
 from planner.arrays import IntArray
 from planner.errors import BadInput
 from planner.plan import Plan, schedule_of
-from planner.schedule import check, updates_at_use
+from planner.schedule import check_schedule, updates_at_use
 from planner.simulate.lifetimes import StageBytes
 from planner.simulate.longest_path import (
     Compiled,
@@ -53,7 +53,7 @@ def simulate_plan(plan: Plan, *, steps: int = 1) -> Timeline:
     Raises: BadPlan with the grid drawn where the orders are no schedule.
     """
     update = plan.schedule.update
-    schedule = check(schedule_of(plan), plan.hops, barrier=update == "barrier")
+    schedule = check_schedule(schedule_of(plan), plan.hops, barrier=update == "barrier")
     compiled = compile(schedule, plan.hops, update=update)
     return simulate(compiled, duration_vector(plan.times, plan.hops), steps=steps)
 

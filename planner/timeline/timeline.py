@@ -17,10 +17,6 @@ from planner.errors import BadInput
 from planner.schedule import Action, Kind
 from planner.shown import Shown
 
-# The first steps of a run are slower than the others and count in no average: connections are opened in them, memory
-# is first touched, and the first update makes the optimizer's state.
-WARM_UP_STEPS = 2
-
 # What a rank records beside actions. COLLECTIVE is a gradient sum while it travels (SYNC is only its launch); SEND
 # and WAIT belong to the message of their action's (stage, micro, pipe).
 COLLECTIVE, SEND, WAIT = "COLLECTIVE", "SEND", "WAIT"

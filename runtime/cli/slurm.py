@@ -12,14 +12,12 @@ import typer
 
 from planner import terminal, units
 from planner.errors import BadInput
-from runtime import slurm
-from runtime.slurm import Options
 
 if TYPE_CHECKING:
     from planner.plan import Plan
     from runtime.launch import Handle, Status
     from runtime.runfolder import Job
-    from runtime.slurm import Elastic
+    from runtime.slurm import Elastic, Options
 
 Text = str | None
 Partition = Annotated[Text, typer.Option(help="SLURM's; several with commas", metavar="NAMES")]
@@ -49,6 +47,8 @@ def chosen(site: Path | None, *, sbatch: list[str] | None, time: str | None, **g
     Args: `sbatch` are KEY=VALUE words; `site` is a file, the usual one where it is None.
     Raises: BadInput for an option that is wrong.
     """
+    from runtime import slurm
+
     found: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     if time is not None:
         found["time"] = time

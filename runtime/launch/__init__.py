@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from planner.doors import later
 from runtime.launch.compare_with_one_process import check_text, checked
 from runtime.launch.finished import as_dict, comparison, comparison_text, drift, observation, record
 from runtime.launch.handle import Handle, has_slurm, launch, launch_inline, launch_local, launch_slurm
@@ -44,14 +45,5 @@ __all__ = [
     "status_text",
 ]
 
-
-def __getattr__(name: str) -> type[Run]:
-    """Returns `Run`, which needs torch and is imported when it is first asked for.
-
-    Without torch, `status`, `logs` and `cancel` answer at once.
-    """
-    if name != "Run":
-        raise AttributeError(f"module 'runtime.launch' has no attribute '{name}'")
-    from runtime.launch.script import Run
-
-    return Run
+# `Run` needs torch. Without torch, `status`, `logs` and `cancel` answer at once.
+__getattr__ = later(__name__, {"script": ("Run",)})

@@ -19,15 +19,7 @@ from runtime import checkpoint as checkpoints
 from runtime import runfolder, slurm
 from runtime.backend import Backend
 from runtime.local import LocalBackend
-from runtime.runfolder import (
-    JUDGED_STEPS,
-    Paths,
-    StepMetrics,
-    open_run,
-    outcome_of,
-    outside_bars,
-    steps_of,
-)
+from runtime.runfolder import JUDGED_STEPS, Paths, StepMetrics, open_run, outcome_of, outside_bars, steps_of
 
 ENOUGH = ("running", "done", "unknown")
 RECENT = 20  # steps that speed is judged by

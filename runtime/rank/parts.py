@@ -39,12 +39,7 @@ from runtime.stage import (
     observers,
     states_of,
 )
-from runtime.update import (
-    ClipBy,
-    Flat,
-    buckets_of,
-    trained,
-)
+from runtime.update import ClipBy, Flat, buckets_of, trained
 from runtime.world import RankMesh, World
 
 Node = tuple[int, int]  # pipe, stage

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from planner.errors import BadInput
 from planner.plan import Place, Plan, schedule_of
-from planner.schedule import check
+from planner.schedule import check_schedule
 from planner.terminal import Report
 from planner.workload import Workload
 from runtime.messages import DenseLayout, Edge, stages_of_layers
@@ -50,7 +50,7 @@ def rehearse(
     where = _device(device)
     if steps < 1:
         raise BadInput(f"{steps} steps", where="rehearse", allowed="1 or more")
-    check(schedule_of(plan), plan.hops, barrier=plan.schedule.update == "barrier")
+    check_schedule(schedule_of(plan), plan.hops, barrier=plan.schedule.update == "barrier")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

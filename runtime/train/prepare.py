@@ -18,7 +18,7 @@ from planner.capture import Captured, capture
 from planner.errors import BadInput, BadPlan
 from planner.plan import Plan, schedule_of
 from planner.program import violations
-from planner.schedule import check as check_schedule
+from planner.schedule import check_schedule
 from planner.workload import Workload
 from runtime import checkpoint as checkpoints
 from runtime import runfolder

@@ -7,9 +7,9 @@ from dataclasses import astuple
 from itertools import pairwise
 from typing import Any
 
-from planner import files
 from planner.cluster import CATALOGUE, Cluster
 from planner.cost import stage_bytes
+from planner.files import validated
 from planner.model import Layer, ModelGraph, Parameter, Value, crossings, stage_of_layers
 from planner.plan import (
     Axes,
@@ -116,7 +116,7 @@ def profile(micros: Sequence[int] = (1, 2)) -> Profile:
 
 
 def parse_cluster(text: str, *, name: str = "cluster") -> Cluster:
-    return files.read(Cluster, text, name=name, version=1)
+    return validated.read(Cluster, text, name=name, version=1)
 
 
 def machines() -> Cluster:

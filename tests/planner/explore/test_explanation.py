@@ -11,7 +11,8 @@ from planner.explore import Explanation, explain
 from planner.explore.explanation import _near, _others
 from planner.milp import Question, solve, solve_with_search
 from planner.profile import Profile, Seconds
-from planner.show import configuration_text, data, text
+from planner.show import data, text
+from planner.show.rivals import configuration_text
 from tests.planner.milp.instances import chain, cluster, profile
 
 COSTS = profile(chain(8, 3, skips=1), micros=(1, 2), scale=100)

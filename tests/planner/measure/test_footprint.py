@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from planner.capture import Captured, capture, materialise, storage_of
-from planner.capture.live_bytes import LiveBytes
+from planner.capture import Captured, LiveBytes, capture, materialise, storage_of
 from planner.capture.stage_modules import whole
 from planner.cluster import catalogue as devices
 from planner.measure.bench import Bench

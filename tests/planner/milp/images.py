@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from math import ceil, prod
 
-from planner.cluster import Cluster, Slot, transfer_s
-from planner.cluster.links import spread, sum_s
+from planner.cluster import Cluster, Slot, spread, sum_s, transfer_s
 from planner.model import Layer, ModelGraph, Parameter, Value
 from planner.profile import CostKey, LayerCost, OptimizerCost, Profile, Seconds
 from planner.spatial import NONE, Operation, Ref, to_text

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise, product
 from math import ceil, prod
 
-from planner.cluster import Cluster, Slot, limit_bytes, transfer_s
-from planner.cluster.links import spread, sum_s
+from planner.cluster import Cluster, Slot, limit_bytes, spread, sum_s, transfer_s
 from planner.cost import copies_of_statistics, losses_held, stage_bytes, step_bytes
 from planner.errors import BadInput
 from planner.model import Layer, crossings, stage_of_layers

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import BadInput
-from planner.schedule import Action, Kind, generate
-from planner.schedule.actions import from_text, parse_action, parse_orders
+from planner.schedule import Action, Kind, generate, parse_orders
+from planner.schedule.actions import from_text, parse_action
 
 actions = st.builds(
     Action,

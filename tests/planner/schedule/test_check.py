@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from planner.errors import BadPlan
-from planner.schedule import Schedule, check, generate, violations
+from planner.schedule import Schedule, check_schedule, generate, violations
 from planner.schedule.actions import from_text
 from planner.simulate.longest_path import neighbour_hops
 from tests.planner.cases import Case, cases
@@ -127,5 +127,5 @@ def test_a_long_order_is_drawn_around_its_culprit() -> None:
 
 def test_a_bad_schedule_raises_with_the_picture() -> None:
     with pytest.raises(BadPlan, match="0F1 is missing"):
-        check(two_stages(GOOD[0].replace("0F1 ", ""), GOOD[1]), HOPS)
-    assert check(two_stages(*GOOD), HOPS).micros == 2
+        check_schedule(two_stages(GOOD[0].replace("0F1 ", ""), GOOD[1]), HOPS)
+    assert check_schedule(two_stages(*GOOD), HOPS).micros == 2

@@ -15,7 +15,8 @@ from planner.plan import (
     SearchSpace,
     load,
 )
-from planner.show import configuration_text, plan_lines, proof_data, proof_text, rival_rows, text, verdict
+from planner.show import plan_lines, proof_data, proof_text, rival_rows, text, verdict
+from planner.show.rivals import configuration_text
 from tests.planner import plan_examples as examples
 
 MS = 1_000_000

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from planner.capture import LiveBytes
 from planner.timeline import Timeline
 from runtime.execute import static_bytes
-from runtime.execute.peak_memory import LiveBytes
 from runtime.runfolder import Paths
 from runtime.runfolder import job as jobs
 from runtime.train import Model, job_of, prepare

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from planner.capture import LiveBytes
 from planner.errors import BadInput
 from planner.plan import Plan
 from planner.terminal import progress
 from planner.timeline import Timeline
-from runtime.execute.peak_memory import LiveBytes
 from runtime.launch import compare_with_one_process as rehearse_check
 from runtime.launch.compare_with_one_process import Checked
 from runtime.rank import assemble

@@ -18,7 +18,7 @@ from planner.schedule import (
     Kind,
     Overlap,
     Schedule,
-    check,
+    check_schedule,
     first_uses,
     generate,
     overlapped,
@@ -119,16 +119,16 @@ def test_steps_that_overlap_are_simulated_as_an_event_queue_plays_them(seed: int
 
 def test_a_barrier_and_updates_at_use_contradict_each_other() -> None:
     schedule = generate("1f1b", workers=2, micros=2, updates="at_use")
-    check(schedule, neighbour_hops(2))
+    check_schedule(schedule, neighbour_hops(2))
     with pytest.raises(BadPlan, match=r"0STEP comes before 0SYNC.*\n.*for update: rolling"):
-        check(schedule, neighbour_hops(2), barrier=True)
+        check_schedule(schedule, neighbour_hops(2), barrier=True)
 
 
 def test_an_update_between_the_first_forward_and_the_sum_is_refused() -> None:
     schedule = generate("1f1b", workers=1, micros=2)
     wrong = replace(schedule, orders=parse_orders(["0F0 0STEP 0B0 0F1 0B1 0SYNC"]))
     with pytest.raises(BadPlan, match="0STEP comes before 0SYNC"):
-        check(wrong, ())
+        check_schedule(wrong, ())
 
 
 @pytest.mark.parametrize(
