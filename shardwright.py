@@ -435,7 +435,7 @@ def _demo(say: Callable[[str], None]) -> Iterator[dict[str, object]]:
         say(f"\n{name}: what does every layer cost here?")
         costs = profile(name, micros=(1, 2), size=size)
         chosen = plan(costs, cluster, batch=8)
-        say(show.of_plan(chosen))
+        say(show.text(chosen))
         folder = Path(tempfile.mkdtemp(prefix="shardwright-demo-"))
         say(f"\n{name}: ten steps by that plan, in {len(chosen.places)} processes")
         done = launch(chosen, folder, steps=10, on="local").wait().check()

@@ -21,9 +21,7 @@ from planner.milp.write_plan import plan_of
 from planner.plan import Certificate, Plan
 
 RANKS = 8
-UNTOLD = Certificate(
-    objective_ns=0, bound_ns=0, free_bound_ns=0, gap=0.0, scope="not solved: one of the plans that are run"
-)
+UNTOLD = Certificate(objective_ns=0, bound_ns=0)  # not solved: one of the plans that are run
 
 
 @dataclass(kw_only=True)
@@ -96,7 +94,8 @@ def likeliest(asked: Instance, most: int) -> Iterator[Candidate]:
 
 def rules(asked: Instance) -> Iterator[Candidate]:
     """What others would do, cut into equally many layers."""
-    named = [*explain.trivial(asked)]
+    named: list[tuple[str, list[Configuration]]] = []
+    named += [(kind.replace("_", " "), each) for kind, each in explain.trivial(asked)]
     named.append(("most replicas, largest micro-batch", [s for s in ranked(asked) if s.family == "1f1b"]))
     for name, shapes in named:
         for shape in sorted(shapes, key=lambda s: (-s.devices, -s.data, -s.micro)):

@@ -21,7 +21,7 @@ from planner.errors import BadInput
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Face = Literal["text", "html", "figure"]
+Face = Literal["text", "html", "figure", "data"]
 View = Callable[..., Any]
 
 _VIEWS: dict[tuple[Face, str], str] = {}

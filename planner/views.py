@@ -9,10 +9,14 @@ from planner.shown import Face, register
 
 VIEWS: dict[Face, dict[str, str]] = {
     "text": {
-        "planner.cluster.cluster:Cluster": "planner.show.text:of_cluster",
+        "planner.plan.plan:Plan": "planner.show.plain:of_plan",
+        "planner.explore.explanation:Explanation": "planner.show.explanation:explanation_text",
+        "planner.explore.frontier:Frontier": "planner.show.sweeps:of_frontier",
+        "planner.explore.scaling:Sweep": "planner.show.sweeps:of_sweep",
+        "planner.cluster.cluster:Cluster": "planner.show.plain:of_cluster",
         "planner.model.graph:ModelGraph": "planner.show.values:graph_text",
         "planner.capture.capture:Captured": "planner.show.values:captured_text",
-        "planner.profile.profile:Profile": "planner.show.text:of_profile",
+        "planner.profile.profile:Profile": "planner.show.plain:of_profile",
         "planner.timeline.timeline:Timeline": "planner.show.values:timeline_text",
         "planner.timeline.comparison:Comparison": "planner.show.values:comparison_text",
         "planner.simulate.run_record:RunRecord": "planner.show.values:run_text",
@@ -21,6 +25,8 @@ VIEWS: dict[Face, dict[str, str]] = {
         "runtime.launch.runs:Runs": "planner.show.values:runs_text",
     },
     "html": {
+        "planner.plan.plan:Plan": "planner.show.values:plan_html",
+        "planner.explore.frontier:Frontier": "planner.show.sweeps:frontier_html",
         "planner.cluster.cluster:Cluster": "planner.show.values:cluster_html",
         "planner.model.graph:ModelGraph": "planner.show.values:graph_html",
         "planner.capture.capture:Captured": "planner.show.values:captured_html",
@@ -33,12 +39,18 @@ VIEWS: dict[Face, dict[str, str]] = {
         "runtime.launch.runs:Runs": "planner.show.values:lines_html",
     },
     "figure": {
+        "planner.explore.frontier:Frontier": "planner.show.figures:of_front",
         "planner.model.graph:ModelGraph": "planner.show.figures:of_graph",
         "planner.profile.profile:Profile": "planner.show.figures:of_profile",
         "planner.timeline.timeline:Timeline": "planner.show.figures:of_timeline",
         "planner.simulate.run_record:RunRecord": "planner.show.figures:of_run",
         "planner.show.side_by_side:SideBySide": "planner.show.side_by_side:versus_figure",
         "runtime.launch.handle:Handle": "planner.show.figures:of_handle",
+    },
+    "data": {
+        "planner.explore.explanation:Explanation": "planner.show.explanation:explanation_dict",
+        "planner.explore.frontier:Frontier": "planner.show.sweeps:frontier_data",
+        "planner.explore.scaling:Sweep": "planner.show.sweeps:sweep_data",
     },
 }
 

@@ -16,7 +16,7 @@ from planner.cluster import corrections as fitted
 from planner.milp import Question, solve
 from planner.plan import yaml as plan_yaml
 from planner.profile import yaml as profile_yaml
-from planner.show import text as summary
+from planner.show import proof_text
 from planner.simulate import simulate_plan
 from runtime.runfolder import Job, Paths
 from tests.planner.milp.instances import cluster
@@ -69,7 +69,7 @@ def test_a_run_is_calibrated_and_planned_with(files: Path, capsys: pytest.Captur
     assert "steps are then off by about" in capsys.readouterr().out
     known = planned(files, "--calibration", str(path))
     assert known.fitted == fitted.load_corrections(path) == sw.calibrate(files / "run")
-    assert "corrected by 1 run (mlp layers=6, 1f1b data 1 x pipeline 2)" in summary.decision(known)
+    assert "corrected by 1 run (mlp layers=6, 1f1b data 1 x pipeline 2)" in proof_text(known)
     assert known.prediction.step_ns > 1.3 * planned(files).prediction.step_ns
     costs, machines = sw.load_profile(files / "profile.yaml"), sw.Cluster.load(files / "cluster.yaml")
     fix = {"pipeline": 2, "schedule": "1f1b"}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import shardwright as sw
+from planner import show
 from planner.cluster import cluster as clusters
 from planner.cluster import find
 from planner.files import write_whole
@@ -100,12 +101,39 @@ def test_a_plan_explains_itself(files: list[str], tmp_path: Path, capsys: pytest
     path = str(tmp_path / "p.yaml")
     assert sw.run([*files, "--batch", "4", "--explain", "-o", path]) == 0
     told = capsys.readouterr().out
-    assert "Proof: objective" in told
+    assert "this plan" in told and "Searched: " not in told
     assert "Of its step: computing" in told
-    assert "1 GiB more on each device" in told
+    assert "More memory: 1 GiB more on each device" in told
     assert sw.run([*files, "--batch", "4", "--explain", "--force", "-o", path, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["explanation"]["chosen"]["step_ns"] == data["prediction"]["step_ns"]
+
+
+def test_a_plan_is_told_in_three_lines_and_its_proof_on_request(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "p.yaml")
+    question = [*files[:-2], "--batch", "4", "--force", "-o", path]
+    assert sw.run(question) == 0
+    *lines, written = capsys.readouterr().out.splitlines()
+    assert lines == show.plan_lines(plan_yaml.load(path))
+    assert written == f"plan written to {path}     --explain: why this plan     --proof: what was searched"
+    assert sw.run([*question, "--proof"]) == 0
+    told = capsys.readouterr().out
+    assert told.endswith(f"\n\n{show.proof_text(plan_yaml.load(path))}\n") and "--proof:" not in told
+    for shown in (["show", path], ["show", path, "--proof"]):
+        assert sw.run(shown) == 0
+        assert ("Searched: " in capsys.readouterr().out) == ("--proof" in shown)
+
+
+def test_json_has_the_certificate_with_its_gap_and_its_line(
+    files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "p.yaml"
+    assert sw.run([*files, "--batch", "4", "-o", str(path), "--json"]) == 0
+    proof = json.loads(capsys.readouterr().out)["certificate"]
+    assert proof == show.proof_data(plan_yaml.load(path))
+    assert (proof["gap"], proof["verdict"]) == (0.0, show.verdict(plan_yaml.load(path)))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +182,7 @@ def test_a_family_that_is_asked_for_keeps_its_orders_and_says_what_frees_them(
         "--force",
     ]
     assert sw.run([*files, *more]) == 0
-    assert "`--schedule 1f1b,listed` also lists orders anew" in capsys.readouterr().out
+    assert "`--schedule 1f1b,listed` also reschedules orders" in capsys.readouterr().out
     assert sw.run([*files[:-1], "1f1b,listed", *more]) == 0
     assert "`--schedule" not in capsys.readouterr().out
     assert sw.run([*files[:-2], *more]) == 0

@@ -14,6 +14,7 @@ from planner.errors import BadInput, BadPlan
 
 if TYPE_CHECKING:
     from planner.errors import Violation
+    from planner.plan import Plan
 
 
 def verify(
@@ -55,16 +56,17 @@ def _show_command(tools: Tools) -> Callable[..., None]:
         file: Annotated[
             Path, typer.Argument(help="a plan, profile, cluster or run", metavar="PLAN|PROFILE|CLUSTER|RUN")
         ],
+        proof: Annotated[bool, typer.Option("--proof", help="of a plan: what was searched")] = False,
         as_json: Json = False,
     ) -> None:
         """Say in a few lines what a file holds, or how a run went."""
-        data, text = tools.show_run(file) if file.is_dir() else _contents(file)
+        data, text = tools.show_run(file) if file.is_dir() else _contents(file, proof)
         terminal.Output(as_json=as_json).result(data, lambda: text)
 
     return show
 
 
-def _contents(file: Path) -> tuple[dict[str, object], str]:
+def _contents(file: Path, proof: bool) -> tuple[dict[str, object], str]:
     from planner import cluster as clusters
     from planner import files, show
     from planner import plan as plans
@@ -74,13 +76,14 @@ def _contents(file: Path) -> tuple[dict[str, object], str]:
     keys = set(files.parse_yaml(files.read_text(file), name=str(file)))
     if "schedule" in keys:
         plan = plans.load(file)
-        return plan.model_dump(mode="json"), show.of_plan(plan)
+        data = {**plan.model_dump(mode="json"), "certificate": show.proof_data(plan)}
+        return data, _plan_text(plan, proof)
     if "links" in keys:
         cluster = clusters.load(file)
-        return cluster.model_dump(mode="json"), show.of_cluster(cluster)
+        return cluster.model_dump(mode="json"), show.text(cluster)
     if "costs" in keys:
         profile = profiles.load(file)
-        return {"workload": profile.workload, "device": profile.device}, show.of_profile(profile)
+        return {"workload": profile.workload, "device": profile.device}, show.text(profile)
     if "rests_on" in keys:
         known = clusters.load_corrections(file)
         return known.model_dump(mode="json"), calibrate.text(known)
@@ -89,6 +92,12 @@ def _contents(file: Path) -> tuple[dict[str, object], str]:
         where=str(file),
         allowed="a file with schedule, costs, links or rests_on",
     )
+
+
+def _plan_text(plan: Plan, proof: bool) -> str:
+    from planner import show
+
+    return show.text(plan) + (f"\n\n{show.proof_text(plan)}" if proof else "")
 
 
 def simulate(

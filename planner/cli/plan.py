@@ -76,6 +76,7 @@ class PlanOptions:
         bool, typer.Option("--frontier", help="every plan that is best in time and memory or devices")
     ] = False
     explain: Annotated[bool, typer.Option("--explain", help="why this plan and no other")] = False
+    proof: Annotated[bool, typer.Option("--proof", help="what was searched, and what is proved")] = False
     set_: Set = None
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE|FOLDER", help="where to write")
@@ -215,24 +216,35 @@ def _one(question: Question, goal: Goal, where: PlanOptions) -> None:
     why = explore.explain(question) if where.explain else None
     found = why.plan if why is not None else milp.solve(question)
     files.write_whole(path, plans.dump(found))
-    data = {"plan": str(path), **found.model_dump(mode="json", include={"axes", "prediction", "certificate"})}
-    text = show.decision(found) + _frozen(found, question)
+    data = {"plan": str(path), **found.model_dump(mode="json", include={"axes", "prediction"})}
+    data["certificate"] = show.proof_data(found)
+    layers = [*show.plan_lines(found), *_frozen(found, question)]
+    layers.append(_written(path, where))
     if why is not None:
-        data["explanation"] = show.explanation_dict(why)
-        text = f"{show.of_plan(found)}{_frozen(found, question)}\n\n{show.explanation_text(why)}"
-    where.out.result(data, lambda: f"{text}\n\nwritten to {path}")
+        data["explanation"] = show.data(why)
+        layers += ["", show.text(why)]
+    if where.proof:
+        layers += ["", show.proof_text(found)]
+    where.out.result(data, lambda: "\n".join(layers))
 
 
-def _frozen(found: Plan, question: Question) -> str:
+def _written(path: Path, where: PlanOptions) -> str:
+    """Where the plan lies, and which layers of the answer were not asked for."""
+    more = [] if where.explain else ["--explain: why this plan"]
+    more += [] if where.proof else ["--proof: what was searched"]
+    return "     ".join([f"plan written to {path}", *more])
+
+
+def _frozen(found: Plan, question: Question) -> list[str]:
     """A family that is asked for keeps its own orders, and another question may find better ones in it."""
-    families = question.fix.get("schedule")
-    named = [str(families)] if families is not None else [*(question.schedules or ())]
+    fixed = question.fix.get("schedule")
+    named = [str(fixed)] if fixed is not None else [*(question.schedules or ())]
     if not named or "listed" in named or len(found.stages) == 1:
-        return ""
-    return (
-        f"\nThe order of its actions is the family's own: `--schedule {','.join([*named, 'listed'])}` also lists orders "
-        "anew for these costs, which may be faster."
-    )
+        return []
+    families = ",".join([*named, "listed"])
+    return [
+        f"  its order is the family's own: `--schedule {families}` also reschedules orders for these costs, which may be faster"
+    ]
 
 
 def _front(question: Question, goal: Goal, where: PlanOptions) -> None:
@@ -243,12 +255,12 @@ def _front(question: Question, goal: Goal, where: PlanOptions) -> None:
     front = frontier(question)
     if not front.rows:
         milp.solve(question)  # says why nothing fits, and what would
-    named = show.named(front)
+    named = front.named()
     files = {name: folder / f"{name}.yaml" for name in named}
     _write(folder, {files[name]: row.plan for name, row in named.items()}, where)
     where.out.result(
-        show.frontier_data(front, files),
-        lambda: f"{show.of_frontier(front, files)}\n\nwritten to {folder}",
+        show.data(front, files=files),
+        lambda: f"{show.text(front, files=files)}\n\nwritten to {folder}",
     )
 
 
@@ -267,8 +279,8 @@ def _sweep(question: Question, goal: Goal, where: PlanOptions) -> None:
     files = {count: folder / f"{what}-{count}.yaml" for count in found}
     _write(folder, {files[count]: plan for count, plan in found.items()}, where)
     where.out.result(
-        show.sweep_data(sweep, files),
-        lambda: f"{show.of_sweep(sweep)}\n\nwritten to {folder}",
+        show.data(sweep, files=files),
+        lambda: f"{show.text(sweep)}\n\nwritten to {folder}",
     )
 
 

@@ -94,7 +94,7 @@ def profile(given: ProfileOptions, tools: Tools) -> None:
         "fingerprint": found.graph.fingerprint,
         "layers": len(found.graph.layers),
     }
-    out.result(data, lambda: f"{show.of_profile(found)}\n\nwritten to {path}")
+    out.result(data, lambda: f"{show.text(found)}\n\nwritten to {path}")
 
 
 def _profile_elsewhere(tools: Tools, given: ProfileOptions, out: terminal.Output) -> None:
@@ -114,7 +114,7 @@ def _profile_elsewhere(tools: Tools, given: ProfileOptions, out: terminal.Output
     )
     found = [profiles.load(each) for each in paths]
     text = "\n\n".join(
-        f"{show.of_profile(profile)}\n\nwritten to {each}" for profile, each in zip(found, paths, strict=True)
+        f"{show.text(profile)}\n\nwritten to {each}" for profile, each in zip(found, paths, strict=True)
     )
     data = {
         "profiles": [str(each) for each in paths],

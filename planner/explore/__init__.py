@@ -1,6 +1,11 @@
-"""The same question over limits, devices and batches."""
+"""Answers one planning question many times: over memory limits, devices and batches.
 
-from planner.explore.explanation import _SEEN, Explanation, PlanParts, explain
+In comes a `Question`; every answer is a plan of the solver in `planner.milp`. `frontier` returns the Pareto-optimal
+plans, `over_devices` and `over_batches` return a sweep, `explain` says why a plan won. Start reading in
+`frontier.py`.
+"""
+
+from planner.explore.explanation import Explanation, PlanParts, explain
 from planner.explore.frontier import Frontier, FrontierRow, frontier
 from planner.explore.scaling import (
     EFFICIENT,
@@ -19,7 +24,6 @@ __all__ = [
     "HALF",
     "MOST_MICROS",
     "NEAR_BEST",
-    "_SEEN",
     "Explanation",
     "Frontier",
     "FrontierRow",

@@ -1,4 +1,4 @@
-"""Why a plan and no other: what its step is made of, what its rivals lose, what more memory would give, near-ties."""
+"""Explains a plan: what its step is made of, what its rivals lose, what more memory would give, near-ties."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from planner.milp import (
     Question,
     SearchState,
     changed,
+    configuration_of,
     parts_ns,
     solve_or_none,
     solve_with_search,
 )
-from planner.plan import Plan
+from planner.plan import Plan, PlannedConfiguration
 from planner.schedule import FAMILIES
 
 GIB = 1 << 30
 _SHOWN = 6
-_SEEN = 0.0005  # share of a step below which a part is not told
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanParts:
     """A plan that was looked at, and what its step is made of, in nanoseconds."""
 
-    name: str
+    configuration: PlannedConfiguration
     step_ns: int
     parts_ns: Mapping[str, float]
 
@@ -39,12 +39,14 @@ class MoreMemory:
 
     more_bytes: int
     step_ns: int
-    says: str
+    configuration: PlannedConfiguration
     free_bytes: int  # of the fullest device, with the memory there is
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
+    """A plan with what its search has shown beside it."""
+
     plan: Plan
     chosen: PlanParts
     runners_up: tuple[PlanParts, ...]  # the best plan of each other family that was answered
@@ -60,7 +62,7 @@ class Explanation:
 
     @property
     def within(self) -> float:
-        """Where every cost is off by at most `error`, nothing is faster by more than this share."""
+        """Returns the largest share by which another plan may be faster, if every cost is off by at most `error`."""
         return 2 * self.error / (1 - self.error) if self.error < 1 else float("inf")
 
 
@@ -91,6 +93,11 @@ def explain(question: Question, *, more_bytes: int = GIB) -> Explanation:
 
 
 def error_of(plan: Plan) -> float:
+    """Returns the relative error of a plan's predicted step.
+
+    Args: `plan` carries an error bar, `low_ns` to `high_ns`.
+    Returns: the larger distance of the bar's ends from the prediction, as a share of it.
+    """
     seen = plan.prediction
     return max(seen.high_ns - seen.step_ns, seen.step_ns - seen.low_ns) / max(seen.step_ns, 1)
 
@@ -98,12 +105,14 @@ def error_of(plan: Plan) -> float:
 def _part(tried: ConfigurationState) -> PlanParts:
     assert tried.answer is not None
     return PlanParts(
-        name=str(tried.shape), step_ns=tried.answer.ns, parts_ns=parts_ns(tried.problem, tried.answer)
+        configuration=configuration_of(tried.shape),
+        step_ns=tried.answer.ns,
+        parts_ns=parts_ns(tried.problem, tried.answer),
     )
 
 
 def _others(found: SearchState) -> list[ConfigurationState]:
-    """Those that lost, the best first."""
+    """Returns the configurations with an answer other than the best, the fastest first."""
     others = [tried for tried in found.tried.values() if tried.answer is not None and tried is not found.best]
     return sorted(others, key=lambda tried: (tried.answer.ns if tried.answer else 0, tried.shape))
 
@@ -130,7 +139,7 @@ def _runners_up(found: SearchState) -> Iterator[PlanParts]:
 
 
 def _near(found: SearchState, limit_ns: float) -> Iterator[PlanParts]:
-    """Each way to train once, in the best of its orders."""
+    """Yields near-ties: each configuration once, in the fastest of its orders."""
     near = [tried for tried in _others(found) if tried.answer is not None and tried.answer.ns <= limit_ns]
     assert found.best is not None
     firsts: dict[str, ConfigurationState] = {}
@@ -143,11 +152,11 @@ def _room(plan: Plan, roomier: Plan | None, more_bytes: int) -> MoreMemory:
     free = min(m.limit - m.total for m in plan.prediction.memory)
     faster = roomier is not None and roomier.prediction.step_ns < plan.prediction.step_ns
     best = roomier if roomier is not None and faster else plan
-    axes = best.axes
+    proof = best.certificate
+    assert proof is not None and proof.chosen is not None and proof.chosen.configuration is not None
     return MoreMemory(
         more_bytes=more_bytes,
         step_ns=best.prediction.step_ns,
-        says=f"{best.schedule.family}, data {axes.data} x pipeline {axes.pipeline} x spatial {axes.spatial}, "
-        f"micro-batch {best.batch.micro} x {best.batch.micros}",
+        configuration=proof.chosen.configuration,
         free_bytes=free,
     )

@@ -1,6 +1,6 @@
-"""Every plan that is the best trade of time against memory, or of time against devices, each with its own gap.
+"""Finds every plan that is a best trade of time against memory, or of time against devices, each with its own gap.
 
-A front is traced by limits: the fastest plan for at most so many bytes a device (or devices) is also the answer to
+A front is traced by limits. The fastest plan for at most so many bytes a device (or devices) is also the answer to
 every limit down to what it uses. The widest stretch of limits without an answer is asked next, in its middle.
 """
 
@@ -17,35 +17,40 @@ from planner.milp import Effort, Instance, Question, changed, solve_or_none
 from planner.plan import Plan, world_size
 
 Trade = Literal["memory", "devices"]
-MOST_SOLVES = 16  # a front
+MOST_SOLVES = 16  # questions for each front
 RESOLUTION = 0.02  # stretches of limits narrower than this share are not asked
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrontierRow:
-    """One plan of a front: none is as fast with less."""
+    """One plan of a front: no plan that uses less is as fast."""
 
     plan: Plan
     best_in: tuple[Trade, ...]
 
     @property
     def step_ns(self) -> int:
+        """Returns the predicted nanoseconds of a step."""
         return self.plan.prediction.step_ns
 
     @property
     def devices(self) -> int:
+        """Returns how many devices the plan uses."""
         return world_size(self.plan.axes)
 
     @property
     def peak_bytes(self) -> int:
+        """Returns the predicted peak of the fullest device in bytes, without the margin."""
         return peak_bytes(self.plan)
 
     @property
     def gap(self) -> float:
+        """Returns the gap of the plan's certificate as a share, 0 without one."""
         return self.plan.certificate.gap if self.plan.certificate else 0.0
 
     @property
     def samples_per_s(self) -> float:
+        """Returns the samples that the plan trains in a second."""
         return samples_per_s(self.plan)
 
 
@@ -58,15 +63,34 @@ class Frontier:
     resolution: float = RESOLUTION
 
     def front(self, trade: Trade) -> tuple[FrontierRow, ...]:
+        """Returns the rows of one front.
+
+        Args: `trade` names what time is traded against, memory or devices.
+        Returns: rows from the fastest to the thriftiest.
+        """
         return tuple(row for row in self.rows if trade in row.best_in)
+
+    def named(self) -> dict[str, FrontierRow]:
+        """Returns the rows by the names that their files have, such as "01"."""
+        width = max(2, len(str(len(self.rows))))
+        return {f"{index:0{width}d}": row for index, row in enumerate(self.rows, start=1)}
 
 
 def peak_bytes(plan: Plan) -> int:
-    """Of the fullest device, its margin aside."""
+    """Returns the predicted peak of the fullest device in bytes, without the margin.
+
+    Args: `plan` predicts the memory of every worker.
+    Returns: the largest total of a worker less its margin.
+    """
     return max(memory.total - memory.margin for memory in plan.prediction.memory)
 
 
 def samples_per_s(plan: Plan) -> float:
+    """Returns the samples that a plan trains in a second.
+
+    Args: `plan` with its batch and predicted step.
+    Returns: samples of the global batch over the seconds of a step.
+    """
     return plan.batch.samples / (plan.prediction.step_ns / NS_PER_S)
 
 
@@ -108,12 +132,14 @@ def _place(row: FrontierRow) -> tuple[int, int, int]:
 
 
 def _name(plan: Plan) -> str:
-    """The decisions, whatever their proof."""
+    """Returns a plan's decisions as text, without its proof: equal plans have equal names."""
     return plan.model_dump_json(exclude={"certificate"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
+    """The fastest plan under a limit, and how much of the limit it uses."""
+
     limit: int
     uses: int
     plan: Plan
@@ -151,7 +177,10 @@ def _traced(
     most: int,
     resolution: float,
 ) -> tuple[list[Plan], bool]:
-    """The front below `first`, and whether all of it was asked; nothing fits within `floor`."""
+    """Returns the plans of the front below `first`, and whether all of it was asked.
+
+    Nothing fits within `floor`.
+    """
     answers, nothing = [first], floor
     for _ in range(most):
         stretch = _widest(answers, nothing, resolution)
@@ -170,7 +199,7 @@ def _traced(
 
 
 def _widest(answers: list[_Answer], nothing: int, resolution: float) -> tuple[int, int] | None:
-    """The open stretch of limits with the largest share between its ends; both ends are answered."""
+    """Returns the open stretch of limits with the largest ratio of its ends; both ends are answered."""
     ordered = sorted(answers, key=lambda a: a.uses)
     below = [(nothing, -1), *((a.limit, a.plan.prediction.step_ns) for a in ordered[:-1])]
     found = []
@@ -182,7 +211,10 @@ def _widest(answers: list[_Answer], nothing: int, resolution: float) -> tuple[in
 
 
 def _best(answers: list[_Answer]) -> list[Plan]:
-    """Those that nothing thriftier equals, with the best bound that holds for each: more room is never slower."""
+    """Returns the plans that no thriftier plan equals, with the best lower bound that holds for each.
+
+    A larger limit is never slower, so its bound holds for smaller limits too.
+    """
     front: list[Plan] = []
     bound = 0
     ordered = sorted(answers, key=lambda a: (-a.limit, a.uses))
@@ -200,21 +232,20 @@ def _with_bound(plan: Plan, bound_ns: int) -> Plan:
     proof = plan.certificate
     if proof is None or proof.bound_ns >= bound_ns:
         return plan
-    gap = (proof.objective_ns - bound_ns) / proof.objective_ns
-    return plan.model_copy(
-        update={"certificate": proof.model_copy(update={"bound_ns": bound_ns, "gap": gap})}
-    )
+    return plan.model_copy(update={"certificate": proof.model_copy(update={"bound_ns": bound_ns})})
 
 
 def _least_bytes(space: Instance) -> int:
-    """The parameters with their gradients, spread over every device: nothing fits within less."""
+    """Returns the bytes of the parameters and their gradients on each device if spread over all: nothing fits within
+    less.
+    """
     weights = space.profile.graph.parameters
     own = sum(weight.bytes * (2 if weight.trainable else 1) for weight in weights)
     return own // total_devices(space.cluster) - 1
 
 
 def _with_limits_of(cluster: Cluster, plan: Plan) -> Plan:
-    """Solved under tighter limits, told under those that the devices have."""
+    """Returns a plan that was solved under tighter limits with the memory limits that the devices have."""
     devices: dict[int, list[NodeGroup]] = {}
     for place in plan.places:
         devices.setdefault(place.pipeline, []).append(cluster.groups[place.node])

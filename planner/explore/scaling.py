@@ -1,4 +1,4 @@
-"""The same training on more devices, or with larger batches: what each buys, and from where on it buys little."""
+"""Plans the same training for more devices or larger batches: what each buys, and from where on it buys little."""
 
 from __future__ import annotations
 
@@ -13,74 +13,94 @@ from planner.milp import Question, changed, solve_or_none
 from planner.plan import Plan, schedule_of, world_size
 from planner.schedule import Kind
 
-HALF = 0.5  # of its share in speed, that a device added before the knee brings at least
-NEAR_BEST = 0.95  # of the highest rate, that the batch at the knee reaches
+HALF = 0.5  # share of its speed that a device added before the knee brings at least
+NEAR_BEST = 0.95  # share of the highest rate that the batch at the knee reaches
 EFFICIENT = 0.8
 _LITTLE = 1.02  # a doubled batch that gains less, twice in a row, ends the doubling
 _MOST_DOUBLINGS = 16
-MOST_MICROS = (
-    256  # of a group and step, which end the doubling: orders get long, and few train on such batches
-)
+MOST_MICROS = 256  # micro-batches of a replica and step that end the doubling: orders get long, few need more
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingRow:
-    """The fastest plan for so many devices at most, or so many samples a step; None where nothing fits."""
+    """The fastest plan for at most so many devices, or for so many samples a step; None where nothing fits."""
 
     asked: int
     plan: Plan | None
 
     @property
     def devices(self) -> int:
+        """Returns how many devices the plan uses, 0 without a plan."""
         return world_size(self.plan.axes) if self.plan else 0
 
     @property
     def samples_per_s(self) -> float:
+        """Returns the samples trained in a second, 0 without a plan."""
         return samples_per_s(self.plan) if self.plan else 0.0
 
     @property
     def micros(self) -> int:
+        """Returns the micro-batches of a replica in a step, 0 without a plan."""
         return self.plan.batch.micros if self.plan else 0
 
     @property
     def peak_bytes(self) -> int:
+        """Returns the peak of the fullest device in bytes, without the margin; 0 without a plan."""
         return peak_bytes(self.plan) if self.plan else 0
 
     @property
     def device_hours(self) -> float:
-        """For a million samples."""
+        """Returns the device hours that a million samples take, 0 without a plan."""
         return self.devices * 1e6 / self.samples_per_s / 3600 if self.plan else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lemma:
-    """What is not computing takes `ratio` times as long as all computing would on one device. If it stays so,
-    G devices are (1 + R) / (1/G + R) times as fast as one."""
+    """The law of how far more devices help: all but computing takes `ratio` times what computing takes on one device.
+
+    If that stays so, G devices are (1 + R) / (1/G + R) times as fast as one.
+    """
 
     ratio: float
-    devices: int  # on which it was found
+    devices: int  # number of devices of the plan that it was found on
 
     def speed_up(self, devices: int) -> float:
+        """Returns how many times as fast as one device so many devices are.
+
+        Args: `devices` is at least 1.
+        Returns: (1 + R) / (1/G + R).
+        """
         return (1 + self.ratio) / (1 / devices + self.ratio)
 
     @property
     def limit(self) -> float:
-        """However many devices."""
+        """Returns the speed-up that no number of devices exceeds; infinite where nothing but computing takes time."""
         return (1 + self.ratio) / self.ratio if self.ratio else float("inf")
 
     def efficient_devices(self, efficiency: float = EFFICIENT) -> float:
-        """Up to so many, each device brings this share of its speed."""
+        """Returns the largest number of devices at which each brings this share of its speed.
+
+        Args: `efficiency` is the speed-up over the number of devices.
+        Returns: a real number; infinite where nothing but computing takes time.
+        """
         return ((1 + self.ratio) / efficiency - 1) / self.ratio if self.ratio else float("inf")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
+    """The rows of a sweep over devices or batches, and its knee."""
+
     over: Literal["devices", "batch"]
     rows: tuple[ScalingRow, ...]
     knee: int | None  # as asked; None where nothing fits
     lemma: Lemma | None = None
 
     def row(self, asked: int) -> ScalingRow:
+        """Returns the row that was asked for.
+
+        Args: `asked` is a number of devices or a batch of this sweep.
+        Raises: StopIteration where the sweep does not have it.
+        """
         return next(row for row in self.rows if row.asked == asked)
 
 
@@ -137,7 +157,11 @@ def _row(question: Question, batch: int) -> ScalingRow:
 
 
 def knee_of_devices(rows: Sequence[ScalingRow]) -> int | None:
-    """The last count up to which every device added brought at least half of its share."""
+    """Returns the last count up to which every device added brought at least half of its share.
+
+    Args: `rows` with plans, the smallest count first.
+    Returns: a count as asked; None without rows.
+    """
     if not rows:
         return None
     for before, row in pairwise(rows):
@@ -148,12 +172,21 @@ def knee_of_devices(rows: Sequence[ScalingRow]) -> int | None:
 
 
 def knee_of_batches(rows: Sequence[ScalingRow]) -> int | None:
-    """The least batch that comes near the highest rate of samples."""
+    """Returns the smallest batch that comes near the highest rate of samples.
+
+    Args: `rows` with plans, the smallest batch first.
+    Returns: a batch as asked; None without rows.
+    """
     best = max((row.samples_per_s for row in rows), default=0.0)
     return next((row.asked for row in rows if row.samples_per_s >= NEAR_BEST * best), None)
 
 
 def overhead(plan: Plan | None) -> Lemma | None:
+    """Returns how far more devices than this plan's would help.
+
+    Args: `plan` may be None, where nothing fits.
+    Returns: the lemma of its computing and idle time; None without a plan or without computing.
+    """
     if plan is None:
         return None
     busy_ns, devices = computing_ns(plan), world_size(plan.axes)
@@ -162,7 +195,11 @@ def overhead(plan: Plan | None) -> Lemma | None:
 
 
 def computing_ns(plan: Plan) -> float:
-    """Of a step, what a device spends computing, on average over them."""
+    """Returns the nanoseconds of a step that a device spends computing, on average over the workers.
+
+    Args: `plan` with its orders and the times of its stages.
+    Returns: forward, backward and recomputation; messages, gradient sums and updates do not count.
+    """
     took = {
         Kind.F: [t.forward_ns for t in plan.times],
         Kind.B: [t.backward_ns for t in plan.times],

@@ -27,7 +27,9 @@ Text = Annotated[str, Field(min_length=1)]
 class Part(BaseModel):
     """A mapping of a file of ours: plain data, frozen, with no key that is not ours."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True
+    )  # built when first read: importing is quick
 
 
 def wrong(what: str, *, allowed: str = "", key: yaml_text.Key = ()) -> PydanticCustomError:

@@ -1,6 +1,11 @@
-"""The fastest plan and the proof, or what is missing."""
+"""The solver: a `Question` comes in, the fastest plan with its certificate goes out, or what is missing.
 
-from planner.milp.explain import parts_ns
+`solve(question)` is all that most callers need. Inside, an `Instance` holds the question with its tables, `search/`
+goes through configurations, `cut/` prices the cuts of one, `proof/` bounds them. Start reading at `solve.py`, then
+`formulation.py`, which states the whole problem as a mixed-integer program.
+"""
+
+from planner.milp.explain import configuration_of, parts_ns
 from planner.milp.instance import Instance, changed
 from planner.milp.pins import pins
 from planner.milp.question import Question
@@ -14,6 +19,7 @@ __all__ = [
     "Question",
     "SearchState",
     "changed",
+    "configuration_of",
     "parts_ns",
     "pins",
     "solve",

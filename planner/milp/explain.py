@@ -1,16 +1,16 @@
-"""Why this plan: what it was searched among, what the trivial plans and the runners-up lose, what no order beats."""
+"""Why a plan was chosen, as data for its certificate: the space searched, the trivial plans and the runners-up."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
 from planner.arrays import IntArray
-from planner.cost import shown
 from planner.milp.configurations.configurations import (
+    DEEPEST,
     FREE_CHUNKS,
     MOST_ACTIONS,
     MOST_FORWARDS,
@@ -22,9 +22,9 @@ from planner.milp.configurations.spatial_choices import looked_at
 from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.stage_costs import KINDS
 from planner.milp.instance import Instance
-from planner.milp.pins import Pins
+from planner.milp.pins import Pins, told
 from planner.milp.search.descent import UNFIT_NS, Answer, judge
-from planner.plan import Rival
+from planner.plan import MOST_NEAR, PlannedConfiguration, Rival, RivalKind, SearchSpace
 from planner.schedule import FAMILIES, Action, Kind
 
 _RUNNERS = 4
@@ -40,60 +40,117 @@ class Answered(Protocol):
     answer: Answer | None
 
 
-def scope(space: Instance, considered: int, bounded: int, left: int, listed: int) -> str:
-    orders = f", and {listed} listed anew for the costs of the best plans" if listed else ""
-    where = "" if space.boundaries.all() else ", each stage feeding the next"
+def searched_space(space: Instance) -> SearchSpace:
+    """Returns what a bound is about: every fact that limits which plans were looked at."""
+    pins = space.pins
     grids = sorted({choice.grid for micro in space.micros() for choice in space.splits(micro) if choice.grid})
-    cut = (
-        f"; samples whole or cut ({', '.join(map(shown, grids))}), {looked_at(space.layers)}" if grids else ""
+    names = pins.schedules or SEARCHED
+    several = any(isinstance(FAMILIES[name].chunks, int) for name in names)
+    changes, gathers = looked_at(space.layers) if grids else (None, None)
+    forwards = MOST_FORWARDS if not pins.schedules and pins.out_of_order is not False else None
+    return SearchSpace(
+        families=names,
+        fixed=told(pins),
+        most_workers=pins.pipeline or DEEPEST,
+        most_actions=MOST_ACTIONS,
+        free_chunks=FREE_CHUNKS if several and pins.chunks is None else None,
+        parts="any" if pins.schedules else "none" if pins.out_of_order is False else "one_worker",
+        most_forwards=forwards,
+        equal_parts=pins.update == "rolling" and pins.out_of_order is not False,
+        cuts="all" if space.boundaries.all() else "chained",
+        recompute=_recomputation(space),
+        shard=(False, True) if pins.shard is None else (pins.shard,),
+        grids=tuple(grids),
+        grid_changes=changes,
+        gathers=gathers,
     )
-    return (
-        f"{considered} shapes ({bounded} ruled out by bounds, {left} only bounded): {_families(space.pins)}, orders frozen as generated{orders}; cuts of the "
-        f"layers in the order of the model{where}; whole nodes from the first on, up to 64 pipeline workers unless fixed; {_recomputation(space, listed > 0)}; "
-        f"sharded optimizer state where that or time asks for it, of all stages alike; "
-        f"replicas as slow as the slowest{cut}{_at_use(space)}"
-    )
 
 
-def _families(pins: Pins) -> str:
-    names = ", ".join(pins.schedules)
-    if not names:
-        parts = f"overlap on one worker only, of at most {MOST_FORWARDS:,} forwards"
-        alone = "one worker has one stage" if pins.out_of_order is False else parts
-        names = f"all families with an order of their own ({alone})"
-    several = any(isinstance(FAMILIES[name].chunks, int) for name in pins.schedules or SEARCHED)
-    few = f", the {FREE_CHUNKS} least numbers of stages a worker where a family takes any"
-    return f"{names}{few if several and pins.chunks is None else ''}, at most {MOST_ACTIONS:,} actions"
-
-
-def _recomputation(space: Instance, listed: bool) -> str:
+def _recomputation(space: Instance) -> Literal["none", "all", "whole_stages", "first_layers"]:
     if space.pins.recompute is not None:
-        return "recomputation of every stage" if space.pins.recompute else "no recomputation"
-    split = any(choice.grid for micro in space.micros() for choice in space.splits(micro))
-    alone = "where each worker holds one" + (", of whole samples," if split else "")
-    some = f"{alone} in as few of their first layers as do, else whole" if space.parts_recompute else "whole"
-    anew = "; in an order listed anew of those that it was listed for" if listed else ""
-    return f"recomputation where memory excludes a cut, of any stages, {some}{anew}"
+        return "all" if space.pins.recompute else "none"
+    return "first_layers" if space.parts_recompute else "whole_stages"
 
 
-def _at_use(space: Instance) -> str:
-    shown = space.pins.update == "rolling" and space.pins.out_of_order is not False
-    return (
-        "; where updates come at use, parts of about equal work or equal bytes only, of which all recompute or none"
-        if shown
-        else ""
+def rivals(space: Instance, best: CutProblem, looked: Sequence[Answered]) -> Iterator[Rival]:
+    """Yields the plans that were priced beside the best one, each configuration and step once.
+
+    Args: `looked` are the configurations that the search took up.
+    """
+    found = [
+        *(_best(space, kind, shapes) for kind, shapes in trivial(space)),
+        *_others(best, looked),
+    ]
+    seen = set()
+    for rival in found:
+        if (key := (rival.configuration, rival.step_ns)) not in seen or rival.step_ns is None:
+            seen.add(key)
+            yield rival
+
+
+def _others(best: CutProblem, looked: Sequence[Answered]) -> Iterator[Rival]:
+    """Yields the best plan of each other family, and the best of the configurations that are left."""
+    answered = sorted(
+        (each for each in looked if each.answer is not None),
+        key=lambda each: (each.answer.ns if each.answer else UNFIT_NS, each.shape),
+    )
+    ways: dict[PlannedConfiguration, Answered] = {}
+    for each in answered:
+        ways.setdefault(configuration_of(each.shape).model_copy(update={"rescheduled": False}), each)
+    families: dict[str, Answered] = {}
+    for each in answered:
+        if each.shape.family != best.shape.family:
+            families.setdefault(each.shape.family, each)
+    first = list(families.values())[:_RUNNERS]
+    yield from (priced("family", each) for each in first)
+    own = configuration_of(best.shape).model_copy(update={"rescheduled": False})
+    near = [each for way, each in ways.items() if way != own and not any(each is one for one in first)]
+    yield from (priced("near", each) for each in near[:MOST_NEAR])
+
+
+def priced(kind: RivalKind, found: Answered) -> Rival:
+    """Returns a configuration with the step of its best plan and what that step is made of."""
+    assert found.answer is not None
+    return _priced(kind, found.problem, found.answer)
+
+
+def _priced(kind: RivalKind, problem: CutProblem, answer: Answer) -> Rival:
+    parts, step = parts_ns(problem, answer), max(answer.ns, 1)
+    share = {name: round(max(0.0, ns / step), 6) for name, ns in parts.items()}
+    return Rival(
+        kind=kind,
+        configuration=configuration_of(problem.shape),
+        step_ns=answer.ns,
+        idle=share["bubble"],
+        sums=share["sums"],
+        messages=share["messages"],
+        recomputing=share["recomputing"],
+        peak_bytes=int(problem.memory(answer.cut[None, :])[0].max()),
     )
 
 
-def rivals(space: Instance, best: CutProblem, answer: Answer, looked: Sequence[Answered]) -> Iterator[Rival]:
-    yield from (_best(space, name, shapes) for name, shapes in trivial(space))
-    others: dict[str, Answered] = {}
-    for found in sorted(looked, key=lambda x: (x.answer.ns if x.answer else UNFIT_NS, x.shape)):
-        if found.answer is not None and found.shape.family != best.shape.family:
-            others.setdefault(found.shape.family, found)
-    for found in list(others.values())[:_RUNNERS]:
-        assert found.answer is not None
-        yield Rival(name=str(found.shape), step_ns=found.answer.ns, why=_why(found.problem, found.answer))
+def configuration_of(shape: Configuration) -> PlannedConfiguration:
+    """Returns a configuration of the search as plans and people have it."""
+    return PlannedConfiguration(
+        family=shape.family,
+        data=shape.data,
+        pipeline=shape.workers,
+        pairs=shape.pairs,
+        chunks=shape.chunks,
+        micro=shape.micro,
+        micros=shape.micros,
+        grid=shape.grid,
+        then=shape.then,
+        then_from=shape.then_from,
+        whole_from=shape.whole_from,
+        shared=shape.shared,
+        recompute="all" if shape.recompute else "where_needed" if shape.sparing else "none",
+        recomputed=shape.chosen,
+        shard=shape.shard,
+        innermost=shape.axes[-2] if shape.data > 1 and shape.workers > 1 else None,
+        mirrored=shape.mirrored,
+        rescheduled=bool(shape.listed),
+    )
 
 
 def parts_ns(posed: CutProblem, answer: Answer) -> dict[str, float]:
@@ -119,16 +176,7 @@ def _work(order: Sequence[Action], took: IntArray) -> dict[str, int]:
     return found
 
 
-def _why(posed: CutProblem, answer: Answer) -> str:
-    """Shares of the step."""
-    parts = parts_ns(posed, answer)
-    told = ["bubble", "sums", "messages", *(["recomputing"] if parts["recomputing"] else [])]
-    shares = ", ".join(f"{name} {parts[name] / max(answer.ns, 1):.1%}" for name in told)
-    memory = int((posed.memory(answer.cut[None, :])[0]).max())
-    return f"{shares} of its step; fullest worker {memory} bytes"
-
-
-def trivial(space: Instance) -> list[tuple[str, list[Configuration]]]:
+def trivial(space: Instance) -> list[tuple[RivalKind, list[Configuration]]]:
     """What one would do without a planner: shapes by name, to be cut into stages of equally many layers."""
     free = Pins(schedules=("1f1b",), spatial=1, recompute=False, shard=False, update=space.pins.update)
     wide = _shapes(space, replace(free, pipeline=1))
@@ -141,15 +189,14 @@ def trivial(space: Instance) -> list[tuple[str, list[Configuration]]]:
         if shape.grid and not (shape.then or shape.shared)
     ]
     near = max((shape.spatial for shape in cut), default=1)
-    spatial = (
-        [("samples over most devices", [shape for shape in cut if shape.spatial == near])] if cut else []
-    )
-    return [
-        ("pure data parallel", [shape for shape in wide if shape.data == most]),
-        ("equal-depth 1f1b", [x for x in deep if x.devices == used]),
-        ("one device", _shapes(space, replace(free, pipeline=1, data=1))),
-        *spatial,
+    found: list[tuple[RivalKind, list[Configuration]]] = [
+        ("data_parallel", [shape for shape in wide if shape.data == most]),
+        ("equal_stages", [x for x in deep if x.devices == used]),
+        ("one_device", _shapes(space, replace(free, pipeline=1, data=1))),
     ]
+    if cut:
+        found.append(("spatial", [x for x in cut if x.spatial == near]))
+    return found
 
 
 def equal_cut(posed: CutProblem) -> IntArray:
@@ -176,23 +223,19 @@ def _shapes(space: Instance, pinned: Pins) -> list[Configuration]:
     )
 
 
-def _best(space: Instance, name: str, chosen: Sequence[Configuration]) -> Rival:
-    priced = []
+def _best(space: Instance, kind: RivalKind, chosen: Sequence[Configuration]) -> Rival:
+    found = []
     for shape in chosen:
-        posed = space.problem(shape)
-        if posed is not None:
-            cut = equal_cut(posed)
-            ns = int(judge(posed, cut[None, :])[0])
-            priced.append((ns, shape, posed, cut))
-    least = min(priced, key=lambda entry: (entry[0], entry[1]), default=None)
+        problem = space.problem(shape)
+        if problem is not None:
+            cut = equal_cut(problem)
+            ns = int(judge(problem, cut[None, :])[0])
+            found.append((ns, shape, problem, cut))
+    least = min(found, key=lambda entry: (entry[0], entry[1]), default=None)
     if least is None:
-        return Rival(name=name, step_ns=None, why="no such plan of this batch on these devices")
-    if least[0] == UNFIT_NS:
-        return Rival(name=name, step_ns=None, why=_lacks([(posed, cut) for _, _, posed, cut in priced]))
-    ns, shape, posed, cut = least
-    return Rival(name=f"{name}: {shape}", step_ns=ns, why=_why(posed, Answer(cut=cut, ns=ns)))
-
-
-def _lacks(priced: Sequence[tuple[CutProblem, IntArray]]) -> str:
-    short = min(int((p.memory(cut[None, :])[0] - p.available_bytes).max()) for p, cut in priced)
-    return f"at least {short} bytes short on a device"
+        return Rival(kind=kind)
+    ns, shape, problem, cut = least
+    if ns == UNFIT_NS:
+        short = [int((p.memory(c[None, :])[0] - p.available_bytes).max()) for _, _, p, c in found]
+        return Rival(kind=kind, configuration=configuration_of(shape), missing_bytes=max(0, min(short)))
+    return _priced(kind, problem, Answer(cut=cut, ns=ns))

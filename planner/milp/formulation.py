@@ -1,20 +1,20 @@
-"""The mixed-integer program, in mathematics and in code.
+"""States and solves the mixed-integer program over the configurations that are left, in mathematics and in code.
 
 Sets
-    c            shapes that are left, each with its order frozen; p = 0 .. D_c - 1 its stages
+    c            configurations that are left, each with a fixed order; p = 0 .. D_c - 1 its stages
     W_cp         window of boundary p: the layers that stage p may begin with; W_c0 = {0}, W_cD = {layers}
-    A_cp         arcs (i, j), i in W_cp, j in W_c,p+1: stage p may hold the layers i .. j - 1, since they fit
+    A_cp         arcs (i, j), i in W_cp, j in W_c,p+1: stage p may hold the layers i .. j - 1, because they fit
     R_c          rows: critical paths and cycles of the order, as counts a (kind, stage) and message
     M_c          moments of workers that host several stages
 Parameters
     t_crp(i, j)  what stage p = [i, j) adds to row r, messages into it included [units of time]
     m_cmp(i, j)  what it adds at moment m, as a share of the worker's memory
-    b_c          what nothing in the shape beats
+    b_c          lower bound of the configuration
 Variables
-    s_c in {0, 1}        the shape is chosen
+    s_c in {0, 1}        the configuration is chosen
     y_cpj in {0, 1}      boundary p lies at or before layer j (cumulative)
     x_cpij >= 0          stage p is [i, j); a flow, and whole wherever y is
-    T                    time of a step
+    T                    time of a step [units of time]
 Minimise T subject to
     one_shape            sum_c s_c = 1
     cumulative           y_cpj <= y_cp,j+1 and, at the last j of W_cp, y_cpj = s_c
@@ -25,10 +25,11 @@ Minimise T subject to
     known                T >= T(k) (1 - sum_p (1 - x_cp k_p k_p+1))                           for cuts k simulated
     bounded              T >= sum_c b_c s_c
 
-There is no big-M: a shape that is not chosen has s = y = x = 0, and its rows are void. `times` holds for every cut of
-the windows, since a longest path is at least each path; the program is solved, its cut simulated, the critical path
-of the simulation added, and so on until the program's objective is the simulated time. Messages that depend on more
-than one boundary (skips) are priced from below in t; `known` makes such a cut exact once it was met.
+Each family of constraints is added by the function of its name. There is no big-M: a configuration that is not chosen
+has s = y = x = 0, so its rows are void. `times` holds for every cut of the windows, because a longest path is at least
+each path. `solve` solves the program, simulates its cut and adds the critical path of the simulation. It repeats this
+until the objective is the simulated time. Messages that skip a stage depend on more than one boundary, so t prices them
+from below; `known` makes the cut exact once it was met.
 """
 
 from __future__ import annotations
@@ -48,15 +49,15 @@ from planner.milp.proof.feasible import memory_weights
 from planner.milp.proof.weights import Weights, stack, weigh
 from planner.milp.search.descent import UNFIT_NS, judge
 
-TOLERANCE = 1e-6  # relative, of the solvers
-_UNITS = 1000.0  # of time, in the limit
+TOLERANCE = 1e-6  # relative tolerance of the solvers
+_UNITS = 1000.0  # units of time in the limit
 _ROUNDS = 30
 Solver = Literal["highs", "cbc"]
 
 
 @dataclass(kw_only=True)
 class OpenConfiguration:
-    """One shape that is left: the cuts in question, the rows known, and what it cannot beat."""
+    """A configuration that is left: the box of its cuts in question, the rows known, and its lower bound."""
 
     box: Box
     rows: Weights
@@ -66,10 +67,12 @@ class OpenConfiguration:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramOutcome:
+    """The best cut of the program, its simulated time, the lower bound, and the size of the program."""
+
     status: Literal["optimal", "stopped", "infeasible"]
-    part: int  # which shape; -1 without an answer
+    part: int  # the number of the configuration; -1 without an answer
     cut: IntArray
-    ns: int  # simulated
+    ns: int  # simulated, of `cut`
     bound_ns: float
     variables: int
     rows: int
@@ -78,7 +81,7 @@ class ProgramOutcome:
 
 @dataclass(kw_only=True)
 class _Columns:
-    """The variables of one shape."""
+    """The variables of one configuration."""
 
     shape: pulp.LpVariable
     before: list[dict[int, pulp.LpVariable | pulp.LpAffineExpression]]  # [boundary][layer]
@@ -86,7 +89,7 @@ class _Columns:
 
 
 def program(parts: Sequence[OpenConfiguration], limit_ns: int) -> tuple[pulp.LpProblem, list[_Columns]]:
-    """The model over these shapes, times in units of a thousandth of the limit."""
+    """Returns the program over these configurations, and its variables; its unit of time is `limit_ns` / 1000."""
     unit = limit_ns / _UNITS
     model = pulp.LpProblem("plan", pulp.LpMinimize)
     time = pulp.LpVariable("T", 0.0, _UNITS)
@@ -206,7 +209,11 @@ def _sum(box: Box, own: _Columns, p: int, cost: FloatArray) -> pulp.LpAffineExpr
 def solve(
     parts: Sequence[OpenConfiguration], limit_ns: int, *, nodes: int, solver: Solver | None = None
 ) -> ProgramOutcome:
-    """The best cut below or at the limit among these shapes, by program and simulator in turn."""
+    """Finds the best cut of these configurations that takes at most `limit_ns`, by program and simulator in turn.
+
+    Args: `nodes` limits each run of the solver; `parts` gain rows and known cuts as it proceeds.
+    Returns: the outcome, in simulated nanoseconds; `part` is -1 where no cut was found.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 3 announces what PuLP 4 will rename
         return _solve(parts, limit_ns, nodes, solver)
@@ -256,7 +263,7 @@ def _solve(
 def _run(
     model: pulp.LpProblem, solver: Solver, nodes: int
 ) -> tuple[Literal["optimal", "stopped", "infeasible"], float]:
-    """Status and bound. The status words of PuLP call a stopped run optimal; its solution status does not."""
+    """Returns status and lower bound. PuLP calls a stopped run optimal; its solution status does not."""
     if solver == "highs":
         return _run_highs(model, nodes)
     model.solve(pulp.PULP_CBC_CMD(msg=False, threads=1, gapRel=0.0, gapAbs=0.0, maxNodes=nodes))

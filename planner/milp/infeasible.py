@@ -1,6 +1,6 @@
-"""When nothing fits: which stage lacks how many bytes where, and the nearest change that was seen to fit.
+"""Explains why nothing fits: which stage lacks how many bytes where, and the nearest change that was seen to fit.
 
-When nothing fits: the smallest spatial degree by which a sample does.
+For models that can be cut in space, also names the smallest spatial degree at which a sample fits.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from planner.profile import CostKey
 from planner.schedule import generate
 
 Fits = Callable[[Instance, "Nearest | None"], str | None]
-_EXAMINED = 300  # shapes, for the least shortage
-_DESCENDED = 20  # of them, those that come closest at first
-_MOST_NODES = 64  # times as many as there are
+_EXAMINED = 300  # configurations examined for the least shortage
+_DESCENDED = 20  # of them are improved by moving boundaries: those that come closest at first
+_MOST_NODES = 64  # times the nodes of the cluster are asked for at most
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nearest:
-    """What comes closest to fitting."""
+    """The configuration and cut that come closest to fitting, and by how many bytes they fail."""
 
     short_bytes: int
     shape: Configuration
@@ -42,12 +42,18 @@ class Nearest:
 
 
 class Considered(Protocol):
+    """A configuration with the problem that its cut poses."""
+
     shape: Configuration
     problem: CutProblem
 
 
 def no_shape(instance: Instance, possible: Callable[[Instance], bool]) -> str:
-    """Which of the pins excludes everything; `possible` tells whether a question has any shape."""
+    """Returns a sentence that names the pins which exclude every configuration.
+
+    Args: `possible` tells whether a changed question has any configuration.
+    Returns: one line for the user; where pins are not the cause, the line says what does not divide.
+    """
     pinned = told(instance.pins)
     alone = [key for key, pins in each_freed(instance.pins) if possible(changed(instance, pins=pins))]
     free = Pins(update=instance.pins.update)
@@ -63,7 +69,7 @@ def no_shape(instance: Instance, possible: Callable[[Instance], bool]) -> str:
 
 
 def _refused(pins: Pins) -> list[str]:
-    """What the schedules that are asked for say to so many workers, where none takes them."""
+    """Returns why the pinned schedules refuse the pinned number of workers; nothing where one of them accepts it."""
     workers = pins.pipeline
     if workers is None:
         return []
@@ -95,7 +101,12 @@ def report(
     look: Callable[[Configuration], Considered | None],
     fits: Fits,
 ) -> str:
-    """`fits` solves a changed question and names the plan that it finds."""
+    """Returns the report for a question that no plan fits, line by line.
+
+    Args: `look` poses the problem of a configuration; `fits` solves a changed question and names the plan that it
+    finds.
+    Returns: what comes closest to fitting and the bytes it lacks, spatial degrees, at most two other changes that fit.
+    """
     nearest = _nearest(instance, shapes, look)
     lines = ["nothing fits" if nearest is None else nearest.says]
     lines += degrees(instance, lambda changed: fits(changed, None))
@@ -108,7 +119,7 @@ def report(
 def _nearest(
     instance: Instance, shapes: Iterable[Configuration], look: Callable[[Configuration], Considered | None]
 ) -> Nearest | None:
-    """The least shortage; shapes whose state alone lacks more are passed over."""
+    """Finds the configuration and cut with the least shortage; skips configurations whose state alone lacks more."""
     met: list[tuple[int, Considered, IntArray]] = []
     least = 1 << 62
     for shape in sorted(shapes, key=lambda each: (short_bytes(instance, each), each))[:_EXAMINED]:
@@ -126,13 +137,13 @@ def _nearest(
 
 
 def _short(problem: CutProblem, rows: IntArray) -> IntArray:
-    """Bytes that the fullest worker lacks."""
+    """Returns the bytes that the fullest worker lacks, for each cut."""
     lacking: IntArray = (problem.memory(rows) - problem.available_bytes).max(1)
     return lacking
 
 
 def _closer(instance: Instance, problem: CutProblem, row: IntArray) -> tuple[int, IntArray]:
-    """Boundaries moved, and stages that recompute changed, as long as less is lacking."""
+    """Moves boundaries and changes which stages recompute as long as less memory is lacking."""
     short, moves = int(_short(problem, row[None, :])[0]), neighbours(problem)
     while instance.pins.stages is None:
         near = allowed(problem, row + moves, *windows(problem))
@@ -144,7 +155,7 @@ def _closer(instance: Instance, problem: CutProblem, row: IntArray) -> tuple[int
 
 
 def _closest_alone(instance: Instance, problem: CutProblem) -> IntArray:
-    """The cut that comes closest, stages seen alone."""
+    """Returns the cut whose worst stage lacks least, each stage seen alone."""
     spans = instance.windows(problem) or windows(problem)
     box = every_cut(problem, *spans)
     assert box is not None
@@ -214,7 +225,7 @@ def _questions(instance: Instance, nearest: Nearest | None) -> Iterator[tuple[st
 
 
 def _larger(cluster: Cluster, times: int) -> Cluster | None:
-    """None where the file does not say what links more nodes would have."""
+    """Returns the cluster with so many times the nodes; None where the file does not say what links they would have."""
     groups = tuple(g.model_copy(update={"count": g.count * times}) for g in cluster.nodes)
     try:
         return with_node_groups(cluster, groups)
@@ -226,7 +237,11 @@ _ANY = Link(latency_s=0.0, bandwidth_bytes_per_s=1e12)  # what fits does not dep
 
 
 def degrees(instance: Instance, fits: Callable[[Instance], str | None]) -> Iterator[str]:
-    """One line, for models that can be cut in space at all; `fits` solves a changed question."""
+    """Yields one line about spatial degrees, for models that can be cut in space at all.
+
+    Args: `fits` solves a changed question and names the plan that it finds, or returns None.
+    Yields: the smallest profiled degree that fits, or what to profile next; nothing where `spatial` is pinned to 1.
+    """
     graph = instance.profile.graph
     if not graph.operations or instance.execution != "eager" or instance.pins.spatial == 1:
         return
@@ -243,7 +258,7 @@ def degrees(instance: Instance, fits: Callable[[Instance], str | None]) -> Itera
 
 
 def _known(instance: Instance) -> list[int]:
-    """Degrees of every grid that can be had, at some micro-batch."""
+    """Returns the degrees of all profiled grids that can be used, at any micro-batch."""
     found = set()
     for micro in instance.micros():
         setting = CostKey("", micro, (), instance.precision, instance.execution)
@@ -252,7 +267,7 @@ def _known(instance: Instance) -> list[int]:
 
 
 def _asked(instance: Instance, degree: int) -> Instance:
-    """Each sample over so many devices, the other axes no wider than pinned."""
+    """Returns the question with each sample on so many devices and the other axes no wider than pinned."""
     pinned = instance.pins
     data, pipeline = pinned.data or 1, pinned.pipeline or 1
     return Instance(
@@ -268,7 +283,7 @@ def _asked(instance: Instance, degree: int) -> Instance:
 
 
 def _room(cluster: Cluster, devices: int) -> Cluster:
-    """The cluster where it has so many devices; else one node of them, as its smallest are."""
+    """Returns the cluster if it has so many devices; else one node with so many, like its smallest nodes."""
     if total_devices(cluster) >= devices:
         return cluster
     least = min(cluster.nodes, key=lambda group: group.limit_bytes)

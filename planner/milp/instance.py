@@ -80,7 +80,10 @@ class Instance:
         return Prices(self.profile.graph)
 
     def tables(self, configuration: Configuration) -> Tables:
-        """Returns what layers cost one rank of this configuration, for one micro-batch."""
+        """Returns what layers cost one rank of this configuration.
+
+        Returns: tables for one micro-batch, over all layers.
+        """
         if not configuration.grid:
             return self.whole(configuration.micro)
         micro, choice = configuration.micro, choice_of(configuration)
@@ -94,7 +97,10 @@ class Instance:
         return self._tables[key]
 
     def whole(self, micro: int) -> Tables:
-        """Returns what layers cost on whole samples, for one micro-batch of `micro` samples."""
+        """Returns what layers cost on whole samples.
+
+        Args: `micro` is the samples of a micro-batch.
+        """
         key = TablesKey(micro=micro)
         if key not in self._tables:
             self._tables[key] = price(self.costs, self._setting(micro))
@@ -104,13 +110,19 @@ class Instance:
         return CostKey("", micro, (), self.precision, self.execution)
 
     def splits(self, micro: int) -> tuple[GridChoice, ...]:
-        """How samples may be cut in space, whole ones first; as far as the pins allow."""
+        """Returns the ways to cut samples in space that the pins allow, whole samples first.
+
+        Args: `micro` is the samples of a micro-batch.
+        """
         plain = self.pins.spatial in (None, 1) and not needs_space(self.pins)
         return (*((WHOLE,) if plain else ()), *self._cut.get(micro, ()))
 
     @cached_property
     def _cut(self) -> Mapping[int, tuple[GridChoice, ...]]:
-        """By micro-batch, of which some may have a split that others have not; BadInput where none has what is fixed."""
+        """Returns the ways to cut samples for each micro-batch; some may have a way that others have not.
+
+        Raises: BadInput where no micro-batch has what is fixed.
+        """
         pinned = self.pins
         if self.execution != "eager" or pinned.spatial == 1:
             if self.execution != "eager" and needs_space(pinned):
@@ -128,7 +140,7 @@ class Instance:
         return found
 
     def micros(self) -> list[int]:
-        """Micro-batches that every layer was profiled at."""
+        """Returns the micro-batches that every layer was profiled at."""
         found = []
         for key in self.profile.settings:
             same = (key.precision, key.execution, key.split) == (self.precision, self.execution, ())
@@ -138,7 +150,10 @@ class Instance:
         return found if graph.symbolic_batch else [m for m in found if m == graph.captured_micro]
 
     def problem(self, configuration: Configuration) -> CutProblem | None:
-        """Returns the cut problem of a configuration; None where its order or so many stages cannot be had."""
+        """Returns the cut problem of a configuration.
+
+        Returns: None where its order, or so many stages, cannot be had.
+        """
         order = self.problems.order(configuration)
         allowed = self._allowed(configuration)
         if order is None or order.schedule.stages >= np.count_nonzero(allowed):
@@ -152,22 +167,26 @@ class Instance:
         return arranged(problem, self._own_cut) if self.at_use(configuration) else problem
 
     def at_use(self, shape: Configuration) -> bool:
-        """Whether updates come when parts are used, so that the order depends on what they take. Nothing may have to
-        see every gradient before the first update; see `runtime.at_use`."""
+        """Tells whether updates come when gradient buckets are used, so that the order depends on what they take.
+
+        Returns: False where something may have to see every gradient before the first update; see `runtime.update.deferred_updates`.
+        """
         counted = self.profile.graph.loss_kind == "sum_count"
         late = shape.family == FAMILY and shape.update == "rolling"
         return late and shape.pipes == 1 and not (shape.shard or counted or self.precision == "fp16")
 
     @cached_property
     def boundaries(self) -> BoolArray:
-        """Where a model may be cut: in larger models only where a layer hangs on the one before it, so that every
-        stage feeds the next."""
+        """Returns where a model may be cut, [layers + 1].
+
+        Larger models are cut only where a layer hangs on the one before it, so that every stage feeds the next.
+        """
         direct = self.whole(self.micros()[0]).direct
         every: BoolArray = np.ones(self.layers + 1, np.bool_)
         return every if self.layers <= _ANYWHERE or self.pins.stages is not None else direct
 
     def _allowed(self, shape: Configuration) -> BoolArray:
-        """Where samples are shared in the last stage, that stage has all of the layers on shares."""
+        """Returns the boundaries of a configuration; where the last stage shares samples, it has all of the layers on shares."""
         if not shape.shared:
             return self.boundaries
         found = self.boundaries.copy()
@@ -176,7 +195,7 @@ class Instance:
 
     @property
     def parts_recompute(self) -> bool:
-        """Whether stages may recompute some of their layers, where samples are whole."""
+        """Returns whether stages may recompute some of their layers, where samples are whole."""
         return self.execution == "eager" and self.layers <= PARTED
 
     @cached_property
@@ -184,13 +203,19 @@ class Instance:
         return bool(self.whole(self.micros()[0]).direct[self.boundaries].all())
 
     def cluster_link_ns(self, size: int) -> float:
-        """One message over the longest distance."""
+        """Returns the time of one message over the longest distance.
+
+        Args: `size` in bytes.
+        """
         links = self.cluster.links
         wire = links.cluster or links.rack or links.node
         return 0.0 if wire is None else (wire.latency_s + size / wire.bandwidth_bytes_per_s) * NS_PER_S
 
     def windows(self, problem: CutProblem) -> tuple[IntArray, IntArray] | None:
-        """Of every boundary; the user's own cut where one is pinned, None where it has other stages."""
+        """Returns the least and the largest value of every boundary.
+
+        Returns: the user's own cut where one is pinned, None where that has another number of stages.
+        """
         if self.pins.stages is None:
             return windows(problem) if problem.fixed is None else (problem.fixed, problem.fixed.copy())
         own = self._own_cut
@@ -199,13 +224,18 @@ class Instance:
 
     @cached_property
     def _own_cut(self) -> IntArray | None:
-        """Of the user."""
+        """Returns the cut of the user, if there is one."""
         return None if self.pins.stages is None else pinned_cut(self.profile, self.pins.stages)
 
 
 def pinned_cut(
     profile: Profile, stages: tuple[tuple[str, ...], ...]
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Returns the cut that has these stages.
+
+    Args: `stages` are the names of the layers of each stage.
+    Raises: BadInput where the stages leave the order of the model.
+    """
     names = [name for stage in stages for name in stage]
     right = [layer.name for layer in profile.graph.layers]
     if names != right or not all(stages):
@@ -219,7 +249,10 @@ def pinned_cut(
 
 
 def short_bytes(instance: Instance, shape: Configuration) -> int:
-    """By how much the state of the model, spread evenly, exceeds the largest device: no cut can do with less."""
+    """Returns by how much the state of the model, spread evenly, exceeds the largest device.
+
+    Returns: bytes that no cut can do without, 0 where the state fits.
+    """
     tables, share = instance.whole(shape.micro), shape.holders if shape.shard else 1
     state = tables.elements[0, -1] * tables.state_bytes_per_element / share
     whole = float(tables.parameters[0, -1] + tables.gradients[0, -1] + state)

@@ -1,6 +1,6 @@
-"""What a user has fixed of a plan, as keys and values that mean something or are refused by name.
+"""Checks what a user has fixed of a plan: keys and values that have a meaning, all others refused by name.
 
-What the user has fixed, one decision at a time: told, let go, and a cut of their own as stages.
+Also writes pins out again, drops one of them, and turns a cut given by the user into stages.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from planner.model import ModelGraph
 from planner.schedule import FAMILIES
 
 Update = Literal["rolling", "barrier"]
-SAMPLES: Final = "samples"  # in the place of a grid: from the layer on ranks share whole samples
-NO_GATHER: Final = "none"  # in the place of the layer before which shards are gathered
+SAMPLES: Final = "samples"  # written in place of a grid: from the layer on, ranks share whole samples
+NO_GATHER: Final = "none"  # written in place of the layer before which shards are gathered
 
 PINS = (
     "data",
@@ -41,7 +41,7 @@ PINS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Pins:
-    """What the user has fixed; None is free."""
+    """The decisions that the user has fixed; None is free."""
 
     data: int | None = None
     pipeline: int | None = None
@@ -63,11 +63,17 @@ class Pins:
     stages: tuple[tuple[str, ...], ...] | None = None  # layers of each stage
     devices: int | None = None  # at most
     cuts: tuple[str, ...] | None = None  # layers that open a stage, until the model is known
-    out_of_order: bool | None = None  # parts of replicas whose sums overlap; searched unless it is False
+    out_of_order: bool | None = None  # False leaves the family `overlap` out unless it is asked for
 
 
 def pins(fix: Mapping[str, object], schedules: Sequence[str] | None) -> Pins:
-    """BadInput names the key or value that means nothing."""
+    """Reads what the user has fixed.
+
+    Args: `fix` has keys of `PINS` and values as text or as Python values; `fix["schedule"]` overrides `schedules`.
+    Returns: the pins; cuts stay names until `with_stages` sees the model.
+    Raises: BadInput names the key or value that has no meaning, and what is allowed.
+    Example: `pins({"pipeline": 2, "spatial": "2x2"}, None)`
+    """
     for key in fix:
         if key not in PINS:
             raise BadInput(f"nothing to fix is called '{key}'", where="fix", allowed=", ".join(PINS))
@@ -107,7 +113,7 @@ def _whole(fix: Mapping[str, object], key: str) -> int | None:
 
 
 def _grid(fix: Mapping[str, object]) -> tuple[int, ...] | None:
-    """One number is a degree, whatever its grid."""
+    """Returns the grid as given; a single number is a degree and allows any grid of so many shards."""
     value = fix.get("spatial")
     if value is None:
         return None
@@ -174,7 +180,7 @@ def _stages(fix: Mapping[str, object]) -> tuple[tuple[str, ...], ...] | None:
 
 
 def _cuts(fix: Mapping[str, object]) -> tuple[str, ...] | None:
-    """Names or numbers of layers, one after the other; none at all is one stage."""
+    """Returns the names or numbers of the layers that open a stage; an empty value is one stage."""
     value = fix.get("cuts")
     if value is None:
         return None
@@ -191,7 +197,11 @@ _FIELDS = {
 
 
 def with_stages(pinned: Pins, graph: ModelGraph) -> Pins:
-    """Cuts by name or number, as the layers of each stage."""
+    """Returns the pins with the user's cut as the layers of each stage.
+
+    Args: `pinned.cuts` names or numbers layers of `graph`; pins without a cut stay as they are.
+    Raises: BadInput where a layer is unknown, the cut leaves a stage empty, or stages are pinned as well.
+    """
     if pinned.cuts is None:
         return pinned
     if pinned.stages is not None:
@@ -209,7 +219,11 @@ def with_stages(pinned: Pins, graph: ModelGraph) -> Pins:
 
 
 def check_space(pinned: Pins, graph: ModelGraph) -> Pins:
-    """BadInput where a gather or a change of the grid names no layer, or one where nothing is cut."""
+    """Returns the pins unchanged, after it has checked their gather and their changes of the grid.
+
+    Args: `graph` has the layers that may be named.
+    Raises: BadInput where a layer is unknown or the first, or where samples are pinned to be whole.
+    """
     turns = [turn.rpartition(":")[0] for turn in (pinned.regrid or "").split(",") if turn]
     named = [("regrid", layer) for layer in turns]
     named += [("gather", pinned.gather)] if pinned.gather not in (None, "", NO_GATHER) else []
@@ -238,7 +252,10 @@ def _boundary(word: str, names: Sequence[str]) -> int:
 
 
 def told(pinned: Pins) -> dict[str, str]:
-    """Every decision that is fixed, as it would be written, and None for each that is free."""
+    """Returns every pin as text, by key.
+
+    Args: free decisions of `pinned` and `update` are left out.
+    """
     families = ",".join(pinned.schedules)
     grid = "x".join(map(str, pinned.grid)) if pinned.grid else pinned.spatial
     stages = None if pinned.stages is None else f"{len(pinned.stages)} given"
@@ -262,11 +279,17 @@ def told(pinned: Pins) -> dict[str, str]:
 
 
 def freed(pinned: Pins, key: str) -> Pins:
-    """The same pins without one of those `told`."""
+    """Returns the pins without one of them.
+
+    Args: `key` as `told` writes it; `spatial` takes grid, gather and changes of the grid along.
+    """
     return replace(pinned, **{name: getattr(Pins(), name) for name in _FIELDS.get(key, (key,))})
 
 
 def each_freed(pinned: Pins) -> Iterator[tuple[str, Pins]]:
-    """Each pin that may be in the way, and the pins without it."""
+    """Yields each pin that may be in the way, and the pins without it.
+
+    Yields: the key as `told` writes it, and the remaining pins.
+    """
     for key in told(pinned):
         yield key, freed(pinned, key)

@@ -23,6 +23,7 @@ from planner.milp.configurations.placement import PlacementCosts
 from planner.milp.cut.frozen_order import Order, WorkMeter
 from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.recompute_choice import RecomputeMoments, RecomputeProblem
+from planner.milp.cut.recompute_least import LeastRecompute
 from planner.milp.cut.stage_costs import COMPUTE, KINDS, GridKey
 from planner.milp.search.descent import even, judge, near
 from planner.plan import StageTimes
@@ -62,7 +63,10 @@ class Problems:
     _grids: dict[GridKey, IntArray] = field(default_factory=dict)
 
     def order(self, configuration: Configuration) -> Order | None:
-        """Returns the order of a configuration; None where its family cannot be had at these numbers."""
+        """Returns the order of a configuration.
+
+        Returns: None where its family cannot be had at these numbers.
+        """
         key = _order_key(configuration)
         if key not in self.orders:
             assert not configuration.listed, (
@@ -79,7 +83,10 @@ class Problems:
         return self.orders[key]
 
     def enter(self, configuration: Configuration, schedule: Schedule) -> None:
-        """Enters an order that was listed anew, under the name that its configuration has for it."""
+        """Enters an order that was listed anew.
+
+        Args: `configuration` names the order in `listed`.
+        """
         self.orders.setdefault(_order_key(configuration), Order(schedule))
 
     def of(
@@ -116,7 +123,10 @@ class Problems:
         )
 
     def choosing(self, problem: CutProblem) -> RecomputeProblem:
-        """Returns the problem that also chooses which stages recompute; `problem` has an order where all do."""
+        """Returns the problem that also chooses which stages recompute.
+
+        Args: `problem` has an order where all stages do.
+        """
         key = _order_key(problem.shape)
         moments = self._choices.setdefault(key, RecomputeMoments(problem.schedule))
         return RecomputeProblem.of(problem, moments)
@@ -127,7 +137,20 @@ class Problems:
         Args: `by_layer` tells whether a stage may recompute some of its layers.
         """
         plain = self.order(replace(problem.shape, sparing=False))
-        return None if plain is None else problem.spared(plain, by_layer=by_layer)
+        if plain is None:
+            return None
+        row, prefix, launch = COMPUTE.index(Kind.R), problem.prefix_ns.copy(), problem.launch_ns.copy()
+        least = LeastRecompute(
+            sizes=problem,
+            hosted=problem.hosted,
+            available_bytes=problem.available_bytes,
+            prefix_ns=prefix[row].copy(),
+            launch_ns=int(launch[row]),
+            moments=plain.moments,
+            by_layer=by_layer,
+        )
+        prefix[row], launch[row] = 0, 0
+        return replace(problem, prefix_ns=prefix, launch_ns=launch, least=least)
 
 
 def _launches(fitted: Corrections | None) -> IntArray:
@@ -160,7 +183,10 @@ def _order_key(configuration: Configuration) -> OrderKey:
 
 
 def mirrored(schedule: Schedule) -> Schedule:
-    """The same work with the workers in the opposite order."""
+    """Returns the schedule with the workers in the opposite order.
+
+    Args: `schedule` is any schedule; its work stays the same.
+    """
     last = schedule.workers - 1
     place = tuple(tuple(last - worker for worker in row) for row in schedule.place)
     return replace(schedule, place=place, orders=schedule.orders[::-1])
@@ -180,7 +206,10 @@ def _generate(shape: Configuration) -> Schedule | None:
 
 
 def arranged(problem: CutProblem, own: IntArray | None) -> CutProblem:
-    """The problem with its cut fixed, to the user's own where there is one, and the best order for it."""
+    """Returns the problem with its cut fixed, and the best order for that cut.
+
+    Args: `own` is the user's cut, if there is one.
+    """
     cuts = [own] if own is not None else [even(problem), near(problem, problem.tables.gradients[0])]
     ready = [_ordered(problem, cut) for cut in cuts]
     ns = [int(judge(each, cut[None, :])[0]) for each, cut in zip(ready, cuts, strict=True)]
@@ -201,7 +230,7 @@ def _ordered(problem: CutProblem, cut: IntArray) -> CutProblem:
 
 
 def _times(problem: CutProblem, cut: IntArray) -> list[StageTimes]:
-    """Recomputing counts with the backward: orders are searched without it."""
+    """Returns the durations of each stage; recomputing counts with the backward, as orders are searched without it."""
     table = problem.durations(cut).kinds[0]
     row = {kind: table[KINDS.index(kind)].tolist() for kind in KINDS}
     again = row[Kind.R] if problem.shape.recompute else [0] * problem.stages

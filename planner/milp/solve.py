@@ -43,7 +43,10 @@ def solve_with_search(instance: Instance, effort: Effort | None = None) -> tuple
 
 
 def solve_or_none(instance: Instance, effort: Effort | None = None) -> Plan | None:
-    """Returns the fastest plan as `solve`, or None without reasons where nothing fits."""
+    """Returns the fastest plan, or None without reasons where nothing fits.
+
+    Args: `instance` may come from `Question.instance` or `changed`.
+    """
     return _search(instance, effort or Effort())[0] if ranked(instance) else None
 
 

@@ -42,6 +42,7 @@ def plan_of(space: Instance, posed: CutProblem, answer: Answer, certificate: Cer
     times, messages = stage_times(posed, answer.cut), hops(posed, answer.cut)
     fitted = space.cluster.fitted
     left = 0.0 if fitted is None else min(fitted.step_spread, 1.0)
+    high = max(_spread(posed, answer.cut, times, messages, +1), math.ceil(answer.ns * (1 + left)))
     return Plan(
         model=ModelRef(
             workload=profile.workload,
@@ -62,10 +63,10 @@ def plan_of(space: Instance, posed: CutProblem, answer: Answer, certificate: Cer
         prediction=Prediction(
             step_ns=answer.ns,
             low_ns=min(_spread(posed, answer.cut, times, messages, -1), math.floor(answer.ns * (1 - left))),
-            high_ns=max(_spread(posed, answer.cut, times, messages, +1), math.ceil(answer.ns * (1 + left))),
+            high_ns=high,
             memory=memory(posed, answer.cut),
         ),
-        certificate=certificate,
+        certificate=_with_near_rivals(certificate, high),
         provenance=Provenance(
             profile=f"{profile.device} ({profile.source})",
             cluster=space.cluster.name,
@@ -73,6 +74,16 @@ def plan_of(space: Instance, posed: CutProblem, answer: Answer, certificate: Cer
         ),
         fitted=fitted,
     )
+
+
+def _with_near_rivals(proof: Certificate, high_ns: int) -> Certificate:
+    """Returns the proof without those near rivals that the error of the costs tells from the plan."""
+    kept = (
+        rival
+        for rival in proof.rivals
+        if rival.kind != "near" or (rival.step_ns is not None and rival.step_ns <= high_ns)
+    )
+    return proof.model_copy(update={"rivals": tuple(kept)})
 
 
 def _precision(name: str) -> Literal["fp32", "bf16", "fp16"]:

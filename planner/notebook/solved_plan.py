@@ -19,13 +19,10 @@ from pydantic import PrivateAttr
 
 from planner import show
 from planner.errors import BadInput
-from planner.explore import Frontier, FrontierRow, frontier
+from planner.explore import Frontier, frontier
 from planner.milp import Question, solve
-from planner.plan import Plan
-from planner.show import block, paragraph, table
-from planner.terminal import columns
+from planner.plan import Plan, stage_rows
 from planner.timeline import Timeline
-from planner.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,26 +68,29 @@ class SolvedPlan(Plan):
         schedule: str | Sequence[str] | None = None,
         **fix: object,
     ) -> SolvedPlan:
-        """The same question with something changed: another batch, devices with so much memory, so many nodes, links
-        of so many times the bandwidth, other schedules; or what `--fix` knows, such as pairs=2, data=4 or
-        recompute=False, where None frees what was fixed. Infeasible says what is missing."""
+        """Solves the question with something changed, and compares the new plan with this one.
+
+        Args: another `batch`, devices with `memory_gib`, at most so many `nodes`, links of `network` times the bandwidth,
+        other families; and what `--fix` knows, such as pairs=2 or recompute=False, where None frees what was fixed.
+        Raises: BadInput where the plan has no question; Infeasible says what is missing.
+        """
         asked = self.question.replace(
             batch=batch, memory_gib=memory_gib, nodes=nodes, network=network, schedule=schedule, fix=fix
         )
         return SolvedPlan.of(solve(asked), asked, before=self)
 
     def frontier(self) -> SolvedFrontier:
-        """The best trades of time against memory and against devices."""
+        """Returns the best trades of time against memory and against devices."""
         return front(self.question)
 
     def timeline(self) -> Timeline:
-        """One step, as it will run."""
+        """Returns one step, as it will run."""
         from planner.simulate import simulate_plan
 
         return simulate_plan(self)
 
     def violations(self) -> list[str]:
-        """What is wrong with it, judged from the problem statement; empty where nothing is."""
+        """Returns what is wrong with the plan, judged from the problem statement; empty where nothing is."""
         from planner.verify import violations
 
         asked = self._asked
@@ -100,7 +100,11 @@ class SolvedPlan(Plan):
         return [str(each) for each in found]
 
     def report(self, path: str | Path, *, run: RunRecord | None = None, costs: Profile | None = None) -> Path:
-        """Writes the report for a browser; what is there is overwritten."""
+        """Writes the report for a browser; a file that is there is overwritten.
+
+        Args: `run` adds measured times, `costs` every layer's.
+        Returns: the path.
+        """
         from planner import files
         from planner.report import Contents, render
 
@@ -113,9 +117,7 @@ class SolvedPlan(Plan):
 
     def to_rows(self) -> list[dict[str, object]]:
         """A stage a row."""
-        from planner import show
-
-        return show.plan_rows(self)
+        return stage_rows(self)
 
     def to_dict(self) -> dict[str, object]:
         return self.model_dump(mode="json")
@@ -129,25 +131,15 @@ class SolvedPlan(Plan):
     __hash__ = Plan.__hash__
 
     def __repr__(self) -> str:
-        from planner import show
-
-        return "\n\n".join([*self._instead(), show.of_plan(self)])
+        return "\n\n".join([*self._instead(), show.text(self)])
 
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        from planner import show
-        from planner.show import paragraph
-
-        return "".join([*(paragraph(line) for line in self._instead()), show.plan_html(self)])
+        return "".join([*(show.paragraph(line) for line in self._instead()), show.html(self)])
 
     def _instead(self) -> list[str]:
-        from planner.show import against
-
-        return [against(self._before, self)] if self._before is not None else []
-
-
-_HEADS = ("", "step", "samples/s", "devices", "peak", "gap", "schedule", "best in")
+        return [show.against(self._before, self)] if self._before is not None else []
 
 
 @dataclass(frozen=True, repr=False)
@@ -157,7 +149,7 @@ class SolvedFrontier:
 
     @property
     def plans(self) -> tuple[SolvedPlan, ...]:
-        """From the fastest to the thriftiest."""
+        """Returns the plans from the fastest to the thriftiest."""
         return tuple(SolvedPlan.of(row.plan, self.asked) for row in self.found.rows)
 
     def __len__(self) -> int:
@@ -170,9 +162,7 @@ class SolvedFrontier:
         return iter(self.plans)
 
     def plot(self) -> Figure:
-        from planner import show
-
-        return show.of_front(self.found.front("memory"), self.found.front("devices"))
+        return show.figure(self.found)
 
     def to_rows(self) -> list[dict[str, object]]:
         return [
@@ -192,41 +182,11 @@ class SolvedFrontier:
         return {"rows": self.to_rows(), "whole": list(self.found.whole), "resolution": self.found.resolution}
 
     def __repr__(self) -> str:
-        return f"{self._said()}\n\n{columns([_cells(at, row) for at, row in enumerate(self.found.rows)], _HEADS)}"
+        return show.text(self.found)
 
     def _repr_html_(self) -> str:
-        by_memory, by_devices = self.found.front("memory"), self.found.front("devices")
-        drawn = []
-        if len(by_memory) > 1:
-            points = [(float(row.peak_bytes), float(row.step_ns), _told(row)) for row in by_memory]
-            drawn.append(show.dots(points, format_bytes, "peak of the fullest device"))
-        if len(by_devices) > 1:
-            points = [(float(row.devices), float(row.step_ns), _told(row)) for row in by_devices]
-            drawn.append(show.dots(points, lambda n: f"{n:,.0f}", "devices"))
-        listed = table(_HEADS, [_cells(at, row) for at, row in enumerate(self.found.rows)])
-        return block(paragraph(self._said()), *drawn, listed)
-
-    def _said(self) -> str:
-        whole = " and ".join(self.found.whole) or "neither trade"
-        return f"{len(self)} plans that nothing equals with less; asked to the end, to {self.found.resolution:.0%}: {whole}"
+        return show.html(self.found)
 
 
 def front(asked: Question) -> SolvedFrontier:
     return SolvedFrontier(frontier(asked), asked)
-
-
-def _cells(at: int, row: FrontierRow) -> tuple[object, ...]:
-    return (
-        at,
-        format_duration(row.step_ns),
-        format_rate(row.samples_per_s),
-        row.devices,
-        format_bytes(row.peak_bytes),
-        f"{row.gap:.2%}",
-        row.plan.schedule.family,
-        ", ".join(row.best_in),
-    )
-
-
-def _told(row: FrontierRow) -> str:
-    return f"{row.plan.schedule.family}, {row.devices} devices, {format_bytes(row.peak_bytes)}: {format_duration(row.step_ns)}"

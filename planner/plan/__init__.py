@@ -5,12 +5,22 @@ decisions, part by part), then `mesh.py` (which rank is where), `derive.py` (the
 and `yaml.py` (the file). Whether a plan is right is for `planner.verify` to say.
 """
 
-from planner.plan.derive import as_planned, layers_of, schedule_of
+from planner.plan.certificate import (
+    MOST_NEAR,
+    Certificate,
+    LayerOrders,
+    PlannedConfiguration,
+    Rival,
+    RivalKind,
+    SearchCounts,
+    SearchSpace,
+    compact,
+)
+from planner.plan.derive import as_planned, layers_of, schedule_of, stage_rows
 from planner.plan.mesh import coordinates, places, rank_of, ranks_of_worker, world_size
 from planner.plan.plan import (
     Axes,
     Batch,
-    Certificate,
     Hop,
     Memory,
     ModelRef,
@@ -19,7 +29,6 @@ from planner.plan.plan import (
     Prediction,
     Provenance,
     Regrid,
-    Rival,
     ScheduleChoice,
     StagePlan,
     StageTimes,
@@ -29,22 +38,29 @@ from planner.plan.plan import (
 from planner.plan.yaml import dump, load
 
 __all__ = [
+    "MOST_NEAR",
     "Axes",
     "Batch",
     "Certificate",
     "Hop",
+    "LayerOrders",
     "Memory",
     "ModelRef",
     "Place",
     "Plan",
+    "PlannedConfiguration",
     "Prediction",
     "Provenance",
     "Regrid",
     "Rival",
+    "RivalKind",
     "ScheduleChoice",
+    "SearchCounts",
+    "SearchSpace",
     "StagePlan",
     "StageTimes",
     "as_planned",
+    "compact",
     "coordinates",
     "dump",
     "grids_of",
@@ -55,5 +71,6 @@ __all__ = [
     "ranks_of_worker",
     "schedule_of",
     "shared_from",
+    "stage_rows",
     "world_size",
 ]

@@ -46,3 +46,19 @@ def schedule_of(plan: Plan) -> Schedule:
         orders=parse_orders(choice.orders),
         settings=dict(choice.settings),
     )
+
+
+def stage_rows(plan: Plan) -> list[dict[str, object]]:
+    """Returns a row a stage: its workers, layers, durations in nanoseconds and the bytes it sends a micro-batch."""
+    return [
+        {
+            "stage": index,
+            "workers": sorted({row[index] for row in plan.schedule.place}),
+            "layers": list(stage.layers),
+            "forward_ns": times.forward_ns,
+            "backward_ns": times.backward_ns,
+            "recompute": stage.recompute_before or stage.recompute,
+            "sent_bytes": sum(hop.bytes for hop in plan.hops if hop.sender == index),
+        }
+        for index, (stage, times) in enumerate(zip(plan.stages, plan.times, strict=True))
+    ]

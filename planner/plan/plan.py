@@ -17,13 +17,14 @@ from __future__ import annotations
 import re
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from planner import files
 from planner.cluster import Corrections
-from planner.files import Count, Flag, Natural, NotNegative, Part, Text
+from planner.files import Count, Flag, Natural, Part, Text
+from planner.plan.certificate import Certificate, of_version_1
 
-PLAN_VERSION: Final = 1
+PLAN_VERSION: Final = 2
 
 _ACTIONS = re.compile(r"(?:\d+(?:[FBIWR]\d+|SYNC|STEP)'*(?: |$))*")
 
@@ -173,23 +174,6 @@ class Prediction(Part):
     memory: tuple[Memory, ...] = Field(description="one a pipeline worker")
 
 
-class Rival(Part):
-    """A plan that was priced by the same model and lost."""
-
-    name: str
-    step_ns: Natural | None = Field(description="empty where it does not fit")
-    why: str
-
-
-class Certificate(Part):
-    objective_ns: Natural
-    bound_ns: Natural = Field(description="no plan of the space searched is faster")
-    free_bound_ns: Natural = Field(0, description="no order of these actions whatever is faster")
-    gap: NotNegative
-    scope: str = Field(description="what was searched")
-    rivals: tuple[Rival, ...] = ()
-
-
 class Provenance(Part):
     profile: str = Field(description="device and source of the costs")
     cluster: str
@@ -197,7 +181,7 @@ class Provenance(Part):
 
 
 class Plan(Part):
-    version: Literal[1] = PLAN_VERSION
+    version: Literal[2] = PLAN_VERSION
     model: ModelRef
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     execution: Literal["eager", "compiled"] = "eager"
@@ -216,6 +200,16 @@ class Plan(Part):
     fitted: Corrections | None = Field(
         default=None, description="corrections that times and hops are made with"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_version_1(cls, data: object) -> object:
+        """Files of version 1 differ in their certificate alone."""
+        if not isinstance(data, dict) or data.get("version") != 1 or data["version"] is True:
+            return data
+        proof = data.get("certificate")
+        changed = {"certificate": of_version_1(proof)} if isinstance(proof, dict) else {}
+        return {**data, "version": PLAN_VERSION, **changed}
 
 
 def grids_of(stage: StagePlan) -> tuple[tuple[int, ...], ...]:

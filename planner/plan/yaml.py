@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from planner import files
+from planner.plan.certificate import compact
 from planner.plan.plan import PLACE_COLUMNS, PLAN_VERSION, Plan
 
 SCHEMA = "plan.schema.json"  # relative to the plan, as it lies in plans/
@@ -40,6 +41,8 @@ def dump(plan: Plan) -> str:
     data = plan.model_dump(mode="json")
     if data["fitted"] is None:
         del data["fitted"]
+    if plan.certificate is not None:
+        data["certificate"] = compact(plan.certificate)
     for stage in data["stages"]:
         for key in ("recompute_before", "gather_before", "regrid"):
             if not stage[key]:

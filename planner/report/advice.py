@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner.report.contents import Contents
-from planner.show import percent
+from planner.show import rival_rows
 from planner.timeline import Difference
-from planner.units import format_bytes, format_duration
+from planner.units import format_bytes, format_duration, format_percent
 
 _GAP = 0.005  # below, another search is not worth its time
 _IDLE = 0.10
@@ -86,11 +86,14 @@ def _memory(found: Contents) -> Iterator[tuple[str, str]]:
 
 
 def _simpler(found: Contents) -> Iterator[tuple[str, str]]:
-    proof, own = found.plan.certificate, found.plan.prediction.step_ns
-    for rival in proof.rivals if proof else ():
-        if rival.step_ns is not None and own < rival.step_ns <= own * (1 + _NEAR):
-            slower = percent(rival.step_ns / own - 1)
-            yield (f"Hardly slower ({slower}), and perhaps simpler to run: {rival.name}.", "")
+    own = found.plan.prediction.step_ns
+    for row in rival_rows(found.plan):
+        if row.step_ns is not None and own < row.step_ns <= own * (1 + _NEAR):
+            which = ", ".join(part for part in (row.name, row.configuration) if part)
+            yield (
+                f"Hardly slower ({format_percent(row.step_ns / own - 1)}), and perhaps simpler to run: {which}.",
+                "",
+            )
             return
 
 

@@ -9,7 +9,7 @@ from importlib.resources import files
 from planner.report import sections, sections_plan
 from planner.report.contents import Contents
 from planner.report.timeline_rows import lines, packed
-from planner.show import text
+from planner.show import escaped
 
 _SCRIPTS = ("data.js", "gantt.js", "controls.js", "page.js")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
@@ -24,7 +24,7 @@ def render(found: Contents) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <link rel="icon" href="data:,">
-<title>{text(title)}</title>
+<title>{escaped(title)}</title>
 <style>{_asset("page.css")}</style>
 </head>
 <body>

@@ -6,21 +6,23 @@ from collections.abc import Mapping
 
 from planner.plan import Plan, world_size
 from planner.report.contents import Contents
-from planner.report.widgets import MEMORY_PARTS, memory_bar, sparkline
-from planner.show import MOST_LISTED, decision, details, mesh, page_table, percent, plural, section, text
+from planner.report.widgets import MEMORY_PARTS, MOST_LISTED, memory_bar, mesh, page_table, section, sparkline
+from planner.show import error_bar, escaped, folded, plan_lines
 from planner.simulate import RunRecord
 from planner.timeline import COLLECTIVE, SEND
-from planner.units import format_bytes, format_duration, format_rate
+from planner.units import format_bytes, format_duration, format_percent, format_rate, plural
 
 
 def head(found: Contents) -> str:
-    return f'<h1>{text(found.plan.model.workload)}</h1><p class="lead">{text(decision(found.plan))}</p>{_tiles(found)}'
+    """Returns the head of the page: the three lines that say what the plan is, and its numbers at a glance."""
+    lines = "<br>".join(escaped(line.strip()) for line in plan_lines(found.plan))
+    return f'<h1>{escaped(found.plan.model.workload)}</h1><p class="lead">{lines}</p>{_tiles(found)}'
 
 
 def _tiles(found: Contents) -> str:
     plan, proof = found.plan, found.plan.certificate
     tiles = [
-        ("Predicted step", format_duration(plan.prediction.step_ns), _bar(plan)),
+        ("Predicted step", format_duration(plan.prediction.step_ns), error_bar(plan)),
         ("Throughput", format_rate(plan.batch.samples / (plan.prediction.step_ns / 1e9)), "samples/s"),
         ("Devices", f"{world_size(plan.axes):,}", mesh(plan)),
         ("Idle", f"{found.idle_share:.1%}", "of the workers' time, bubbles and waits"),
@@ -31,14 +33,14 @@ def _tiles(found: Contents) -> str:
         tiles.append(
             (
                 "Fullest device",
-                percent(share),
+                format_percent(share),
                 f"{format_bytes(fullest.total)} of {format_bytes(fullest.limit)}",
             )
         )
     tiles.append(
-        ("Gap", f"{proof.gap:.2%}", "to the bound of the search")
+        ("Gap", f"{100 * proof.gap:.2f} %", "to the bound of the search")
         if proof
-        else ("Gap", "none", "no certificate")
+        else ("Gap", "none", "not proved")
     )
     if found.run is not None:
         ratio = found.run.comparison
@@ -50,16 +52,10 @@ def _tiles(found: Contents) -> str:
             )
         )
     cells = "".join(
-        f"<div><dt>{text(a)}</dt><dd>{text(b)}<small>{text(c)}</small></dd></div>" for a, b, c in tiles
+        f"<div><dt>{escaped(a)}</dt><dd>{escaped(b)}<small>{escaped(c)}</small></dd></div>"
+        for a, b, c in tiles
     )
     return f'<dl class="tiles">{cells}</dl>'
-
-
-def _bar(plan: Plan) -> str:
-    step = plan.prediction
-    if step.low_ns == step.high_ns:
-        return "no error bar: its costs carry no spread"
-    return f"{format_duration(step.low_ns)} to {format_duration(step.high_ns)}"
 
 
 def timeline(found: Contents) -> str:
@@ -83,13 +79,13 @@ def timeline(found: Contents) -> str:
         f'<div class="bar">{buttons}<button type="button" data-act="all">Whole step</button>'
         '<button type="button" data-act="trace">Download trace (Perfetto)</button></div>',
         '<figure id="timeline"><div class="stage">'
-        f'<canvas tabindex="0" role="application" aria-roledescription="timeline" aria-label="{text(told)}" aria-describedby="keys"></canvas>'
+        f'<canvas tabindex="0" role="application" aria-roledescription="timeline" aria-label="{escaped(told)}" aria-describedby="keys"></canvas>'
         '</div><div class="tip" hidden></div><p class="said" role="status"></p></figure>',
         _legend(found),
         '<p class="hint" id="keys">Drag to move, Ctrl or Shift and wheel to zoom, double-click to zoom in. With the chart focused: '
         "arrows go from event to event and from worker to worker, Shift and an arrow moves, + and − zoom, 0 shows all.</p>",
         "<noscript><p>The chart needs JavaScript, which is in this file; the table has its figures.</p></noscript>",
-        details("The same as a table", _workers(found)),
+        folded("The same as a table", _workers(found)),
     )
 
 
@@ -107,7 +103,7 @@ def _legend(found: Contents) -> str:
     items.append(("--idle", "idle (bubble)"))
     return (
         '<ul class="key">'
-        + "".join(f'<li><i style="background:var({c})"></i>{text(w)}</li>' for c, w in items)
+        + "".join(f'<li><i style="background:var({c})"></i>{escaped(w)}</li>' for c, w in items)
         + "</ul>"
     )
 
@@ -137,7 +133,6 @@ def _workers(found: Contents) -> str:
     return page_table(
         ("worker", "stages", "busy", "idle", "events"),
         rows,
-        numbers=(2, 3, 4),
         caption="Workers of one step",
     )
 
@@ -162,19 +157,18 @@ def measured(run: RunRecord) -> str:
     listed = page_table(
         ("stage and action", "predicted", "measured", "ratio"),
         rows,
-        numbers=(1, 2, 3),
         caption="Predicted and measured",
     )
     steps = [run.measured.of_step(step).makespan_ns for step in run.steps]
-    parts = [f"<p>{text(said)}</p>"]
+    parts = [f"<p>{escaped(said)}</p>"]
     if len(steps) > 1:
         told = f"Step times from {format_duration(min(steps))} to {format_duration(max(steps))}"
-        parts.append(f"<h3>Step times</h3>{sparkline(steps, told)}<p class=soft>{text(told)}.</p>")
+        parts.append(f"<h3>Step times</h3>{sparkline(steps, told)}<p class=soft>{escaped(told)}.</p>")
     if len(run.losses) > 1:
         losses = [run.losses[step] for step in sorted(run.losses)]
         told = f"Loss {losses[0]:.4f} at first, {losses[-1]:.4f} at last"
-        parts.append(f"<h3>Loss</h3>{sparkline(losses, told)}<p class=soft>{text(told)}.</p>")
-    parts.append(listed if len(rows) <= MOST_LISTED else details(f"All {len(rows)} kinds of event", listed))
+        parts.append(f"<h3>Loss</h3>{sparkline(losses, told)}<p class=soft>{escaped(told)}.</p>")
+    parts.append(listed if len(rows) <= MOST_LISTED else folded(f"All {len(rows)} kinds of event", listed))
     return section("run", "Predicted and measured", *parts)
 
 
@@ -186,7 +180,7 @@ def memory_section(found: Contents) -> str:
             memory_bar(each),
             format_bytes(each.total),
             format_bytes(each.limit),
-            percent(each.total / max(1, each.limit)),
+            format_percent(each.total / max(1, each.limit)),
         )
         for worker, each in enumerate(said)
     ]
@@ -194,7 +188,6 @@ def memory_section(found: Contents) -> str:
     listed = page_table(
         ("worker", "what holds it at the peak", "peak", "limit", ""),
         rows,
-        numbers=(2, 3, 4),
         caption="Memory of each worker",
     )
     fullest = ""
@@ -206,7 +199,7 @@ def memory_section(found: Contents) -> str:
         "Memory against the limit",
         fullest,
         f'<ul class="key">{key}</ul>',
-        listed if len(rows) <= MOST_LISTED else details(f"All {len(rows)} workers", listed),
+        listed if len(rows) <= MOST_LISTED else folded(f"All {len(rows)} workers", listed),
         _memory_over_time(found),
     )
 

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from planner.plan import Hop, Plan, Rival, StagePlan
+from planner.plan import Hop, Plan, StagePlan
 from planner.report.advice import advice
 from planner.report.contents import Contents
-from planner.report.widgets import scatter, strip
-from planner.show import MOST_LISTED, details, facts, mesh, meter, page_table, plural, section, text, why_lost
-from planner.units import format_bytes, format_duration, format_rate
+from planner.report.widgets import MOST_LISTED, facts, mesh, meter, page_table, scatter, section, strip
+from planner.show import (
+    RIVAL_HEADS,
+    RivalRow,
+    escaped,
+    folded,
+    proof_list,
+    rival_rows,
+    verdict,
+)
+from planner.units import format_bytes, format_duration, format_rate, plural
 
 
 def frontier(found: Contents) -> str:
@@ -20,7 +28,7 @@ def frontier(found: Contents) -> str:
     rows = [
         (
             format_duration(row.step_ns), format_rate(row.samples_per_s), f"{row.devices:,}", format_bytes(row.peak_bytes), f"{row.gap:.2%}",
-            text(f"{row.plan.schedule.family}, {mesh(row.plan)}, micro-batch {row.plan.batch.micro}"),
+            escaped(f"{row.plan.schedule.family}, {mesh(row.plan)}, micro-batch {row.plan.batch.micro}"),
         )
         for row in front.rows
     ]  # fmt: skip
@@ -45,35 +53,32 @@ def frontier(found: Contents) -> str:
         None,
     )
     heads = ("step", "samples/s", "devices", "peak", "gap", "plan")
-    parts.append(page_table(heads, rows, numbers=(0, 1, 2, 3, 4), caption="The frontier", ours=ours))
+    parts.append(page_table(heads, rows, caption="The frontier", ours=ours))
     return section("frontier", "The frontier", *parts)
 
 
 def rivals(found: Contents) -> str:
-    proof, own = found.plan.certificate, found.plan.prediction.step_ns
-    if proof is None or not proof.rivals:
+    """Returns the section on the plans that were priced beside this one; empty where there are none."""
+    listed = rival_rows(found.plan)
+    if len(listed) < 2:
         return ""
-    most = max([own, *(r.step_ns for r in proof.rivals if r.step_ns is not None)])
-    rows = [("this plan", f"{format_duration(own)}{meter(own / most)}", "1.00")]
-    rows += [_rival(found.plan, rival, most) for rival in proof.rivals]
+    most = max(row.step_ns or 0 for row in listed)
+    rows = [_rival(row, most) for row in listed]
+    ours = next((at for at, row in enumerate(listed) if row.kind == "chosen"), None)
+    heads = ("plan, and why it loses", *RIVAL_HEADS[2:8])
     return section(
         "rivals",
         "The runners-up, and why they lose",
         "<p class=soft>Priced by the same model: what one would do without a planner, and the best of other schedules.</p>",
-        page_table(("plan, and why it loses", "step", "×"), rows, numbers=(2,), caption="Runners-up", ours=0),
+        page_table(heads, rows, caption="Runners-up", ours=ours),
     )
 
 
-def _rival(plan: Plan, rival: Rival, most: int) -> tuple[str, str, str]:
-    named = f"{text(rival.name)}<small>{text(why_lost(plan, rival))}</small>"
-    if rival.step_ns is None:
-        return named, "does not fit", ""
-    bar = meter(rival.step_ns / most, other=True)
-    return (
-        named,
-        f"{format_duration(rival.step_ns)}{bar}",
-        f"{rival.step_ns / max(1, plan.prediction.step_ns):.2f}",
-    )
+def _rival(row: RivalRow, most: int) -> tuple[str, ...]:
+    told = "; ".join(escaped(part) for part in (row.configuration, row.mark) if part)
+    named = escaped(row.name) + (f"<small>{told}</small>" if told else "")
+    bar = "" if row.step_ns is None else meter(row.step_ns / max(most, 1), other=row.kind != "chosen")
+    return (named, f"{row.step}{bar}", *row.cells()[3:8])
 
 
 def model(found: Contents) -> str:
@@ -88,7 +93,6 @@ def model(found: Contents) -> str:
     listed = page_table(
         ("stage", "workers", "layers", "forward", "backward", "sends on", ""),
         rows,
-        numbers=(3, 4),
         caption="Stages",
     )
     return section(
@@ -96,31 +100,31 @@ def model(found: Contents) -> str:
         "The model and its cuts",
         f'<p class="soft">{said}numbers are stages, dashed lines the cuts, arcs what skips over them.</p>',
         f"<figure>{strip(plan, found.layer_ns, found.graph)}</figure>",
-        listed if len(rows) <= MOST_LISTED else details(f"All {len(rows)} stages", listed),
+        listed if len(rows) <= MOST_LISTED else folded(f"All {len(rows)} stages", listed),
     )
 
 
 def _stage(plan: Plan, index: int, stage: StagePlan) -> tuple[str, ...]:
     times = plan.times[index]
     workers = sorted({row[index] for row in plan.schedule.place})
-    names = "".join(f"<li>{text(name)}</li>" for name in stage.layers)
-    first, last = text(stage.layers[0]), text(stage.layers[-1])
+    names = "".join(f"<li>{escaped(name)}</li>" for name in stage.layers)
+    first, last = escaped(stage.layers[0]), escaped(stage.layers[-1])
     span = first if len(stage.layers) == 1 else f"{first} … {last}"
     if len(stage.layers) > 2:
         span = (
             f"<details><summary>{span} ({len(stage.layers)})</summary><ul class=plain>{names}</ul></details>"
         )
-    before = f" before {text(stage.recompute_before)}" if stage.recompute_before else ""
+    before = f" before {escaped(stage.recompute_before)}" if stage.recompute_before else ""
     extra = [*([f"recomputed{before}"] if stage.recompute else [])]
     if stage.spatial:
         extra.append(f"each sample in {'×'.join(map(str, stage.spatial))} parts")
         extra += [
-            f"samples shared from {text(turn.before)} on"
+            f"samples shared from {escaped(turn.before)} on"
             if turn.samples
-            else f"in {'×'.join(map(str, turn.spatial))} from {text(turn.before)} on"
+            else f"in {'×'.join(map(str, turn.spatial))} from {escaped(turn.before)} on"
             for turn in stage.regrid
         ]
-        extra += [f"whole from {text(stage.gather_before)} on"] if stage.gather_before else []
+        extra += [f"whole from {escaped(stage.gather_before)} on"] if stage.gather_before else []
     sent = [hop for hop in plan.hops if hop.sender == index and hop.direction == "act"]
     return (
         str(index), ", ".join(map(str, workers)), span, format_duration(times.forward_ns), format_duration(times.backward_ns),
@@ -139,36 +143,18 @@ def _sends(hops: Sequence[Hop]) -> list[str]:
 
 
 def certificate(found: Contents) -> str:
-    proof = found.plan.certificate
+    """Returns the section on the proof: its bounds, what was searched, and what it assumes."""
+    proof, said = proof_list(found.plan), f"<p>{escaped(verdict(found.plan))}.</p>"
     if proof is None:
-        return section("proof", "The certificate", "<p>None: this plan was not found by the solver.</p>")
-    rests = "".join(f"<li>{text(part.strip())}</li>" for part in proof.scope.split(";") if part.strip())
-    free = _free(proof.objective_ns, proof.free_bound_ns)
+        return section("proof", "The certificate", said)
+    searched = facts((name, escaped(words)) for name, words in proof.space)
     return section(
         "proof",
         "The certificate",
-        facts(
-            [
-                ("this plan", format_duration(proof.objective_ns)),
-                (
-                    "bound of the search",
-                    f"{format_duration(proof.bound_ns)}: no plan of the space searched is faster. <b>Gap {proof.gap:.2%}</b>",
-                ),
-                ("bound of any order", free),
-            ]
-        ),
-        f"<h3>What the first gap rests on</h3><ul class=plain>{rests}<li>the costs given: {text(found.plan.provenance.profile)}; "
-        "a proof is about these costs, not about the machine</li></ul>",
-    )
-
-
-def _free(objective_ns: int, bound_ns: int) -> str:
-    if not bound_ns:
-        return "not reckoned"
-    gap = max(0.0, 1 - bound_ns / max(1, objective_ns))
-    return (
-        f"{format_duration(bound_ns)}: no order whatever of these actions on these workers is faster. <b>Gap {gap:.2%}</b>, what a better order "
-        "could still win"
+        said,
+        facts((name, f"{time}: {escaped(words)}") for name, time, words in proof.bounds),
+        f"<h3>Searched: {escaped(proof.searched)}</h3>{searched}",
+        facts((name, escaped(words)) for name, words in proof.closing),
     )
 
 
@@ -176,27 +162,27 @@ def provenance(found: Contents) -> str:
     plan = found.plan
     arguments = ", ".join(f"{name}={value}" for name, value in plan.model.arguments.items())
     rows = [
-        ("workload", f"<code>{text(plan.model.workload)}</code> {text(arguments)}"),
-        ("fingerprint", f"<code>{text(plan.model.fingerprint)}</code>"),
-        ("costs", text(plan.provenance.profile)),
-        *([("corrected by", text(plan.fitted.summary))] if plan.fitted is not None else []),
-        ("cluster", text(plan.provenance.cluster)),
-        ("precision", text(f"{plan.precision}, {plan.execution}")),
+        ("workload", f"<code>{escaped(plan.model.workload)}</code> {escaped(arguments)}"),
+        ("fingerprint", f"<code>{escaped(plan.model.fingerprint)}</code>"),
+        ("costs", escaped(plan.provenance.profile)),
+        *([("corrected by", escaped(plan.fitted.summary))] if plan.fitted is not None else []),
+        ("cluster", escaped(plan.provenance.cluster)),
+        ("precision", escaped(f"{plan.precision}, {plan.execution}")),
         (
             "optimizer",
-            text(plan.optimizer) + (", state shared among replicas" if plan.shard_optimizer else ""),
+            escaped(plan.optimizer) + (", state shared among replicas" if plan.shard_optimizer else ""),
         ),
-        ("order", f"{text(plan.schedule.family)}, update {plan.schedule.update}"),
-        *((f"{name}", text(version)) for name, version in plan.provenance.versions.items()),
+        ("order", f"{escaped(plan.schedule.family)}, update {plan.schedule.update}"),
+        *((f"{name}", escaped(version)) for name, version in plan.provenance.versions.items()),
     ]
     if found.run is not None:
-        rows.append(("run", f"<code>{text(found.run.folder)}</code>"))
+        rows.append(("run", f"<code>{escaped(found.run.folder)}</code>"))
     return section("provenance", "Where it comes from", facts(rows))
 
 
 def next_steps(found: Contents) -> str:
     items = "".join(
-        f"<li>{text(what)}" + (f"<br><code>{text(command)}</code>" if command else "") + "</li>"
+        f"<li>{escaped(what)}" + (f"<br><code>{escaped(command)}</code>" if command else "") + "</li>"
         for what, command in advice(found)
     )
     return section("next", "What to try next", f'<ul class="plain next">{items}</ul>') if items else ""

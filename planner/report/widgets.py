@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from planner.model import ModelGraph
 from planner.plan import Memory, Plan
-from planner.show import text
+from planner.show import Markup, escaped, table
 from planner.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from planner.explore import FrontierRow
 
+MOST_LISTED = 12  # longer tables are folded
 _HIGH = 96  # of the bars of layers
 _ARCS = 40
 _MOST_ARCS = 200
@@ -26,6 +27,38 @@ MEMORY_PARTS = (
     ("buffers", "--update"),
     ("margin", "--faint"),
 )
+
+
+def page_table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str, ours: int | None = None
+) -> str:
+    """Returns a table with every row of the page; cells are HTML already, and the row numbered `ours` is marked."""
+    return table(heads, [map(Markup, row) for row in rows], most=None, caption=caption, ours=ours)
+
+
+def facts(rows: Iterable[tuple[str, str]]) -> str:
+    """Returns a list of names with what each is; the second of a row is HTML already."""
+    body = "".join(f"<dt>{escaped(name)}</dt><dd>{value}</dd>" for name, value in rows)
+    return f'<dl class="facts">{body}</dl>'
+
+
+def meter(share: float, *, other: bool = False) -> str:
+    """Returns a bar of a share from 0 to 1, in another colour for `other`."""
+    width = min(100.0, max(0.0, 100 * share))
+    return f'<span class="meter{" other" if other else ""}"><i style="width:{width:.2f}%"></i></span>'
+
+
+def section(name: str, title: str, *parts: str) -> str:
+    """Returns a section of the page with its heading; `parts` are HTML already."""
+    head = f'<h2 id="h-{name}">{escaped(title)}</h2>'
+    return f'<section id="{name}" aria-labelledby="h-{name}">{head}{"".join(parts)}</section>'
+
+
+def mesh(plan: Plan) -> str:
+    """Returns the degrees of a plan's mesh, the outermost first."""
+    axes = plan.axes
+    degrees = [f"{name} {getattr(axes, name)}" for name in axes.order if getattr(axes, name) > 1]
+    return " × ".join(degrees) or "one process"
 
 
 def strip(plan: Plan, layer_ns: Mapping[str, int] | None, graph: ModelGraph | None) -> str:
@@ -42,7 +75,7 @@ def strip(plan: Plan, layer_ns: Mapping[str, int] | None, graph: ModelGraph | No
         )
     told = f"{len(names)} layers in {len(plan.stages)} stages, cut after layers {', '.join(str(e) for e in edges[1:-1]) or 'none'}"
     height = bottom + (_ARCS + 4 if arcs else 2)
-    return f'<svg role="img" aria-label="{text(told)}" height="{height}" data-layers="{len(names)}">{"".join(parts)}</svg>'
+    return f'<svg role="img" aria-label="{escaped(told)}" height="{height}" data-layers="{len(names)}">{"".join(parts)}</svg>'
 
 
 def _share(at: float, of: int) -> str:
@@ -70,7 +103,7 @@ def _bars(
             )
             yield (
                 f'<rect x="{_share(at + 0.08, len(names))}" y="{16 + _HIGH - tall:.1f}" width="{_share(0.84, len(names))}" '
-                f'height="{tall:.1f}" fill="var(--pipe0-{"strong" if stage % 2 else "middle"})"><title>{text(told)}</title></rect>'
+                f'height="{tall:.1f}" fill="var(--pipe0-{"strong" if stage % 2 else "middle"})"><title>{escaped(told)}</title></rect>'
             )
 
 
@@ -98,7 +131,7 @@ def _arcs(names: Sequence[str], edges: Sequence[int], graph: ModelGraph | None) 
         told = f"{name}: {format_bytes(size)} a sample, from {names[start]} to {names[reach]}"
         arcs.append(
             f'<path d="M{x1:.2f} 0Q{(x1 + x2) / 2:.2f} {deep:.0f} {x2:.2f} 0" fill="none" stroke="var(--pipe1-strong)" '
-            f'vector-effect="non-scaling-stroke" stroke-width="1.2"><title>{text(told)}</title></path>'
+            f'vector-effect="non-scaling-stroke" stroke-width="1.2"><title>{escaped(told)}</title></path>'
         )
     return arcs
 
@@ -134,7 +167,7 @@ def scatter(
         py = 20 + 110 * (1 - (y - low_y) / (high_y - low_y) if high_y > low_y else 0.5)
         told = f"{unit(x)}: {format_duration(y)}, {row.plan.schedule.family}"
         parts.append(
-            f'<circle cx="{px:.2f}%" cy="{py:.1f}" r="5" fill="var(--pipe0-strong)"><title>{text(told)}</title></circle>'
+            f'<circle cx="{px:.2f}%" cy="{py:.1f}" r="5" fill="var(--pipe0-strong)"><title>{escaped(told)}</title></circle>'
         )
         if len(rows) <= 8 or row in (rows[0], rows[-1]):
             parts.append(
@@ -142,11 +175,11 @@ def scatter(
             )
     ends = (
         f'<text x="12%" y="158" text-anchor="middle">{unit(low_x)}</text><text x="88%" y="158" text-anchor="middle">'
-        f'{unit(high_x)}</text><text x="50%" y="158" text-anchor="middle">{text(name)}</text>'
+        f'{unit(high_x)}</text><text x="50%" y="158" text-anchor="middle">{escaped(name)}</text>'
     )
     frame = '<line x1="6%" x2="94%" y1="142" y2="142" stroke="var(--line)"/>'
     told = f"{len(rows)} plans: step time against {name}"
-    return f'<svg role="img" aria-label="{text(told)}" height="164" data-points="{len(rows)}">{frame}{"".join(parts)}{ends}</svg>'
+    return f'<svg role="img" aria-label="{escaped(told)}" height="164" data-points="{len(rows)}">{frame}{"".join(parts)}{ends}</svg>'
 
 
 def sparkline(values: Sequence[float], told: str) -> str:
@@ -156,6 +189,6 @@ def sparkline(values: Sequence[float], told: str) -> str:
         for i, v in enumerate(values)
     )
     return (
-        f'<svg role="img" aria-label="{text(told)}" height="44" viewBox="0 0 100 42" preserveAspectRatio="none">'
+        f'<svg role="img" aria-label="{escaped(told)}" height="44" viewBox="0 0 100 42" preserveAspectRatio="none">'
         f'<polyline points="{points}" fill="none" stroke="var(--pipe0-strong)" stroke-width="1.8" vector-effect="non-scaling-stroke"/></svg>'
     )

@@ -1,93 +1,90 @@
-"""Values for people: text, HTML and figures. Data does not know this room."""
+"""Values become text, HTML, figures and data for people and programs; the values themselves do not know this room.
 
-from planner.show.explanation import explanation_dict, explanation_text
-from planner.show.figures import of_front, of_graph, of_run, of_timeline
-from planner.show.html import (
-    MOST_LISTED,
-    block,
-    details,
-    facts,
-    mesh,
-    meter,
-    page_table,
-    paragraph,
-    percent,
-    plural,
-    section,
-    table,
-    text,
-)
-from planner.show.pictures import cuts_of, dots
-from planner.show.proof import why_lost
+`text`, `html`, `figure` and `data` take any value whose view `planner.views` names. A view is imported when a value is
+first shown, so that this door stays cheap. Start reading in `proof.py`: it makes what `plan` prints.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from planner.show.markup import Markup, block, escaped, folded, paragraph, table
+from planner.show.proof import error_bar, plan_lines, proof_data, proof_list, proof_text, verdict
+from planner.show.rivals import RIVAL_HEADS, RivalRow, configuration_text, rival_rows, rivals_text
 from planner.show.side_by_side import SideBySide, against, compare
-from planner.show.sweeps import frontier_data, named, of_frontier, of_sweep, sweep_data
-from planner.show.text import decision, of_cluster, of_plan, of_profile
 from planner.show.timelines import perfetto, svg, terminal
-from planner.show.values import (
-    cluster_html,
-    comparison_html,
-    comparison_text,
-    graph_html,
-    graph_text,
-    layer_ns,
-    plan_html,
-    plan_rows,
-    profile_html,
-    run_html,
-    run_text,
-    timeline_html,
-    timeline_text,
-)
+from planner.shown import Face, view_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = [
-    "MOST_LISTED",
+    "RIVAL_HEADS",
+    "Markup",
+    "RivalRow",
     "SideBySide",
     "against",
     "block",
-    "cluster_html",
     "compare",
-    "comparison_html",
-    "comparison_text",
-    "cuts_of",
-    "decision",
-    "details",
-    "dots",
-    "explanation_dict",
-    "explanation_text",
-    "facts",
-    "frontier_data",
-    "graph_html",
-    "graph_text",
-    "layer_ns",
-    "mesh",
-    "meter",
-    "named",
-    "of_cluster",
-    "of_front",
-    "of_frontier",
-    "of_graph",
-    "of_plan",
-    "of_profile",
-    "of_run",
-    "of_sweep",
-    "of_timeline",
-    "page_table",
+    "configuration_text",
+    "data",
+    "error_bar",
+    "escaped",
+    "figure",
+    "folded",
+    "html",
     "paragraph",
-    "percent",
     "perfetto",
-    "plan_html",
-    "plan_rows",
-    "plural",
-    "profile_html",
-    "run_html",
-    "run_text",
-    "section",
+    "plan_lines",
+    "proof_data",
+    "proof_list",
+    "proof_text",
+    "rival_rows",
+    "rivals_text",
     "svg",
-    "sweep_data",
     "table",
     "terminal",
     "text",
-    "timeline_html",
-    "timeline_text",
-    "why_lost",
+    "verdict",
 ]
+
+
+def text(value: object, **options: object) -> str:
+    """Returns a value as text for a terminal.
+
+    Raises: LookupError where no view is registered; `options` are the view's own.
+    """
+    return str(_drawn("text", value, options))
+
+
+def html(value: object, **options: object) -> str:
+    """Returns a value as HTML for a notebook.
+
+    Raises: LookupError where no view is registered; `options` are the view's own.
+    """
+    return str(_drawn("html", value, options))
+
+
+def figure(value: object, **options: object) -> Figure:
+    """Returns a matplotlib figure of a value.
+
+    Raises: LookupError where no view is registered; `options` are the view's own.
+    """
+    return cast("Figure", _drawn("figure", value, options))
+
+
+def data(value: object, **options: object) -> dict[str, object]:
+    """Returns a value as `--json` prints it.
+
+    Raises: LookupError where no view is registered; `options` are the view's own.
+    """
+    return cast("dict[str, object]", _drawn("data", value, options))
+
+
+def _drawn(face: Face, value: object, options: dict[str, object]) -> Any:
+    view = view_of(face, type(value))
+    if view is None:
+        raise LookupError(
+            f"no {face} of {type(value).__name__} is registered; planner.views.install() does it"
+        )
+    return view(value, **options)

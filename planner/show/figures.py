@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from planner.explore import FrontierRow
+    from planner.explore import Frontier, FrontierRow
     from planner.model import ModelGraph
     from planner.plan import Plan
     from planner.profile import Profile
@@ -138,7 +138,9 @@ def _bars(graph: ModelGraph, cuts: Sequence[int], weights: Sequence[float], unit
     return figure
 
 
-def of_front(memory: Sequence[FrontierRow], devices: Sequence[FrontierRow]) -> Figure:
+def of_front(found: Frontier) -> Figure:
+    """Step time against memory of the fullest device, and against devices."""
+    memory, devices = found.front("memory"), found.front("devices")
     figure, axes = new(2, tall=2.8)
     unit, name = (
         (2**30, "GiB") if max((row.peak_bytes for row in memory), default=0) >= 2**28 else (2**20, "MiB")

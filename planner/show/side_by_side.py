@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from planner.errors import BadInput
 from planner.plan import Plan, world_size
 from planner.show import figures
-from planner.show.html import block, paragraph, table
+from planner.show.markup import block, paragraph, table
 from planner.shown import Shown
 from planner.simulate import simulate_plan
 from planner.terminal import columns

@@ -2,51 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
-from planner.explore import EFFICIENT, HALF, MOST_MICROS, NEAR_BEST, Frontier, Lemma, ScalingRow, Sweep
-from planner.explore import FrontierRow as FrontRow
+from planner.explore import (
+    EFFICIENT,
+    HALF,
+    MOST_MICROS,
+    NEAR_BEST,
+    Frontier,
+    FrontierRow,
+    Lemma,
+    ScalingRow,
+    Sweep,
+)
 from planner.plan import Plan
+from planner.show.markup import block, paragraph, table
+from planner.show.pictures import dots
 from planner.terminal import columns
-from planner.units import format_bytes, format_duration
+from planner.units import format_bytes, format_duration, plural
+
+_HEADS = ("step", "samples/s", "fullest device", "devices", "gap", "best in time and", "plan")
+_NO_FILES: Mapping[str, Path] = MappingProxyType({})
 
 
-def of_frontier(front: Frontier, files: dict[str, Path]) -> str:
+def of_frontier(front: Frontier, *, files: Mapping[str, Path] = _NO_FILES) -> str:
+    """Returns a frontier as a table. Where plans have files, each row names its own."""
     rows = [
-        (
-            format_duration(row.step_ns),
-            f"{row.samples_per_s:.4g}",
-            format_bytes(row.peak_bytes),
-            row.devices,
-            f"{row.gap:.2%}",
-            " and ".join(row.best_in),
-            shape(row.plan),
-            files[name].name if name in files else "",
-        )
-        for name, row in named(front).items()
+        (*_cells(row), *([files[name].name] if name in files else [])) for name, row in front.named().items()
     ]
-    heads = ("step", "samples/s", "fullest device", "devices", "gap", "best in time and", "plan", "file")
-    return f"{columns(rows, heads)}\n\n{_whole(front)}"
+    return f"{columns(rows, (*_HEADS, *(['file'] if files else [])))}\n\n{_whole(front)}"
+
+
+def frontier_html(front: Frontier) -> str:
+    """Returns a frontier for a notebook: a picture of each trade, and the table."""
+    by_memory, by_devices = front.front("memory"), front.front("devices")
+    drawn = []
+    if len(by_memory) > 1:
+        points = [(float(row.peak_bytes), float(row.step_ns), _told(row)) for row in by_memory]
+        drawn.append(dots(points, format_bytes, "peak of the fullest device"))
+    if len(by_devices) > 1:
+        points = [(float(row.devices), float(row.step_ns), _told(row)) for row in by_devices]
+        drawn.append(dots(points, lambda n: f"{n:,.0f}", "devices"))
+    return block(paragraph(_whole(front)), *drawn, table(_HEADS, map(_cells, front.rows)))
+
+
+def _cells(row: FrontierRow) -> tuple[object, ...]:
+    return (
+        format_duration(row.step_ns),
+        f"{row.samples_per_s:.4g}",
+        format_bytes(row.peak_bytes),
+        row.devices,
+        f"{100 * row.gap:.2f} %",
+        " and ".join(row.best_in),
+        shape(row.plan),
+    )
+
+
+def _told(row: FrontierRow) -> str:
+    return f"{row.plan.schedule.family}, {row.devices} devices, {format_bytes(row.peak_bytes)}: {format_duration(row.step_ns)}"
 
 
 def _whole(front: Frontier) -> str:
-    lines = []
-    if "devices" in front.whole:
-        lines.append("Time against devices: no plan is left out.")
-    if "memory" in front.whole:
-        apart = f" whose use differs by {front.resolution:.0%} or more" if front.resolution else ""
-        lines.append(f"Time against memory: no plan is left out{apart}.")
-    if len(lines) < 2:
-        lines.append(
-            "What is not named as whole has stretches that were not asked: plans between two rows may exist."
-        )
-    return " ".join(lines) + " Each gap is of that row's own question."
-
-
-def named(front: Frontier) -> dict[str, FrontRow]:
-    """Rows by the names that their files have."""
-    width = max(2, len(str(len(front.rows))))
-    return {f"{index:0{width}d}": row for index, row in enumerate(front.rows, start=1)}
+    """How many plans there are, and which trades are complete."""
+    names = {"memory": "time against memory", "devices": "time against devices"}
+    whole = [names[trade] for trade in ("memory", "devices") if trade in front.whole]
+    to = f" to {100 * front.resolution:g} %" if front.resolution else ""
+    if len(whole) == 2:
+        said = f"Both frontiers are complete{to}: {' and '.join(whole)}."
+    elif whole:
+        said = f"The frontier of {whole[0]} is complete{to}; in the other, plans between two rows may exist."
+    else:
+        said = "Neither frontier is complete: plans between two rows may exist."
+    return f"{plural(len(front.rows), 'Pareto-optimal plan')}. {said} Each gap is of that row's own question."
 
 
 def shape(plan: Plan) -> str:
@@ -93,7 +122,7 @@ def _swept(sweep: Sweep, row: ScalingRow) -> tuple[object, ...]:
         f"{row.samples_per_s:.4g}",
         f"{row.device_hours:.4g}",
         format_bytes(row.peak_bytes),
-        f"{gap:.2%}",
+        f"{100 * gap:.2f} %",
         shape(plan) + mark,
     )
 
@@ -122,7 +151,7 @@ def _lemma(lemma: Lemma) -> str:
     )
 
 
-def frontier_data(front: Frontier, files: dict[str, Path]) -> dict[str, object]:
+def frontier_data(front: Frontier, *, files: Mapping[str, Path]) -> dict[str, object]:
     rows = [
         {
             "plan": str(files[name]),
@@ -133,12 +162,12 @@ def frontier_data(front: Frontier, files: dict[str, Path]) -> dict[str, object]:
             "gap": row.gap,
             "best_in": list(row.best_in),
         }
-        for name, row in named(front).items()
+        for name, row in front.named().items()
     ]
     return {"rows": rows, "whole": list(front.whole), "resolution": front.resolution}
 
 
-def sweep_data(sweep: Sweep, files: dict[int, Path]) -> dict[str, object]:
+def sweep_data(sweep: Sweep, *, files: Mapping[int, Path]) -> dict[str, object]:
     rows = [
         {
             sweep.over: row.asked,

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Protocol
 
 from planner.cluster import Cluster
 from planner.model import ModelGraph
-from planner.plan import Plan
+from planner.plan import Plan, stage_rows
 from planner.profile import Profile
 from planner.show import pictures, timelines
-from planner.show import proof as proofs
-from planner.show.html import block, folded, paragraph, plural, table
-from planner.show.text import decision, of_cluster, of_profile
+from planner.show.markup import block, folded, paragraph, table
+from planner.show.plain import of_cluster, of_profile
+from planner.show.proof import plan_lines, proof_list
+from planner.show.rivals import RIVAL_HEADS, rival_rows
 from planner.terminal import columns
 from planner.timeline import Comparison, Timeline
-from planner.units import format_bytes, format_duration
+from planner.units import format_bytes, format_duration, plural
 
 if TYPE_CHECKING:
     from planner.simulate import RunRecord
@@ -52,11 +53,12 @@ def timeline_html(found: Timeline) -> str:
 
 
 def plan_html(plan: Plan) -> str:
+    """Returns a plan for a notebook: its three lines, its timeline and memory, and its stages, rivals and proof folded."""
     from planner.simulate import simulate_plan
 
-    rows = plan_rows(plan)
+    rows = stage_rows(plan)
     return block(
-        paragraph(decision(plan)),
+        *(paragraph(line.strip()) for line in plan_lines(plan)),
         pictures.timeline(simulate_plan(plan), "worker {}".format),
         pictures.plan_memory(plan.prediction.memory),
         folded(plural(len(rows), "stage"), table(tuple(rows[0]), (row.values() for row in _shown(rows)))),
@@ -65,37 +67,13 @@ def plan_html(plan: Plan) -> str:
 
 
 def _proof_html(plan: Plan) -> str:
-    proof = plan.certificate
+    proof, rows = proof_list(plan), rival_rows(plan)
     if proof is None:
-        return paragraph("No certificate: this plan was not found by the solver.")
-    said = f"Proof: bound {format_duration(proof.bound_ns)}, gap {proof.gap:.2%} within {proof.scope}."
-    rows = [
-        (
-            rival.name,
-            "does not fit" if rival.step_ns is None else format_duration(rival.step_ns),
-            proofs.why_lost(plan, rival),
-        )
-        for rival in proof.rivals
-    ]
-    return paragraph(said) + (
-        folded("Priced beside it", table(("plan", "step", "why it lost"), rows)) if rows else ""
-    )
-
-
-def plan_rows(plan: Plan) -> list[dict[str, object]]:
-    """A stage a row."""
-    return [
-        {
-            "stage": index,
-            "workers": sorted({row[index] for row in plan.schedule.place}),
-            "layers": list(stage.layers),
-            "forward_ns": times.forward_ns,
-            "backward_ns": times.backward_ns,
-            "recompute": stage.recompute_before or stage.recompute,
-            "sent_bytes": sum(hop.bytes for hop in plan.hops if hop.sender == index),
-        }
-        for index, (stage, times) in enumerate(zip(plan.stages, plan.times, strict=True))
-    ]
+        return ""
+    bounds = table(("", "", ""), proof.bounds)
+    space = table(("searched", proof.searched), [*proof.space, *proof.closing])
+    rivals = folded("Why this plan", table(RIVAL_HEADS, (row.cells() for row in rows))) if rows else ""
+    return rivals + folded("What was searched", bounds + space)
 
 
 def _shown(rows: list[dict[str, object]]) -> list[dict[str, object]]:

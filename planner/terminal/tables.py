@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -73,5 +74,8 @@ def _paragraph(heads: Sequence[str], row: Sequence[str], room: int) -> str:
     return textwrap.fill("; ".join(told), room, subsequent_indent=GAP, break_on_hyphens=False)
 
 
+_WORDS = re.compile(r"\d+[a-z]\d|.*, ")  # "1f1b", or a list such as "2 replicas, 4 workers"
+
+
 def _number(text: str) -> bool:
-    return not text or text[0].isdigit() or text[0] in "-+."
+    return not text or ((text[0].isdigit() or text[0] in "-+.<") and not _WORDS.match(text))

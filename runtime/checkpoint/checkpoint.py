@@ -48,9 +48,7 @@ class Checkpoint:
     folder: Path
     facts: Facts
     files: Mapping[str, str]  # tensor -> part
-    settings: dict[
-        str, dict[str, dict[str, object]]
-    ]  # of the optimizer's groups and plain state, by parameter
+    settings: dict[str, dict[str, dict[str, object]]]  # of groups, and plain state, by parameter
     names: Mapping[str, str]  # in the state_dict of the user's module, and of the tensors
 
     @classmethod
@@ -93,8 +91,7 @@ class Checkpoint:
         return found
 
     def whole(self) -> dict[str, Tensor]:
-        """Returns the state_dict of the user's module: tied tensors under each name, none that the module
-        does not save."""
+        """Returns the state_dict of the user's module, with tied tensors under each of their names."""
         tensors = self.parameters(set(self.names.values()))
         return {name: tensors[own] for name, own in self.names.items()}
 
@@ -117,8 +114,7 @@ def latest(folder: Path) -> Checkpoint | None:
 
     Args: `folder` has the checkpoints of a run.
     """
-    steps = complete(folder)
-    return Checkpoint.open(steps[-1]) if steps else None
+    return Checkpoint.open(steps[-1]) if (steps := complete(folder)) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,9 +218,9 @@ def write_part(folder: Path, part: CheckpointPart) -> None:
     flat |= {f"{STATE}{name}/{key}": x for name, row in part.state.items() for key, x in row.items()}
     file = f"part-{part.rank:05d}.safetensors"
     new = folder / (file + ".new")
-    from safetensors.torch import save_file  # torch is slow to load, and `status` reads checkpoints
-
     try:
+        from safetensors.torch import save_file  # torch is slow to load, and `status` reads checkpoints
+
         save_file(flat, new)
     except BaseException:
         new.unlink(missing_ok=True)  # where the disk is full, others need the room to say so

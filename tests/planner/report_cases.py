@@ -10,10 +10,13 @@ from planner.plan import (
     ModelRef,
     Place,
     Plan,
+    PlannedConfiguration,
     Prediction,
     Provenance,
     Rival,
     ScheduleChoice,
+    SearchCounts,
+    SearchSpace,
     StagePlan,
     StageTimes,
 )
@@ -75,12 +78,20 @@ def _proved(found: Plan, name: str) -> Plan:
     times = found.times[0]
     rounds = found.batch.micros + found.axes.pipeline - 1
     step_ns = rounds * (times.forward_ns + times.backward_ns)  # about; the pages tell what is simulated, too
+    other = PlannedConfiguration(family=f"{name} one device", micro=1, micros=8)
     rivals = (
-        Rival(name=f"{name} one device", step_ns=2 * step_ns, why=f"bubble 0.0%, fullest worker 123456789 bytes {name}"),
-        Rival(name="pure data parallel", step_ns=None, why="at least 123456789 bytes short on a device"),
-    )  # fmt: skip
+        Rival(kind="family", configuration=other, step_ns=2 * step_ns, peak_bytes=123456789),
+        Rival(kind="data_parallel", missing_bytes=123456789),
+    )
     proof = Certificate(
-        objective_ns=step_ns, bound_ns=step_ns, free_bound_ns=step_ns * 9 // 10, gap=0.0, scope=f"3 shapes; {name}", rivals=rivals,
+        objective_ns=step_ns,
+        bound_ns=step_ns,
+        order_free_bound_ns=step_ns * 9 // 10,
+        searched=SearchCounts(configurations=3, solved=1, ruled_out=2, open=0),
+        space=SearchSpace(
+            families=(name,), most_workers=64, most_actions=1 << 17, parts="any", cuts="all", recompute="none", shard=(False,)
+        ),
+        rivals=rivals,
     )  # fmt: skip
     prediction = found.prediction.model_copy(
         update={"step_ns": step_ns, "low_ns": step_ns, "high_ns": step_ns}

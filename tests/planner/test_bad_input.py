@@ -107,7 +107,7 @@ NO_YAML = [
         "an endless number", f"version: 1\na: {'9' * 5000}\n", ":2: a number is too long", "40 digits"
     ),
     *in_every_kind("no version", "name: x\n", "version"),
-    *in_every_kind("a version from the future", "version: 2\nname: x\n", ":1: version", "2", "1"),
+    *in_every_kind("a version from the future", "version: 3\nname: x\n", ":1: version", "3", "1"),
     *in_every_kind("a version of text", "version: '1'\nname: x\n", ":1: version", "'1'"),
     *in_every_kind("a version before the first", "version: 0\nname: x\n", ":1: version", "0"),
     *in_every_kind("a version that is true", "version: true\nname: x\n", ":1: version"),
@@ -566,10 +566,10 @@ PLANS = [
     spoilt("plan", "a hop without its bytes", "bytes: 3200, ", "", "hops[0]: missing key 'bytes'"),
     spoilt(
         "plan",
-        "a gap that is not a number",
+        "an idle share that is not a number",
         "certificate: null",
-        "certificate: {objective_ns: 1, bound_ns: 1, gap: .nan, scope: x}",
-        "certificate.gap: nan does not fit",
+        "certificate: {objective_ns: 1, bound_ns: 1, rivals: [{kind: family, idle: .nan}]}",
+        "certificate.rivals[0].idle: nan does not fit",
     ),
     spoilt(
         "plan",

@@ -1,6 +1,8 @@
-"""The discrete choices around a cut: which axes, which schedule, which micro-batch; and all of them that may be.
+"""Lists the discrete choices around a cut: axes, schedule, micro-batch and more, and all combinations that are
+possible.
 
-A shape uses whole nodes, or part of a single one: idle devices never share a node with busy ones of a larger plan.
+A configuration uses whole nodes, or part of a single one: idle devices never share a node with busy ones of a larger
+plan.
 """
 
 from __future__ import annotations
@@ -21,16 +23,18 @@ OUTER_DATA: tuple[AxisName, ...] = ("data", "pipeline", "spatial")
 OUTER_PIPELINE: tuple[AxisName, ...] = ("pipeline", "data", "spatial")
 SEARCHED = tuple(name for name in FAMILIES if name != "listed")  # `listed` is settings, no order of its own
 NO_LIMIT = 1 << 60
-MOST_FORWARDS = 1024  # of a device whose sums are hidden in parts, unless one asks for it
-DEEPEST = 64  # pipeline workers, unless one is asked for by name
+MOST_FORWARDS = 1024  # forwards of a device up to which `overlap` is considered, unless it is pinned
+DEEPEST = 64  # pipeline workers at most, unless their number is pinned
 MOST_ACTIONS = (
     1 << 17
-)  # of one pipeline group and step; beyond, an order is neither readable nor quick to simulate
-FREE_CHUNKS = 2  # numbers of stages a worker, the least, where a family allows any
+)  # actions of a replica and step; a longer order is neither readable nor quick to simulate
+FREE_CHUNKS = 2  # how many of the least numbers of chunks are tried, where a family allows any
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Configuration:
+    """Everything discrete about a plan but its cut."""
+
     family: str
     data: int
     workers: int
@@ -42,35 +46,39 @@ class Configuration:
     shard: bool
     axes: tuple[AxisName, ...]
     update: Update = "barrier"
-    grid: tuple[int, ...] = ()  # parts of each sample along its spatial dims; () is whole samples
+    grid: tuple[int, ...] = ()  # shards of each sample along its spatial dims; () is whole samples
     whole_from: int = 0  # the layer before which shards are gathered; 0 is where their rules end
-    then: tuple[int, ...] = ()  # parts of each sample from the layer `then_from` on; () is the same
+    then: tuple[int, ...] = ()  # shards of each sample from layer `then_from` on; () is `grid`
     then_from: int = 0
-    shared: bool = False  # from `whole_from` on each rank has its share of the samples
-    listed: str = ""  # the name of an order listed anew; empty is the family's own
-    mirrored: bool = False  # the first stage on the last worker, as the machines are ordered
-    sparing: bool = False  # stages recompute where they would not fit without; `recompute` is all of them
+    shared: bool = False  # whether ranks share whole samples from `whole_from` on
+    listed: str = ""  # the name of a rescheduled order; empty is the generated one
+    mirrored: bool = False  # whether the first stage is on the last devices
+    sparing: bool = False  # only stages that would not fit otherwise recompute; `recompute`: all do
     chosen: tuple[int, ...] = ()  # just these stages recompute
 
     @property
     def spatial(self) -> int:
+        """Returns how many ranks share a sample."""
         return prod(self.grid)
 
     @property
     def stages(self) -> int:
+        """Returns the number of stages."""
         return self.workers * self.chunks
 
     @property
     def pipes(self) -> int:
+        """Returns the number of pipes: 1, or two for each Chimera pair."""
         return 2 * self.pairs if FAMILIES[self.family].paired else 1
 
     @property
     def devices(self) -> int:
+        """Returns the number of devices."""
         return self.data * self.workers * self.spatial
 
     @property
     def holders(self) -> int:
-        """Of a stage's parameters, over all pipes."""
+        """Returns how many copies of a stage's parameters there are, over all replicas, spatial ranks and pipes."""
         return self.data * self.spatial * self.pipes
 
     def __str__(self) -> str:
@@ -106,8 +114,12 @@ def shapes(
     pinned: Pins,
     splits: Callable[[int], Sequence[Split]] = lambda micro: (WHOLE,),
 ) -> Iterator[Configuration]:
-    """Every shape that the pins allow and the devices can hold, whatever its memory; `splits` are those in space that
-    a micro-batch may have."""
+    """Yields every configuration that the pins allow and the devices can hold, whatever its memory.
+
+    Args: `layers` counts layers, `batch` samples; `micros` are the micro-batches that may be used; `splits` returns
+    how samples of a micro-batch may be cut in space.
+    Yields: configurations, by micro-batch in the order of `micros`.
+    """
     total = min(total_devices(cluster), pinned.devices or NO_LIMIT)
     for micro in micros:
         if pinned.micro not in (None, micro) or batch % micro:
@@ -169,8 +181,10 @@ def _with_data(
 
 
 def _directions(cluster: Cluster, workers: int) -> tuple[bool, ...]:
-    """Which end of the machines has the first stage matters where devices differ: of paired pipes, too, since one may
-    carry more micro-batches."""
+    """Returns on which ends of the devices the first stage may be, as values of `mirrored`.
+
+    It matters where devices differ: of paired pipes, too, since one may carry more micro-batches.
+    """
     return (False,) if _alike(cluster) or workers == 1 else (False, True)
 
 
@@ -179,7 +193,10 @@ def _alike(cluster: Cluster) -> bool:
 
 
 def _overlaps(workers: int, forwards: int, grid: tuple[int, ...], pinned: Pins) -> bool:
-    """Parts hide the sums of replicas; in a pipeline, or behind many micro-batches, there is little to hide."""
+    """Returns whether the family `overlap` is considered.
+
+    It hides gradient sums of replicas; in a pipeline, or behind many micro-batches, there is little to hide.
+    """
     if pinned.schedules:
         return not grid
     return pinned.out_of_order is not False and workers == 1 and not grid and forwards <= MOST_FORWARDS
@@ -194,7 +211,7 @@ def _divisors(number: int, most: int) -> list[int]:
 
 
 def _whole_nodes(cluster: Cluster, devices: int) -> bool:
-    """A part of the first node, or the first nodes whole."""
+    """Returns whether so many devices are a part of the first node, or the first nodes whole."""
     filled = 0
     for group in cluster.groups:
         if filled == devices:
@@ -206,7 +223,7 @@ def _whole_nodes(cluster: Cluster, devices: int) -> bool:
 
 
 def _axis_orders(cluster: Cluster, data: int, workers: int) -> tuple[tuple[AxisName, ...], ...]:
-    """Which axis is innermost matters only where devices lie at more than one distance."""
+    """Returns the orders of the axes; which is innermost matters only where devices lie at more than one distance."""
     levels = sum(x is not None for x in (cluster.links.node, cluster.links.rack, cluster.links.cluster))
     if data == 1 or workers == 1 or (levels < 2 and _alike(cluster)):
         return (OUTER_DATA,)
@@ -216,7 +233,7 @@ def _axis_orders(cluster: Cluster, data: int, workers: int) -> tuple[tuple[AxisN
 def _variants(
     names: Sequence[str], workers: int, micros: int, layers: int, pinned: Pins
 ) -> Iterator[tuple[str, int, int]]:
-    """(family, pairs, chunks)."""
+    """Yields each possible variant as (family, pairs, chunks)."""
     for name in names:
         family = FAMILIES[name]
         if workers == 1 and family.paired:
@@ -231,12 +248,12 @@ def _variants(
 
 
 def _in_one(pinned: Pins) -> bool:
-    """Whether a worker that is alone has to have the model in one stage."""
+    """Returns whether a worker that is alone has to have the model in one stage."""
     return pinned.out_of_order is False and not pinned.schedules
 
 
 def _pairs(workers: int, micros: int, pinned: Pins) -> list[int]:
-    """Each of the 2f pipes carries a micro-batch."""
+    """Returns the possible numbers of Chimera pairs; each of the 2f pipes carries a micro-batch."""
     if workers % 2:
         return []
     return [f for f in _divisors(workers // 2, workers) if 2 * f <= micros and pinned.pairs in (None, f)]

@@ -1,6 +1,6 @@
-"""A shape on the machine: where each rank stands, and what its links, sums and devices then are.
+"""Places a configuration on the machines: where each rank stands, and what its links, gradient sums and devices are.
 
-One pipeline group stands for all: where replicas differ, the slowest of them counts.
+One pipeline stands for all: where replicas differ, the slowest of them counts.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ _SMALL_BYTES, _LARGE_BYTES = 1, 1 << 42  # before and beyond where a ring overta
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
+    """The placement of a configuration: slots, links, speed and memory of its workers."""
+
     grid: tuple[tuple[Slot, ...], ...]  # [replica][worker]; each place in a spatial group is a replica here
     latency_ns: FloatArray  # [worker, worker]
     byte_ns: FloatArray  # [worker, worker]
@@ -80,7 +82,7 @@ def _placement_key(configuration: Configuration) -> PlacementKey:
 
 @dataclass(frozen=True)
 class PlacementCosts:
-    """A cluster with what is worked out once."""
+    """A cluster with the costs of links and gradient sums, worked out once."""
 
     cluster: Cluster
     _sums: dict[tuple[Spread, int], Sum] = field(default_factory=dict)
@@ -90,10 +92,15 @@ class PlacementCosts:
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
+        """Returns all places for a rank, in the order of the machines."""
         return tuple(slots(self.cluster))
 
     def grid(self, shape: Configuration) -> tuple[tuple[Slot, ...], ...]:
-        """[replica][worker], the slots of the machine in their order; ranks that share a sample stand side by side."""
+        """Returns the slot of every rank.
+
+        Args: `shape` uses the first slots of the cluster, in their order.
+        Returns: [replica][worker]; ranks that share a sample stand side by side and count as replicas.
+        """
         order, depth, width, near = self.slots, shape.workers, shape.data, shape.spatial
         apart, inner = (depth, 1) if shape.axes.index("data") < shape.axes.index("pipeline") else (1, width)
         return tuple(
@@ -103,14 +110,21 @@ class PlacementCosts:
         )
 
     def placement(self, configuration: Configuration, device: str) -> Placement:
-        """Returns where the ranks of a configuration stand; `device` is the one that was profiled."""
+        """Returns where the ranks of a configuration stand.
+
+        Args: `device` is the one that was profiled.
+        """
         key = _placement_key(configuration)
         if key not in self._placements:
             self._placements[key] = mesh(self, configuration, device)
         return self._placements[key]
 
     def worker_sums(self, configuration: Configuration, groups: WorkerGroups) -> tuple[Sum, ...]:
-        """Returns the all-reduce over all replicas of each of these groups of workers."""
+        """Returns the all-reduces of a configuration.
+
+        Args: `groups` of workers, each summed over all replicas.
+        Returns: one `Sum` for each group.
+        """
         key = _placement_key(configuration), groups
         if key not in self._worker_sums:
             grid = self.grid(configuration)
@@ -119,15 +133,24 @@ class PlacementCosts:
         return self._worker_sums[key]
 
     def column_sums(self, configuration: Configuration) -> tuple[Sum, ...]:
-        """Returns the all-reduce over the replicas of each worker."""
+        """Returns the all-reduces over the replicas of a configuration.
+
+        Returns: one `Sum` for each worker.
+        """
         return self.worker_sums(configuration, tuple((w,) for w in range(configuration.workers)))
 
     def typical_sum(self, configuration: Configuration) -> Sum:
-        """Returns the all-reduce over the replicas of the first worker alone: to guess by, not to bound by."""
+        """Returns the all-reduce over the replicas of the first worker.
+
+        Returns: a `Sum` to guess by, not to bound by.
+        """
         return self.worker_sums(configuration, ((0,),))[0]
 
     def spatial_group(self, configuration: Configuration) -> Group:
-        """Returns the worst of the groups that share a sample."""
+        """Returns the worst of the groups that share a sample.
+
+        Returns: latency, nanoseconds per byte and the all-reduce of the group.
+        """
         regridded = bool(configuration.then) or configuration.shared
         key = GroupKey(grid=configuration.grid, devices=configuration.devices, regridded=regridded)
         if key not in self._groups:
@@ -135,7 +158,7 @@ class PlacementCosts:
         return self._groups[key]
 
     def _spatial_group(self, shape: Configuration) -> Group:
-        """The worst of the groups that share a sample. Re-split, any two ranks talk to each other."""
+        """Returns the worst of the groups that share a sample; where the grid changes, any two ranks talk to each other."""
         count, near = shape.devices, shape.spatial
         groups = [self.slots[first : first + near] for first in range(0, count, near)]
         apart_by = (
@@ -153,7 +176,11 @@ class PlacementCosts:
         )
 
     def sums(self, groups: Sequence[Sequence[Slot]]) -> list[Sum]:
-        """The all-reduce of each group of places. Those of one device wait for each other; others may share its card."""
+        """Returns the all-reduce of each group of slots.
+
+        Args: each group sums by itself; all groups do at once, so several may share a network card.
+        Returns: nanoseconds by bytes, one for each group.
+        """
         sharers = _sharers(self.cluster, groups)
         found = []
         for group in groups:
@@ -165,7 +192,7 @@ class PlacementCosts:
 
     @cached_property
     def apart(self) -> tuple[tuple[Slot, Slot], ...]:
-        """A pair of places for every distance at which there are two."""
+        """Returns a pair of slots for every distance at which there are two."""
         racks: dict[int, Slot] = {}
         found: dict[str, tuple[Slot, Slot]] = {}
         for before, place in pairwise(self.slots):
@@ -175,11 +202,19 @@ class PlacementCosts:
         return tuple(found.values())
 
     def least_hop_ns(self, size: int) -> float:
-        """One message between two places, over the link that takes it soonest."""
+        """Returns the nanoseconds of one message over the fastest link between two slots.
+
+        Args: `size` in bytes.
+        """
         return min((transfer_s(self.cluster, a, b, size) * NS_PER_S for a, b in self.apart), default=0.0)
 
 
 def mesh(machines: PlacementCosts, shape: Configuration, device: str) -> Placement:
+    """Returns where a configuration is placed, and what it finds there.
+
+    Args: `device` is the name of the profiled device, whose times have the slowness 1.
+    Returns: of the ranks of a worker, the slowest device, the slowest links and the least memory.
+    """
     cluster, grid = machines.cluster, machines.grid(shape)
     columns = [[row[w] for row in grid] for w in range(shape.workers)]
     latency, byte = _links(cluster, columns)
@@ -197,7 +232,10 @@ def mesh(machines: PlacementCosts, shape: Configuration, device: str) -> Placeme
 
 
 def _links(cluster: Cluster, columns: Sequence[Sequence[Slot]]) -> tuple[FloatArray, FloatArray]:
-    """[sender, receiver]: the worst over the replicas; those behind one card that leave their node share it."""
+    """Returns [sender, receiver] latencies and nanoseconds a byte: the worst over the replicas.
+
+    Replicas behind one network card whose messages leave their node share it.
+    """
     count = len(columns)
     nodes = np.array([[place.node for place in column] for column in columns]).T
     racks = np.array(cluster.racks)[nodes]
@@ -222,14 +260,16 @@ def _line(cluster: Cluster, a: Slot, b: Slot, sharers: int) -> tuple[float, floa
 
 
 def _slowness(group: NodeGroup, profiled: float | None) -> float:
-    """Ratio of peak rates; 1 where the catalogue knows no better."""
+    """Returns the ratio of peak rates, at least 1; 1 where the catalogue does not know a rate."""
     own = _rate(group)
     return 1.0 if profiled is None or own is None else max(1.0, profiled / own)
 
 
 def _profiled_rate(cluster: Cluster, device: str) -> float | None:
-    """Of the device that was profiled: the best of its kind here, else what the catalogue says. What a probe found on
-    the nodes tells them apart; beside the peak on a data sheet it would call every node slow."""
+    """Returns the rate of the profiled device: the best of its kind here, else the rate in the catalogue.
+
+    Rates that a probe found on the nodes tell them apart; beside the peak on a data sheet they would all seem slow.
+    """
     here = [rate for group in cluster.nodes if group.device == device and (rate := _rate(group)) is not None]
     known = clusters.CATALOGUE.get(device)
     return max(here, default=known.fp32_flop_per_s if known else None)
@@ -241,7 +281,7 @@ def _rate(group: NodeGroup) -> float | None:
 
 
 def _sharers(cluster: Cluster, groups: Sequence[Sequence[Slot]]) -> int:
-    """The most devices behind one network card that sum with other nodes; at least 1."""
+    """Returns the most devices behind one network card that sum with other nodes; at least 1."""
     outgoing = {place for group in groups if len({p.node for p in group}) > 1 for place in group}
     return max(Counter((place.node, card(cluster, place)) for place in outgoing).values(), default=1)
 

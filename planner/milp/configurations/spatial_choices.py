@@ -1,7 +1,7 @@
-"""How samples may be cut in space: a grid, perhaps another one from some layer on, and where samples are whole again:
-gathered, or shared among the ranks.
+"""Lists how samples may be cut in space: the grid, a change to another grid, and where samples are whole again.
 
-Grids are those that were profiled; where models are large only some layers are looked at.
+From some layer on shards are gathered, or ranks share whole samples. Grids are those that were profiled; where models
+are large only some layers are looked at.
 """
 
 from __future__ import annotations
@@ -27,8 +27,12 @@ _FEW_PAIRS = 4
 def choices(
     profile: Profile, setting: CostKey, prices: Prices, named: Collection[str] = ()
 ) -> tuple[GridChoice, ...]:
-    """Every grid that was profiled with these settings, and every change to another, gathered wherever that is exact;
-    where only a few layers are looked at, those `named` are, too."""
+    """Returns every profiled grid and every change to another grid, gathered wherever that is exact.
+
+    Args: `setting` has the micro-batch, precision and execution; where only a few layers are looked at, the layers in
+    `named` are, too.
+    Returns: choices whose layers were all profiled; `prices` remembers why others are refused.
+    """
     alike = (key for key in profile.shards if key._replace(split=()) == setting._replace(split=()))
     grids = [key.split for key in alike if prod(key.split) > 1]
     found = [each for grid in grids for each in _of_grid(prices, setting, grid, named)]
@@ -41,8 +45,11 @@ def choices(
 def _sharing(
     prices: Prices, setting: CostKey, plain: GridChoice, few: int, named: Collection[str]
 ) -> Iterator[GridChoice]:
-    """Samples shared before every layer behind the first on a grid, where each rank has as many and nothing mixes them
-    that has no rule; in large models before a few."""
+    """Yields choices that share samples from some layer behind the first on a grid: every layer, in large models a
+    few.
+
+    Each rank has as many samples, and nothing mixes samples that has no rule for it.
+    """
     if setting.micro % plain.ranks:
         return
     for at in _spread(prices, range(plain.then_from + 1, len(prices.graph.layers)), few, named):
@@ -55,19 +62,16 @@ def _sharing(
             yield choice
 
 
-def looked_at(layers: int) -> str:
-    """Before which layers a change of the grid and a gather are considered, in words."""
-    changes = f"one of at most {_FEW_PAIRS}" if layers > _PAIRS else "any"
-    gathers = f"one of at most {_FEW}" if layers > EVERY else "any"
-    return (
-        f"alike or otherwise from {changes} of the layers on, gathered as late as can be or before {gathers}, or "
-        f"shared in the last stage from {gathers} on where what mixes samples has a rule, of grids that change {changes}"
-    )
+def looked_at(layers: int) -> tuple[int | None, int | None]:
+    """Returns before how many layers a change of the grid and a gather are considered at most; None is before any."""
+    return _FEW_PAIRS if layers > _PAIRS else None, _FEW if layers > EVERY else None
 
 
 def _of_grid(prices: Prices, setting: CostKey, grid: Grid, named: Collection[str]) -> Iterator[GridChoice]:
-    """Gathered as late as can be, and before every earlier layer on shards but the first; in large models a few. Or
-    shared."""
+    """Yields the choices of one grid: shared, gathered as late as possible, or gathered before an earlier layer.
+
+    In large models a few of the earlier layers are considered.
+    """
     yield from _sharing(prices, setting, GridChoice(grid), _few(prices), named)
     last = _latest(prices, grid)
     if last is None:
@@ -85,8 +89,10 @@ def _few(prices: Prices) -> int:
 def _changing(
     prices: Prices, setting: CostKey, grid: Grid, then: Grid, named: Collection[str]
 ) -> Iterator[GridChoice]:
-    """To the other grid before every layer on shards but the first, and gathered as late as can be or before any
-    later one; in larger models before a few."""
+    """Yields the choices that change to another grid before some layer on shards but the first.
+
+    Samples are gathered as late as possible or before any later layer. In larger models a few layers are considered.
+    """
     last = _latest(prices, grid)
     cut = _on_shards(prices, last)[1:] if last is not None else []
     few = _FEW_PAIRS if len(prices.graph.layers) > _PAIRS else len(prices.graph.layers)
@@ -101,19 +107,24 @@ def _changing(
 
 
 def _spread(prices: Prices, cut: Sequence[int], few: int, named: Collection[str]) -> list[int]:
-    """At most so many layers, evenly, and those that are named."""
+    """Returns at most so many layers, evenly spread, and the layers that are named."""
     asked_for = (i for i in cut if prices.graph.layers[i].name in named)
     return sorted({*cut[:: max(1, -(-len(cut) // max(1, few)))], *asked_for})
 
 
 def _on_shards(prices: Prices, choice: GridChoice) -> list[int]:
+    """Returns the layers that a choice puts on shards."""
     layers = prices(choice).layers
     names = (layer.name for layer in prices.graph.layers)
     return [i for i, name in enumerate(names) if name in layers and layers[name].on_shards]
 
 
 def _latest(prices: Prices, grid: Grid) -> GridChoice | None:
-    """Where the rules end the shards, else before the first layer that has none; None where that is the first."""
+    """Returns the choice that gathers latest: where the rules end the shards, else before the first layer without a
+    rule.
+
+    Returns None where that is the first layer.
+    """
     try:
         prices(GridChoice(grid))
     except NoRule as refused:
@@ -124,7 +135,10 @@ def _latest(prices: Prices, grid: Grid) -> GridChoice | None:
 
 
 def _latest_after(prices: Prices, changing: GridChoice) -> GridChoice | None:
-    """The same behind a change; None where that leaves nothing on the other grid, or cannot be had."""
+    """Returns the latest gather behind a change of the grid.
+
+    Returns None where nothing is left on the other grid, or where the choice is not possible.
+    """
     try:
         prices(changing)
     except NoRule as refused:
@@ -140,7 +154,9 @@ def _latest_after(prices: Prices, changing: GridChoice) -> GridChoice | None:
 
 
 def _possible(profile: Profile, setting: CostKey, choice: GridChoice, found: Price) -> bool:
-    """Every layer on shards was profiled, and no parameter is used on shards here and on whole samples there."""
+    """Returns whether all layers on shards were profiled, and no parameter is used both on shards and on whole
+    samples.
+    """
     graph = profile.graph
     on_shards = {name for name, cost in found.layers.items() if cost.on_shards}
     rows = (
@@ -154,7 +170,10 @@ def _possible(profile: Profile, setting: CostKey, choice: GridChoice, found: Pri
 
 
 def asked(found: Sequence[GridChoice], prices: Prices, pinned: Pins) -> tuple[GridChoice, ...]:
-    """Those of a pinned degree or grid, and gather."""
+    """Returns the choices that have the pinned degree, grid, gather and change of the grid.
+
+    Args: `found` are the choices of one micro-batch, `prices` their costs.
+    """
     return tuple(
         each
         for each in found
@@ -166,7 +185,10 @@ def asked(found: Sequence[GridChoice], prices: Prices, pinned: Pins) -> tuple[Gr
 
 
 def needs_space(pinned: Pins) -> bool:
-    """Whether what is fixed leaves out whole samples."""
+    """Returns whether what is pinned excludes whole samples.
+
+    Args: `pinned` may name a change of the grid or a gather.
+    """
     return bool(pinned.regrid) or pinned.gather not in (None, "", NO_GATHER)
 
 
@@ -179,7 +201,11 @@ def _gathers(prices: Prices, choice: GridChoice, asked_for: str | None) -> bool:
 
 
 def none_of(found: Sequence[GridChoice], prices: Prices, pinned: Pins) -> None:
-    """BadInput where what is pinned was not profiled, or has no rule."""
+    """Explains that no choice has what is pinned, where samples in space are pinned.
+
+    Args: `found` are the choices that there are; `prices` says why others were refused.
+    Raises: BadInput with the degrees and grids that are possible; nothing where the pins allow whole samples.
+    """
     if pinned.spatial is None and not needs_space(pinned):
         return
     known = sorted({each.grid for each in found}, key=lambda grid: (prod(grid), grid))
@@ -212,7 +238,7 @@ def none_of(found: Sequence[GridChoice], prices: Prices, pinned: Pins) -> None:
 
 
 def _wanted(graph: ModelGraph, choice: GridChoice, pinned: Pins) -> bool:
-    """A grid that is fixed stays, unless the change is, too."""
+    """Returns whether a choice has the pinned change of the grid; a pinned grid stays where no change is pinned."""
     if pinned.regrid is None:
         return pinned.grid is None or not choice.then
     return pinned.regrid == _regrid(graph, choice)
@@ -229,4 +255,8 @@ def _gather(graph: ModelGraph, choice: GridChoice) -> str:
 
 
 def choice_of(shape: Configuration) -> GridChoice:
+    """Returns how a configuration cuts samples in space.
+
+    Args: `shape` with grid, gather and change of the grid.
+    """
     return GridChoice(shape.grid, shape.whole_from, shape.then, shape.then_from, shape.shared)

@@ -31,7 +31,10 @@ class WorkMeter:
         self.spent_ns += 10_000.0 * actions
 
     def solved(self, cells: int) -> None:
-        """A small linear program."""
+        """Counts a small linear program.
+
+        Args: `cells` of its matrix.
+        """
         self.spent_ns += 2_000_000.0 + 500.0 * cells
 
     def priced(self, cells: int) -> None:
@@ -48,17 +51,17 @@ class Order:
 
     @cached_property
     def moments(self) -> tuple[IntArray, ...]:
-        """A worker: what is alive at the moments that can be its peak, [moment, stage, part]."""
+        """Returns what is alive at the moments that can be a worker's peak: for each worker [moment, stage, part]."""
         return memory_rows(self.schedule)
 
     @cached_property
     def owes(self) -> bool:
-        """Whether any stage has weight gradients to do later."""
+        """Returns whether any stage has weight gradients to do later."""
         return any(a.kind is Kind.I for order in self.schedule.orders for a in order)
 
     @cached_property
     def recomputing(self) -> frozenset[int]:
-        """The stages that do."""
+        """Returns the stages that recompute."""
         return frozenset(a.stage for order in self.schedule.orders for a in order if a.kind is Kind.R)
 
     @cached_property
@@ -67,16 +70,19 @@ class Order:
 
     @property
     def slow(self) -> bool:
-        """To compile: as seldom as can be."""
+        """Returns whether the order takes long to compile, so that it is compiled as seldom as can be."""
         return self.actions > _SLOW
 
     @cached_property
     def single(self) -> bool:
-        """Every worker holds one stage of a pipe at most: no two hops share a channel."""
+        """Returns whether every worker holds one stage of a pipe at most; then no two hops share a channel."""
         return all(len(set(row)) == len(row) for row in self.schedule.place)
 
     def covering(self, pattern: BoolArray, update: Update) -> BoolArray:
-        """A pattern met so far, or enlarged now, that holds this one."""
+        """Returns a pattern of messages, met before or enlarged now, that holds this one.
+
+        Args: `pattern` is [act or grad, sender, receiver] laid flat.
+        """
         known = self._known.get(update)
         if known is None or (pattern & ~known).any():
             wide = _widened(pattern, self.schedule.stages)
@@ -84,7 +90,10 @@ class Order:
         return self._known[update]
 
     def compiled(self, pattern: BoolArray, update: Update, meter: WorkMeter) -> Compiled:
-        """With the messages of this pattern, [act or grad, sender, receiver] laid flat."""
+        """Returns the order compiled with the messages of a pattern.
+
+        Args: `pattern` is [act or grad, sender, receiver] laid flat; the work is counted on `meter`.
+        """
         key = (np.packbits(pattern).tobytes(), update)
         if key not in self._compiled:
             meter.compiled(self.actions)
@@ -102,7 +111,7 @@ class Order:
 
 
 def _widened(pattern: BoolArray, stages: int) -> BoolArray:
-    """With every message that goes as far as one of a few stages: compiling takes longer than sending for nothing."""
+    """Adds every message that goes as far as one of a few stages: compiling takes longer than sending for nothing."""
     grid = pattern.reshape(2, stages, stages).copy()
     far = np.arange(stages)[None, :] - np.arange(stages)[:, None]
     for way in grid:

@@ -24,7 +24,11 @@ class CutRow:
 @dataclass(frozen=True, kw_only=True)
 class CutProblem(StageCosts):
     def times(self, cuts: IntArray, most: int | None = None) -> IntArray:
-        """Simulated nanoseconds of each cut; of those that take more than `most`, something between."""
+        """Simulates each cut.
+
+        Args: `cuts` [cut, boundary].
+        Returns: nanoseconds of each cut; of a cut that takes more than `most`, something between.
+        """
         spans = self.durations(cuts)
         out: IntArray = np.zeros(len(spans.kinds), np.int64)
         if self.implied:
@@ -51,8 +55,10 @@ class CutProblem(StageCosts):
 
     @property
     def implied(self) -> bool:
-        """A message that a cut lacks may stand in the order all the same, taking no time: neighbours talk anyway, so
-        that its receiver waits for its sender without it, and it has its channel to itself."""
+        """Returns whether a message that a cut lacks may stand in the order all the same, taking no time.
+
+        Neighbours talk anyway, so that its receiver waits for its sender without it, and it has its channel to itself.
+        """
         return self.chained and self.order.single
 
     def _objective(self, compiled: Compiled, vectors: IntArray) -> IntArray:
@@ -62,15 +68,25 @@ class CutProblem(StageCosts):
         return makespans(compiled, vectors)
 
     def critical(self, cut: IntArray) -> tuple[CutRow, int]:
-        """A path (or cycle) that determines the time of this cut, and that time."""
+        """Returns a path (or cycle) that determines the time of a cut.
+
+        Returns: the row of the path, and the nanoseconds of the cut.
+        """
         return self.critical_of(self.durations(cut))
 
     def critical_of(self, spans: Durations) -> tuple[CutRow, int]:
-        """The same of a cut whose durations are known."""
+        """Returns a path that determines the time of a cut whose durations are known.
+
+        Returns: the row of the path, and the nanoseconds of the cut.
+        """
         return self._critical(spans)
 
     def critical_between(self, cuts: IntArray, shares: FloatArray) -> CutRow:
-        """The path that determines the time at a mixture of cuts: a row like any other."""
+        """Returns the path that determines the time at a mixture of cuts.
+
+        Args: `cuts` [cut, boundary] and their `shares`, which add up to 1.
+        Returns: a row that holds like any other.
+        """
         spans = self.durations(cuts)
         mixed = Durations(
             kinds=np.tensordot(shares, spans.kinds, 1)[None].round().astype(np.int64),
@@ -82,12 +98,17 @@ class CutProblem(StageCosts):
 
     @property
     def patterned(self) -> bool:
-        """Compiled anew for whatever messages a cut has, which takes longer than anything else; what passes between
-        neighbours tells nearly as much, and is the same for all."""
+        """Returns whether the order is compiled anew for whatever messages a cut has.
+
+        That takes longer than anything else. Messages between neighbours tell nearly as much, and are the same for all cuts.
+        """
         return self.chained and (self.order.slow or not self.implied)
 
     def rough(self, spans: Durations) -> tuple[CutRow, int]:
-        """A path as if only neighbours talked, and its time: no more than that of the cut, and compiled once."""
+        """Returns a path as if only neighbours talked; its order is compiled once.
+
+        Returns: the row of the path, and its nanoseconds, which are no more than those of the cut.
+        """
         assert self.chained
         return self._critical(spans, rough=True)
 
@@ -120,7 +141,10 @@ class CutProblem(StageCosts):
         )
 
     def slowed(self, cut: IntArray, factor: float) -> list[CutRow]:
-        """The paths that determine the time when one worker after the other is so much slower than it is."""
+        """Returns the paths that determine the time when one worker after the other is slower.
+
+        Args: `factor` multiplies the durations of the slower worker.
+        """
         spans = self.durations(cut)
         pattern = self._neighbours if self.patterned else self._pattern(spans.cells)
         if self.implied and not self.patterned:
@@ -139,7 +163,7 @@ class CutProblem(StageCosts):
         return list(found.values())
 
     def _vectors(self, spans: Durations, chosen: IntArray, pattern: BoolArray) -> IntArray:
-        """Duration vectors of some cuts; messages of the pattern that they lack take no time."""
+        """Returns duration vectors of some cuts; messages of the pattern that a cut lacks take no time."""
         columns = np.flatnonzero(pattern)
         kinds = spans.kinds[chosen].reshape(len(chosen), -1)
         hops: IntArray = np.zeros((len(chosen), len(columns)), np.int64)

@@ -1,4 +1,4 @@
-"""Which stages recompute, where workers hold several: decided with the boundaries, of any of the stages.
+"""Recomputation where workers hold several stages: which stages recompute is decided with the boundaries.
 
 Whether a stage must recompute depends there on what the others of its worker hold. So a point of such a problem is a
 cut followed by a flag a stage, 1 where it recomputes, and the tree divides both. Orders have recomputation everywhere:
@@ -35,20 +35,20 @@ _AGAIN = KINDS.index(Kind.R)
 
 @dataclass(frozen=True, eq=False)
 class RecomputeMoments:
-    """Of an order in which every stage recomputes: what any choice of them holds."""
+    """The moments of an order in which every stage recomputes, for any choice of stages that do."""
 
     schedule: Schedule
     _known: dict[tuple[int, frozenset[int]], IntArray] = field(default_factory=dict)
 
     @cached_property
     def stages_of(self) -> tuple[frozenset[int], ...]:
-        """A worker."""
+        """Returns the stages of each worker."""
         orders = self.schedule.orders
         return tuple(frozenset(action.stage for action in order) for order in orders)
 
     @cached_property
     def least(self) -> tuple[IntArray, ...]:
-        """A worker: [moment, stage, part], as in `Order.moments`."""
+        """Returns for each worker [moment, stage, part], as in `Order.moments`: no choice holds less."""
         return tuple(self._least(worker) for worker in range(self.schedule.workers))
 
     def _least(self, worker: int) -> IntArray:
@@ -66,7 +66,10 @@ class RecomputeMoments:
         return lifetimes(self.schedule)
 
     def moments(self, again: frozenset[int], meter: WorkMeter) -> tuple[IntArray, ...]:
-        """A worker, where just these stages recompute."""
+        """Returns the moments of each worker where just the stages `again` recompute.
+
+        Returns: for each worker [moment, stage, part].
+        """
         keys = [(worker, own & again) for worker, own in enumerate(self.stages_of)]
         if any(key not in self._known for key in keys):
             stages = range(self.schedule.stages)
@@ -87,7 +90,10 @@ class RecomputeProblem(CutProblem):
 
     @staticmethod
     def of(problem: CutProblem, choices: RecomputeMoments) -> RecomputeProblem:
-        """`posed` has the order in which every stage recomputes."""
+        """Returns the problem that also chooses which stages recompute.
+
+        Args: `problem` has the order in which every stage recomputes; `choices` are the moments of that order.
+        """
         row, prefix, launch = COMPUTE.index(Kind.R), problem.prefix_ns.copy(), problem.launch_ns.copy()
         again, begun = prefix[row].copy(), int(launch[row])
         prefix[row], launch[row] = 0, 0
@@ -142,7 +148,11 @@ class RecomputeProblem(CutProblem):
         return self.fixed_bytes(low, high), _whole(self.moving_of(low, high, flags), ~flags)
 
     def moving_grid(self, stage: int, flag: int = 0) -> IntArray:
-        """As the rows of `least` count it: what a stage that recomputes nothing has saved it keeps."""
+        """Returns the bytes of one micro-batch as the rows of `least` count them.
+
+        Args: `flag` is 0 where the stage recomputes nothing: it keeps what it has saved.
+        Returns: [begin, end, part].
+        """
         share = self.holders if self.shape.shard else 1
         key = GridKey("counted", self.tables.key, (share, flag, self.order.owes))
         return self._grid(key, lambda i, j: self._counted(i, j, flag))
@@ -167,7 +177,11 @@ class RecomputeProblem(CutProblem):
         raise AssertionError("a choice is a shape of its own")
 
     def decided(self, low: IntArray, high: IntArray) -> list[tuple[int, IntArray]]:
-        """Of points between these two, the moments of the workers of which every stage has its flag."""
+        """Returns the moments of the workers of which every stage has its flag.
+
+        Args: `low` and `high` are the points between which flags may lie.
+        Returns: pairs of worker and [moment, stage, part].
+        """
         least, most = self.flags(low), self.flags(high)
         open_ = frozenset(np.flatnonzero(least != most).tolist())
         known = [w for w, own in enumerate(self.choices.stages_of) if own.isdisjoint(open_)]

@@ -43,7 +43,10 @@ class LeastRecompute:
     by_layer: bool = False  # whether a stage may recompute some of its layers
 
     def redone_ns(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
-        """Returns the nanoseconds of what a stage recomputes."""
+        """Returns the time of what a stage recomputes.
+
+        Returns: nanoseconds for each pair of boundaries, 0 where nothing is recomputed.
+        """
         until, line = self.recomputed(stage, low, high), self.prefix_ns[stage]
         whole: IntArray = np.where(until > low, line[until] - line[low] + self.launch_ns, 0)
         return whole
@@ -115,12 +118,18 @@ class LeastRecompute:
 
 
 def alone(shape: Configuration) -> bool:
-    """Whether every worker has one stage, so that each decides for itself."""
+    """Tells whether every worker has one stage, so that each stage decides for itself whether it recomputes.
+
+    Args: `shape` is a configuration.
+    """
     return shape.pipes == shape.chunks == 1
 
 
 def settled(schedule: Schedule, recomputing: BoolArray) -> Order:
-    """The order in which only these stages recompute."""
+    """Returns the order in which only some stages recompute.
+
+    Args: `recomputing` [stage] names them; `schedule` has recomputation everywhere.
+    """
     orders = tuple(
         tuple(action for action in order if action.kind is not Kind.R or recomputing[action.stage])
         for order in schedule.orders

@@ -18,6 +18,8 @@ from planner.simulate import PART_NAMES, SQUARE_BYTES, SQUARED_ELEMENTS
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
+    """The bytes of the stages of a configuration, for any boundaries."""
+
     shape: Configuration
     tables: Tables
     order: Order
@@ -40,14 +42,17 @@ class Sizes:
         return self.shape.holders
 
     def fixed_bytes(self, low: IntArray, high: IntArray) -> IntArray:
-        """Of a stage in one pipe: its state, and what it holds throughout a step beside."""
+        """Returns the bytes that a stage holds throughout a step in one pipe: its state and what lies beside it.
+
+        Args: `low` and `high` are boundaries: layers low .. high - 1.
+        """
         tables, (losses, copies) = self.tables, self._throughout
         state = tables.parameters[low, high] + tables.gradients[low, high] + self.state_bytes(low, high)
         return state + tables.step_bytes(low, high, losses=losses, copies=copies)
 
     @cached_property
     def _throughout(self) -> tuple[int, int]:
-        """Losses of a pipe, and copies of running statistics; of all stages where any may recompute."""
+        """Returns the losses of a pipe, and the copies of running statistics; of all stages where any may recompute."""
         again = self.shape.sparing or bool(self.order.recomputing)
         return losses_held(self.schedule), copies_of_statistics(self.holders, recompute=again)
 
@@ -59,7 +64,7 @@ class Sizes:
         return size
 
     def _updated(self, low: IntArray, high: IntArray) -> IntArray:
-        """Elements that the busiest holder of a stage updates: shared state is dealt out by whole parameters."""
+        """Returns the elements that the busiest holder of a stage updates: shared state is dealt out by whole parameters."""
         every = self.tables.elements[low, high]
         if not self.shape.shard:
             return every
@@ -67,7 +72,10 @@ class Sizes:
         return np.minimum(every, shared)
 
     def moving_bytes(self, low: IntArray, high: IntArray) -> IntArray:
-        """[..., stage, part]: of one micro-batch, in the stages as the order has them."""
+        """Returns the bytes of one micro-batch in each stage, which recomputes as the order has it.
+
+        Returns: [..., stage, part].
+        """
         moving = self.moving_of(low, high, self._again)
         if self.until is not None:
             some = np.broadcast_to((low < self.until) & (self.until < high), moving.shape[:-1])
@@ -76,7 +84,10 @@ class Sizes:
         return moving
 
     def moving_in_two(self, low: IntArray, middle: IntArray, high: IntArray) -> IntArray:
-        """[..., part]: of stages that recompute their layers before the middle; see `planner.stage_bytes.in_two`."""
+        """Returns the bytes of one micro-batch in stages that recompute their layers before `middle`.
+
+        Returns: [..., part]; see `planner.cost.stage_bytes.in_two`.
+        """
         walks = self.tables.walking.stages[low, high]
         early, late = (self._walking_of(*part, walks) for part in ((low, middle), (middle, high)))
         whole = self.moving_of(low, high, np.True_)
@@ -97,7 +108,7 @@ class Sizes:
         return whole
 
     def _walking_of(self, low: IntArray, high: IntArray, walks: BoolArray) -> IntArray:
-        """[..., part]: of a part of a stage that recomputes nothing, where some of the stages walk."""
+        """Returns [..., part] of a part of a stage that recomputes nothing, where some of the stages walk."""
         found, walked = self.moving_of(low, high, np.False_), self.tables.walking.halves
         for part, name in enumerate(PART_NAMES):
             if name in ("held", "splitting", "weighing"):
@@ -106,11 +117,15 @@ class Sizes:
 
     @cached_property
     def _again(self) -> BoolArray:
-        """[stage]: whether the order recomputes it."""
+        """Returns [stage]: whether the order recomputes the stage."""
         return np.isin(np.arange(self.stages), list(self.order.recomputing))
 
     def moving_of(self, low: IntArray, high: IntArray, again: BoolArray | np.bool_) -> IntArray:
-        """[..., part]: of one micro-batch in a stage, the parts of `StageBytes`; what is recomputed sends it all."""
+        """Returns the bytes of one micro-batch in a stage; a stage that recomputes counts its sent activations in full.
+
+        Args: `again` tells whether the stage recomputes.
+        Returns: [..., part], the parts of `StageBytes`.
+        """
         tables = self.tables
         parts = tables.moving_parts(low, high, again) | {"update": self.update_bytes(low, high)}
         if self.order.owes:
@@ -118,7 +133,10 @@ class Sizes:
         return np.stack([parts[name] for name in PART_NAMES], -1)
 
     def update_bytes(self, low: IntArray, high: IntArray) -> IntArray:
-        """On top while the busiest holder of a stage updates its share, or squares all of its gradients."""
+        """Returns the bytes on top while the busiest holder of a stage updates its share, or squares all of its gradients.
+
+        Args: `low` and `high` are boundaries: layers low .. high - 1.
+        """
         tables, updated = self.tables, self._updated(low, high)
         largest = np.minimum(tables.largest[low, high], updated)
         rates = tables.largest_bytes_per_element, tables.other_bytes_per_element

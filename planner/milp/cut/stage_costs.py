@@ -1,4 +1,4 @@
-"""What the stages of a shape hold and take, for any boundaries: bytes by the order, nanoseconds by the tables.
+"""The costs of the stages of a configuration, for any boundaries: bytes by the order, nanoseconds by the tables.
 
 A cut is an integer row `0 = c_0 < c_1 < ... < c_D = layers`; stage p holds the layers c_p .. c_{p+1} - 1. Everything
 here is evaluated for many cuts at once.
@@ -17,7 +17,7 @@ from planner.arrays import BoolArray, FloatArray, IntArray
 from planner.cluster import NOISE, Sum
 from planner.cost import hop_bytes
 from planner.milp.configurations.placement import Placement
-from planner.milp.cut.frozen_order import Order, WorkMeter
+from planner.milp.cut.frozen_order import WorkMeter
 from planner.milp.cut.recompute_least import LeastRecompute, settled
 from planner.milp.cut.stage_bytes import Sizes
 from planner.schedule import Kind
@@ -30,7 +30,7 @@ COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
 
 @dataclass(frozen=True, kw_only=True)
 class Durations:
-    """Of a batch of cuts: nanoseconds a (kind, stage), bytes and nanoseconds a message that any of them has."""
+    """The durations of a batch of cuts, with every message that any of the cuts has."""
 
     kinds: IntArray  # [cut, kind, stage]
     cells: IntArray  # of [act or grad, sender, receiver] laid flat, increasing
@@ -39,7 +39,7 @@ class Durations:
 
 
 class GridKey(NamedTuple):
-    """What a table over all intervals of layers holds, of which layers, and what else it depends on."""
+    """The key of a table over all intervals of layers: what it holds, of which layers, and what else it depends on."""
 
     what: Literal["sync", "step", "fixed", "moving", "again", "counted"]
     tables: Hashable
@@ -48,6 +48,8 @@ class GridKey(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StageCosts(Sizes):
+    """The bytes and nanoseconds of the stages of a configuration on its machines, for any boundaries."""
+
     mesh: Placement
     prefix_ns: IntArray  # [compute kind, stage, layers + 1]
     launch_ns: IntArray  # [compute kind]: of every action besides its layers
@@ -70,7 +72,7 @@ class StageCosts(Sizes):
 
     @cached_property
     def chained(self) -> bool:
-        """Every stage feeds the next one and gets a gradient back: neighbours always talk."""
+        """Returns whether every stage feeds the next one and gets a gradient back; then neighbours always talk."""
         return bool(self.tables.direct[self.allowed].all())
 
     @property
@@ -78,33 +80,45 @@ class StageCosts(Sizes):
         return self.order.moments
 
     def pointed(self, cut: IntArray, flag: int) -> IntArray:
-        """A cut with this flag for every stage, where stages have one."""
+        """Returns the point of a cut, with the same flag for every stage where stages have one."""
         return cut
 
     @property
     def width(self) -> int:
-        """Of a cut, as a row."""
+        """Returns the length of a point."""
         return self.stages * (2 if self.flagged else 1) + 1
 
     def bounds(self, points: IntArray) -> IntArray:
-        """Boundaries alone."""
+        """Returns the boundaries of points, without their flags.
+
+        Args: `points` [..., width].
+        """
         return points
 
     def bytes_of(self, cut: IntArray) -> tuple[IntArray, IntArray]:
-        """[stage] throughout a step and [stage, part] of a micro-batch, as rows of `moments` count them."""
+        """Returns the bytes of a cut's stages, as rows of `moments` count them.
+
+        Returns: [stage] throughout a step, and [stage, part] of one micro-batch.
+        """
         return self.fixed_bytes(cut[:-1], cut[1:]), self.moving_bytes(cut[:-1], cut[1:])
 
     def decided(self, low: IntArray, high: IntArray) -> list[tuple[int, IntArray]]:
-        """Workers whose moments are others than `moments`, and these, for every cut between these two."""
+        """Returns the workers whose moments are not `moments` for any cut between two points, with their moments.
+
+        Args: `low` and `high` are the points.
+        """
         return []
 
     def redoes(self, flag: int) -> bool:
-        """Whether `again_ns` says what recomputing takes."""
+        """Tells whether `again_ns` says what recomputing takes.
+
+        Args: `flag` of the stage.
+        """
         return self.least is not None
 
     @cached_property
     def hosted(self) -> IntArray:
-        """[worker, stage]: how many pipes have this stage there."""
+        """Returns [worker, stage]: how many pipes have the stage on the worker."""
         out: IntArray = np.zeros((self.schedule.workers, self.stages), np.int64)
         for pipe in self.schedule.place:
             np.add.at(out, (list(pipe), range(self.stages)), 1)
@@ -112,11 +126,15 @@ class StageCosts(Sizes):
 
     @cached_property
     def available_bytes(self) -> IntArray:
-        """A worker: memory less the margin."""
+        """Returns [worker]: memory less the margin."""
         return np.array(self.mesh.capacity_bytes, np.int64) - np.array(self.mesh.margin_bytes, np.int64)
 
     def memory(self, cuts: IntArray) -> IntArray:
-        """[cut, worker]: bytes at the worst moment, without the margin."""
+        """Returns the bytes of each worker at its worst moment, without the margin.
+
+        Args: `cuts` [cut, boundary].
+        Returns: [cut, worker].
+        """
         low, high = cuts[:, :-1], cuts[:, 1:]
         fixed: IntArray = self.fixed_bytes(low, high) @ self.hosted.T
         total: IntArray = fixed + self._peaks(self.moments, self.moving_bytes(low, high))
@@ -131,7 +149,10 @@ class StageCosts(Sizes):
         return total
 
     def _peaks(self, moments: tuple[IntArray, ...], moving: IntArray) -> IntArray:
-        """[cut, worker]: of activations. Doubles hold bytes exactly, and are multiplied far faster than integers."""
+        """Returns the bytes of activations, [cut, worker].
+
+        Doubles hold bytes exactly, and are multiplied far faster than integers.
+        """
         out: IntArray = np.zeros((len(moving), len(moments)), np.int64)
         for worker, rows in enumerate(moments):
             own = np.flatnonzero(self.hosted[worker])
@@ -141,7 +162,10 @@ class StageCosts(Sizes):
         return out
 
     def again_ns(self, stage: int, begins: IntArray, ends: IntArray) -> IntArray:
-        """[begin, end]: nanoseconds of recomputing where only some stages do, over two rows of boundaries."""
+        """Returns the time of recomputing where only some stages do, over two rows of boundaries.
+
+        Returns: [begin, end] nanoseconds.
+        """
         least = self.least
         assert least is not None
         if self.layers > _TABLED:
@@ -150,23 +174,11 @@ class StageCosts(Sizes):
         table = self._grid(key, lambda i, j: least.redone_ns(stage, i, j))
         return table[np.ix_(begins, ends)]
 
-    def spared(self, plain: Order, *, by_layer: bool) -> Self:
-        """The same where stages recompute only if they must; `plain` is the order without recomputation."""
-        row, prefix, launch = COMPUTE.index(Kind.R), self.prefix_ns.copy(), self.launch_ns.copy()
-        least = LeastRecompute(
-            sizes=self,
-            hosted=self.hosted,
-            available_bytes=self.available_bytes,
-            prefix_ns=prefix[row].copy(),
-            launch_ns=int(launch[row]),
-            moments=plain.moments,
-            by_layer=by_layer,
-        )
-        prefix[row], launch[row] = 0, 0
-        return replace(self, prefix_ns=prefix, launch_ns=launch, least=least)
-
     def settled(self, cut: IntArray) -> Self:
-        """With recomputation in the order only where this cut needs it."""
+        """Returns the problem with recomputation in the order only where this cut needs it.
+
+        Args: `cut` is one row of boundaries.
+        """
         if self.least is None:
             return self
         row, prefix, launch = COMPUTE.index(Kind.R), self.prefix_ns.copy(), self.launch_ns.copy()
@@ -203,7 +215,7 @@ class StageCosts(Sizes):
 
     @cached_property
     def _alike(self) -> list[tuple[int, list[int]]]:
-        """Stages whose sums and updates are priced alike, behind the first of them."""
+        """Returns groups of stages whose sums and updates are priced alike, each behind its first stage."""
         found: dict[tuple[Sum, float], list[int]] = {}
         for p, key in enumerate(zip(self.sums, self.slowness, strict=True)):
             found.setdefault(key, []).append(p)
@@ -213,21 +225,30 @@ class StageCosts(Sizes):
         return self.own_sync_ns(stage, low, high) + self.tie.ns(self.tables.tied[low, high])
 
     def own_sync_ns(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
-        """Of what no other stage uses: no less for a stage that has these layers and more."""
+        """Returns the time to sum the gradients that no other stage uses; no less for a stage that has more layers.
+
+        Returns: nanoseconds for each pair of boundaries.
+        """
         return self.sums[stage].ns(self.tables.gradients[low, high] - self.tables.tied[low, high])
 
     def step_ns(self, stage: int, low: IntArray, high: IntArray) -> IntArray:
         return self.handed_on_ns(stage, low, high, self.sync_ns(stage, low, high))
 
     def handed_on_ns(self, stage: int, low: IntArray, high: IntArray, sync_ns: IntArray) -> IntArray:
-        """What is shared is handed round once updated, which takes half of what the sum of its gradients takes."""
+        """Returns the time of an update; parameters whose update is shared are handed round afterwards.
+
+        Args: `sync_ns` is the time of the gradient sum, of which handing round takes half.
+        """
         rate = self.tables.step_ns_per_element * self.slowness[stage]
         ns: IntArray = np.ceil(self._updated(low, high) * rate - NOISE).astype(np.int64)
         handed = (sync_ns + 1) // 2 if self.shape.shard else 0
         return ns + handed + self.update_ns
 
     def sync_grid(self, stage: int) -> IntArray:
-        """`sync_ns` of every interval."""
+        """Returns `sync_ns` of every interval.
+
+        Returns: [begin, end] nanoseconds.
+        """
         key = GridKey("sync", self.tables.key, (self.sums[stage], self.tie))
         return self._grid(key, lambda i, j: self.sync_ns(stage, i, j))
 
@@ -246,12 +267,12 @@ class StageCosts(Sizes):
 
     @cached_property
     def plain_grid(self) -> IntArray:
-        """Of a stage that does not recompute."""
+        """Returns [begin, end, part]: the bytes of one micro-batch in a stage that does not recompute."""
         return self._moving_grid(np.False_)
 
     @cached_property
     def most_moving(self) -> IntArray:
-        """[part]: the most of any stage."""
+        """Returns [part]: the most bytes of any stage."""
         grids = [self._moving_grid(again) for again in np.unique(self._again)]
         most: IntArray = np.max([grid.max((0, 1)) for grid in grids], 0)
         return most

@@ -1,12 +1,11 @@
-"""Elements that cost nothing need no place of their own: each goes along with a neighbour, or to one of the ends.
+"""Merges elements that cost nothing into neighbours, before the stages of a graph that is no chain are searched.
 
-An element without a cost may move to the stage of another where that one has part, as source or reader, in every
-message of a cost that it has part in itself: that stage pays for these already. The other must be all that comes
-before it, or all that comes after it, so that the stages stay in order. No load grows by that. One whose messages all
-cost nothing goes to the first stage where nothing comes before it, to the last where nothing comes after it. What it
-takes of the room is left out here: the result is a relaxation, and exact where the stages fit with it.
-
-What a graph that is no chain is made of when its stages are searched.
+An element without a cost may move to the stage of another element, its host, which pays for its messages already. So
+the host must have part, as source or reader, in every message with a cost that the element has part in. The host must
+also be all that comes before the element, or all that comes after it, so that the stages stay in order. No load grows
+by that. An element whose messages all cost nothing goes to the first stage where nothing comes before it, and to the
+last where nothing comes after it. The room that such elements take is left out here. So the result is a relaxation,
+and exact where the stages fit with them.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ import networkx as nx
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
+    """The message of an element: who reads it, and what it costs."""
+
     source: int  # element
     readers: tuple[int, ...]
     cost: float
@@ -39,13 +40,19 @@ class ElementWork:
 
 @dataclass(frozen=True)
 class Reduced:
+    """The elements that are left, and where the others have gone."""
+
     work: ElementWork
-    members: tuple[tuple[int, ...], ...]  # of each element that is left, itself among them
+    members: tuple[tuple[int, ...], ...]  # the members of each element that is left, itself among them
     first: tuple[int, ...]
     last: tuple[int, ...]
 
     def expanded(self, stages: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-        """The same stages of all elements."""
+        """Returns the stages with all elements again.
+
+        Args: `stages` are of the elements that are left.
+        Returns: the original elements of each stage, in order.
+        """
         found = [[k for left in stage for k in self.members[left]] for stage in stages]
         found[0] += self.first
         found[-1] += self.last
@@ -53,7 +60,11 @@ class Reduced:
 
 
 def reduced(work: ElementWork) -> Reduced:
-    """At least one element is left."""
+    """Merges elements that cost nothing until none can move; at least one element is left.
+
+    Args: `work` has the costs, sizes, order and messages of the elements.
+    Returns: the work of the elements that are left, and the members of each.
+    """
     joined = _Joined(work)
     while joined.one_more():
         pass
@@ -61,6 +72,8 @@ def reduced(work: ElementWork) -> Reduced:
 
 
 class _Joined:
+    """The elements and their order while they are merged."""
+
     def __init__(self, work: ElementWork) -> None:
         self.work = work
         order: nx.DiGraph[int] = nx.DiGraph()
@@ -68,12 +81,14 @@ class _Joined:
         order.add_edges_from((j, k) for k, row in enumerate(work.before) for j in row)
         self.order = order
         self.members = {k: [k] for k in range(work.count)}
-        self.place = {k: k for k in range(work.count)}  # with whom; absent where at an end
+        self.place = {
+            k: k for k in range(work.count)
+        }  # the element it was merged into; absent where it went to an end
         self.first: list[int] = []
         self.last: list[int] = []
 
     def one_more(self) -> bool:
-        """Whether there was another element to move."""
+        """Moves one more element; returns whether there was one."""
         company = self._company()
         for k in sorted(self.order):
             if self.work.cost[k] or self.order.number_of_nodes() == 1:
@@ -91,7 +106,7 @@ class _Joined:
         return False
 
     def _company(self) -> dict[int, set[int]]:
-        """Who has part in every message of a cost that an element has part in."""
+        """Returns, for each element, the elements with part in all of its messages that cost something."""
         found: dict[int, set[int]] = {}
         for sent in self.work.sent:
             ends = {self.place[k] for k in (sent.source, *sent.readers) if k in self.place}
@@ -101,7 +116,7 @@ class _Joined:
         return found
 
     def _taken(self, k: int) -> list[int]:
-        """The members of an element that is left out; who hung on it hangs on what it hung on."""
+        """Removes an element and returns its members; what depended on it now depends on what it depended on."""
         before, after = list(self.order.pred[k]), list(self.order.succ[k])
         self.order.remove_node(k)
         self.order.add_edges_from((j, n) for j in before for n in after)

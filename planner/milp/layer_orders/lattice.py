@@ -1,13 +1,14 @@
-"""Stages of a graph that is no chain: the best chain of downward-closed sets, by its largest load.
+"""Finds the best stages of a graph that is no chain: the chain of downward-closed sets with the least largest load.
 
-Elements have a cost and a size, some come before others, and what an element sends is paid once by its own stage and
+Elements have a cost and a size, and some come before others. What an element sends is paid once by its own stage and
 once by every other stage that reads it, each time for one direction. A stage is the difference of two downward-closed
-sets ("ideals"), its load the costs of its elements and what it sends and receives. Of at most so many stages, none of
-them too large, `best_stages` finds those whose largest load is least, over the whole lattice of ideals.
+sets ("ideals"). Its load is the costs of its elements and of what it sends and receives. Of at most so many stages,
+none of them too large, `best_stages` finds the stages whose largest load is least, over the whole lattice of ideals.
 
-The lattice is searched from the empty set upwards. A load is a difference of what the two ideals know, but for what
-crosses the smaller one, which are few elements; so one pass of array operations prices every stage that begins at an
-ideal. Chains along two orders of the elements come first: their largest load bounds what is looked at afterwards.
+The lattice is searched from the empty set upwards. A load is a difference of what the two ideals know, except for
+what crosses the smaller one, which are few elements. So one pass of array operations prices every stage that begins
+at an ideal. Chains along two orders of the elements come first: their largest load bounds what is looked at
+afterwards.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class TooManyIdeals(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class StageSplit:
+    """The stages found, and their largest load."""
+
     elements: tuple[tuple[int, ...], ...]  # of each stage
     load: float  # the largest
 
@@ -37,7 +40,12 @@ class StageSplit:
 def best_stages(
     work: ElementWork, most: int, *, room: float = float("inf"), ideals: int = MOST_IDEALS
 ) -> StageSplit | None:
-    """At most `most` stages, each of at most `room`; None where none fit. TooManyIdeals where there are more."""
+    """Finds the stages whose largest load is least.
+
+    Args: at most `most` stages, each with elements of at most `room` in size; at most `ideals` sets are searched.
+    Returns: None where no stages fit.
+    Raises: TooManyIdeals where the lattice is larger.
+    """
     small = reduced(work)
     if small.work.count == work.count:
         return _best_stages(work, most, room, ideals)
@@ -61,7 +69,11 @@ def _best_stages(work: ElementWork, most: int, room: float, ideals: int) -> Stag
 
 
 def ideals_of(before: Sequence[Sequence[int]], most: int = MOST_IDEALS) -> list[int]:
-    """Every downward-closed set, as bits."""
+    """Returns every downward-closed set, as bits of an integer.
+
+    Args: `before` names, for each element, what must come before it.
+    Raises: TooManyIdeals where there are more than `most`.
+    """
     masks = [sum(1 << j for j in set(row)) for row in before]
     after: list[list[int]] = [[] for _ in before]
     for k, row in enumerate(before):
@@ -94,7 +106,7 @@ def _bits(mask: int) -> list[int]:
 
 
 def _along(order: Sequence[int]) -> list[int]:
-    """The ideals that an order of the elements passes through."""
+    """Returns the ideals that an order of the elements passes through."""
     found = [0]
     for k in order:
         found.append(found[-1] | 1 << k)
@@ -102,7 +114,7 @@ def _along(order: Sequence[int]) -> list[int]:
 
 
 def _wide(before: Sequence[Sequence[int]]) -> list[int]:
-    """Whatever is ready, all branches in turn."""
+    """Returns an order of the elements that takes whatever is ready, all branches in turn."""
     done: dict[int, None] = {}
     while len(done) < len(before):
         done |= dict.fromkeys(k for k, row in enumerate(before) if k not in done and done.keys() >= set(row))
@@ -110,7 +122,7 @@ def _wide(before: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _deep(before: Sequence[Sequence[int]]) -> list[int]:
-    """One branch after the other: an element comes as soon as what it hangs on."""
+    """Returns an order that takes one branch after the other: an element comes as soon as what it depends on."""
     done: dict[int, None] = {}
     tops = set(range(len(before))) - {j for row in before for j in row}
     stack = sorted(tops, reverse=True)
@@ -124,7 +136,7 @@ def _deep(before: Sequence[Sequence[int]]) -> list[int]:
 
 
 class Lattice:
-    """Some ideals, the whole lattice or a part that holds the empty set and the full one, as columns."""
+    """A set of ideals as columns: the whole lattice, or a part of it with the empty set and the full one."""
 
     def __init__(self, work: ElementWork, ideals: Sequence[int]) -> None:
         self.work = work
@@ -132,14 +144,14 @@ class Lattice:
         rows = np.frombuffer(b"".join(x.to_bytes(width, "little") for x in ideals), np.uint8)
         bits = np.unpackbits(rows.reshape(len(ideals), width), axis=1, count=work.count, bitorder="little")
         cost: FloatArray = bits @ np.array(work.cost)
-        order = np.lexsort((bits.sum(1, dtype=np.int64), cost))  # a set comes after all that it holds
+        order = np.lexsort((bits.sum(1, dtype=np.int64), cost))  # a set comes after all of its subsets
         self.has: BoolArray = np.ascontiguousarray(bits[order].T.astype(np.bool_))  # [element, ideal]
         self.cost = cost[order]
         self.size: FloatArray = (bits @ np.array(work.size))[order]
 
     @cached_property
     def kinds(self) -> tuple[list[Sent], list[Sent], list[Sent]]:
-        """What is read after its source only, before it only (gradients), or both."""
+        """Returns the messages in three lists: read after their source only, before it only (gradients), or both."""
         above = _above(self.work.before)
         found: tuple[list[Sent], list[Sent], list[Sent]] = ([], [], [])
         for sent in self.work.sent:
@@ -152,7 +164,7 @@ class Lattice:
 
     @cached_property
     def crossing(self) -> FloatArray:
-        """Of each ideal: what leaves it, and what of gradients comes into it."""
+        """Returns, for each ideal, the costs of what leaves it and of gradients that come into it."""
         total: FloatArray = np.zeros(len(self.cost))
         forward, backward, _ = self.kinds
         for sent in forward:
@@ -171,7 +183,7 @@ class Lattice:
 
     @cached_property
     def tops(self) -> BoolArray:
-        """[element, ideal]: whether nothing of the ideal comes after the element."""
+        """Returns [element, ideal]: whether the element is in the ideal and nothing of the ideal comes after it."""
         tops = self.has.copy()
         for k, row in enumerate(self.work.before):
             for j in row:
@@ -180,7 +192,7 @@ class Lattice:
 
     @cached_property
     def across(self) -> tuple[BoolArray, BoolArray]:
-        """[sent, ideal]: what crosses an ideal, forward and backward."""
+        """Returns [message, ideal] twice: whether a message crosses the ideal, forward and backward."""
         forward, backward, _ = self.kinds
         ahead = [self.has[s.source] & ~self._all(s.readers) for s in forward]
         back = [~self.has[s.source] & self._any(s.readers) for s in backward]
@@ -188,7 +200,11 @@ class Lattice:
         return np.stack(ahead) if ahead else empty, np.stack(back) if back else empty
 
     def loads(self, begin: int, where: slice) -> FloatArray:
-        """Of the stages from one ideal to some later ones; infinite where these do not hold it."""
+        """Returns the loads of the stages between one ideal and some later ones.
+
+        Args: `begin` is the smaller ideal; `where` selects the larger ones.
+        Returns: infinite loads where the larger ideal does not contain the smaller.
+        """
         load: FloatArray = self.cost[where] - self.cost[begin] + self.crossing[where]
         forward, backward, both = self.kinds
         ahead, back = self.across
@@ -207,7 +223,7 @@ class Lattice:
         return load
 
     def _either(self, sent: Sent, begin: int, where: slice) -> BoolArray:
-        """Whether a stage sends this or receives it, wherever its readers are."""
+        """Returns whether a stage sends a message or receives it, wherever its readers are."""
         open_ = [k for k in sent.readers if not self.has[k, begin]]
         reads = self._any(open_, where)
         if self.has[sent.source, begin]:
@@ -217,7 +233,11 @@ class Lattice:
         return np.where(inside, outside, reads)
 
     def best(self, most: int, room: float, below: float) -> StageSplit | None:
-        """The chain from the first ideal to the last with the least largest load, if that is below a limit."""
+        """Finds the chain from the first ideal to the last with the least largest load.
+
+        Args: at most `most` stages, each of at most `room` in size and of a load below `below`.
+        Returns: None where there is no such chain.
+        """
         count, total = len(self.cost), self.cost[-1]
         value: FloatArray = np.full((most + 1, count), np.inf)
         came: IntArray = np.full((most + 1, count), -1)
@@ -254,7 +274,7 @@ class Lattice:
 
 
 def _above(before: Sequence[Sequence[int]]) -> list[set[int]]:
-    """Of each element all that come before it."""
+    """Returns, for each element, all that come before it."""
     found: list[set[int]] = [set() for _ in before]
     for k in _wide(before):
         found[k] = set(before[k]).union(*(found[j] for j in before[k]))

@@ -1,14 +1,14 @@
-"""Other orders of the layers, where a graph is no chain: which are searched, and what the proof then covers.
+"""Searches other orders of the layers, where a graph is no chain, and says what the proof then covers.
 
-A cut of one order is a chain of downward-closed sets, and so is every plan. Where a model is small and has few orders,
-each is searched, which is the whole lattice. Else those of the best balanced stages are (`planner.milp.lattice`), for
-the depths of the best plans; the certificate names how many. Samples stay whole in them.
+A cut of one order is a chain of downward-closed sets, and so is every plan. Where a model is small and has few
+orders, each is searched, which is the whole lattice. Otherwise the orders of the best balanced stages are searched
+(`lattice.py`), for the depths of the best plans; the certificate names how many. Samples stay whole in other orders.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from planner.milp.instance import Instance, changed
 from planner.milp.layer_orders.elements import ElementWork, Sent
@@ -18,7 +18,7 @@ from planner.milp.search.descent import UNFIT_NS
 from planner.milp.search.search import ranked, search
 from planner.milp.search.state import Effort, SearchState
 from planner.model import ModelGraph, alone, dependences, misplaced
-from planner.plan import Certificate
+from planner.plan import Certificate, LayerOrders
 from planner.profile import Profile
 from planner.schedule import Kind
 
@@ -36,44 +36,54 @@ class Searched:
     """The search that found the best plan, and what was learnt in all of them."""
 
     best: SearchState
-    bound_ns: int  # of the other orders that the proof is about
-    note: str
+    bound_ns: int = UNFIT_NS  # of the other orders that the proof is about
+    orders: LayerOrders = field(default_factory=lambda: LayerOrders())
 
     def certificate(self) -> Certificate:
+        """Returns the certificate of the best plan, with the bound of all orders that the proof is about."""
         proof = self.best.certificate()
         bound = min(proof.bound_ns, self.bound_ns)
-        gap = (proof.objective_ns - bound) / proof.objective_ns if proof.objective_ns else 0.0
-        return proof.model_copy(update={"bound_ns": bound, "gap": gap, "scope": proof.scope + self.note})
+        assert proof.space is not None
+        space = proof.space.model_copy(update={"layer_orders": self.orders})
+        return proof.model_copy(update={"bound_ns": bound, "space": space})
 
 
 def searched(instance: Instance, effort: Effort) -> Searched:
-    """The model's own order first, whose best plan the others have to beat."""
+    """Searches the model's own order first, then other orders, which have to beat its best plan.
+
+    Args: other orders together get a share of the work that `effort` allows.
+    Returns: the search with the best plan, and what was learnt in all searches.
+    Raises: Infeasible where the model's own order has no configuration.
+    """
     first = search(instance, effort)
     if not _free(instance.pins) or alone(instance.profile.graph):
-        return Searched(best=first, bound_ns=UNFIT_NS, note="")
+        return Searched(best=first)
     every = _every(instance.profile.graph) if instance.layers <= _EVERY else None
     try:
         chosen = list(_balanced(first)) if every is None else every
     except TooManyIdeals:
-        return Searched(
-            best=first, bound_ns=UNFIT_NS, note="; the layers have too many other orders to be compared"
-        )
+        return Searched(best=first, orders=LayerOrders(searched="too_many"))
     found = [first, *_others(first, chosen, effort)]
     best = min(found, key=lambda each: (each.limit, found.index(each)))
     closed = [each for each in found if each is not best and (each is first or _least(each) >= best.limit)]
     return Searched(
         best=best,
         bound_ns=min((_least(each) for each in (found if every is not None else closed)), default=UNFIT_NS),
-        note=_note(len(chosen), None if every is not None else sum(each is not first for each in closed)),
+        orders=LayerOrders(
+            searched="balanced" if every is None else "all",
+            others=len(chosen),
+            proved=len(chosen) if every is not None else sum(each is not first for each in closed),
+        ),
     )
 
 
 def _free(pins: Pins) -> bool:
-    """Whether the pins leave stages to be chosen, of whole samples."""
+    """Returns whether the pins leave stages to be chosen, of whole samples."""
     return pins.stages is None and pins.pipeline != 1 and pins.spatial in (None, 1)
 
 
 def _others(first: SearchState, orders: Sequence[Names], effort: Effort) -> Iterator[SearchState]:
+    """Yields the searches of other orders; each has to beat the best plan before it."""
     limit, share = first.limit, replace(effort, work_ns=_SHARE * effort.work_ns / max(1, len(orders)))
     for names in orders:
         asked = in_order(first.instance, names)
@@ -84,7 +94,10 @@ def _others(first: SearchState, orders: Sequence[Names], effort: Effort) -> Iter
 
 
 def in_order(instance: Instance, names: Sequence[str]) -> Instance:
-    """The same question of the layers in another order, of whole samples."""
+    """Returns the question with its layers in another order, and with whole samples.
+
+    Args: `names` are the layers, each after what it depends on.
+    """
     return changed(
         instance,
         profile=replace(instance.profile, graph=instance.profile.graph.ordered(names)),
@@ -93,20 +106,12 @@ def in_order(instance: Instance, names: Sequence[str]) -> Instance:
 
 
 def _least(found: SearchState) -> int:
-    """What no plan beats that was left open."""
+    """Returns the lower bound of everything that a search left open."""
     return min([*(tried.bound_ns for tried in found.open), *found.left], default=UNFIT_NS)
 
 
-def _note(count: int, proved: int | None) -> str:
-    if proved is None:
-        return f"; all {count} other orders of the layers, of whole samples"
-    if not count:
-        return "; no other order of the layers balances the stages better"
-    return f"; other orders of the layers: {count} of those of balanced stages, of whole samples; the bound is for {proved} of them"
-
-
 def _every(graph: ModelGraph) -> list[Names] | None:
-    """All orders but the graph's own; None where there are many."""
+    """Returns all orders but the graph's own; None where there are too many."""
     before = _before(graph)
     names = [layer.name for layer in graph.layers]
     found: list[Names] = []
@@ -131,7 +136,7 @@ def _before(graph: ModelGraph) -> dict[str, set[str]]:
 
 
 def _balanced(first: SearchState) -> Iterator[Names]:
-    """The orders of the best stages of the depths of the best plans."""
+    """Yields the orders of the best balanced stages, for the depths of the best plans."""
     names = [layer.name for layer in first.instance.profile.graph.layers]
     known = {tuple(names)}
     met = [tried for tried in first.tried.values() if tried.answer is not None and tried.shape.stages > 1]
@@ -147,7 +152,7 @@ def _balanced(first: SearchState) -> Iterator[Names]:
 
 
 def _work(instance: Instance, micro: int) -> ElementWork:
-    """Nanoseconds of the layers, and of messages over the longest distance, which both ends take part in."""
+    """Returns the nanoseconds of layers, and of messages over the longest distance, which both ends take part in."""
     tables, graph = instance.whole(micro), instance.profile.graph
     times = tables.time_ns[Kind.F] + tables.time_ns[Kind.B]
     needed = _before(graph)
@@ -172,7 +177,12 @@ def _work(instance: Instance, micro: int) -> ElementWork:
 
 
 def as_pinned(profile: Profile, pinned: Pins) -> tuple[Profile, Pins]:
-    """The question in the order of the user's own stages, of whole samples, where that is one of the model's."""
+    """Returns the question in the order of the user's own stages, where that is an order of the model.
+
+    Args: `pinned.stages` lists the layers of each stage.
+    Returns: profile and pins; both unchanged where the order is the model's own, invalid, or pins cut samples in
+    space.
+    """
     names = [name for stage in pinned.stages or () for name in stage]
     graph = profile.graph
     if sorted(names) != sorted(graph.index) or next(misplaced(graph, names), None):

@@ -1,13 +1,12 @@
-"""What no cut of a box can beat: rows of path counts as costs of arcs, and shortest paths through a layered graph.
+"""Bounds all cuts of a box from below: a row of path counts prices arcs, and a shortest path is its least value.
 
-A box holds, for every boundary p, a window lo_p <= c_p <= hi_p, and for every stage which arcs (c_p, c_{p+1}) are
-still alive. A row is a sum over stages of functions of (c_p, c_{p+1}), so its least value over a box is a shortest
-path; an arc through which every path costs the incumbent or more can go. Any convex combination of rows is a row.
+A box has a window lo_p <= c_p <= hi_p for every boundary, and the arcs (c_p, c_{p+1}) still alive for every stage. A
+path through the schedule bounds the step from below: a "row", a sum over stages of functions of (c_p, c_{p+1}). Its
+least value over a box is a shortest path. An arc goes if its paths cost the incumbent or more. Mixed rows are rows.
 
-Messages are priced from below: between neighbours by the boundary between them, with what surely crosses it for any
-cut of the box; between others by what surely travels. A row that counts a message which some cut of the box does not
-have says nothing about that cut, hence `NOTHING`; but where every layer hangs on the one before it, a receiver waits
-for the sender through the stages between them anyway, and the message counts 0.
+Messages are priced from below: between neighbours with what surely crosses their boundary for any cut of the box,
+between others with what surely travels. A row that counts a message which some cut lacks says nothing about that cut,
+hence `NOTHING`. If every layer depends on the one before it, a receiver waits for the sender anyway, and it counts 0.
 """
 
 from __future__ import annotations
@@ -33,6 +32,8 @@ ROUNDING = 0.01  # times are integers far below 2**50: sums of doubles are off b
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
+    """A set of cuts: a window for every boundary, and the arcs that are still alive."""
+
     problem: CutProblem
     low: IntArray  # [boundary], 0 and the number of layers at the ends; then a flag a stage, where they have one
     high: IntArray
@@ -50,7 +51,7 @@ class Box:
         return np.arange(self.low[p], self.high[p] + 1)
 
     def flags(self, p: int) -> range:
-        """Of a stage, those that are open; just one where stages have none."""
+        """Returns the flags that a stage may still have: whether it recomputes; range(1) without flags."""
         if not self.problem.flagged:
             return range(1)
         at = len(self.alive) + 1 + p
@@ -65,7 +66,7 @@ class Box:
         return _Hops(self)
 
     def split(self, p: int, at: int) -> tuple[Box | None, Box | None]:
-        """c_p <= at, and c_p > at."""
+        """Returns the box where c_p <= `at` and the box where c_p > `at`; None for an empty one."""
         high, low = self.high.copy(), self.low.copy()
         high[p], low[p] = at, at + 1
         return self.narrowed(self.low, high), self.narrowed(low, self.high)
@@ -86,7 +87,7 @@ class Box:
         return replace(self, alive=alive).trimmed()
 
     def trimmed(self) -> Box | None:
-        """Only arcs on a path from end to end, only the windows that they touch; None when there is no path."""
+        """Returns the box with only the arcs on a path from end to end and their windows; None without a path."""
         reach: list[BoolArray] = [np.ones(1, np.bool_)]
         for alive in self.alive:
             reach.append(np.asarray((alive & reach[-1][:, None]).any(0)))
@@ -109,12 +110,12 @@ class Box:
         return Box(problem=self.problem, low=low, high=high, alive=kept)
 
     def arc(self, weights: Weights, p: int) -> FloatArray:
-        """[row, c_p, c_{p+1}]: infinite where the arc is dead; the least over the flags of the stage."""
+        """Returns [row, c_p, c_{p+1}] prices: infinite where the arc is dead, else the least over the stage's flags."""
         found: FloatArray = np.minimum.reduce(self._arcs(weights, p))
         return found
 
     def _arcs(self, weights: Weights, p: int) -> list[FloatArray]:
-        """By flag."""
+        """Returns the prices of a stage's arcs, flag by flag."""
         return [self._arc(weights, p, flag) for flag in self.flags(p)]
 
     def _arc(self, weights: Weights, p: int, flag: int) -> FloatArray:
@@ -130,7 +131,7 @@ class Box:
         return cost
 
     def _tables(self, weights: Weights, p: int, flag: int) -> Iterator[tuple[FloatArray, IntArray]]:
-        """What is no difference of prefix sums."""
+        """Yields factors and tables of the costs of a stage that are no differences of prefix sums."""
         problem = self.problem
         if weights.kinds[:, SYNC, p].any():
             yield weights.kinds[:, SYNC, p], self.cell(problem.sync_grid(p), p)
@@ -146,12 +147,12 @@ class Box:
                 yield weights.moving[:, p, part], parts[..., part]
 
     def cell(self, grid: IntArray, p: int) -> IntArray:
-        """The part of a table over all intervals that stage p can have."""
+        """Returns the part of a table over all intervals that stage p can have."""
         low, high = self.low, self.high
         return grid[low[p] : high[p] + 1, low[p + 1] : high[p + 1] + 1]
 
     def least(self, weights: Weights) -> tuple[float, IntArray]:
-        """The least value of a single row over the box, and a cut that has it."""
+        """Returns the least value of a single row over the box, and a cut that has it."""
         self.problem.meter.priced(sum(a.size for a in self.alive))
         value: FloatArray = np.zeros(1)
         back, arcs, depth = [], [], len(self.alive)
@@ -172,11 +173,11 @@ class Box:
         return float(value[0]) + constant, point
 
     def through(self, weights: Weights) -> list[FloatArray]:
-        """[row, c_p, c_{p+1}] of each stage: the least value of the row over the cuts that use the arc."""
+        """Returns [row, c_p, c_{p+1}] of each stage: the least value of the row over the cuts that use the arc."""
         return [np.minimum.reduce(own) for own in self._through(weights)]
 
     def _through(self, weights: Weights) -> list[list[FloatArray]]:
-        """The same by flag."""
+        """Returns what `through` does, flag by flag."""
         arcs = [self._arcs(weights, p) for p in range(len(self.alive))]
         count = sum(own[0][0].size * len(own) for own in arcs)
         self.problem.meter.priced(4 * len(weights) * count)
@@ -194,8 +195,7 @@ class Box:
         ]
 
     def filtered(self, weights: Weights, most: float) -> Box | None:
-        """Without the arcs through which every cut costs more than `most` in some row, and without flags that all
-        arcs of their stage do with."""
+        """Returns the box without arcs and flags with which every cut costs over `most` in some row; None if empty."""
         size = max(a.size for a in self.alive)
         rows = max(1, _CELLS // size)
         over = [[np.zeros(a.shape, np.bool_) for _ in self.flags(p)] for p, a in enumerate(self.alive)]
@@ -212,7 +212,7 @@ class Box:
         return box.without(dead)
 
     def _decided(self, over: Sequence[Sequence[BoolArray]]) -> Box:
-        """With the flags that are left where the others exceed something on every arc."""
+        """Returns the box with only the flags with which some arc of their stage is not over."""
         low, high, first = self.low.copy(), self.high.copy(), len(self.alive) + 1
         for p, (alive, own) in enumerate(zip(self.alive, over, strict=True)):
             left = [flag for flag, each in zip(self.flags(p), own, strict=True) if (alive & ~each).any()]
@@ -223,7 +223,7 @@ class Box:
 
 
 class _Hops:
-    """Least nanoseconds of messages over a box: NOTHING where a cut of the box may lack the message."""
+    """The least nanoseconds of messages over a box; NOTHING where a cut of the box may lack the message."""
 
     def __init__(self, box: Box) -> None:
         self.box = box
@@ -232,7 +232,7 @@ class _Hops:
         self._far: dict[tuple[int, int, int], float] = {}
 
     def at(self, hops: FloatArray, p: int) -> FloatArray:
-        """[row, c_p] of the messages between stages p - 1 and p."""
+        """Returns [row, c_p] nanoseconds of the messages between stages p - 1 and p."""
         total: FloatArray = np.zeros((len(hops), int(self.box.high[p] - self.box.low[p]) + 1))
         for way, share in ((0, hops[:, 0, p - 1, p]), (1, hops[:, 1, p, p - 1])):
             if share.any():
@@ -257,7 +257,7 @@ class _Hops:
         return priced[0], priced[1]
 
     def far(self, hops: FloatArray) -> FloatArray:
-        """[row] of the messages that skip a stage, for any cut of the box."""
+        """Returns [row] nanoseconds of the messages that skip a stage, for any cut of the box."""
         total: FloatArray = np.zeros(len(hops))
         for way, a, b in np.argwhere(hops.any(0)).tolist():
             if abs(a - b) > 1:

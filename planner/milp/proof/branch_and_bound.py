@@ -1,8 +1,9 @@
-"""The proof that no cut of a shape is faster: boxes of boundaries, best bound first, each bounded by its game.
+"""Proves by branch and bound that no cut of a configuration is faster.
 
-A box is done when its bound reaches the limit (times are integers, so a bound above `limit - 1` refutes every cut
-below the limit) or when it has become a point, which is simulated. What is left when the nodes are used up gives the
-bound that is reported.
+Boxes of cuts are taken up with the lowest lower bound first; Lagrange multipliers over rows bound each box. A box is
+done when its bound reaches the limit or when it has become a point, which is simulated. Times are integers, so a
+bound above `limit - 1` refutes every cut below the limit. Boxes left when the nodes are used up give the reported
+bound.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ _CLOSE = 1e-3  # of the limit: bound and estimate as near as they need be
 
 
 class ProofState:
+    """The rows, cuts and best answer of one configuration, and the time that an answer has to beat."""
+
     def __init__(self, pool: RowPool, pinned: IntArray | None = None) -> None:
-        """Only the pinned cut is an answer, where there is one."""
+        """Begins without an answer; where a cut is pinned, no other cut can become one."""
         self.pool = pool
         self.pinned = pinned
         self.answer: Answer | None = None  # the best cut met, if it beat the limit then
@@ -41,29 +44,40 @@ class ProofState:
 
     @property
     def problem(self) -> CutProblem:
+        """Returns the cut problem that the rows and cuts belong to."""
         return self.pool.problem
 
     @property
     def most(self) -> float:
-        """A bound above this refutes every cut below the limit: times are integers."""
+        """Returns the bound above which every cut below the limit is refuted: times are integers."""
         return self.limit - 1 + ROUNDING
 
     def aim(self, answer: Answer | None, limit: int) -> None:
-        """What is to be beaten, and the best cut known of this shape."""
+        """Sets what is to be beaten, and the best cut known of this configuration.
+
+        Args: `answer` replaces a worse one; `limit`, in nanoseconds, only ever falls.
+        """
         if answer is not None and answer.better(self.answer):
             self.answer = answer
             self.limit = min(self.limit, answer.ns)
         self.limit = min(self.limit, limit)
 
     def around(self, cut: IntArray) -> None:
-        """The rows of a cut, and those that appear where one worker is slower."""
+        """Learns the row of a cut, and the rows that appear where one worker is slower.
+
+        Args: `cut` need not be new.
+        """
         self.learn(cut)
         if self.problem.shape.update == "barrier":
             for row in self.problem.slowed(cut, _SLOWER):
                 self.pool.add_row(row)
 
     def learn(self, cut: IntArray) -> int:
-        """Simulates a cut: perhaps a better answer; a new row where the pool does not refute it."""
+        """Simulates a cut, which may be a better answer, and adds its row where the pool does not refute the cut.
+
+        Args: `cut` is simulated only where no row of the pool shows that it is too slow.
+        Returns: its number in the pool.
+        """
         number = self.pool.find(cut)
         if number is not None:
             return number
@@ -81,7 +95,7 @@ class ProofState:
         return number
 
     def _rough(self, number: int, known: float) -> bool:
-        """Whether a path between neighbours alone tells that a cut is no better answer."""
+        """Returns whether a path between neighbours alone shows that a cut is no better answer."""
         row, value = self.problem.rough(self.pool.columns[number])
         if value > known:
             self.pool.add_row(row)
@@ -94,7 +108,11 @@ class ProofState:
             self.answer, self.limit = found, ns
 
     def learn_between(self, game: RowMixLP, most: float) -> bool:
-        """A row that refutes the mixture of cuts better, if there is one."""
+        """Adds the row of the game's mixture of cuts.
+
+        Args: `most` is the value of the mixture by the rows known before, in nanoseconds.
+        Returns: whether the new row refutes the mixture better by enough to be of use.
+        """
         cuts, shares = game.mixture()
         if len(cuts) < 2 or (cuts[0] == cuts).all():
             return False
@@ -106,6 +124,8 @@ class ProofState:
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
+    """The outcome of branch and bound for one configuration."""
+
     answer: Answer | None  # the best cut met, if it beats the limit
     bound_ns: int  # no cut of the shape takes less
     nodes: int
@@ -113,6 +133,8 @@ class Proof:
 
 
 class Tree:
+    """The open boxes of one configuration, which branch and bound continues on request."""
+
     def __init__(self, record: ProofState, root: Box, bound: float = 0.0) -> None:
         self.record, self.pool, self.problem = record, record.pool, record.problem
         self.nodes = self._number = 0
@@ -120,7 +142,11 @@ class Tree:
         self.lines = SeparableRows(record.problem)
 
     def prove(self, budget: int, work_ns: float) -> Proof:
-        """Goes on until nothing is open, for this many boxes more, or until the meter shows so much."""
+        """Continues branch and bound until no box is open, or until its budget is spent.
+
+        Args: `budget` is a number of further boxes; `work_ns` is the state of the meter at which to stop.
+        Returns: the best answer met, and the lower bound that holds now.
+        """
         stop = self.nodes + budget
         while self._open and self.nodes < stop and self.problem.meter.spent_ns < work_ns:
             bound, _, box = heapq.heappop(self._open)
@@ -160,7 +186,7 @@ class Tree:
         return [(bound, child) for child in narrow.split(p, at) if child is not None]
 
     def _filtered(self, box: Box) -> Box | None:
-        """Without what single rows refute: boundaries first, then arcs where that is cheap."""
+        """Returns the box without what single rows refute: boundaries first, then arcs where that is cheap."""
         most = self.record.most
         rows = self.pool.weights.part(self.pool.active())
         spans = (
@@ -185,6 +211,7 @@ class Tree:
         return narrow
 
     def _play(self, box: Box, bound: float) -> tuple[float, Box | None, list[IntArray]]:
+        """Bounds a box by mixtures of rows; returns the bound, the box without refuted arcs, and the last cuts met."""
         chosen = self.pool.inside(box.low, box.high)
         if not chosen:
             chosen = [self.record.learn(_middle(box))]
@@ -222,7 +249,7 @@ class Tree:
 
 
 def _middle(box: Box) -> IntArray:
-    """Some cut of the box: the first alive arc each time leads on, since boxes are trimmed."""
+    """Returns some cut of the box: from each arc the middle one of the arcs that lead on, since boxes are trimmed."""
     cut, at = [int(box.low[0])], 0
     for p, alive in enumerate(box.alive):
         onward = np.flatnonzero(alive[at])
@@ -232,7 +259,10 @@ def _middle(box: Box) -> IntArray:
 
 
 def _branch(problem: CutProblem, box: Box, support: list[IntArray]) -> tuple[int, int]:
-    """The boundary on which the last cuts differ by most work, halfway, or the flag; else the widest window."""
+    """Returns where to split a box: the boundary or flag and its value.
+
+    It is halfway between the last cuts, where they differ by most work; else the middle of the widest window.
+    """
     edges = problem.stages + 1
     if len(support) > 1:
         table, line = np.array(support), work_ns(problem)

@@ -1,4 +1,4 @@
-"""Bounds of a whole shape: chains of stages that a limit allows, what fits in memory."""
+"""Finds which cuts are possible: stages that a time limit allows, and stages that fit in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from planner.simulate import undominated
 
 
 def windows(problem: CutProblem) -> tuple[IntArray, IntArray]:
-    """Of every boundary, so that no stage is empty, and of every flag."""
+    """Returns the lowest and the highest value of every boundary without empty stages, and of every flag.
+
+    Args: `problem` is the cut problem of one configuration.
+    Returns: [boundary, then flag] twice.
+    """
     depth, layers = problem.stages, problem.layers
     low = np.array([*range(depth), layers], np.int64)
     high = np.array([0, *(layers - depth + p for p in range(1, depth)), layers], np.int64)
@@ -25,11 +29,13 @@ def windows(problem: CutProblem) -> tuple[IntArray, IntArray]:
 
 
 def reachable(problem: CutProblem, limit: float) -> bool:
-    """Whether `head_p + N t_p + max(tail_p, sum and update of p) <= limit` can hold for every stage of some cut.
+    """Returns whether `head_p + N t_p + max(tail_p, sum and update of p) <= limit` can hold for every stage of some
+    cut.
 
-    Valid for any order of one pipe with one stage a worker. Sums are of what no other stage uses, so that a stage of
-    more layers never needs less. Hence the one that reaches furthest is the best for those after it, and one pass
-    decides.
+    Gradient sums count only what no other stage uses, so a stage of more layers never needs less. Hence the stage
+    that reaches furthest is the best for the stages after it, and one pass decides.
+
+    Args: the `problem` has one pipe with one stage a worker, in any order; `limit` is in nanoseconds.
     """
     forward, backward, inputs, weights, _ = problem.prefix_ns
     first, last_back = forward.min(0), backward.min(0)  # what lies on other stages may be on faster devices
@@ -56,7 +62,11 @@ def reachable(problem: CutProblem, limit: float) -> bool:
 
 
 def every_cut(problem: CutProblem, low: IntArray, high: IntArray) -> Box | None:
-    """All cuts of these windows without an empty stage, whatever their memory."""
+    """Returns the box of all cuts of these windows without an empty stage, whatever their memory.
+
+    Args: `low` and `high` are [boundary, then flag], as of `windows`.
+    Returns: None where there is no cut.
+    """
     edges = zip(problem.bounds(low), problem.bounds(high), strict=True)
     spans = [np.arange(a, b + 1) for a, b in edges]
     alive = tuple(
@@ -67,13 +77,21 @@ def every_cut(problem: CutProblem, low: IntArray, high: IntArray) -> Box | None:
 
 
 def whole(problem: CutProblem, low: IntArray, high: IntArray) -> Box | None:
-    """Every cut of these windows whose stages fit where they are, each seen alone; None when there is none."""
+    """Returns the box of the cuts of these windows whose stages fit on their workers, each stage seen alone.
+
+    Args: `low` and `high` are [boundary, then flag], as of `windows`.
+    Returns: None where there is no cut.
+    """
     box = every_cut(problem, low, high)
     return None if box is None else fitting(box)
 
 
 def fitting(box: Box) -> Box | None:
-    """The same box where everything fits."""
+    """Returns the box without the arcs of stages that do not fit on their workers.
+
+    Args: `box`; each stage is seen alone.
+    Returns: the same object where everything fits, None where nothing does.
+    """
     problem = box.problem
     if (most_bytes(problem) <= problem.available_bytes).all():
         return box
@@ -82,7 +100,11 @@ def fitting(box: Box) -> Box | None:
 
 
 def most_bytes(problem: CutProblem) -> IntArray:
-    """[worker]: from above, every hosted stage as large as any stage can be, in each part."""
+    """Returns [worker] bytes that no cut exceeds.
+
+    Args: `problem`; each stage is taken as large as any stage can be, in each part of its memory.
+    Returns: one upper bound a worker.
+    """
     fixed = int(problem.fixed_grid.max())
     peaks = [int((rows.sum(1) @ problem.most_moving).max()) for rows in problem.moments]
     total: IntArray = np.array(peaks) + fixed * problem.hosted.sum(1)
@@ -90,7 +112,11 @@ def most_bytes(problem: CutProblem) -> IntArray:
 
 
 def shortage(problem: CutProblem, p: int, box: Box) -> IntArray:
-    """[c_p, c_{p+1}]: bytes by which a stage alone exceeds the worst of its workers, negative where it fits."""
+    """Returns [c_p, c_{p+1}] bytes that a stage alone lacks on the worst of its workers.
+
+    Args: `p` is the stage; arcs lie in the windows of `box`.
+    Returns: negative bytes where the stage fits.
+    """
     worst: IntArray = np.minimum.reduce([_shortage(problem, p, box, flag) for flag in box.flags(p)])
     if problem.least is not None:
         fixed = box.cell(problem.fixed_grid, p)
@@ -122,13 +148,21 @@ def _weighted(parts: IntArray, counts: Sequence[int]) -> IntArray:
 
 
 def memory_weights(problem: CutProblem) -> Weights:
-    """Of workers with several stages: `value <= 0` for every cut that fits, one row a moment."""
+    """Returns rows of memory for the workers with several stages: `value <= 0` for every cut that fits.
+
+    Args: `problem` with its order, which has the moments of each worker that can be its peak.
+    Returns: one row a moment.
+    """
     shared = np.count_nonzero(problem.hosted, axis=1) > 1
     return moment_weights(problem, [(w, rows) for w, rows in enumerate(problem.moments) if shared[w]])
 
 
 def moment_weights(problem: CutProblem, given: Sequence[tuple[int, IntArray]]) -> Weights:
-    """Of these moments of these workers."""
+    """Returns rows of memory for these moments of these workers.
+
+    Args: `given` has pairs of a worker and its moments, [moment, stage, part].
+    Returns: one row a moment; `value <= 0` for every cut that fits.
+    """
     found = []
     for worker, moments in given:
         rows = len(moments)
@@ -140,8 +174,11 @@ def moment_weights(problem: CutProblem, given: Sequence[tuple[int, IntArray]]) -
 
 
 def binding(box: Box, rows: Weights) -> Weights:
-    """The rows of memory that some cut of the box may exceed: each stage as large as any of its arcs, whatever the
-    others are; of equal rows the first."""
+    """Returns the rows of memory that some cut of the box may exceed.
+
+    Args: `rows` of memory; each stage is taken as large as any of its arcs in the box.
+    Returns: the rows without duplicates, in their order.
+    """
     most = rows.constant.copy()
     for p, alive in enumerate(box.alive):
         used = np.flatnonzero(rows.fixed[:, p] + rows.moving[:, p].sum(1))

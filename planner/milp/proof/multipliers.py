@@ -1,9 +1,10 @@
-"""The best combination of rows for a box: a game between the rows of a pool and the cuts met so far.
+"""Finds the best combination of rows for a box: Lagrange multipliers over the rows of a pool, against the cuts met so
+far.
 
-The linear program over the multipliers is small; each solution is priced by the shortest path of `Box.least`, whose
-value is a bound whatever the multipliers are. So nothing rests on the precision of the linear program.
+The linear program over the multipliers is small. A shortest path (`Box.least`) prices each solution, and its value is
+a lower bound whatever the multipliers are. So nothing rests on the precision of the linear program.
 
-Arrays that grow without being copied each time. What was put in never changes, so that views of it stay true.
+`Table` and `Grown` are arrays that grow without a copy each time. Entries never change, so views of them stay true.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from planner.milp.cut.stage_costs import KINDS, Durations
 from planner.milp.proof.weights import Weights, stack
 from planner.simulate import PARTS
 
-_OFTEN, _LATEST = 60, 30  # rows at play
-_GROWN = 150  # of them, before they are chosen anew
+_OFTEN, _LATEST = 60, 30  # active rows: of use most often, and learnt last
+_GROWN = 150  # active rows at most, before they are chosen anew
 
 
 class Table:
-    """Of doubles, by rows and by columns."""
+    """An array of doubles that grows by rows and by columns."""
 
     def __init__(self, rows: int = 0) -> None:
         self._shape = (rows, 0)
@@ -55,12 +56,12 @@ class Table:
 
 @dataclass(kw_only=True)
 class RowPool:
-    """Rows with the cuts that they were held against."""
+    """The rows learnt for one configuration, with the cuts that they were evaluated at."""
 
     problem: CutProblem
     memory: Weights
     rows: list[CutRow] = field(default_factory=list)
-    used: list[int] = field(default_factory=list)  # of each row, how often it was in a combination
+    used: list[int] = field(default_factory=list)  # how often each row was in a combination
     cuts: list[IntArray] = field(default_factory=list)
     columns: list[Durations] = field(default_factory=list)
     _numbers: dict[bytes, int] = field(default_factory=dict)
@@ -70,25 +71,25 @@ class RowPool:
     def __post_init__(self) -> None:
         stages = self.problem.stages
         self._excess = Table(len(self.memory))
-        self._kinds = Grown((len(KINDS), stages), np.float64)  # of the rows
+        self._kinds = Grown((len(KINDS), stages), np.float64)  # [row, kind, stage]
         self._hops = Grown((2, stages, stages), np.float64)
-        self._spans = Grown((len(KINDS), stages), np.float64)  # of the cuts
+        self._spans = Grown((len(KINDS), stages), np.float64)  # [cut, kind, stage]
         self._places = Grown((self.problem.width,), np.int64)
         self._messages = Grown((4,), np.int64)  # [cut, cell, nanoseconds, bytes]
 
     @property
     def values(self) -> FloatArray:
-        """[row, cut]"""
+        """Returns the value of every row at every cut, [row, cut] nanoseconds."""
         return self._values.array
 
     @property
     def excess(self) -> FloatArray:
-        """[memory row, cut]"""
+        """Returns the bytes by which every cut exceeds every row of memory, [memory row, cut]."""
         return self._excess.array
 
     @property
     def weights(self) -> Weights:
-        """Of the rows."""
+        """Returns all rows of time, as weights."""
         rows, stages = len(self.rows), self.problem.stages
         return Weights(
             kinds=self._kinds.array,
@@ -106,7 +107,7 @@ class RowPool:
         self._values.add_row(self._along())
 
     def _along(self) -> FloatArray:
-        """Of the latest row, the values of every cut; see `_down`."""
+        """Returns the values of every cut in the latest row; see `_down`."""
         kinds, hops = self._kinds.array[-1].ravel(), self._hops.array[-1].ravel()
         total: FloatArray = self._spans.array.reshape(len(self.cuts), kinds.size) @ kinds
         owner, cell, ns, size = self._messages.array.T
@@ -135,8 +136,9 @@ class RowPool:
         return number
 
     def _down(self, column: Durations) -> FloatArray:
-        """Of every row. 0 where the cut lacks a message that the row counts, and nothing else makes its receiver
-        wait."""
+        """Returns the values of a cut in every row. The value is 0 where the cut lacks a message that the row counts,
+        and nothing else makes its receiver wait.
+        """
         kinds, hops = self._kinds.array, self._hops.array
         counts = hops.reshape(len(hops), 2 * self.problem.stages**2)
         found = counts[:, column.cells]
@@ -150,18 +152,21 @@ class RowPool:
         return total
 
     def active(self) -> IntArray:
-        """The rows that were of use most often, and the latest."""
+        """Returns the numbers of the rows that were of use most often, and of the latest rows."""
         count = len(self.rows)
         first = max(0, count - _LATEST)
         old = np.lexsort((-np.arange(first), -np.array(self.used[:first], np.int64)))[:_OFTEN]
         return np.concatenate([np.sort(old), np.arange(first, count)])
 
     def useful(self) -> list[CutRow]:
-        """The active rows that were in a combination."""
+        """Returns the active rows that were in a combination."""
         return [self.rows[r] for r in self.active().tolist() if self.used[r]]
 
     def inside(self, low: IntArray, high: IntArray) -> list[int]:
-        """The cuts met that lie there."""
+        """Returns the numbers of the cuts met within these windows.
+
+        Args: `low` and `high` are [boundary, then flag].
+        """
         every = self._places.array
         found: list[int] = np.flatnonzero(((every >= low) & (every <= high)).all(1)).tolist()
         return found
@@ -174,10 +179,12 @@ def _excess(problem: CutProblem, memory: Weights, cut: IntArray) -> FloatArray:
 
 
 class RowMixLP:
-    """Maximise over multipliers the least value over the cuts; cuts and rows are added one at a time."""
+    """The linear program that maximises, over multipliers, the least value over the cuts. Cuts and rows are added to
+    it.
+    """
 
     def __init__(self, pool: RowPool, chosen: list[int], scale: float, *, ample: bool = False) -> None:
-        """`ample`: as if everything fitted."""
+        """Begins with the active rows of the pool and the `chosen` cuts; `ample` leaves rows of memory out."""
         self.pool, self.scale = pool, scale
         self.memory = pool.memory.part(slice(0, 0)) if ample else pool.memory
         self.active: list[int] = []
@@ -208,13 +215,19 @@ class RowMixLP:
         self.active += rows.tolist()
 
     def grow(self) -> bool:
-        """Takes in the rows that the pool has learnt; False where there are too many by now to keep them all."""
+        """Adds the rows that the pool has learnt since; returns False where there are too many by now to keep them
+        all.
+        """
         if self.met < len(self.pool.rows):
             self._add_rows(np.arange(self.met, len(self.pool.rows)))
         self.met = len(self.pool.rows)
         return len(self.active) <= _GROWN
 
     def add(self, cut: int) -> None:
+        """Adds a cut to the linear program.
+
+        Args: `cut` is its number in the pool.
+        """
         self.columns.append(cut)
         value = self.pool.values[self.active, cut] / self.scale
         over = self.pool.excess[: len(self.memory), cut] / -self.memory.constant
@@ -223,7 +236,7 @@ class RowMixLP:
         self.lp.addRow(-highspy.kHighsInf, 0.0, len(every), every, coefficients)
 
     def solve(self) -> tuple[float, Weights] | None:
-        """Upper estimate of the bound, and the combination to price; None when the solver gives none."""
+        """Returns an upper estimate of the bound, and the combination of rows to price; None where the solver fails."""
         self.pool.problem.meter.solved(len(self.active) * len(self.columns))
         self.lp.run()
         if self.lp.getModelStatus() != highspy.HighsModelStatus.kOptimal:
@@ -243,7 +256,7 @@ class RowMixLP:
         return float(x[0]) * self.scale, mixed
 
     def mixture(self) -> tuple[IntArray, FloatArray]:
-        """Of the last solution: the cuts that its rows cannot refute together, and their shares."""
+        """Returns the cuts that the rows of the last solution cannot refute together, and their shares."""
         weights = abs(np.array(self.lp.getSolution().row_dual[1:]))
         used = np.flatnonzero(weights > 1e-6)
         shares = weights[used] / weights[used].sum()
@@ -254,10 +267,10 @@ Number = TypeVar("Number", bound=np.generic)
 
 
 class Grown(Generic[Number]):
-    """Along the first axis."""
+    """An array that grows along its first axis."""
 
     def __init__(self, shape: tuple[int, ...], dtype: type[Number]) -> None:
-        """Of entries of this shape."""
+        """Begins empty; every entry is an array of this shape."""
         self._count = 0
         self._room: NDArray[Number] = np.zeros((8, *shape), dtype)
 

@@ -1,19 +1,19 @@
-"""What no order of the same actions on the same workers can beat, for one cut.
+"""Computes the order-free bound of one cut: no order of the same actions on the same workers takes less time.
 
-Each worker is a machine on its own, each action a job with a head (what must come before it anywhere) and a tail (what
-must come after it anywhere); the preemptive schedule that always works on the job with the longest tail is the best
-there is for a machine, and Jackson's bound is its length.
+Each worker is a machine on its own. Each action is a job with a head (what must come before it anywhere) and a tail
+(what must come after it anywhere). The best preemptive schedule of a machine always works on the job with the longest
+tail; Jackson's bound is its length.
 
-Heads and tails are staggered. The way of a micro-batch is its forwards from stage to stage, and its backwards back,
-messages included, with the sum of a stage at the end of each. When the k-th micro-batch comes to a place on the way, k
-of them have been through all places before it, on every machine; so for any of these in a row of which a machine has
-some, none starts before one micro-batch can be there, the machine then works k times on all that it has of the row,
-and the last of them has still to go from the end of the row to the place. The same holds backwards in time: k - 1
-others that are no further follow the k-th last. Micro-batches are alike, so that this holds in whatever order they
-come.
+Heads and tails are staggered. The way of a micro-batch is its forwards from stage to stage and its backwards back,
+messages included. Each backward ends with the gradient sum of its stage. When the k-th micro-batch comes to a place
+on the way, k of them have been through all places before it, on every machine. Take a row of consecutive places
+before it, of which a machine has some. None of the k starts in the row before one micro-batch can be there. The
+machine then works k times on all that it has of the row. The last of the k still has to go from the end of the row to
+the place. The same holds backwards in time: k - 1 others that are no further follow the k-th last. Micro-batches are
+alike, so this holds in whatever order they come.
 
-The sums of a worker are a machine too: none starts before all of its stage is done. Updates follow when everything is
-done. Under a rolling update only loads count, and the way of one micro-batch.
+The gradient sums of a worker are a machine too: no sum starts before all of its stage is done. Updates follow when
+everything is done. Under a rolling update only loads count, and the way of one micro-batch.
 """
 
 from __future__ import annotations
@@ -37,16 +37,25 @@ _ONCE = (Kind.SYNC, Kind.STEP)
 
 @dataclass(frozen=True, kw_only=True)
 class OneMachineJob:
+    """An action on one machine: when it may start, how long it takes, what must follow it; all in nanoseconds."""
+
     head: int
     takes: int
     tail: int
 
 
 def order_free_bound_ns(problem: CutProblem, cut: IntArray) -> int:
+    """Returns nanoseconds that no order of the configuration's actions beats for this cut.
+
+    Args: `problem` has the counts of actions and the costs; `cut` is one of its cuts.
+    Returns: a lower bound of a step in nanoseconds.
+    """
     return _Free(problem, cut).bound_ns()
 
 
 class _Free:
+    """The order-free bound of one cut: durations of its actions, and how often each worker does them."""
+
     def __init__(self, problem: CutProblem, cut: IntArray) -> None:
         self.problem, self.chained = problem, problem.chained
         spans = problem.durations(cut)
@@ -80,7 +89,7 @@ class _Free:
         return sum(n * self.take[kind][stage] for (_, stage, kind), n in counts.items() if kind in kinds)
 
     def _sums(self, pipes: dict[int, _Pipe]) -> list[int]:
-        """Of every worker: when the last of its sums is done."""
+        """Returns, for every worker, when the last of its gradient sums is done."""
         ready = [max(pipe.done[s] for pipe in pipes.values()) for s in range(self.problem.stages)]
         found = []
         for counts in self.counts:
@@ -93,16 +102,16 @@ class _Free:
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """One action of every micro-batch, on its way."""
+    """One action of every micro-batch, on the way of the micro-batch."""
 
     machine: int
-    starts: int  # before none can be there
+    starts: int  # no micro-batch can be there before
     takes: int
-    after: int  # from its end to that of the last sum that waits for it
+    after: int  # from the end of the action to the end of the last sum that waits for it
 
 
 class _Pipe:
-    """Heads and tails of the stages of one pipe: place s is the forward of a stage, place -1 - s its backward."""
+    """The heads and tails of the stages of one pipe: place s is the forward of a stage, place -1 - s its backward."""
 
     def __init__(self, free: _Free, pipe: int) -> None:
         self.take, self.stages, self.micros = free.take, free.problem.stages, free.sizes[pipe]
@@ -114,7 +123,10 @@ class _Pipe:
         self.way = self._way()
 
     def _back(self, s: int) -> int:
-        """What hands the gradient on: the whole backward or its first half, the shorter where both are."""
+        """Returns how long a stage takes to hand the gradient on.
+
+        It is the whole backward or its first half, the shorter where a stage has both.
+        """
         return min((self.take[kind][s] for kind in (Kind.B, Kind.I) if kind in self.kinds[s]), default=0)
 
     def _late(self, s: int) -> int:
@@ -124,7 +136,10 @@ class _Pipe:
         return 0 if self.on[a] == self.on[b] else int(self.wire[way, a, b])
 
     def _way(self) -> list[_Place]:
-        """Where stages do not follow each other, each is a way of its own: starts and ends are those of one stage."""
+        """Returns the places of the way, in order.
+
+        Where stages do not follow each other, each is a way of its own: starts and ends are of one stage.
+        """
         forward, ends = (
             self.take[Kind.F],
             [self._late(s) + self.take[Kind.SYNC][s] for s in range(self.stages)],
@@ -154,7 +169,7 @@ class _Pipe:
 
     @cached_property
     def heads(self) -> list[IntArray]:
-        """Of each place, when the k-th micro-batch can be there, for k from the first on."""
+        """Returns, for each place, when the k-th micro-batch can be there, for k from the first on."""
         ranks, rows = np.arange(1, self.micros + 1), self._rows()
         found, latest = [], np.zeros(self.micros, np.int64)
         for place, row in zip(self.way, rows, strict=True):
@@ -166,7 +181,7 @@ class _Pipe:
 
     @cached_property
     def tails(self) -> list[IntArray]:
-        """Of each place, what comes after the k-th last micro-batch has been there, for k from the last on."""
+        """Returns, for each place, what comes after the k-th last micro-batch has been there, for k from the last on."""
         ranks, rows = np.arange(1, self.micros + 1), self._rows(reverse=True)
         found, latest = [], np.zeros(self.micros, np.int64)
         for place, row in zip(reversed(self.way), rows, strict=True):
@@ -176,7 +191,7 @@ class _Pipe:
         return found[::-1]
 
     def _rows(self, reverse: bool = False) -> Iterator[list[tuple[_Place, int]]]:
-        """Of each place, what its machine has of every row that ends there, and where the row begins."""
+        """Yields the rows of places that end at each place; a row has its first place and its machine's work."""
         seen: dict[int, list[_Place]] = {}
         for place in reversed(self.way) if reverse else self.way:
             own = seen.setdefault(place.machine, [])
@@ -186,7 +201,7 @@ class _Pipe:
 
     @cached_property
     def done(self) -> list[int]:
-        """When everything of a stage may be done."""
+        """Returns when everything of a stage may be done, for each stage."""
         found = []
         for s, kinds in enumerate(self.kinds):
             whole = self.back[s] + self._late(s)
@@ -197,7 +212,7 @@ class _Pipe:
         return found
 
     def jobs(self, key: tuple[int, int, Kind], count: int) -> list[OneMachineJob]:
-        """The actions of one kind on one stage, in the order in which they will be done."""
+        """Returns the actions of one kind on one stage, in the order in which they will be done."""
         _, s, kind = key
         heads, tails = self._around(s, kind)
         takes = self.take[kind][s]
@@ -218,7 +233,11 @@ class _Pipe:
 
 
 def jackson(jobs: Sequence[OneMachineJob]) -> int:
-    """The least time by which a machine can be through with these jobs and their tails."""
+    """Returns the least time in which one machine can finish these jobs and their tails.
+
+    Args: `jobs` may be interrupted, in any order.
+    Returns: Jackson's preemptive bound, in the unit of the jobs.
+    """
     waiting: list[list[int]] = []
     now = most = 0
     for job in sorted(jobs, key=lambda each: each.head):
@@ -228,7 +247,9 @@ def jackson(jobs: Sequence[OneMachineJob]) -> int:
 
 
 def _work(waiting: list[list[int]], now: int, until: int | None, most: int) -> tuple[int, int]:
-    """The job with the longest tail first, until more arrive."""
+    """Works on the job with the longest tail until more jobs arrive; returns the time, and the latest end with its
+    tail.
+    """
     while waiting and (until is None or now < until):
         top = waiting[0]
         part = top[1] if until is None else min(top[1], until - now)

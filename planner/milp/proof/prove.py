@@ -1,12 +1,9 @@
-"""The proof of one shape in two parts: a first look that costs little, and a tree for what that leaves open.
+"""Proves one configuration: a first look that costs little, then branch and bound for what that leaves open.
 
-The first look bounds by running minima over boundaries and narrows their windows (`planner.milp.root`). Only where
-some cut may still beat the limit are arcs laid and the tree grown, a number of boxes at a time.
-
-The first look at a shape: multipliers over its rows, priced by running minima over the boundaries.
-
-Rows and cuts grow in turn. Where no mixture of rows refutes the shape, the best one still narrows the windows in which
-the boundaries of a better cut must lie; the tree goes on from there.
+The first look prices rows by running minima over single boundaries (`separable.py`) and chooses multipliers over
+them. Rows and cuts grow in turn. Where no mixture of rows refutes the configuration, the best mixture still narrows
+the windows in which the boundaries of a better cut must lie. Only then are arcs built, and branch and bound continues
+from there, a number of boxes at a time.
 """
 
 from __future__ import annotations
@@ -27,24 +24,28 @@ from planner.milp.proof.weights import Weights, stack
 from planner.milp.search.descent import Answer, even
 
 _ROUNDS = 60  # mixtures of rows tried at first
-_MOMENTS = 20_000_000  # rows of memory, times pairs of stages
-_KEPT = 200_000  # rows of a shape that is left open, times its pairs of stages
-_ARCS = 2_000_000  # that windows may span for a tree
+_MOMENTS = 20_000_000  # rows of memory, times pairs of stages, up to which arcs are built
+_KEPT = 200_000  # rows kept of a configuration that is left open, times its pairs of stages
+_ARCS = 2_000_000  # arcs that windows may span, up to which they are built
 
 Windows = tuple[IntArray, IntArray]
 
 
 @dataclass(kw_only=True)
 class ConfigurationProof:
+    """The proof of one configuration as far as it goes: bound, windows of a better cut, and the tree where there is
+    one.
+    """
+
     problem: CutProblem
-    spans: Windows | None  # of a better cut; None where there is none
+    spans: Windows | None  # windows of a better cut; None where there is none
     record: ProofState = field(init=False)
     bound: float = 0.0
-    tight: bool = False  # memory excludes a cut that could have won
+    tight: bool = False  # whether memory excludes a cut that could have won
     root: Box | None = None
     tree: Tree | None = None
     rounds: int = _ROUNDS
-    rows: list[CutRow] = field(default_factory=list)  # that were of use for this order, whatever its costs
+    rows: list[CutRow] = field(default_factory=list)  # useful for this order, whatever its costs
     timed: tuple[float, Windows | None] | None = (
         None  # what time alone says: a bound, and where a better cut lies
     )
@@ -54,21 +55,25 @@ class ConfigurationProof:
         self.record = self._fresh(edges[0] if edges is not None and (edges[0] == edges[1]).all() else None)
 
     def _fresh(self, pinned: IntArray | None) -> ProofState:
-        """Without rows of memory where boundaries alone are looked at."""
+        """Returns an empty record; it has no rows of memory where the first look sees boundaries alone."""
         memory = stack([], self.problem.stages) if self.problem.chained else memory_weights(self.problem)
         return ProofState(RowPool(problem=self.problem, memory=memory), pinned)
 
     @property
     def open(self) -> bool:
+        """Returns whether some cut may still beat the limit."""
         return self.spans is not None and self.bound <= self.record.most
 
     @property
     def bound_ns(self) -> int:
-        """No cut takes less, or less than the limit."""
+        """Returns the lower bound in nanoseconds; where no cut beats the limit, the limit."""
         return min(int(np.ceil(self.bound - ROUNDING)), self.record.limit) if self.open else self.record.limit
 
     def look(self, answer: Answer | None, limit: int) -> None:
-        """Bounds and narrows; learns rows of the even cut and of the answer."""
+        """Takes the first look: bounds all cuts, narrows the windows, and learns rows of the even cut and of the
+        answer.
+        Args: `answer` is the best cut known of this configuration; `limit` is the time to beat, in nanoseconds.
+        """
         self.record.aim(answer, limit)
         if self.spans is None or not self._reachable():
             self.spans = None
@@ -88,7 +93,9 @@ class ConfigurationProof:
             self._forget()
 
     def _adopt(self, bound: float, spans: Windows | None) -> None:
-        """What time alone says where no stage recomputes holds whatever does; arcs wait until it is taken further."""
+        """Adopts what time alone says of the configuration in which no stage recomputes: it holds whatever
+        recomputes. Arcs wait until the proof continues.
+        """
         assert self.spans is not None
         self.bound, self.tight = bound, True
         if spans is None or not self.open:
@@ -113,7 +120,7 @@ class ConfigurationProof:
         self.rows = self.record.pool.useful()
 
     def _begin(self) -> None:
-        """With what other shapes of this order have taught, or with rows of a cut as good as any."""
+        """Begins with rows that other configurations of this order have taught, or with rows of the even cut."""
         if self.record.pool.rows:
             return
         for row in self.rows:
@@ -124,12 +131,12 @@ class ConfigurationProof:
             self.record.around(even(self.problem))
 
     def _forget(self) -> None:
-        """Rows of many stages take megabytes each: they are learnt again if the shape is taken further."""
+        """Drops the rows: of many stages they take megabytes each. They are learnt again if the proof continues."""
         known, self.record = self.record, self._fresh(self.record.pinned)
         self.record.aim(known.answer, known.limit)
 
     def _arm(self) -> None:
-        """Rows of memory beside those of time."""
+        """Adds rows of memory to the record, which had rows of time only."""
         assert self.root is not None
         memory, known = binding(self.root, memory_weights(self.problem)), self.record
         if len(memory) == len(known.pool.memory):
@@ -148,14 +155,14 @@ class ConfigurationProof:
         return not chain or reachable(self.problem, self.record.limit - 1)
 
     def _light(self) -> bool:
-        """Whether arcs and rows of memory are few enough to be laid out."""
+        """Returns whether arcs and rows of memory are few enough to be built."""
         shared = (self.problem.hosted > 0).sum(1) > 1
         moments = sum(len(rows) for rows, many in zip(self.problem.moments, shared, strict=True) if many)
         small = moments * self.problem.stages**2 <= _MOMENTS
         return small and self.spans is not None and _cells(self.problem, *self.spans) <= _ARCS
 
     def _grow(self) -> None:
-        """Lays the arcs, where they are not too many: those that fit and that single rows do not refute."""
+        """Builds the arcs that fit and that single rows do not refute, where they are not too many."""
         if self.spans is None or self.root is not None or not self._light():
             return
         box = every_cut(self.problem, *self.spans)
@@ -169,7 +176,9 @@ class ConfigurationProof:
         return self.record.pool.weights.part(self.record.pool.active())
 
     def prove(self, answer: Answer | None, limit: int, nodes: int, work_ns: float) -> None:
-        """So many boxes further, from windows as narrow as the limit makes them by now."""
+        """Continues branch and bound from the boundary ranges that can still beat `limit`.
+        Args: at most `nodes` boxes, and until the meter shows `work_ns`; `answer` and `limit` are as in `look`.
+        """
         lower = limit < self.record.limit
         self.record.aim(answer, limit)
         if not self.open or self.spans is None:
@@ -196,8 +205,9 @@ def _point(spans: Windows) -> bool:
 
 
 def _fits(problem: CutProblem, low: IntArray, high: IntArray) -> bool:
-    """Whether every cut of the windows fits: as if each stage were, in each part, as large as any they allow. Choices
-    are asked for where cuts do not."""
+    """Returns whether every cut of the windows surely fits; False where the configuration chooses which stages
+    recompute. Each stage is taken as large as any that the windows allow, in each part of its memory.
+    """
     if problem.flagged:
         return False
     if (most_bytes(problem) <= problem.available_bytes).all():
@@ -217,7 +227,7 @@ def _cells(problem: CutProblem, low: IntArray, high: IntArray) -> int:
 
 
 def _may_exceed(box: Box) -> bool:
-    """Whether workers with several stages lack memory for some cut of the box."""
+    """Returns whether workers with several stages lack memory for some cut of the box."""
     problem = box.problem
     if (most_bytes(problem) <= problem.available_bytes).all():
         return False
@@ -228,7 +238,7 @@ def _may_exceed(box: Box) -> bool:
 
 
 _PATIENCE = 10  # mixtures without a better bound, before the tree takes over
-_GAIN = 2e-4  # of the limit: what counts as better
+_GAIN = 2e-4  # share of the limit that a bound must gain to count as better
 _TRIAL, _HOPE = (
     40,
     0.6,
@@ -239,7 +249,10 @@ _NARROWINGS = 3
 def surrounded(
     record: ProofState, lines: SeparableRows, spans: Windows, rounds: int
 ) -> tuple[float, Windows | None]:
-    """A bound of all cuts of the windows, and the windows of those below the limit; None if there are none."""
+    """Bounds all cuts of the windows, and narrows the windows to the cuts below the limit.
+    Args: `lines` prices the rows of `record`; at most `rounds` mixtures of rows are tried.
+    Returns: the lower bound, and the windows; None for the windows where no cut is below the limit.
+    """
     bound, mixtures = _squeezed(record, lines, spans, rounds)
     if bound > record.most:
         return bound, None
@@ -258,7 +271,7 @@ def surrounded(
 def _squeezed(
     record: ProofState, lines: SeparableRows, spans: Windows, rounds: int
 ) -> tuple[float, list[Weights]]:
-    """The bound of the best mixture of rows, and the mixtures that were best in their time."""
+    """Returns the bound of the best mixture of rows, and the mixtures that were best in their time."""
     pool, bound, mixtures = record.pool, 0.0, list[Weights]()
     chosen = pool.inside(*spans)
     since, marked = 0, 0.0

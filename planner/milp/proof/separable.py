@@ -1,4 +1,4 @@
-"""Rows as sums of functions of single boundaries: what no cut beats, in time linear in the layers.
+"""Bounds rows by sums of functions of single boundaries: lower bounds in time linear in the layers.
 
 Where neighbours always talk, a row of path counts is at least `constant + sum over p of h_p(c_p)`:
 
@@ -9,8 +9,8 @@ Where neighbours always talk, a row of path counts is at least `constant + sum o
     update       the same of elements, and half of a sum where holders hand round what they share
     messages     what layer j hands on from the one before it crosses boundary j in every cut
 
-and the least of it over increasing boundaries is a running minimum, stage by stage. Any convex combination of rows is
-a row. So `least` is a bound, and a boundary at which `through` exceeds the limit can go.
+Its least value over increasing boundaries is a running minimum, stage by stage. Any convex combination of rows is a
+row. So `least` is a lower bound, and `narrowed` drops the boundaries at which every cut exceeds the limit.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ from planner.milp.proof.boxes import ROUNDING, STEP, SYNC
 from planner.milp.proof.weights import Weights
 
 Span = tuple[int, int]
-_SLACK = ROUNDING / 2  # of a sum over stages, for what prices may be off by before they are rounded up
+_SLACK = ROUNDING / 2  # what a sum over stages may be off by before it is rounded up
 
 
 @dataclass(frozen=True, eq=False)
 class SeparableRows:
-    """Of one problem whose stages all feed the next."""
+    """The rows of one problem as functions of single boundaries; every stage feeds the next."""
 
     problem: CutProblem
 
     @cached_property
     def places(self) -> IntArray:
+        """Returns the layers before which the model may be cut, with both ends."""
         return np.flatnonzero(self.problem.allowed)
 
     @cached_property
     def _work(self) -> FloatArray:
-        """[stage or one for all, compute kind, place]"""
+        """Returns [stage or one for all, compute kind, place] nanoseconds before each place."""
         prefix = self.problem.prefix_ns[:, :, self.places].astype(np.float64)
         same = bool((prefix == prefix[:, :1]).all())
         table: FloatArray = np.moveaxis(prefix[:, :1] if same else prefix, 1, 0)
@@ -52,7 +53,7 @@ class SeparableRows:
 
     @cached_property
     def _bytes(self) -> FloatArray:
-        """[gradients, elements, and what crosses this place on its way on and back, 1; place]"""
+        """Returns [column, place]: gradients, elements, bytes that cross the place on their way on and back, and 1."""
         tables, places = self.problem.tables, self.places
         edges = tables.edges
         rows = [
@@ -66,7 +67,7 @@ class SeparableRows:
 
     @cached_property
     def _sum_slopes(self) -> FloatArray:
-        """[stage]"""
+        """Returns [stage] nanoseconds that a byte of gradients takes at least in its sum."""
         tables = self.problem.tables
         most, tied = int(tables.gradients[0, -1]), int(tables.tied.max())
         tie = _chord(self.problem.tie, most) if tied else np.inf
@@ -79,7 +80,11 @@ class SeparableRows:
         return np.array(problem.slowness) * problem.tables.step_ns_per_element / share
 
     def heights(self, weights: Weights) -> FloatArray:
-        """[row, boundary, place]; the ends are 0 and the last place alone."""
+        """Returns the functions h_p of several rows.
+
+        Args: `weights` are rows of time.
+        Returns: [row, boundary, place] nanoseconds; the two ends count at place 0 and at the last place alone.
+        """
         rows, depth = len(weights), self.problem.stages
         kinds = weights.kinds
         sums = kinds[:, SYNC] + kinds[:, STEP] * (0.5 if self.problem.shape.shard else 0.0)
@@ -111,7 +116,11 @@ class SeparableRows:
         return found
 
     def least(self, weights: Weights, low: IntArray, high: IntArray) -> tuple[float, IntArray]:
-        """The least value of a single row over the windows, and a cut that has it; infinite where there is none."""
+        """Returns the least value of a single row over the windows, and a cut that has it.
+
+        Args: `weights` is one row; `low` and `high` are [boundary, then flag].
+        Returns: nanoseconds and the cut; infinite and an empty cut where the windows have none.
+        """
         spans = self._spans(low, high)
         self.problem.meter.priced(sum(last - first for first, last in spans))
         total = self._parts(weights, spans)
@@ -124,14 +133,18 @@ class SeparableRows:
         at = [spans[-1][0] + int(values[-1].argmin())]
         for p in range(len(values) - 2, -1, -1):
             at.append(spans[p][0] + int(values[p][: at[-1] - spans[p][0]].argmin()))
-        cut = low.copy()  # with the least flags, where there are some
+        cut = low.copy()  # where there are flags, with their least values
         cut[: len(at)] = self.places[at[::-1]]
         return best + float(self._constants(weights)[0]), cut
 
     def narrowed(
         self, weights: Weights, most: float, low: IntArray, high: IntArray
     ) -> tuple[IntArray, IntArray] | None:
-        """Windows without the boundaries at which every cut costs more than `most` in some row."""
+        """Returns windows without the boundaries at which every cut costs more than `most` in some row.
+
+        Args: `weights` are rows; `low` and `high` are [boundary, then flag].
+        Returns: None where no cut is left.
+        """
         depth, spans = self.problem.stages, self._spans(low, high)
         self.problem.meter.priced(3 * len(weights) * sum(last - first for first, last in spans))
         total = self._parts(weights, spans)
@@ -150,19 +163,19 @@ class SeparableRows:
         return low, high
 
     def _spans(self, low: IntArray, high: IntArray) -> list[Span]:
-        """Of every boundary, its part of the places."""
+        """Returns the range of places in the window of every boundary."""
         low, high = self.problem.bounds(low), self.problem.bounds(high)
         first, last = np.searchsorted(self.places, low), np.searchsorted(self.places, high, side="right")
         return list(zip(first.tolist(), np.maximum(first, last).tolist(), strict=True))
 
     def _parts(self, weights: Weights, spans: list[Span]) -> list[FloatArray]:
-        """`heights`, a boundary, as far as its window goes."""
+        """Returns `heights` of each boundary within its window."""
         heights = self.heights(weights)
         return [heights[:, p, first:last] for p, (first, last) in enumerate(spans)]
 
 
 def _onward(values: FloatArray, here: Span, there: Span) -> FloatArray:
-    """Of every place of the next window, the least value at one before it."""
+    """Returns, for every place of the next window, the least value at a place before it."""
     most = np.minimum(
         np.arange(*there) - here[0], here[1] - here[0]
     )  # how many places of this window come before
@@ -170,25 +183,25 @@ def _onward(values: FloatArray, here: Span, there: Span) -> FloatArray:
 
 
 def _backward(values: FloatArray, here: Span, there: Span) -> FloatArray:
-    """Of every place of the window before, the least value at one after it."""
+    """Returns, for every place of the window before, the least value at a place after it."""
     most = np.minimum(here[1] - 1 - np.arange(*there), here[1] - here[0])
     return _running(values[..., ::-1])[..., np.maximum(most, 0)]
 
 
 def _running(values: FloatArray) -> FloatArray:
-    """The least of the first k values, of none at first."""
+    """Returns the least of the first k values, for k from 0 on; infinite for none."""
     out: FloatArray = np.full((*values.shape[:-1], values.shape[-1] + 1), np.inf)
     np.minimum.accumulate(values, axis=-1, out=out[..., 1:])
     return out
 
 
 def _chord(line: Sum, most: int) -> float:
-    """Nanoseconds a byte that an all-reduce of at most so much takes at least."""
+    """Returns nanoseconds a byte that an all-reduce of at most so many bytes takes at least."""
     return float(line.ns(np.array([most]))[0] - 1) / most if most else 0.0
 
 
 def _twice(problem: CutProblem) -> tuple[FloatArray, FloatArray]:
-    """Bytes and elements before each place, by their last user, of parameters whose users no stage holds together."""
+    """Returns bytes and elements before each place, by last user, of parameters whose users never share a stage."""
     graph, longest = problem.tables.graph, problem.layers - problem.stages + 1
     found = np.zeros((2, problem.layers + 1))
     for parameter in graph.parameters:

@@ -1,4 +1,4 @@
-"""What no cut and no order of a shape can beat, from totals alone: thousands of shapes a second.
+"""Bounds configurations from totals alone, whatever their cut and order: thousands of configurations a second.
 
 With N micro-batches on D workers and P pipes, and all bounds of means that the worst worker is not below:
 
@@ -13,15 +13,14 @@ With N micro-batches on D workers and P pipes, and all bounds of means that the 
     heads    one stage a worker: `T >= p hop + head_p + N t_p`, where the head is what the stages before p must do first
              (and, with whole backward passes, last). With every head at least `a` times the work before it,
              `T >= (N total + hop * sum of p r^(D-1-p)) / (sum of r^p)` with `r = 1 - a / N`
-    sums     no sum starts before a micro-batch is through all layers and has come back into the last one, and those of
-             a worker queue up; sums of parts take no less than the sum of the whole
+    sums     no gradient sum starts before a micro-batch is through all layers and has come back into the last one, and
+             those of a worker queue up; sums of buckets take no less than the sum of the whole
     queue    of the k stages of a worker, in the order of their sums: the first i are computed before the i-th sum
              starts, so that for any shares `u` of 1 among them, T takes of a layer in the i-th at least
              `(u_i + .. + u_k) n t + (u_1 + .. + u_i) sum`, n micro-batches a pipe, and the least over i bounds it
 
-Under a rolling update a worker computes for the next step while others end this one, so that what comes first or last
-elsewhere does not delay it: heads count only where the cycle through the first stage carries them, with whole backward
-passes.
+Under a rolling update a worker computes for the next step while others end this one, so others' first and last work
+does not delay it. Heads count only with whole backward passes: the cycle through the first stage carries them.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from planner.schedule import FAMILIES, Kind
 
 @dataclass(frozen=True, eq=False)
 class LayerWork:
-    """Of every layer for one micro-batch."""
+    """The nanoseconds of every layer for one micro-batch, [layer]."""
 
     forward: IntArray
     back: IntArray  # what its gradient waits for on its way to the layer before
@@ -59,7 +58,7 @@ class LayerWork:
 
     @cached_property
     def returned(self) -> IntArray:
-        """When a gradient reaches a layer at the earliest."""
+        """Returns when a gradient reaches each layer at the earliest."""
         own: IntArray = self.forward.sum() + np.cumsum(self.back[::-1])[::-1] - self.back
         return own
 
@@ -69,7 +68,7 @@ class LayerWork:
 
     @cached_property
     def part(self) -> float:
-        """Of the work of any layers, what stages after them must at least wait for."""
+        """Returns the least share of any layer's work that the stages after it must wait for."""
         head = self.forward if self.splits else self.forward + self.back
         busy = self.total > 0
         return float((head[busy] / self.total[busy]).min(initial=1.0))
@@ -77,6 +76,8 @@ class LayerWork:
 
 @dataclass(frozen=True, eq=False)
 class TotalsBound:
+    """Lower bounds of the configurations of one planning instance, with what they share worked out once."""
+
     instance: Instance
     _works: dict[tuple[object, ...], LayerWork] = field(default_factory=dict)
     _layers: dict[tuple[object, ...], float] = field(default_factory=dict)
@@ -92,7 +93,7 @@ class TotalsBound:
         return self._works[key]
 
     def _longest(self, shape: Configuration, fullest: int) -> float:
-        """Of a layer with nothing but what lies around it."""
+        """Returns the longest layer with its micro-batches and what must come before and after it."""
         work, apart = self.work(shape), self.instance.chained and shape.update == "barrier"
         where = (shape.workers, shape.chunks) if apart else None
         key = (self.instance.tables(shape).key, shape.family, shape.listed, shape.recompute, fullest, where)
@@ -103,7 +104,7 @@ class TotalsBound:
         return self._layers[key]
 
     def _hop_ns(self, shape: Configuration) -> float:
-        """Of a message between stages, at least."""
+        """Returns what a message between stages takes at least."""
         tables = self.instance.tables(shape)
         if (known := self._hops.get(tables.key)) is None:
             size = tables.least_direct_bytes
@@ -111,24 +112,24 @@ class TotalsBound:
         return known if shape.workers > 1 else 0.0
 
     def _hops_before(self, shape: Configuration) -> IntArray:
-        """Of every layer: no stage after its own is empty."""
+        """Returns the messages before each layer's stage at least: no stage after it is empty."""
         layers = self.instance.layers
         return _hops_to(shape, np.maximum(np.arange(layers) + shape.stages - layers, 0))
 
     def _lead_ns(self, shape: Configuration) -> float:
-        """Messages before a worker's first stage, on average."""
+        """Returns the time of messages before a worker's first stage, on average."""
         first = np.arange(shape.workers) // shape.pipes
         return self._hop_ns(shape) * float(first.mean())
 
     def step_ns(self, shape: Configuration) -> float:
-        """Of a worker on average."""
+        """Returns the nanoseconds that updates take on a worker, on average."""
         tables = self.instance.tables(shape)
         share = shape.holders if shape.shard else 1
         rate = tables.step_ns_per_element / share
         return float(tables.elements[0, -1]) * rate * shape.pipes / shape.workers
 
     def free_ns(self, shape: Configuration) -> float:
-        """Load, layer, chain, hops and heads."""
+        """Returns the bound of load, layer, chain, hops and heads, in nanoseconds."""
         work, barrier, chained = self.work(shape), shape.update == "barrier", self.instance.chained
         fullest = -(-shape.micros // shape.pipes)
         load = float(work.total.sum()) * shape.micros / shape.workers
@@ -145,7 +146,7 @@ class TotalsBound:
         return least
 
     def summed_ns(self, shape: Configuration) -> float:
-        """All of it."""
+        """Returns the bound of everything, gradient sums included, in nanoseconds."""
         least = self.free_ns(shape)
         if shape.holders == 1:
             return least
@@ -169,7 +170,7 @@ class TotalsBound:
         return max(least, self._layer_ns(shape, sums)) if even else least
 
     def _queued_ns(self, shape: Configuration, sums: tuple[Sum, ...], even: bool) -> float:
-        """Compute and sums of a worker on average, as far as the ones must follow the others."""
+        """Returns compute and gradient sums of a worker on average, as far as sums must follow compute."""
         tables, work = self.instance.tables(shape), self.work(shape)
         size = self._own(tables, even)
         after = size * (float(_least(sums, size.sum(keepdims=True))[0] - 1) / max(1, int(size.sum())))
@@ -179,13 +180,13 @@ class TotalsBound:
         return float(either.sum()) * shape.pipes / shape.workers
 
     def _own(self, tables: Tables, shared: bool) -> IntArray:
-        """`_own_bytes`, worked out once."""
+        """Returns `_own_bytes`, worked out once."""
         if (key := (tables.key, shared)) not in self._bytes:
             self._bytes[key] = _own_bytes(tables, shared=shared)
         return self._bytes[key]
 
     def _layer_ns(self, shape: Configuration, sums: tuple[Sum, ...]) -> float:
-        """A layer with the sum and the update of its stage."""
+        """Returns the longest layer with the gradient sum and the update of its stage."""
         tables, work = self.instance.tables(shape), self.work(shape)
         fullest = -(-shape.micros // shape.pipes)
         each = np.arange(tables.layers)
@@ -199,13 +200,13 @@ class TotalsBound:
         return float((np.maximum(begun, returned) + after).max())
 
     def _even(self, shape: Configuration) -> bool:
-        """Whether a sum over more devices takes no less: not where they bring more network cards."""
+        """Returns whether a sum over more devices takes no less: not where they bring more network cards."""
         groups = self.instance.cluster.nodes
         return all(g.devices_per_node == 1 for g in groups) or sum(g.count for g in groups) == 1
 
 
 def _work(tables: Tables, splits: bool, mixes: bool, recompute: bool) -> LayerWork:
-    """Where whole and split backward passes mix, the shorter of the two, and as late a weight half."""
+    """Returns the work of layers; mixed whole and split backwards count the shorter, with as late a weight half."""
     layers = {kind: np.diff(tables.time_ns[kind]) for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)}
     whole, halves = layers[Kind.B], layers[Kind.I] + layers[Kind.W]
     back, last = (layers[Kind.I], halves) if splits else (whole, whole)
@@ -216,34 +217,33 @@ def _work(tables: Tables, splits: bool, mixes: bool, recompute: bool) -> LayerWo
 
 
 def _hops_to(shape: Configuration, stage: IntArray) -> IntArray:
-    """Messages on the way to a stage: stages of one worker that follow each other need none."""
+    """Returns the messages on the way to a stage: consecutive stages of one worker need none."""
     if FAMILIES[shape.family].in_parts:
         return stage // shape.chunks
     return stage - stage // shape.workers
 
 
 def _hops(shape: Configuration) -> int:
-    """Messages on the way to the last stage."""
+    """Returns the messages on the way to the last stage."""
     return int(_hops_to(shape, np.array(shape.stages - 1)))
 
 
 def _heads(shape: Configuration, work: LayerWork, hop: float) -> float:
-    """Every stage as large as those before it allow: what that takes to hold all layers."""
+    """Returns the time to hold all layers where every stage is as large as the stages before it allow."""
     kept = (1.0 - work.part / shape.micros) ** np.arange(shape.workers - 1, -1, -1)
     before = hop * float((np.arange(shape.workers) * kept).sum())
     return (shape.micros * float(work.total.sum()) + before) / float(kept.sum())
 
 
 def _shares(count: int, compute: float, sums: float) -> tuple[FloatArray, FloatArray]:
-    """For each stage of a worker, in the order of their sums, the parts of its compute and of its sum that count:
-    the best there are where all layers are alike."""
+    """Returns the parts of compute and gradient sum that count for each stage of a worker: the best for equal layers."""
     grown = np.clip(compute / sums, 1e-3, 1e3) ** np.arange(count) if sums > 0 else np.eye(count)[-1]
     share = grown / grown.sum()
     return share[::-1].cumsum()[::-1], share.cumsum()
 
 
 def _own_bytes(tables: Tables, *, shared: bool) -> IntArray:
-    """Gradients of each layer, those of several layers at the first; without these unless they are `shared`."""
+    """Returns gradient bytes of each layer; those of several layers count at the first if `shared`, else nowhere."""
     found: IntArray = np.zeros(tables.layers, np.int64)
     for parameter in tables.graph.parameters:
         if parameter.trainable and (shared or len(set(parameter.users)) == 1):
@@ -257,6 +257,6 @@ def _least(sums: tuple[Sum, ...], size: IntArray) -> IntArray:
 
 
 def _shared_bytes(tables: Tables) -> int:
-    """Of parameters that several layers use: their sums may run over other places."""
+    """Returns the bytes of parameters that several layers use: their sums may run over other ranks."""
     shared = [p for p in tables.graph.parameters if len(set(p.users)) > 1 and p.trainable]
     return sum(p.bytes for p in shared)

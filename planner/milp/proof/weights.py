@@ -18,7 +18,7 @@ from planner.simulate import PARTS
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """Several rows at once, each the cost of arcs as a linear function of their columns; memory is one like time."""
+    """Several rows at once: each prices arcs as a linear function of their columns. Rows of memory are alike."""
 
     kinds: FloatArray  # [row, kind, stage]
     hops: FloatArray  # [row, act or grad, sender, receiver]
@@ -39,7 +39,7 @@ class Weights:
         )
 
     def mixed(self, shares: FloatArray) -> Weights:
-        """One row: the combination with these shares."""
+        """Returns one row: the combination of all rows with these shares."""
         return Weights(
             kinds=np.tensordot(shares, self.kinds, 1)[None],
             hops=np.tensordot(shares, self.hops, 1)[None],

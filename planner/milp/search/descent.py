@@ -1,4 +1,4 @@
-"""First answers: cuts found by descent and seeded kicks, all neighbours of a cut simulated at once."""
+"""Finds first answers: cuts by descent and seeded kicks, where all neighbours of a cut are simulated at once."""
 
 from __future__ import annotations
 
@@ -14,23 +14,32 @@ from planner.schedule import Kind
 
 UNFIT_NS = 1 << 60  # the time of a cut that does not fit
 _STEPS = (1, 2, 4, 8)
-_DESCENT_NS = 1e9  # of the meter, for one descent
-_TURNED = 0.3  # of the flags, in a kick
-_LONGEST_BLOCK = 2  # boundaries that move together, where there are many
+_DESCENT_NS = 1e9  # work that one descent may do, by the meter
+_TURNED = 0.3  # share of the flags that a kick turns
+_LONGEST_BLOCK = 2  # boundaries that move together at most, where there are many
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
+    """A cut and the simulated nanoseconds of its step."""
+
     cut: IntArray
     ns: int
 
     def better(self, other: Answer | None) -> bool:
-        """Faster, or as fast with the lexicographically smaller boundaries."""
+        """Returns whether this answer is faster, or as fast with the lexicographically smaller boundaries.
+
+        Args: any answer is better than None.
+        """
         return other is None or (self.ns, self.cut.tolist()) < (other.ns, other.cut.tolist())
 
 
 def judge(problem: CutProblem, cuts: IntArray, most: int | None = None) -> IntArray:
-    """Simulated nanoseconds, UNFIT_NS where a worker's memory is exceeded; beyond `most`, only that it is more."""
+    """Simulates cuts.
+
+    Args: `cuts` is [cut, point]; beyond `most` nanoseconds, a result only says that it is more.
+    Returns: [cut] nanoseconds, UNFIT_NS where a worker's memory is exceeded.
+    """
     fitting = fits(problem, cuts)
     out: IntArray = np.full(len(cuts), UNFIT_NS, np.int64)
     if fitting.any():
@@ -39,12 +48,21 @@ def judge(problem: CutProblem, cuts: IntArray, most: int | None = None) -> IntAr
 
 
 def fits(problem: CutProblem, cuts: IntArray) -> BoolArray:
+    """Returns whether cuts fit in the memory of every worker.
+
+    Args: `cuts` is [cut, point].
+    Returns: [cut] truth values.
+    """
     within: BoolArray = np.asarray((problem.memory(cuts) <= problem.available_bytes).all(1))
     return within
 
 
 def descend(problem: CutProblem, low: IntArray, high: IntArray, start: IntArray) -> Answer | None:
-    """Steepest descent over moves of single boundaries and blocks of them."""
+    """Descends steeply over moves of single boundaries and blocks of them, until no move helps or the work is spent.
+
+    Args: cuts stay between `low` and `high`; `start` need not fit.
+    Returns: the best answer met; None where neither the start nor a neighbour of it fits.
+    """
     best = _pick(problem, start[None, :])
     moves = neighbours(problem)
     stop_ns = problem.meter.spent_ns + _DESCENT_NS
@@ -69,7 +87,10 @@ def _pick(problem: CutProblem, cuts: IntArray, most: int | None = None) -> Answe
 
 
 def allowed(problem: CutProblem, points: IntArray, low: IntArray, high: IntArray) -> IntArray:
-    """Those between these two that are cuts of the model without an empty stage."""
+    """Returns the points between two others that are cuts of the model without an empty stage.
+
+    Args: `points` is [cut, point]; `low` and `high` are points.
+    """
     inside: BoolArray = np.asarray((points >= low).all(1) & (points <= high).all(1))
     edges = problem.bounds(points)
     inside &= (np.diff(edges) > 0).all(1)
@@ -79,7 +100,11 @@ def allowed(problem: CutProblem, points: IntArray, low: IntArray, high: IntArray
 
 
 def neighbours(problem: CutProblem) -> IntArray:
-    """Moves of boundaries, and of flags where there are some."""
+    """Returns moves to the neighbours of a cut: of boundaries, and of flags where there are some.
+
+    Args: `problem` says how many boundaries and flags a point has.
+    Returns: [move, point] differences.
+    """
     stages, first_flag = problem.stages, problem.stages + 1
     longest = stages - 1 if stages <= 16 else _LONGEST_BLOCK
     edges = _edge_moves(stages, longest)
@@ -101,7 +126,11 @@ def _edge_moves(stages: int, longest: int) -> IntArray:
 
 
 def kicked(problem: CutProblem, low: IntArray, high: IntArray, best: Answer, rounds: int) -> Answer:
-    """Descents from random neighbours of the best cut; the seed is fixed, so the answer is too."""
+    """Runs descents from random neighbours of the best cut; the seed is fixed, so the answer is too.
+
+    Args: `rounds` kicks of `best`, between `low` and `high`.
+    Returns: the best answer met, which may be `best`.
+    """
     random = np.random.default_rng(0)
     for _ in range(rounds):
         noise = random.integers(-3, 4, problem.stages + 1)
@@ -118,7 +147,10 @@ def kicked(problem: CutProblem, low: IntArray, high: IntArray, best: Answer, rou
 
 
 def balanced(problem: CutProblem, box: Box) -> IntArray:
-    """The cut of the box whose largest stage takes least, by a bottleneck path."""
+    """Returns the cut of the box whose largest stage takes least, by a bottleneck path.
+
+    Args: `box` has at least one cut.
+    """
     line = work_ns(problem)
     value: FloatArray = np.zeros(1)
     back = []
@@ -135,12 +167,18 @@ def balanced(problem: CutProblem, box: Box) -> IntArray:
 
 
 def even(problem: CutProblem) -> IntArray:
-    """A cut of about equal work, whatever its memory."""
+    """Returns a cut of about equal work a stage, whatever its memory.
+
+    Args: `problem` supplies the work of layers.
+    """
     return near(problem, work_ns(problem))
 
 
 def near(problem: CutProblem, line: IntArray | FloatArray) -> IntArray:
-    """A cut whose stages have about equal shares of what grows along the layers as `line`."""
+    """Returns a cut whose stages have about equal shares of what grows along the layers as `line`.
+
+    Args: `line` has a value before each layer and one after the last.
+    """
     depth = problem.stages
     places = np.flatnonzero(problem.allowed)
     goal = np.searchsorted(line[places], np.linspace(0.0, float(line[-1]), depth + 1))
@@ -152,6 +190,11 @@ def near(problem: CutProblem, line: IntArray | FloatArray) -> IntArray:
 
 
 def work_ns(problem: CutProblem) -> IntArray:
+    """Returns the work before each layer, in nanoseconds of the first stage's device.
+
+    Args: `problem`; recomputation counts where all stages recompute.
+    Returns: [layer + 1] sums of forward and backward.
+    """
     kinds = [Kind.F, Kind.B, *([Kind.R] if problem.shape.recompute else [])]
     total: IntArray = problem.prefix_ns[[COMPUTE.index(kind) for kind in kinds], 0].sum(0)
     return total

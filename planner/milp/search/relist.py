@@ -1,6 +1,6 @@
-"""Orders made anew for the best plans: each enters the search as a shape of its own, until none does.
+"""Reschedules the orders of the best plans: each new order enters the search as a configuration of its own.
 
-An order is frozen within its shape, since path rows hold for a fixed order only; so the library of orders grows
+An order is fixed within its configuration, because path rows hold for one order only. So the library of orders grows
 between searches, never during one.
 """
 
@@ -26,15 +26,19 @@ if TYPE_CHECKING:
     from planner.milp.search.state import ConfigurationState, SearchState
 
 ROUNDS = 4
-ALIKE = 0.1  # plans slower than the best by more are not listed anew
-_FAMILIES = 4  # whose best plans are, besides the best one
-_KEPT = 2  # orders of each list that enter
-_MOST_ACTIONS = 4096  # of an order; listing a longer one takes too long
-_LISTING_NS = 250_000.0  # of the meter, an action
+ALIKE = 0.1  # orders of plans slower than the best by more than this share are not rescheduled
+_FAMILIES = 4  # families whose best plans are rescheduled, besides the best plan
+_KEPT = 2  # rescheduled orders of each plan that enter
+_MOST_ACTIONS = 4096  # actions of an order at most; rescheduling a longer one takes too long
+_LISTING_NS = 250_000.0  # work of rescheduling one action, by the meter
 
 
 def grow(state: SearchState) -> int:
-    """Lists anew and proves, until no order enters that is better; how many orders entered."""
+    """Reschedules the best plans and proves the new configurations, until no better order enters.
+
+    Args: `state` takes them up.
+    Returns: how many orders entered.
+    """
     pinned = state.instance.pins
     if pinned.schedules and "listed" not in pinned.schedules:
         return 0
@@ -56,7 +60,7 @@ def grow(state: SearchState) -> int:
 
 
 def _worth(state: SearchState, most: int) -> list[ConfigurationState]:
-    """The best plan, and of each other family the best one that comes near it."""
+    """Returns the best plan, and of each other family the best plan that comes near it."""
     near = [
         t for t in state.tried.values() if t.answer is not None and t.answer.ns <= state.limit * (1 + ALIKE)
     ]
@@ -70,7 +74,7 @@ def _worth(state: SearchState, most: int) -> list[ConfigurationState]:
 
 
 def _enter(state: SearchState, tried: ConfigurationState) -> Iterator[ConfigurationState]:
-    """The orders that make this plan faster, each with the best cut found for it."""
+    """Yields configurations with orders that make this plan faster, each with the best cut found for it."""
     answer = tried.answer
     problem = tried.problem if answer is None else tried.problem.settled(answer.cut)
     enough = state.instance.meter.spent_ns < state.effort.work_ns
@@ -95,7 +99,7 @@ def _enter(state: SearchState, tried: ConfigurationState) -> Iterator[Configurat
 
 
 def _orders(problem: CutProblem, answer: Answer) -> Iterator[Schedule]:
-    """As many micro-batches in flight as in the order itself, or as many as memory allows."""
+    """Yields orders with as many micro-batches in flight as the order itself, then with as many as memory allows."""
     costs = costs_of(stage_times(problem, answer.cut), hops(problem, answer.cut))
     known = {problem.schedule.orders}
     for limits in (None, *([] if problem.order.recomputing else [_room(problem, answer)])):
@@ -114,7 +118,7 @@ def _listed(schedule: Schedule, costs: Costs, limits: Limits | None) -> list[Sch
 
 
 def _room(problem: CutProblem, answer: Answer) -> Limits:
-    """What activations may take on each worker."""
+    """Returns what activations may take on each worker."""
     low, high = answer.cut[:-1], answer.cut[1:]
     part = dict(zip(PART_NAMES, problem.moving_bytes(low, high).T, strict=True))
     saved, held = part.pop("saved") + part.pop("shared"), part.pop("held")
@@ -130,7 +134,10 @@ def _name(schedule: Schedule) -> str:
 
 
 def costs_of(times: Sequence[StageTimes], hops: Sequence[Hop]) -> Costs:
-    """A plan's own numbers, in nanoseconds. Skips are left out: listing knows neighbours only."""
+    """Returns a plan's own numbers as costs for the list scheduler, in nanoseconds.
+
+    Args: `times` by stage; of `hops` only those between neighbours count, since the scheduler knows no others.
+    """
     return Costs(
         forward=tuple(t.forward_ns for t in times),
         backward=tuple(t.backward_ns for t in times),

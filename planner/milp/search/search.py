@@ -1,8 +1,9 @@
-"""The course of a search: which shapes are looked into, and when.
+"""The course of a search: which configurations are looked into, and when.
 
-First answers come from the most promising shapes and from the trivial plans, and orders listed anew for the best of
-them. Then shapes are taken up as their totals (`planner.milp.proof.totals`) bound them, the lowest first: what is left when
-the work allowed for that is done is bounded by the next one, and nothing was spent on what could not be the least.
+First answers come from the most promising configurations and from the trivial plans, and orders listed anew for the
+best of them. Then configurations are taken up as their totals (`planner.milp.proof.totals`) bound them, the lowest
+first. What is left when the work allowed for that is done is bounded by the next one, and nothing was spent on what
+could not be the least. At last the mixed-integer program states the proof over whatever is still open.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _LOOKS = 0.85  # of it is spent by the end of first looks; shapes left then keep
 
 @dataclass(kw_only=True)
 class Waiting:
-    """Shapes by what they take at least."""
+    """The queue of configurations, by what they take at least."""
 
     state: SearchState
     every: list[Configuration] = field(default_factory=list)  # that ever waited
@@ -48,13 +49,16 @@ class Waiting:
     heap: list[tuple[float, int]] = field(default_factory=list)
 
     def add(self, shape: Configuration) -> None:
+        """Adds a configuration that never waited before."""
         if shape not in self.known:
             self.known.add(shape)
             heapq.heappush(self.heap, (self.state.promise_ns(shape), len(self.every)))
             self.every.append(shape)
 
     def work_through(self) -> None:
-        """Grows by variants: those that take less memory where memory narrows a shape, or whose updates are faster."""
+        """Examines configurations, the lowest bound first, until the allowed work is done. Where memory narrows a
+        configuration, variants with less memory join the queue; elsewhere, variants with faster updates.
+        """
         state = self.state
         while self.heap:
             least, number = heapq.heappop(self.heap)
@@ -74,7 +78,12 @@ class Waiting:
 def search(
     instance: Instance, effort: Effort, *, below: int = UNFIT_NS, rows: Rows | None = None
 ) -> SearchState:
-    """`below` is what is known already: slower plans are not looked for. So are `rows` of the same orders."""
+    """Searches all configurations of a planning instance, and proves the best plan as far as the effort goes.
+
+    Args: plans that take `below` nanoseconds or more are not looked for; `rows` of the same orders give a start.
+    Returns: the state of the search with the best answer, if there is one, and its bound.
+    Raises: Infeasible where the pins leave no configuration.
+    """
     state = SearchState(instance=instance, effort=effort, below=below, rows={} if rows is None else rows)
     configurations = ranked(instance)
     if not configurations:
@@ -98,7 +107,10 @@ def search(
 
 
 def solve_program(state: SearchState) -> None:
-    """The mixed-integer program over the winner and whatever is still open, where it is small enough to write."""
+    """Solves the mixed-integer program over the winner and whatever is still open, where it is small enough to write.
+
+    Args: `state` is that of a search whose proofs are done; its bounds and its best plan may get better.
+    """
     if state.best is None:
         return
     if state.best.closing is None:
@@ -122,7 +134,7 @@ def solve_program(state: SearchState) -> None:
 
 
 def _open_part(state: SearchState, tried: ConfigurationState) -> formulation.OpenConfiguration | None:
-    """The cuts that the rows do not refute; ties with the best answer stay."""
+    """Returns the cuts that the rows do not refute; ties with the best answer stay."""
     if tried.closing is None or tried.closing.root is None or tried.problem.flagged:
         return None
     pool, most = tried.closing.record.pool, state.limit + ROUNDING
@@ -138,7 +150,10 @@ def _open_part(state: SearchState, tried: ConfigurationState) -> formulation.Ope
 
 
 def ranked(instance: Instance) -> list[Configuration]:
-    """Shapes, the most promising first. Recomputing and sharding ones follow where memory asks for them."""
+    """Returns the configurations of a planning instance, the most promising first.
+
+    Args: `instance`; unless pinned, recomputing and sharding configurations follow later, where memory asks for them.
+    """
     pinned = instance.pins
     plain = replace(pinned, recompute=bool(pinned.recompute), shard=bool(pinned.shard))
     every = shapes(
@@ -154,7 +169,7 @@ def ranked(instance: Instance) -> list[Configuration]:
 
 
 def _guess_ns(bound: TotalsBound, shape: Configuration) -> float:
-    """About what a shape may take: where to look first. Bounds nothing."""
+    """Returns about what a configuration may take, to know where to look first; it bounds nothing."""
     tables, work = bound.instance.tables(shape), bound.work(shape)
     bytes_a_worker = np.array([tables.gradients[0, -1] * shape.pipes // shape.workers])
     sums = (
@@ -170,8 +185,10 @@ def _guess_ns(bound: TotalsBound, shape: Configuration) -> float:
 
 
 def _first_answers(state: SearchState, configurations: list[Configuration]) -> None:
-    """Even cuts of the most promising shapes; then descents of those that came out best, and of the most promising
-    one of each family."""
+    """Answers the configurations whose even cuts came out best, and the most promising one of each family.
+
+    The even cuts of the most promising configurations are simulated before.
+    """
     firsts: dict[str, Configuration] = {}
     for shape in configurations:
         firsts.setdefault(shape.family, shape)
@@ -190,7 +207,10 @@ def _first_answers(state: SearchState, configurations: list[Configuration]) -> N
 
 
 def _hopeless(state: SearchState, tried: ConfigurationState) -> bool:
-    """Far from the best; or one worker in more parts, no better at first than what fewer of them came to."""
+    """Returns whether a configuration is far from the best answer.
+
+    Also returns True for a lone worker with more chunks that is no better at first than fewer chunks came to.
+    """
     ns, own = _even_ns(tried.problem), tried.shape
     fewer = [
         other.answer.ns
@@ -207,7 +227,7 @@ def _even_ns(problem: CutProblem) -> int:
 
 
 def _take_trivial(state: SearchState, allowed: set[Configuration]) -> None:
-    """The trivial plans are answers too: none of them beats the plan, however little was looked into."""
+    """Takes the trivial plans as answers too: none of them beats the plan, however little was looked into."""
     for _, chosen in explain.trivial(state.instance):
         for shape in (each for each in chosen if each in allowed):
             tried = state.look(shape)
@@ -218,7 +238,11 @@ def _take_trivial(state: SearchState, allowed: set[Configuration]) -> None:
 
 
 def thriftier(instance: Instance, shape: Configuration) -> Iterator[Configuration]:
-    """Variants that take less memory. Only stages that must do recompute, unless that would change the order."""
+    """Yields variants of a configuration that take less memory.
+
+    Args: `shape`; only stages that must do so recompute, unless that would change the order.
+    Yields: variants that recompute, shard the optimizer, or both.
+    """
     pinned, now = instance.pins, shape.recompute or shape.sparing
     recompute = (True,) if now else (False,) if pinned.recompute is False else (False, True)
     shard = (True,) if shape.shard else (False,) if pinned.shard is False else (False, True)

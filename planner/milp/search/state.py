@@ -1,9 +1,8 @@
-"""What a search over shapes knows: every shape bounded or proved, the best cut of the best shape, its certificate.
+"""Keeps what a search knows: every configuration bounded or proved, the best cut of the best one, its certificate.
 
-Which shape is looked into when is in `planner.milp.course`. A first look (`planner.milp.closing`) comes first; then what
-is still open is taken further in turns, the lowest bound first, by descents for better answers and by trees for better
-bounds. What is left when the work allowed is done, and the winner, go into one mixed-integer program
-(`planner.milp.formulation`) where it is small.
+`search.py` decides which configuration is looked into when. A first look (`proof/prove.py`) comes first. Then what is
+open continues in turns, the lowest bound first: descents find better answers, trees better bounds. When the allowed
+work is done, the winner and what is left go into one mixed-integer program (`formulation.py`) where it is small.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from planner.milp.proof.order_free import order_free_bound_ns
 from planner.milp.proof.prove import ConfigurationProof
 from planner.milp.proof.totals import TotalsBound
 from planner.milp.search.descent import UNFIT_NS, Answer, balanced, descend, even, kicked
-from planner.plan import Certificate
+from planner.plan import Certificate, SearchCounts
 
 _FIRST = 6  # shapes whose answers are polished before any is proved
 _KICKS = 6
@@ -43,7 +42,7 @@ Rows = dict[tuple[Order, Update], list[CutRow]]
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How far to go, in counts, never in seconds: the same input gives the same plan."""
+    """The work that a search may do, in counts, never in seconds: the same input gives the same plan."""
 
     nodes: int = _NODES
     kicks: int = _KICKS
@@ -53,7 +52,7 @@ class Effort:
 
 @dataclass(kw_only=True)
 class ConfigurationState:
-    """One shape, as far as it was looked into."""
+    """One configuration, as far as it was looked into."""
 
     shape: Configuration
     problem: CutProblem
@@ -64,6 +63,8 @@ class ConfigurationState:
 
 @dataclass(kw_only=True)
 class SearchState:
+    """The configurations looked into, the best plan met, and the bounds of what was left."""
+
     instance: Instance
     effort: Effort
     below: int = UNFIT_NS  # what a plan has to take less than
@@ -91,7 +92,7 @@ class SearchState:
         return self.below if self.best is None or self.best.answer is None else self.best.answer.ns
 
     def look(self, shape: Configuration) -> ConfigurationState | None:
-        """The problem that a shape poses; None where its family cannot be had."""
+        """Returns the state of a configuration; None where its family is impossible at these numbers."""
         if shape not in self.tried:
             problem = self.instance.problem(shape)
             if problem is None:
@@ -100,7 +101,7 @@ class SearchState:
         return self.tried[shape]
 
     def answer(self, tried: ConfigurationState, root: Box | None = None) -> None:
-        """An answer by descent: from the most even cut, or from the most even one that fits."""
+        """Finds an answer by descent from the most even cut, or from the most even cut that fits."""
         problem = tried.problem
         spans = self.instance.windows(problem)
         if spans is None:
@@ -125,14 +126,14 @@ class SearchState:
                 self.best = tried
 
     def _decided(self, problem: RecomputeProblem, answer: Answer) -> tuple[ConfigurationState, Answer]:
-        """The shape in which just the stages recompute that do in this answer."""
+        """Returns the configuration in which just the stages recompute that do in this answer."""
         again = tuple(sorted(problem.again(answer.cut)))
         known = self.look(replace(problem.shape, sparing=False, chosen=again))
         assert known is not None
         return known, replace(answer, cut=problem.bounds(answer.cut))
 
     def close(self, tried: ConfigurationState) -> bool:
-        """A first look: refutes the shape, or leaves it open with a bound; whether memory narrows it."""
+        """Takes a first look, which refutes a configuration or bounds it; returns whether memory narrows it."""
         problem, learnt = tried.problem, (tried.problem.order, tried.shape.update)
         plain = self.tried.get(replace(tried.shape, sparing=False)) if problem.flagged else None
         known = None if plain is None else plain.closing
@@ -157,8 +158,7 @@ class SearchState:
         tried.bound_ns = max(tried.closing.bound_ns, least)
 
     def prove(self) -> None:
-        """Takes what is open further, a few boxes of every shape at a time, the lowest bound first; only what bounds
-        the plan below any shape that was not looked into."""
+        """Continues open proofs, a few boxes each, the lowest bound first; stops at the least bound in `left`."""
         self._polish()
         meter, most = self.instance.meter, self.effort.work_ns
         plain = [tried for tried in self.open if not tried.problem.flagged]
@@ -182,7 +182,7 @@ class SearchState:
             boxes *= 4
 
     def _polish(self) -> None:
-        """Descents from the best cuts that the first looks met: a better answer refutes more than any bound."""
+        """Runs descents from the best cuts of the first looks: a better answer refutes more than any bound."""
         met = [tried for tried in self.open if tried.answer is not None and tried.closing is not None]
         met.sort(key=lambda tried: (tried.answer.ns if tried.answer else UNFIT_NS, tried.shape))
         for tried in met[:_FIRST]:
@@ -209,17 +209,17 @@ class SearchState:
                 self.take(tried, found)
 
     def least_ns(self, shape: Configuration) -> float:
-        """What its totals say that a shape takes at least; no more than is needed to rule it out."""
+        """Returns the lower bound by a configuration's totals; no more of it than is needed to rule it out."""
         least = self.floors.free_ns(shape)
         return least if least > self.limit - 1 else max(least, self.floors.summed_ns(shape))
 
     def promise_ns(self, shape: Configuration) -> float:
-        """The same, of the shape or of it with shared updates: whatever the limit falls to, both wait behind it."""
+        """Returns the lower bound of a configuration and of its sharded variant, which wait together."""
         least = self.least_ns(shape)
         return min(least, self.least_ns(replace(shape, shard=True))) if self._may_share(shape) else least
 
     def examine(self, shape: Configuration) -> bool:
-        """Rules a shape out, or closes it; whether memory narrows it."""
+        """Rules a configuration out or takes a first look; returns whether memory narrows it."""
         if self.least_ns(shape) > self.limit - 1:
             self.bounded += 1
             return False
@@ -230,14 +230,14 @@ class SearchState:
         return tried is not None and self.close(tried)
 
     def leave(self, least: float) -> None:
-        """A shape that is not looked into."""
+        """Records the bound of a configuration that is not looked into."""
         if least > self.limit - 1:
             self.bounded += 1
         else:
             self.left.append(int(np.ceil(least - ROUNDING)))
 
     def faster(self, shape: Configuration) -> Iterator[Configuration]:
-        """Sharing the update saves time where updates take longer than handing the parameters round."""
+        """Yields the variant with a sharded optimizer where updates take longer than sending the parameters round."""
         shared = replace(shape, shard=True)
         if not self._may_share(shape) or self.least_ns(shared) > self.limit - 1:
             return
@@ -257,6 +257,7 @@ class SearchState:
         return self.pays[key]
 
     def certificate(self) -> Certificate:
+        """Returns the certificate of the best plan."""
         assert self.best is not None
         best = self.best
         assert best.answer is not None
@@ -265,13 +266,28 @@ class SearchState:
         return Certificate(
             objective_ns=objective,
             bound_ns=bound,
-            free_bound_ns=order_free_bound_ns(best.problem, best.answer.cut),
-            gap=(objective - bound) / objective if objective else 0.0,
-            scope=explain.scope(self.instance, self.considered, self.bounded, len(self.left), self.listed),
-            rivals=tuple(explain.rivals(self.instance, best.problem, best.answer, list(self.tried.values()))),
+            order_free_bound_ns=order_free_bound_ns(best.problem, best.answer.cut),
+            searched=self._counts(objective),
+            space=explain.searched_space(self.instance),
+            chosen=explain.priced("chosen", best),
+            rivals=tuple(explain.rivals(self.instance, best.problem, list(self.tried.values()))),
+        )
+
+    def _counts(self, objective_ns: int) -> SearchCounts:
+        """What became of the configurations: those left are ruled out where the best answer has reached their bound."""
+        unfinished = sum(tried.bound_ns < objective_ns for tried in self.open)
+        left = sum(bound < objective_ns for bound in self.left)
+        taken_up = sum(tried.closing is not None for tried in self.tried.values())
+        solved = max(0, min(taken_up, self.considered) - unfinished)
+        return SearchCounts(
+            configurations=self.considered,
+            solved=solved,
+            ruled_out=max(0, self.considered - solved - unfinished - left),
+            open=unfinished + left,
+            rescheduled=self.listed,
         )
 
 
 def _turn(tried: ConfigurationState) -> tuple[bool, int, Configuration]:
-    """Where flags are to be chosen comes last: what is known of the others refutes most of it."""
+    """Returns a key to sort by; flags to be chosen come last, since what is known of the others refutes most of them."""
     return tried.problem.flagged, tried.bound_ns, tried.shape

@@ -11,7 +11,7 @@ from planner.explore import Explanation, explain
 from planner.explore.explanation import _near, _others
 from planner.milp import Question, solve, solve_with_search
 from planner.profile import Profile, Seconds
-from planner.show import explanation_dict, explanation_text
+from planner.show import configuration_text, data, text
 from tests.planner.milp.instances import chain, cluster, profile
 
 COSTS = profile(chain(8, 3, skips=1), micros=(1, 2), scale=100)
@@ -61,7 +61,7 @@ def test_the_parts_of_a_step_add_up_to_it(tight: Explanation) -> None:
 def test_runners_up_are_of_other_families_and_no_faster(tight: Explanation) -> None:
     assert tight.runners_up
     family = tight.plan.schedule.family
-    names = [part.name.split(" ")[0] for part in tight.runners_up]
+    names = [part.configuration.family for part in tight.runners_up]
     assert family not in names
     assert len(set(names)) == len(names)
     assert all(part.step_ns >= tight.chosen.step_ns for part in tight.runners_up)
@@ -81,9 +81,9 @@ def test_a_way_to_train_is_a_tie_once_in_the_best_of_its_orders() -> None:
     assert found.best is not None and found.best.shape.family == "zb-h1" and found.best.shape.listed
     others = [str(tried.shape) for tried in _others(found)]
     assert len(set(others)) < len(others)
-    assert [part.name for part in _near(found, 2 * found.limit)] == [
-        "listed data 1 x pipeline 4, micro-batch 1 x 8, order listed anew",
-        "1f1b data 1 x pipeline 4, micro-batch 1 x 8",
+    assert [configuration_text(part.configuration) for part in _near(found, 2 * found.limit)] == [
+        "listed, 4 workers, micro-batches of 1, rescheduled",
+        "1f1b, 4 workers, micro-batches of 1",
     ]
 
 
@@ -91,13 +91,13 @@ def test_exact_costs_leave_no_ties_but_equals() -> None:
     found = explain(replace(TIGHT, profile=exact(COSTS), cluster=cluster(2)))
     assert found.error == found.within == 0
     assert all(part.step_ns == found.chosen.step_ns for part in found.within_error)
-    assert "carry no spread" in explanation_text(found)
+    assert "carry no spread" in text(found)
 
 
 def test_what_more_memory_gives_is_what_solving_with_it_gives(tight: Explanation) -> None:
     roomy = solve(TIGHT.replace(cluster=cluster(4, memory=250_000)))
     assert tight.room.step_ns == roomy.prediction.step_ns < tight.chosen.step_ns
-    assert "more on each device would save" in explanation_text(tight)
+    assert "more on each device would save" in text(tight)
 
 
 def test_where_memory_is_not_in_the_way_more_of_it_changes_nothing() -> None:
@@ -106,16 +106,16 @@ def test_where_memory_is_not_in_the_way_more_of_it_changes_nothing() -> None:
     assert found.room.step_ns == found.chosen.step_ns
     memory = found.plan.prediction.memory
     assert found.room.free_bytes == (1 << 30) - max(part.total for part in memory)
-    assert "would change nothing" in explanation_text(found)
+    assert "would change nothing" in text(found)
 
 
 def test_an_explanation_is_told_as_data_too(tight: Explanation) -> None:
-    data = explanation_dict(tight)
-    assert data["error"] == tight.error
-    assert data["more_memory"] == {
+    told = data(tight)
+    assert told["error"] == tight.error
+    assert told["more_memory"] == {
         "more_bytes": 100_000,
         "step_ns": tight.room.step_ns,
-        "plan": tight.room.says,
+        "plan": configuration_text(tight.room.configuration),
         "free_bytes": tight.room.free_bytes,
     }
 
@@ -132,10 +132,10 @@ def test_what_out_of_order_backprop_saves_is_told_against_one_sum() -> None:
     plain = solve(question.replace(fix={"out_of_order": "off"}))
     assert found.in_one is not None and found.in_one.step_ns == plain.prediction.step_ns
     assert found.in_one.step_ns > found.plan.prediction.step_ns
-    said = explanation_text(found)
+    said = text(found)
     assert "Out-of-order backprop saves" in said and "updates when the next step needs them" in said
-    assert explanation_dict(found)["in_one_sum_ns"] == plain.prediction.step_ns
+    assert data(found)["in_one_sum_ns"] == plain.prediction.step_ns
 
 
 def test_where_nothing_is_out_of_order_nothing_is_said_of_it(tight: Explanation) -> None:
-    assert tight.in_one is None and "Out-of-order" not in explanation_text(tight)
+    assert tight.in_one is None and "Out-of-order" not in text(tight)

@@ -12,7 +12,8 @@ from planner.explore.scaling import computing_ns, knee_of_batches, knee_of_devic
 from planner.milp import Question, solve
 from planner.plan import Plan
 from planner.profile import Profile, Seconds
-from planner.show import of_sweep, sweep_data
+from planner.show import data as shown_data
+from planner.show import text
 from tests.planner.milp.instances import chain, cluster, profile
 
 FAMILIES = ("1f1b", "gpipe")
@@ -66,15 +67,15 @@ def test_doubling_ends_where_a_step_has_very_many_micro_batches(monkeypatch: pyt
     rows = over_batches(question(costs, cluster(1))).rows
     assert [(row.asked, row.micros) for row in rows] == [(2, 1), (4, 2)]
     sweep = Sweep(over="batch", rows=rows, knee=4)
-    assert "A step of it has 2 micro-batches; `--batch` takes larger ones." in of_sweep(sweep)
+    assert "A step of it has 2 micro-batches; `--batch` takes larger ones." in text(sweep)
 
 
 def test_a_batch_without_a_plan_is_a_row_without_one() -> None:
     sweep = over_batches(question(profile(chain(3, 2), micros=(2,)), cluster(1)), (3, 4))
     assert [row.plan is None for row in sweep.rows] == [True, False]
     assert sweep.knee == 4
-    assert "nothing fits" in of_sweep(sweep)
-    assert "yours to judge" in of_sweep(sweep)
+    assert "nothing fits" in text(sweep)
+    assert "yours to judge" in text(sweep)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_a_free_update_on_one_device_is_no_overhead() -> None:
 def test_a_sweep_as_data_names_the_files_and_the_knee(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("plans") / "4.yaml"
     sweep = over_batches(question(profile(chain(3, 2), micros=(2,)), cluster(1)), (3, 4))
-    data = sweep_data(sweep, {4: path})
+    data = shown_data(sweep, files={4: path})
     assert data["knee"] == 4
     rows = data["rows"]
     assert isinstance(rows, list)

@@ -201,8 +201,10 @@ def test_one_worker_has_several_stages_where_only_they_fit() -> None:
 def test_the_certificate_names_what_is_left_out_unless_it_is_asked_for() -> None:
     costs = profile(chain(6, 1))
     free, named = (plan_of(costs, cluster(2), 2, schedules=each).certificate for each in (None, ("wave",)))
-    assert free is not None and "(overlap on one worker only, of at most 1,024 forwards)" in free.scope
-    assert named is not None and "wave, the 2 least numbers of stages a worker" in named.scope
+    assert free is not None and free.space is not None
+    assert (free.space.parts, free.space.most_forwards) == ("one_worker", 1024)
+    assert named is not None and named.space is not None
+    assert (named.space.families, named.space.free_chunks) == (("wave",), 2)
 
 
 def tied(made: Profile, first: str, again: str) -> Profile:
@@ -328,8 +330,8 @@ def test_stages_of_a_larger_model_feed_each_other_and_the_certificate_says_so() 
         (2, 1),
         (1, 0),
     }
-    assert plan.certificate is not None
-    assert "each stage feeding the next" in plan.certificate.scope
+    assert plan.certificate is not None and plan.certificate.space is not None
+    assert plan.certificate.space.cuts == "chained"
 
 
 def test_however_little_is_looked_into_no_trivial_plan_is_faster() -> None:

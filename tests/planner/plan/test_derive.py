@@ -10,7 +10,7 @@ from planner.errors import BadInput
 from planner.milp import Effort, Question, solve
 from planner.milp.layer_orders import orders
 from planner.model import Buffer, ModelGraph, alone, misplaced
-from planner.plan import Plan, as_planned, dump
+from planner.plan import LayerOrders, Plan, as_planned, dump
 from planner.profile import Profile
 from planner.verify import violations
 from tests.planner.milp.instances import Block, chain, cluster, profile
@@ -83,9 +83,9 @@ def test_stages_may_hold_parts_of_both_branches() -> None:
     own = planned(branches(), cuts="l2")
     assert plan.prediction.step_ns < own.prediction.step_ns
     assert [set(stage.layers) for stage in plan.stages] == [{"l0", "l1", "l3"}, {"l2", "l4", "l5"}]
-    assert plan.certificate is not None
+    assert plan.certificate is not None and plan.certificate.space is not None
     assert plan.certificate.gap == 0
-    assert "all 5 other orders" in plan.certificate.scope
+    assert plan.certificate.space.layer_orders == LayerOrders(searched="all", others=5, proved=5)
     assert as_planned(branches().graph, plan).captured_order == tuple(names(branches().graph))
 
 
@@ -109,8 +109,9 @@ def test_stages_in_another_order_are_not_split_in_space_without_a_word(fix: dict
 
 def test_many_orders_are_looked_at_by_their_best_balanced_stages() -> None:
     plan = planned(towers(9))
-    assert plan.certificate is not None
-    assert "other orders of the layers: 1 of those of balanced stages" in plan.certificate.scope
+    assert plan.certificate is not None and plan.certificate.space is not None
+    orders = plan.certificate.space.layer_orders
+    assert (orders.searched, orders.others) == ("balanced", 1)
     given = solve(
         Question(
             profile=towers(9),
@@ -135,7 +136,7 @@ def test_too_many_orders_leave_that_of_the_model_and_say_so() -> None:
         Question(profile=towers(20), cluster=MACHINES, batch=4, schedules=["1f1b"], fix=FIX).instance(),
         Effort(),
     )
-    assert "too many other orders" in found.note
+    assert found.orders.searched == "too_many"
     assert found.best.instance.profile.graph.captured_order == ()
 
 

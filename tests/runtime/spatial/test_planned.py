@@ -160,8 +160,8 @@ def test_what_is_pinned_is_kept_and_one_is_whole_samples() -> None:
 def test_no_trivial_plan_is_faster() -> None:
     plan = chosen("free")
     assert plan.certificate is not None
-    named = {rival.name.partition(":")[0]: rival.step_ns for rival in plan.certificate.rivals}
-    assert {"pure data parallel", "one device", "samples over most devices"} <= named.keys()
+    named = {rival.kind: rival.step_ns for rival in plan.certificate.rivals}
+    assert {"data_parallel", "one_device", "spatial"} <= named.keys()
     assert all(ns is None or plan.prediction.step_ns <= ns for ns in named.values())
 
 

@@ -131,7 +131,9 @@ def test_samples_are_shared_where_that_is_fastest_and_nowhere_else() -> None:
     assert free.prediction.step_ns == min(times.values()) == times[shared_from(free.stages[-1])]
     assert free.prediction.step_ns < gathered.prediction.step_ns
     assert free.certificate is not None and free.certificate.gap == 0
-    assert "shared in the last stage" in free.certificate.scope
+    assert free.certificate.space is not None and free.certificate.space.grids
+    assert free.certificate.chosen is not None and free.certificate.chosen.configuration is not None
+    assert free.certificate.chosen.configuration.shared
 
 
 def test_micro_batches_that_ranks_cannot_share_evenly_are_not_shared() -> None:

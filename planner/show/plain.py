@@ -6,51 +6,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from planner.cluster import Cluster, total_devices
 from planner.model import ModelGraph
-from planner.plan import Plan, Prediction, StagePlan
+from planner.plan import Plan, StagePlan
 from planner.profile import CostKey, LayerCost, Profile, kept_values
-from planner.show.proof import _certificate
+from planner.show.proof import plan_lines, shown_arguments
+from planner.show.rivals import rivals_text
 from planner.terminal import columns
-from planner.units import format_bytes, format_duration, format_rate
+from planner.units import format_bytes, format_duration
 
 _NAMED = 6  # layers of a list
 
 
 def of_plan(plan: Plan) -> str:
-    parts = [decision(plan), "", _stages(plan), "", _certificate(plan)]
-    return "\n".join(part for part in parts if part is not None)
-
-
-def decision(plan: Plan) -> str:
-    """The decision in one sentence."""
-    axes, schedule, batch = plan.axes, plan.schedule, plan.batch
-    split = [f"{axes.data} data-parallel groups" if axes.data > 1 else ""]
-    split.append(f"{axes.pipeline} pipeline workers" if axes.pipeline > 1 else "")
-    split.append(f"{axes.spatial} shards of each sample" if axes.spatial > 1 else "")
-    how = " x ".join(part for part in split if part) or "one process"
-    family = schedule.family + (f" with {schedule.pairs} pairs" if schedule.pairs > 1 else "")
-    family += f" with {schedule.chunks} stages a worker" if schedule.chunks > 1 else ""
-    recomputed = sum(stage.recompute for stage in plan.stages)
-    extra = f", {recomputed} of {len(plan.stages)} stages recomputed" if recomputed else ""
-    step = plan.prediction
-    return (
-        f"{plan.model.workload}{_arguments(plan.model.arguments)}: {how}; {family}, {batch.samples} samples a step as "
-        f"{batch.micros} micro-batch{'es' if batch.micros > 1 else ''} of {batch.micro} a group{extra}. Predicted step {format_duration(step.step_ns)} "
-        f"({_bar(step)}), {format_rate(plan.batch.samples / (step.step_ns / 1e9))} samples/s.{_rests(plan)}"
+    """Returns a plan in its three lines, with its stages and the plans that were priced beside it."""
+    return "\n\n".join(
+        part for part in ("\n".join(plan_lines(plan)), _stages(plan), rivals_text(plan)) if part
     )
-
-
-def _arguments(arguments: Mapping[str, object]) -> str:
-    return f" ({', '.join(f'{name}={value}' for name, value in arguments.items())})" if arguments else ""
-
-
-def _rests(plan: Plan) -> str:
-    return f" Times are as corrected by {plan.fitted.summary}." if plan.fitted else ""
-
-
-def _bar(step: Prediction) -> str:
-    if step.low_ns == step.high_ns:
-        return "its costs carry no spread, hence no error bar"
-    return f"{format_duration(step.low_ns)} to {format_duration(step.high_ns)}"
 
 
 def _stages(plan: Plan) -> str:
@@ -104,7 +74,7 @@ def of_profile(profile: Profile) -> str:
     keys = sorted({key._replace(signature="") for key in profile.costs})
     rows = [_totals(profile, key) for key in keys]
     head = (
-        f"{profile.workload}{_arguments(profile.arguments)} on {profile.device} ({profile.source}): "
+        f"{profile.workload}{shown_arguments(profile.arguments)} on {profile.device} ({profile.source}): "
         f"{len(graph.layers)} layers, {len({x.signature for x in graph.layers})} distinct, "
         f"{sum(_size(graph)):,} parameters"
     )

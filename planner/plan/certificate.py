@@ -1,0 +1,186 @@
+"""The proof of a plan as data: bounds, what was searched, and the plans that were priced beside it.
+
+No sentence is stored. `planner.show.proof` makes every text about a certificate from these values.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from planner.files import Count, Flag, Natural, NotNegative, Part, Text
+
+MOST_NEAR = 6  # rivals of the kind "near" that a certificate names at most
+Axis = Literal["data", "pipeline", "spatial"]
+
+
+class PlannedConfiguration(Part):
+    """Everything discrete about a plan but its cuts. Values that equal their default are left out of files."""
+
+    family: Text
+    data: Count = Field(default=1, description="replicas")
+    pipeline: Count = Field(default=1, description="pipeline workers")
+    pairs: Count = Field(default=1, description="Chimera: pairs of pipes; 1 elsewhere")
+    chunks: Count = Field(default=1, description="stages a worker and pipe")
+    micro: Count = Field(description="samples of one micro-batch")
+    micros: Count = Field(description="micro-batches a step of one replica")
+    grid: tuple[Count, ...] = Field(default=(), description="shards of each sample; empty: whole samples")
+    then: tuple[Count, ...] = Field(
+        default=(), description="the grid from layer `then_from` on; empty: the same"
+    )
+    then_from: Natural = Field(default=0, description="number of a layer")
+    whole_from: Natural = Field(
+        default=0, description="number of the layer from which on samples are whole; 0: where rules end"
+    )
+    shared: Flag = Field(
+        default=False, description="from `whole_from` on each rank has its share of the samples"
+    )
+    recompute: Literal["none", "where_needed", "all"] = "none"
+    recomputed: tuple[Natural, ...] = Field(
+        default=(), description="the stages that recompute, where they are chosen"
+    )
+    shard: Flag = Field(default=False, description="optimizer state is sharded over the replicas")
+    innermost: Axis | None = Field(
+        default=None, description="axis of neighbouring ranks, where there is a choice"
+    )
+    mirrored: Flag = Field(default=False, description="the first stage is on the last worker")
+    rescheduled: Flag = Field(default=False, description="the order was made again for these costs")
+
+
+RivalKind = Literal["chosen", "data_parallel", "equal_stages", "one_device", "spatial", "family", "near"]
+
+
+class Rival(Part):
+    """A plan that was priced by the same model. Shares are of its own step."""
+
+    kind: RivalKind = Field(
+        description="the plan itself, a plan that needs no planner, the best of another family, or a near one"
+    )
+    configuration: PlannedConfiguration | None = Field(
+        default=None, description="empty where none can be had"
+    )
+    step_ns: Natural | None = Field(default=None, description="empty where it does not fit")
+    idle: NotNegative = 0.0
+    sums: NotNegative = Field(default=0.0, description="share of gradient sums on the critical path")
+    messages: NotNegative = Field(default=0.0, description="share of messages on the critical path")
+    recomputing: NotNegative = 0.0
+    peak_bytes: Natural = Field(default=0, description="of the fullest worker, without the margin")
+    missing_bytes: Natural = Field(
+        default=0, description="where it does not fit: what a device lacks at least"
+    )
+
+
+class SearchCounts(Part):
+    """How many configurations a search met, and what became of them."""
+
+    configurations: Natural
+    solved: Natural = Field(description="taken up, and proved to hold no faster plan")
+    ruled_out: Natural = Field(description="excluded by a bound alone")
+    open: Natural = Field(description="not finished: a faster plan may be among them")
+    rescheduled: Natural = Field(default=0, description="orders made again for these costs")
+
+
+class LayerOrders(Part):
+    """Which orders of the layers were searched besides the model's own, on whole samples."""
+
+    searched: Literal["model", "all", "balanced", "too_many"] = Field(
+        default="model",
+        description="`balanced`: those of the best balanced stages; `too_many`: none could be compared",
+    )
+    others: Natural = 0
+    proved: Natural = Field(default=0, description="other orders that the bound is about")
+
+
+class SearchSpace(Part):
+    """What a bound is about: no plan among these is faster."""
+
+    families: tuple[Text, ...]
+    fixed: dict[str, str] = Field(default_factory=dict, description="decisions that were pinned")
+    most_workers: Count
+    most_actions: Count = Field(description="of one replica and step")
+    free_chunks: Count | None = Field(
+        default=None, description="the least numbers of stages a worker, where a family takes any"
+    )
+    parts: Literal["none", "one_worker", "any"] = Field(
+        description="where gradients of one worker may be summed in parts"
+    )
+    most_forwards: Count | None = Field(
+        default=None, description="of a worker whose gradients are summed in parts"
+    )
+    equal_parts: Flag = Field(
+        default=False, description="where updates come at use: only parts of about equal work or equal bytes"
+    )
+    cuts: Literal["all", "chained"] = Field(
+        description="`chained`: boundaries only where each stage feeds the next"
+    )
+    layer_orders: LayerOrders = LayerOrders()
+    recompute: Literal["none", "all", "whole_stages", "first_layers"] = Field(
+        description="`whole_stages` and `first_layers`: where memory excludes a cut"
+    )
+    shard: tuple[Flag, ...] = Field(description="whether optimizer state may be sharded")
+    grids: tuple[tuple[Count, ...], ...] = Field(
+        default=(), description="ways to split samples besides whole ones"
+    )
+    grid_changes: Count | None = Field(
+        default=None, description="layers before which the grid may change; empty: any"
+    )
+    gathers: Count | None = Field(
+        default=None, description="layers before which samples may be whole again; empty: any"
+    )
+
+
+class Certificate(Part):
+    """The proof of a plan about the costs it was made for."""
+
+    objective_ns: Natural = Field(description="step of the plan")
+    bound_ns: Natural = Field(description="no plan of the space searched is faster")
+    order_free_bound_ns: Natural = Field(
+        default=0, description="no order of these actions whatever is faster"
+    )
+    searched: SearchCounts | None = Field(
+        default=None, description="empty where a file of version 1 was read"
+    )
+    space: SearchSpace | None = Field(default=None, description="empty where a file of version 1 was read")
+    chosen: Rival | None = Field(default=None, description="the plan itself, as its rivals are told")
+    rivals: tuple[Rival, ...] = ()
+
+    @property
+    def gap(self) -> float:
+        """Returns the share of the step that a better plan could save at most; 0 is a proof."""
+        return (self.objective_ns - self.bound_ns) / self.objective_ns if self.objective_ns else 0.0
+
+
+def of_version_1(data: dict[str, object]) -> dict[str, object]:
+    """Returns the certificate of a version 1 file as version 2 has it.
+
+    Its sentences are dropped, and so are its rivals, which it knew by sentences only.
+    """
+    kept = {key: value for key, value in data.items() if key not in ("gap", "scope", "rivals")}
+    if "free_bound_ns" in kept:
+        kept["order_free_bound_ns"] = kept.pop("free_bound_ns")
+    return kept
+
+
+def compact(certificate: Certificate) -> dict[str, object]:
+    """Returns a certificate as it is written: optional values that equal their default are left out."""
+    data = certificate.model_dump(mode="json", exclude={"chosen", "rivals", "space"})
+    if certificate.space is not None:
+        data["space"] = certificate.space.model_dump(mode="json", exclude_defaults=True)
+    if certificate.chosen is not None:
+        data["chosen"] = _rival(certificate.chosen)
+    data["rivals"] = [_rival(rival) for rival in certificate.rivals]
+    return {key: value for key, value in data.items() if value is not None}
+
+
+_PRICED = ("kind", "configuration", "step_ns", "idle", "sums", "messages", "recomputing", "peak_bytes")
+_UNFIT = ("kind", "configuration", "step_ns", "missing_bytes")
+
+
+def _rival(rival: Rival) -> dict[str, object]:
+    """A configuration without its defaults; of the numbers, those that tell a plan that fits, or why it does not."""
+    short, whole = rival.model_dump(mode="json", exclude_defaults=True), rival.model_dump(mode="json")
+    names = _UNFIT if rival.step_ns is None else _PRICED
+    told = {name: short.get(name, whole[name]) for name in names}
+    extra = {name: value for name, value in short.items() if name not in told}
+    return {**told, **extra}

@@ -1,0 +1,155 @@
+"""The table of plans that were priced beside a plan: one row a configuration, made from the certificate's values."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from planner.plan import Certificate, Plan, PlannedConfiguration, Rival, RivalKind
+from planner.schedule import FAMILIES
+from planner.terminal import columns
+from planner.units import format_bytes, format_duration, format_percent, numbered, plural
+
+_ZERO_BUBBLE = ("zb-h1", "zb-h2", "zb-v")
+_KINDS = {
+    "data_parallel": "data parallel",
+    "equal_stages": "equal stages (1f1b)",
+    "one_device": "one device",
+    "spatial": "shards over most devices",
+}
+
+
+def error_of(plan: Plan) -> float:
+    """Returns the longer half of the error bar as a share of the step."""
+    step = plan.prediction
+    return max(step.high_ns - step.step_ns, step.step_ns - step.low_ns) / max(step.step_ns, 1)
+
+
+class RivalRow(NamedTuple):
+    """One plan of the table that `--explain` prints, as people read it."""
+
+    name: str
+    configuration: str
+    step: str
+    slower: str
+    idle: str
+    sums: str
+    messages: str
+    peak: str
+    mark: str
+    kind: RivalKind
+    step_ns: int | None
+    near: bool  # the errors of the costs do not tell it from the plan
+
+    def cells(self) -> tuple[str, ...]:
+        """Returns the columns of `RIVAL_HEADS`."""
+        return self[:9]
+
+
+RIVAL_HEADS = ("plan", "configuration", "step", "slower", "idle", "sums", "messages", "peak memory", "")
+
+
+def rival_rows(plan: Plan) -> list[RivalRow]:
+    """Returns the plan and those that were priced beside it, the fastest first; each configuration and step once."""
+    proof = plan.certificate
+    if proof is None:
+        return []
+    chosen = proof.chosen
+    own = [] if chosen is None else [_row(plan, chosen, "this plan" + _same(proof, chosen))]
+    seen = set() if chosen is None else {(chosen.configuration, chosen.step_ns)}
+    others = []
+    for rival in proof.rivals:
+        key = (rival.configuration, rival.step_ns)
+        if rival.step_ns is None or key not in seen:
+            seen.add(key)
+            others.append(_row(plan, rival, _name(rival)))
+    never = max((row.step_ns or 0 for row in others), default=0) + 1
+    return [*own, *sorted(others, key=lambda row: never if row.step_ns is None else row.step_ns)]
+
+
+def _same(proof: Certificate, chosen: Rival) -> str:
+    """The plain name of the plan itself, where it has one."""
+    names = (
+        _KINDS[rival.kind]
+        for rival in proof.rivals
+        if rival.kind in _KINDS
+        and (rival.configuration, rival.step_ns) == (chosen.configuration, chosen.step_ns)
+    )
+    return f" ({found})" if (found := next(names, "")) else ""
+
+
+def _name(rival: Rival) -> str:
+    if rival.kind in _KINDS or rival.configuration is None:
+        return _KINDS.get(rival.kind, "a plan")
+    family = rival.configuration.family
+    return f"zero bubble ({family})" if family in _ZERO_BUBBLE else family
+
+
+def _row(plan: Plan, rival: Rival, name: str) -> RivalRow:
+    own = plan.prediction
+    configuration = "" if rival.configuration is None else _beside(plan, rival)
+    if rival.step_ns is None:
+        lacks = f"does not fit: {format_bytes(rival.missing_bytes)} short on a device"
+        mark = lacks if rival.missing_bytes else "no such plan of this batch on these devices"
+        return RivalRow(name, configuration, "", "", "", "", "", "", mark, rival.kind, None, False)
+    near = rival.kind != "chosen" and own.step_ns <= rival.step_ns <= own.high_ns
+    mark = ""
+    if near:
+        mark = "within the error" if own.high_ns > own.step_ns else "takes as long"
+    elif rival.step_ns < own.step_ns:
+        mark = "faster, but not what was asked for"
+    slower = "" if rival.kind == "chosen" else format_percent(rival.step_ns / max(own.step_ns, 1) - 1)
+    return RivalRow(
+        name,
+        configuration,
+        format_duration(rival.step_ns),
+        slower,
+        format_percent(rival.idle),
+        format_percent(rival.sums),
+        format_percent(rival.messages),
+        format_bytes(rival.peak_bytes),
+        mark,
+        rival.kind,
+        rival.step_ns,
+        near,
+    )
+
+
+def _beside(plan: Plan, rival: Rival) -> str:
+    """A configuration beside the plan's own: its micro-batch is told where it is another, its family where no name is."""
+    found = rival.configuration
+    assert found is not None
+    family = rival.kind in ("chosen", "data_parallel", "spatial")
+    return configuration_text(found, family=family, micro=found.micro != plan.batch.micro)
+
+
+def configuration_text(found: PlannedConfiguration, *, family: bool = True, micro: bool = True) -> str:
+    """Returns a configuration in words, such as "1f1b, 2 replicas, 4 workers, rescheduled"."""
+    words = [found.family] if family else []
+    words += [f"{found.data} replicas"] if found.data > 1 else []
+    words += [f"{found.pipeline} workers"] if found.pipeline > 1 else []
+    words += [plural(found.pairs, "pair")] if paired(found.family) else []
+    words += [f"{found.chunks} stages a worker"] if found.chunks > 1 else []
+    words += [f"{'x'.join(map(str, found.grid))} shards"] if found.grid else []
+    words += [f"{'x'.join(map(str, found.then))} from layer {found.then_from} on"] if found.then else []
+    whole = "samples shared" if found.shared else "whole samples"
+    words += [f"{whole} from layer {found.whole_from} on"] if found.whole_from else []
+    words += [f"micro-batches of {found.micro}"] if micro else []
+    again = {"none": "", "where_needed": "recompute where needed", "all": "recompute"}[found.recompute]
+    some = f"recompute in {numbered('stage', found.recomputed)}" if found.recomputed else ""
+    words += [word for word in (again, some) if word]
+    words += ["optimizer state sharded"] if found.shard else []
+    words += ["first stage on the last devices"] if found.mirrored else []
+    words += ["pipeline innermost"] if found.innermost == "pipeline" else []
+    words += ["rescheduled"] if found.rescheduled else []
+    return ", ".join(words)
+
+
+def paired(family: str) -> bool:
+    """Returns whether a family has pipes in pairs, as Chimera has."""
+    return family in FAMILIES and FAMILIES[family].paired
+
+
+def rivals_text(plan: Plan) -> str:
+    """Returns the table that `--explain` prints; empty where nothing was priced beside the plan."""
+    rows = rival_rows(plan)
+    return columns([row.cells() for row in rows], RIVAL_HEADS) if rows else ""
