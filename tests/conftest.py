@@ -33,6 +33,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """All modules are imported and stay; nobody who looks for garbage need walk through them again."""
+    if "torch" in sys.modules:
+        from tests.seeding import spare_absent_devices
+
+        spare_absent_devices()
     gc.collect()
     gc.freeze()
 

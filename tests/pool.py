@@ -135,7 +135,9 @@ def serve(address: str, preload: Sequence[str]) -> None:
     import torch
 
     from tests.runtime.jobs import captured_of
+    from tests.seeding import spare_absent_devices
 
+    spare_absent_devices()
     torch.set_num_threads(1)  # a process that has run threads cannot be forked
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     print("ready", flush=True)

@@ -28,3 +28,4 @@ def test_the_same_seed_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first == draws.covering(CASES, kinds=lambda case: case)
     monkeypatch.setattr(draws, "SEED", draws.SEED + 1)
     assert first != draws.covering(CASES, kinds=lambda case: case)
+    assert draws.numbers(3) == range(1000 * draws.SEED, 1000 * draws.SEED + 3)

@@ -22,6 +22,7 @@ from runtime.rank import Rank
 from runtime.rehearse.rehearse import runs
 from runtime.stage import Split
 from runtime.train import Model
+from tests.draws import numbers
 from tests.runtime.jobs import captured_of
 
 PLANS = 12
@@ -90,7 +91,7 @@ def ratios(plan: Plan) -> list[float]:
     return [run.peak_bytes / predicted[run.worker] for run in found]
 
 
-@pytest.mark.parametrize("seed", range(PLANS))
+@pytest.mark.parametrize("seed", numbers(PLANS))
 def test_no_rank_holds_more_than_was_predicted(seed: int) -> None:
     plan = drawn(Random(seed))
     found = ratios(plan)

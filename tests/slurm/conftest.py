@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from planner.plan import Plan
-from runtime.train import prepare
+from runtime.train import Model
 from tests.runtime.jobs import captured_of
 from tests.slurm import cluster as clusters
 from tests.slurm.cluster import Cluster
@@ -82,9 +82,9 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 def _capture_once() -> Iterator[None]:
     """This process launches the same few models again and again."""
 
-    def of(plan: Plan, workload: object = None) -> prepare.Model:
-        return prepare.Model(plan, *captured_of(plan.model.workload, plan.model.arguments, plan.batch.micro))
+    def of(plan: Plan, workload: object = None) -> Model:
+        return Model(plan, *captured_of(plan.model.workload, plan.model.arguments, plan.batch.micro))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prepare.Model, "of", of)
+        patch.setattr(Model, "of", of)
         yield

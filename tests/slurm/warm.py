@@ -159,13 +159,13 @@ def _be_the_task(client: socket.socket, streams: list[int], request: dict[str, o
 
 def _run(module: str, words: list[str]) -> int:
     from planner.plan import plan
-    from runtime.train import prepare
+    from runtime.train import Model
     from tests.runtime.jobs import captured_of
 
-    def of(plan: plan.Plan, workload: object = None) -> prepare.Model:
-        return prepare.Model(plan, *captured_of(plan.model.workload, plan.model.arguments, plan.batch.micro))
+    def of(plan: plan.Plan, workload: object = None) -> Model:
+        return Model(plan, *captured_of(plan.model.workload, plan.model.arguments, plan.batch.micro))
 
-    prepare.Model.of = of  # type: ignore[method-assign, assignment]
+    Model.of = of  # type: ignore[method-assign, assignment]
     return importlib.import_module(module).main(*words) or 0
 
 
