@@ -27,9 +27,13 @@ def seconds(work: Iterable[OperationWork], device: Device) -> Seconds:
 
     Args: `work` has one row an operation; `device` has the peak rates.
     """
-    return Seconds(median=sum(_operation_s(x, device) for x in work))
-
-
-def _operation_s(work: OperationWork, device: Device) -> float:
-    arithmetic_s = work.flops / device.flop_per_s(work.precision)
-    return max(arithmetic_s, work.traffic_bytes / device.memory_bytes_per_s, device.launch_s)
+    return Seconds(
+        median=sum(
+            max(
+                x.flops / device.flop_per_s(x.precision),
+                x.traffic_bytes / device.memory_bytes_per_s,
+                device.launch_s,
+            )
+            for x in work
+        )
+    )

@@ -119,7 +119,7 @@ def _updater(
         squares=squares,
         sharded=parts.plan.shard_optimizer,
         clip_norm=options.clip_norm if options.clip_by == "step" else None,
-        count=(_one if options.made_up else losses) if counted else None,
+        count=((lambda: 1.0) if options.made_up else losses) if counted else None,
         scaler=parts.scale.scaler,
         schedule=lr_schedule,
         world=world.group,
@@ -153,10 +153,6 @@ class _LossCount:
 
     def __call__(self) -> float:
         return sum(float(row[COUNT]) for stage in self.stages.values() for row in stage.losses.values())
-
-
-def _one() -> float:
-    return 1.0
 
 
 def _transport(parts: RankParts) -> Transport:
