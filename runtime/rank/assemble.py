@@ -166,17 +166,13 @@ def _transport(parts: RankParts) -> Transport:
 
 
 def _feed(parts: RankParts, modules: Mapping[int, StageModule]) -> Feed:
-    reads, device = _reads(parts, modules), parts.world.device
+    outer, device = {x.name for x in parts.graph.values if x.role != "hidden"}, parts.world.device
+    reads = {stage: [name for name in module.inputs if name in outer] for stage, module in modules.items()}
     if parts.sharing is None:
         return Feed(reads, device)
     samples = [value.name for value in parts.graph.values if value.role == "input"]
     region = parts.sharing.region(sorted(modules), samples)
     return Feed(reads, device, parts=parts.sharing.parts(sorted(modules)), region=region)
-
-
-def _reads(parts: RankParts, modules: Mapping[int, StageModule]) -> dict[int, list[str]]:
-    outer = {value.name for value in parts.graph.values if value.role != "hidden"}
-    return {stage: [name for name in module.inputs if name in outer] for stage, module in modules.items()}
 
 
 def _idle(parts: RankParts, load: Load) -> dict[str, Tensor]:
