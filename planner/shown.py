@@ -54,7 +54,10 @@ class Shown:
 
     def __repr__(self) -> str:
         view = view_of("text", type(self))
-        return str(view(self)) if view else _plain(self)
+        if view:
+            return str(view(self))
+        fields = (f"{name}={field!r}" for name, field in vars(self).items() if not name.startswith("_"))
+        return f"{type(self).__name__}({', '.join(fields)})"
 
     def __str__(self) -> str:
         return repr(self)
@@ -77,8 +80,3 @@ class Shown:
                 allowed="after `import shardwright`",
             )
         return cast("Figure", view(self, **options))
-
-
-def _plain(value: object) -> str:
-    fields = ", ".join(f"{name}={field!r}" for name, field in vars(value).items() if not name.startswith("_"))
-    return f"{type(value).__name__}({fields})"

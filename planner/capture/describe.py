@@ -194,10 +194,7 @@ class _Signature:
         if self.layout.is_size(node):
             return ""
         context = repr(node.meta["context"]) if node.meta["context"] else ""
-        return repr((fx.map_arg((node.args, dict(node.kwargs)), self._argument), context))
-
-    def _argument(self, node: fx.Node) -> str:
-        return f"%{self.number[node]}"
+        return repr((fx.map_arg((node.args, dict(node.kwargs)), lambda x: f"%{self.number[x]}"), context))
 
     def _shape(self, node: fx.Node) -> list[object]:
         facts: list[object] = []

@@ -62,7 +62,8 @@ class _Grouper:
         names = {source.name for source in self.traced.sources.values() if source.kind == "parameter"}
         names |= {self.traced.sources[x].name for x in self.mutated if x in self.traced.sources}
         names |= {alias for name in names for alias in self.traced.aliases.get(name, ())}
-        owners = {_owner(name) for name in names} - {""}
+        # Parametrisations count as the module itself.
+        owners = {name.rpartition(".")[0].partition(".parametrizations")[0] for name in names} - {""}
         return owners or {_stack(node)[-1][0] for node in self.nodes if _stack(node)}
 
     def run(self) -> Grouping:
@@ -182,11 +183,6 @@ class _Grouper:
     def _may_cross(self, node: fx.Node) -> bool:
         value = self.probe.value[node]
         return isinstance(value, Tensor) and not unknown(value)
-
-
-def _owner(name: str) -> str:
-    """Returns the path of the module that a parameter belongs to; parametrisations count as the module itself."""
-    return name.rpartition(".")[0].partition(".parametrizations")[0]
 
 
 def _stack(node: fx.Node) -> tuple[tuple[str, str], ...]:

@@ -124,7 +124,7 @@ def sharded(
         scale = Fraction(setting.micro, found.samples) * _narrower(profile, layer.inputs, whole)
         costs.append(_priced(_largest(row, cost), cost, scale, group, overlap=overlap))
     sizes = {
-        value.name: _held(profile.value_bytes(value.name, whole), found.values[value.name])
+        value.name: ceil(profile.value_bytes(value.name, whole) * found.values[value.name] - NOISE)
         for value in graph.values
     }
     return tables(profile, whole._replace(split=choice.grid), costs, sizes, regridded=choice[1:])
@@ -146,10 +146,6 @@ def _largest(row: LayerCost, cost: Cost) -> LayerCost:
         **{name: replace(time, median=time.median * more) for name, time in times.items()},
         **{name: ceil(size * more) for name, size in sizes.items()},
     )
-
-
-def _held(size: int, share: float) -> int:
-    return ceil(size * share - NOISE)
 
 
 def _narrower(profile: Profile, values: Sequence[str], key: CostKey) -> Fraction:

@@ -54,16 +54,12 @@ class Explanation:
         PlanParts, ...
     ]  # plans of the search that the errors of the costs do not tell from this one
     error: float  # of the costs, as a share, as far as the error bar shows it
+    within: float  # the largest share by which another plan may be faster, if every cost is off by at most `error`
     room: MoreMemory
     overhead: Lemma | None
     in_one: PlanParts | None = (
         None  # where gradients are summed in parts: the same plan with one sum a device
     )
-
-    @property
-    def within(self) -> float:
-        """Returns the largest share by which another plan may be faster, if every cost is off by at most `error`."""
-        return 2 * self.error / (1 - self.error) if self.error < 1 else float("inf")
 
 
 def explain(question: Question, *, more_bytes: int = GIB) -> Explanation:
@@ -86,6 +82,7 @@ def explain(question: Question, *, more_bytes: int = GIB) -> Explanation:
         runners_up=tuple(_runners_up(found)),
         within_error=tuple(_near(found, found.limit * (1 + within))),
         error=error,
+        within=within,
         room=_room(plan, roomier, more_bytes),
         overhead=overhead(plan),
         in_one=_in_one(found),

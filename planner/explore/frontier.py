@@ -124,11 +124,8 @@ def frontier(
             plans.setdefault(name, plan)
             best_in.setdefault(name, []).append(trade)
     rows = [FrontierRow(plan=plan, best_in=tuple(best_in[name])) for name, plan in plans.items()]
-    return Frontier(rows=tuple(sorted(rows, key=_place)), whole=tuple(whole), resolution=resolution)
-
-
-def _place(row: FrontierRow) -> tuple[int, int, int]:
-    return row.step_ns, row.peak_bytes, row.devices
+    rows.sort(key=lambda row: (row.step_ns, row.peak_bytes, row.devices))
+    return Frontier(rows=tuple(rows), whole=tuple(whole), resolution=resolution)
 
 
 def _name(plan: Plan) -> str:

@@ -266,7 +266,7 @@ def lstm_reserve_bytes(steps: int, samples: int, inputs: int, hidden: int) -> in
         *[states * _row(max(inputs, hidden))] * 3,
         *[states * hidden] * 2,
     ]
-    return sum(_pages(FLOAT_BYTES * floats) for floats in parts)
+    return sum(-(-FLOAT_BYTES * floats // PAGE_BYTES) * PAGE_BYTES for floats in parts)
 
 
 def _row(floats: int) -> int:
@@ -275,10 +275,6 @@ def _row(floats: int) -> int:
     """
     whole = -(-floats // LINE_FLOATS) * LINE_FLOATS
     return whole + LINE_FLOATS if whole % 256 == 0 else whole
-
-
-def _pages(size: int) -> int:
-    return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
 class Reserves(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -92,9 +92,10 @@ def _by_roofline(
     with Report(f"profile {workload.name} by roofline") as report:
         report.at(0.0)
         total = len(micros) * len(bench.situations(micros[0]))
-        rows = [
-            _told(row, report, (i + 1) / total) for i, row in enumerate(counted_rows(bench, micros, device))
-        ]
+        rows = []
+        for row in counted_rows(bench, micros, device):
+            rows.append(row)
+            report.at(len(rows) / total)
     found = Profile(
         workload=workload.name,
         arguments=dict(workload.arguments),
@@ -106,11 +107,6 @@ def _by_roofline(
         versions=versions(),
     )
     return with_slack(found, rows)
-
-
-def _told(row: Done, report: Report, share: float) -> Done:
-    report.at(share)
-    return row
 
 
 def _by_measuring(workload: Workload, request: MeasureRequest, journal: Path | None) -> Profile:

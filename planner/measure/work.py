@@ -36,16 +36,12 @@ def _recurrence(frames: Tensor, input_weight: Tensor, hidden_weight: Tensor, *_:
     return 2 * steps * (input_weight.numel() + hidden_weight.numel())
 
 
-def _recurrence_backward(*args: Tensor) -> int:
-    return 2 * _recurrence(*args[:3])
-
-
 # Kernels of the CPU that torch's own table does not know.
 _FORMULAS: dict[object, Callable[..., int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     aten.mkldnn_rnn_layer: _recurrence,
-    aten.mkldnn_rnn_layer_backward: _recurrence_backward,
+    aten.mkldnn_rnn_layer_backward: lambda *args: 2 * _recurrence(*args[:3]),
 }
 
 

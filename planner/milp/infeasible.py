@@ -160,16 +160,7 @@ def _closest_alone(instance: Instance, problem: CutProblem) -> IntArray:
     box = every_cut(problem, *spans)
     assert box is not None
     tables = [np.where(box.alive[p], shortage(problem, p, box), 1 << 62) for p in range(problem.stages)]
-    value, back = np.full(1, -(1 << 62), np.int64), []
-    for table in tables:
-        total = np.maximum(value[:, None], table)
-        back.append(total.argmin(0))
-        value = total.min(0)
-    cut, at = [problem.layers], 0
-    for p in range(problem.stages - 1, -1, -1):
-        at = int(back[p][at])
-        cut.append(int(box.low[p]) + at)
-    return problem.pointed(np.array(cut[::-1], np.int64), 1)
+    return problem.pointed(box.bottleneck(tables), 1)
 
 
 def _described(found: Considered, row: IntArray) -> Nearest:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.arrays import BoolArray, IntArray
-from planner.cluster import Corrections
 from planner.cost import Tables
 from planner.errors import BadInput
 from planner.milp.configurations.configurations import Configuration
@@ -110,7 +109,7 @@ class Problems:
             order=order,
             mesh=machine,
             prefix_ns=_prefixes(tables, slowness),
-            launch_ns=_launches(fitted),
+            launch_ns=np.array([launch_ns(fitted, kind) for kind in COMPUTE], np.int64),
             update_ns=launch_ns(fitted, Kind.STEP),
             sums=self.machines.worker_sums(configuration, groups),
             tie=self.machines.worker_sums(configuration, (tuple(range(configuration.workers)),))[0],
@@ -151,11 +150,6 @@ class Problems:
         )
         prefix[row], launch[row] = 0, 0
         return replace(problem, prefix_ns=prefix, launch_ns=launch, least=least)
-
-
-def _launches(fitted: Corrections | None) -> IntArray:
-    """Returns the nanoseconds of every action besides its layers: [compute kind]."""
-    return np.array([launch_ns(fitted, kind) for kind in COMPUTE], np.int64)
 
 
 def _prefixes(tables: Tables, slowness: Sequence[float]) -> IntArray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
@@ -109,22 +108,18 @@ def _stages(posed: CutProblem, cut: IntArray) -> tuple[StagePlan, ...]:
     choice, found = choice_of(posed.shape), []
     for p, (i, j) in enumerate(pairwise(cut.tolist())):
         grid, gather, regrid = stage_of(choice, (i, j), names)
+        until = j if posed.until is None else int(posed.until[p])
         found.append(
             StagePlan(
                 layers=tuple(names[i:j]),
                 recompute=p in posed.order.recomputing,
-                recompute_before=_before(posed, p, (i, j), names),
+                recompute_before=names[until] if i < until < j else "",
                 spatial=grid,
                 gather_before=gather,
                 regrid=regrid,
             )
         )
     return tuple(found)
-
-
-def _before(posed: CutProblem, stage: int, stage_of: tuple[int, int], names: Sequence[str]) -> str:
-    until = stage_of[1] if posed.until is None else int(posed.until[stage])
-    return names[until] if stage_of[0] < until < stage_of[1] else ""
 
 
 def stage_times(posed: CutProblem, cut: IntArray) -> tuple[StageTimes, ...]:

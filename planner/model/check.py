@@ -52,16 +52,12 @@ def inconsistency(graph: ModelGraph) -> str:
         "buffers": [x.name for x in graph.buffers],
     }
     for table, names in tables.items():
-        twice = next((name for name in names if names.count(name) > 1), None) if _repeats(names) else None
-        if twice is not None:
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
             return f"{table}: '{twice}' is there twice"
     if not graph.layers or graph.layers[-1].name != "loss":
         return "layers: the last one is not 'loss'"
     return next(chain(_wrong_values(graph), _wrong_states(graph), _wrong_sizes(graph)), "")
-
-
-def _repeats(names: list[str]) -> bool:
-    return len(set(names)) < len(names)
 
 
 def _wrong_values(graph: ModelGraph) -> Iterator[str]:

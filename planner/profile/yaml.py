@@ -124,7 +124,8 @@ def _lines(table: Mapping[str, object], indent: str = "") -> Iterator[str]:
             yield from _joined(head, [first, *rest], comma)
         elif isinstance(value, list) and value:
             rows = [f"{indent}  {_compact(row)}" for row in value]
-            yield from _joined(head, ["[", *_comma_after_each(rows), f"{indent} ]"], comma)
+            parted = [row + "," for row in rows[:-1]] + rows[-1:]
+            yield from _joined(head, ["[", *parted, f"{indent} ]"], comma)
         else:
             yield f"{head}{_compact(value)}{comma}"
     yield f"{indent}}}"
@@ -138,10 +139,6 @@ def _joined(head: str, lines: list[str], tail: str) -> Iterable[str]:
     lines[0] = head + lines[0]
     lines[-1] += tail
     return lines
-
-
-def _comma_after_each(rows: list[str]) -> list[str]:
-    return [row + "," for row in rows[:-1]] + rows[-1:]
 
 
 def save(profile: Profile, path: pathlib.Path | str) -> None:
@@ -197,7 +194,7 @@ def _profile(document: Document) -> Profile:
         costs=_costs(document.costs),
         optimizer=document.optimizer,
         versions=document.versions,
-        failures=_failures(document.failures),
+        failures={_key(row): row.why for row in document.failures},
     )
 
 
@@ -227,7 +224,3 @@ def _costs(rows: tuple[CostRow, ...]) -> dict[CostKey, LayerCost]:
             )
         costs[key] = LayerCost(**{name: getattr(row, name) for name in names})
     return costs
-
-
-def _failures(rows: tuple[FailureRow, ...]) -> dict[CostKey, str]:
-    return {_key(row): row.why for row in rows}

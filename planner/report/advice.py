@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from planner.report.contents import Contents
 from planner.show import rival_rows
-from planner.timeline import Difference
 from planner.units import format_bytes, format_duration, format_percent
 
 _GAP = 0.005  # below, another search is not worth its time
@@ -111,7 +110,7 @@ def _run(found: Contents) -> Iterator[tuple[str, str]]:
     compared = found.run.comparison
     if abs(compared.ratio - 1) <= _OFF:
         return
-    worst = max(compared.events, key=lambda event: abs(_excess(event)), default=None)
+    worst = max(compared.events, key=lambda e: abs((e.measured_ns - e.predicted_ns) * e.times), default=None)
     where = "" if worst is None else (
         f" Most of it in {worst.stage}{worst.name}: {format_duration(worst.measured_ns)} each instead of {format_duration(worst.predicted_ns)}."
     )  # fmt: skip
@@ -119,7 +118,3 @@ def _run(found: Contents) -> Iterator[tuple[str, str]]:
         f"The step took {compared.ratio:.2f} times what was predicted.{where} Profile on the machine that ran it, idle.",
         f"shardwright profile {found.plan.model.workload} -o profile.yaml",
     )
-
-
-def _excess(event: Difference) -> float:
-    return (event.measured_ns - event.predicted_ns) * event.times

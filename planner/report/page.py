@@ -17,6 +17,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 def render(found: Contents) -> str:
     title = f"{found.plan.model.workload}: a plan by shardwright"
+    scripts = "\n".join(_asset(name) for name in _SCRIPTS)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -32,7 +33,9 @@ def render(found: Contents) -> str:
 <main>{_body(found)}</main>
 <footer>Made by shardwright; this file is whole in itself and asks nothing of the network.</footer>
 <script type="application/json" id="data">{_json(_data(found))}</script>
-<script>{_script()}</script>
+<script>(() => {{
+{scripts}
+}})();</script>
 </body>
 </html>
 """
@@ -50,11 +53,12 @@ def _data(found: Contents) -> dict[str, object]:
     tracks = [{"name": "predicted", **packed(found.predicted)}]
     if found.measured is not None:
         tracks.append({"name": "measured", **packed(found.measured)})
+    file_name = re.sub(r"[^A-Za-z0-9]+", "-", found.plan.model.workload).strip("-")
     data: dict[str, object] = {
         "tracks": tracks,
         "workers": [str(worker) for worker in range(found.plan.axes.pipeline)],
         "pipes": len(found.plan.schedule.place),
-        "trace": f"{_file_name(found.plan.model.workload)}-trace.json",
+        "trace": f"{file_name or 'plan'}-trace.json",
     }
     if found.memory_lines is not None:
         timeline, limits = found.memory_lines
@@ -62,18 +66,10 @@ def _data(found: Contents) -> dict[str, object]:
     return data
 
 
-def _file_name(workload: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]+", "-", workload).strip("-") or "plan"
-
-
 def _json(data: object) -> str:
     """Returns data as JSON that is safe inside a script element: it cannot end the element or begin a comment."""
     shown = json.dumps(data, separators=(",", ":"))
     return shown.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _script() -> str:
-    return "(() => {\n" + "\n".join(_asset(name) for name in _SCRIPTS) + "\n})();"
 
 
 def _asset(name: str) -> str:

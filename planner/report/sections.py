@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from planner.plan import Plan, world_size
 from planner.report.contents import Contents
 from planner.report.widgets import MEMORY_PARTS, MOST_LISTED, memory_bar, mesh, page_table, section, sparkline
@@ -94,10 +92,17 @@ def timeline(found: Contents) -> str:
 
 def _legend(found: Contents) -> str:
     kinds = found.predicted.counts
+    shades = [
+        ("forward", "light", True),
+        ("backward", "strong", "B" in kinds),
+        ("input half", "strong", "I" in kinds),
+        ("weight half", "middle", "I" in kinds),
+    ]
     items = [
         (f"--pipe{hue}-{shade}", word + named)
         for hue, named in _hues(found.plan)
-        for word, shade in _shades(kinds)
+        for word, shade, shown in shades
+        if shown
     ]
     items += [("--pipe0-light", "recompute, with a dark foot")] if "R" in kinds else []
     items.append(("--update", "update"))
@@ -116,12 +121,6 @@ def _hues(plan: Plan) -> list[tuple[int, str]]:
     pipes, turns = len(plan.schedule.place), -(-len(plan.stages) // plan.axes.pipeline)
     word, count = ("pipe", pipes) if pipes > 1 else ("turn", turns)
     return [(hue, f" ({word} {hue})" if count > 1 else "") for hue in range(min(4, count))]
-
-
-def _shades(kinds: Mapping[str, int]) -> list[tuple[str, str]]:
-    backward = [("backward", "strong")] if "B" in kinds else []
-    halves = [("input half", "strong"), ("weight half", "middle")] if "I" in kinds else []
-    return [("forward", "light"), *backward, *halves]
 
 
 def _workers(found: Contents) -> str:
@@ -149,8 +148,7 @@ def measured(run: RunRecord) -> str:
             format_duration(e.measured_ns),
             f"{e.ratio:.2f}",
         )
-        for e in sorted(compared.events, key=lambda e: (e.stage, e.name))
-        if e.predicted_ns
+        for e in compared.predicted_events
     ]
     said = (
         f"Over {plural(len(run.steps), 'step')} after the warm-up: {format_duration(compared.measured_step_ns)} a step measured, "

@@ -116,8 +116,9 @@ def _jobs(schedule: Schedule, job: ListingJob) -> Iterator[ListingJob]:
     for policy in POLICIES[:2]:
         yield replace(job, policy=policy, limits=shaped)
     if job.split:
+        halves = {Kind.F: Kind.F, Kind.B: Kind.I, Kind.I: Kind.I}
         turns = [
-            [_halved(a) for a in order if a.kind in (Kind.F, Kind.B, Kind.I)] for order in schedule.orders
+            [a._replace(kind=halves[a.kind]) for a in order if a.kind in halves] for order in schedule.orders
         ]
         for patience in (0, 25, 60):
             yield replace(job, sequence=turns, policy=Policy(patience=patience))
@@ -127,10 +128,6 @@ def _tighter(own: PerNode, given: PerNode | None) -> PerNode:
     if given is None:
         return own
     return tuple(tuple(map(min, mine, theirs)) for mine, theirs in zip(own, given, strict=True))
-
-
-def _halved(action: Action) -> Action:
-    return action._replace(kind=Kind.I) if action.kind is Kind.B else action
 
 
 def _with_recomputing(costs: Costs, again: set[int]) -> Costs:

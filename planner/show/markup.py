@@ -34,7 +34,10 @@ def table(
     """
     listed = [[cell if isinstance(cell, Markup) else str(cell) for cell in row] for row in rows]
     shown = listed[:most]
-    right = [all(_number(row[i]) for row in shown) and bool(shown) for i in range(len(heads))]
+    right = [
+        all(not row[i] or _NUMBER.fullmatch(row[i]) for row in shown) and bool(shown)
+        for i in range(len(heads))
+    ]
     head = "".join(
         f'<th scope="col"{_side(r, bool(caption))}>{escaped(name)}</th>'
         for name, r in zip(heads, right, strict=True)
@@ -67,10 +70,6 @@ def _side(right: bool, page: bool) -> str:
 
 
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*(?: ?[^\W\d]{1,4}| ?%|×)?")  # with a unit, or without
-
-
-def _number(cell: str) -> bool:
-    return not cell or _NUMBER.fullmatch(cell) is not None
 
 
 def block(*parts: str) -> str:

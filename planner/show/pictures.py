@@ -79,6 +79,8 @@ def timeline(found: Timeline, name: Callable[[int], str] = "rank {}".format) -> 
         draw = _condensed(rows[rank], y, high, span) if condensed else _drawn(rows[rank], y, high, scale)
         parts += draw
     height = _TOP + len(ranks) * (high + 6) + 16
+    busy = sum(box.end - box.start for box in boxes if box.kind in COMPUTE)
+    idle = max(0.0, 1 - busy / max(1, span * len(ranks)))
     events = (
         f"{len(boxes):,} events in columns of pixels; the report has every one"
         if condensed
@@ -88,7 +90,7 @@ def timeline(found: Timeline, name: Callable[[int], str] = "rank {}".format) -> 
         label(
             _LEFT,
             height - 4,
-            f"{format_duration(found.makespan_ns)}, {_idle(boxes, span, len(ranks)):.1%} idle, {events}",
+            f"{format_duration(found.makespan_ns)}, {idle:.1%} idle, {events}",
         )
     )
     parts += _legend({box.kind for box in boxes}, height - 12)
@@ -109,11 +111,6 @@ def _legend(kinds: set[str], y: float) -> Iterator[str]:
             yield label(x, y + 8, word)
             x -= 16
             yield rect(x, y, 12, 9, shade(TimelineBox(0, kind, "", "", 0, 0, 1, 0)))
-
-
-def _idle(boxes: Sequence[TimelineBox], span: int, ranks: int) -> float:
-    busy = sum(box.end - box.start for box in boxes if box.kind in COMPUTE)
-    return max(0.0, 1 - busy / max(1, span * ranks))
 
 
 def _ticks(span: int, scale: float) -> Iterator[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 
 from planner.cluster import Cluster, total_devices
-from planner.model import ModelGraph
 from planner.plan import Plan, StagePlan
 from planner.profile import CostKey, LayerCost, Profile, kept_values
 from planner.show.proof import plan_lines, shown_arguments
@@ -79,7 +79,7 @@ def of_profile(profile: Profile) -> str:
     head = (
         f"{profile.workload}{shown_arguments(profile.arguments)} on {profile.device} ({profile.source}): "
         f"{len(graph.layers)} layers, {len({x.signature for x in graph.layers})} distinct, "
-        f"{sum(_size(graph)):,} parameters"
+        f"{sum(prod(x.shape) for x in graph.parameters):,} parameters"
     )
     heads = (
         "micro",
@@ -92,14 +92,6 @@ def of_profile(profile: Profile) -> str:
         "layers without a row",
     )
     return "\n\n".join([head, columns(rows, heads), *_missing(profile)])
-
-
-def _size(graph: ModelGraph) -> Iterable[int]:
-    for parameter in graph.parameters:
-        count = 1
-        for length in parameter.shape:
-            count *= length
-        yield count
 
 
 def _totals(profile: Profile, key: CostKey) -> tuple[object, ...]:
@@ -132,7 +124,8 @@ def _missing(profile: Profile) -> Iterator[str]:
     failed: dict[tuple[str, str], list[str]] = {}
     for key, why in sorted(profile.failures.items()):
         named = (x.name for x in profile.graph.layers if x.signature == key.signature)
-        failed.setdefault((_setting(key), why), []).extend(named)
+        parts = f" in parts {'x'.join(map(str, key.split))}" if key.split else ""
+        failed.setdefault((f"micro-batch {key.micro}{parts}", why), []).extend(named)
     for (setting, why), layers in failed.items():
         yield f"Without a row at {setting}: {_few(layers)}. {why}"
     lacking: dict[tuple[str, ...], list[str]] = {}
@@ -146,10 +139,6 @@ def _missing(profile: Profile) -> Iterator[str]:
                 f"Without a row in parts {', '.join(splits)}: {_few(names)}. No rule computes them on parts of a sample, "
                 "or nothing that they read is cut: they see whole samples, and the sums above are without them."
             )
-
-
-def _setting(key: CostKey) -> str:
-    return f"micro-batch {key.micro}" + (f" in parts {'x'.join(map(str, key.split))}" if key.split else "")
 
 
 def _few(names: Sequence[str]) -> str:

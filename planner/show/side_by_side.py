@@ -44,7 +44,7 @@ class SideBySide(Shown):
     def lines(self) -> Iterator[tuple[str, ...]]:
         rows = self.to_rows()
         for name in rows[0]:
-            yield (_word(name), *(_cell(name, row[name]) for row in rows))
+            yield (_WORDS.get(name, name), *(_cell(name, row[name]) for row in rows))
 
 
 def versus_text(found: SideBySide) -> str:
@@ -117,10 +117,6 @@ _WORDS = {
     "peak_bytes": "fullest device",
     "limit_bytes": "its limit",
 }
-
-
-def _word(name: str) -> str:
-    return _WORDS.get(name, name)
 
 
 def _cell(name: str, value: object) -> str:

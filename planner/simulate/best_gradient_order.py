@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 
 from planner.arrays import IntArray
 from planner.plan import Hop, StageTimes
@@ -81,7 +82,9 @@ def _repaired(
         return best
     vector = duration_vector(times, hops)
     left = _EFFORT // sum(map(len, overlapped(schedule, best.overlap).orders))
-    moves = _moves(len(times))
+    pairs = permutations(range(len(times)), 2)
+    # Neighbours come first.
+    moves = sorted(pairs, key=lambda pair: abs(pair[0] - pair[1]))
     tried, unchanged = 0, 0
     while unchanged < len(moves) and tried < left:
         source, target = moves[tried % len(moves)]
@@ -93,12 +96,6 @@ def _repaired(
         if ns < best.ns:
             best, unchanged = Candidate(ns=ns, late=best.late, reordered=True, overlap=overlap), 0
     return best
-
-
-def _moves(stages: int) -> list[tuple[int, int]]:
-    """Lists all moves of one sum to another place, neighbours first."""
-    pairs = [(i, j) for i in range(stages) for j in range(stages) if i != j]
-    return sorted(pairs, key=lambda pair: abs(pair[0] - pair[1]))
 
 
 def _as_ready(schedule: Schedule, overlap: Overlap) -> list[int]:

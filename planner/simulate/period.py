@@ -13,7 +13,7 @@ import numpy as np
 
 from planner.arrays import IntArray
 from planner.schedule import Graph
-from planner.simulate.longest_path import Compiled, batches, ends_of, makespans, node_ends, vector_of
+from planner.simulate.longest_path import Compiled, batches, ends_of, node_ends, vector_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,32 +102,6 @@ def period(compiled: Compiled, durations: Sequence[int] | IntArray) -> Bound:
 
 
 _FIRST_STRIDES = 3
-_STRIDES = 6  # steps after which a batch stops hoping that all queues advance alike
-
-
-def periods(compiled: Compiled, durations: IntArray) -> IntArray:
-    """Finds the period of each row of a matrix of duration vectors, rounded up to whole nanoseconds.
-
-    Where one more step delays every queue by one amount, that amount is the period. Rows that do not come to that in a
-    few steps are settled singly.
-
-    Args: `durations` is [candidate, entry].
-    """
-    if compiled.update == "barrier":
-        return makespans(compiled, durations)
-    out: IntArray = np.empty(len(durations), np.int64)
-    for rows, sweep, costs in batches(compiled, durations):
-        x: IntArray = np.zeros((compiled.graph.sources, costs.shape[1]), np.int64)
-        for _ in range(_STRIDES):
-            later = sweep.run(costs, x)[compiled.graph.tails]
-            most, least = (later - x).max(axis=0), (later - x).min(axis=0)
-            x = later - later.min(axis=0)
-            if (most == least).all():
-                break
-        out[rows] = most
-        for row in np.flatnonzero(most != least).tolist():
-            out[rows.start + row] = period(compiled, durations[rows.start + row]).period_ns
-    return out
 
 
 def _largest_cycle(compiled: Compiled, vector: IntArray) -> Bound:

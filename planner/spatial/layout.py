@@ -213,12 +213,9 @@ def neighbours(grid: Sequence[int]) -> list[tuple[int, int]]:
     Args: `grid` has the number of parts along each axis.
     Returns: pairs (lower rank, higher rank).
     """
-    every = range(prod(grid))
-    return [(a, b) for a in every for b in every if a < b and _apart(a, b, grid) == 1]
-
-
-def _apart(a: int, b: int, grid: Sequence[int]) -> int:
-    return sum(abs(x - y) for x, y in zip(coordinates(a, grid), coordinates(b, grid), strict=True))
+    at = [coordinates(rank, grid) for rank in range(prod(grid))]
+    pairs = itertools.combinations(range(len(at)), 2)
+    return [(a, b) for a, b in pairs if sum(abs(x - y) for x, y in zip(at[a], at[b], strict=True)) == 1]
 
 
 def rank_at(position: Sequence[int], grid: Sequence[int]) -> int:

@@ -170,15 +170,12 @@ def sent_elements(layout: Layout, fetches: Sequence[Fetch], grid: Sequence[int])
             place = coordinates(rank, grid)
             local = list(layout.local_shape(place))
             for dim, rows_of in sizes.items():
-                local[dim] = rows_of[place[_axis(fetches, dim)]]
+                axis = next(each.axis for each in fetches if each.dim == dim)
+                local[dim] = rows_of[place[axis]]
             local[fetch.dim] = by_place[place[fetch.axis]]
             sent[rank] += prod(local)
         sizes[fetch.dim] = fetch.sizes
     return max(sent)
-
-
-def _axis(fetches: Sequence[Fetch], dim: int) -> int:
-    return next(fetch.axis for fetch in fetches if fetch.dim == dim)
 
 
 def _runs(rows: Sequence[int]) -> Iterator[RowRun]:

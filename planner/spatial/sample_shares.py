@@ -87,16 +87,13 @@ def _refused(call: Call, why: str) -> BadInput:
     return call.refuse(why, ALLOWED)
 
 
-def _source(call: Call) -> Layout:
-    return call.tensor("input" if "input" in call.arguments else "self")
-
-
 def by_sample(call: Call) -> Step:
     """Returns the Step of an operation that treats every sample alone.
 
     Args: the call's samples come first, then channels, then as many dimensions of space as the operation's name says.
     """
-    source, found = _source(call), re.search(r"(\d)d", call.operation)
+    source = call.tensor("input" if "input" in call.arguments else "self")
+    found = re.search(r"(\d)d", call.operation)
     least = len(source.shape) == int(found[1]) + 2 if found else len(source.shape) > 1
     others = [layout for _, layout in call.tensors() if layout is not source]
     if source.cut_dims != (0,) or not least or any(not x.whole for x in others):

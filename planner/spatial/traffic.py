@@ -101,9 +101,14 @@ def price(
         if len(operation.outputs[0]) > 2:
             check_grid(operation.outputs[0], grid, f"'{operation.name}'")
     segment = cut_model(operations, grid, gather_before, turns, shares)
+    held = {}
+    for value in graph.values:
+        layout = segment.layouts[value.name][0]
+        size = shard_elements(layout, segment.grids[value.name])
+        held[value.name] = size / max(1, prod(layout.shape))
     return Price(
         layers=_layers(segment, _element_bytes(graph)),
-        values={value.name: _held(segment, value.name) for value in graph.values},
+        values=held,
         gathered=ends(segment),
         samples=given[0].outputs[0][0] * (prod(grid) if shares else 1),
         shared=frozenset(x.operation.layer for x in segment.placed if x.shared),
@@ -132,11 +137,6 @@ def _layers(segment: Segment, element_bytes: int) -> dict[str, Cost]:
         )
         for layer, share in work_shares(segment).items()
     }
-
-
-def _held(segment: Segment, name: str) -> float:
-    (layout, *_) = segment.layouts[name]
-    return shard_elements(layout, segment.grids[name]) / max(1, prod(layout.shape))
 
 
 def work_shares(segment: Segment, *, middle: bool = False) -> dict[str, float]:

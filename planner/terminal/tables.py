@@ -56,17 +56,16 @@ def _fitted(wide: Sequence[int], right: Sequence[bool], room: int) -> list[int] 
 
 
 def _lines(row: Sequence[str], wide: Sequence[int], right: Sequence[bool]) -> list[str]:
-    cells = [_wrapped(cell, w) if len(cell) > w else [cell] for cell, w in zip(row, wide, strict=True)]
+    cells = [
+        textwrap.wrap(cell, w, break_on_hyphens=False) if len(cell) > w else [cell]
+        for cell, w in zip(row, wide, strict=True)
+    ]
     return [
         GAP.join(
             text.rjust(w) if r else text.ljust(w) for text, w, r in zip(line, wide, right, strict=True)
         ).rstrip()
         for line in zip_longest(*cells, fillvalue="")
     ]
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 def _paragraph(heads: Sequence[str], row: Sequence[str], room: int) -> str:

@@ -42,6 +42,11 @@ class Comparison(Shown):
         """Returns the measured over the predicted length of a step; infinite where nothing was predicted."""
         return self.measured_step_ns / self.predicted_step_ns if self.predicted_step_ns else float("inf")
 
+    @property
+    def predicted_events(self) -> list[Difference]:
+        """Returns the kinds of event with a predicted duration, sorted by stage."""
+        return sorted((e for e in self.events if e.predicted_ns), key=lambda e: (e.stage, e.name))
+
     def to_rows(self) -> list[dict[str, object]]:
         """Returns one dictionary a kind of event with a predicted duration, sorted by stage."""
         return [
@@ -53,8 +58,7 @@ class Comparison(Shown):
                 "ratio": round(event.ratio, 3),
                 "times": event.times,
             }
-            for event in sorted(self.events, key=lambda e: (e.stage, e.name))
-            if event.predicted_ns
+            for event in self.predicted_events
         ]
 
     def to_dict(self) -> dict[str, object]:

@@ -42,12 +42,9 @@ def check(
     Raises: BadPlan with everything that is wrong.
     """
     if found := violations(plan, profile=profile, graph=graph, cluster=cluster):
-        raise BadPlan("\n".join(_told(violation, name) for violation in found))
+        told = (f"{name}: {each}" + (f"\n{each.picture}" if each.picture else "") for each in found)
+        raise BadPlan("\n".join(told))
     return plan
-
-
-def _told(violation: Violation, name: str) -> str:
-    return f"{name}: {violation}" + (f"\n{violation.picture}" if violation.picture else "")
 
 
 def violations(

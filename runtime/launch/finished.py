@@ -50,8 +50,7 @@ def comparison_text(found: Comparison, drift: str = "") -> str:
             format_duration(event.measured_ns),
             f"{event.ratio:.2f}",
         )
-        for event in sorted(found.events, key=lambda e: (e.stage, e.name))
-        if event.predicted_ns
+        for event in found.predicted_events
     ]
     table = columns(rows, ("stage and action", "predicted", "measured", "ratio"))
     return (

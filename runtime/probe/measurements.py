@@ -168,16 +168,13 @@ def device_of(device: torch.device, repeats: int = REPEATS) -> ProbedDevice:
     products = timed(lambda: torch.mm(a, b), device, repeats)
     copies = timed(lambda: target.copy_(source), device, repeats)
     cuda = device.type == "cuda"
+    host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return ProbedDevice(
         kind=torch.cuda.get_device_name(device) if cuda else "cpu",
-        memory_bytes=torch.cuda.get_device_properties(device).total_memory if cuda else _host_bytes(),
+        memory_bytes=torch.cuda.get_device_properties(device).total_memory if cuda else host_bytes,
         flop_per_s=Number.of([2 * MATMUL**3 / seconds for seconds in products]),
         copy_bytes_per_s=Number.of([2 * COPY_BYTES / seconds for seconds in copies]),
     )
-
-
-def _host_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def wire_of(world: World, a: int, b: int, *, within_node: bool, repeats: int = REPEATS) -> ProbedLink | None:

@@ -119,7 +119,7 @@ def _updater(
         squares=squares,
         sharded=parts.plan.shard_optimizer,
         clip_norm=options.clip_norm if options.clip_by == "step" else None,
-        count=(_one if options.made_up else losses) if counted else None,
+        count=((lambda: 1.0) if options.made_up else losses) if counted else None,
         scaler=parts.scale.scaler,
         schedule=lr_schedule,
         world=world.group,
@@ -155,10 +155,6 @@ class _LossCount:
         return sum(float(row[COUNT]) for stage in self.stages.values() for row in stage.losses.values())
 
 
-def _one() -> float:
-    return 1.0
-
-
 def _transport(parts: RankParts) -> Transport:
     return Transport(
         routes=parts.routes,
@@ -170,17 +166,13 @@ def _transport(parts: RankParts) -> Transport:
 
 
 def _feed(parts: RankParts, modules: Mapping[int, StageModule]) -> Feed:
-    reads, device = _reads(parts, modules), parts.world.device
+    outer, device = {x.name for x in parts.graph.values if x.role != "hidden"}, parts.world.device
+    reads = {stage: [name for name in module.inputs if name in outer] for stage, module in modules.items()}
     if parts.sharing is None:
         return Feed(reads, device)
     samples = [value.name for value in parts.graph.values if value.role == "input"]
     region = parts.sharing.region(sorted(modules), samples)
     return Feed(reads, device, parts=parts.sharing.parts(sorted(modules)), region=region)
-
-
-def _reads(parts: RankParts, modules: Mapping[int, StageModule]) -> dict[int, list[str]]:
-    outer = {value.name for value in parts.graph.values if value.role != "hidden"}
-    return {stage: [name for name in module.inputs if name in outer] for stage, module in modules.items()}
 
 
 def _idle(parts: RankParts, load: Load) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from planner.capture import Captured
 from planner.model import Buffer, ModelGraph, Parameter
 from planner.plan import Plan
-from planner.schedule import Kind, Schedule
+from planner.schedule import Kind
 from runtime.execute import Tensors
 from runtime.messages import DenseLayout, Direction, Edge, Routes
 from runtime.rank import RankOptions, RankParts
@@ -36,18 +36,14 @@ def layouts(plan: Plan, captured: Captured, batch: Tensors, world: World) -> dic
     eager = plan.model_copy(update={"execution": "eager"})
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         parts = RankParts(eager, captured, world, MADE_UP)
-        parts.schedule = _kept(parts.schedule)
+        # Recomputation makes the same tensors again.
+        orders = (tuple(a for a in order if a.kind is not Kind.R) for order in parts.schedule.orders)
+        parts.schedule = replace(parts.schedule, orders=tuple(orders))
         parts.held = tuple((0, stage) for stage in range(parts.schedule.stages))
         modules = parts.modules(empty_states(captured.graph))
         stages = [stage for _, stage in sorted(parts.stages(modules, {}).items())]
         values = {name: mode.from_tensor(tensor).to(world.device) for name, tensor in batch.items()}
         return _through(stages, parts.routes, values)
-
-
-def _kept(schedule: Schedule) -> Schedule:
-    """Returns the schedule without recomputation, which makes the same tensors again."""
-    orders = (tuple(a for a in order if a.kind is not Kind.R) for order in schedule.orders)
-    return replace(schedule, orders=tuple(orders))
 
 
 def _through(stages: Sequence[AnyStage], routes: Routes, batch: Tensors) -> dict[Edge, list[DenseLayout]]:

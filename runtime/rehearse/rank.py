@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -118,7 +118,9 @@ class _Events:
             if code in (SILENT, WAITS):
                 call()
             else:
-                self._rows.append((code, _mark(), _marked_after(call)))
+                start = _mark()
+                call()
+                self._rows.append((code, start, _mark()))
 
     def took(self) -> Iterator[tuple[Event, int]]:
         torch.cuda.synchronize()
@@ -130,8 +132,3 @@ def _mark() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
-
-
-def _marked_after(call: Callable[[], None]) -> torch.cuda.Event:
-    call()
-    return _mark()

@@ -199,7 +199,11 @@ def text(found: Rehearsal) -> str:
         ],
         ("worker", "rank", "predicted", "peak", "ratio", "of it kept", "margin"),
     )
-    return "\n\n".join([_summary(found), times, held, *_warnings(found)])
+    warnings = []
+    for each in found.too_full:
+        over = size(each.rehearsed_bytes - each.predicted_bytes - each.margin_bytes)
+        warnings.append(f"worker {each.worker} takes {over} more than was planned for it with its margin")
+    return "\n\n".join([_summary(found), times, held, *warnings])
 
 
 def _summary(found: Rehearsal) -> str:
@@ -215,12 +219,6 @@ def _summary(found: Rehearsal) -> str:
         f"{step}\nWhat differs most: {most.kind} of stage {most.stage}, {format_duration(most.predicted_ns)} planned and "
         f"{format_duration(most.rehearsed_ns)} rehearsed; alone it makes the step {format_duration(most.alone_ns)}."
     )
-
-
-def _warnings(found: Rehearsal) -> Iterator[str]:
-    for each in found.too_full:
-        over = each.rehearsed_bytes - each.predicted_bytes - each.margin_bytes
-        yield f"worker {each.worker} takes {size(over)} more than was planned for it with its margin"
 
 
 def _ratio(a: int, b: int) -> str:

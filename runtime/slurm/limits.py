@@ -91,10 +91,9 @@ def check(nodes: Sequence[Nodes], layout: TaskLayout, threads: int, cuda: bool, 
     Raises: Infeasible with one line for each partition.
     """
     names = check_partitions(nodes, options)
-    wanted = _Wanted(
-        len(layout.tasks), max(layout.tasks) * (options.cpus_per_task or threads), layout.devices * cuda
-    )
-    reasons = [_reason([n for n in nodes if n.partition == name], wanted, options) for name in names]
+    cpus = max(layout.tasks) * (options.cpus_per_task or threads)
+    wanted = {"count": len(layout.tasks), "cpus": cpus, "devices": layout.devices * cuda}
+    reasons = [_reason([n for n in nodes if n.partition == name], options, **wanted) for name in names]
     if reasons and all(reasons):
         raise Infeasible("\n".join(reasons))
 
@@ -115,15 +114,10 @@ def check_partitions(nodes: Sequence[Nodes], options: Options) -> list[str]:
     return names
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    nodes: int
-    cpus: int  # a node
-    devices: int  # a node
-
-
-def _reason(nodes: Sequence[Nodes], wanted: _Wanted, options: Options) -> str:
-    """Returns why a job can never start on the nodes of a partition; empty where it can."""
+def _reason(nodes: Sequence[Nodes], options: Options, *, count: int, cpus: int, devices: int) -> str:
+    """Returns why a job can never start on the nodes of a partition; empty where it can. It wants `count` nodes, each
+    with so many `cpus` and `devices`.
+    """
     name = nodes[0].partition
     if not nodes[0].up:
         return f"partition '{name}' is down"
@@ -132,15 +126,15 @@ def _reason(nodes: Sequence[Nodes], wanted: _Wanted, options: Options) -> str:
         return f"a time of {options.time} is over the limit of partition '{name}', {limit:g} minutes"
     fit = nodes
     for what, need, have in (
-        ("cores", wanted.cpus, [n.cpus for n in nodes]),
-        ("GPUs", wanted.devices, [n.devices for n in nodes]),
+        ("cores", cpus, [n.cpus for n in nodes]),
+        ("GPUs", devices, [n.devices for n in nodes]),
     ):
         if need > max(have):
             return f"the plan needs {need} {what} a node; nodes of partition '{name}' have {max(have)}"
         fit = [n for n in fit if (n.cpus if what == "cores" else n.devices) >= need]
     total = sum(n.count for n in fit)
-    if wanted.nodes > total:
-        return f"the plan needs {wanted.nodes} nodes; partition '{name}' has {total} that fit"
+    if count > total:
+        return f"the plan needs {count} nodes; partition '{name}' has {total} that fit"
     return ""
 
 

@@ -167,7 +167,8 @@ def run(
     if not found:
         what = "GPUs" if cuda else "nodes that are up"
         raise BadInput(f"there are no {what} in the partition", where="SLURM", allowed="another partition")
-    targets = [_target(output, kind, alone=len(found) == 1) for kind in found]
+    named = (output.with_name(f"{output.stem}-{kind.name}{output.suffix}") for kind in found)
+    targets = [output] if len(found) == 1 else list(named)
     for target in targets:
         refuse_overwrite(target, force)
     # Beside the file to be written, since nodes may not share this machine's place for temporary ones.
@@ -197,10 +198,6 @@ def _with_limit(options: Options) -> Options:
     found = options.model_copy(update={"time": time})
     limits.check(nodes, TaskLayout((1,), 1), 1, False, found)
     return found
-
-
-def _target(output: Path, kind: NodeKind, *, alone: bool) -> Path:
-    return output if alone else output.with_name(f"{output.stem}-{kind.name}{output.suffix}")
 
 
 def _measured(

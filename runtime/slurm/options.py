@@ -184,12 +184,8 @@ def over(defaults: Options, given: Mapping[str, object]) -> Options:
         return Options.model_validate(data)
     except ValidationError as error:
         found = files.bad_input(Options, error, text=files.render(data, header=""), name="")
-        raise BadInput(_shown(found.what), where="launch", allowed=found.allowed) from None
-
-
-def _shown(text: str) -> str:
-    """Returns the text on one line, with unprintable characters by their numbers."""
-    return "".join(letter if letter.isprintable() else f"U+{ord(letter):04X}" for letter in text)
+        shown = "".join(x if x.isprintable() else f"U+{ord(x):04X}" for x in found.what)
+        raise BadInput(shown, where="launch", allowed=found.allowed) from None
 
 
 def pairs(words: Sequence[str], option: str) -> dict[str, str]:

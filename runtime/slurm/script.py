@@ -170,7 +170,8 @@ def directive(key: str, value: str) -> str:
     Args: an empty `value` is for an option without one.
     Raises: BadInput where the value is not one line of printable characters.
     """
-    return f'#SBATCH --{key}="{_escaped(_one_line(value))}"' if value else f"#SBATCH --{key}"
+    escaped = _one_line(value).replace("\\", "\\\\").replace('"', '\\"').replace("#", "\\#")
+    return f'#SBATCH --{key}="{escaped}"' if value else f"#SBATCH --{key}"
 
 
 def word(text: str) -> str:
@@ -187,10 +188,6 @@ def comment(text: str) -> str:
     Raises: BadInput where the text is not one line of printable characters.
     """
     return f"# {_one_line(text)}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("#", "\\#")
 
 
 def _one_line(text: str) -> str:

@@ -145,15 +145,12 @@ def _accounting(job: int) -> JobState | None:
 def _state(word: str, reason: str, nodes: str) -> JobState:
     name = word.split()[0].rstrip("+")
     if name in QUEUED:
-        until = NEVER_STARTS if _final(reason) else UNTIL.get(reason, "")
+        final = reason in FINAL or FINAL_OF_A_JOB.fullmatch(reason)
+        until = NEVER_STARTS if final else UNTIL.get(reason, "")
         return JobState("queued", f"{reason}: {until}" if until else reason, nodes)
     if name in RUNNING:
         return JobState("running", "", nodes)
     return JobState(ENDED.get(name, "failed"), reason, nodes)
-
-
-def _final(reason: str) -> bool:
-    return reason in FINAL or FINAL_OF_A_JOB.fullmatch(reason) is not None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -112,7 +112,9 @@ class Keeper:
             if self._told:
                 if self._told == signal.SIGTERM and self._paths.failed(self._job.generation).exists():
                     return self._end("ended")
-                self._ask_to_stop()
+                if not self._asked:
+                    os.kill(self._pid, signal.SIGUSR1)
+                self._asked, self._told = True, 0
             time.sleep(POLL_S)
 
     def _stands_still(self) -> bool:
@@ -123,11 +125,6 @@ class Keeper:
         deadline_s = self._job.deadline_s if seen.count else START_S
         # Who waits leaves it to the keeper of the one waited for to say so first.
         return now - seen.since_s > deadline_s + (PATIENCE_S if seen.waiting else 0.0)
-
-    def _ask_to_stop(self) -> None:
-        if not self._asked:
-            os.kill(self._pid, signal.SIGUSR1)
-        self._asked, self._told = True, 0
 
     def _end(self, state: str) -> int:
         os.kill(self._pid, signal.SIGKILL)

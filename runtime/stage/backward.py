@@ -135,7 +135,7 @@ def input_half(roots: Sequence[Root], anchor: Tensor, parameters: Sequence[Tenso
         return owed
     arrived: list[Branch] = []
     branches, shared = _branches(now, toward_inputs, toward_parameters)
-    hooks = [_record(branch, arrived) for branch in branches]
+    hooks = [_Handle(branch, arrived) for branch in branches]
     grads = torch.autograd.grad(
         [e for e, _ in now],
         [edge(anchor), *shared],
@@ -231,10 +231,6 @@ class _Handle:
 
     def remove(self) -> None:
         self._handle.remove()
-
-
-def _record(branch: Branch, arrived: list[Branch]) -> _Handle:
-    return _Handle(branch, arrived)
 
 
 def _successors(node: Node) -> Iterator[GradientEdge]:

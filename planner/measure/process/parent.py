@@ -143,7 +143,9 @@ def measure(request: MeasureRequest, journal_path: Path | None, report: Report) 
                 raise BadInput(f"cannot be measured: {running.crash()}", where=request.workload)
             if measured is None or journal is None:
                 journal = Journal(journal_path, _facts(request, ready))
-                measured = _resumed(ready, journal)
+                measured = Measured(ready=ready)
+                for entry in journal.found:
+                    _take(entry, measured)
             keys = ready.keys
             pending = measured.pending(keys)
             if pending or measured.optimizer is None:
@@ -168,13 +170,6 @@ def _facts(request: MeasureRequest, ready: Ready) -> dict[str, str]:
         "spatial": request.spatial,
         **{f"version of {name}": text for name, text in ready.versions.items()},
     }
-
-
-def _resumed(ready: Ready, journal: Journal) -> Measured:
-    measured = Measured(ready=ready)
-    for entry in journal.found:
-        _take(entry, measured)
-    return measured
 
 
 def _take(entry: Done | Optimized, measured: Measured) -> None:

@@ -241,15 +241,11 @@ def _variants(
         for pairs in _pairs(workers, micros, pinned) if family.paired else (1,):
             for chunks in _chunks(name, pinned):
                 actions = 4 * workers * chunks * micros
-                if workers == 1 and chunks > 1 and _in_one(pinned):
+                in_one = pinned.out_of_order is False and not pinned.schedules
+                if workers == 1 and chunks > 1 and in_one:
                     continue
                 if pinned.pairs in (None, pairs) and workers * chunks <= layers and actions <= MOST_ACTIONS:
                     yield name, pairs, chunks
-
-
-def _in_one(pinned: Pins) -> bool:
-    """Returns whether a worker that is alone has to have the model in one stage."""
-    return pinned.out_of_order is False and not pinned.schedules
 
 
 def _pairs(workers: int, micros: int, pinned: Pins) -> list[int]:

@@ -197,7 +197,8 @@ def _gathers(prices: Prices, choice: GridChoice, asked_for: str | None) -> bool:
         return True
     if asked_for == NO_GATHER:
         return (choice.shared or not choice.whole_from) and not prices(choice).gathered
-    return asked_for == _gather(prices.graph, choice) and not choice.shared
+    gathers = prices.graph.layers[choice.whole_from].name if choice.whole_from else ""
+    return asked_for == gathers and not choice.shared
 
 
 def none_of(found: Sequence[GridChoice], prices: Prices, pinned: Pins) -> None:
@@ -248,10 +249,6 @@ def _regrid(graph: ModelGraph, choice: GridChoice) -> str:
     turns = [f"{graph.layers[choice.then_from].name}:{shown(choice.then)}"] if choice.then else []
     turns += [f"{graph.layers[choice.whole_from].name}:{SAMPLES}"] if choice.shared else []
     return ",".join(turns)
-
-
-def _gather(graph: ModelGraph, choice: GridChoice) -> str:
-    return graph.layers[choice.whole_from].name if choice.whole_from else ""
 
 
 def choice_of(shape: Configuration) -> GridChoice:

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
+from operator import or_
 
 import numpy as np
 
@@ -62,7 +64,8 @@ def _best_stages(work: ElementWork, most: int, room: float, ideals: int) -> Stag
     every = ideals_of(work.before, ideals)
     found: StageSplit | None = None
     for order in (_wide(work.before), _deep(work.before)):
-        along = Lattice(work, _along(order)).best(most, room, found.load if found else float("inf"))
+        passed = list(accumulate((1 << k for k in order), or_, initial=0))
+        along = Lattice(work, passed).best(most, room, found.load if found else float("inf"))
         found = along or found
     better = Lattice(work, every).best(most, room, found.load if found else float("inf"))
     return better or found
@@ -102,14 +105,6 @@ def _bits(mask: int) -> list[int]:
         low = mask & -mask
         found.append(low.bit_length() - 1)
         mask ^= low
-    return found
-
-
-def _along(order: Sequence[int]) -> list[int]:
-    """Returns the ideals that an order of the elements passes through."""
-    found = [0]
-    for k in order:
-        found.append(found[-1] | 1 << k)
     return found
 
 

@@ -56,7 +56,9 @@ def searched(instance: Instance, effort: Effort) -> Searched:
     Raises: Infeasible where the model's own order has no configuration.
     """
     first = search(instance, effort)
-    if not _free(instance.pins) or alone(instance.profile.graph):
+    pins = instance.pins
+    free = pins.stages is None and pins.pipeline != 1 and pins.spatial in (None, 1)
+    if not free or alone(instance.profile.graph):
         return Searched(best=first)
     every = _every(instance.profile.graph) if instance.layers <= _EVERY else None
     try:
@@ -75,11 +77,6 @@ def searched(instance: Instance, effort: Effort) -> Searched:
             proved=len(chosen) if every is not None else sum(each is not first for each in closed),
         ),
     )
-
-
-def _free(pins: Pins) -> bool:
-    """Returns whether the pins leave stages to be chosen, of whole samples."""
-    return pins.stages is None and pins.pipeline != 1 and pins.spatial in (None, 1)
 
 
 def _others(first: SearchState, orders: Sequence[Names], effort: Effort) -> Iterator[SearchState]:

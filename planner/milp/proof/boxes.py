@@ -65,6 +65,20 @@ class Box:
     def hops(self) -> _Hops:
         return _Hops(self)
 
+    def bottleneck(self, costs: Sequence[IntArray] | Sequence[FloatArray]) -> IntArray:
+        """Returns the boundaries along which the largest cost of a stage is least; `costs` are shaped as `alive`."""
+        value: IntArray | FloatArray = np.full(1, -(1 << 62))
+        back = []
+        for cost in costs:
+            total = np.maximum(value[:, None], cost)
+            back.append(total.argmin(0))
+            value = total.min(0)
+        cut, at = [int(self.high[len(back)])], 0
+        for p in range(len(back) - 1, -1, -1):
+            at = int(back[p][at])
+            cut.append(int(self.low[p]) + at)
+        return np.array(cut[::-1], np.int64)
+
     def split(self, p: int, at: int) -> tuple[Box | None, Box | None]:
         """Returns the box where c_p <= `at` and the box where c_p > `at`; None for an empty one."""
         high, low = self.high.copy(), self.low.copy()

@@ -166,14 +166,12 @@ class ConfigurationProof:
         if self.spans is None or self.root is not None or not self._light():
             return
         box = every_cut(self.problem, *self.spans)
-        box = None if box is None else box.filtered(self._rows(), self.record.most)
+        rows = self.record.pool.weights.part(self.record.pool.active())
+        box = None if box is None else box.filtered(rows, self.record.most)
         self.root = None if box is None else fitting(box)
         self.tight = box is not None and (self.root is not box or _may_exceed(box))
         if self.root is None:
             self.spans = None
-
-    def _rows(self) -> Weights:
-        return self.record.pool.weights.part(self.record.pool.active())
 
     def prove(self, answer: Answer | None, limit: int, nodes: int, work_ns: float) -> None:
         """Continues branch and bound from the boundary ranges that can still beat `limit`.

@@ -152,18 +152,11 @@ def balanced(problem: CutProblem, box: Box) -> IntArray:
     Args: `box` has at least one cut.
     """
     line = work_ns(problem)
-    value: FloatArray = np.zeros(1)
-    back = []
-    for p in range(problem.stages):
-        cost = box.blocked[p] + line[box.window(p + 1)][None, :] - line[box.window(p)][:, None]
-        total = np.maximum(value[:, None], cost)
-        back.append(total.argmin(0))
-        value = total.min(0)
-    cut, at = [problem.layers], 0
-    for p in range(problem.stages - 1, -1, -1):
-        at = int(back[p][at])
-        cut.append(int(box.low[p]) + at)
-    return problem.pointed(np.array(cut[::-1], np.int64), 1)
+    works = [
+        box.blocked[p] + line[box.window(p + 1)][None, :] - line[box.window(p)][:, None]
+        for p in range(problem.stages)
+    ]
+    return problem.pointed(box.bottleneck(works), 1)
 
 
 def even(problem: CutProblem) -> IntArray:

@@ -83,7 +83,8 @@ def _enter(state: SearchState, tried: ConfigurationState) -> Iterator[Configurat
     better = []
     for schedule in _orders(problem, answer):
         again = len(Order(schedule).recomputing) == problem.stages
-        shape = replace(tried.shape, sparing=False, chosen=(), recompute=again, listed=_name(schedule))
+        name = hashlib.sha256(schedule.to_text().encode()).hexdigest()[:12]
+        shape = replace(tried.shape, sparing=False, chosen=(), recompute=again, listed=name)
         state.instance.problems.enter(shape, schedule)
         new = state.look(shape)
         if new is not None and new.answer is None:
@@ -127,10 +128,6 @@ def _room(problem: CutProblem, answer: Answer) -> Limits:
     most_work = (np.minimum(problem.hosted, 1) * work).max(1)
     free = np.maximum(problem.available_bytes - fixed - most_work, 0)
     return Limits(memory=tuple(free.tolist()), keep=tuple(saved.tolist()), held=tuple(held.tolist()))
-
-
-def _name(schedule: Schedule) -> str:
-    return hashlib.sha256(schedule.to_text().encode()).hexdigest()[:12]
 
 
 def costs_of(times: Sequence[StageTimes], hops: Sequence[Hop]) -> Costs:

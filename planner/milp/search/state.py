@@ -176,7 +176,8 @@ class SearchState:
             lowest = [tried for tried in given if tried.bound_ns < least and self._left(tried)]
             if not lowest:
                 return
-            for tried in sorted(lowest, key=_turn):
+            # Flags to be chosen come last: what is known of the others refutes most of them.
+            for tried in sorted(lowest, key=lambda x: (x.problem.flagged, x.bound_ns, x.shape)):
                 if tried.bound_ns < self.limit and meter.spent_ns < work_ns:
                     self._prove(tried, max(1, boxes // tried.shape.stages), work_ns)
             boxes *= 4
@@ -286,8 +287,3 @@ class SearchState:
             open=unfinished + left,
             rescheduled=self.listed,
         )
-
-
-def _turn(tried: ConfigurationState) -> tuple[bool, int, Configuration]:
-    """Returns a key to sort by; flags to be chosen come last, since what is known of the others refutes most of them."""
-    return tried.problem.flagged, tried.bound_ns, tried.shape

@@ -37,7 +37,10 @@ def chimera_zb(request: FamilyRequest) -> Schedule:
     Raises: BadInput for a cap below 1, or a placement that `two_ended` refuses.
     """
     place = two_ended(request)
-    pipe_of = [pipe for first in range(0, request.micros, request.workers) for pipe in _unit(request, first)]
+    pipe_of: list[int] = []
+    for first in range(0, request.micros, request.workers):
+        unit = min(request.workers, request.micros - first)
+        pipe_of += [pipe for pipe, _, _ in numbered(unit, request.pairs, first)]
     cap = request.whole("cap", request.workers * request.chunks)
     if cap < 1:
         raise BadInput(f"cap is {cap}", where=request.family, allowed="1 or more micro-batches")
@@ -59,8 +62,3 @@ def chimera_zb(request: FamilyRequest) -> Schedule:
         else None
     )
     return assemble(request, place, pipe_of, orders or listing.orders)
-
-
-def _unit(request: FamilyRequest, first: int) -> list[int]:
-    count = min(request.workers, request.micros - first)
-    return [pipe for pipe, _, _ in numbered(count, request.pairs, first)]

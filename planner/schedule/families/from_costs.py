@@ -31,7 +31,9 @@ def listed_family(request: FamilyRequest) -> Schedule:
         split=request.flag("split", True),
         limits=Limits(memory=(cap,) * request.workers),
     )
-    jobs = [replace(job, policy=_policy(request, tie)) for tie in _ties(request)]
+    asked = request.settings.get("tie")
+    ties = TIES if asked is None else (str(asked),)
+    jobs = [replace(job, policy=_policy(request, tie)) for tie in ties]
     return assemble(request, place, job.pipe_of, best_listed(jobs).orders)
 
 
@@ -40,11 +42,6 @@ def _place(request: FamilyRequest) -> tuple[tuple[int, ...], ...]:
     if shape not in ("dealt", "zigzag"):
         raise BadInput(f"placement is {shape!r}", where=request.family, allowed="dealt, zigzag")
     return (dealt if shape == "dealt" else zigzag)(request.workers, request.chunks)
-
-
-def _ties(request: FamilyRequest) -> list[str]:
-    tie = request.settings.get("tie")
-    return list(TIES) if tie is None else [str(tie)]
 
 
 def _policy(request: FamilyRequest, tie: str) -> Policy:

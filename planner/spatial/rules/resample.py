@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from fractions import Fraction
+from math import prod
 from typing import Final
 
 from planner.spatial.layout import Cut, Layout
@@ -92,16 +93,14 @@ def _check_nearest(call: Call) -> None:
         size, made = source.shape[dim], shape[dim]
         step = float(scale(call, dim, dim - first))
         if "exact" in call.operation:
-            agree = all(_exact_row(row, step) == int((row + 0.5) * step) for row in range(made))
+            agree = all(
+                int(_single((row + 0.5) * _single(step))) == int((row + 0.5) * step) for row in range(made)
+            )
         else:  # a multiple of one or two is taken for a factor of one or two by some
             agree = made not in (size, 2 * size) or step * made == size
         if not agree:
             why = f"torch's kernels disagree about the rows of {size} that make {made} by this factor"
             raise call.refuse(why, "size= in place of scale_factor=, recompute_scale_factor=True")
-
-
-def _exact_row(row: int, step: float) -> int:
-    return int(_single((row + 0.5) * _single(step)))
 
 
 def _single(x: float) -> float:
@@ -174,7 +173,7 @@ def adaptive(call: Call) -> Step:
     output = Layout(shape, tuple(cuts))
     if output.axes not in (frozenset(), source.axes):
         raise call.refuse("one cut dimension is pooled to one row and another is not")
-    reduced = 0 if output.axes else _product(shape)
+    reduced = 0 if output.axes else prod(shape)
     outputs = (output, output) if "max" in call.operation else (output,)
     return Step(outputs, {"self": tuple(fetches)}, axes=source.axes, reduced=reduced)
 
@@ -201,13 +200,6 @@ def shuffle(call: Call) -> Step:
         fetches.append(intervals(dim, cut, blocks))
     output = Layout(shape, tuple(cuts))
     return Step((output,), {"self": tuple(fetches)}, axes=output.axes)
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    total = 1
-    for n in shape:
-        total *= n
-    return total
 
 
 RESAMPLES: Final[Mapping[str, Rule]] = (

@@ -221,18 +221,10 @@ def group_norm(local: Local) -> Tensor:
     return _normalised(local.arguments, groups, local.mesh)[0]
 
 
-def plain(local: Local) -> Tensor:
-    """Runs torch's own operation, since no dimension that it normalises over is cut.
-
-    Args: `local` has this rank's part.
-    """
-    return local.run()
-
-
 KERNELS: Final[Mapping[str, Kernel]] = {
     "aten.batch_norm": batch_norm,
     "aten.instance_norm": instance_norm,
     "aten.group_norm": group_norm,
-    "aten.layer_norm": plain,
-    "aten.rms_norm": plain,
+    "aten.layer_norm": Local.run,
+    "aten.rms_norm": Local.run,
 }

@@ -84,7 +84,8 @@ def plan(
         strip = _strip([first_row + o * stride for o in range(high - low)], kernel, dilation, begin, stop)
         if strip is not None:
             strips.append(strip)
-    settings = [_padded(plain, position, p) for p in (pad, 0)]
+    before, after = plain.padding[:position], plain.padding[position + 1 :]
+    settings = [plain._replace(padding=[*before, rows, *after]) for rows in (pad, 0)]
     return OverlapPlan(fetch, settings[0], settings[1], tuple(strips), high - low)
 
 
@@ -108,12 +109,6 @@ def _span(fetch: Fetch, place: int) -> tuple[int, int]:
     """Returns the global rows that a rank's windows span, those outside the tensor included."""
     (run,) = fetch.runs[place]
     return run.start - run.at, run.start - run.at + fetch.sizes[place]
-
-
-def _padded(plain: Plain, position: int, pad: int) -> Plain:
-    padding = list(plain.padding)
-    padding[position] = pad
-    return plain._replace(padding=padding)
 
 
 class _Context(FunctionCtx):

@@ -158,14 +158,6 @@ def norm(local: Local) -> Tensor:
     return result
 
 
-def plain(local: Local) -> Tensor:
-    """Runs torch's own operation, whose dimensions are not cut.
-
-    Args: `local` has this rank's part.
-    """
-    return local.run()
-
-
 KERNELS: Final[Mapping[str, Kernel]] = {
     "aten.sum": total,
     "aten.mean": mean,
@@ -179,5 +171,6 @@ KERNELS: Final[Mapping[str, Kernel]] = {
     "aten.std": variance,
     "aten.linalg_vector_norm": norm,
 } | dict.fromkeys(
-    ("aten.argmax", "aten.argmin", "aten.logsumexp", "aten.prod", "aten.softmax", "aten.log_softmax"), plain
+    ("aten.argmax", "aten.argmin", "aten.logsumexp", "aten.prod", "aten.softmax", "aten.log_softmax"),
+    Local.run,
 )

@@ -122,16 +122,7 @@ def _cubic(part: Tensor) -> list[tuple[int, Tensor]]:
     return [(-1, far(part + 1)), (0, near(part)), (1, near(1 - part)), (2, far(2 - part))]
 
 
-def shuffle(local: Local) -> Tensor:
-    """Rearranges channels and pixels of the fetched rows.
-
-    Args: `local` has the fetched input.
-    Returns: this rank's part of the output.
-    """
-    return local.run()
-
-
 KERNELS: Final[Mapping[str, Kernel]] = dict.fromkeys(COUNTS, interpolation) | {
-    "aten.pixel_shuffle": shuffle,
-    "aten.pixel_unshuffle": shuffle,
+    "aten.pixel_shuffle": Local.run,
+    "aten.pixel_unshuffle": Local.run,
 }

@@ -61,7 +61,7 @@ def dropout(local: Local) -> Tensor:
 
 
 KERNELS: Final[Mapping[str, Kernel]] = {
-    **{name: kernel for name, kernel in reduce.KERNELS.items() if kernel is not reduce.plain},
+    **{name: kernel for name, kernel in reduce.KERNELS.items() if kernel is not Local.run},
     **loss.KERNELS,
     **dict.fromkeys(("aten.view", "aten.reshape", "aten._unsafe_view"), view),
     "aten.expand": expand,

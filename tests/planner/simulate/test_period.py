@@ -13,7 +13,7 @@ from planner.arrays import IntArray
 from planner.schedule import Kind, generate
 from planner.simulate import Bound, Compiled, compile, duration_vector, node_ends, period
 from planner.simulate.longest_path import makespan, neighbour_hops
-from planner.simulate.period import _improve, periods
+from planner.simulate.period import _improve
 from tests.planner.cases import Case, cases, stage_times
 from tests.planner.event_queue import EventQueue
 
@@ -79,18 +79,6 @@ def test_from_any_bound_below_the_way_leads_up_to_the_period(case: Case) -> None
             lambda *_: (Bound(counts=0 * expected.counts, ns=0), False),
         )
         assert period(compiled, case.vector).period == expected.period
-
-
-@few
-@given(case=cases(), seed=st.integers(0, 999), update=st.sampled_from(["rolling", "barrier"]))
-def test_many_at_once_are_what_they_are_one_at_a_time(case: Case, seed: int, update: str) -> None:
-    compiled, draw = case.compiled(update=update), Random(seed)
-    table = np.array([[draw.randint(0, 99) for _ in range(compiled.size)] for _ in range(9)])
-    single = [period(compiled, row).period_ns for row in table]
-    assert periods(compiled, table).tolist() == single
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PERIOD, "_STRIDES", 1)  # most rows have not settled by then
-        assert periods(compiled, table).tolist() == single
 
 
 @few
