@@ -16,7 +16,7 @@ from runtime.stage import graph_edits as rewrite
 from runtime.stage.halves import Stored, Walked
 from tests.runtime.jobs import captured_of
 
-WORKLOAD = str(Path(__file__).parent / "workloads" / "mixed_weights.py")
+WORKLOAD = str(Path(__file__).parents[1] / "workloads" / "mixed_weights.py")
 NOTHING: set[str] = set()
 OWED = {
     "plain": {"w", "b"},
