@@ -10,7 +10,7 @@ from planner.arrays import NS_PER_S
 from planner.cost.messages import hop_bytes
 from planner.cost.spatial_tables import Grid, GridChoice, Prices, row_of, sharded, shown, stage_of
 from planner.cost.stage_bytes import copies_of_statistics, losses_held, stage_bytes, step_bytes
-from planner.cost.tables import Tables, price
+from planner.cost.tables import Tables, price, setting_of
 
 __all__ = [
     "NS_PER_S",
@@ -23,6 +23,7 @@ __all__ = [
     "losses_held",
     "price",
     "row_of",
+    "setting_of",
     "sharded",
     "shown",
     "stage_bytes",

@@ -20,6 +20,7 @@ from planner.cost.intervals import Rectangles, running_maximum
 from planner.cost.messages import Edges, edges
 from planner.errors import BadInput
 from planner.model import ModelGraph
+from planner.plan import Plan
 from planner.profile import CostKey, LayerCost, Profile, Seconds, storages
 from planner.schedule import Kind
 
@@ -123,6 +124,11 @@ class Tables:
             "handed": np.where(again, following, found["handed"]),
             "unanswered": np.where(answered, 0, self.leaving[low, high]),
         }
+
+
+def setting_of(plan: Plan) -> CostKey:
+    """Returns the setting that a plan's costs have on whole samples, without a signature."""
+    return CostKey("", plan.batch.micro, (), plan.precision, plan.execution)
 
 
 def price(profile: Profile, setting: CostKey) -> Tables:

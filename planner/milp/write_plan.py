@@ -48,7 +48,7 @@ def plan_of(space: Instance, posed: CutProblem, answer: Answer, certificate: Cer
             arguments={k: v for k, v in profile.arguments.items() if isinstance(v, str | int | float | bool)},
             fingerprint=profile.graph.fingerprint,
         ),
-        precision=_precision(space.precision),
+        precision="bf16" if space.precision == "bf16" else "fp16" if space.precision == "fp16" else "fp32",
         execution="compiled" if space.execution == "compiled" else "eager",
         optimizer=profile.optimizer.name,
         shard_optimizer=shape.shard,
@@ -83,10 +83,6 @@ def _with_near_rivals(proof: Certificate, high_ns: int) -> Certificate:
         if rival.kind != "near" or (rival.step_ns is not None and rival.step_ns <= high_ns)
     )
     return proof.model_copy(update={"rivals": tuple(kept)})
-
-
-def _precision(name: str) -> Literal["fp32", "bf16", "fp16"]:
-    return "bf16" if name == "bf16" else "fp16" if name == "fp16" else "fp32"
 
 
 def schedule_choice(posed: CutProblem) -> ScheduleChoice:

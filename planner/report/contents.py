@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.cost import setting_of
 from planner.errors import BadInput
 from planner.model import ModelGraph
 from planner.plan import Plan, as_planned, schedule_of
 from planner.profile import Profile
-from planner.report.stage_memory import moving, setting
+from planner.report.stage_memory import moving
 from planner.report.timeline_rows import Track, per_row, track
 from planner.schedule import Kind
-from planner.simulate import RunRecord, StageBytes, peaks, period_of_plan, simulate_plan
+from planner.simulate import (
+    RunRecord,
+    compile,
+    duration_vector,
+    peaks,
+    period_of_plan,
+    simulate,
+    simulate_plan,
+)
 from planner.timeline import SEND, Timeline
 
 if TYPE_CHECKING:
@@ -96,7 +105,9 @@ class Contents:
         fixed = [said.total - said.margin - most for said, most in zip(memory, worst, strict=True)]
         if min(fixed, default=0) < 0:
             return None
-        timeline = simulate_plan_with_memory(self.plan, moved, fixed)
+        compiled = compile(schedule, self.plan.hops, update=self.plan.schedule.update)
+        durations = duration_vector(self.plan.times, self.plan.hops)
+        timeline = simulate(compiled, durations, moved, static_bytes=fixed)
         return timeline, [said.limit - said.margin for said in memory]
 
     @cached_property
@@ -104,7 +115,7 @@ class Contents:
         """Returns the time of forward and backward of each layer in nanoseconds, None without a profile."""
         if self.profile is None:
             return None
-        key = setting(self.plan)
+        key = setting_of(self.plan)
         costs = {layer.name: self.profile.cost(layer.name, key) for layer in self.profile.graph.layers}
         return {
             name: round(1e9 * (each.forward.median + each.backward.median)) for name, each in costs.items()
@@ -121,14 +132,7 @@ def check_same_model(plan: Plan, profile: Profile) -> None:
 
 
 def _check_profiled(plan: Plan, profile: Profile) -> None:
-    if setting(plan) not in profile.settings:
+    if setting_of(plan) not in profile.settings:
         known = "; ".join(f"micro {key.micro}, {key.precision}, {key.execution}" for key in profile.settings)
         asked = f"micro {plan.batch.micro}, {plan.precision}, {plan.execution}"
         raise BadInput(f"the plan's setting was not profiled: {asked}", where=profile.workload, allowed=known)
-
-
-def simulate_plan_with_memory(plan: Plan, moving: Sequence[StageBytes], fixed: Sequence[int]) -> Timeline:
-    from planner.simulate import compile, duration_vector, simulate
-
-    compiled = compile(schedule_of(plan), plan.hops, update=plan.schedule.update)
-    return simulate(compiled, duration_vector(plan.times, plan.hops), moving, static_bytes=fixed)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
-
-from planner.plan import Hop, Plan, StagePlan
+from planner.plan import Plan, StagePlan
 from planner.report.advice import advice
 from planner.report.contents import Contents
 from planner.report.widgets import MOST_LISTED, facts, mesh, meter, page_table, scatter, section, strip
@@ -121,20 +118,14 @@ def _stage(plan: Plan, index: int, stage: StagePlan) -> tuple[str, ...]:
         ]
         extra += [f"whole from {escaped(stage.gather_before)} on"] if stage.gather_before else []
     sent = [hop for hop in plan.hops if hop.sender == index and hop.direction == "act"]
+    sends = [
+        f"to {hop.receiver}: {format_bytes(hop.bytes)}, {plural(len(hop.values), 'value')}, {format_duration(hop.ns)}"
+        for hop in sorted(sent, key=lambda hop: hop.receiver)
+    ]
     return (
         str(index), ", ".join(map(str, workers)), span, format_duration(times.forward_ns), format_duration(times.backward_ns),
-        "<br>".join(_sends(sent)), ", ".join(extra),
+        "<br>".join(sends), ", ".join(extra),
     )  # fmt: skip
-
-
-def _sends(hops: Sequence[Hop]) -> list[str]:
-    found = []
-    for receiver, group in groupby(sorted(hops, key=lambda hop: hop.receiver), key=lambda hop: hop.receiver):
-        for hop in group:
-            found.append(
-                f"to {receiver}: {format_bytes(hop.bytes)}, {plural(len(hop.values), 'value')}, {format_duration(hop.ns)}"
-            )
-    return found
 
 
 def certificate(found: Contents) -> str:

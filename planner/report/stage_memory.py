@@ -10,9 +10,9 @@ from math import prod
 import numpy as np
 
 from planner.cluster import Group, Sum
-from planner.cost import GridChoice, Prices, Tables, sharded, stage_bytes
+from planner.cost import GridChoice, Prices, Tables, setting_of, sharded, stage_bytes
 from planner.plan import Plan, StagePlan, as_planned
-from planner.profile import CostKey, Profile
+from planner.profile import Profile
 from planner.schedule import FAMILIES
 from planner.simulate import StageBytes
 
@@ -21,13 +21,9 @@ _FREE = Group(
 )  # bytes are asked for
 
 
-def setting(plan: Plan) -> CostKey:
-    return CostKey("", plan.batch.micro, (), plan.precision, plan.execution)
-
-
 def moving(plan: Plan, costs: Profile) -> list[StageBytes] | None:
     """An optimizer that replicas share updates a share at a time. None where grids are not as the solver has them."""
-    key = setting(plan)
+    key = setting_of(plan)
     costs = replace(costs, graph=as_planned(costs.graph, plan))
     found = [
         stage_bytes(costs, stage.layers, key, recompute=stage.recompute, before=stage.recompute_before)

@@ -30,7 +30,8 @@ def first_line(plan: Plan) -> str:
     rate = format_rate(plan.batch.samples / max(step.step_ns / 1e9, 1e-9))
     devices = plural(world_size(plan.axes), "device")
     took = f"{format_duration(step.step_ns)} a step ({error_bar(plan)})"
-    return f"{named_model(plan)}: {took}, {rate} samples/s on {devices}"
+    model = plan.model.workload + shown_arguments(plan.model.arguments)
+    return f"{model}: {took}, {rate} samples/s on {devices}"
 
 
 def error_bar(plan: Plan) -> str:
@@ -81,14 +82,6 @@ def _pipeline(plan: Plan) -> str:
     parts += [f"{schedule.chunks} stages a worker"] if schedule.chunks > 1 else []
     parts += ["rescheduled for these costs"] if schedule.settings.get("relisted") else []
     return f"pipeline of {workers} workers ({', '.join(parts)})"
-
-
-def named_model(plan: Plan) -> str:
-    """Returns the workload with what it was built from.
-
-    Example: "gpt2 (tiny)".
-    """
-    return plan.model.workload + shown_arguments(plan.model.arguments)
 
 
 def shown_arguments(arguments: Mapping[str, object]) -> str:

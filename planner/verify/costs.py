@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from math import ceil, prod
 
 from planner.arrays import NS_PER_S
-from planner.cost import copies_of_statistics, losses_held, stage_bytes, step_bytes
+from planner.cost import copies_of_statistics, losses_held, setting_of, stage_bytes, step_bytes
 from planner.errors import Violation
 from planner.model import ModelGraph
 from planner.plan import Plan, StagePlan, grids_of, schedule_of, shared_from
@@ -25,18 +25,13 @@ def violations(plan: Plan, profile: Profile) -> list[Violation]:
     return list(_profiled(plan, profile)) or [*_times(plan, profile), *_memory(plan, profile)]
 
 
-def _key(plan: Plan) -> CostKey:
-    """Returns the plan's setting for whole samples."""
-    return CostKey("", plan.batch.micro, (), plan.precision, plan.execution)
-
-
 def _before(stage: StagePlan) -> str:
     return stage.recompute_before if stage.recompute_before in stage.layers[1:] else ""
 
 
 def _rows(plan: Plan, profile: Profile, stage: StagePlan, name: str) -> list[LayerCost]:
     """Returns the rows that a layer may cost: whole samples first, then a share of the samples, then its shards."""
-    whole = _key(plan)._replace(signature=profile.graph.layer[name].signature)
+    whole = setting_of(plan)._replace(signature=profile.graph.layer[name].signature)
     found = [profile.costs[whole]]
     if name in _sharing(stage):
         found.append(profile.costs[whole._replace(micro=plan.batch.micro // plan.axes.spatial)])
@@ -56,7 +51,7 @@ def _profiled(plan: Plan, profile: Profile) -> Iterator[Violation]:
         f"micro {k.micro}, {k.split}, {k.precision}, {k.execution}"
         for k in (*profile.settings, *profile.shards)
     )
-    key = _key(plan)
+    key = setting_of(plan)
     for index, stage in enumerate(plan.stages):
         for grid in grids_of(stage):
             if key._replace(split=grid) not in profile.shards:
@@ -129,7 +124,7 @@ def _resident(plan: Plan, profile: Profile, schedule: Schedule, worker: int) -> 
 def _stage_step(plan: Plan, profile: Profile, stage: int, *, replicas: int, losses: int) -> int:
     holders, chosen = replicas * plan.axes.data * plan.axes.spatial, plan.stages[stage]
     copies = copies_of_statistics(holders, recompute=chosen.recompute)
-    return step_bytes(profile, chosen.layers, _key(plan), losses=losses, copies=copies)
+    return step_bytes(profile, chosen.layers, setting_of(plan), losses=losses, copies=copies)
 
 
 def _stage_state(plan: Plan, profile: Profile, stage: int, *, replicas: int) -> int:
@@ -155,7 +150,7 @@ def _needs(plan: Plan, profile: Profile, stage: StagePlan, schedule: Schedule) -
     rows = {} if shards == 1 else dict(_leanest(plan, profile, stage, shards))
     least = replace(profile, costs={**profile.costs, **rows}) if rows else profile
     again = stage.recompute
-    found = stage_bytes(least, stage.layers, _key(plan), recompute=again, before=_before(stage))
+    found = stage_bytes(least, stage.layers, setting_of(plan), recompute=again, before=_before(stage))
     share = schedule.pipes * plan.axes.data * plan.axes.spatial if plan.shard_optimizer else 1
     found = replace(found, update=found.update // share)
     if shards == 1:
@@ -194,7 +189,7 @@ def _leanest(
     for name in stage.layers:
         whole, *cut = _rows(plan, profile, stage, name)
         if cut:
-            key = _key(plan)._replace(signature=profile.graph.layer[name].signature)
+            key = setting_of(plan)._replace(signature=profile.graph.layer[name].signature)
             yield (
                 key,
                 replace(

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from math import prod
 
+from planner.cost import setting_of
 from planner.errors import Violation
 from planner.model import ModelGraph, crossings, misplaced
 from planner.plan import Hop, Plan, grids_of, layers_of, schedule_of, shared_from
-from planner.profile import CostKey, Profile
+from planner.profile import Profile
 from planner.schedule import Kind
 
 Route = tuple[str, int, int]  # direction, sender, receiver
@@ -127,7 +128,7 @@ class _Sizes:
     """
 
     def __init__(self, plan: Plan, graph: ModelGraph, profile: Profile | None) -> None:
-        key = CostKey("", plan.batch.micro, (), plan.precision, plan.execution)
+        key = setting_of(plan)
         told = profile is not None and key in profile.settings
         self.share = 1 if told or plan.precision == "fp32" else 2
         if profile is not None and told:

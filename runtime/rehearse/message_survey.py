@@ -40,7 +40,7 @@ def layouts(plan: Plan, captured: Captured, batch: Tensors, world: World) -> dic
         orders = (tuple(a for a in order if a.kind is not Kind.R) for order in parts.schedule.orders)
         parts.schedule = replace(parts.schedule, orders=tuple(orders))
         parts.held = tuple((0, stage) for stage in range(parts.schedule.stages))
-        modules = parts.modules(empty_states(captured.graph))
+        modules = parts.modules(lambda names: {name: _empty(_row(captured.graph, name)) for name in names})
         stages = [stage for _, stage in sorted(parts.stages(modules, {}).items())]
         values = {name: mode.from_tensor(tensor).to(world.device) for name, tensor in batch.items()}
         return _through(stages, parts.routes, values)
@@ -68,14 +68,6 @@ def _note(
 ) -> None:
     for receiver, names in routes.leaving(direction, stage):
         found[direction, stage, receiver] = [DenseLayout.of(made[name]) for name in names]
-
-
-def empty_states(graph: ModelGraph) -> Callable[[Sequence[str]], Mapping[str, Tensor]]:
-    """Returns a loader of empty parameters and buffers, by their names.
-
-    Args: `graph` has their shapes and types.
-    """
-    return lambda names: {name: _empty(_row(graph, name)) for name in names}
 
 
 def made_up_states(graph: ModelGraph) -> Callable[[Sequence[str]], Mapping[str, Tensor]]:

@@ -35,25 +35,6 @@ class _NoStop:
 NO_STOP = _NoStop()
 
 
-class Votes(Protocol):
-    """The calls of a store of torch.distributed that voting needs."""
-
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
-
-
-def votes_in(path: Path, ranks: int) -> Votes:
-    """Returns the store of votes in a file that all ranks share.
-
-    Args: `ranks` is the number of ranks that vote.
-    """
-    from torch._C._distributed_c10d import FileStore
-
-    store = FileStore(str(path), ranks)
-    store.set_timeout(timedelta(seconds=ANSWER_S))
-    return store
-
-
 class Agreed:
     """One rank's side of the vote. `vote` is called by another thread than the one that trains."""
 
@@ -91,7 +72,10 @@ class Agreed:
                 return None
             self._said = True
         try:
-            votes = votes_in(self._path, self._ranks)
+            from torch._C._distributed_c10d import FileStore
+
+            votes = FileStore(str(self._path), self._ranks)
+            votes.set_timeout(timedelta(seconds=ANSWER_S))
             votes.set(str(self._rank), str(self._begun))
             self._last = max(int(votes.get(str(rank))) for rank in range(self._ranks))
             return self._last

@@ -26,7 +26,7 @@ from planner.measure.process.protocol import (
 )
 
 if TYPE_CHECKING:
-    from planner.measure.passes import BackwardSplit, SpatialSplit
+    pass
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def serve(say: Callable[[Message], None]) -> None:
     torch.set_num_threads(1)  # as a rank computes: several ranks share a machine's cores
     device = device_name(request.device)
     workload = load(request.workload, request.arguments)
-    bench = bench_of(workload, request, request.device, split_of(request), spatial_of(request))
+    bench = bench_of(workload, request, request.device, made(request.split), made(request.spatial))
     graph = bench.captured.graph
     keys = tuple(bench.keys(request.micros))
     say(Ready(graph=graph, keys=keys, device=device, versions=versions()))
@@ -78,16 +78,6 @@ def serve(say: Callable[[Message], None]) -> None:
         bench, pending.keys, seconds_per_row=request.seconds_per_row, alone=pending.alone
     ):
         say(event)
-
-
-def split_of(request: MeasureRequest) -> BackwardSplit | None:
-    found: BackwardSplit | None = made(request.split)
-    return found
-
-
-def spatial_of(request: MeasureRequest) -> SpatialSplit | None:
-    found: SpatialSplit | None = made(request.spatial)
-    return found
 
 
 def made(name: str) -> Any:  # Any: what class it is only the one who named it knows
