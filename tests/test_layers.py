@@ -180,9 +180,9 @@ def attempt(room):
     return error or ("" if os.waitpid(pid, 0)[1] == 0 else "died")
 
 light, heavy = json.loads(sys.argv[1])
-import networkx, numpy, pydantic, rich.console, typer, yaml
+import networkx, numpy.typing, pydantic.json_schema, pydantic.main, rich.console, statistics, typer, yaml
 errors = {room: attempt(room) for room in light}
-import torch
+import sympy, torch.distributed, torch.export, torch.fx.experimental.symbolic_shapes
 errors |= {room: attempt(room) for room in heavy}
 print(json.dumps(errors))
 """
