@@ -15,7 +15,7 @@ from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.stage_costs import COMPUTE, KINDS
 from planner.milp.instance import Instance
 from planner.milp.search.descent import Answer
-from planner.model import Crossing, crossings, stage_of_layers
+from planner.model import crossings, stage_of_layers
 from planner.plan import (
     Axes,
     Batch,
@@ -165,17 +165,12 @@ def _carried(posed: CutProblem, cut: IntArray) -> dict[tuple[str, int, int], lis
     stage_of = stage_of_layers(posed.layers, [int(c) for c in cut[1:-1]])
     found: dict[tuple[str, int, int], list[str]] = {}
     for crossing in crossings(graph, stage_of):
-        for way in _ways(crossing, graph.value[crossing.value].needs_grad):
+        ways = [("act", crossing.source, target) for target in crossing.targets]
+        if graph.value[crossing.value].needs_grad:
+            ways += [("grad", late, early) for early, late in pairwise((crossing.source, *crossing.targets))]
+        for way in ways:
             found.setdefault(way, []).append(crossing.value)
     return found
-
-
-def _ways(crossing: Crossing, backward: bool) -> list[tuple[str, int, int]]:
-    ways = [("act", crossing.source, target) for target in crossing.targets]
-    if backward:
-        chain = (crossing.source, *crossing.targets)
-        ways += [("grad", late, early) for early, late in pairwise(chain)]
-    return ways
 
 
 _KEPT = [PART_NAMES.index(name) for name in ("saved", "held", "kept", "shared")]

@@ -16,9 +16,6 @@ from planner.terminal import columns
 from planner.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 

@@ -71,11 +71,9 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _in_silence(share: float, doing: str) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
-def runs(model: Model, device: torch.device, steps: int, around: Around = _in_silence) -> Iterator[Rehearsed]:
+def runs(
+    model: Model, device: torch.device, steps: int, around: Around = lambda share, doing: nullcontext()
+) -> Iterator[Rehearsed]:
     """Yields the measurements of each distinct rank, one after another.
 
     Args: `steps` may be 0, for the memory alone; `around` is entered around each rank with its share and

@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from planner.errors import BadInput
 from planner.measure.process.protocol import (
@@ -24,9 +24,6 @@ from planner.measure.process.protocol import (
     encode,
     parse,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 def main() -> None:

@@ -234,6 +234,7 @@ def _variants(
     names: Sequence[str], workers: int, micros: int, layers: int, pinned: Pins
 ) -> Iterator[tuple[str, int, int]]:
     """Yields each possible variant as (family, pairs, chunks)."""
+    in_one = workers == 1 and pinned.out_of_order is False and not pinned.schedules
     for name in names:
         family = FAMILIES[name]
         if workers == 1 and family.paired:
@@ -241,8 +242,7 @@ def _variants(
         for pairs in _pairs(workers, micros, pinned) if family.paired else (1,):
             for chunks in _chunks(name, pinned):
                 actions = 4 * workers * chunks * micros
-                in_one = pinned.out_of_order is False and not pinned.schedules
-                if workers == 1 and chunks > 1 and in_one:
+                if in_one and chunks > 1:
                     continue
                 if pinned.pairs in (None, pairs) and workers * chunks <= layers and actions <= MOST_ACTIONS:
                     yield name, pairs, chunks

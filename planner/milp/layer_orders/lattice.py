@@ -64,6 +64,7 @@ def _best_stages(work: ElementWork, most: int, room: float, ideals: int) -> Stag
     every = ideals_of(work.before, ideals)
     found: StageSplit | None = None
     for order in (_wide(work.before), _deep(work.before)):
+        # The ideals that the order passes through.
         passed = list(accumulate((1 << k for k in order), or_, initial=0))
         along = Lattice(work, passed).best(most, room, found.load if found else float("inf"))
         found = along or found

@@ -57,6 +57,7 @@ def searched(instance: Instance, effort: Effort) -> Searched:
     """
     first = search(instance, effort)
     pins = instance.pins
+    # Stages of whole samples are left to be chosen.
     free = pins.stages is None and pins.pipeline != 1 and pins.spatial in (None, 1)
     if not free or alone(instance.profile.graph):
         return Searched(best=first)
