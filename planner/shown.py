@@ -67,8 +67,10 @@ class Shown:
         view = view_of("html", type(self))
         return str(view(self)) if view else None
 
-    def plot(self, **options: object) -> Figure:
+    def plot(self, *values: object, **options: object) -> Figure:
         """Returns a matplotlib figure of the value.
+
+        Args: a model takes a plan, whose cuts are drawn; other values take nothing.
 
         Raises: BadInput where no view is registered.
         """
@@ -79,4 +81,4 @@ class Shown:
                 where="plot",
                 allowed="after `import shardwright`",
             )
-        return cast("Figure", view(self, **options))
+        return cast("Figure", view(self, *values, **options))
