@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from benchmarks.harness import Result, Table, markdown
+from benchmarks.harness import MISSED, Result, Table, markdown
 from benchmarks.quoted import RESULTS, renew, sections
 
 HERE = Path(__file__).parent
@@ -49,7 +50,7 @@ def result_of(name: str, quick: bool) -> Result | str:
         Table(**{**table, "columns": tuple(table["columns"]), "notes": tuple(table["notes"])})
         for table in facts.pop("tables")
     ]
-    return Result(**facts, tables=tables)
+    return Result(**{**facts, "missed": tuple(facts.get("missed", ()))}, tables=tables)
 
 
 def cause(status: int, complained: str) -> str:
@@ -69,10 +70,35 @@ def _there() -> dict[str, str]:
     return {name: f"## {name}{text.rstrip()}\n" for name, text in found.items() if name in scripts()}
 
 
+HEADER = """# Results
+
+Written by `python -m benchmarks` (`make bench` runs all, whole); each section says on what machine, under what load and when.
+"""
+
+
 def _write(parts: Mapping[str, str]) -> None:
-    """After every script, so that one that takes the others with it leaves what they found."""
-    text = "# Results\n\nWritten by `python -m benchmarks` (`make bench` runs all, whole); each section says on what machine, under what load and when.\n\n"
-    RESULTS.write_text(text + "\n".join(parts.values()))
+    """Writes RESULTS.md after every script, so that one that takes the others with it leaves what they found."""
+    RESULTS.write_text("\n".join([HEADER, missed(parts), *parts.values()]))
+
+
+def missed(parts: Mapping[str, str]) -> str:
+    """Returns the list of what was missed in all sections, with the oldest date that any of them was measured on.
+
+    Args: `parts` are the sections of RESULTS.md by name, each as it is written there.
+    """
+    dates = [date for text in parts.values() for date in _DATE.findall(text)]
+    since = f" (sections measured since {min(dates)})" if dates else ""
+    items = [f"- {name}: {sentence}" for name, text in parts.items() for sentence in _missed_in(text)]
+    return f"What was missed{since}:\n\n" + "\n".join(items or ["Nothing."]) + "\n"
+
+
+_DATE = re.compile(r"^Measured in .*?: date (\d{4}-\d\d-\d\d)", re.MULTILINE)
+
+
+def _missed_in(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        if line.startswith(MISSED):
+            yield line.removeprefix(MISSED).strip()
 
 
 def main() -> int:
@@ -87,7 +113,7 @@ def main() -> int:
         if isinstance(result, str):
             failed += 1
             print(result, file=sys.stderr, flush=True)
-            _write({**there, name: f"## {name}\n\n{result}\n"})
+            _write({**there, name: f"## {name}\n\n{MISSED} {result}\n"})
         elif result.tables or name not in there:
             _write({**there, name: markdown(result)})
         else:

@@ -7,9 +7,12 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.harness import Result, Table, main
+from benchmarks.harness import Result, Table, above, main
 
 FOLDERS = ("plan, trace", "to look at")  # lines that name one, another each time
+
+
+AIM_S = 60
 
 
 def printed() -> list[str]:
@@ -22,16 +25,17 @@ def printed() -> list[str]:
 def run(quick: bool) -> Result:
     start = time.perf_counter()
     lines = printed()
-    took = f"{time.perf_counter() - start:.0f} s in all."
+    took_s = time.perf_counter() - start
     return Result(
         name="demo",
         claim="Two models from capture to a measured run, in a minute.",
+        missed=above("The demo", [("", took_s)], AIM_S, " s"),
         tables=[
             Table(
                 title="As printed",
                 columns=("line",),
                 rows=[(f"`{line}`",) for line in lines if not line.startswith(FOLDERS)],
-                notes=(took,),
+                notes=(f"{took_s:.0f} s in all.",),
             )
         ],
     )

@@ -12,12 +12,13 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 Cell = str | int | float | bool | None
+MISSED = "**Missed:**"  # begins a line of RESULTS.md, right below the claim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,7 @@ class Result:
     name: str
     claim: str  # the aim, in one sentence, beside what was reached
     tables: list[Table]
+    missed: tuple[str, ...] = ()  # one sentence for each aim that was not met, with the figure reached
     machine: dict[str, Cell] = field(default_factory=lambda: machine())
     seconds: float = 0.0
     quick: bool = False
@@ -70,8 +72,46 @@ def cell(value: Cell) -> str:
     return "" if value is None else str(value)
 
 
+def above(what: str, figures: Iterable[tuple[str, Cell]], most: float, unit: str = "") -> tuple[str, ...]:
+    """Returns the sentence that says by how much an upper limit was missed, or nothing where all figures keep it.
+
+    Args: `what` is the sentence's subject, `figures` are cases and what each reached (None where nothing was measured).
+    """
+    known = _known(figures)
+    return _sentence(what, [pair for pair in reversed(known) if pair[1] > most], len(known), most, unit)
+
+
+def below(what: str, figures: Iterable[tuple[str, Cell]], least: float, unit: str = "") -> tuple[str, ...]:
+    """Returns the sentence that says by how much a lower limit was missed, or nothing, as `above` does."""
+    known = _known(figures)
+    return _sentence(what, [pair for pair in known if pair[1] < least], len(known), least, unit)
+
+
+def _known(figures: Iterable[tuple[str, Cell]]) -> list[tuple[str, float]]:
+    """Returns the cases that have a figure, the least first."""
+    known = [(name, float(x)) for name, x in figures if isinstance(x, int | float)]
+    return sorted(known, key=lambda pair: pair[1])
+
+
+def _sentence(
+    what: str, failing: Sequence[tuple[str, float]], count: int, aim: float, unit: str
+) -> tuple[str, ...]:
+    """Returns at most one sentence; the worst of the failing cases comes first."""
+    if not failing:
+        return ()
+    name, worst = failing[0]
+    if count == 1:
+        return (f"{what} came to {cell(worst)}{unit}, and the aim is {aim:g}{unit}.",)
+    return (
+        f"{what} came to {cell(worst)}{unit} at worst ({name}); the aim of {aim:g}{unit} was missed in "
+        f"{len(failing)} of {count} cases.",
+    )
+
+
 def markdown(result: Result) -> str:
     lines = [f"## {result.name}", "", result.claim, ""]
+    for sentence in result.missed:
+        lines += [f"{MISSED} {sentence}", ""]
     for table in result.tables:
         lines += [
             f"### {table.title}",

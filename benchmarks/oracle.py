@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 
-from benchmarks.harness import Cell, Result, Table, main, markdown
+from benchmarks.harness import Cell, Result, Table, above, main, markdown
 from planner.plan import Plan
 from tests.planner.milp.random_cases import FROZEN, Case, answer, case, crowded, differences, unasked
 
@@ -64,6 +64,7 @@ def judged(first: int, count: int) -> Result:
     return Result(
         name="oracle",
         claim=CLAIM,
+        missed=above("The number of questions that differ", [("", len({row[0] for row in wrong}))], 0),
         tables=[
             Table(
                 title="differences",

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from benchmarks.harness import Cell, Result, Table, main
+from benchmarks.harness import Cell, Result, Table, above, main
 from benchmarks.slow_link import Replica, bucketed_ns
 from planner.plan import (
     Axes,
@@ -52,6 +52,7 @@ from tests.runtime.overlaps import STEPS, Combination, difference, every
 
 MS = 1_000_000
 MESSAGE_BYTES = 65_536
+PIPELINE_PERCENT, REPLICAS_PERCENT = 4, 5
 WARM_UP = 2  # steps of each turn that are not counted
 
 
@@ -318,20 +319,29 @@ def equality_table(combinations: list[Combination]) -> Table:
     )
 
 
+def missed(pipelines: Sequence[Table], replicas: Sequence[Table]) -> tuple[str, ...]:
+    """Returns what was missed of the two ratios; torch DDP has a simulation too and is held to it. Equality raises."""
+    ratios = [(f"{row[0]}, {t.title}", 100 * abs(float(row[5] or 0))) for t in pipelines for row in t.rows]
+    steps = [(f"{row[0]}, {t.title}", 100 * abs(float(row[3] or 0) - 1)) for t in replicas for row in t.rows]
+    return (
+        *above("The distance of a pipeline's gain from its simulation", ratios, PIPELINE_PERCENT, " %"),
+        *above("The distance of a step of replicas from its simulation", steps, REPLICAS_PERCENT, " %"),
+    )
+
+
 def run(quick: bool) -> Result:
     pipelines = [Pipeline(8, 4, 4, 12.0)] if quick else [Pipeline(8, 4, 4, 40.0), Pipeline(24, 8, 8, 20.0)]
     ratios = (0.71,) if quick else (0.36, 0.71, 0.85, 1.07)
     layers, rounds, steps, layer_ms = (8, 3, 6, 6.0) if quick else (16, 5, 7, 10.0)
     combinations = every(0)[:: 27 if quick else 1]
+    piped = [pipeline_table(case, rounds) for case in pipelines]
+    replicated = [replicas_table(Replicas(4, layers, layer_ms, ratio), rounds, steps) for ratio in ratios]
     return Result(
         name="out_of_order",
         claim="Pipelines: measured within 4 % of the simulated ratios. Replicas on a slow link: measured over "
         "simulated within 5 %. Losses and weights to the bit.",
-        tables=[
-            *(pipeline_table(case, rounds) for case in pipelines),
-            *(replicas_table(Replicas(4, layers, layer_ms, ratio), rounds, steps) for ratio in ratios),
-            equality_table(combinations),
-        ],
+        missed=missed(piped, replicated),
+        tables=[*piped, *replicated, equality_table(combinations)],
     )
 
 

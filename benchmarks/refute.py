@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.candidates import RANKS, Candidate, likeliest, rules, sampled
@@ -282,6 +282,13 @@ def _verdict(subject: Subject, name: str, verdict: Verdict, ran: int, total: int
     )
 
 
+def missed(verdicts: Sequence[tuple[Cell, ...]]) -> Iterator[str]:
+    """Yields each claim of ours that does not hold and each lie that is not caught, undecided ones among both."""
+    for model, who, *_, verdict in verdicts:
+        if verdict != ("holds" if who == "ours" else "refuted"):
+            yield f"On {model} the verdict on {who} is '{verdict}'."
+
+
 def run(quick: bool) -> Result:
     rows, verdicts = [], []
     with pool() as ranks:
@@ -296,6 +303,7 @@ def run(quick: bool) -> Result:
         name="refute",
         claim="No plan of the space beats the bound by more than the error of prediction, and the chosen one is within "
         "2e/(1-e) of the best; both planted lies are caught.",
+        missed=tuple(missed(verdicts)),
         tables=[
             Table(
                 title="Claims, made before the runs",

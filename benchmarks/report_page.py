@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
-from benchmarks.harness import Cell, Result, Table, main
+from benchmarks.harness import Cell, Result, Table, above, main
 from planner.errors import BadInput
 from planner.plan import Plan
 from planner.report import Contents, render
@@ -29,6 +29,18 @@ DRAW = """async () => {
 }"""
 
 
+LARGEST, AIM_S, AIM_MB = (64, 512), 3, 5
+
+
+def missed(rows: Sequence[tuple[Cell, ...]]) -> tuple[str, ...]:
+    """Returns what was missed of the two aims, from the rows of the largest pipeline."""
+    large = [(f"{'with' if row[2] else 'without'} a run", row) for row in rows if row[:2] == LARGEST]
+    return (
+        *above("The time to open a report", ((name, row[6]) for name, row in large), AIM_S, " s"),
+        *above("The size of a report", ((name, row[5]) for name, row in large), AIM_MB, " MB"),
+    )
+
+
 def run(quick: bool) -> Result:
     rows = list(_rows(SIZES[:2] if quick else SIZES))
     table = Table(
@@ -41,7 +53,7 @@ def run(quick: bool) -> Result:
         ),
     )  # fmt: skip
     claim = "Aim: 64 stages x 512 micro-batches open in 3 s from a file under 5 MB."
-    return Result(name="report_page", claim=claim, tables=[table])
+    return Result(name="report_page", claim=claim, missed=missed(rows), tables=[table])
 
 
 def _rows(sizes: tuple[tuple[int, int, bool], ...]) -> Iterator[tuple[Cell, ...]]:

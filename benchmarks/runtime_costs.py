@@ -6,7 +6,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks.harness import Cell, Result, Table, main
+from benchmarks.harness import Cell, Result, Table, above, main
 from planner.capture import capture
 from planner.capture.stage_modules import whole
 from planner.plan import (
@@ -44,6 +44,7 @@ from runtime.world import alone
 from runtime.world import world as groups
 
 MICROS = 8
+AIM_ACTION_US, AIM_LOOP, AIM_SUM_MS = 30, 1.03, 9
 
 
 class Idle:
@@ -232,14 +233,28 @@ def sum_table(rounds: int) -> Table:
     )
 
 
+Rows = Sequence[tuple[Cell, ...]]
+
+
+def missed(actions: Rows, loops: Rows, sums: Rows) -> tuple[str, ...]:
+    """Returns what was missed of the three aims, from the rows of the three tables."""
+    return (
+        *above("The host time of an action", ((str(r[0]), r[2]) for r in actions), AIM_ACTION_US, " µs"),
+        *above("One rank over a plain loop", ((str(r[0]), r[3]) for r in loops), AIM_LOOP),
+        *above("The sum of 12.6 MB in one flat buffer", [("", sums[0][1])], AIM_SUM_MS, " ms"),
+    )
+
+
 def run(quick: bool) -> Result:
     rounds = 5 if quick else 25
     sums = sum_table(rounds)  # first: the ranks are forked from a process that has run nothing
     torch.set_num_threads(1)
+    actions, loops = interpreter_table(4 * rounds), single_rank_table(rounds)
     return Result(
         name="runtime_costs",
         claim="At most 30 microseconds of host time an action; one rank within 3 % of a plain loop; 12.6 MB in 9 ms.",
-        tables=[interpreter_table(4 * rounds), single_rank_table(rounds), sums],
+        missed=missed(actions.rows, loops.rows, sums.rows),
+        tables=[actions, loops, sums],
     )
 
 

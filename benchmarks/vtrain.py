@@ -17,12 +17,13 @@ import numpy as np
 
 from benchmarks.adapters import public, vtrain
 from benchmarks.adapters.vtrain import Constants, Measured
-from benchmarks.harness import Cell, Result, Table, main
+from benchmarks.harness import Cell, Result, Table, above, main
 from planner.cluster import Link, slots, spread, sum_s
 from planner.milp import Question, solve
 from planner.simulate import period_of_plan
 
 GPUS_OF_A_NODE = 8
+AIMS = {"mean": 1.0, "95th percentile": 5.0, "worst": 10.0}  # regret, per cent
 
 
 def priced_s(row: Measured, known: Constants, wire: Link) -> float:
@@ -144,6 +145,17 @@ def sums_table(folder: Path) -> Table:
     )
 
 
+def missed(rows: Sequence[tuple[Cell, ...]]) -> tuple[str, ...]:
+    """Returns what was missed of the three aims, from the row of our choice over all jobs."""
+    ours = zip(AIMS.items(), rows[0][4:], strict=True)
+    return tuple(
+        sentence
+        for (name, aim), share in ours
+        if share is not None
+        for sentence in above(f"The regret ({name})", [("", float(str(share).rstrip("%")))], aim, " %")
+    )
+
+
 def run(quick: bool) -> Result:
     folder = public.folder("vtrain")
     claim = (
@@ -156,9 +168,8 @@ def run(quick: bool) -> Result:
     if quick:
         jobs = sorted({row.job for row in rows})[::3]
         rows = [row for row in rows if row.job in jobs]
-    return Result(
-        name="vtrain", claim=claim, tables=[regret_table(rows, wire, unscored(folder)), sums_table(folder)]
-    )
+    found = regret_table(rows, wire, unscored(folder))
+    return Result(name="vtrain", claim=claim, missed=missed(found.rows), tables=[found, sums_table(folder)])
 
 
 if __name__ == "__main__":
