@@ -113,7 +113,7 @@ def run(quick: bool) -> Result:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of the libraries
     cut, held = matrix(quick), large(quick)
-    return Result(name="Capture", claim=CLAIM, missed=missed(cut.rows, held.rows), tables=[cut, held])
+    return Result(name="capture_matrix", claim=CLAIM, missed=missed(cut.rows, held.rows), tables=[cut, held])
 
 
 if __name__ == "__main__":
