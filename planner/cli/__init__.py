@@ -1,4 +1,8 @@
-"""The commands that decide."""
+"""The commands that decide: profile, plan, verify, show, simulate, report and calibrate.
+
+In: a Typer application, and the tools that the runtime lends (`Tools`). Out: the application with the commands.
+Start reading in `app.py` (options that commands share), then `plan.py`; each command imports what it needs when it runs.
+"""
 
 from planner.cli.app import Force, Json, PlanFile, RunFolder, Tools, add_command, answer, app, completing
 from planner.cli.calibrate import register_calibrate
