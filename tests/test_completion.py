@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.cli.app import app as command
+from planner.cli.app import NAME, WORDS
 
 ROOT = Path(__file__).parents[1]
 # Asks of bash's own table which function completes a program, and calls it as readline would.
@@ -36,7 +36,7 @@ ask launch plan.yaml --fail
 def programs(tmp_path: Path) -> dict[str, str]:
     """The environment of a shell that finds the installed programs, in a home of its own."""
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    assert sorted(scripts) == sorted((command.NAME, *command.WORDS)), "a program nobody completes"
+    assert sorted(scripts) == sorted((NAME, *WORDS)), "a program nobody completes"
     folder = tmp_path / "bin"
     folder.mkdir()
     for name, entry in scripts.items():

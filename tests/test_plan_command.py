@@ -131,9 +131,9 @@ def test_json_has_the_certificate_with_its_gap_and_its_line(
 ) -> None:
     path = tmp_path / "p.yaml"
     assert sw.run([*files, "--batch", "4", "-o", str(path), "--json"]) == 0
-    proof = json.loads(capsys.readouterr().out)["certificate"]
-    assert proof == proof.proof_data(plan_yaml.load(path))
-    assert (proof["gap"], proof["verdict"]) == (0.0, proof.verdict(plan_yaml.load(path)))
+    told = json.loads(capsys.readouterr().out)["certificate"]
+    assert told == proof.proof_data(plan_yaml.load(path))
+    assert (told["gap"], told["verdict"]) == (0.0, proof.verdict(plan_yaml.load(path)))
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     made.open()
 
 
-@pytest.fixture(autouse=True, scope="package")
+@pytest.fixture(autouse=True, scope="module")
 def _capture_once() -> Iterator[None]:
     """This process launches the same few models again and again."""
 
