@@ -35,8 +35,10 @@ VIEWS: dict[Face, dict[str, str]] = {
         "planner.timeline.comparison:Comparison": "planner.show.values:comparison_html",
         "planner.simulate.run_record:RunRecord": "planner.show.values:run_html",
         "planner.show.side_by_side:SideBySide": "planner.show.side_by_side:versus_html",
+        "runtime.launch.handle:Handle": "planner.show.values:preformatted",
         "runtime.launch.handle:StepRows": "planner.show.values:lines_html",
         "runtime.launch.runs:Runs": "planner.show.values:lines_html",
+        "runtime.rehearse.report:Rehearsal": "planner.show.values:preformatted",
     },
     "figure": {
         "planner.explore.frontier:Frontier": "planner.show.figures:of_front",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 from math import prod
 from typing import TYPE_CHECKING, Protocol
 
@@ -213,3 +214,11 @@ def runs_text(found: HasLines) -> str:
 
 def lines_html(found: HasLines) -> str:
     return table(found.heads(), found.lines())
+
+
+def preformatted(found: object) -> str:
+    """Returns the text of a value as HTML, with its lines and columns as they are.
+
+    Args: `found` is shown by its `repr`.
+    """
+    return f"<pre>{escape(repr(found))}</pre>"

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 
 from planner.plan import Plan, schedule_of
 from planner.schedule import Kind
+from planner.shown import Shown
 from planner.simulate import Compiled, compile, duration_vector, period
 from planner.terminal import columns
 from planner.units import format_bytes as size
@@ -52,7 +53,7 @@ class RehearsedPeak:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Rehearsal:
+class Rehearsal(Shown):
     """A rehearsal beside its plan."""
 
     device: str

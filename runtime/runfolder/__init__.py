@@ -6,6 +6,11 @@ disk too.
 Start reading in `paths.py`, then `job.py` and `outcome.py`.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from planner.doors import later
 from runtime.runfolder.drift import JUDGED_STEPS, DriftWatch, outside_bars
 from runtime.runfolder.durable import append, keep_room, write_durably, write_whole
 from runtime.runfolder.job import FILE, TORCHRUN, Job, check, read
@@ -35,7 +40,9 @@ from runtime.runfolder.outcome import (
 )
 from runtime.runfolder.paths import Paths, unused
 from runtime.runfolder.process import RunProcess, cancel, find, note_process, of
-from runtime.runfolder.result import Result, result_of
+
+if TYPE_CHECKING:
+    from runtime.runfolder.result import Result, result_of
 
 __all__ = [
     "BEAT",
@@ -80,3 +87,13 @@ __all__ = [
     "write_durably",
     "write_whole",
 ]
+
+__getattr__ = later(
+    __name__,
+    {
+        "result": (
+            "Result",
+            "result_of",
+        ),
+    },
+)

@@ -40,7 +40,7 @@ def test_a_local_run_is_asked_while_it_runs_and_cancelled(plan: Plan, tmp_path: 
     assert (found.state, found.backend, found.job, found.steps) == ("running", "local", None, 10**6)
     assert found.loss and found.loss > 0 and found.left_s and found.left_s > 0
     assert f"step {found.step} of 1000000, loss" in status.status_text(found)
-    assert "running" in repr(run) and run._repr_html_() is None
+    assert "running" in repr(run) and "<pre>" in run._repr_html_()
     assert isinstance(run.logs(rank=0), str)
     run.cancel()
     run.cancel()  # again changes nothing
