@@ -19,6 +19,7 @@ from planner.schedule import FAMILIES, generate
 from planner.schedule.families.out_of_order import OPTIONS
 from planner.schedule.families.registry import Family
 from planner.show import terminal
+from planner.shown import Shown
 from planner.simulate import compile, duration_vector, simulate
 from planner.simulate.longest_path import neighbour_hops
 from planner.spatial.rules.table import RULES
@@ -142,7 +143,9 @@ def _plain(signature: str) -> str:
 
 
 def _methods(value: type) -> Iterator[str]:
-    for name, method in vars(value).items():
+    ours = [base for base in reversed(value.__mro__) if base.__module__.startswith(("planner", "runtime"))]
+    methods = {name: method for base in ours if base is not Shown for name, method in vars(base).items()}
+    for name, method in methods.items():
         plain = method.__func__ if isinstance(method, classmethod | staticmethod) else method
         if name.startswith("_") or not (inspect.isfunction(plain) or isinstance(method, property)):
             continue

@@ -8,7 +8,6 @@ Start reading in `graph.py`; `check.py` refuses files whose tables do not agree.
 from planner.model.check import graph_from_dict, inconsistency
 from planner.model.graph import (
     Buffer,
-    Crossing,
     Layer,
     ModelGraph,
     Parameter,
@@ -22,7 +21,6 @@ from planner.model.graph import (
 
 __all__ = [
     "Buffer",
-    "Crossing",
     "Layer",
     "ModelGraph",
     "Parameter",

@@ -19,7 +19,6 @@ from planner.plan.certificate import (
     RivalKind,
     SearchCounts,
     SearchSpace,
-    compact,
 )
 from planner.plan.plan import (
     Axes,
@@ -67,7 +66,6 @@ __all__ = [
     "StagePlan",
     "StageTimes",
     "as_planned",
-    "compact",
     "coordinates",
     "dump",
     "grids_of",

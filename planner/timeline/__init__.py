@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from planner.doors import later
 
 if TYPE_CHECKING:
-    from planner.timeline.comparison import Comparison, Difference, compare
+    from planner.timeline.comparison import Comparison, compare
     from planner.timeline.timeline import (
         COLLECTIVE,
         MEMORY_COLUMNS,
@@ -31,7 +31,6 @@ __all__ = [
     "SEND",
     "WARM_UP_STEPS",
     "Comparison",
-    "Difference",
     "Event",
     "Timeline",
     "compare",
@@ -49,7 +48,6 @@ __getattr__ = later(
     {
         "comparison": (
             "Comparison",
-            "Difference",
             "compare",
         ),
         "timeline": (

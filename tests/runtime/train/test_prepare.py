@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from planner.errors import BadPlan
-from planner.plan import Plan, yaml
+from planner.plan import Plan, load
 from planner.program import Program
 from runtime.execute import program_of
 from runtime.runfolder import Job
 from runtime.train import Model, prepare, prepare_folder
 from runtime.world import World
 
-PLAN = yaml.load(Path("plans/mlp-two-stages.yaml"))
+PLAN = load(Path("plans/mlp-two-stages.yaml"))
 JOB = Job(steps=1)
 REST = "F2 {0}B2 {0}F3 {0}B3 {0}F4 {0}B4 {0}F5 {0}B5 {0}F6 {0}B6 {0}F7 {0}B7 {0}SYNC {0}STEP"
 CIRCLE = (f"0F0 0B0 0F1 0B1 0{REST.format(0)}", f"1F1 1B1 1F0 1B0 1{REST.format(1)}")
