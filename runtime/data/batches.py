@@ -56,20 +56,16 @@ def mix(seed: int, index: int) -> int:
 
 
 class Synthetic(Dataset[Sample]):
-    """A dataset for workloads without one: sample i is the workload's batch of one, drawn under a seed of its own."""
+    """A dataset for workloads without one: each sample is the workload's batch of one, under the seed of who asks."""
 
     def __init__(self, workload: Workload, seed: int) -> None:
-        self._workload, self._seed = workload, seed
-        one, two = (pytree.tree_leaves(self._draw(n, 0)) for n in (1, 2))
+        self._workload = workload
+        with seeded(mix(seed, 0)):
+            one, two = (pytree.tree_leaves(workload.batch(n)) for n in (1, 2))
         self._dims = [_growing_dim(a, b) for a, b in zip(one, two, strict=True)]
 
     def __getitem__(self, index: int) -> Sample:
-        return self._draw(1, index)
-
-    def _draw(self, n: int, index: int) -> Sample:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(mix(self._seed, index))
-            return self._workload.batch(n)
+        return self._workload.batch(1)
 
     def join(self, samples: list[Sample]) -> Pair:
         """Joins batches of one into a batch, leaf by leaf; what does not grow with the batch is the first sample's."""
@@ -176,10 +172,13 @@ def listed(numbers: Sequence[int]) -> str:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seeds torch, numpy and Python, and puts their generators back afterwards as if nothing had been."""
+    """Seeds torch, numpy and Python, and puts their generators back afterwards as if nothing had been.
+
+    Without an accelerator torch.manual_seed would keep each call, with a traceback, for devices that never come.
+    """
     before, arrays = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        (torch if torch.accelerator.is_available() else torch.default_generator).manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)
         try:
