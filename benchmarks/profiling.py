@@ -19,7 +19,7 @@ from planner.capture.stage_modules import whole
 from planner.measure import measure
 from planner.measure.bench import Bench
 from planner.measure.specimens import Way, made_up_weights, real_specimen
-from planner.measure.timing import WARM_UP_ROUNDS, Clock, Samples, clock_of, time_round
+from planner.measure.timing import VISITS, Clock, Samples, clock_of, time_round
 from planner.model import Buffer, Parameter
 from planner.profile import Profile
 from planner.workload import Workload, load
@@ -160,7 +160,7 @@ def layers_and_whole(workload: Workload, micro: int, rounds: int) -> list[tuple[
     samples = [Samples() for _ in specimens]
     together = Whole(captured, batch)
     clock = clock_of("cpu")
-    for round_ in range(-WARM_UP_ROUNDS, rounds):
+    for round_ in range(-VISITS[0].warm_up_rounds, rounds):
         if round_ == 0:
             for row in (*samples, together.samples):
                 row.forget()

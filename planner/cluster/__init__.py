@@ -35,6 +35,7 @@ from planner.cluster.corrections import (
     dump_corrections,
     load_corrections,
 )
+from planner.cluster.host import NOTABLE_SHARE, OtherLoad
 from planner.cluster.variants import (
     with_at_most,
     with_memory,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CATALOGUE",
     "NOISE",
+    "NOTABLE_SHARE",
     "PARTS",
     "Cluster",
     "Correction",
@@ -61,6 +63,7 @@ __all__ = [
     "Links",
     "MemoryCorrection",
     "NodeGroup",
+    "OtherLoad",
     "Rates",
     "Slot",
     "Spread",

@@ -130,6 +130,7 @@ def _by_measuring(workload: Workload, request: MeasureRequest, journal: Path | N
         optimizer=found.optimizer,
         versions=found.ready.versions,
         failures=found.failures,
+        others=round(found.others, 3),
     )
     return with_slack(profile_, found.done.values())
 

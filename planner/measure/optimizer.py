@@ -25,17 +25,21 @@ COUNTED_ELEMENTS = 2**16
 WARM_UP_STEPS, TIMED_STEPS = 1, 9
 
 
-def measured_optimizer(workload: Workload, graph: ModelGraph, device: str, clock: Clock) -> OptimizerCost:
+def measured_optimizer(
+    workload: Workload, graph: ModelGraph, device: str, clock: Clock, visits: list[list[float]]
+) -> OptimizerCost:
     """Times the update of stand-ins on a device and returns its cost an element.
 
-    Args: `device` is where the stand-ins are; `clock` times there.
+    Args: `device` is where the stand-ins are; `clock` times there. `visits` has the seconds of earlier calls, which
+        count as well; those of this one are added.
     Returns: seconds and bytes an element of the parameters; state that does not grow with the size is a tensor's.
     Raises: BadInput where the optimizer cannot step from gradients alone.
     """
     optimizer, elements = _stand_in(workload, graph, TIMED_ELEMENTS, device)
     _step(workload, optimizer)
     samples = [clock.time(optimizer.step)[0] for _ in range(WARM_UP_STEPS + TIMED_STEPS)]
-    whole = spread_of(samples[WARM_UP_STEPS:])
+    visits.append(samples[WARM_UP_STEPS:])
+    whole = spread_of(*visits)
     each = Seconds(median=whole.median / elements, spread=whole.spread / elements)
     return _cost(optimizer, elements, each, _transient(workload, graph, device, on_gpu=False))
 

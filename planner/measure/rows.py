@@ -7,7 +7,7 @@ died.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import TypeVar
 
@@ -22,7 +22,16 @@ from planner.measure.footprint import Footprint, Reserves, footprint
 from planner.measure.passes import Specimen, forget_gradients, gradients_of, roots_of, whole_backward
 from planner.measure.process.protocol import Begun, Done, Failed, MeasureProgress, RowEvent
 from planner.measure.specimens import Situation, fake_specimen, real_specimen
-from planner.measure.timing import PassTimes, Samples, clock_of, pass_times, time_rounds, with_halves
+from planner.measure.timing import (
+    VISITS,
+    PassTimes,
+    Samples,
+    Visit,
+    clock_of,
+    pass_times,
+    time_rounds,
+    with_halves,
+)
 from planner.measure.work import Counter
 from planner.profile import CostKey, LayerCost, Seconds, seconds
 
@@ -95,25 +104,90 @@ def measured_rows(
 ) -> Iterator[RowEvent]:
     """Yields events while rows are measured: which ones begin, their progress, and each result or failure.
 
-    A layer that ran out of memory at one micro-batch is not tried at larger ones.
+    All rows are visited several times, one visit after the other. The first gives every row, and later ones give
+    rows anew with more rounds in them. A layer that ran out of memory at one micro-batch is not tried at larger ones.
 
     Args: `pending` are the rows to measure, grouped by micro-batch in ascending order. `seconds_per_row` is the
         time for timing one row. `alone` measures each row by itself, to find the one that ends the process.
     """
-    too_large: dict[CostKey, int] = {}  # without the micro-batch, which is what it leads to
-    for micro, keys in groupby(pending, key=lambda key: key.micro):
-        wanted = set(keys)
-        found = {bench.key(x, micro): x for x in bench.situations(micro)}
-        batch = bench.batch(micro)
-        rows = {key: x for key, x in found.items() if key in wanted}
-        for key in [key for key in rows if key._replace(micro=0) in too_large]:
-            yield Failed(key, f"did not fit at micro-batch {too_large[key._replace(micro=0)]} already")
-            del rows[key]
-        for group in _groups(rows, 0 if alone else GROUP_BYTES):
-            for event in _group_rows(bench, group, batch, seconds_per_row):
-                if isinstance(event, Failed):
-                    too_large.setdefault(event.key._replace(micro=0), micro)
-                yield event
+    rounds = Rounds(bench, seconds_per_row, alone)
+    for visit in VISITS:
+        yield from rounds.visit(visit, pending)
+        pending = [key for key in pending if key in rounds.samples]
+
+
+@dataclass
+class Rounds:
+    """The rounds over the rows of a profile: what was timed so far, and what did not fit."""
+
+    bench: Bench
+    seconds_per_row: float
+    alone: bool
+    samples: dict[CostKey, list[Samples]] = field(default_factory=dict)  # one entry a visit
+    kept: dict[CostKey, Footprint] = field(default_factory=dict)
+    too_large: dict[CostKey, int] = field(
+        default_factory=dict
+    )  # without the micro-batch, which is what it leads to
+    share: float = 0.0  # of all the time, at the end of the last group
+
+    def visit(self, visit: Visit, pending: Sequence[CostKey]) -> Iterator[RowEvent]:
+        """Yields the events of one visit.
+
+        Args: `pending` are the rows to visit, grouped by micro-batch in ascending order.
+        """
+        each = visit.share / max(1, len(pending))
+        for micro, keys in groupby(pending, key=lambda key: key.micro):
+            wanted = set(keys)
+            found = {self.bench.key(x, micro): x for x in self.bench.situations(micro)}
+            batch = self.bench.batch(micro)
+            rows = {key: x for key, x in found.items() if key in wanted}
+            for key in list(rows):
+                least = self.too_large.get(key._replace(micro=0), micro + 1)
+                if least <= micro:
+                    yield Failed(key, f"did not fit at micro-batch {least} already")
+                    del rows[key]
+            for group in _groups(rows, 0 if self.alone else GROUP_BYTES):
+                yield from self._group(visit, group, batch, each)
+                self.share += each * len(group)
+
+    def _group(
+        self, visit: Visit, group: Mapping[CostKey, Situation], batch: Mapping[str, Tensor], each: float
+    ) -> Iterator[RowEvent]:
+        again = all(key in self.samples for key in group)
+        if not again:
+            yield Begun(tuple(group))
+        try:
+            yield from self._timed(visit, group, batch, each)
+            return
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+        # The exception is gone from here on, and with it the tensors that its frames held.
+        if again:
+            return  # it fitted before: what was timed then stands
+        if len(group) > 1:
+            for key, situation in group.items():
+                yield from self._group(visit, {key: situation}, batch, each)
+            return
+        (key,) = group
+        self.too_large.setdefault(key._replace(micro=0), key.micro)
+        yield Failed(key, "out of memory")
+
+    def _timed(
+        self, visit: Visit, group: Mapping[CostKey, Situation], batch: Mapping[str, Tensor], each: float
+    ) -> Iterator[RowEvent]:
+        specimens = [real_specimen(self.bench.captured, x, batch, self.bench.way) for x in group.values()]
+        for key, specimen in zip(group, specimens, strict=True):
+            if key not in self.kept:
+                self.kept[key] = footprint(specimen)
+        timed = [Samples() for _ in specimens]
+        budget_s = self.seconds_per_row * len(group) * visit.share
+        for share in time_rounds(specimens, timed, clock_of(self.bench.way.device), budget_s, visit):
+            yield MeasureProgress(self.share + share * each * len(group))
+        for key, specimen, row in zip(group, specimens, timed, strict=True):
+            visits = self.samples.setdefault(key, [])
+            visits.append(row)
+            yield _done(key, pass_times(specimen, visits), self.kept[key])
 
 
 def _groups(rows: Mapping[CostKey, Situation], limit: int) -> Iterator[dict[CostKey, Situation]]:
@@ -130,41 +204,5 @@ def _groups(rows: Mapping[CostKey, Situation], limit: int) -> Iterator[dict[Cost
         yield group
 
 
-def _group_rows(
-    bench: Bench,
-    group: Mapping[CostKey, Situation],
-    batch: Mapping[str, Tensor],
-    seconds_per_row: float,
-) -> Iterator[RowEvent]:
-    yield Begun(tuple(group))
-    try:
-        yield from _timed(bench, group, batch, seconds_per_row)
-        return
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-    # The exception is gone from here on, and with it the tensors that its frames held.
-    if len(group) == 1:
-        yield Failed(next(iter(group)), "out of memory")
-    else:
-        for key, situation in group.items():
-            yield from _group_rows(bench, {key: situation}, batch, seconds_per_row)
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-def _timed(
-    bench: Bench,
-    group: Mapping[CostKey, Situation],
-    batch: Mapping[str, Tensor],
-    seconds_per_row: float,
-) -> Iterator[RowEvent]:
-    specimens = [real_specimen(bench.captured, x, batch, bench.way) for x in group.values()]
-    memory = [footprint(specimen) for specimen in specimens]
-    samples = [Samples() for _ in specimens]
-    for share in time_rounds(specimens, samples, clock_of(bench.way.device), seconds_per_row * len(group)):
-        yield MeasureProgress(share)
-    for key, specimen, row, kept in zip(group, specimens, samples, memory, strict=True):
-        yield _done(key, pass_times(specimen, row), kept)

@@ -1,6 +1,8 @@
 """Times the passes of layers in rounds over all of them, so that noise falls on all alike.
 
-Results are medians with half the distance between the quartiles.
+Every layer is visited several times, minutes apart where there are many layers, because a machine drifts. Results are
+medians of all rounds. Their spread is half the distance between the quartiles, or how far the median of one visit
+lies from that of all, whichever is more.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,9 +22,17 @@ from planner.profile import Seconds
 
 T = TypeVar("T")
 
-WARM_UP_ROUNDS = 2
-MIN_ROUNDS = 5
-MAX_ROUNDS = 60
+
+class Visit(NamedTuple):
+    """How thoroughly layers are timed at one visit."""
+
+    warm_up_rounds: int
+    min_rounds: int
+    max_rounds: int
+    share: float  # of the time for all visits
+
+
+VISITS = (Visit(2, 3, 30, 0.5), Visit(1, 1, 15, 0.25), Visit(1, 1, 15, 0.25))
 _INSTANT_S = 1 / NS_PER_S  # plans count in whole nanoseconds
 
 
@@ -87,7 +97,7 @@ def _event() -> torch.cuda.Event:
 
 @dataclass(slots=True)
 class Samples:
-    """The seconds that the passes of one layer took, one a round."""
+    """The seconds that the passes of one layer took at one visit, one a round."""
 
     forward: list[float] = field(default_factory=list)
     backward: list[float] = field(default_factory=list)
@@ -114,23 +124,25 @@ def time_rounds(
     samples: Sequence[Samples],
     clock: Clock,
     budget_s: float,
+    visit: Visit,
 ) -> Iterator[float]:
-    """Times rounds over all specimens: some to warm up, at least MIN_ROUNDS, then until the budget is spent.
+    """Times rounds over all specimens: some to warm up, the least of the visit, then until the budget is spent.
 
-    Args: `samples` has one row a specimen, which is filled in; `budget_s` is for all specimens together.
+    Args: `samples` has one row a specimen, which is filled in; `budget_s` is for all specimens together, and for
+        this visit.
     Yields: after every round the share that is done, from 0 to 1.
     """
-    for _ in range(WARM_UP_ROUNDS):
+    for _ in range(visit.warm_up_rounds):
         time_round(specimens, samples, clock)
         yield 0.0
     for row in samples:
         row.forget()
     begun = time.perf_counter()
-    for done in range(1, MAX_ROUNDS + 1):
+    for done in range(1, visit.max_rounds + 1):
         time_round(specimens, samples, clock)
         spent = (time.perf_counter() - begun) / budget_s
-        yield min(1.0, max(spent, done / MAX_ROUNDS))
-        if done >= MIN_ROUNDS and spent > 1:
+        yield min(1.0, max(spent, done / visit.max_rounds))
+        if done >= visit.min_rounds and spent > 1:
             return
 
 
@@ -175,13 +187,13 @@ def _time_input_half(specimen: Specimen, roots: Sequence[Tensor], clock: Clock) 
     return clock.time(lambda: specimen.input_half(roots, gradients))
 
 
-def pass_times(specimen: Specimen, samples: Samples) -> PassTimes:
-    """Returns the times of a layer's passes from the rounds of its samples.
+def pass_times(specimen: Specimen, visits: Sequence[Samples]) -> PassTimes:
+    """Returns the times of a layer's passes from the rounds of all visits so far.
 
     Args: `specimen` tells which passes there are.
     """
-    forward, whole = spread_of(samples.forward), spread_of(samples.backward)
-    halves = spread_of(samples.input_half), spread_of(samples.weight_half)
+    forward, whole = spread_of(*(v.forward for v in visits)), spread_of(*(v.backward for v in visits))
+    halves = spread_of(*(v.input_half for v in visits)), spread_of(*(v.weight_half for v in visits))
     return with_halves(specimen, forward, whole, halves)
 
 
@@ -229,12 +241,17 @@ def _scaled(value: Seconds, factor: float) -> Seconds:
     return Seconds(median=value.median * factor, spread=value.spread * factor)
 
 
-def spread_of(samples: Sequence[float]) -> Seconds:
-    """Returns the median of samples and half the distance between their quartiles.
+def spread_of(*visits: Sequence[float]) -> Seconds:
+    """Returns the median of all samples, and how far another measurement may lie from it.
 
-    Args: `samples` are seconds; a single one has spread 0, none at all are 0 seconds.
+    The spread is half the distance between the quartiles, or the largest distance of a visit's median from that of
+    all.
+
+    Args: `visits` hold seconds; a single sample has spread 0, none at all are 0 seconds.
     """
+    samples = [x for visit in visits for x in visit]
     if len(samples) < 2:
         return Seconds(median=samples[0] if samples else 0.0)
     low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
-    return Seconds(median=middle, spread=(high - low) / 2)
+    drift = max(abs(statistics.median(visit) - middle) for visit in visits if visit)
+    return Seconds(median=middle, spread=max((high - low) / 2, drift))

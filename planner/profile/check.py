@@ -38,6 +38,8 @@ def faults(profile: Profile) -> Iterator[Fault]:
     """
     layers = {layer.signature: layer for layer in reversed(profile.graph.layers)}
     yield from _optimizer_faults(profile.optimizer)
+    if not 0 <= profile.others <= 1:
+        yield Fault(("others",), f"others is {profile.others}", "a share from 0 to 1")
     for row, (key, cost) in enumerate(profile.costs.items()):
         if key.signature not in layers:
             yield Fault(

@@ -76,7 +76,7 @@ class CostKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seconds:
-    """Median of the repeats, and half the distance between their quartiles; 0 where it was derived."""
+    """Median of the repeats, and how far a later measurement may lie from it; 0 where it was derived."""
 
     median: float
     spread: float = 0.0
@@ -130,6 +130,7 @@ class Profile(Shown):
     optimizer: OptimizerCost
     versions: Mapping[str, str]  # torch, shardwright, python
     failures: Mapping[CostKey, str] = field(default_factory=dict)  # rows that could not be had, and why
+    others: float = 0.0  # share of the machine that other processes took while it was measured
 
     def cost(self, layer: str, key: CostKey) -> LayerCost:
         """Returns the row of a layer at a setting.

@@ -84,6 +84,7 @@ class Document:
     graph: GraphRows
     costs: tuple[CostRow, ...]
     failures: tuple[FailureRow, ...] = ()
+    others: float = 0.0
 
 
 def dumps(profile: Profile) -> str:
@@ -101,6 +102,7 @@ def dumps(profile: Profile) -> str:
         "device": profile.device,
         "source": profile.source,
         "versions": dict(profile.versions),
+        **({"others": profile.others} if profile.others else {}),
         "optimizer": asdict(profile.optimizer),
         "graph": profile.graph.to_dict(),
         "costs": [
@@ -195,6 +197,7 @@ def _profile(document: Document) -> Profile:
         optimizer=document.optimizer,
         versions=document.versions,
         failures={_key(row): row.why for row in document.failures},
+        others=document.others,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
-from planner.cluster import Cluster, total_devices
+from planner.cluster import NOTABLE_SHARE, Cluster, total_devices
 from planner.plan import Plan, StagePlan
 from planner.profile import CostKey, LayerCost, Profile, kept_values
 from planner.show.proof import plan_lines, shown_arguments
@@ -91,7 +91,16 @@ def of_profile(profile: Profile) -> str:
         "kept for backward",
         "layers without a row",
     )
-    return "\n\n".join([head, columns(rows, heads), *_missing(profile)])
+    return "\n\n".join([head, columns(rows, heads), *_beside(profile), *_missing(profile)])
+
+
+def _beside(profile: Profile) -> Iterator[str]:
+    """Yields that the machine was busy with something else, where it was."""
+    if profile.others > NOTABLE_SHARE:
+        yield (
+            f"Other processes took {profile.others:.0%} of this machine while it was measured, so that times may be "
+            "off by more than their spread. Measure again when the machine is idle."
+        )
 
 
 def _totals(profile: Profile, key: CostKey) -> tuple[object, ...]:

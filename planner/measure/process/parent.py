@@ -18,6 +18,7 @@ from typing import IO
 from planner.errors import BadInput, Infeasible
 from planner.measure.process.protocol import (
     Begun,
+    Beside,
     Done,
     Failed,
     Journal,
@@ -43,6 +44,7 @@ class Measured:
     done: dict[CostKey, Done] = field(default_factory=dict)
     failures: dict[CostKey, str] = field(default_factory=dict)
     optimizer: OptimizerCost | None = None
+    others: float = 0.0  # share of the machine that other processes took meanwhile, at most
 
     def pending(self, keys: Sequence[CostKey]) -> tuple[CostKey, ...]:
         """Returns the keys that have neither a result nor a failure.
@@ -152,7 +154,7 @@ def measure(request: MeasureRequest, journal_path: Path | None, report: Report) 
                 running.say(Pending(keys=pending, optimizer=measured.optimizer is None, alone=alone))
                 begun = _follow(messages, measured, journal, report, len(keys))
                 crash = running.crash()
-                if crash:
+                if crash and (measured.pending(keys) or measured.optimizer is None):
                     alone = _blame(begun, measured, request, crash)
                     continue
         _check_something_fits(measured, keys, request)
@@ -184,6 +186,7 @@ def _follow(
 ) -> tuple[CostKey, ...]:
     """Takes messages until the process ends, and returns the rows that were under way then."""
     begun: tuple[CostKey, ...] = ()
+    before = (len(measured.done) + len(measured.failures)) / count
     for message in messages:
         if isinstance(message, Begun):
             begun = message.keys
@@ -192,8 +195,10 @@ def _follow(
             journal.add(message)
         elif isinstance(message, Failed):
             measured.failures[message.key] = message.why
-        share = message.share * len(begun) if isinstance(message, MeasureProgress) else 0
-        report.at((len(measured.done) + len(measured.failures) + share) / count)
+        elif isinstance(message, Beside):
+            measured.others = max(measured.others, message.others)
+        elif isinstance(message, MeasureProgress):
+            report.at(before + message.share * (1 - before))
     return measured.pending(begun)
 
 

@@ -61,7 +61,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class MeasureProgress:
-    share: float  # of the rows begun
+    share: float  # of the time for all rows that were pending
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,13 @@ class Optimized:
     cost: OptimizerCost
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """The last message: what ran beside the measuring."""
+
+    others: float  # share of the machine's processor time that other processes took
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
     """A BadInput of the workload or the capture, as it was raised there."""
@@ -96,7 +103,7 @@ class Refused:
 
 
 RowEvent = Begun | MeasureProgress | Done | Failed
-Message = MeasureRequest | Ready | Pending | RowEvent | Optimized | Refused
+Message = MeasureRequest | Ready | Pending | RowEvent | Optimized | Beside | Refused
 _KINDS: tuple[type[Message], ...] = (
     MeasureRequest,
     Ready,
@@ -106,6 +113,7 @@ _KINDS: tuple[type[Message], ...] = (
     Done,
     Failed,
     Optimized,
+    Beside,
     Refused,
 )
 

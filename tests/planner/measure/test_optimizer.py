@@ -37,7 +37,7 @@ def test_the_state_of_the_users_own_optimizer_is_counted(make: Make, name: str, 
 
 def test_an_update_is_timed() -> None:
     make: Make = lambda rows: torch.optim.SGD((p for _, p in rows), lr=0.1)  # noqa: E731
-    found = measured_optimizer(workload(make), chain(), "cpu", CpuClock())
+    found = measured_optimizer(workload(make), chain(), "cpu", CpuClock(), [])
     assert 0 < found.seconds_per_parameter.median < 1
 
 

@@ -9,7 +9,7 @@ import torch
 from planner.capture import capture
 from planner.measure.specimens import Way, real_specimen, situations
 from planner.measure.timing import (
-    MIN_ROUNDS,
+    VISITS,
     CpuClock,
     ProcessorClock,
     Samples,
@@ -45,6 +45,11 @@ def test_one_outlier_does_not_move_the_median() -> None:
     assert spread_of([1, 1, 1, 1, 1000]) == Seconds(median=1, spread=0)
 
 
+def test_a_visit_that_lies_apart_widens_the_spread() -> None:
+    assert spread_of([10, 10, 10], [10, 10], [13, 13]) == Seconds(median=10, spread=3)
+    assert spread_of([10, 10, 10], [], [10]) == Seconds(median=10, spread=0)
+
+
 def test_halves_that_share_operations_share_out_the_whole() -> None:
     halves = shared_out(Seconds(median=6), Seconds(median=3, spread=1), Seconds(median=9, spread=3))
     assert halves == (Seconds(median=1.5, spread=0.5), Seconds(median=4.5, spread=1.5))
@@ -56,13 +61,14 @@ def test_rounds_go_over_all_layers_and_drop_the_warm_up() -> None:
     batch = captured.batch_values(*workload.batch(2))
     specimens = [real_specimen(captured, x, batch, Way()) for x in situations(captured, batch, Way())]
     samples = [Samples() for _ in specimens]
-    shares = list(time_rounds(specimens, samples, Ticks(), budget_s=1e-9))
+    visit = VISITS[0]
+    shares = list(time_rounds(specimens, samples, Ticks(), 1e-9, visit))
     assert shares[:2] == [0, 0] and shares[-1] == 1
     for specimen, row in zip(specimens, samples, strict=True):
-        halves = MIN_ROUNDS if specimen.has_halves else 0
+        halves = visit.min_rounds if specimen.has_halves else 0
         lengths = [len(x) for x in (row.forward, row.backward, row.input_half, row.weight_half)]
-        assert lengths == [MIN_ROUNDS, MIN_ROUNDS, halves, halves]
-        times = pass_times(specimen, row)
+        assert lengths == [visit.min_rounds, visit.min_rounds, halves, halves]
+        times = pass_times(specimen, [row])
         assert times.input_grad.median + times.weight_grad.median == pytest.approx(times.backward.median)
     firsts = [row.forward[0] for row in samples]
     assert firsts == sorted(firsts), "forwards run in order"
