@@ -170,6 +170,15 @@ class _Describer:
         )
 
 
+def signature(layout: Slicing, index: int) -> str:
+    """Returns the signature of a layer: layers of one signature cost the same.
+
+    Args: `index` is the number of the layer.
+    """
+    made = [name for x, name in layout.crossing.items() if layout.grouping.layer_of[x] == index]
+    return _Signature(layout, layout.take(index, index), made).text()
+
+
 class _Signature:
     """A hash of a layer's operations, shapes and types without names: layers of one signature cost the same."""
 

@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-from planner.capture.traced_graph import Context, Traced, line_of
+from planner.capture.traced_graph import Context, Like, Traced, line_of
 from planner.errors import BadInput
 
 
@@ -132,7 +132,10 @@ def concrete(size: object, n: int) -> int:
     return size
 
 
-def _empty(like: Tensor, n: int) -> Tensor:
+def _empty(like: Tensor | Like, n: int) -> Tensor:
+    if isinstance(like, Like):
+        shape, stride = ([fixed + n * slope for fixed, slope in sizes] for sizes in (like.shape, like.steps))
+        return torch.empty_strided(shape, stride, dtype=like.dtype)
     shape = [concrete(size, n) for size in like.shape]
     stride = [concrete(step, n) for step in like.stride()]
     return torch.empty_strided(shape, stride, dtype=like.dtype, device=like.device)

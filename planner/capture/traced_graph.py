@@ -29,6 +29,15 @@ class Source:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class Like:
+    """The shape of a placeholder at every batch: each size and step as (fixed, slope), `fixed + n * slope`."""
+
+    shape: tuple[tuple[int, int], ...]
+    steps: tuple[tuple[int, int], ...]
+    dtype: torch.dtype
+
+
 @dataclass(slots=True, kw_only=True)
 class Traced:
     """A flat graph of operations with the meaning of its placeholders."""

@@ -19,7 +19,7 @@ from planner.profile.profile import (
     seconds,
 )
 from planner.profile.storages import kept_values, stage_memory, storages
-from planner.profile.yaml import load, save
+from planner.profile.yaml import graph_of, load, save
 
 __all__ = [
     "PERSISTENT",
@@ -31,6 +31,7 @@ __all__ = [
     "Seconds",
     "check",
     "corrected",
+    "graph_of",
     "kept_values",
     "launch_ns",
     "load",

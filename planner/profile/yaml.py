@@ -201,6 +201,15 @@ def _profile(document: Document) -> Profile:
     )
 
 
+def graph_of(data: object) -> ModelGraph:
+    """Returns the model in plain data, such as a profile holds.
+
+    Args: `data` is what `ModelGraph.to_dict` gave.
+    Raises: WrongKey where it is no model, or not the one that its fingerprint says.
+    """
+    return _graph(decode(GraphRows, data))
+
+
 def _graph(rows: GraphRows) -> ModelGraph:
     graph = ModelGraph(**{x.name: getattr(rows, x.name) for x in fields(rows) if x.name != "fingerprint"})
     wrong = inconsistency(graph)
