@@ -44,10 +44,12 @@ from planner.cluster import Cluster  # noqa: E402
 from planner.errors import BadInput, BadPlan, Infeasible, ShardwrightError  # noqa: E402
 from planner.plan import Plan  # noqa: E402
 from planner.views import install  # noqa: E402
+from planner.workload import Workload as LiveWorkload  # noqa: E402
 
 install()
 
 if TYPE_CHECKING:
+    import torch
     import typer
 
     from planner.capture import Captured
@@ -58,7 +60,6 @@ if TYPE_CHECKING:
     from planner.show import SideBySide
     from planner.simulate import RunRecord
     from planner.timeline import Timeline
-    from planner.workload import Workload
     from runtime.launch import Handle, Run, Runs
     from runtime.rehearse import Rehearsal
 
@@ -70,6 +71,7 @@ __all__ = [
     "Plan",
     "Run",
     "ShardwrightError",
+    "Workload",
     "calibrate",
     "capture",
     "compare",
@@ -112,8 +114,39 @@ def capture(workload: str | Path, *, micro: int = 1, **arguments: str | int | fl
     return captured(_load(workload, arguments), micro=micro)
 
 
+def Workload(
+    model: torch.nn.Module,
+    batch: object = None,
+    loss: Callable[..., object] | None = None,
+    *,
+    loader: object = None,
+    optimizer: object = None,
+    lr_schedule: object = None,
+    dataset: str | None = None,
+    collate: str | None = None,
+    folder: str | Path | None = None,
+) -> LiveWorkload:
+    """Makes a workload of a model that stands in a notebook; its ranks need none of your code.
+
+    Args: `batch` is one (inputs, targets) with the samples along their first dimension; a DataLoader `loader` may
+      stand in its place, and is then what is trained on here. `loss(outputs, targets)` gives a mean, or (sum,
+      count); without it the model's own `loss` output counts. `optimizer` is one made for the model, or a class;
+      `lr_schedule` is functools.partial(a class, its settings). `dataset` and `collate` are "module:function" for
+      ranks on other machines. `folder` is where the captured model is kept, next to here by default.
+    Returns: what `profile`, `plan` and `launch` take in the place of a module file.
+    Raises: BadInput with the path of what cannot travel as data.
+    """
+    from planner.capture import LiveLoop
+    from runtime.data import live_workload
+
+    loop = LiveLoop(optimizer=optimizer, lr_schedule=lr_schedule, dataset=dataset, collate=collate)  # type: ignore[arg-type]
+    return live_workload(model, batch, loss, loader, loop, Path(folder) if folder else None)
+
+
 def profile(
-    workload: str | Path,
+    workload: str | Path | LiveWorkload | torch.nn.Module,
+    batch: object = None,
+    loss: Callable[..., object] | None = None,
     *,
     device: str = "cpu",
     micros: Sequence[int] = (1, 2, 4),
@@ -123,8 +156,9 @@ def profile(
 ) -> Profile:
     """Measures what every layer costs on a device.
 
-    Args: `device` is `cpu`, `cuda`, or `roofline:H100-80GB` for a device that is not here; `micros` are
-      samples a micro-batch; `grids`, such as `[(2,), (2, 2)]`, are numbers of parts of a sample by dimension,
+    Args: `workload` is a Python file, a module, the name of a model here, or a live module with `batch` and `loss`
+      as `Workload` takes them. `device` is `cpu`, `cuda`, or `roofline:H100-80GB` for a device that is not here;
+      `micros` are samples a micro-batch; `grids`, such as `[(2,), (2, 2)]`, are numbers of parts of a sample by dimension,
       whose shards are measured too; `arguments` are those of the workload.
     Returns: times in nanoseconds and sizes in bytes.
     Raises: BadInput where the workload or the device is wrong.
@@ -132,8 +166,10 @@ def profile(
     from planner import measure
     from runtime import cli as commands
 
+    if not isinstance(workload, str | Path | LiveWorkload):
+        workload = Workload(workload, batch, loss)
     return measure.profile(
-        _load(workload, arguments),
+        workload if isinstance(workload, LiveWorkload) else _load(workload, arguments),
         device=device,
         micros=tuple(micros),
         precision=precision,
@@ -397,7 +433,7 @@ def save(thing: Plan | Profile, path: str | Path) -> None:
         profiles.save(thing, Path(path))
 
 
-def _load(workload: str | Path, arguments: Mapping[str, str | int | float | bool]) -> Workload:
+def _load(workload: str | Path, arguments: Mapping[str, str | int | float | bool]) -> LiveWorkload:
     from planner.workload import load
 
     return load(str(workload), {name: str(value) for name, value in arguments.items()})

@@ -7,9 +7,11 @@ flat graph without writes, `layers.py` groups operations into layers, `describe.
 `stage_modules.py` cuts the graph.
 """
 
-from planner.capture.capture import Captured, capture
+from planner.capture.capture import capture
+from planner.capture.captured import Captured
 from planner.capture.export_workarounds import average_batch_norm, share_of_latest
 from planner.capture.functional import random
+from planner.capture.live import LiveLoop, initial, write_model
 from planner.capture.live_bytes import LiveBytes, meter_of, storage_of
 from planner.capture.opaque import OpaqueLayer, opaque_layers
 from planner.capture.operations import (
@@ -29,6 +31,7 @@ __all__ = [
     "SYNCHRONISED",
     "Captured",
     "LiveBytes",
+    "LiveLoop",
     "OpaqueLayer",
     "StageModule",
     "StateUse",
@@ -38,6 +41,7 @@ __all__ = [
     "capture",
     "check_sizes",
     "cut",
+    "initial",
     "layer_module",
     "materialise",
     "meter_of",
@@ -50,4 +54,5 @@ __all__ = [
     "share_of_latest",
     "storage_of",
     "use_of_states",
+    "write_model",
 ]

@@ -15,88 +15,30 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from planner.capture.attention import restore_causal_flags
 from planner.capture.batch import LARGE, SMALL, Batch, Pair, example, growing_dims, repeated, uneven
+from planner.capture.captured import Captured
 from planner.capture.describe import NotAffine, describe
 from planner.capture.fake_run import probe
 from planner.capture.functional import functionalise
-from planner.capture.layers import FREE, Grouping, group
+from planner.capture.layers import group
 from planner.capture.opaque import Opaque, observe
 from planner.capture.slices import Slicing
 from planner.capture.trace import depends_on_values, refused, trace
-from planner.capture.traced_graph import CannotTrace, Traced, named_leaves
+from planner.capture.traced_graph import CannotTrace, Traced
+from planner.capture.travel import from_data
 from planner.capture.untraceable import refuse_hooks
 from planner.errors import BadInput
-from planner.model import Buffer, ModelGraph, Parameter
-from planner.shown import Shown
-from planner.workload import Workload
+from planner.workload import WEIGHTS, Workload
 
 Loss = Callable[..., object]
 UNSYMBOLIC = (CannotTrace, NotAffine)
-
-
-@dataclass(frozen=True, repr=False)
-class Captured(Shown):
-    """A model as plain data (`graph`), with the traced operations of each layer (`layout`) for stage modules."""
-
-    graph: ModelGraph
-    layout: Slicing
-
-    def ordered(self, names: Sequence[str]) -> Captured:
-        """Returns the captured model with its layers in another order.
-
-        Args: `names` has every layer's name once; no layer stands before a layer that it depends on.
-        """
-        graph = self.graph.ordered(names)
-        if graph is self.graph:
-            return self
-        layout, place = self.layout, [graph.index[name] for name in self.layout.grouping.names]
-        moved = {x: i if i == FREE else place[i] for x, i in layout.grouping.layer_of.items()}
-        grouping = Grouping(names=list(names), layer_of=moved)
-        return Captured(graph, Slicing(layout.traced, grouping, layout.probes))
-
-    @property
-    def saved(self) -> dict[str, str]:
-        """Returns the name of each tensor by its name in the state_dict of the user's module."""
-        return self.layout.traced.saved
-
-    def batch_values(self, inputs: object, targets: object) -> dict[str, Tensor]:
-        """Returns the tensors of a batch by the names of their Values.
-
-        Raises: BadInput where the batch lacks a tensor that the model reads.
-        """
-        leaves = [*named_leaves("input", inputs), *named_leaves("target", targets)]
-        values = {name: leaf for name, leaf in leaves if isinstance(leaf, Tensor)}
-        for value in self.graph.values:
-            if value.role != "hidden" and value.consumers and value.name not in values:
-                raise BadInput(f"the batch has no '{value.name}'", allowed=", ".join(values))
-        return values
-
-    def initial(self, module: nn.Module) -> dict[str, Tensor]:
-        """Returns the parameters, buffers and constants of a module that was built for real, by their names.
-
-        Raises: BadInput where the module lacks one of them, or has it in another shape.
-        """
-        known = dict(module.named_parameters()) | dict(module.named_buffers())
-        found: dict[str, Tensor] = {}
-        rows: list[Parameter | Buffer] = [*self.graph.parameters, *self.graph.buffers]
-        for row in rows:
-            tensor = known.get(row.name)
-            if tensor is None:
-                tensor = _attribute(module, row.name)
-            if tensor is None:
-                tensor = self.layout.traced.constants.get(row.name)
-            if tensor is None or tuple(tensor.shape) != row.shape:
-                raise BadInput(f"the module has no tensor '{row.name}' of shape {row.shape}")
-            found[row.name] = tensor.detach()
-        return found
 
 
 def capture(
@@ -116,6 +58,8 @@ def capture(
     Raises: BadInput with the user's line, where the module cannot be captured.
     Example: capture(nn.Linear(8, 1), lambda n: (torch.rand(n, 8), torch.rand(n, 1)), nn.functional.mse_loss)
     """
+    if isinstance(source, Workload) and source.folder is not None:
+        return from_data(source.folder.data["captured"], source.folder.tensors(WEIGHTS))
     if isinstance(source, Workload):
         opaque = [*opaque, *source.opaque]
         where, mode, module = source.where, *_build(source, for_real=bool(opaque))
@@ -194,10 +138,3 @@ def _build(workload: Workload, *, for_real: bool) -> tuple[FakeTensorMode | None
             return mode, workload.build()
     with torch.random.fork_rng(devices=[]):
         return None, workload.build()
-
-
-def _attribute(module: nn.Module, name: str) -> Tensor | None:
-    found: object = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, Tensor) else None

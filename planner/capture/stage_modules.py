@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.utils import _pytree as pytree
 
-from planner.capture.capture import Captured
+from planner.capture.captured import Captured
 from planner.capture.layers import FREE
 from planner.capture.slices import Slice, Slicing
 from planner.capture.traced_graph import LAYER, SYNCHRONISED, Context

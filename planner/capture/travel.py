@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from planner.capture.capture import Captured
+from planner.capture.captured import Captured
 from planner.capture.describe import signature
 from planner.capture.export_workarounds import average_batch_norm
 from planner.capture.fake_run import after, probe
@@ -35,8 +36,13 @@ NAMESPACES = ("aten", "prims", "torchvision", "quantized_decomposed")
 REFUSED = ("from_file", "set_", "resize_", "_resize", "as_strided_", "record_stream", "_print", "_debug")
 PLAIN: dict[str, Callable[..., Any]] = {
     **{f"operator.{x.__name__}": x for x in (operator.getitem, operator.add, operator.sub, operator.mul)},
-    **{f"operator.{x.__name__}": x for x in (operator.floordiv, operator.truediv, operator.mod, operator.neg)},
-    **{f"operator.{x.__name__}": x for x in (operator.pow, operator.eq, operator.ne, operator.lt, operator.le)},
+    **{
+        f"operator.{x.__name__}": x for x in (operator.floordiv, operator.truediv, operator.mod, operator.neg)
+    },
+    **{
+        f"operator.{x.__name__}": x
+        for x in (operator.pow, operator.eq, operator.ne, operator.lt, operator.le)
+    },
     **{f"operator.{x.__name__}": x for x in (operator.gt, operator.ge, operator.and_, operator.or_)},
     **{f"torch.{x.__name__}": x for x in (torch.sym_int, torch.sym_float, torch.sym_max, torch.sym_min)},
     **{f"torch.{x.__name__}": x for x in (torch.sym_not, torch.sym_ite)},
@@ -150,7 +156,9 @@ def _name(node: fx.Node, path: str) -> str:
             return name
     elif callable(node.target) and node.target in NAMES:
         return NAMES[node.target]
-    raise _cannot(f"'{getattr(node.target, '__name__', node.target)}', code of yours with its own backward", path)
+    raise _cannot(
+        f"'{getattr(node.target, '__name__', node.target)}', code of yours with its own backward", path
+    )
 
 
 def _cannot(what: str, path: str) -> BadInput:
@@ -234,7 +242,9 @@ def _call(graph: fx.Graph, row: Mapping[str, Json], nodes: Sequence[fx.Node]) ->
     name = str(row["call"])
     target = PLAIN.get(name) or _operation(name)
     if target is None:
-        raise BadInput(f"'{name}' is no operation that a model may have", allowed="operations of torch, by name")
+        raise BadInput(
+            f"'{name}' is no operation that a model may have", allowed="operations of torch, by name"
+        )
     args = tuple(_read(x, nodes) for x in row["args"])
     kwargs = {key: _read(x, nodes) for key, x in row.get("kwargs", {}).items()}
     node = graph.call_function(target, args, kwargs)
@@ -267,10 +277,10 @@ def _readers(nodes: Sequence[fx.Node]) -> Iterator[tuple[str, Callable[[Json], A
     yield "slice", lambda x: slice(*(_read(y, nodes) for y in x))
     yield "device", torch.device
     for kind, name in KINDS.items():
-        yield name, lambda x, kind=kind: _of_torch(x, kind)
+        yield name, partial(_of_torch, kind)
 
 
-def _of_torch(name: str, kind: type) -> object:
+def _of_torch(kind: type, name: str) -> object:
     found = getattr(torch, name)
     if not isinstance(found, kind):
         raise ValueError(f"no {kind.__name__} '{name}'")

@@ -5,11 +5,18 @@ build, batch, loss and more. Whatever is wrong in them is one BadInput with the 
 Start reading in `workload.py`.
 """
 
+from planner.workload.model_folder import MODEL, SAMPLES, VERSION, WEIGHTS, ModelFolder, flat
 from planner.workload.settings import parse_settings
 from planner.workload.workload import Workload, load, where_raised
 
 __all__ = [
+    "MODEL",
+    "SAMPLES",
+    "VERSION",
+    "WEIGHTS",
+    "ModelFolder",
     "Workload",
+    "flat",
     "load",
     "parse_settings",
     "where_raised",

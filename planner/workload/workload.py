@@ -1,7 +1,7 @@
 """The workload: what a user hands over, a Python file or module with plain functions that are found by name.
 
-`load("file.py")`, `load("package.module")` or `load("gpt2")` (the file of that name in models/), with the text
-that `--set name=value` gave. A value goes to every function that names it, converted to the type of its default.
+`load("file.py")`, `load("package.module")`, `load("gpt2")` (the file of that name in models/) or `load("folder")` (a
+captured model), with the text that `--set name=value` gave. A value goes to every function that names it, converted to the type of its default.
 A list `opaque` names modules that are taken as layers without a look into them, by their paths.
 Whatever is wrong there is a BadInput that names the file and the function.
 """
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from planner.errors import BadInput, ShardwrightError
 from planner.workload.imports import importing_beside
+from planner.workload.model_folder import MODEL, ModelFolder
 from planner.workload.settings import Scalar, bind, kind_of
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Workload:
     arguments: Mapping[str, Scalar]
     functions: Mapping[str, Callable[..., object]] = field(repr=False)
     opaque: tuple[str, ...] = ()  # paths of modules that are taken as layers without a look into them
+    folder: ModelFolder | None = None  # of a captured model, which is taken as it stands there
 
     def build(self) -> torch.nn.Module:
         """Builds the user's module.
@@ -182,6 +184,8 @@ def load(name: str, settings: Mapping[str, str] | None = None) -> Workload:
     Raises: BadInput where there is none, it cannot be imported, or it lacks a function.
     Example: load("gpt2", {"size": "tiny"})
     """
+    if (Path(name) / MODEL).is_file():
+        return _from_folder(name, settings or {})
     module, where = _import(name)
     found: dict[str, Callable[..., object]] = {}
     for role in (*REQUIRED, *OPTIONAL):
@@ -200,6 +204,13 @@ def load(name: str, settings: Mapping[str, str] | None = None) -> Workload:
     return Workload(
         name=name, where=where, arguments=arguments, functions=bound, opaque=_opaque(module, where)
     )
+
+
+def _from_folder(name: str, settings: Mapping[str, str]) -> Workload:
+    if settings:
+        raise BadInput("a captured model takes no settings", where=name, allowed="no --set")
+    folder = ModelFolder(Path(name))
+    return Workload(name=name, where=name, arguments={}, functions=folder.functions(), folder=folder)
 
 
 def _opaque(module: ModuleType, where: str) -> tuple[str, ...]:
@@ -270,4 +281,4 @@ def _failed_import(error: BaseException, where: str) -> BadInput:
 
 def _allowed() -> str:
     known = sorted(path.stem for path in MODELS.glob("*.py") if not path.stem.startswith("_"))
-    return f"file.py, package.module, or one of {', '.join(known)}"
+    return f"file.py, package.module, a model's folder, or one of {', '.join(known)}"

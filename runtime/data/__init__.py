@@ -2,10 +2,11 @@
 
 In comes the user's workload (a dataset, or synthetic samples) with what the rank wants; out come tensors by
 micro-batch and Value.
-Start at `batches.py`; `regions.py` is for datasets that read a part of a sample.
+Start at `batches.py`; `regions.py` is for datasets that read a part of a sample, `live.py` for those of a notebook.
 """
 
 from runtime.data.batches import Batches, Wanted
+from runtime.data.live import live_workload
 from runtime.data.regions import Region, Rows
 
 __all__ = [
@@ -13,4 +14,5 @@ __all__ = [
     "Region",
     "Rows",
     "Wanted",
+    "live_workload",
 ]

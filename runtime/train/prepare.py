@@ -14,7 +14,7 @@ import torch
 
 from planner import plan as plans
 from planner import workload as workloads
-from planner.capture import Captured, capture
+from planner.capture import Captured, capture, initial
 from planner.errors import BadInput, BadPlan
 from planner.plan import Plan, schedule_of
 from planner.program import violations
@@ -154,7 +154,7 @@ def write_start(paths: Paths, model: Model, job: Job) -> Checkpoint:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)
-        tensors = model.captured.initial(model.workload.build())
+        tensors = initial(model.captured, model.workload)
     if job.weights:
         tensors |= checkpoints.read(Path(job.weights), model.captured)
     facts = Facts(step=0, sample=0, seed=job.seed, fingerprint=model.captured.graph.fingerprint)

@@ -216,7 +216,7 @@ def test_a_function_that_fails_is_named_with_its_line(write, case: str) -> None:
 
 @pytest.mark.parametrize("name", ["nowhere.py", "no.such.module", "nosuch", "a/b", "", "a b"])
 def test_what_is_no_workload_is_refused_with_what_would_be(name: str) -> None:
-    with pytest.raises(BadInput, match=r"file\.py, package\.module, or one of .*gpt2"):
+    with pytest.raises(BadInput, match=r"file\.py, package\.module, a model's folder, or one of .*gpt2"):
         load(name)
 
 

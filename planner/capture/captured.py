@@ -1,0 +1,79 @@
+"""The captured model: plain data, with the traced operations that stage modules are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from planner.capture.layers import FREE, Grouping
+from planner.capture.slices import Slicing
+from planner.capture.traced_graph import named_leaves
+from planner.errors import BadInput
+from planner.model import Buffer, ModelGraph, Parameter
+from planner.shown import Shown
+
+
+@dataclass(frozen=True, repr=False)
+class Captured(Shown):
+    """A model as plain data (`graph`), with the traced operations of each layer (`layout`) for stage modules."""
+
+    graph: ModelGraph
+    layout: Slicing
+
+    def ordered(self, names: Sequence[str]) -> Captured:
+        """Returns the captured model with its layers in another order.
+
+        Args: `names` has every layer's name once; no layer stands before a layer that it depends on.
+        """
+        graph = self.graph.ordered(names)
+        if graph is self.graph:
+            return self
+        layout, place = self.layout, [graph.index[name] for name in self.layout.grouping.names]
+        moved = {x: i if i == FREE else place[i] for x, i in layout.grouping.layer_of.items()}
+        grouping = Grouping(names=list(names), layer_of=moved)
+        return Captured(graph, Slicing(layout.traced, grouping, layout.probes))
+
+    @property
+    def saved(self) -> dict[str, str]:
+        """Returns the name of each tensor by its name in the state_dict of the user's module."""
+        return self.layout.traced.saved
+
+    def batch_values(self, inputs: object, targets: object) -> dict[str, Tensor]:
+        """Returns the tensors of a batch by the names of their Values.
+
+        Raises: BadInput where the batch lacks a tensor that the model reads.
+        """
+        leaves = [*named_leaves("input", inputs), *named_leaves("target", targets)]
+        values = {name: leaf for name, leaf in leaves if isinstance(leaf, Tensor)}
+        for value in self.graph.values:
+            if value.role != "hidden" and value.consumers and value.name not in values:
+                raise BadInput(f"the batch has no '{value.name}'", allowed=", ".join(values))
+        return values
+
+    def initial(self, module: nn.Module) -> dict[str, Tensor]:
+        """Returns the parameters, buffers and constants of a module that was built for real, by their names.
+
+        Raises: BadInput where the module lacks one of them, or has it in another shape.
+        """
+        known = dict(module.named_parameters()) | dict(module.named_buffers())
+        found: dict[str, Tensor] = {}
+        rows: list[Parameter | Buffer] = [*self.graph.parameters, *self.graph.buffers]
+        for row in rows:
+            tensor = known.get(row.name)
+            if tensor is None:
+                tensor = _attribute(module, row.name)
+            if tensor is None:
+                tensor = self.layout.traced.constants.get(row.name)
+            if tensor is None or tuple(tensor.shape) != row.shape:
+                raise BadInput(f"the module has no tensor '{row.name}' of shape {row.shape}")
+            found[row.name] = tensor.detach()
+        return found
+
+
+def _attribute(module: nn.Module, name: str) -> Tensor | None:
+    found: object = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, Tensor) else None

@@ -1,0 +1,164 @@
+"""Writes a model that stands in a notebook as a folder that travels: captured graph, weights, one batch, its training.
+
+    write_model(Path("mine.model"), module, (inputs, targets), loss, LiveLoop(optimizer=torch.optim.SGD(...)))
+    workload = load("mine.model")
+
+The module trains as it stands: weights that were loaded, layers that were exchanged and adapters that were added are
+in the graph and its tensors. The module itself is left as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from planner.capture.capture import Loss, capture
+from planner.capture.captured import Captured
+from planner.capture.travel import to_data
+from planner.errors import BadInput
+from planner.model import Buffer, Parameter
+from planner.workload import MODEL, SAMPLES, VERSION, WEIGHTS, Workload, flat
+
+Json = Any  # what json.dumps takes
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveLoop:
+    """How a live model is trained, as objects of a notebook have it."""
+
+    optimizer: torch.optim.Optimizer | Callable[..., torch.optim.Optimizer] | None = None
+    lr_schedule: Callable[..., torch.optim.lr_scheduler.LRScheduler] | None = None
+    dataset: str | None = None  # module:factory
+    collate: str | None = None  # module:function
+
+
+def initial(captured: Captured, workload: Workload) -> dict[str, Tensor]:
+    """Returns every tensor that stages hold as a training begins with it, by the user's names.
+
+    Args: `workload` is what the model was captured from.
+    Raises: BadInput where the user's build() fails, or a file of a captured model is damaged.
+    """
+    if workload.folder is None:
+        return captured.initial(workload.build())
+    tensors = workload.folder.tensors(WEIGHTS)
+    rows: list[Parameter | Buffer] = [*captured.graph.parameters, *captured.graph.buffers]
+    missing = [x.name for x in rows if x.name not in tensors or tuple(tensors[x.name].shape) != x.shape]
+    if missing:
+        raise BadInput(
+            f"has no tensor '{missing[0]}' of its shape", where=str(workload.folder.path / WEIGHTS)
+        )
+    return {x.name: tensors[x.name] for x in rows}
+
+
+def write_model(
+    folder: Path, module: nn.Module, pair: tuple[object, object], loss: Loss, loop: LiveLoop
+) -> Captured:
+    """Writes a live model as a folder that `load` takes.
+
+    Args: `folder` is made; a model that it holds is replaced. `pair` is one batch, (inputs, targets), with samples
+        along the first dimension.
+    Returns: the captured model.
+    Raises: BadInput with the path of what cannot travel, before anything is written.
+    """
+    captured = capture(module, pair, loss)
+    samples: dict[str, Tensor] = {}
+    rows = max(x.shape[0] for x in _tensors(pair) if x.ndim)
+    data = {
+        "version": VERSION,
+        "captured": to_data(captured),
+        "batch": [flat(part, samples, rows) for part in pair],
+        "recipe": recipe_of(loop, module),
+    }
+    weights = {name: x.detach().cpu().contiguous().clone() for name, x in captured.initial(module).items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / WEIGHTS)
+    save_file(samples, folder / SAMPLES)
+    (folder / MODEL).write_text(json.dumps(data))
+    return captured
+
+
+def _tensors(tree: object) -> list[Tensor]:
+    return [x for x in torch.utils._pytree.tree_leaves(tree) if isinstance(x, Tensor)]
+
+
+def recipe_of(loop: LiveLoop, module: nn.Module) -> dict[str, Json]:
+    """Returns how a model is trained as data: classes and functions by their names, with their settings.
+
+    Raises: BadInput for what a name and settings cannot say, such as a schedule with a function of one's own.
+    """
+    found: dict[str, Json] = {"dataset": loop.dataset, "collate": loop.collate}
+    if isinstance(loop.optimizer, torch.optim.Optimizer):
+        found["optimizer"] = _optimizer(loop.optimizer, module)
+    elif loop.optimizer is not None:
+        found["optimizer"] = _made_by(loop.optimizer, torch.optim.Optimizer, "optimizer") | {"groups": []}
+    if loop.lr_schedule is not None:
+        found["lr_schedule"] = _made_by(loop.lr_schedule, torch.optim.lr_scheduler.LRScheduler, "lr_schedule")
+    return {role: value for role, value in found.items() if value}
+
+
+def _optimizer(optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[str, Json]:
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    known = inspect.signature(type(optimizer)).parameters  # a subclass may fix what its base has as a default
+    defaults = {name: x for name, x in optimizer.defaults.items() if name in known}
+    groups = []
+    for group in optimizer.param_groups:
+        foreign = [x for x in group["params"] if id(x) not in names]
+        if foreign:
+            raise BadInput(
+                f"the optimizer has a tensor of shape {tuple(foreign[0].shape)} that is no parameter of the model",
+                where="optimizer",
+            )
+        options = {key: x for key, x in group.items() if key in defaults}
+        groups.append(
+            {"names": [names[id(x)] for x in group["params"]], "options": _plain(options, "optimizer")}
+        )
+    options = _plain(defaults, "optimizer")
+    return {"class": _path(type(optimizer), "optimizer"), "options": options, "groups": groups}
+
+
+def _made_by(make: object, base: type, role: str) -> dict[str, Json]:
+    options: Mapping[str, object] = {}
+    if isinstance(make, functools.partial) and not make.args:
+        options, make = make.keywords, make.func
+    if not isinstance(make, type) or not issubclass(make, base):
+        raise BadInput(
+            f"{role} is a {type(make).__name__}, which cannot travel as data",
+            where=role,
+            allowed=f"a class, or functools.partial(a class, its settings by name), of {base.__name__}",
+        )
+    return {"class": _path(make, role), "options": _plain(options, role)}
+
+
+def _path(kind: type, role: str) -> str:
+    if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
+        raise BadInput(
+            f"{role} is of a class of the notebook's own, '{kind.__qualname__}'",
+            where=role,
+            allowed="a class of an installed module",
+        )
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _plain(options: Mapping[str, object], role: str) -> dict[str, Json]:
+    found: dict[str, Json] = {}
+    for name, value in options.items():
+        if isinstance(value, Tensor) and value.ndim == 0:
+            value = value.item()
+        parts = value if isinstance(value, list | tuple) else [value]
+        if not all(x is None or isinstance(x, bool | int | float | str) for x in parts):
+            raise BadInput(
+                f"{role} has {name}={value!r:.60}, which cannot travel as data",
+                where=role,
+                allowed="numbers, texts and tuples of them",
+            )
+        found[name] = value
+    return found

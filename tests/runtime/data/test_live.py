@@ -1,0 +1,140 @@
+"""A model and a loader that stand in a notebook train under plans, and ranks have none of their code."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import shardwright as sw
+from planner.capture import LiveLoop, capture
+from planner.errors import BadInput
+from planner.workload import Workload, load
+from runtime.data.batches import mix, permutation, seeded
+from runtime.data.live import Served, live_workload, pair_of
+from runtime.launch import launch_inline
+
+LAPTOP = str(Path(__file__).parents[3] / "plans" / "clusters" / "laptop.yaml")
+
+
+class Noisy(Dataset[tuple[Tensor, Tensor]]):
+    """Samples that draw: the seed of whoever asks decides the noise."""
+
+    def __init__(self) -> None:
+        self.x = torch.arange(24.0).reshape(12, 2)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.x[index] + torch.rand(2), self.x[index, :1]
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
+
+
+def live(folder: Path, **given: object) -> Workload:
+    module = net()
+    loop = LiveLoop(optimizer=torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9), **given)  # type: ignore[arg-type]
+    loader = DataLoader(Noisy(), batch_size=4, shuffle=True)
+    return live_workload(module, None, nn.functional.mse_loss, loader, loop, folder)
+
+
+def test_a_folder_gives_the_model_its_weights_its_optimizer_and_its_samples(tmp_path: Path) -> None:
+    schedule = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=3)
+    live(tmp_path / "net.model", lr_schedule=schedule)
+    workload = load(str(tmp_path / "net.model"))
+    module = net()
+    pair = (torch.zeros(4, 2), torch.zeros(4, 1))
+    assert capture(workload).graph == capture(module, pair, nn.functional.mse_loss).graph
+    optimizer = workload.optimizer(module.named_parameters())
+    assert isinstance(optimizer, torch.optim.SGD)
+    assert optimizer.param_groups[0]["momentum"] == 0.9 and len(optimizer.param_groups[0]["params"]) == 4
+    assert isinstance(workload.lr_schedule(optimizer), torch.optim.lr_scheduler.StepLR)
+    inputs, targets = workload.batch(3)
+    assert inputs.shape == (3, 2) and targets.shape == (3, 1)  # type: ignore[attr-defined]
+
+
+def test_samples_that_are_served_are_drawn_under_the_seed_of_who_asks(tmp_path: Path) -> None:
+    workload = live(tmp_path / "net.model")
+    data = workload.dataset()
+    assert len(data) == 12  # type: ignore[arg-type]
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        asked = data[5]  # type: ignore[index]
+        torch.manual_seed(7)
+        expected = Noisy()[5]
+    inputs, targets = workload.collate([asked])
+    assert torch.equal(inputs[0], expected[0]) and torch.equal(targets[0], expected[1])  # type: ignore[index]
+
+
+def test_an_error_of_a_served_dataset_is_told_where_it_is_read() -> None:
+    class Broken(Noisy):
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            raise KeyError("no such file")
+
+    answer = Served(DataLoader(Broken()))._answer([0], [0])
+    assert b"no such file" in answer
+
+
+def test_a_live_model_trains_as_a_loop_by_hand_does(tmp_path: Path) -> None:
+    module = net()[:2].append(nn.Linear(8, 1))  # type: ignore[index]
+    start = copy.deepcopy(module.state_dict())
+    module[0].weight.data *= 1.5  # as it stands when it is handed over
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-4, momentum=0.9)
+    loader = DataLoader(Noisy(), batch_size=4)
+    workload = live_workload(
+        module, None, nn.functional.mse_loss, loader, LiveLoop(optimizer=optimizer), tmp_path / "net.model"
+    )
+    costs = sw.profile(workload, device="roofline:H100-80GB", micros=(2,))
+    plan = sw.plan(costs, LAPTOP, batch=4, fix={"data": 1, "pipeline": 2, "micro": 2})
+    losses = launch_inline(plan, tmp_path / "run", steps=3).losses
+    assert all(torch.equal(start[name], x) for name, x in module.state_dict().items() if name != "0.weight")
+    data, order = Noisy(), [int(i) for i in permutation(0, 0, 12)]
+    for step in range(3):
+        total = 0.0
+        for micro in (0, 1):
+            rows = []
+            for position in range(4 * step + 2 * micro, 4 * step + 2 * micro + 2):
+                with seeded(mix(0, position)):
+                    rows.append(data[order[position]])
+            inputs, targets = (torch.stack(x) for x in zip(*rows, strict=True))
+            loss = nn.functional.mse_loss(module(inputs), targets) / 2
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert losses[step + 1] == pytest.approx(total, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loop", "words"),
+    [
+        (LiveLoop(optimizer=lambda rows: torch.optim.SGD(rows)), "optimizer is a function"),
+        (
+            LiveLoop(lr_schedule=functools.partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=abs)),
+            "lr_lambda",
+        ),
+    ],
+)
+def test_what_a_name_and_settings_cannot_say_is_refused_before_anything_is_written(
+    tmp_path: Path, loop: LiveLoop, words: str
+) -> None:
+    pair = (torch.zeros(4, 2), torch.zeros(4, 1))
+    with pytest.raises(BadInput, match=words):
+        live_workload(net(), pair, nn.functional.mse_loss, None, loop, tmp_path / "net.model")
+    assert not (tmp_path / "net.model").exists()
+
+
+def test_a_batch_of_names_is_input_and_its_labels_are_targets() -> None:
+    words, labels = torch.zeros(2, 3), torch.ones(2)
+    assert pair_of({"words": words, "labels": labels}) == ({"words": words, "labels": labels}, labels)
+    with pytest.raises(BadInput, match="a batch is Tensor"):
+        pair_of(words)
