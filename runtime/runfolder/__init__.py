@@ -11,17 +11,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from planner.doors import later
-from runtime.runfolder.drift import JUDGED_STEPS, DriftWatch, outside_bars
 from runtime.runfolder.durable import append, keep_room, write_durably, write_whole
 from runtime.runfolder.job import FILE, TORCHRUN, Job, check, read
 from runtime.runfolder.metrics import (
     COUNT,
+    JUDGED_STEPS,
     LOSS,
+    DriftWatch,
     Losses,
     MetricLines,
     StepMetrics,
     losses_of,
     mean_loss,
+    outside_bars,
     steps_of,
 )
 from runtime.runfolder.outcome import (

@@ -12,12 +12,10 @@ from planner.schedule.families.chimera import chimera
 from planner.schedule.families.chimera_split import chimera_zb
 from planner.schedule.families.dualpipe_v import dualpipe_v
 from planner.schedule.families.from_costs import listed_family
-from planner.schedule.families.gpipe import gpipe
 from planner.schedule.families.interleaved import interleaved, interleaved_zb
-from planner.schedule.families.one_f_one_b import one_f_one_b
 from planner.schedule.families.out_of_order import OPTIONS, Overlap, overlap_of, overlapped
-from planner.schedule.families.v_shaped import v_half, v_min, zb_v
-from planner.schedule.families.wave import wave
+from planner.schedule.families.straight import gpipe, one_f_one_b
+from planner.schedule.families.v_shaped import v_half, v_min, wave, zb_v
 from planner.schedule.families.zero_bubble import zb_h1, zb_h2
 
 WARMUP = {"warmup": "forwards of the first worker before its first backward"}

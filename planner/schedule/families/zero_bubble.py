@@ -10,7 +10,7 @@ from __future__ import annotations
 from planner.errors import BadInput
 from planner.schedule.actions import Action, Kind, Schedule
 from planner.schedule.build import FamilyRequest, assemble
-from planner.schedule.families.one_f_one_b import warmup_of
+from planner.schedule.families.straight import warmup_of
 
 
 def zb_h1(request: FamilyRequest) -> Schedule:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.schedule import generate
-from planner.schedule.families.one_f_one_b import warmup_of
+from planner.schedule.families.straight import warmup_of
 from tests.planner.schedule.slots import peaks, period, span, thirds
 
 SHAPES = [

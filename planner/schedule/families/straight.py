@@ -1,4 +1,6 @@
-"""1F1B: after a warm-up of forwards, one backward and one forward in turn, so that few micro-batches are in flight.
+"""Pipelines of one stage a worker: GPipe does all forwards, then all backwards; 1F1B takes them in turn.
+
+1F1B: after a warm-up of forwards, one backward and one forward in turn, so that few micro-batches are in flight.
 
 `warmup` is the number of forwards that the first worker does before its first backward. The numbers of the others fall
 linearly to 1 on the last. The default D is the classic one and keeps D - s micro-batches on worker s. 2D - 1 hides a
@@ -10,6 +12,19 @@ from __future__ import annotations
 from planner.errors import BadInput
 from planner.schedule.actions import Action, Kind, Schedule
 from planner.schedule.build import FamilyRequest, assemble
+
+
+def gpipe(request: FamilyRequest) -> Schedule:
+    """Generates the GPipe schedule, one stage a worker.
+
+    Args: `request` has no settings of its own.
+    """
+    micros = range(request.micros)
+    orders = [
+        [Action(Kind.F, stage, m) for m in micros] + [Action(Kind.B, stage, m) for m in micros]
+        for stage in range(request.workers)
+    ]
+    return assemble(request, (tuple(range(request.workers)),), [0] * request.micros, orders)
 
 
 def one_f_one_b(request: FamilyRequest) -> Schedule:
