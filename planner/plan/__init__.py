@@ -39,8 +39,17 @@ from planner.plan.plan import (
 )
 
 if TYPE_CHECKING:
-    from planner.plan.derive import as_planned, layers_of, schedule_of, stage_rows
-    from planner.plan.mesh import coordinates, places, rank_of, ranks_of_worker, world_size
+    from planner.plan.derive import (
+        as_planned,
+        coordinates,
+        layers_of,
+        places,
+        rank_of,
+        ranks_of_worker,
+        schedule_of,
+        stage_rows,
+        world_size,
+    )
     from planner.plan.yaml import dump, load
 
 __all__ = [
@@ -88,8 +97,6 @@ __getattr__ = later(
             "layers_of",
             "schedule_of",
             "stage_rows",
-        ),
-        "mesh": (
             "coordinates",
             "places",
             "rank_of",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from planner.plan import Axes, Plan, coordinates, rank_of, world_size
-from planner.plan.mesh import Coordinates
+from planner.plan.derive import Coordinates
 from tests.planner import plan_examples as examples
 
 ORDERS = list(permutations(("data", "pipeline", "spatial")))
