@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := test,notebook
-JOBS ?= 2
+# On two cores: while one process waits for a cluster or for ranks, two compute.
+JOBS ?= 3
 
 .PHONY: install demo test check lint types bench bench-cluster docs format clean
 .DEFAULT_GOAL := help
@@ -25,7 +26,7 @@ install: $(VENV)/installed  ## make .venv and install everything into it
 demo: install  ## capture, profile, plan and run small models here, predicted beside measured
 	$(BIN)/shardwright demo
 
-test: install  ## the tests, in JOBS=2 processes
+test: install  ## the tests, in JOBS=3 processes
 	env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 lint: install

@@ -1,4 +1,4 @@
-"""Which process runs which tests where there are several (`pytest -n 2`): a file is run by one, the longest first.
+"""Which process runs which tests where there are several (`pytest -n 3`): a file is run by one, the longest first.
 
 So what the tests of a file share is made once. All tests of SLURM are run by the process that has the cluster, and
 pages and notebooks, which share nothing, go one by one. Measured durations: `pytest --durations=0`.
@@ -22,9 +22,11 @@ LONGEST = (
     "tests/runtime/spatial/",
     "tests/runtime/local/",
     "tests/runtime/",
-    "tests/planner/notebook/",
-    "tests/planner/report/test_browser.py",
     "tests/planner/milp/",
+    "tests/planner/report/test_browser.py",
+    "tests/planner/capture/",
+    "tests/planner/measure/",
+    "tests/planner/notebook/",
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -31,6 +31,7 @@ class Bench:
     execution: str
     way: Way
     grids: tuple[tuple[int, ...], ...] = ()  # spatial splits, beside whole samples
+    _found: dict[int, list[Situation]] = field(default_factory=dict, init=False, repr=False)  # by micro-batch
 
     def batch(self, micro: int) -> Mapping[str, Tensor]:
         """Returns the tensors of one micro-batch by the names of their Values.
@@ -45,11 +46,13 @@ class Bench:
         Args: `micro` is the number of samples.
         Raises: BadInput where no layer can be computed on a grid.
         """
-        batch = self.batch(micro)
-        found = situations(self.captured, batch, self.way)
-        for grid in self.grids:
-            found += cut_situations(self.captured, batch, self.way, grid)
-        return found
+        if micro not in self._found:
+            batch = self.batch(micro)
+            found = situations(self.captured, batch, self.way)
+            for grid in self.grids:
+                found += cut_situations(self.captured, batch, self.way, grid)
+            self._found[micro] = found
+        return self._found[micro]
 
     def key(self, situation: Situation, micro: int) -> CostKey:
         """Returns the profile key of a layer in a situation.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from planner.simulate.lifetimes import PARTS, Spans, StageBytes, lifetimes
 
 # gradients whose squares are added up at a time, for the norm of a step, and bytes that one of them takes meanwhile
 SQUARED_ELEMENTS, SQUARE_BYTES = 2**20, 8
+_PARTS_OF = attrgetter(*(part.name for part in fields(StageBytes)))
 
 
 def live_counts(own: Spans, stages: int) -> IntArray:
@@ -35,7 +37,7 @@ def weights(memory: Sequence[StageBytes]) -> IntArray:
 
     Args: `memory` has one StageBytes a stage.
     """
-    return np.array([astuple(each) for each in memory], np.int64).reshape(len(memory), PARTS)
+    return np.array([_PARTS_OF(each) for each in memory], np.int64).reshape(len(memory), PARTS)
 
 
 def bytes_in_use(own: Spans, table: IntArray) -> IntArray:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from planner.plan import Plan
+from runtime.slurm import job, measure_jobs
 from runtime.train import Model
 from tests.runtime.jobs import captured_of
 from tests.slurm import cluster as clusters
@@ -52,6 +53,8 @@ def up(state: Path, _disk: Path) -> Iterator[Cluster]:
             patch.delenv(name)
         for name, value in made.variables.items():
             patch.setenv(name, value)
+        patch.setattr(job, "ASK_S", (1.0, 5.0))  # here SLURM has nobody else to answer
+        patch.setattr(measure_jobs, "LOOK_S", 0.2)
         yield made
 
 

@@ -39,6 +39,7 @@ class Known:
 
     profile: Profile
     stages: dict[tuple[object, ...], StageBytes] = field(default_factory=dict)
+    states: dict[tuple[object, ...], int] = field(default_factory=dict)
     orders: dict[int, tuple[Schedule, tuple[Spans, ...]]] = field(default_factory=dict)
 
     def bytes(self, layers: Sequence[str], key: CostKey, done: int) -> StageBytes:
@@ -47,6 +48,12 @@ class Known:
             before = layers[done] if 0 < done < len(layers) else ""
             self.stages[asked] = stage_bytes(self.profile, layers, key, recompute=done > 0, before=before)
         return self.stages[asked]
+
+    def state(self, layers: Sequence[str], key: CostKey, share: int, losses: int, copies: int) -> int:
+        asked = (tuple(layers), key, share, losses, copies)
+        if asked not in self.states:
+            self.states[asked] = _state(self.profile, key, layers, share, losses, copies)
+        return self.states[asked]
 
     def spans(self, schedule: Schedule) -> tuple[Spans, ...]:
         if id(schedule) not in self.orders:
@@ -293,7 +300,7 @@ def _done_again(
     again = {action.stage for order in schedule.orders for action in order if action.kind is Kind.R}
     copies = copies_of_statistics(replicas * len(schedule.place), recompute=bool(again))
     losses = losses_held(schedule)
-    state = [_state(profile, key, layers, share, losses, copies) for layers in stages]
+    state = [known.state(layers, key, share, losses, copies) for layers in stages]
     chosen = [len(layers) if stage in again else 0 for stage, layers in enumerate(stages)]
     alone = ranks == 1 and len(schedule.place) == 1 and schedule.stages == schedule.workers
     for stage in again if alone else ():

@@ -30,7 +30,8 @@ def test_no_cut_of_any_shape_is_faster_than_the_plan(seed: int) -> None:
 
 @cache
 def packed(seed: int) -> tuple[Case, Plan | None]:
-    return crowded(seed), answer(crowded(seed))
+    given = crowded(seed)
+    return given, answer(given)
 
 
 @pytest.mark.parametrize("seed", numbers(PACKED))

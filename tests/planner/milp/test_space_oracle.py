@@ -11,8 +11,7 @@ from itertools import product
 import pytest
 
 from planner.cluster import Cluster
-from planner.errors import Infeasible
-from planner.milp import Question, solve
+from planner.milp import Question, solve_or_none
 from planner.plan import Plan, shared_from
 from planner.profile import Profile
 from planner.schedule import FAMILIES
@@ -97,18 +96,14 @@ def plan_of(seed: int) -> Plan | None:
 
 
 def solved(given: Case, **fix: object) -> Plan | None:
-    try:
-        return solve(
-            Question(
-                profile=given.profile,
-                cluster=given.cluster,
-                batch=given.batch,
-                schedules=given.families,
-                fix=fix,
-            )
-        )
-    except Infeasible:
-        return None
+    asked = Question(
+        profile=given.profile,
+        cluster=given.cluster,
+        batch=given.batch,
+        schedules=given.families,
+        fix=fix,
+    )
+    return solve_or_none(asked.instance())
 
 
 @pytest.mark.parametrize("seed", SEEDS)
