@@ -5,12 +5,14 @@ build, batch, loss and more. Whatever is wrong in them is one BadInput with the 
 Start reading in `workload.py`.
 """
 
+from planner.workload.imports import outside
 from planner.workload.settings import parse_settings
 from planner.workload.workload import Workload, load, where_raised
 
 __all__ = [
     "Workload",
     "load",
+    "outside",
     "parse_settings",
     "where_raised",
 ]
