@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import re
 import resource
 import shutil
 import signal
@@ -34,9 +35,11 @@ from planner import plan as plans
 from planner.calibrate import Observation, fit
 from planner.cli import answer
 from planner.cluster import Cluster
+from planner.errors import BadInput
 from planner.milp import Question, solve
 from planner.plan import Plan
 from planner.profile import Profile, save
+from planner.profile.yaml import loads
 from planner.shown import printable
 from planner.simulate import simulate_plan
 from planner.timeline import Timeline
@@ -209,18 +212,26 @@ def _nudge(holder: Data, key: Data, chance: random.Random) -> None:
     if isinstance(value, bool):
         holder[key] = not value
     elif isinstance(value, int):
-        holder[key] = chance.choice((value + 1, max(0, value - 1), 2 * value, 0, 1, 2, 3, 10**6, 2**31, 2**62))
+        holder[key] = chance.choice(
+            (value + 1, max(0, value - 1), 2 * value, 0, 1, 2, 3, 10**6, 2**31, 2**62)
+        )
     elif isinstance(value, float):
         holder[key] = chance.choice((2 * value, value / 3, 0.0, 1.0, 1e-300, 1e12, 1e300))
     elif isinstance(value, str) and " " in value:
         words = value.split(" ")
-        chance.choice((chance.shuffle, lambda x: x.pop(), lambda x: x.append(chance.choice(x)), list.reverse))(words)
+        chance.choice(
+            (chance.shuffle, lambda x: x.pop(), lambda x: x.append(chance.choice(x)), list.reverse)
+        )(words)
         holder[key] = " ".join(words)
     elif isinstance(value, str):
-        others = [row for row in holder.values() if isinstance(row, str)] if isinstance(holder, dict) else holder
+        others = (
+            [row for row in holder.values() if isinstance(row, str)] if isinstance(holder, dict) else holder
+        )
         holder[key] = chance.choice((chance.choice(others), value[:-1], value * 2, EVIL, "x"))
     elif isinstance(value, list) and value:
-        chance.choice((chance.shuffle, list.pop, list.clear, list.reverse, lambda x: x.append(deepcopy(x[0]))))(value)
+        chance.choice(
+            (chance.shuffle, list.pop, list.clear, list.reverse, lambda x: x.append(deepcopy(x[0])))
+        )(value)
 
 
 def _repeat(holder: Data, key: Data, chance: random.Random) -> None:
@@ -273,7 +284,13 @@ def a_plan(given: Seeds, folder: Path, chance: random.Random) -> list[str]:
             ["verify", str(path), *others],
             ["show", str(path), *chance.choice([[], ["--proof"], ["--json"]])],
             ["simulate", str(path), "--force", f"--svg={folder / 'x.svg'}", f"--trace={folder / 'x.json'}"],
-            ["report", str(path), "--force", f"--output={folder / 'x.html'}", *chance.choice([[], others[:1]])],
+            [
+                "report",
+                str(path),
+                "--force",
+                f"--output={folder / 'x.html'}",
+                *chance.choice([[], others[:1]]),
+            ],
         ]
     )
 
@@ -287,9 +304,19 @@ def a_cluster(given: Seeds, folder: Path, chance: random.Random) -> list[str]:
 
 def a_profile(given: Seeds, folder: Path, chance: random.Random) -> list[str]:
     path = folder / "profile.yaml"
-    path.write_text(_text(changed(_load(given.folder / "profile.yaml"), chance), chance))
+    path.write_text(_known(_text(changed(_load(given.folder / "profile.yaml"), chance), chance)))
     verify = ["verify", str(given.folder / "plan.yaml"), f"--profile={path}"]
     return chance.choice([["show", str(path)], verify, verify, _plan(given, folder, "profile", path)])
+
+
+def _known(text: str) -> str:
+    """Returns the text of a profile with the fingerprint that its layers have, as whoever writes it can find out."""
+    try:
+        loads(text)
+    except BadInput as error:
+        if found := re.match("(sha256:[0-9a-f]+), which is that of these layers", error.allowed):
+            return re.sub("sha256:[0-9a-f]+", found[1], text)
+    return text
 
 
 def a_calibration(given: Seeds, folder: Path, chance: random.Random) -> list[str]:

@@ -35,7 +35,7 @@ _UNPRINTABLE = re.compile(
 )
 
 
-class Drawn(str):
+class DrawnText(str):
     """Text that this program has drawn: it may hold colours, and holds no text of a file."""
 
     __slots__ = ()
@@ -44,10 +44,10 @@ class Drawn(str):
 def printable(text: str) -> str:
     """Returns text that is safe to print: control and bidirectional characters become `\\x1b` or `\\u202e`.
 
-    Args: `text` may come from anywhere; line breaks stay, and `Drawn` text is returned as it is.
+    Args: `text` may come from anywhere; line breaks stay, and `DrawnText` text is returned as it is.
     Example: the escape character that begins a colour becomes the four characters `\\x1b`.
     """
-    if isinstance(text, Drawn) or _UNPRINTABLE.search(text) is None:
+    if isinstance(text, DrawnText) or _UNPRINTABLE.search(text) is None:
         return text
     return text.translate(_Escapes())
 
@@ -63,7 +63,9 @@ class _Escapes(dict[int, str]):
     def __missing__(self, code: int) -> str:
         char = chr(code)
         if _UNPRINTABLE.match(char):
-            char = f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+            char = (
+                f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+            )
         return self.setdefault(code, char)
 
 

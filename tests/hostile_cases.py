@@ -77,7 +77,9 @@ def refused(name: str, make: Callable[[Place], Words]) -> Case:
 
 # Texts that are no YAML of ours
 
-ALIASES = "\n".join(["a0: &a0 [x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))])
+ALIASES = "\n".join(
+    ["a0: &a0 [x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))]
+)
 TEXTS: Mapping[str, str | bytes] = {
     "a bomb of aliases": ALIASES,
     "a loop": "a: &a [*a]\n",
@@ -121,10 +123,17 @@ def texts() -> Iterator[Case]:
         for name in ("lists a hundred thousand deep", "a million empty lists", "zero bytes"):
             yield refused(
                 f"{name}: --{kind}",
-                lambda at, n=name, k=kind: ["verify", str(at.right.folder / "plan.yaml"), f"--{k}={at.file(TEXTS[n])}"],
+                lambda at, n=name, k=kind: [
+                    "verify",
+                    str(at.right.folder / "plan.yaml"),
+                    f"--{k}={at.file(TEXTS[n])}",
+                ],
             )
     yield refused("a sparse file of 3 GiB", lambda at: ["show", str(_sparse(at.folder / "x.yaml"))])
-    yield refused("a profile dense in lists", lambda at: ["show", str(at.file('{"costs": [' + "[]," * 9_000_000 + "1]}"))])
+    yield refused(
+        "a profile dense in lists",
+        lambda at: ["show", str(at.file('{"costs": [' + "[]," * 9_000_000 + "1]}"))],
+    )
 
 
 def _sparse(path: Path) -> Path:
@@ -135,10 +144,22 @@ def _sparse(path: Path) -> Path:
 
 # Numbers that are far too large, in right files
 
-NUMBERS: Mapping[str, Data] = {"10^18": 10**18, "2^63-1": 2**63 - 1, "1e308": 1e308, "below zero": -1, "zero": 0}
+NUMBERS: Mapping[str, Data] = {
+    "10^18": 10**18,
+    "2^63-1": 2**63 - 1,
+    "1e308": 1e308,
+    "below zero": -1,
+    "zero": 0,
+}
 COUNTS = (
     *(("axes", "data"), ("axes", "spatial"), ("axes", "pipeline")),
-    *(("schedule", "chunks"), ("schedule", "pairs"), ("batch", "micros"), ("batch", "micro"), ("batch", "samples")),
+    *(
+        ("schedule", "chunks"),
+        ("schedule", "pairs"),
+        ("batch", "micros"),
+        ("batch", "micro"),
+        ("batch", "samples"),
+    ),
     *(("prediction", "step_ns"), ("times", 0, "forward_ns"), ("hops", 0, "ns"), ("hops", 0, "sender")),
 )
 
@@ -186,7 +207,13 @@ def _leaves(data: Data, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str 
     """One path to each kind of text: of a list, the first."""
     if isinstance(data, str):
         yield path
-    for key, value in data.items() if isinstance(data, dict) else list(enumerate(data))[:1] if isinstance(data, list) else ():
+    for key, value in (
+        data.items()
+        if isinstance(data, dict)
+        else list(enumerate(data))[:1]
+        if isinstance(data, list)
+        else ()
+    ):
         yield from _leaves(value, (*path, key))
 
 
@@ -197,7 +224,9 @@ def strings(right: Mapping[str, Data]) -> Iterator[Case]:
         for path in _leaves(data):
             for command in commands:
 
-                def make(at: Place, k: str = kind, p: tuple[str | int, ...] = path, c: str = command) -> Words:
+                def make(
+                    at: Place, k: str = kind, p: tuple[str | int, ...] = path, c: str = command
+                ) -> Words:
                     file = at.file(json.dumps(at_key(at.data(k), p, EVIL)))
                     return [c, str(file), *([f"--output={at.folder / 'x.html'}"] if c == "report" else [])]
 
@@ -206,7 +235,15 @@ def strings(right: Mapping[str, Data]) -> Iterator[Case]:
 
 # Run folders of strangers
 
-RECORDS = ("job.json", "outcome.json", "attempts.jsonl", "holder.json", "slurm.json", "plan.yaml", "trace.npz")
+RECORDS = (
+    "job.json",
+    "outcome.json",
+    "attempts.jsonl",
+    "holder.json",
+    "slurm.json",
+    "plan.yaml",
+    "trace.npz",
+)
 IN_FOLDERS = ("metrics/rank-00000.jsonl", "logs/rank-00000.log", "turns/00001")
 WAYS: Mapping[str, Callable[[Path], object]] = {
     "a pipe": os.mkfifo,
@@ -231,7 +268,9 @@ def run_files() -> Iterator[Case]:
         for way, spoil in WAYS.items():
             for command in ("status", "show", "logs"):
 
-                def make(at: Place, f: str = file, s: Callable[[Path], object] = spoil, c: str = command) -> Words:
+                def make(
+                    at: Place, f: str = file, s: Callable[[Path], object] = spoil, c: str = command
+                ) -> Words:
                     path = at.run().root / f
                     path.parent.mkdir(exist_ok=True)
                     path.unlink(missing_ok=True)
@@ -241,7 +280,14 @@ def run_files() -> Iterator[Case]:
                 yield Case(f"{file} {way}: {command}", make)
 
 
-ATTEMPT: Mapping[str, Data] = {"generation": 0, "nodes": ["a"], "begin_s": 1.0, "end_s": 2.0, "state": "lost", "cause": "x"}
+ATTEMPT: Mapping[str, Data] = {
+    "generation": 0,
+    "nodes": ["a"],
+    "begin_s": 1.0,
+    "end_s": 2.0,
+    "state": "lost",
+    "cause": "x",
+}
 JOB: Mapping[str, Data] = {"steps": 6}
 OUTCOME: Mapping[str, Data] = {"state": "failed", "rank": 0, "cause": "x", "exits": [1]}
 FIELDS: tuple[tuple[str, Mapping[str, Data]], ...] = (
@@ -259,10 +305,19 @@ FIELDS: tuple[tuple[str, Mapping[str, Data]], ...] = (
     *(("slurm.json", {"job": value, "submitted_s": 1.0}) for value in (-1, EVIL, 10**30, 1.5)),
     *(("holder.json", {"host": EVIL, "pid": pid, "started": ""}) for pid in (1, 0, -1)),
 )
-ROW: Mapping[str, Data] = {"step": 1, "generation": 0, "micros": 1, "seconds": 0.1, "losses": {"0": {"loss:0": 1.0}}}
+ROW: Mapping[str, Data] = {
+    "step": 1,
+    "generation": 0,
+    "micros": 1,
+    "seconds": 0.1,
+    "losses": {"0": {"loss:0": 1.0}},
+}
 ROWS: tuple[Mapping[str, Data], ...] = (
     *(ROW | {key: value} for key in ("step", "micros", "seconds") for value in (-1, 10**30, "1", None, [1])),
-    *(ROW | {"losses": value} for value in ([], {"x": {}}, {"0": 1}, {"0": {"loss:0": "1"}}, {"²": {"loss:0": 1.0}})),
+    *(
+        ROW | {"losses": value}
+        for value in ([], {"x": {}}, {"0": 1}, {"0": {"loss:0": "1"}}, {"²": {"loss:0": 1.0}})
+    ),
     ROW | {"losses": {"0": {"loss:0": 1.0, "loss:1": 0.0}}},
     ROW | {"losses": {"0": {"loss:0": float("nan")}}},
     ROW | {"seconds": float("inf")},
@@ -328,7 +383,9 @@ def _lying(at: Place) -> Words:
     """A zip whose directory says that little is in it."""
     words = _bomb(at)
     path = Path(words[1]) / "trace.npz"
-    path.write_bytes(path.read_bytes().replace((160 * 2**20).to_bytes(4, "little"), (800).to_bytes(4, "little")))
+    path.write_bytes(
+        path.read_bytes().replace((160 * 2**20).to_bytes(4, "little"), (800).to_bytes(4, "little"))
+    )
     return words
 
 
@@ -341,7 +398,9 @@ def traces() -> Iterator[Case]:
     yield refused("trace: no array", lambda at: _trace(at, "step.npy", b"nothing"))
     yield refused("trace: a shape of 10^15", lambda at: _trace(at, "step.npy", _claims("(10**15,)")))
     yield refused("trace: a shape of 9e8", lambda at: _trace(at, "step.npy", _claims("(9" + "0" * 8 + ",)")))
-    yield refused("trace: another compression", lambda at: _trace(at, "step.npy", b"x", compress=zipfile.ZIP_LZMA))
+    yield refused(
+        "trace: another compression", lambda at: _trace(at, "step.npy", b"x", compress=zipfile.ZIP_LZMA)
+    )
     yield refused("trace: ranks of nobody", lambda at: _arrays(at, rank=lambda x: x + 1000))
     yield refused("trace: stages of nobody", lambda at: _arrays(at, code=lambda x: x + (1 << 24) * 1000))
     yield refused("trace: codes of nothing", lambda at: _arrays(at, code=lambda x: x - 2**62))
@@ -384,12 +443,16 @@ def _cancels(at: Place, held: Mapping[str, Data]) -> Words:
 
 
 def others() -> Iterator[Case]:
-    yield Case("a log that steers", _log(EVIL.encode(errors="surrogateescape") + b"\x1b]52;c;aGk=\x07\n\x9b31m\n"))
+    yield Case(
+        "a log that steers", _log(EVIL.encode(errors="surrogateescape") + b"\x1b]52;c;aGk=\x07\n\x9b31m\n")
+    )
     yield Case("a log of one line of 20 MB", _log(b"x" * 20_000_000))
     yield Case("a log with a name that steers", _log(b"x\n", "a\x1b[2Jb.log"))
     yield Case("a log with a name of no text", lambda at: _log(b"x\n", os.fsdecode(b"a\xff.log"))(at))
     for command in ("status", "logs", "show", "cancel"):
-        yield Case(f"a run called to steer: {command}", lambda at, c=command: _named(at, "a\x1b[2J\u202eb", c))
+        yield Case(
+            f"a run called to steer: {command}", lambda at, c=command: _named(at, "a\x1b[2J\u202eb", c)
+        )
         yield Case(f"a run called a newline: {command}", lambda at, c=command: _named(at, "a\nerror: b", c))
         yield refused(f"no folder at all: {command}", lambda at, c=command: [c, str(at.folder / "gone")])
         yield refused(f"a name too long: {command}", lambda at, c=command: [c, "x" * 5000])
@@ -407,8 +470,12 @@ def others() -> Iterator[Case]:
         yield refused(f"cancel: {name}", lambda at, h=held: _cancels(at, h))
     yield refused("-o a pipe", lambda at: _onto(at, "fifo", os.mkfifo))
     yield refused("-o a folder", lambda at: _onto(at, "x", Path.mkdir))
-    yield refused("-o in no folder", lambda at: [*_report(at), f"--output={at.folder / 'no/where.html'}", "--force"])
-    yield refused("-o a name too long", lambda at: [*_report(at), f"--output={at.folder / ('x' * 300)}", "--force"])
+    yield refused(
+        "-o in no folder", lambda at: [*_report(at), f"--output={at.folder / 'no/where.html'}", "--force"]
+    )
+    yield refused(
+        "-o a name too long", lambda at: [*_report(at), f"--output={at.folder / ('x' * 300)}", "--force"]
+    )
 
 
 def _report(at: Place) -> Words:

@@ -10,7 +10,18 @@ from itertools import pairwise
 from planner import cluster as clusters
 from planner.cluster import Cluster
 from planner.errors import Violation
-from planner.plan import Plan, coordinates, ranks_of_worker
+from planner.plan import Plan, coordinates, ranks_of_worker, world_size
+
+
+def rows(plan: Plan) -> Iterator[Violation]:
+    """Yields a table of places that has not one row for each rank.
+
+    Args: `plan` may be any; nothing is counted through.
+    """
+    axes, size = plan.axes, world_size(plan.axes)
+    if len(plan.places) != size:
+        message = f"{axes.data} x {axes.pipeline} x {axes.spatial} ranks are {size}, not {len(plan.places)}"
+        yield Violation(rule="places", where="places", message=message)
 
 
 def table(plan: Plan) -> Iterator[Violation]:

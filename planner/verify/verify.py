@@ -15,7 +15,7 @@ from planner import schedule as schedules
 from planner.cluster import Cluster
 from planner.errors import BadInput, BadPlan, Violation
 from planner.model import ModelGraph
-from planner.plan import Plan, as_planned, schedule_of, world_size
+from planner.plan import Plan, as_planned, schedule_of
 from planner.profile import Profile
 from planner.program import Layout, lower
 from planner.program import violations as program_violations
@@ -101,8 +101,7 @@ def _tables_fit(plan: Plan) -> Iterator[Violation]:
     yield from fits("schedule.orders", len(choice.orders), workers, "pipeline workers")
     yield from fits("prediction.memory", len(plan.prediction.memory), workers, "pipeline workers")
     yield from fits("schedule.pipe_of", len(choice.pipe_of), plan.batch.micros, "micro-batches")
-    ranks = world_size(plan.axes)
-    yield from fits("places", len(plan.places), ranks, "ranks, data x pipeline x spatial,")
+    yield from machines.rows(plan)
     if not choice.place:
         yield Violation(rule="tables", where="schedule.place", message="has no pipe; one row a pipe")
     for pipe, row in enumerate(choice.place):
