@@ -31,15 +31,16 @@ def claimed(folder: Path, refuse: Callable[[Paths], None]) -> Iterator[Paths]:
     Yields: the files of the run.
     Raises: BadInput where the folder is not the caller's, is neither empty nor a run folder, holds links, or is in use.
     """
-    if folder.is_symlink():
-        raise BadInput("is a link", where=str(folder), allowed=f"the folder itself, {folder.resolve()}")
-    paths = Paths(folder.resolve())
-    new = [path for path in (paths.root, *paths.root.parents) if not path.exists()]
     try:
+        if folder.is_symlink():
+            raise BadInput("is a link", where=str(folder), allowed=f"the folder itself, {folder.resolve()}")
+        paths = Paths(folder.resolve())
+        new = [path for path in (paths.root, *paths.root.parents) if not path.exists()]
         mode = _own(paths, new)
-    except OSError as error:
-        where = str(error.filename or paths.root)
-        raise BadInput(f"cannot be a run folder: {error.strerror}", where=where) from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        where = str(getattr(error, "filename", None) or folder)
+        raise BadInput(f"cannot be a run folder: {reason}", where=where) from error
     with _alone(paths):
         refuse(paths)
         refuse_held(paths)
