@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from statistics import fmean, median, quantiles
 from typing import Literal, NamedTuple
 
@@ -105,7 +105,7 @@ def _rows(timeline: Timeline) -> Iterator[EventTimes]:
         for event, start, end, wait in zip(timeline.events(), *columns, strict=True)
         if event.name in {kind.value for kind in Kind}
     )
-    for (start, end, wait, event), after in zip(found, [*found[1:], None], strict=True):
+    for (start, end, wait, event), after in zip_longest(found, found[1:]):
         yield EventTimes(event, start, end, wait, end if after is None else max(end, after[0] - after[2]))
 
 

@@ -45,6 +45,16 @@ def verify(
     terminal.Output(as_json=as_json).result(data, lambda: f"{plan} holds{hint}")
 
 
+def right_plan(file: Path) -> Plan:
+    """Returns the plan in a file, in which nothing is wrong."""
+    from planner import plan as plans
+    from planner.verify import violations
+
+    plan = plans.load(file)
+    _refuse(file, violations(plan))
+    return plan
+
+
 def _refuse(plan: Path, found: Sequence[Violation]) -> None:
     if found:
         count = f"{len(found)} violation{'s' if len(found) > 1 else ''}"
@@ -69,13 +79,13 @@ def _show_command(tools: Tools) -> Callable[..., None]:
 def _contents(file: Path, proof: bool) -> tuple[dict[str, object], str]:
     from planner import cluster as clusters
     from planner import files, show
-    from planner import plan as plans
     from planner import profile as profiles
     from planner.cli import calibrate
 
-    keys = set(files.parse_yaml(files.read_text(file), name=str(file)))
+    text = files.read_text(file, max_bytes=profiles.MOST_BYTES)
+    keys = set(files.parse_document(text, name=str(file)))
     if "schedule" in keys:
-        plan = plans.load(file)
+        plan = right_plan(file)
         data = {**plan.model_dump(mode="json"), "certificate": show.proof_data(plan)}
         return data, _plan_text(plan, proof)
     if "links" in keys:
@@ -108,17 +118,14 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Run a plan in the simulator: one step, drawn."""
-    from planner import plan as plans
     from planner import show
 
     for path in (trace, svg):
         if path is not None:
             files.refuse_overwrite(path, force)
     from planner.simulate import period_of_plan, simulate_plan
-    from planner.verify import violations
 
-    loaded = plans.load(plan)
-    _refuse(plan, violations(loaded))
+    loaded = right_plan(plan)
     timeline = simulate_plan(loaded)
     if trace is not None:
         files.write_whole(trace, show.perfetto(timeline))

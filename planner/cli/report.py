@@ -10,6 +10,7 @@ import typer
 
 from planner import files, terminal
 from planner.cli.app import Force, Json, Out, PlanFile
+from planner.cli.inspect import right_plan
 from planner.errors import BadInput
 
 if TYPE_CHECKING:
@@ -37,14 +38,13 @@ def register_report(app: typer.Typer, record: Callable[[Path], RunRecord]) -> No
         as_json: Json = False,
     ) -> None:
         """Write a plan, its proof and its run as one page for a browser."""
-        from planner import plan as plans
         from planner import profile as profiles
         from planner.report import Contents, render
 
         out = terminal.Output(as_json=as_json)
         path = output or Path(f"{plan.stem}-report.html")
         files.refuse_overwrite(path, force)
-        chosen = plans.load(plan)
+        chosen = right_plan(plan)
         costs = profiles.load(profile) if profile is not None else None
         found = Contents(
             plan=chosen,

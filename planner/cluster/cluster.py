@@ -25,7 +25,9 @@ from planner.shown import Shown
 
 CLUSTER_VERSION: Final = 1
 
-Nodes = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
+MOST_NODES: Final = 1_000_000
+Nodes = Annotated[int, Field(ge=1, le=MOST_NODES, strict=True)]
+Slots = Annotated[int, Field(ge=1, le=4096, strict=True)]  # devices of one node
 Latency = Annotated[float, Field(ge=0, le=3600, strict=True)]  # of a message; an hour is no link
 Bandwidth = Annotated[float, Field(ge=1, strict=True)]
 Distance = Literal["device", "node", "rack", "cluster"]
@@ -76,7 +78,7 @@ class NodeGroup(Part):
 
     count: Nodes = Field(description="number of nodes")
     device: Text = Field(description="a name of the catalogue, or any other with its memory_bytes")
-    devices_per_node: Count
+    devices_per_node: Slots
     memory_bytes: Count | None = Field(None, description="of one device; the catalogue's when left out")
     margin_bytes: Natural = Field(
         0, description="of a device's memory, kept free: driver, libraries, fragments"
@@ -135,6 +137,8 @@ class Cluster(Shown, Part):
 
     @model_validator(mode="after")
     def _check(self) -> Cluster:
+        if (all_nodes := sum(group.count for group in self.nodes)) > MOST_NODES:
+            raise files.wrong(f"{all_nodes} nodes", allowed=f"at most {MOST_NODES} in all", key=("nodes",))
         for distance in sorted(_distances(self)):
             if getattr(self.links, distance) is None:
                 raise files.wrong(
@@ -202,8 +206,7 @@ def _distances(cluster: Cluster) -> set[str]:
 def load(path: Path | str) -> Cluster:
     """Returns the cluster that a file holds.
 
-    Args: `path` is a YAML file of version 1.
-    Raises: BadInput with file, line and key.
+    Args: `path` is a YAML file of version 1; BadInput is raised with file, line and key.
     """
     return files.load(Cluster, Path(path), version=CLUSTER_VERSION)
 

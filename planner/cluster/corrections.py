@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import floor
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from planner import files
-from planner.files import Count, Natural, NotNegative, Part, Positive, Text
+from planner.files import Count, Natural, Part, Text
 from planner.schedule import Kind
 
 FITTED_VERSION: Final = 1
@@ -28,12 +28,17 @@ PARTS: Final[Mapping[Kind, str]] = {
 }
 
 
+Factor = Annotated[float, Field(gt=0, le=1e6, strict=True)]
+Spread = Annotated[float, Field(ge=0, le=1e6, strict=True)]
+Start = Annotated[float, Field(ge=0, le=3600, strict=True)]  # of an action; an hour is no start
+
+
 class Correction(Part):
     """The correction of one kind of time: it takes about `start_s + factor * planned`."""
 
-    start_s: NotNegative = 0.0
-    factor: Positive = 1.0
-    spread: NotNegative = 0.0  # half the distance of the quartiles of measured / corrected
+    start_s: Start = 0.0
+    factor: Factor = 1.0
+    spread: Spread = 0.0  # half the distance of the quartiles of measured / corrected
     samples: Count = Field(description="stages and messages of runs, each a mean over its steps")
 
     def seconds(self, planned_s: float) -> float:
@@ -48,8 +53,8 @@ class MemoryCorrection(Part):
     """The correction of a device's peak: about `start_bytes + factor * predicted`, and up to `spread` of that more."""
 
     start_bytes: Natural = 0
-    factor: Positive = 1.0
-    spread: NotNegative = 0.0
+    factor: Factor = 1.0
+    spread: Spread = 0.0
     samples: Count = Field(description="runs whose memory was measured")
 
     def room_bytes(self, capacity_bytes: int) -> int:
@@ -73,7 +78,7 @@ class Corrections(Part):
     hop: Correction | None = None
     sum: Correction | None = None
     memory: MemoryCorrection | None = None
-    step_spread: NotNegative = Field(
+    step_spread: Spread = Field(
         description="of a step's time, relative: the error that is left, by runs left out where there are three"
     )
     rests_on: tuple[Text, ...] = Field(min_length=1, description="the runs, in words")

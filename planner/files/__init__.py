@@ -2,7 +2,8 @@
 
 In go paths and texts of YAML or JSON. Out come plain data, pydantic models (`load`, `read`) or frozen dataclasses
 (`decode`), or one BadInput. Files are written whole or not at all.
-Start reading in `yaml_text.py`, then `validated.py` and `records.py`; `atomic.py` writes.
+Start reading in `yaml_text.py`, then `validated.py` and `records.py`; `disk.py` reads and
+writes the files themselves.
 """
 
 from __future__ import annotations
@@ -10,6 +11,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from planner.doors import later
+from planner.files.disk import (
+    open_regular,
+    read_bytes,
+    read_text,
+    refuse_folder,
+    refuse_overwrite,
+    whole_lines,
+    write_folder,
+    write_whole,
+)
 from planner.files.validated import (
     Count,
     Flag,
@@ -23,11 +34,10 @@ from planner.files.validated import (
     read,
     wrong,
 )
-from planner.files.yaml_text import parse_yaml, read_text, render
+from planner.files.yaml_text import parse_yaml, render
 
 if TYPE_CHECKING:
-    from planner.files.atomic import refuse_folder, refuse_overwrite, write_folder, write_whole
-    from planner.files.records import WrongKey, decode, parse_document
+    from planner.files.records import WrongKey, decode, find_record, parse_document, read_lines, read_record
 
 __all__ = [
     "Count",
@@ -40,14 +50,20 @@ __all__ = [
     "WrongKey",
     "bad_input",
     "decode",
+    "find_record",
     "load",
+    "open_regular",
     "parse_document",
     "parse_yaml",
     "read",
+    "read_bytes",
+    "read_lines",
+    "read_record",
     "read_text",
     "refuse_folder",
     "refuse_overwrite",
     "render",
+    "whole_lines",
     "write_folder",
     "write_whole",
     "wrong",
@@ -56,16 +72,13 @@ __all__ = [
 __getattr__ = later(
     __name__,
     {
-        "atomic": (
-            "refuse_folder",
-            "refuse_overwrite",
-            "write_folder",
-            "write_whole",
-        ),
         "records": (
             "WrongKey",
             "decode",
+            "find_record",
             "parse_document",
+            "read_lines",
+            "read_record",
         ),
     },
 )

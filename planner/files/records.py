@@ -1,6 +1,7 @@
 """Turns plain data, as YAML or JSON give it, into frozen dataclasses: strictly, and naming the key that is wrong.
 
-Nothing is converted but an integer to a float; NaN and infinities are refused.
+Nothing is converted but an integer to a float. NaN, infinities and integers beyond 64 bits are refused.
+`read_record` and `read_lines` are the one way in for JSON that processes of a run have written.
 """
 
 from __future__ import annotations
@@ -8,12 +9,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from pathlib import Path as FilePath
+from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from planner.errors import BadInput
-from planner.files import yaml_text
+from planner.files import disk, yaml_text
+
+RECORD_BYTES = 2**20  # of one record
+LINES_BYTES = 16 * 2**20  # of a file with one record a line
+MAX_MARKS = 8_000_000  # commas and brackets of a JSON text, of which each may cost 64 bytes of memory
+LARGEST = 2**63 - 1
 
 T = TypeVar("T")
 Path = tuple[str | int, ...]
@@ -51,13 +60,73 @@ def parse_document(text: str, *, name: str) -> Mapping[str, object]:
     """Parses JSON where the text is JSON, which is fast, else YAML; comments may stand before either.
 
     Args: `name` is the file's, for messages.
-    Raises: BadInput where the text is neither, or holds no mapping.
+    Raises: BadInput where the text is neither, holds no mapping, or holds more than memory should.
     """
+    if (marks := sum(map(text.count, ",[{"))) > MAX_MARKS:
+        raise BadInput(f"holds {marks:,} commas and brackets", where=name, allowed=f"at most {MAX_MARKS:,}")
     try:
         data = json.loads(_without_comments(text), object_pairs_hook=_unique, parse_constant=_no_number)
-    except ValueError:  # YAML that is no JSON; what is neither is refused there, with its line
+    except (
+        ValueError,
+        RecursionError,
+    ):  # YAML that is no JSON; what is neither is refused there, with its line
         return yaml_text.parse_yaml(text, name=name)
     return data if isinstance(data, dict) else yaml_text.parse_yaml(text, name=name)
+
+
+def read_record(kind: type[T], path: FilePath, *, max_bytes: int = RECORD_BYTES) -> T:
+    """Reads a file that holds one JSON object.
+
+    Raises: BadInput where the file cannot be read, or its content is no such record.
+    """
+    return _record_in(kind, disk.read_bytes(path, max_bytes=max_bytes), str(path))
+
+
+def find_record(kind: type[T], path: FilePath) -> T | None:
+    """Reads a file that holds one JSON object, None where there is no such file.
+
+    Raises: BadInput as `read_record` does.
+    """
+    try:
+        return read_record(kind, path)
+    except BadInput:
+        if path.is_symlink() or path.exists():
+            raise
+        return None  # it may also have been removed meanwhile
+
+
+def read_lines(kind: type[T], path: FilePath, *, max_bytes: int = LINES_BYTES) -> list[T]:
+    """Reads a file with one JSON object a line. Lines that a process was ended in the middle of are left out.
+
+    Raises: BadInput where the file cannot be read, or a whole line is no such record.
+    """
+    found = []
+    for number, line in enumerate(disk.whole_lines(path, max_bytes=max_bytes), 1):
+        with suppress(_Torn):
+            found.append(_record_in(kind, line, f"{path}:{number}", torn=_Torn))
+    return found
+
+
+class _Torn(Exception):
+    """A text that is no JSON."""
+
+
+def _record_in(kind: type[T], text: bytes, where: str, torn: type[_Torn] | None = None) -> T:
+    try:
+        data = json.loads(text)
+    except RecursionError:
+        raise BadInput("is nested too deep", where=where, allowed="a plain record") from None
+    except ValueError as error:
+        if torn is not None:
+            raise torn from None
+        raise BadInput(f"is no JSON: {error}", where=where, allowed="one object") from None
+    try:
+        return decode(kind, data)
+    except WrongKey as error:
+        key = show(error.path)
+        raise BadInput(
+            f"{key}: {error.what}" if key else error.what, where=where, allowed=error.allowed
+        ) from None
 
 
 def _without_comments(text: str) -> str:
@@ -98,11 +167,28 @@ def _decoder(kind: Any) -> Decoder:  # Any: the types of types have no common na
         return _choice(arguments)
     if origin is tuple:
         return _tuple(arguments)
+    if origin is list:
+        return _list(_tuple((*arguments, Ellipsis)))
+    if origin is UnionType and arguments[1:] == (type(None),):
+        return _optional(_decoder(arguments[0]))
     if origin in (Mapping, dict) or (origin and issubclass(origin, Mapping)):
         return _mapping(_decoder(arguments[1]))
     if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return _named_tuple(kind)
     return _scalar(kind)
+
+
+def _list(many: Decoder) -> Decoder:
+    def rows(data: object, path: Path) -> object:
+        found = many(data, path)
+        assert isinstance(found, tuple)
+        return list(found)
+
+    return rows
+
+
+def _optional(value: Decoder) -> Decoder:
+    return lambda data, path: None if data is None else value(data, path)
 
 
 def _named_tuple(kind: Any) -> Decoder:
@@ -127,6 +213,8 @@ def _scalar(kind: type) -> Decoder:
     }
 
     def one(data: object, path: Path) -> object:
+        if type(data) is int and not -LARGEST <= data <= LARGEST:
+            raise WrongKey(path, f"{yaml_text.shown(data)} is too large", f"at most {LARGEST}")
         if kind is float and type(data) is int:
             data = float(data)
         if kind is object and isinstance(data, str | int | float | bool):

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from planner.errors import BadInput
-from planner.files import yaml_text
+from planner.files import disk, yaml_text
 
 M = TypeVar("M", bound=BaseModel)
 JsonSchema = dict[str, object]
@@ -46,7 +46,7 @@ def load(model: type[M], path: Path, *, version: int) -> M:
     Args: `version` is the newest version of the format that is understood.
     Raises: BadInput where the file cannot be read, or does not fit the model.
     """
-    return read(model, yaml_text.read_text(path), name=str(path), version=version)
+    return read(model, disk.read_text(path), name=str(path), version=version)
 
 
 def read(model: type[M], text: str, *, name: str, version: int) -> M:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from contextlib import suppress
 from types import MappingProxyType
 from typing import NamedTuple, NoReturn
 
@@ -25,8 +25,8 @@ except ImportError:  # PyYAML built without libyaml: the same, slower
 Data = str | int | float | bool | None | list["Data"] | dict[str, "Data"]
 Key = tuple[str | int, ...]
 
-MAX_BYTES = 256 * 2**20
 MAX_DEPTH = 64
+MAX_VALUES = 200_000  # about a second; larger files of ours are JSON, which is read at once
 MAX_DIGITS = 40
 
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
@@ -36,27 +36,6 @@ _FLOAT = re.compile(r"[-+]?(?=[0-9]*[.eE])(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?
 _SPECIAL = re.compile(r"([-+]?)\.(inf|Inf|INF|nan|NaN|NAN)")
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff]")
-
-
-def read_text(path: Path, *, max_bytes: int = MAX_BYTES) -> str:
-    """Reads a file.
-
-    Raises: BadInput where the file cannot be read, is larger than `max_bytes`, or is not UTF-8.
-    """
-    try:
-        with path.open("rb") as file:
-            raw = file.read(max_bytes + 1)
-    except OSError as error:
-        raise BadInput(f"cannot read: {error.strerror or error}", where=str(path)) from None
-    if len(raw) > max_bytes:
-        raise BadInput("the file is too large", where=str(path), allowed=f"at most {max_bytes} bytes")
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise BadInput(
-            f"byte {error.start} is not text in UTF-8", where=f"{path}:{line}", allowed="UTF-8"
-        ) from None
 
 
 def parse_yaml(text: str, *, name: str) -> dict[str, Data]:
@@ -76,12 +55,13 @@ class Position(NamedTuple):
 
 
 def locate(text: str, key: Key) -> Position:
-    """Finds the line of a key in a text that parses, or of the nearest key that encloses it.
+    """Finds the line of a key in a text, or of the nearest key that encloses it.
 
-    Args: steps of `key` that are not in the text are passed over.
+    Args: steps of `key` that are not in the text are passed over, and so is what stands behind the first error.
     """
     lines: dict[Key, int] = {}
-    _parse(text, "", lines)
+    with suppress(BadInput):
+        _parse(text, "", lines)
     found: Key = ()
     for step in key:
         if (*found, step) in lines:
@@ -138,6 +118,7 @@ class _Reader:
 
     def __init__(self, name: str, events: Iterator[yaml.Event], lines: dict[Key, int] | None) -> None:
         self.name, self.events, self.lines = name, events, lines
+        self.left = MAX_VALUES
 
     def fail(self, event: yaml.Event, what: str, allowed: str) -> NoReturn:
         raise BadInput(what, where=f"{self.name}:{_line(event)}", allowed=allowed)
@@ -153,6 +134,9 @@ class _Reader:
         return data
 
     def value(self, event: yaml.Event, key: Key) -> Data:
+        self.left -= 1
+        if not self.left:
+            self.fail(event, "holds too many values", f"at most {MAX_VALUES:,}")
         if self.lines is not None:
             self.lines.setdefault(key, _line(event))
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):

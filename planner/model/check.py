@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain, pairwise
+from math import prod
 
 from planner.errors import BadInput
 from planner.files import WrongKey, decode
 from planner.model.graph import Buffer, ModelGraph, Parameter
+
+MOST = 2**44  # bytes or elements of one tensor
+MOST_FLOPS = 2**60  # of one layer, for one sample
 
 
 def graph_from_dict(data: object, where: str = "graph") -> ModelGraph:
@@ -90,15 +94,21 @@ def _wrong_sizes(graph: ModelGraph) -> Iterator[str]:
     for value in graph.values:
         if min(value.fixed_bytes, value.sample_bytes, *value.shape, 0) < 0:
             yield f"value '{value.name}' has a negative size"
+        if max(value.fixed_bytes, value.sample_bytes, prod(value.shape)) > MOST:
+            yield f"value '{value.name}' is larger than {MOST} bytes"
     states: list[Parameter | Buffer] = [*graph.parameters, *graph.buffers]
     for row in states:
         if min(row.bytes, *row.shape, 0) < 0:
             yield f"tensor '{row.name}' has a negative size"
+        if max(row.bytes, prod(row.shape)) > MOST:
+            yield f"tensor '{row.name}' is larger than {MOST} bytes"
     for buffer in graph.buffers:
         if buffer.remembered and not buffer.mutated:
             yield f"buffer '{buffer.name}' is remembered, but never written"
     for layer in graph.layers:
         if min(layer.fixed_flops, layer.sample_flops) < 0:
             yield f"layer '{layer.name}' has negative operations"
-    if graph.captured_micro < 1:
+        if max(layer.fixed_flops, layer.sample_flops) > MOST_FLOPS:
+            yield f"layer '{layer.name}' has more than {MOST_FLOPS} operations"
+    if not 1 <= graph.captured_micro <= MOST:
         yield f"captured_micro is {graph.captured_micro}"

@@ -19,9 +19,10 @@ from planner.profile.profile import (
     seconds,
 )
 from planner.profile.storages import kept_values, stage_memory, storages
-from planner.profile.yaml import graph_of, load, save
+from planner.profile.yaml import MOST_BYTES, graph_of, load, save
 
 __all__ = [
+    "MOST_BYTES",
     "PERSISTENT",
     "CostKey",
     "LayerCost",

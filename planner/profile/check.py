@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import NamedTuple
 
 from planner.arrays import NS_PER_S
 from planner.errors import BadInput
 from planner.model import Layer
-from planner.profile.profile import PERSISTENT, CostKey, LayerCost, OptimizerCost, Profile, Seconds
+from planner.profile.profile import MOST_S, PERSISTENT, CostKey, LayerCost, OptimizerCost, Profile, Seconds
+
+MOST_BYTES = 2.0**44  # of one layer, for one micro-batch
 
 
 class Fault(NamedTuple):
@@ -56,14 +57,14 @@ def faults(profile: Profile) -> Iterator[Fault]:
     yield from _missing_rows(profile, layers)
 
 
-def _number_fault(name: str, value: float) -> Iterator[tuple[str, str, str]]:
-    if not math.isfinite(value) or value < 0:
-        yield name.partition(".")[0], f"{name} is {value}", "a finite number, 0 or more"
+def _number_fault(name: str, value: float, most: float = MOST_BYTES) -> Iterator[tuple[str, str, str]]:
+    if not 0 <= value <= most:
+        yield name.partition(".")[0], f"{name} is {value}", f"a number, 0 to {most:g}"
 
 
 def _seconds_fault(name: str, value: Seconds) -> Iterator[tuple[str, str, str]]:
-    yield from _number_fault(f"{name}.median", value.median)
-    yield from _number_fault(f"{name}.spread", value.spread)
+    yield from _number_fault(f"{name}.median", value.median, MOST_S)
+    yield from _number_fault(f"{name}.spread", value.spread, MOST_S)
 
 
 def _instant(cost: LayerCost, trains: bool) -> Iterator[tuple[str, str, str]]:

@@ -15,9 +15,12 @@ from typing import Literal, NamedTuple
 
 from planner.arrays import NS_PER_S
 from planner.cluster import Correction, Corrections, Device
+from planner.errors import BadInput
 from planner.model import ModelGraph
 from planner.schedule import Kind
 from planner.shown import Shown
+
+MOST_S = 1e4  # of one layer, for one micro-batch; what takes longer is no profile
 
 
 def corrected(profile: Profile, fitted: Corrections | None) -> Profile:
@@ -26,6 +29,7 @@ def corrected(profile: Profile, fitted: Corrections | None) -> Profile:
     The time that every action takes besides its layers is `launch_ns`.
 
     Args: `fitted` are the corrections; None leaves the profile as it is.
+    Raises: BadInput where a corrected layer takes hours.
     """
     if fitted is None:
         return profile
@@ -47,7 +51,12 @@ def _cost(cost: LayerCost, fitted: Corrections) -> LayerCost:
 
 def _scaled(seconds: Seconds, correction: Correction | None) -> Seconds:
     factor = 1.0 if correction is None else correction.factor
-    return Seconds(median=seconds.median * factor, spread=seconds.spread * factor)
+    scaled = Seconds(median=seconds.median * factor, spread=seconds.spread * factor)
+    if scaled.median > MOST_S:
+        raise BadInput(
+            f"corrected by {factor:g}, a layer takes {scaled.median:g} s", allowed=f"at most {MOST_S:g} s"
+        )
+    return scaled
 
 
 def launch_ns(fitted: Corrections | None, kind: Kind) -> int:

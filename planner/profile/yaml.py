@@ -15,6 +15,7 @@ from planner.profile.check import check, faults
 from planner.profile.profile import CostKey, LayerCost, OptimizerCost, Profile, Seconds
 
 PROFILE_VERSION = 1
+MOST_BYTES = 64 * 2**20  # of a profile file
 HEADER = "# shardwright profile: what every layer costs, and the model that it was measured on\n"
 
 
@@ -158,7 +159,7 @@ def load(path: pathlib.Path | str) -> Profile:
     Raises: BadInput names the key, the line and what was allowed.
     """
     path = pathlib.Path(path)
-    return loads(files.read_text(path), str(path))
+    return loads(files.read_text(path, max_bytes=MOST_BYTES), str(path))
 
 
 def loads(text: str, file: str = "profile") -> Profile:

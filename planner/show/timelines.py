@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from planner.schedule import Kind
+from planner.shown import DrawnText
 from planner.timeline import COLLECTIVE, SEND, Timeline, decode
 from planner.units import format_bytes, format_duration
 
@@ -61,7 +62,7 @@ def ink(box: TimelineBox) -> str:
     return "white" if box.kind in (Kind.B, Kind.I) else "black"
 
 
-def terminal(timeline: Timeline, *, width: int | None = None, colour: bool | None = None) -> str:
+def terminal(timeline: Timeline, *, width: int | None = None, colour: bool | None = None) -> DrawnText:
     """Draws a line for each rank, time to the right.
 
     Args: `width` in columns is the terminal's by default. Without `colour` the characters tell the kinds apart; by default
@@ -82,7 +83,7 @@ def terminal(timeline: Timeline, *, width: int | None = None, colour: bool | Non
         force_jupyter=False,
     )
     if not rows:
-        return "nothing happens\n"
+        return DrawnText("nothing happens\n")
     name = 1 + len(str(max(rows)))
     wide = total >= 50
     room = max(8, total - name - 2 - (7 if wide else 0))
@@ -99,7 +100,7 @@ def terminal(timeline: Timeline, *, width: int | None = None, colour: bool | Non
         out.print(line, no_wrap=True, overflow="crop", crop=True)
     file = out.file
     assert isinstance(file, StringIO)
-    return file.getvalue() + _caption(timeline, rows, total)
+    return DrawnText(file.getvalue() + _caption(timeline, rows, total))
 
 
 def _shown(ranks: list[int]) -> list[int | None]:

@@ -45,7 +45,8 @@ class RunRecord(Shown):
         """Returns the step of median length."""
         if not self.steps:
             raise BadInput("has no trace: no rank finished a step", where=self.folder)
-        by_length = sorted(self.steps, key=lambda step: (self.measured.of_step(step).makespan_ns, step))
+        lengths = self.measured.step_lengths()
+        by_length = sorted(self.steps, key=lambda step: (lengths[step], step))
         return by_length[(len(by_length) - 1) // 2]
 
     @cached_property
@@ -60,9 +61,9 @@ class RunRecord(Shown):
 
     def to_rows(self) -> list[dict[str, object]]:
         """Returns one dictionary a step with its loss and length in nanoseconds; the warm-up is included."""
+        lengths = self.measured.step_lengths()
         return [
-            {"step": step, "loss": self.losses.get(step), "step_ns": self.measured.of_step(step).makespan_ns}
-            for step in sorted(set(self.measured.step.tolist()))
+            {"step": n, "loss": self.losses.get(n), "step_ns": took} for n, took in sorted(lengths.items())
         ]
 
     def to_dict(self) -> dict[str, object]:

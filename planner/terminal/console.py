@@ -1,4 +1,7 @@
-"""The voice of every command: people read standard output, programs read one JSON object there with `--json`."""
+"""The voice of every command: people read standard output, programs read one JSON object there with `--json`.
+
+All text goes through `printable`, so that no file that a command has read can steer the terminal.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,10 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from planner.errors import BadInput, ShardwrightError
+from planner.shown import printable
 
 MOST_RARELY_S = 300.0  # between two words of what takes long
+LONGEST_LINE = 4096  # characters of a message
 
 _ANSWERS: ContextVar[TextIO | None] = ContextVar("_ANSWERS", default=None)
 
@@ -44,14 +49,14 @@ class Output:
 
         Args: `data` is what JSON can hold, for `--json`; `text` is called for people only.
         """
-        print(json.dumps(data) if self.as_json else text(), file=_ANSWERS.get(), flush=True)
+        print(json.dumps(data) if self.as_json else printable(text()), file=_ANSWERS.get(), flush=True)
 
     def note(self, text: str) -> None:
         """Prints a line to standard error, which is never part of the result.
 
         Args: `text` is for people.
         """
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -65,7 +70,7 @@ def patient(doing: str, first_s: float = 1.0) -> Iterator[None]:
     def tell() -> None:
         pause_s = first_s
         while not done.wait(pause_s):
-            print(f"{doing}: {time.monotonic() - begun:.0f} s so far", file=sys.stderr, flush=True)
+            print(f"{printable(doing)}: {time.monotonic() - begun:.0f} s so far", file=sys.stderr, flush=True)
             pause_s = min(2 * pause_s, MOST_RARELY_S)
 
     teller = threading.Thread(target=tell, name="patient", daemon=True)
@@ -86,8 +91,14 @@ def report_error(error: ShardwrightError, *, as_json: bool) -> int:
         print(
             json.dumps({"error": {"kind": type(error).__name__, "message": str(error)}}), file=_ANSWERS.get()
         )
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {printable(_within(str(error)))}", file=sys.stderr)
     return error.status
+
+
+def _within(text: str) -> str:
+    """Returns a message whose lines are cut where they are too long to be read."""
+    lines = (line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}..." for line in text.split("\n"))
+    return "\n".join(lines)
 
 
 def whole_numbers(text: str, option: str) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
+from planner.shown import printable
 from planner.terminal.console import patient
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class Report:
     """
 
     def __init__(self, title: str, stream: TextIO | None = None) -> None:
-        self._title, self._stream = title, stream or sys.stderr
+        self._title, self._stream = printable(title), stream or sys.stderr
         self._begun = self._spoken = time.monotonic()
         self._pause_s, self._doing = FIRST_LINE_S, ""
         self._bar: Progress | None = None
@@ -72,7 +73,7 @@ class Report:
 
         Args: `text` is for people.
         """
-        print(text, file=self._stream, flush=True)
+        print(printable(text), file=self._stream, flush=True)
 
     def line(self, share: float, spent_s: float) -> str:
         """Returns the line that is printed where there is no terminal.
@@ -84,7 +85,7 @@ class Report:
 
     @property
     def _named(self) -> str:
-        return f"{self._title}: {self._doing}" if self._doing else self._title
+        return f"{self._title}: {printable(self._doing)}" if self._doing else self._title
 
     def _shown(self, share: float) -> None:
         if self._bar is None:

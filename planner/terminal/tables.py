@@ -10,6 +10,8 @@ import textwrap
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from planner.shown import one_line
+
 GAP = "  "
 LEAST = 12  # columns of text that words are wrapped into; narrower, a row becomes a paragraph
 
@@ -23,7 +25,7 @@ def columns(rows: Sequence[Sequence[object]], heads: Sequence[str], *, width: in
     Args: `width` replaces the width of the terminal.
     Returns: lines without a line break at the end.
     """
-    table = [list(heads), *([str(cell) for cell in row] for row in rows)]
+    table = [list(heads), *([one_line(str(cell)) for cell in row] for row in rows)]
     wide = [max(map(len, column)) for column in zip(*table, strict=True)]
     right = [len(table) > 1 and all(map(_number, column[1:])) for column in zip(*table, strict=True)]
     room = room_of_terminal() if width is None else width

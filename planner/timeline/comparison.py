@@ -101,14 +101,15 @@ def _means(timeline: Timeline) -> dict[tuple[str, int], tuple[float, int]]:
 
 def _step_ns(timeline: Timeline) -> float:
     """Returns the mean length of a step: first start to last end, or end to end where sums reach into the next step."""
-    numbers = sorted(set(timeline.step.tolist()))
-    steps = [timeline.of_step(number) for number in numbers]
-    sums = [step.code // _CODES_A_NAME == _ROW[COLLECTIVE] for step in steps]
-    late = (
-        bool((step.end_ns[own] > after.start_ns[~others].min(initial=_NEVER)).any())
-        for step, own, after, others in zip(steps, sums, steps[1:], sums[1:], strict=False)
-    )
-    if any(late):
-        ends = [int(step.end_ns[~own].max(initial=0)) for step, own in zip(steps, sums, strict=True)]
-        return (ends[-1] - ends[0]) / (len(ends) - 1)
-    return sum(step.makespan_ns for step in steps) / len(steps) if steps else 0.0
+    if not len(timeline):
+        return 0.0
+    numbers, at = np.unique(timeline.step, return_inverse=True)
+    sums = timeline.code // _CODES_A_NAME == _ROW[COLLECTIVE]
+    sum_ends, ends = np.zeros(len(numbers), np.int64), np.zeros(len(numbers), np.int64)
+    starts = np.full(len(numbers), _NEVER)
+    np.maximum.at(sum_ends, at[sums], timeline.end_ns[sums])
+    np.maximum.at(ends, at[~sums], timeline.end_ns[~sums])
+    np.minimum.at(starts, at[~sums], timeline.start_ns[~sums])
+    if bool((sum_ends[:-1] > starts[1:]).any()):
+        return int(ends[-1] - ends[0]) / (len(ends) - 1)
+    return sum(timeline.step_lengths().values()) / len(numbers)

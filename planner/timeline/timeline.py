@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
-from zipfile import BadZipFile
+from zipfile import ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.arrays import IntArray
 from planner.errors import BadInput
+from planner.files import open_regular, whole_lines
 from planner.schedule import Action, Kind
 from planner.shown import Shown
 
@@ -26,7 +29,10 @@ _PIPE, _STAGE, _MICRO = 1 << 10, 1 << 16, 1 << 24
 _CODES_A_NAME = _PIPE * _STAGE * _MICRO
 _CODES = len(_NAMES) * _CODES_A_NAME
 _NEVER = (1 << 63) - 1
+_LATEST = 1 << 60  # nanoseconds, or bytes: 36 years
 TIME_COLUMNS = ("step", "rank", "code", "start_ns", "end_ns", "wait_ns")
+MOST_BYTES = 128 * 2**20  # of the columns of a file, unpacked: three million events
+MOST_PACKED = 16  # times the size of a larger file
 MEMORY_COLUMNS = ("memory_step", "memory_rank", "memory_ns", "memory_bytes")
 
 
@@ -132,6 +138,36 @@ class Timeline(Shown):
         picked = {name: getattr(self, name)[rows] for name in TIME_COLUMNS}
         return Timeline(**picked, **{name: getattr(self, name)[samples] for name in MEMORY_COLUMNS})
 
+    def step_lengths(self) -> dict[int, int]:
+        """Returns the nanoseconds from the first start to the last end of every step, by its number."""
+        numbers, at = np.unique(self.step, return_inverse=True)
+        first, last = np.full(len(numbers), _NEVER), np.full(len(numbers), -_NEVER)
+        np.minimum.at(first, at, self.start_ns)
+        np.maximum.at(last, at, self.end_ns)
+        return dict(zip(numbers.tolist(), (last - first).tolist(), strict=True))
+
+    def misfit(self, *, ranks: int, stages: int) -> str:
+        """Returns why the events cannot be those of a plan; empty where they can.
+
+        Args: `ranks` and `stages` are the plan's numbers of them.
+        """
+        if not len(self):
+            return "it holds no event"
+        stage = self.code // _MICRO % _STAGE
+        named = {
+            "rank": (self.rank, ranks),
+            "stage": (stage, stages),
+            "memory_rank": (self.memory_rank, ranks),
+        }
+        for name, (column, count) in named.items():
+            if len(column) and not 0 <= int(column.min()) <= int(column.max()) < count:
+                return f"it holds a {name} beyond the plan's {count}"
+        for name in (*TIME_COLUMNS, *MEMORY_COLUMNS):
+            column = getattr(self, name)
+            if len(column) and not 0 <= int(column.min()) <= int(column.max()) < _LATEST:
+                return f"its column {name} holds numbers below 0 or beyond {_LATEST}"
+        return "an event ends before it starts" if bool((self.end_ns < self.start_ns).any()) else ""
+
     def to_rows(self) -> list[dict[str, int | str]]:
         """Returns one dictionary an event, with its name as text; memory samples are left out."""
         columns = [getattr(self, name).tolist() for name in TIME_COLUMNS]
@@ -146,7 +182,7 @@ class Timeline(Shown):
         return {f.name: getattr(self, f.name).tolist() for f in fields(self)}
 
     @classmethod
-    def from_dict(cls, columns: dict[str, list[int]]) -> Timeline:
+    def from_dict(cls, columns: Mapping[str, Sequence[int] | IntArray]) -> Timeline:
         """Builds a timeline from columns by name; columns that are missing are empty.
 
         Raises: BadInput for an unknown column, columns of different length, or a code of no event.
@@ -184,17 +220,44 @@ class Timeline(Shown):
 
         Raises: BadInput where the file cannot be read as a timeline.
         """
+        if path.suffix == ".npz":
+            return cls.from_dict(_arrays(path))
+        columns: dict[str, list[int]] = {}
         try:
-            if path.suffix == ".npz":
-                with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                    return cls.from_dict({name: arrays[name] for name in arrays.files})
-            columns: dict[str, list[int]] = {}
-            for line in path.read_text().splitlines():
+            for line in whole_lines(path, max_bytes=MOST_BYTES):
                 for name, value in dict(json.loads(line)).items():
                     columns.setdefault(name, []).append(int(value))
             return cls.from_dict(columns)
-        except (OSError, ValueError, TypeError, BadZipFile) as error:
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise BadInput(f"cannot read a timeline: {error}", where=str(path)) from error
+
+
+def _arrays(path: Path) -> dict[str, IntArray]:
+    """Returns the columns in a zip file, whose directory is judged before anything is unpacked."""
+    known = {f.name for f in fields(Timeline)}
+    try:
+        with open_regular(path) as file, ZipFile(file) as inside:
+            sizes = {row.filename.removesuffix(".npy"): row.file_size for row in inside.infolist()}
+            packed = os.fstat(file.fileno()).st_size
+            if sum(sizes.values()) > max(MOST_BYTES, MOST_PACKED * packed) or set(sizes) - known:
+                allowed = f"the columns of a timeline, of at most {MOST_BYTES} bytes"
+                raise BadInput(
+                    f"cannot read a timeline: holds {len(sizes)} arrays", where=str(path), allowed=allowed
+                )
+            return {name: _column(inside, name, sizes[name]) for name in sizes}
+    except BadInput:
+        raise
+    except Exception as error:  # zipfile, zlib and numpy name no class for what they refuse
+        raise BadInput(f"cannot read a timeline: {error}", where=str(path)) from error
+
+
+def _column(inside: ZipFile, name: str, size: int) -> IntArray:
+    with inside.open(f"{name}.npy") as file:
+        raw = file.read(size + 1)
+    found: NDArray[np.generic] = np.load(BytesIO(raw), allow_pickle=False)
+    if (found.size and found.dtype.kind != "i") or found.ndim != 1:
+        raise ValueError(f"'{name}' is no column of whole numbers")
+    return found.astype(np.int64, copy=False)
 
 
 def from_events(rows: Iterable[tuple[int, int, int, int, int, int]]) -> Timeline:

@@ -5,9 +5,10 @@ Start reading at `verify.py` (the entry point, and rules that need the plan alon
 messages and grids), `costs.py` (times and memory) and `machines.py` (devices).
 """
 
-from planner.verify.verify import check, violations
+from planner.verify.verify import check, form, violations
 
 __all__ = [
     "check",
+    "form",
     "violations",
 ]

@@ -13,17 +13,25 @@ from planner.errors import Violation
 from planner.plan import Plan, coordinates, ranks_of_worker, world_size
 
 
-def table(plan: Plan) -> Iterator[Violation]:
-    """Yields what is wrong with the table of places alone.
+def rows(plan: Plan) -> Iterator[Violation]:
+    """Yields a table of places that has not one row for each rank.
 
-    Each rank has one row, a device of its own, and its coordinates on the mesh.
-
-    Args: `plan` may be for any cluster.
+    Args: `plan` may be any; nothing is counted through.
     """
     axes, size = plan.axes, world_size(plan.axes)
     if len(plan.places) != size:
         message = f"{axes.data} x {axes.pipeline} x {axes.spatial} ranks are {size}, not {len(plan.places)}"
         yield Violation(rule="places", where="places", message=message)
+
+
+def table(plan: Plan) -> Iterator[Violation]:
+    """Yields what is wrong with the table of places alone.
+
+    Each rank has one row, a device of its own, and its coordinates on the mesh.
+
+    Args: `plan` may be for any cluster; it has a row for each rank.
+    """
+    axes = plan.axes
     taken: dict[tuple[int, int], int] = {}
     for position, place in enumerate(plan.places):
         where = f"rank {place.rank}"

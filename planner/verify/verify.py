@@ -61,7 +61,7 @@ def violations(
     """
     if graph is None and profile is not None:
         graph = profile.graph
-    if found := [*_tables_fit(plan), *_actions_exist(plan), *_hops_have_ways(plan)]:
+    if found := form(plan):
         return found
     found = [violation for rule in _RULES for violation in rule(plan)]
     if not any(violation.rule == "schedule" for violation in found):
@@ -77,6 +77,11 @@ def violations(
     if cluster:
         found += machines.violations(plan, cluster)
     return found
+
+
+def form(plan: Plan) -> list[Violation]:
+    """Returns why the tables of a plan do not fit together; only a plan without such faults can be drawn or simulated."""
+    return list(_tables_fit(plan)) or [*_actions_exist(plan), *_hops_have_ways(plan)]
 
 
 def _tables_fit(plan: Plan) -> Iterator[Violation]:
@@ -96,6 +101,7 @@ def _tables_fit(plan: Plan) -> Iterator[Violation]:
     yield from fits("schedule.orders", len(choice.orders), workers, "pipeline workers")
     yield from fits("prediction.memory", len(plan.prediction.memory), workers, "pipeline workers")
     yield from fits("schedule.pipe_of", len(choice.pipe_of), plan.batch.micros, "micro-batches")
+    yield from machines.rows(plan)
     if not choice.place:
         yield Violation(rule="tables", where="schedule.place", message="has no pipe; one row a pipe")
     for pipe, row in enumerate(choice.place):

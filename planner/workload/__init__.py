@@ -5,6 +5,7 @@ build, batch, loss and more. Whatever is wrong in them is one BadInput with the 
 Start reading in `workload.py`.
 """
 
+from planner.workload.imports import outside
 from planner.workload.model_folder import MODEL, SAMPLES, VERSION, WEIGHTS, ModelFolder, flat
 from planner.workload.settings import parse_settings
 from planner.workload.workload import Workload, load, where_raised
@@ -18,6 +19,7 @@ __all__ = [
     "Workload",
     "flat",
     "load",
+    "outside",
     "parse_settings",
     "where_raised",
 ]

@@ -8,7 +8,7 @@ back, and the folder stays behind everything else, for imports that the user's f
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -39,6 +39,18 @@ def importing_beside(folder: Path) -> Iterator[None]:
             sys.path.append(place)
         _taken(theirs)
         sys.modules.update(away)
+
+
+def outside(name: str, folders: Iterable[Path]) -> Path | None:
+    """Returns the file of a workload that lies in none of some folders, None where it does or is no file.
+
+    A module is found in the current folder, or was installed by the user.
+    Args: `name` is as a plan names its workload.
+    """
+    if not name.endswith(".py"):
+        return None
+    path = Path(name).resolve()
+    return None if any(path.is_relative_to(folder.resolve()) for folder in folders) else path
 
 
 class _Theirs(MetaPathFinder):

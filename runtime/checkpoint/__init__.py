@@ -9,12 +9,11 @@ from runtime.checkpoint.checkpoint import (
     Checkpoint,
     CheckpointPart,
     CheckpointWriter,
-    Facts,
     latest,
     remove_partial,
     write_initial,
 )
-from runtime.checkpoint.integrity import PREFIX, complete, last_sound
+from runtime.checkpoint.integrity import PREFIX, Facts, complete, last_sound
 from runtime.checkpoint.interval import steps_between, write_s
 from runtime.checkpoint.pretrained import read
 

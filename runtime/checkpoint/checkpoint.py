@@ -16,10 +16,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from planner.errors import BadInput
-from runtime.checkpoint.integrity import INDEX, PREFIX, SUM_OF_INDEX, complete, settle
+from runtime.checkpoint.integrity import (
+    INDEX,
+    PREFIX,
+    SUM_OF_INDEX,
+    Facts,
+    complete,
+    inside,
+    read_index,
+    settle,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,17 +37,6 @@ VERSION = 2
 MODEL, STATE = "model/", "optimizer/"
 POLL_S = 0.05
 PARTS_S = 600.0  # how long the first rank waits for the parts of the others
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """Everything that a run must know beside its tensors to go on as if it had never stopped."""
-
-    step: int
-    sample: int  # position in the stream of samples
-    seed: int
-    fingerprint: str
-    extra: dict[str, float] = field(default_factory=dict)  # a scaler's state
 
 
 @dataclass(frozen=True)
@@ -56,17 +54,12 @@ class Checkpoint:
         """Opens a checkpoint by its index; tensors are read when they are asked for.
 
         Args: `folder` is the checkpoint's own.
-        Raises: BadInput where there is no index, or one of another version.
+        Raises: BadInput where there is no index, or it is none of this version.
         """
-        path = folder / INDEX
-        try:
-            index = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise BadInput(f"no complete checkpoint: {error}", where=str(folder)) from error
-        if index.get("version") != VERSION:
-            raise BadInput(f"version {index.get('version')}", where=str(path), allowed=str(VERSION))
-        facts = Facts(**index["facts"])
-        return cls(folder, facts, index["files"], index["settings"], index["names"])
+        index = read_index(folder)
+        if index.version != VERSION:
+            raise BadInput(f"version {index.version}", where=str(folder / INDEX), allowed=str(VERSION))
+        return cls(folder, index.facts, index.files, index.settings, index.names)
 
     def parameters(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Reads parameters and buffers.
@@ -104,8 +97,11 @@ class Checkpoint:
             by_part.setdefault(part, []).append((name, key))
         found: dict[str, Tensor] = {}
         for part, wanted in by_part.items():
-            with safe_open(self.folder / part, framework="pt") as file:
-                found |= {name: file.get_tensor(key) for name, key in wanted}
+            try:
+                with safe_open(inside(self.folder, part), framework="pt") as file:
+                    found |= {name: file.get_tensor(key) for name, key in wanted}
+            except (OSError, SafetensorError) as error:
+                raise BadInput(f"cannot be read: {error}", where=str(self.folder / part)) from error
         return found
 
 

@@ -9,16 +9,85 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from planner.errors import BadInput
+from planner.files import WrongKey, decode, open_regular, read_bytes, read_text
 
 INDEX = "index.json"
 SUM_OF_INDEX = "index.sum"
 PREFIX, SPOILED = "step-", "spoiled-"
 BLOCK_BYTES = 2**22
+INDEX_BYTES = 64 * 2**20  # a hundred thousand tensors take a third of it
+_STEP = re.compile(PREFIX + "[0-9]{1,15}")
+_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Everything that a run must know beside its tensors to go on as if it had never stopped."""
+
+    step: int
+    sample: int  # position in the stream of samples
+    seed: int
+    fingerprint: str
+    extra: dict[str, float] = field(default_factory=dict)  # a scaler's state
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointIndex:
+    """The index of a checkpoint as it stands on disk."""
+
+    version: int
+    facts: Facts
+    files: dict[str, str]  # tensor -> part
+    names: dict[str, str]
+    sums: dict[str, str]  # part -> size and checksum
+    settings: dict[str, dict[str, dict[str, object]]]
+
+
+def read_index(checkpoint: Path) -> CheckpointIndex:
+    """Reads the index of a checkpoint, whose parts lie in the checkpoint's own folder.
+
+    Raises: BadInput where there is no index, or it holds anything else.
+    """
+    path = checkpoint / INDEX
+    try:
+        found = json.loads(read_bytes(path, max_bytes=INDEX_BYTES))
+        settings = found.pop("settings", None)
+        index = decode(CheckpointIndex, {**found, "settings": {}})
+    except BadInput as error:
+        raise BadInput(f"no complete checkpoint: {error.what}", where=str(checkpoint)) from error
+    except (ValueError, TypeError, AttributeError, RecursionError, WrongKey) as error:
+        raise BadInput(f"no complete checkpoint: {error}", where=str(path)) from error
+    if not _two_deep(settings):
+        raise BadInput("no complete checkpoint: its settings are none", where=str(path))
+    for part in {*index.files.values(), *index.sums}:
+        inside(checkpoint, part)
+    return replace(index, settings=settings)
+
+
+def _two_deep(settings: object) -> bool:
+    """Returns whether the settings are mappings of mappings, whose values are the optimizer's business."""
+    return isinstance(settings, dict) and all(
+        isinstance(groups, dict) and all(isinstance(group, dict) for group in groups.values())
+        for groups in settings.values()
+    )
+
+
+def inside(checkpoint: Path, part: str) -> Path:
+    """Returns the file of a part of a checkpoint.
+
+    Raises: BadInput where the part's name leads out of the checkpoint, or the file is a link or no file.
+    """
+    path = checkpoint / part
+    if not _PART.fullmatch(part) or path.is_symlink() or (path.exists() and not path.is_file()):
+        raise BadInput(f"names '{part}', which is no file in it", where=str(checkpoint / INDEX))
+    return path
 
 
 def settle(path: Path) -> str:
@@ -42,10 +111,10 @@ def sum_of(path: Path) -> str:
     """
     total = size = 0
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             while block := file.read(BLOCK_BYTES):
                 total, size = zlib.crc32(block, total), size + len(block)
-    except OSError:
+    except (OSError, BadInput):
         return ""
     return f"{size} {total:08x}"
 
@@ -56,7 +125,7 @@ def complete(folder: Path) -> list[Path]:
     Args: `folder` has the checkpoints of a run.
     """
     return sorted(
-        path for path in folder.glob(PREFIX + "*") if path.suffix == "" and (path / INDEX).is_file()
+        path for path in folder.glob(PREFIX + "*") if _STEP.fullmatch(path.name) and (path / INDEX).is_file()
     )
 
 
@@ -66,12 +135,12 @@ def flaw(checkpoint: Path) -> str:
     Args: `checkpoint` is its own folder.
     """
     try:
-        expected = (checkpoint / SUM_OF_INDEX).read_text()
+        expected = read_text(checkpoint / SUM_OF_INDEX, max_bytes=BLOCK_BYTES)
         if sum_of(checkpoint / INDEX) != expected:
             return f"{INDEX} is not what was written"
-        sums = json.loads((checkpoint / INDEX).read_text())["sums"]
-    except (OSError, ValueError, KeyError) as error:
-        return f"its sums cannot be read: {error}"
+        sums = read_index(checkpoint).sums
+    except BadInput as error:
+        return f"its sums cannot be read: {error.what}"
     for name, expected in sorted(sums.items()):
         if sum_of(checkpoint / name) != expected:
             return f"{name} is not what was written"

@@ -1,8 +1,8 @@
 """Weights to begin with, out of safetensors files under the user's own names: one file, or a folder of shards.
 
 A file may hold more than the model has. What the model trains and the files lack is an error that names it;
-buffers that they lack stay as build() made them. Numbers are converted to the type that the model has, as
-`load_state_dict` does.
+buffers that they lack stay as build() made them. Floating-point numbers are converted to the type that the model
+has, as `load_state_dict` does. Other conversions would change values in silence and are refused.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError, safe_open
 
 from planner.errors import BadInput
+from planner.files import open_regular, read_bytes
+from runtime.checkpoint.integrity import INDEX_BYTES
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from planner.capture import Captured
@@ -31,7 +34,8 @@ def read(path: Path, captured: Captured) -> dict[str, Tensor]:
 
     Args: `path` is a file, an index of shards, or a folder with one of them.
     Returns: tensors by the model's names, in its types, on the host.
-    Raises: BadInput where a parameter is missing or has another shape, or a file cannot be read.
+    Raises: BadInput where a parameter is missing, has another shape or kind of numbers, or is not finite in the
+      model's type, or a file cannot be read.
     """
     files = _files(path)
     names = {row.name: (row.name, *row.aliases) for row in captured.graph.parameters}
@@ -61,7 +65,33 @@ def _fitting(name: str, tensor: Tensor, captured: Captured, path: Path) -> Tenso
     row = rows[name]
     if tuple(tensor.shape) != row.shape:
         raise BadInput(f"'{name}' is {tuple(tensor.shape)}", where=str(path), allowed=f"{row.shape}")
-    return tensor.to(getattr(torch, row.dtype))
+    wanted: torch.dtype = getattr(torch, row.dtype)
+    if tensor.dtype != wanted and not (tensor.is_floating_point() and wanted.is_floating_point):
+        raise BadInput(f"'{name}' is {_type(tensor.dtype)}", where=str(path), allowed=_type(wanted))
+    found = tensor.to(wanted)
+    if found.is_floating_point():
+        _check_finite(name, tensor, found, path, trained=rows is captured.graph.parameter)
+    return found
+
+
+def _check_finite(name: str, given: Tensor, found: Tensor, path: Path, *, trained: bool) -> None:
+    """Raises BadInput where the conversion made a number infinite, or a parameter holds one that is not finite.
+
+    A buffer may hold infinities of its own, as masks do.
+    """
+    wrong = ~found.isfinite()
+    count = int((wrong if trained else wrong & given.isfinite()).sum())
+    if count:
+        how = "" if given.dtype == found.dtype else f" as {_type(found.dtype)}"
+        raise BadInput(
+            f"'{name}' holds {count} numbers that are not finite{how}",
+            where=str(path),
+            allowed="finite numbers",
+        )
+
+
+def _type(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _files(path: Path) -> Mapping[str, Path]:
@@ -85,14 +115,17 @@ def _files(path: Path) -> Mapping[str, Path]:
 
 def _sharded(index: Path) -> dict[str, Path]:
     try:
-        table = json.loads(index.read_text())["weight_map"]
+        table = json.loads(read_bytes(index, max_bytes=INDEX_BYTES))["weight_map"]
         return {str(name): index.parent / Path(str(file)).name for name, file in table.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except BadInput as error:
+        raise BadInput(f"is no index of shards: {error.what}", where=str(index)) from error
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise BadInput(f"is no index of shards: {error}", where=str(index)) from error
 
 
 def _opened(path: Path) -> safe_open:
     try:
+        open_regular(path).close()
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
         raise BadInput(f"cannot be read: {error}", where=str(path), allowed=f"a {SUFFIX} file") from error

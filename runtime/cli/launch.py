@@ -65,6 +65,7 @@ class LaunchOptions:
     run: Annotated[Path | None, typer.Option(metavar="FOLDER", help="run folder; an old one is resumed")] = (
         None
     )
+    trust: runs.Trust = False
     wait: Annotated[bool, typer.Option("--wait", help="return when the run has ended, with its status")] = (
         False
     )
@@ -139,6 +140,8 @@ def launch(given: LaunchOptions) -> None:
 
     backend = _backend(given)
     chosen = plans.load(given.plan)
+    if not (given.dry_run or given.check):  # which import nothing
+        runs.trusted(chosen, given.plan, trust=given.trust)
     folder = given.run or unused(given.plan.stem)
     settings = _settings(given, chosen, folder, backend)
     if backend == "slurm":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,8 +12,10 @@ import typer
 from planner import files, terminal
 from planner.cli import Force, Json, PlanFile, RunFolder
 from planner.errors import BadInput
+from planner.shown import one_line, printable
 
 if TYPE_CHECKING:
+    from planner.plan import Plan
     from runtime.probe import Found
 
 
@@ -26,6 +29,28 @@ def register_runs(app: typer.Typer) -> None:
     app.command("cancel", epilog="Example: shardwright cancel runs/gpt2-plan-20260101-120000")(cancel)
     app.command("doctor", epilog="Example: shardwright doctor")(doctor)
     app.command("probe", epilog="Example: shardwright probe --local -o cluster.yaml")(probe)
+
+
+Trust = Annotated[
+    bool, typer.Option("--trust", help="run the plan's workload file wherever it lies, without asking")
+]
+
+
+def trusted(plan: Plan, file: Path, *, trust: bool) -> None:
+    """Asks before a workload runs that lies neither in the current folder nor in the plan's.
+
+    Args: `file` holds the plan; with `trust`, nobody is asked.
+    Raises: BadInput where the answer is no, or there is no terminal to ask on.
+    """
+    from planner.workload import outside
+
+    found = None if trust else outside(plan.model.workload, (Path.cwd(), file.parent))
+    if found is None:
+        return
+    what = f"the plan's workload {one_line(str(found))} lies outside of this folder and the plan's"
+    if sys.stdin.isatty() and sys.stderr.isatty() and typer.confirm(f"{what}; run its code?", err=True):
+        return
+    raise BadInput(what, where=str(file), allowed="--trust to run its code, or a workload beside the plan")
 
 
 def status(run: RunFolder, as_json: Json = False) -> None:
@@ -50,7 +75,7 @@ def logs(
         terminal.Output(as_json=True).result({"run": str(run), "lines": rows}, str)
         return
     for file, line in launching.lines_of(run, rank, follow=follow):
-        print(line if rank is not None else f"{file}: {line}", flush=True)
+        print(printable(line if rank is not None else f"{file}: {line}"), flush=True)
 
 
 def cancel(run: RunFolder, as_json: Json = False) -> None:
@@ -143,6 +168,7 @@ def rehearse(
     check: Annotated[
         bool, typer.Option("--check", help="also train two steps by the plan here, against one process")
     ] = False,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Run each distinct rank of a plan alone on one device: its real time and memory, beside the prediction."""
@@ -152,6 +178,7 @@ def rehearse(
     from runtime.rehearse import rehearse as run
 
     chosen = plans.load(plan)
+    trusted(chosen, plan, trust=trust)
     found = run(chosen, device=device, steps=steps, threads=threads)
     checked = launching.checked(chosen) if check else None
     data, parts = rehearse.as_dict(found), [rehearse.text(found)]

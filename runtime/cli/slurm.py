@@ -12,6 +12,7 @@ import typer
 
 from planner import terminal, units
 from planner.errors import BadInput
+from planner.shown import one_line
 
 if TYPE_CHECKING:
     from planner.plan import Plan
@@ -148,7 +149,7 @@ class StatusLine:
         loss = f", loss {found.loss:.6g}" if found.loss is not None else ""
         left = f", {units.format_duration(found.left_s * 1e9)} left" if found.left_s is not None else ""
         why = f" ({found.reason})" if found.reason else ""
-        line = f"{found.state}{why}: step {found.step} of {found.steps}{loss}{left}"
+        line = one_line(f"{found.state}{why}: step {found.step} of {found.steps}{loss}{left}")
         if line != self._last:
             self._last = line
             if sys.stderr.isatty():

@@ -6,11 +6,13 @@ from pathlib import Path
 
 from planner import plan as plans
 from planner.calibrate import Observation
-from planner.errors import BadInput
+from planner.errors import BadInput, BadPlan
+from planner.plan import Plan
 from planner.simulate import RunRecord, simulate_in_stride
 from planner.terminal import columns
 from planner.timeline import WARM_UP_STEPS, Comparison, Timeline, compare
 from planner.units import format_duration
+from planner.verify import form
 from runtime import runfolder
 from runtime.runfolder import Paths, losses_of, outside_bars
 
@@ -22,10 +24,11 @@ def comparison(folder: Path) -> Comparison:
     Raises: BadInput where the folder has no plan or no trace.
     """
     paths = _traced(Paths(folder))
-    measured = Timeline.load(paths.trace)
+    plan = _plan_of(paths)
+    measured = _measured(paths, plan)
     steps = len(set(measured.step.tolist()))
     skip = min(WARM_UP_STEPS, steps - 1)
-    return compare(simulate_in_stride(plans.load(paths.plan)), measured, skip_steps=skip)
+    return compare(simulate_in_stride(plan), measured, skip_steps=skip)
 
 
 def drift(folder: Path, found: Comparison) -> str:
@@ -80,8 +83,8 @@ def observation(folder: Path) -> Observation:
     Raises: BadInput where the folder has no plan or no trace.
     """
     paths = _traced(Paths(folder))
-    plan, timeline = plans.load(paths.plan), Timeline.load(paths.trace)
-    return Observation(plan=plan, timeline=timeline, content=runfolder.read(paths).content)
+    plan = _plan_of(paths)
+    return Observation(plan=plan, timeline=_measured(paths, plan), content=runfolder.read(paths).content)
 
 
 def record(folder: Path) -> RunRecord:
@@ -92,12 +95,12 @@ def record(folder: Path) -> RunRecord:
     Raises: BadInput where the folder is no run folder or has no trace.
     """
     paths = _traced(runfolder.open_run(folder))
-    outcome = runfolder.outcome_of(paths)
+    outcome, plan = runfolder.outcome_of(paths), _plan_of(paths)
     return RunRecord(
         folder=str(folder),
         state=outcome.state if outcome is not None else "not ended",
-        plan=plans.load(paths.plan),
-        measured=Timeline.load(paths.trace),
+        plan=plan,
+        measured=_measured(paths, plan),
         losses=losses_of(paths),
     )
 
@@ -108,3 +111,21 @@ def _traced(paths: Paths) -> Paths:
     if not paths.trace.exists():
         raise BadInput("has no trace: no rank finished a step", where=str(paths.root))
     return paths
+
+
+def _plan_of(paths: Paths) -> Plan:
+    """Returns the plan of a run, whose tables fit together.
+
+    Raises: BadPlan where they do not; nothing could then be simulated beside the run.
+    """
+    plan = plans.load(paths.plan)
+    if found := form(plan):
+        raise BadPlan("\n".join(f"{paths.plan}: {each}" for each in found))
+    return plan
+
+
+def _measured(paths: Paths, plan: Plan) -> Timeline:
+    found = Timeline.load(paths.trace)
+    if wrong := found.misfit(ranks=len(plan.places), stages=len(plan.stages)):
+        raise BadInput(f"is no trace of this run's plan: {wrong}", where=str(paths.trace))
+    return found

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from planner import plan as plans
 from planner.errors import BadInput
+from planner.files import open_regular
 from planner.timeline import WARM_UP_STEPS
 from planner.units import format_duration
 from runtime import checkpoint as checkpoints
@@ -22,6 +23,7 @@ from runtime.local import LocalBackend
 from runtime.runfolder import JUDGED_STEPS, Paths, StepMetrics, open_run, outcome_of, outside_bars, steps_of
 
 ENOUGH = ("running", "done", "unknown")
+MOST_LOG_BYTES = 4 * 2**20  # of each log, the last ones
 RECENT = 20  # steps that speed is judged by
 
 
@@ -118,9 +120,14 @@ def _history(paths: Paths) -> list[str]:
     tries = runfolder.attempts(paths)
     before = tries[:-1] if outcome_of(paths) is not None else tries
     rows = [attempt for attempt in before if attempt.state not in ("", "done")]
-    return [
-        f"{time.strftime('%H:%M:%S', time.localtime(row.end_s))} {row.state}: {row.cause}" for row in rows
-    ]
+    return [f"{_clock(row.end_s)} {row.state}: {row.cause}" for row in rows]
+
+
+def _clock(seconds: float) -> str:
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):  # of a year that no clock knows
+        return "??:??:??"
 
 
 def _speed(steps: dict[int, StepMetrics]) -> float | None:
@@ -187,17 +194,19 @@ def lines_of(
 
     Args: with `follow`, lines that are added later are yielded too, until the run has ended; `rank` is as in
       `log_files`.
+    The beginning of a log above 4 MiB is left out.
     Yields: the name of the log without its suffix, and a line without its newline.
     """
     at: dict[Path, int] = {}
     while True:
         last = not follow or of(folder).state not in ("queued", "running")
         for path in log_files(folder, rank):
-            with path.open("rb") as file:
-                file.seek(at.get(path, 0))
-                found = file.read()
+            with open_regular(path) as file:
+                start = at.setdefault(path, max(0, file.seek(0, 2) - MOST_LOG_BYTES))
+                file.seek(start)
+                found = file.read(MOST_LOG_BYTES)
             whole, newline, rest = found.rpartition(b"\n")
-            at[path] = at.get(path, 0) + len(whole) + len(newline)
+            at[path] += len(whole) + len(newline)
             if last and rest:
                 whole, newline = found, b"\n"
             if newline:

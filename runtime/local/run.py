@@ -142,9 +142,13 @@ def start(
 def _supervised(paths: Paths, detach: bool) -> LocalBackend:
     parent = 0 if detach else os.getpid()
     command = [sys.executable, "-P", "-m", "runtime.local.main", str(paths.root), str(parent)]
-    with (paths.root / "logs" / "supervisor.log").open("ab") as log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
+    try:
+        with (paths.root / "logs" / "supervisor.log").open("ab") as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+    except BaseException:
+        runfolder.release(paths)
+        raise
     runfolder.note_process(paths, process.pid)
     return LocalBackend(paths, process)

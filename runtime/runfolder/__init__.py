@@ -11,7 +11,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from planner.doors import later
+from runtime.runfolder.claim import claimed
 from runtime.runfolder.durable import append, keep_room, write_durably, write_whole
+from runtime.runfolder.holder import (
+    RunProcess,
+    cancel,
+    find,
+    last_number,
+    note_process,
+    numbered,
+    of,
+    release,
+    take_number,
+)
 from runtime.runfolder.job import FILE, TORCHRUN, Job, check, read
 from runtime.runfolder.metrics import (
     COUNT,
@@ -41,7 +53,6 @@ from runtime.runfolder.outcome import (
     write_cause,
 )
 from runtime.runfolder.paths import Paths, unused
-from runtime.runfolder.process import RunProcess, cancel, find, note_process, of
 
 if TYPE_CHECKING:
     from runtime.runfolder.result import Result, result_of
@@ -69,20 +80,25 @@ __all__ = [
     "attempts",
     "cancel",
     "check",
+    "claimed",
     "find",
     "keep_room",
+    "last_number",
     "losses_of",
     "mean_loss",
     "note_attempt",
     "note_process",
+    "numbered",
     "of",
     "open_run",
     "outcome_of",
     "outside_bars",
     "read",
     "read_cause",
+    "release",
     "result_of",
     "steps_of",
+    "take_number",
     "tell",
     "unused",
     "write_cause",

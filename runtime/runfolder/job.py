@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Literal, get_args, get_type_hints
 
 from planner.errors import BadInput
+from planner.files import read_record
 from runtime.runfolder.durable import write_durably
 from runtime.runfolder.paths import Paths
 
@@ -88,10 +89,11 @@ def read(paths: Paths) -> Job:
     Raises: BadInput where `paths` is no run folder.
     """
     try:
-        job = Job(**json.loads(paths.job.read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        raise BadInput(f"is no run folder: {error}", where=str(paths.root)) from error
-    return replace(job, script=tuple(job.script))
+        return check(read_record(Job, paths.job))
+    except BadInput as error:
+        raise BadInput(
+            f"is no run folder: {error.what}", where=str(paths.root), allowed=error.allowed
+        ) from error
 
 
 FILE, TORCHRUN = "file", "torchrun"

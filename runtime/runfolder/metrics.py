@@ -1,26 +1,31 @@
-"""Joins the metrics that ranks write of each step, and tells whether steps keep to the error bars of their plan.
+"""Joins the metrics that ranks write of each step, and tells whether steps keep to the prediction.
 
-It needs no torch, so that a run is shown at once.
+Nothing here needs torch, so that a run is shown at once.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import TypedDict
+from typing import TypedDict, cast
 
+from planner.errors import BadInput
+from planner.files import whole_lines
 from planner.plan import Plan
 from planner.timeline import WARM_UP_STEPS
 from planner.units import format_duration
+from runtime.runfolder.job import MOST
 from runtime.runfolder.paths import Paths
 
+MOST_BYTES = 2**31  # of one rank's file: about ten million steps
+JUDGED_STEPS = 10  # the last steps, whose median is compared with the bars of the prediction
 LOSS = "loss:0"
 COUNT = "loss:1"
-JUDGED_STEPS = 10  # the last steps, whose median is compared with the bars
 
 # Micro-batch over all replicas -> loss and, where it counts, its count.
 Losses = Mapping[int, Mapping[str, float]]
@@ -43,7 +48,8 @@ def mean_loss(losses: Losses) -> float:
     rows = [losses[micro] for micro in sorted(losses)]
     total = sum(row[LOSS] for row in rows)
     counts = [row[COUNT] for row in rows if COUNT in row]
-    return total / sum(counts) if counts else total / len(rows)
+    whole = sum(counts) if counts else len(rows)
+    return total / whole if whole else float("nan")
 
 
 def steps_of(paths: Paths) -> dict[int, StepMetrics]:
@@ -110,17 +116,53 @@ class MetricLines:
         A line that is still being written is left for the next call. A line that its rank never finished is
         skipped.
         """
-        with path.open("rb") as file:
-            file.seek(self._read.get(path, 0))
-            text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        self._read[path] = self._read.get(path, 0) + len(whole)
-        for line in whole.splitlines():
-            try:
-                row: _Row = json.loads(line)
-            except ValueError:
-                continue
-            yield row
+        for line in whole_lines(path, start=self._read.get(path, 0), max_bytes=MOST_BYTES):
+            self._read[path] = self._read.get(path, 0) + len(line)
+            row = _row(line, path)
+            if row is not None:
+                yield row
+
+
+def _row(line: bytes, path: Path) -> _Row | None:
+    """Returns the metrics in a line, None where a rank was ended in the middle of it.
+
+    Raises: BadInput where the line is whole and holds anything but metrics.
+    """
+    try:
+        row = json.loads(line)
+        if all(is_right(row[name]) for name, is_right in _RIGHT.items()):
+            return cast(_Row, row)
+    except RecursionError:
+        pass
+    except ValueError:
+        return None
+    except (TypeError, LookupError):
+        pass
+    raise BadInput("holds a line that is no step", where=str(path), allowed=f"objects of {', '.join(_RIGHT)}")
+
+
+def _whole(value: object) -> bool:
+    return type(value) is int and 0 <= value <= MOST
+
+
+def _number(value: object) -> bool:
+    return type(value) is float or _whole(value)
+
+
+def _losses(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        re.fullmatch("[0-9]{1,12}", micro) and _number(row[LOSS]) and _number(row.get(COUNT, 1.0))
+        for micro, row in value.items()
+    )
+
+
+_RIGHT: Mapping[str, Callable[[object], bool]] = {
+    "step": _whole,
+    "generation": _whole,
+    "micros": _whole,
+    "seconds": lambda value: _number(value) and 0 <= value <= MOST,  # type: ignore[operator]
+    "losses": _losses,
+}
 
 
 def outside_bars(plan: Plan, measured_ns: float) -> str:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from planner.errors import BadInput, Interrupted
+from planner.files import find_record, read_lines
 from runtime.runfolder.durable import append_durably, write_durably
 from runtime.runfolder.paths import Paths
 
@@ -35,12 +36,10 @@ def attempts(paths: Paths) -> list[Attempt]:
 
     An attempt has two lines in the file, from its start and its end. The later line counts.
     Args: `paths` is a run folder; without the file there are no attempts.
+    Raises: BadInput where a whole line of the file is no attempt.
     """
-    found: dict[int, Attempt] = {}
-    if paths.attempts.exists():
-        for line in paths.attempts.read_text().splitlines():
-            attempt = Attempt(**json.loads(line))
-            found[attempt.generation] = attempt
+    rows = read_lines(Attempt, paths.attempts) if paths.attempts.exists() else []
+    found = {attempt.generation: attempt for attempt in rows}
     return [found[generation] for generation in sorted(found)]
 
 
@@ -62,11 +61,11 @@ def open_run(folder: Path) -> Paths:
 
 
 def outcome_of(paths: Paths) -> Outcome | None:
-    """Returns how a run ended, None while it goes on or where it wrote nothing."""
-    try:
-        return Outcome(**json.loads(paths.outcome.read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
+    """Returns how a run ended, None while it goes on or where it wrote nothing.
+
+    Raises: BadInput where the file is no outcome.
+    """
+    return find_record(Outcome, paths.outcome)
 
 
 BEAT = struct.Struct("<qq")  # how many calls were begun; whether the last one waits for another rank
@@ -95,7 +94,7 @@ class Outcome:
             return STOPPED
         if self.state == "interrupted":
             return Interrupted.status
-        if self.state == "hung" or self.rank is None or not self.exits:
+        if self.state == "hung" or self.rank is None or not 0 <= self.rank < len(self.exits):
             return 1
         status = self.exits[self.rank]
         return 128 - status if status < 0 else status or 1
@@ -135,8 +134,8 @@ class Heartbeat:
 def read_cause(path: Path) -> Cause | None:
     """Returns the cause in a file, None where there is no such file or it is not readable."""
     try:
-        return Cause(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
+        return find_record(Cause, path)
+    except BadInput:
         return None
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RUNS = "runs"
+FOLDERS = ("logs", "causes", "traces", "metrics", "checkpoints", "tasks")  # inside of every run folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,16 @@ class Paths:
     def turns(self) -> Path:
         """Returns the folder of locks, which say which of several SLURM jobs trains here."""
         return self.root / "turns"
+
+    @property
+    def launching(self) -> Path:
+        """Returns the folder of locks, which say which of several launches prepares this folder."""
+        return self.root / "launching"
+
+    @property
+    def folders(self) -> list[Path]:
+        """Returns the inner folders that a run may write in."""
+        return [*(self.root / name for name in FOLDERS), self.turns, self.launching, self.tensorboard]
 
     @property
     def hosts(self) -> Path:
@@ -176,13 +187,12 @@ class Paths:
         return sorted((self.root / "metrics").glob("*.jsonl"))
 
     def make(self) -> Paths:
-        """Makes the run folder and its inner folders, readable by their owner alone.
+        """Makes the run folder and its inner folders.
 
         Returns: the same Paths.
         """
-        for folder in ("logs", "causes", "traces", "metrics", "checkpoints", "tasks"):
-            (self.root / folder).mkdir(parents=True, exist_ok=True)
-        self.root.chmod(0o700)  # ranks meet at files in it
+        for name in FOLDERS:
+            (self.root / name).mkdir(parents=True, exist_ok=True)
         return self
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -106,6 +107,13 @@ def unwell(nodes: Sequence[str]) -> list[str]:
         if not state.upper().rstrip("*~#$@+!%-^").startswith(WELL) or state.endswith("*"):
             found[name] = f"{name} ({state}: {reason})"
     return [found[name] for name in nodes if name in found]
+
+
+def script_of(job: int) -> Path | None:
+    """Returns the batch script of a job, None where SLURM does not name it."""
+    said = call("scontrol", "show", "job", "-o", str(job))
+    found = re.search(r" Command=(.*?) WorkDir=", said.output)
+    return Path(found[1]) if found else None
 
 
 def requeue(job: str) -> bool:

@@ -1,7 +1,6 @@
 """The lock of a run folder: one SLURM job at a time trains in it, whoever submitted the jobs.
 
-A lock is a numbered file that appears whole, and only where no file has its number. File systems that promise
-no locks promise that. A lock is over when its file is gone or its job has ended. The next job then takes the
+A lock is a numbered file. It is over when its file is gone or its job has ended. The next job then takes the
 next number, and only one of several jobs succeeds.
 """
 
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from planner.errors import BadInput
+from planner.files import find_record
 from runtime import runfolder
-from runtime.runfolder import Paths, RunProcess, write_durably
+from runtime.runfolder import Paths, RunProcess
 from runtime.slurm import state
 
 ENDING_S = 60.0  # for a job that SLURM is about to end
@@ -48,11 +47,7 @@ class FolderLock:
 
         Args: `path` is a file of the folder of locks.
         """
-        try:
-            found = json.loads(path.read_text())
-            return cls(job=found["job"], holder=RunProcess(**found["holder"]))
-        except FileNotFoundError:  # it was over meanwhile
-            return None
+        return find_record(cls, path)
 
     def over(self, job: str) -> bool:
         """Returns whether the lock's job has ended. It waits up to a minute for a job that SLURM is ending.
@@ -76,13 +71,20 @@ def taken(paths: Paths, job: str) -> Iterator[None]:
     Args: `job` is this job, as SLURM names it.
     Raises: FolderBusy where another job holds the lock.
     """
+
+    busy = ""
+
+    def over(last: Path) -> bool | None:
+        nonlocal busy
+        turn = FolderLock.read(last)
+        busy = turn.job if turn is not None else ""
+        return None if turn is None else turn.over(job)
+
     paths.turns.mkdir(exist_ok=True)
-    mine = paths.turns / f"new-{job}-{socket.gethostname()}-{os.getpid()}"
-    write_durably(paths, mine, json.dumps(asdict(FolderLock(job=job, holder=runfolder.of(os.getpid())))))
-    try:
-        path = _next(paths, job, mine)
-    finally:
-        mine.unlink()
+    mine = FolderLock(job=job, holder=runfolder.of(os.getpid()))
+    path = runfolder.take_number(paths.turns, json.dumps(asdict(mine)), over)
+    if path is None:
+        raise FolderBusy(busy, paths)
     try:
         yield
     finally:
@@ -90,37 +92,18 @@ def taken(paths: Paths, job: str) -> Iterator[None]:
 
 
 def refuse(paths: Paths) -> None:
-    """Refuses a run folder in which a job trains.
+    """Refuses a run folder in which a job trains, or whose job waits.
 
-    Raises: FolderBusy where one does.
+    Raises: BadInput where one does.
     """
-    last = _last(paths)
-    turn = FolderLock.read(_file(paths, last)) if last else None
+    last = runfolder.last_number(paths.turns)
+    turn = FolderLock.read(runfolder.numbered(paths.turns, last)) if last else None
     if turn is not None and not turn.over(""):
         raise FolderBusy(turn.job, paths)
-
-
-def _next(paths: Paths, job: str, mine: Path) -> Path:
-    while True:
-        last = _last(paths)
-        if last:
-            turn = FolderLock.read(_file(paths, last))
-            if turn is None:
-                continue
-            if not turn.over(job):
-                raise FolderBusy(turn.job, paths)
-        path = _file(paths, last + 1)
-        try:
-            path.hardlink_to(mine)
-        except FileExistsError:
-            continue
-        return path
-
-
-def _last(paths: Paths) -> int:
-    found = paths.turns.iterdir() if paths.turns.exists() else ()
-    return max((int(path.name) for path in found if path.name.isdigit()), default=0)
-
-
-def _file(paths: Paths, number: int) -> Path:
-    return paths.turns / f"{number:05d}"
+    queued = state.Queued.read(paths)
+    if queued is not None and not queued.inside and state.word(queued.job) in (*state.QUEUED, *state.RUNNING):
+        raise BadInput(
+            f"job {queued.job} of this run is queued or running",
+            where=str(paths.root),
+            allowed="cancel it, or another folder",
+        )

@@ -7,6 +7,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from planner.errors import BadInput
+from planner.files import find_record
 from runtime.runfolder import Outcome, Paths, read_cause, write_durably
 
 WORDLESS = "vanished without a word"
@@ -37,10 +39,10 @@ def read(paths: Paths, rank: int, generation: int) -> RankRecord | None:
     Args: `generation` counts the starts of the run.
     """
     try:
-        found = RankRecord(**json.loads(paths.task(rank).read_text()))
-    except (OSError, ValueError, TypeError):
+        found = find_record(RankRecord, paths.task(rank))
+    except BadInput:
         return None
-    return found if found.generation == generation else None
+    return found if found is not None and found.generation == generation else None
 
 
 # of srun whose ranks have ended: the signal of a preemption may come after them

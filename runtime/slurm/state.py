@@ -13,6 +13,7 @@ import signal
 from dataclasses import asdict, dataclass
 
 from planner.errors import ShardwrightError
+from planner.files import find_record
 from runtime.runfolder import Paths, write_whole
 from runtime.slurm import commands
 
@@ -171,4 +172,4 @@ class Queued:
 
         Args: `paths` is the run folder.
         """
-        return cls(**json.loads(paths.slurm.read_text())) if paths.slurm.exists() else None
+        return find_record(cls, paths.slurm)

@@ -76,20 +76,6 @@ def _check_disk(graph: ModelGraph, folder: Path, job: Job) -> None:
         raise Infeasible(f"{job.keep + 1} checkpoints need {needed} bytes; {there} has {free} free")
 
 
-def refuse_running(folder: Path) -> None:
-    """Refuses a run folder of which a job waits or runs. Two jobs in one folder would write over each other.
-
-    Raises: BadInput where one does.
-    """
-    queued = Queued.read(Paths(folder.resolve()))
-    if queued is not None and not queued.inside and state.of(queued.job).state in ("queued", "running"):
-        raise BadInput(
-            f"job {queued.job} of this run is queued or running",
-            where=str(folder),
-            allowed="cancel it, or another folder",
-        )
-
-
 def submit(paths: Paths, environment: Mapping[str, str] = os.environ) -> Queued:
     """Queues the script of a run folder. Inside of an allocation, it starts the script at once instead.
 
@@ -105,10 +91,13 @@ def submit(paths: Paths, environment: Mapping[str, str] = os.environ) -> Queued:
             queued = Queued(job=int(commands.submit(paths.script)), submitted_s=time.time())
         except ShardwrightError as error:  # the folder says why there is no job
             tell(paths, Outcome("failed", cause=str(error)))
+            runfolder.release(paths)
             raise
     queued.write(paths)
     if queued.inside:
         runfolder.note_process(paths, queued.inside)
+    else:
+        runfolder.release(paths)  # the queue has the run from now on
     return queued
 
 
@@ -140,6 +129,13 @@ def cancel(paths: Paths) -> None:
     else:
         if state.of(queued.job).state not in ("queued", "running"):
             raise BadInput("does not run", where=str(paths.root))
+        script = commands.script_of(queued.job)
+        if not (script and script.exists() and script.parent.samefile(paths.root)):
+            raise BadInput(
+                f"the script of job {queued.job}, {script or 'which SLURM does not name'}, does not lie there",
+                where=str(paths.root),
+                allowed=f"scancel {queued.job}, if you mean that job",
+            )
         paths.cancelled.touch()
         commands.ask("scancel", str(queued.job))
 
@@ -164,7 +160,7 @@ def prepared(
     from runtime.train import Model, prepare
 
     text = scripts.text(request(plan, name, folder, job, flexible), options)
-    refuse_running(folder)
+    folder_lock.refuse(Paths(folder.resolve()))
     model = Model.of(plan, workload)
     warnings = check(plan, model.captured.graph, folder, job, options)
     if flexible is not None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import torch
 
-from planner.plan import Axes, Batch, Place, Plan, ScheduleChoice, StagePlan, StageTimes
+from planner.plan import Axes, Batch, Memory, Place, Plan, ScheduleChoice, StagePlan, StageTimes
 from planner.schedule import generate
 from planner.workload import Workload
 from runtime import checkpoint as checkpoints
@@ -38,7 +37,6 @@ def train_inline(
     paths, before = training.paths, torch.get_num_threads()
     torch.set_num_threads(training.job.threads)
     try:
-        runfolder.note_process(paths, os.getpid())
         training.run()
         training.leave()
     except KeyboardInterrupt:
@@ -49,6 +47,7 @@ def train_inline(
         raise
     finally:
         torch.set_num_threads(before)
+        runfolder.release(paths)
     tell(paths, done := Outcome("done"))
     return result_of(paths, 1, done)
 
@@ -93,6 +92,9 @@ def one_process(plan: Plan) -> Plan:
     total = StageTimes(
         **{name: sum(getattr(t, name) for t in plan.times) for name in StageTimes.model_fields}
     )
+    memory = Memory(
+        **{name: sum(getattr(row, name) for row in plan.prediction.memory) for name in Memory.model_fields}
+    )
     layers = tuple(name for stage in plan.stages for name in stage.layers)
     return plan.model_copy(
         update={
@@ -105,6 +107,7 @@ def one_process(plan: Plan) -> Plan:
             "places": (Place(rank=0, node=0, slot=0, data=0, pipeline=0, spatial=0),),
             "times": (total,),
             "hops": (),
+            "prediction": plan.prediction.model_copy(update={"memory": (memory,)}),
             "shard_optimizer": False,
         }
     )

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +16,7 @@ from planner.errors import BadInput, BadPlan
 from planner.plan import Plan, schedule_of
 from planner.program import violations
 from planner.schedule import check_schedule
+from planner.shown import printable
 from planner.workload import Workload
 from runtime import checkpoint as checkpoints
 from runtime import runfolder
@@ -27,7 +25,7 @@ from runtime.checkpoint import Checkpoint, Facts
 from runtime.execute import program_of
 from runtime.messages import in_order_of
 from runtime.rank import check_supported
-from runtime.runfolder import Job, Paths, check, keep_room
+from runtime.runfolder import Job, Paths, check, keep_room, write_whole
 from runtime.update import check_optimizer
 from runtime.world import alone
 
@@ -61,39 +59,23 @@ def prepare(model: Model, folder: Path, job: Job, refuse: Refuse = lambda _: Non
 
     A new folder gets checkpoint 0. One that holds checkpoints is resumed from the last sound one.
     Args: `refuse` raises BadInput where somebody else uses the folder.
-    Returns: the files of the run, and the job as ranks will read it.
+    Returns: the files of the run, and the job as ranks will read it; this thread holds the folder.
     Raises: BadPlan or BadInput; a new folder is then removed again.
     """
     check_supported(model.plan, model.captured)
     updates.check(model.plan, model.captured.graph, job.clip_norm, job.clip_by)
     check_optimizer(model.workload, model.captured.graph)
     _check_program(model.plan, job)
-    _refuse_running(Paths(folder.resolve()), refuse)
-    with _new_or_as_it_was(folder.resolve()) as paths:
+    with runfolder.claimed(folder, refuse) as paths:
         checkpoints.remove_partial(paths.checkpoints)
         if checkpoints.complete(paths.checkpoints):
-            checkpoints.last_sound(paths.checkpoints, lambda what: print(what, file=sys.stderr))
+            checkpoints.last_sound(paths.checkpoints, lambda what: print(printable(what), file=sys.stderr))
         begin = checkpoints.latest(paths.checkpoints)
         if begin is None:
             write_start(paths, model, job)
         else:
             _check_resumed(begin, model.captured, job)
-        return _write_folder(model.plan, folder, job, refuse)
-
-
-@contextmanager
-def _new_or_as_it_was(folder: Path) -> Iterator[Paths]:
-    """Makes a run folder, and removes it again where the run cannot begin and the folder is new."""
-    new = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        yield Paths(folder).make()
-    except BaseException:
-        if new:
-            shutil.rmtree(folder, ignore_errors=True)
-        with suppress(OSError):  # of folders above it those that nobody else has used meanwhile
-            for path in new[1:]:
-                path.rmdir()
-        raise
+        return paths, _write_folder(model.plan, paths, job)
 
 
 def prepare_folder(plan: Plan, folder: Path, job: Job, refuse: Refuse = lambda _: None) -> tuple[Paths, Job]:
@@ -104,7 +86,8 @@ def prepare_folder(plan: Plan, folder: Path, job: Job, refuse: Refuse = lambda _
     Raises: BadPlan where the ranks of the plan would wait for each other for ever.
     """
     _check_program(plan, job)
-    return _write_folder(plan, folder, job, refuse)
+    with runfolder.claimed(folder, refuse) as paths:
+        return paths, _write_folder(plan, paths, job)
 
 
 def _check_program(plan: Plan, job: Job) -> None:
@@ -122,28 +105,14 @@ def _check_program(plan: Plan, job: Job) -> None:
         raise BadPlan("\n".join(fault.picture(schedule) for fault in faults))
 
 
-def _write_folder(plan: Plan, folder: Path, job: Job, refuse: Refuse) -> tuple[Paths, Job]:
-    paths = Paths(folder.resolve()).make()
-    paths.plan.write_text(plans.dump(plan))
-    _refuse_running(paths, refuse)
+def _write_folder(plan: Plan, paths: Paths, job: Job) -> Job:
+    write_whole(paths.plan, plans.dump(plan))
     keep_room(paths, len(plan.places))
     job = replace(job, generation=_next_generation(paths))
     job.write(paths)
-    for old in (paths.outcome, paths.cancelled, paths.holder, *paths.causes()):
+    for old in (paths.outcome, paths.cancelled, *paths.causes()):
         old.unlink(missing_ok=True)
-    return paths, job
-
-
-def _refuse_running(paths: Paths, refuse: Refuse) -> None:
-    """Raises BadInput where a run in this folder still runs. Two runs in one folder would write over each
-    other.
-    """
-    refuse(paths)
-    held = runfolder.find(paths)
-    if held is not None and held.alive and held.pid != os.getpid():
-        raise BadInput(
-            "a run in this folder is running", where=str(paths.root), allowed="cancel it, or another folder"
-        )
+    return job
 
 
 def write_start(paths: Paths, model: Model, job: Job) -> Checkpoint:
@@ -175,7 +144,8 @@ def _next_generation(paths: Paths) -> int:
 
     Ranks mostly remove the file at which they met, so the job of the last start counts as well.
     """
-    met = (int(path.name.rpartition("-")[2]) for path in paths.root.glob("rendezvous-*"))
+    ends = (path.name.rpartition("-")[2] for path in paths.root.glob("rendezvous-*"))
+    met = (int(end) for end in ends if end.isdecimal())
     told = [runfolder.read(paths).generation] if paths.job.exists() else []
     return 1 + max((*met, *told), default=-1)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from planner.errors import BadInput
 from runtime import checkpoint as checkpoints
 from runtime.execute import Pulse
-from runtime.runfolder import COUNT, LOSS, Job, Losses, Paths, mean_loss
+from runtime.runfolder import COUNT, LOSS, Job, Losses, Paths, mean_loss, release
 from runtime.train.prepare import Model
 from runtime.train.training import Batch, Training, training_of
 
@@ -106,6 +106,7 @@ class StepLoop:
         """Completes what is being written, and waits for all ranks."""
         self._training.finish()
         self._training.leave()
+        release(self._training.paths)
 
     def __enter__(self) -> Self:
         return self

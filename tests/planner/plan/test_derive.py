@@ -160,6 +160,7 @@ def test_no_stage_reads_what_comes_later() -> None:
 
 def test_samples_cut_in_space_keep_the_order_of_the_model() -> None:
     plan = planned(branches())
-    spatial = plan.model_copy(update={"axes": plan.axes.model_copy(update={"spatial": 2})})
+    axes = plan.axes.model_copy(update={"spatial": 2})
+    spatial = plan.model_copy(update={"axes": axes, "places": (*plan.places, *plan.places)})
     found = violations(spatial, profile=branches())
     assert any("leaves the order of the model" in str(each) for each in found)

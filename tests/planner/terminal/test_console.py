@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import BadInput
-from planner.files import atomic
+from planner.files import disk
 from planner.terminal import console
 
 
@@ -27,21 +27,21 @@ def test_a_file_that_cannot_be_written_is_a_message_and_leaves_nothing(tmp_path:
     target = tmp_path / "x.yaml"
     target.mkdir()
     with pytest.raises(BadInput, match=r"x\.yaml: cannot be written: "):
-        atomic.write_whole(target, "text")
+        disk.write_whole(target, "text")
     with pytest.raises(BadInput, match="cannot be written: No such file"):
-        atomic.write_whole(tmp_path / "nowhere" / "x.yaml", "text")
+        disk.write_whole(tmp_path / "nowhere" / "x.yaml", "text")
     assert list(tmp_path.iterdir()) == [target] and not list(target.iterdir())
 
 
 def test_a_name_as_long_as_can_be_is_written(tmp_path: Path) -> None:
     path = tmp_path / ("x" * 250 + ".yaml")
-    atomic.write_whole(path, "text")
+    disk.write_whole(path, "text")
     assert path.read_text() == "text" and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_folder_is_no_place_to_write_even_by_force(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="is a folder"):
-        atomic.refuse_overwrite(tmp_path, force=True)
+        disk.refuse_overwrite(tmp_path, force=True)
 
 
 def test_a_folder_that_cannot_be_written_into_is_refused_before_any_work(
@@ -49,7 +49,7 @@ def test_a_folder_that_cannot_be_written_into_is_refused_before_any_work(
 ) -> None:
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)
     with pytest.raises(BadInput, match="cannot write into this folder"):
-        atomic.refuse_overwrite(tmp_path / "x.yaml", force=False)
+        disk.refuse_overwrite(tmp_path / "x.yaml", force=False)
 
 
 def test_what_takes_long_says_so_now_and_then_and_what_is_quick_does_not(

@@ -23,8 +23,7 @@ from runtime.checkpoint import checkpoint as checkpoints
 from runtime.launch import Handle, launch_inline, status
 from runtime.launch import launch_local as launch
 from runtime.local import be_a_rank
-from runtime.runfolder import Outcome, Paths, read_cause, steps_of
-from runtime.runfolder import process as holder
+from runtime.runfolder import Outcome, Paths, holder, read_cause, steps_of
 from runtime.runfolder.result import RunFailed
 from runtime.train import job_of, prepare_folder
 from tests.runtime.test_equality import HERE, plan_of
