@@ -6,7 +6,7 @@ an instance about the same costs: other machines, other memory, other pins.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -16,7 +16,7 @@ import numpy as np
 from planner.arrays import NS_PER_S, BoolArray, IntArray
 from planner.cluster import Cluster, Group
 from planner.cost import GridChoice, Prices, Tables, price, sharded
-from planner.errors import BadInput
+from planner.errors import BadInput, Violation
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.configurations.placement import PlacementCosts
 from planner.milp.configurations.spatial_choices import asked, choice_of, choices, needs_space, none_of
@@ -26,6 +26,7 @@ from planner.milp.cut.recompute_least import PARTED, alone
 from planner.milp.pins import Pins
 from planner.milp.problems import FAMILY, Orders, Problems, arranged
 from planner.milp.proof.feasible import windows
+from planner.model import refusals
 from planner.profile import CostKey, Profile, corrected
 from planner.schedule import FAMILIES
 
@@ -66,6 +67,19 @@ class Instance:
     @cached_property
     def machines(self) -> PlacementCosts:
         return PlacementCosts(self.cluster)
+
+    def permits(self, shape: Configuration) -> bool:
+        """Returns whether the model can be trained under a configuration.
+
+        Args: `shape` is any; see `planner.model.refusals`.
+        """
+        degrees = (shape.data, shape.spatial, shape.pipes)
+        return degrees == (1, 1, 1) or next(self.refusals(*degrees), None) is None
+
+    def refusals(self, data: int, spatial: int, pipes: int) -> Iterator[Violation]:
+        """Yields why the model cannot be trained with so many replicas, shards of a sample and pipes."""
+        compiled = self.execution == "compiled"
+        return refusals(self.profile.graph, data=data, spatial=spatial, pipes=pipes, compiled=compiled)
 
     @property
     def layers(self) -> int:
@@ -169,7 +183,7 @@ class Instance:
     def at_use(self, shape: Configuration) -> bool:
         """Tells whether updates come when gradient buckets are used, so that the order depends on what they take.
 
-        Returns: False where something may have to see every gradient before the first update; see `runtime.update.deferred_updates`.
+        Returns: False where something may have to see every gradient before the first update; see `runtime.update.check`.
         """
         counted = self.profile.graph.loss_kind == "sum_count"
         late = shape.family == FAMILY and shape.update == "rolling"

@@ -9,10 +9,10 @@ from planner.cluster import Cluster, with_memory, with_network, with_nodes
 from planner.errors import BadInput
 from planner.milp.instance import Instance
 from planner.milp.layer_orders import orders
-from planner.milp.pins import Pins, check_space, pins, with_stages
+from planner.milp.pins import Pins, check_space, pins, told, with_stages
 from planner.milp.search.state import Effort
 from planner.profile import Profile
-from planner.schedule import ROUNDS_BY_PART, rounds_by_part
+from planner.schedule import FAMILIES, ROUNDS_BY_PART, rounds_by_part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class Question:
         profile, pinned = orders.as_pinned(self.profile, with_stages(fixed, self.profile.graph))
         precision = _choice(profile, "precision", self.precision, "fp32")
         execution = _choice(profile, "execution", self.execution, "eager")
-        return Instance(
+        instance = Instance(
             profile=profile,
             cluster=self.cluster,
             batch=self.batch,
@@ -85,6 +85,20 @@ class Question:
             execution=execution,
             pins=_alike_in_parts(pinned) if rounds_by_part(precision, execution) else pinned,
         )
+        _check_limits(instance)
+        return instance
+
+
+_REPLICAS = ("data", "spatial", "schedule")  # what fixes how many holders a stage has
+
+
+def _check_limits(instance: Instance) -> None:
+    """Raises BadInput where the model does not allow what is fixed, or cannot be trained at all."""
+    pinned = instance.pins
+    paired = bool(pinned.schedules) and all(FAMILIES[name].paired for name in pinned.schedules)
+    for found in instance.refusals(pinned.data or 1, pinned.spatial or 1, 2 if paired else 1):
+        fixed = " ".join(f"{key}={told(pinned)[key]}" for key in _REPLICAS if key in told(pinned))
+        raise BadInput(found.message, where=found.where if found.rule == "model" else f"fix {fixed}".strip())
 
 
 def _alike_in_parts(pinned: Pins) -> Pins:

@@ -39,7 +39,7 @@ from planner.plan.plan import (
 )
 
 if TYPE_CHECKING:
-    from planner.plan.derive import as_planned, layers_of, schedule_of, stage_rows
+    from planner.plan.derive import as_planned, layers_of, refused, schedule_of, stage_rows
     from planner.plan.mesh import coordinates, places, rank_of, ranks_of_worker, world_size
     from planner.plan.yaml import dump, load
 
@@ -74,6 +74,7 @@ __all__ = [
     "places",
     "rank_of",
     "ranks_of_worker",
+    "refused",
     "schedule_of",
     "shared_from",
     "stage_rows",
@@ -86,6 +87,7 @@ __getattr__ = later(
         "derive": (
             "as_planned",
             "layers_of",
+            "refused",
             "schedule_of",
             "stage_rows",
         ),

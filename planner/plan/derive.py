@@ -1,12 +1,14 @@
-"""Derives from a plan the order of the layers that it cuts, the model in that order, and the schedule.
+"""Derives from a plan the order of the layers that it cuts, the model in that order, the schedule, and its refusals.
 
 A plan's stages, one after the other, name all layers. That is the order the cuts are made in; nothing else says it.
 """
 
 from __future__ import annotations
 
-from planner.errors import BadPlan
-from planner.model import ModelGraph, misplaced
+from collections.abc import Iterator
+
+from planner.errors import BadPlan, Violation
+from planner.model import ModelGraph, misplaced, refusals
 from planner.plan.plan import Plan
 from planner.schedule import Schedule, parse_orders
 
@@ -65,3 +67,18 @@ def stage_rows(plan: Plan) -> list[dict[str, object]]:
         }
         for index, (stage, times) in enumerate(zip(plan.stages, plan.times, strict=True))
     ]
+
+
+def refused(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
+    """Yields what the model itself does not allow of a plan, as `planner.model.refusals` has it.
+
+    Args: `graph` is the model, in any order.
+    """
+    return refusals(
+        graph,
+        data=plan.axes.data,
+        spatial=plan.axes.spatial,
+        pipes=schedule_of(plan).pipes,
+        compiled=plan.execution == "compiled",
+        micro=plan.batch.micro,
+    )

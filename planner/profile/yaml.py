@@ -31,6 +31,7 @@ class GraphRows:
     parameters: tuple[Parameter, ...]
     buffers: tuple[Buffer, ...]
     operations: tuple[str, ...] = ()
+    synchronised: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

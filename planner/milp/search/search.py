@@ -164,8 +164,10 @@ def ranked(instance: Instance) -> list[Configuration]:
         pinned=plain,
         splits=instance.splits,
     )
-    bound = TotalsBound(instance)
-    return sorted(every, key=lambda shape: (_guess_ns(bound, shape), _PLAINEST.index(shape.family), shape))
+    bound, permitted = TotalsBound(instance), filter(instance.permits, every)
+    return sorted(
+        permitted, key=lambda shape: (_guess_ns(bound, shape), _PLAINEST.index(shape.family), shape)
+    )
 
 
 def _guess_ns(bound: TotalsBound, shape: Configuration) -> float:
