@@ -89,16 +89,29 @@ class Question:
         return instance
 
 
-_REPLICAS = ("data", "spatial", "schedule")  # what fixes how many holders a stage has
+_REPLICAS = (
+    "data",
+    "spatial",
+    "schedule",
+    "pipeline",
+    "chunks",
+    "stages",
+    "shard",
+)  # what a model may refuse
 
 
 def _check_limits(instance: Instance) -> None:
     """Raises BadInput where the model does not allow what is fixed, or cannot be trained at all."""
     pinned = instance.pins
     paired = bool(pinned.schedules) and all(FAMILIES[name].paired for name in pinned.schedules)
-    for found in instance.refusals(pinned.data or 1, pinned.spatial or 1, 2 if paired else 1):
+    stages = len(pinned.stages or ((),) * (pinned.pipeline or 1) * (pinned.chunks or 1))
+    degrees = (pinned.data or 1, pinned.spatial or 1, 2 if paired else 1, stages, bool(pinned.shard))
+    for found in instance.refusals(*degrees):
         fixed = " ".join(f"{key}={told(pinned)[key]}" for key in _REPLICAS if key in told(pinned))
-        raise BadInput(found.message, where=found.where if found.rule == "model" else f"fix {fixed}".strip())
+        named = f"{found.where} " if found.rule == "optimizer" else ""
+        raise BadInput(
+            f"{named}{found.message}", where=found.where if found.rule == "model" else f"fix {fixed}".strip()
+        )
 
 
 def _alike_in_parts(pinned: Pins) -> Pins:

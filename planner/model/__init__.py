@@ -20,10 +20,11 @@ from planner.model.graph import (
     misplaced,
     stage_of_layers,
 )
-from planner.model.limits import ONE_HOLDER, one_holder, refusals
+from planner.model.limits import ONE_HOLDER, ONE_STAGE, one_holder, refusals
 
 __all__ = [
     "ONE_HOLDER",
+    "ONE_STAGE",
     "Buffer",
     "BufferUpdate",
     "Layer",

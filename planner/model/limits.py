@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from planner.errors import Violation
 from planner.model.graph import Buffer, ModelGraph, Parameter
 
+ONE_STAGE = "one stage, shard_optimizer: false"
 ONE_HOLDER = "data: 1, spatial: 1 and no Chimera"
 
 
@@ -22,12 +23,20 @@ def refusals(
     pipes: int = 1,
     compiled: bool = False,
     micro: int | None = None,
+    stages: int = 1,
+    shard: bool = False,
+    joint: str = "",
 ) -> Iterator[Violation]:
     """Yields why a model cannot be trained so.
 
     Args: `data`, `spatial` and `pipes` are how many replicas, shards of a sample and pipes there are; `compiled` is
-        whether stages are; `micro` is the samples of a micro-batch, None is any.
+        whether stages are; `micro` is the samples of a micro-batch, None is any. `stages` is how many there are,
+        `shard` whether optimizer state is sharded, and `joint` names an optimizer that looks at all parameters
+        together, "" is any other.
     """
+    types = {parameter.dtype for parameter in graph.parameters if parameter.trainable}
+    if joint and (stages > 1 or shard or len(types) > 1):
+        yield Violation(rule="optimizer", where=joint, message=_parted(types))
     if max(data, spatial, pipes) > 1 and (found := one_holder(graph)):
         cause, cure = found
         message = f"{cause}, which replicas, shards and pipes cannot keep equal: {ONE_HOLDER}; or {cure}"
@@ -48,6 +57,15 @@ def refusals(
         if row.dtype == "complex128":
             message = "is complex128, which no checkpoint (safetensors) holds; complex64"
             yield Violation(rule="model", where=f"'{row.name}'", message=message)
+
+
+def _parted(types: set[str]) -> str:
+    cause = "looks at all parameters together, and is given those of one stage and type at a time"
+    several = f", of which there are {' and '.join(sorted(types))}" if len(types) > 1 else ""
+    return (
+        f"{cause}{several}: {ONE_STAGE}; or an optimizer that updates each parameter by itself, and --clip-norm in "
+        "place of clipping inside step()"
+    )
 
 
 def _setting(where: str, message: str) -> Violation:

@@ -69,10 +69,10 @@ def stage_rows(plan: Plan) -> list[dict[str, object]]:
     ]
 
 
-def refused(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
+def refused(plan: Plan, graph: ModelGraph, joint: str = "") -> Iterator[Violation]:
     """Yields what the model itself does not allow of a plan, as `planner.model.refusals` has it.
 
-    Args: `graph` is the model, in any order.
+    Args: `graph` is the model, in any order; `joint` names an optimizer that looks at all parameters together.
     """
     return refusals(
         graph,
@@ -81,4 +81,7 @@ def refused(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
         pipes=schedule_of(plan).pipes,
         compiled=plan.execution == "compiled",
         micro=plan.batch.micro,
+        stages=len(plan.stages),
+        shard=plan.shard_optimizer,
+        joint=joint,
     )

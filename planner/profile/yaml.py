@@ -102,7 +102,7 @@ def dumps(profile: Profile) -> str:
         "device": profile.device,
         "source": profile.source,
         "versions": dict(profile.versions),
-        "optimizer": asdict(profile.optimizer),
+        "optimizer": {k: x for k, x in asdict(profile.optimizer).items() if x or k != "joint"},
         "graph": profile.graph.to_dict(),
         "costs": [
             key._asdict() | asdict(cost)

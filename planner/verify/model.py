@@ -77,7 +77,8 @@ def violations(plan: Plan, graph: ModelGraph, profile: Profile | None = None) ->
     Args: `plan` has the layers of the model; `graph` has them in the order of the plan. `profile` tells the bytes
         of Values; without it they are those of the capture.
     """
-    limits = refused(plan, graph)
+    joint = profile.optimizer.name if profile is not None and profile.optimizer.joint else ""
+    limits = refused(plan, graph, joint)
     return [*limits, *_in_order(plan, graph), *_backwards(plan, graph), *_hops(plan, graph, profile)]
 
 

@@ -5,12 +5,16 @@ build, batch, loss and more. Whatever is wrong in them is one BadInput with the 
 Start reading in `workload.py`.
 """
 
+from planner.workload.optimizers import check_optimizer, joint_optimizer, of_nothing
 from planner.workload.settings import parse_settings
 from planner.workload.workload import Workload, load, where_raised
 
 __all__ = [
     "Workload",
+    "check_optimizer",
+    "joint_optimizer",
     "load",
+    "of_nothing",
     "parse_settings",
     "where_raised",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
@@ -91,5 +93,14 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(outputs, targets)
 
 
-def optimizer(named: object) -> torch.optim.Optimizer:
-    return torch.optim.SGD([p for _, p in named], lr=0.1, momentum=0.9)  # type: ignore[attr-defined]
+class ClippingInside(torch.optim.SGD):
+    """Clips by the norm of all its parameters, as timm's Lamb does, in its step."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 0.1)
+        super().step()
+
+
+def optimizer(named: Iterable[tuple[str, nn.Parameter]], inside: bool = False) -> torch.optim.Optimizer:
+    kind = ClippingInside if inside else torch.optim.SGD
+    return kind([p for _, p in named], lr=0.1, momentum=0.9)
