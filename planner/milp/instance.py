@@ -80,7 +80,10 @@ class Instance:
         return cache(lambda *degrees: next(self.refusals(*degrees), None) is None)
 
     def refusals(self, data: int, spatial: int, pipes: int, stages: int, shard: bool) -> Iterator[Violation]:
-        """Yields why the model cannot be trained with so many replicas, shards of a sample, pipes and stages."""
+        """Yields why the model cannot be trained so.
+
+        Args: as of `planner.model.refusals`.
+        """
         return refusals(
             self.profile.graph,
             data=data,

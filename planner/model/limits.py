@@ -1,4 +1,4 @@
-"""What a model allows of a plan: degrees and settings that would train it otherwise, or not at all, with cause and cure.
+"""Tells what a model does not allow of a plan: degrees and settings that would train it otherwise, or not at all.
 
 The solver leaves such configurations out, `verify` finds them in any plan, and the runtime asks again before it
 runs one.
@@ -39,7 +39,7 @@ def refusals(
         yield Violation(rule="optimizer", where=joint, message=_parted(types))
     if max(data, spatial, pipes) > 1 and (found := one_holder(graph)):
         cause, cure = found
-        message = f"{cause}, which replicas, shards and pipes cannot keep equal: {ONE_HOLDER}; or {cure}"
+        message = f"{cause}, and replicas, shards and pipes cannot keep it equal: {ONE_HOLDER}; or {cure}"
         yield Violation(rule="state", where="axes", message=message)
     if data > 1 and graph.synchronised:
         normed = f"'{graph.synchronised[0]}' has a SyncBatchNorm over {data} replicas, which does not go with"

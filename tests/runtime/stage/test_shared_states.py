@@ -24,7 +24,7 @@ HELD = {
 
 
 @pytest.mark.parametrize("shape", HELD.values(), ids=HELD)
-@pytest.mark.parametrize("kind", ["spectral", "parametrised", "smoothed", "blind"])
+@pytest.mark.parametrize("kind", ["spectral", "smoothed", "blind"])
 def test_states_of_several_holders_are_those_of_one_process(
     kind: str, shape: dict[str, object], pool: Pool, tmp_path: Path
 ) -> None:
@@ -34,8 +34,8 @@ def test_states_of_several_holders_are_those_of_one_process(
     assert found.worst() <= 1e-12, found
 
 
-@pytest.mark.parametrize("family", ["1f1b", "gpipe", "interleaved", "zb-h1", "zb-v"])
-@pytest.mark.parametrize("kind", ["ema", "bank", "rows", "spectral"])
+@pytest.mark.parametrize("family", ["gpipe", "interleaved", "zb-v"])
+@pytest.mark.parametrize("kind", ["ema", "bank", "rows"])
 def test_states_that_depend_on_samples_go_through_every_pipeline_of_one_pipe(
     kind: str, family: str, pool: Pool, tmp_path: Path
 ) -> None:
@@ -55,5 +55,5 @@ def test_states_that_holders_cannot_keep_equal_are_refused_with_their_names(
     kind: str, named: str, shape: dict[str, object]
 ) -> None:
     plan = plan_of(STATES, {"kind": kind}, **shape)
-    with pytest.raises(BadPlan, match=rf"writes (and reads )?{named}.* cannot keep equal: data: 1"):
+    with pytest.raises(BadPlan, match=rf"writes (and reads )?{named}.* cannot keep it equal: data: 1"):
         check_supported(plan, captured_of(STATES, {"kind": kind}, 2)[1])
