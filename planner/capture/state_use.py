@@ -133,6 +133,8 @@ def updates_of(graph: fx.Graph, use: StateUse) -> dict[str, BufferUpdate]:
     Args: `use` is that of the graph's states; other placeholders are the batch.
     Returns: by the names of the states that are written.
     """
+    if not use.written:
+        return {}
     linear, after = decays(graph, use), _after_samples(graph, use)
     return {name: "" if name in linear else "samples" if name in after else "own" for name in use.written}
 
