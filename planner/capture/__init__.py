@@ -22,14 +22,16 @@ from planner.capture.operations import (
     operation_of,
     samples_of,
 )
-from planner.capture.stage_modules import StageModule, cut, layer_module, materialise, name_of
-from planner.capture.state_use import StateUse, use_of_states
+from planner.capture.stage_modules import CONTEXTS, StageModule, cut, layer_module, materialise, name_of
+from planner.capture.state_use import Decay, StateUse, decays, use_of_states
 from planner.capture.traced_graph import LAYER, SYNCHRONISED
 
 __all__ = [
+    "CONTEXTS",
     "LAYER",
     "SYNCHRONISED",
     "Captured",
+    "Decay",
     "LiveBytes",
     "LiveLoop",
     "OpaqueLayer",
@@ -41,6 +43,7 @@ __all__ = [
     "capture",
     "check_sizes",
     "cut",
+    "decays",
     "initial",
     "layer_module",
     "materialise",

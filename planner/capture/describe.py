@@ -15,8 +15,8 @@ from torch import Tensor, fx, nn
 from planner.capture.fake_run import after, unknown
 from planner.capture.operations import operations_of
 from planner.capture.slices import Slice, Slicing, affine
-from planner.capture.state_use import use_of_states
-from planner.capture.traced_graph import OWNERS, Source
+from planner.capture.state_use import updates_of, use_of_states
+from planner.capture.traced_graph import OWNERS, SYNCHRONISED, Source
 from planner.errors import BadInput
 from planner.model import Buffer, Layer, ModelGraph, Parameter, Value
 from planner.spatial import SLIDING, to_text
@@ -44,6 +44,7 @@ class _Describer:
         self.slices = [layout.take(i, i) for i in range(len(self.names))]
         owned = {x: source.name for x, source in self.traced.sources.items() if source.kind in OWNERS}
         self.use = use_of_states(self.traced.graph, owned)
+        self.updates = updates_of(self.traced.graph, self.use)
         self.users: dict[fx.Node, list[str]] = defaultdict(list)  # of Values and of states
         for name, taken in zip(self.names, self.slices, strict=True):
             for node in (*taken.reads, *taken.states):
@@ -60,7 +61,12 @@ class _Describer:
             symbolic_batch=self.traced.symbolic,
             captured_micro=self.traced.micro,
             operations=self._operations(),
+            synchronised=self._synchronised(),
         )
+
+    def _synchronised(self) -> tuple[str, ...]:
+        found = [x for x in self.traced.graph.nodes if SYNCHRONISED in x.meta]
+        return tuple(dict.fromkeys(self.names[self.layout.grouping.layer_of[x]] for x in found))
 
     def _operations(self) -> tuple[str, ...]:
         """Returns the operations as text where a spatial split is possible.
@@ -149,6 +155,7 @@ class _Describer:
                 bytes=_bytes(tensor),
                 trainable=tensor.requires_grad,
                 aliases=self.traced.aliases.get(name, ()),
+                written=name in self.use.written,
             )
             for name, tensor in self.module.named_parameters()
         )
@@ -165,6 +172,7 @@ class _Describer:
                 bytes=_bytes(tensor),
                 mutated=name in self.use.written,
                 remembered=name in self.use.written & self.use.read,
+                update=self.updates.get(name, ""),
             )
             for name, tensor in tensors.items()
         )

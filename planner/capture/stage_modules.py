@@ -26,6 +26,20 @@ from planner.capture.traced_graph import LAYER, SYNCHRONISED, Context
 from planner.errors import BadInput
 
 
+def set_grad(enabled: bool) -> bool:
+    """Switches gradients on or off in a stage's graph.
+
+    Returns: what held before, to be set again.
+    """
+    before = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(enabled)
+    return before
+
+
+# Targets in a stage's graph that enter and leave the contexts of its operations.
+CONTEXTS = frozenset({set_grad, torch._C._set_grad_enabled, _enter_autocast, _exit_autocast})
+
+
 class StageModule(nn.Module):
     """Consecutive layers of a captured model as one module, from Values by name to Values by name."""
 
@@ -279,13 +293,3 @@ class _Writer:
         known = self.device is not None and torch.amp.is_autocast_available(self.device.type)
         where = self.device.type if self.device is not None and known else device
         return self.graph.call_function(_enter_autocast, (where, *others))  # type: ignore[arg-type]
-
-
-def set_grad(enabled: bool) -> bool:
-    """Switches gradients on or off in a stage's graph.
-
-    Returns: what held before, to be set again.
-    """
-    before = torch.is_grad_enabled()
-    torch._C._set_grad_enabled(enabled)
-    return before

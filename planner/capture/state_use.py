@@ -1,23 +1,38 @@
-"""Finds which of its own tensors a forward pass writes, and which it reads: the tensors themselves, or views of them.
+"""Finds which of its own tensors a forward pass writes, which it reads, and what its updates depend on.
 
-What only updates a tensor does not read it: a forward without the update would give the same.
+The tensors themselves count, and views of them. What only updates a tensor does not read it: a forward without the
+update would give the same. Several holders of a tensor can keep it equal in two ways. Where every write is linear
+in what it held, and nobody reads it, holders add up their parts. Where an update depends on nothing but parameters
+and other such tensors, each holder makes all updates of a step itself.
 """
 
 from __future__ import annotations
 
 import operator
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
+import torch
 from torch import fx
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from planner.capture.export_workarounds import average_batch_norm
-from planner.capture.functional import STATISTICS
+from planner.capture.functional import STATISTICS, random
 from planner.capture.opaque import OpaqueLayer
+from planner.model import BufferUpdate
 
+ATEN = torch.ops.aten
+_ADDING = {
+    ATEN.add_.Tensor,
+    ATEN.add_.Scalar,
+    ATEN.sub_.Tensor,
+    ATEN.sub_.Scalar,
+    ATEN.index_add_.default,
+    ATEN.scatter_add_.default,
+}
 Way = Literal["read", "view", "write", "move", "update"]  # "move" gives nothing back, "update" reads, too
 
 
@@ -28,6 +43,16 @@ class StateUse:
     written: set[str] = field(default_factory=set)
     read: set[str] = field(default_factory=set)
     views: dict[fx.Node, str] = field(default_factory=dict)  # the tensors themselves among them
+    whole: set[fx.Node] = field(
+        default_factory=set
+    )  # the tensors themselves, and what writes into them gives
+
+    def written_by(self, node: fx.Node) -> list[fx.Node]:
+        """Returns the states, or views of them, that an operation writes.
+
+        Args: `node` is one of the graph's.
+        """
+        return [x for x, way in _uses(node) if way in ("write", "move", "update") and x in self.views]
 
 
 def use_of_states(graph: fx.Graph, states: Mapping[fx.Node, str]) -> StateUse:
@@ -35,7 +60,7 @@ def use_of_states(graph: fx.Graph, states: Mapping[fx.Node, str]) -> StateUse:
 
     Args: `states` has the name of each placeholder that is a parameter, buffer or constant.
     """
-    found = StateUse(views=dict(states))
+    found = StateUse(views=dict(states), whole=set(states))
     for node in graph.nodes:
         for x, way in list(_uses(node)):
             if x not in found.views:
@@ -47,7 +72,85 @@ def use_of_states(graph: fx.Graph, states: Mapping[fx.Node, str]) -> StateUse:
                 found.read.add(name)
             if way in ("write", "view"):  # an operation in place gives what it has written
                 found.views[node] = name
+                if way == "write" and x in found.whole:
+                    found.whole.add(node)
     return found
+
+
+class Decay(NamedTuple):
+    """The factor of what a state held that one forward leaves; of an average it is the factor of its sum."""
+
+    factor: float = 1.0
+    counter: str = ""  # of an average: what counts the batches in it
+
+
+def decays(graph: fx.Graph, use: StateUse) -> dict[str, Decay]:
+    """Returns the decay of each state that a forward only moves: all its writes are linear, and nothing reads it.
+
+    Args: `use` is that of the graph's states.
+    Returns: decays by the names of states.
+    """
+    writes: dict[str, list[Decay | None]] = defaultdict(list)
+    for node in graph.nodes:
+        for x in use.written_by(node):
+            writes[use.views[x]].append(_decay(node, x, use))
+    found: dict[str, Decay] = {}
+    for name, rows in writes.items():
+        linear = [row for row in rows if row is not None]
+        if name in use.read or len(linear) < len(rows):
+            continue
+        counters, factor = {row.counter for row in linear}, 1.0
+        for row in linear:
+            factor *= row.factor
+        if len(counters) == 1:
+            found[name] = Decay(factor, counters.pop())
+    return found
+
+
+def _decay(node: fx.Node, written: fx.Node, use: StateUse) -> Decay | None:
+    """Returns what one operation leaves of a state that it writes; None where that is not linear in it."""
+    target, args = node.target, node.args
+    if target is average_batch_norm:
+        count = args[6]
+        assert isinstance(count, fx.Node)
+        return Decay() if written is count else Decay(counter=use.views[count])
+    if target in (ATEN.batch_norm.default, ATEN.instance_norm.default):
+        momentum = args[6]
+        return Decay(1 - float(momentum)) if isinstance(momentum, int | float) else None
+    if target in _ADDING:
+        return Decay()
+    whole = written in use.whole
+    if whole and target in (ATEN.mul_.Tensor, ATEN.mul_.Scalar) and isinstance(args[1], int | float):
+        return Decay(float(args[1]))
+    if whole and target is ATEN.lerp_.Scalar and isinstance(args[2], int | float):
+        return Decay(1 - float(args[2]))
+    return None
+
+
+def updates_of(graph: fx.Graph, use: StateUse) -> dict[str, BufferUpdate]:
+    """Returns how several holders can keep each written state equal: "" where they add up its parts.
+
+    Args: `use` is that of the graph's states; other placeholders are the batch.
+    Returns: by the names of the states that are written.
+    """
+    if not use.written:
+        return {}
+    linear, after = decays(graph, use), _after_samples(graph, use)
+    return {name: "" if name in linear else "samples" if name in after else "own" for name in use.written}
+
+
+def _after_samples(graph: fx.Graph, use: StateUse) -> set[str]:
+    """Returns the states whose updates depend on the samples, on drawn numbers or on states that do."""
+    names: set[str] = set()
+    while True:
+        nodes, before = {x for x, name in use.views.items() if name in names}, len(names)
+        for node in graph.nodes:
+            batch = node.op == "placeholder" and node not in use.views
+            if batch or random(node) or any(x in nodes for x in node.all_input_nodes):
+                nodes.add(node)
+                names |= {use.views[x] for x in use.written_by(node)}
+        if len(names) == before:
+            return names
 
 
 def _uses(node: fx.Node) -> Iterator[tuple[fx.Node, Way]]:

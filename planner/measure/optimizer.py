@@ -18,7 +18,7 @@ from planner.measure.timing import Clock, spread_of
 from planner.measure.work import Counter
 from planner.model import ModelGraph, Parameter
 from planner.profile import OptimizerCost, Seconds
-from planner.workload import Workload
+from planner.workload import Workload, joint_optimizer
 
 TIMED_ELEMENTS = 8 * 2**20  # beyond the caches, as the real ones are
 COUNTED_ELEMENTS = 2**16
@@ -41,7 +41,8 @@ def measured_optimizer(
     visits.append(samples[WARM_UP_STEPS:])
     whole = spread_of(*visits)
     each = Seconds(median=whole.median / elements, spread=whole.spread / elements)
-    return _cost(optimizer, elements, each, _transient(workload, graph, device, on_gpu=False))
+    transient = _transient(workload, graph, device, on_gpu=False)
+    return _cost(optimizer, elements, each, transient, joint=bool(joint_optimizer(workload, graph)))
 
 
 def roofline_optimizer(workload: Workload, graph: ModelGraph, device: Device) -> OptimizerCost:
@@ -58,7 +59,8 @@ def roofline_optimizer(workload: Workload, graph: ModelGraph, device: Device) ->
         optimizer.step()
     traffic = sum(work.traffic_bytes for work in counter.work)
     each = Seconds(median=traffic / elements / device.memory_bytes_per_s)
-    return _cost(optimizer, elements, each, _transient(workload, graph, "cpu", device.name != "cpu"))
+    transient = _transient(workload, graph, "cpu", device.name != "cpu")
+    return _cost(optimizer, elements, each, transient, joint=bool(joint_optimizer(workload, graph)))
 
 
 def _step(workload: Workload, optimizer: torch.optim.Optimizer) -> None:
@@ -117,7 +119,12 @@ def _like(row: Parameter, limit: int, device: str) -> nn.Parameter:
 
 
 def _cost(
-    optimizer: torch.optim.Optimizer, elements: int, seconds: Seconds, transient: tuple[float, float]
+    optimizer: torch.optim.Optimizer,
+    elements: int,
+    seconds: Seconds,
+    transient: tuple[float, float],
+    *,
+    joint: bool,
 ) -> OptimizerCost:
     tensors = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, torch.Tensor)]
     state_bytes = sum(x.nbytes for x in tensors if x.ndim)
@@ -129,6 +136,7 @@ def _cost(
         state_bytes_per_tensor=counters_bytes / max(1, len(optimizer.state)),
         largest_bytes_per_parameter=transient[0],
         other_bytes_per_parameter=transient[1],
+        joint=joint,
     )
 
 

@@ -24,6 +24,7 @@ from planner.milp.cut.stage_costs import KINDS
 from planner.milp.instance import Instance
 from planner.milp.pins import Pins, told
 from planner.milp.search.descent import UNFIT_NS, Answer, judge
+from planner.model import ONE_HOLDER, ONE_STAGE, one_holder
 from planner.plan import MOST_NEAR, PlannedConfiguration, Rival, RivalKind, SearchSpace
 from planner.schedule import FAMILIES, Action, Kind
 
@@ -59,11 +60,24 @@ def searched_space(space: Instance) -> SearchSpace:
         equal_parts=pins.update == "rolling" and pins.out_of_order is not False,
         cuts="all" if space.boundaries.all() else "chained",
         recompute=_recomputation(space),
-        shard=(False, True) if pins.shard is None else (pins.shard,),
+        shard=(pins.shard,) if pins.shard is not None else (False,) if space.joint else (False, True),
         grids=tuple(grids),
         grid_changes=changes,
         gathers=gathers,
+        limits=tuple(limits(space)),
     )
+
+
+def limits(space: Instance) -> Iterator[str]:
+    """Yields what the model itself does not allow of a plan, each with its cause in one line."""
+    graph = space.profile.graph
+    if found := one_holder(graph):
+        yield f"{ONE_HOLDER}, because {found[0]}"
+    if space.joint:
+        yield f"{ONE_STAGE}, because {space.joint} looks at all parameters together"
+    if graph.synchronised and (space.execution == "compiled" or graph.operations):
+        name = graph.synchronised[0]
+        yield f"replicas on whole samples in eager stages only, because '{name}' has a SyncBatchNorm"
 
 
 def _recomputation(space: Instance) -> Literal["none", "all", "whole_stages", "first_layers"]:
@@ -211,16 +225,15 @@ def equal_cut(posed: CutProblem) -> IntArray:
 
 
 def _shapes(space: Instance, pinned: Pins) -> list[Configuration]:
-    return list(
-        shapes(
-            space.cluster,
-            layers=space.layers,
-            batch=space.batch,
-            micros=space.micros(),
-            pinned=pinned,
-            splits=lambda micro: [s for s in space.splits(micro) if pinned.spatial is None or not s.grid],
-        )
+    every = shapes(
+        space.cluster,
+        layers=space.layers,
+        batch=space.batch,
+        micros=space.micros(),
+        pinned=pinned,
+        splits=lambda micro: [s for s in space.splits(micro) if pinned.spatial is None or not s.grid],
     )
+    return list(filter(space.permits, every))
 
 
 def _best(space: Instance, kind: RivalKind, chosen: Sequence[Configuration]) -> Rival:

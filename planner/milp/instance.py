@@ -6,9 +6,9 @@ an instance about the same costs: other machines, other memory, other pins.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from planner.arrays import NS_PER_S, BoolArray, IntArray
 from planner.cluster import Cluster, Group
 from planner.cost import GridChoice, Prices, Tables, price, sharded
-from planner.errors import BadInput
+from planner.errors import BadInput, Violation
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.configurations.placement import PlacementCosts
 from planner.milp.configurations.spatial_choices import asked, choice_of, choices, needs_space, none_of
@@ -24,8 +24,9 @@ from planner.milp.cut.frozen_order import WorkMeter
 from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.recompute_least import PARTED, alone
 from planner.milp.pins import Pins
-from planner.milp.problems import FAMILY, Orders, Problems, arranged
+from planner.milp.problems import FAMILY, Orders, Problems, arranged, pinned_cut
 from planner.milp.proof.feasible import windows
+from planner.model import refusals
 from planner.profile import CostKey, Profile, corrected
 from planner.schedule import FAMILIES
 
@@ -66,6 +67,38 @@ class Instance:
     @cached_property
     def machines(self) -> PlacementCosts:
         return PlacementCosts(self.cluster)
+
+    def permits(self, shape: Configuration) -> bool:
+        """Returns whether the model can be trained under a configuration.
+
+        Args: `shape` is any; see `planner.model.refusals`.
+        """
+        return self._permitted(shape.data, shape.spatial, shape.pipes, shape.stages, shape.shard)
+
+    @cached_property
+    def _permitted(self) -> Callable[..., bool]:
+        return cache(lambda *degrees: next(self.refusals(*degrees), None) is None)
+
+    def refusals(self, data: int, spatial: int, pipes: int, stages: int, shard: bool) -> Iterator[Violation]:
+        """Yields why the model cannot be trained so.
+
+        Args: as of `planner.model.refusals`.
+        """
+        return refusals(
+            self.profile.graph,
+            data=data,
+            spatial=spatial,
+            pipes=pipes,
+            compiled=self.execution == "compiled",
+            stages=stages,
+            shard=shard,
+            joint=self.joint,
+        )
+
+    @property
+    def joint(self) -> str:
+        """Returns the name of an optimizer that looks at all parameters together; "" for any other."""
+        return self.profile.optimizer.name if self.profile.optimizer.joint else ""
 
     @property
     def layers(self) -> int:
@@ -169,7 +202,7 @@ class Instance:
     def at_use(self, shape: Configuration) -> bool:
         """Tells whether updates come when gradient buckets are used, so that the order depends on what they take.
 
-        Returns: False where something may have to see every gradient before the first update; see `runtime.update.deferred_updates`.
+        Returns: False where something may have to see every gradient before the first update; see `runtime.update.check`.
         """
         counted = self.profile.graph.loss_kind == "sum_count"
         late = shape.family == FAMILY and shape.update == "rolling"
@@ -226,26 +259,6 @@ class Instance:
     def _own_cut(self) -> IntArray | None:
         """Returns the cut of the user, if there is one."""
         return None if self.pins.stages is None else pinned_cut(self.profile, self.pins.stages)
-
-
-def pinned_cut(
-    profile: Profile, stages: tuple[tuple[str, ...], ...]
-) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Returns the cut that has these stages.
-
-    Args: `stages` are the names of the layers of each stage.
-    Raises: BadInput where the stages leave the order of the model.
-    """
-    names = [name for stage in stages for name in stage]
-    right = [layer.name for layer in profile.graph.layers]
-    if names != right or not all(stages):
-        wrong = next((a for a, b in zip(names, right, strict=False) if a != b), "the last layers")
-        raise BadInput(
-            f"stages leave the order of the model at '{wrong}'",
-            where="fix",
-            allowed="every layer once, in the model's order, no stage empty",
-        )
-    return np.cumsum([0, *map(len, stages)])
 
 
 def short_bytes(instance: Instance, shape: Configuration) -> int:

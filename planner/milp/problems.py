@@ -26,7 +26,7 @@ from planner.milp.cut.recompute_least import LeastRecompute
 from planner.milp.cut.stage_costs import COMPUTE, KINDS, GridKey
 from planner.milp.search.descent import even, judge, near
 from planner.plan import StageTimes
-from planner.profile import launch_ns
+from planner.profile import Profile, launch_ns
 from planner.schedule import Kind, Schedule, generate, overlapped, with_recompute
 from planner.simulate import best_overlap
 
@@ -239,3 +239,21 @@ def _times(problem: CutProblem, cut: IntArray) -> list[StageTimes]:
         )
         for p in range(problem.stages)
     ]
+
+
+def pinned_cut(profile: Profile, stages: tuple[tuple[str, ...], ...]) -> IntArray:
+    """Returns the cut that has these stages.
+
+    Args: `stages` are the names of the layers of each stage.
+    Raises: BadInput where the stages leave the order of the model.
+    """
+    names = [name for stage in stages for name in stage]
+    right = [layer.name for layer in profile.graph.layers]
+    if names != right or not all(stages):
+        wrong = next((a for a, b in zip(names, right, strict=False) if a != b), "the last layers")
+        raise BadInput(
+            f"stages leave the order of the model at '{wrong}'",
+            where="fix",
+            allowed="every layer once, in the model's order, no stage empty",
+        )
+    return np.cumsum([0, *map(len, stages)])

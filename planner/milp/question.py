@@ -9,10 +9,10 @@ from planner.cluster import Cluster, with_memory, with_network, with_nodes
 from planner.errors import BadInput
 from planner.milp.instance import Instance
 from planner.milp.layer_orders import orders
-from planner.milp.pins import Pins, check_space, pins, with_stages
+from planner.milp.pins import Pins, check_space, pins, told, with_stages
 from planner.milp.search.state import Effort
 from planner.profile import Profile
-from planner.schedule import ROUNDS_BY_PART, rounds_by_part
+from planner.schedule import FAMILIES, ROUNDS_BY_PART, rounds_by_part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +77,40 @@ class Question:
         profile, pinned = orders.as_pinned(self.profile, with_stages(fixed, self.profile.graph))
         precision = _choice(profile, "precision", self.precision, "fp32")
         execution = _choice(profile, "execution", self.execution, "eager")
-        return Instance(
+        instance = Instance(
             profile=profile,
             cluster=self.cluster,
             batch=self.batch,
             precision=precision,
             execution=execution,
             pins=_alike_in_parts(pinned) if rounds_by_part(precision, execution) else pinned,
+        )
+        _check_limits(instance)
+        return instance
+
+
+_REPLICAS = (
+    "data",
+    "spatial",
+    "schedule",
+    "pipeline",
+    "chunks",
+    "stages",
+    "shard",
+)  # what a model may refuse
+
+
+def _check_limits(instance: Instance) -> None:
+    """Raises BadInput where the model does not allow what is fixed, or cannot be trained at all."""
+    pinned = instance.pins
+    paired = bool(pinned.schedules) and all(FAMILIES[name].paired for name in pinned.schedules)
+    stages = len(pinned.stages or ((),) * (pinned.pipeline or 1) * (pinned.chunks or 1))
+    degrees = (pinned.data or 1, pinned.spatial or 1, 2 if paired else 1, stages, bool(pinned.shard))
+    for found in instance.refusals(*degrees):
+        fixed = " ".join(f"{key}={told(pinned)[key]}" for key in _REPLICAS if key in told(pinned))
+        named = f"{found.where} " if found.rule == "optimizer" else ""
+        raise BadInput(
+            f"{named}{found.message}", where=found.where if found.rule == "model" else f"fix {fixed}".strip()
         )
 
 

@@ -2,12 +2,14 @@
 
 In goes what `planner.capture` found in a module, or the mapping in a profile file (`graph_from_dict`). Out comes a
 `ModelGraph`, and what crosses the boundaries between stages (`crossings`).
-Start reading in `graph.py`; `check.py` refuses files whose tables do not agree.
+Start reading in `graph.py`; `check.py` refuses files whose tables do not agree, `limits.py` says what a model does not
+allow of a plan.
 """
 
 from planner.model.check import graph_from_dict, inconsistency
 from planner.model.graph import (
     Buffer,
+    BufferUpdate,
     Layer,
     ModelGraph,
     Parameter,
@@ -18,9 +20,13 @@ from planner.model.graph import (
     misplaced,
     stage_of_layers,
 )
+from planner.model.limits import ONE_HOLDER, ONE_STAGE, one_holder, refusals
 
 __all__ = [
+    "ONE_HOLDER",
+    "ONE_STAGE",
     "Buffer",
+    "BufferUpdate",
     "Layer",
     "ModelGraph",
     "Parameter",
@@ -31,5 +37,7 @@ __all__ = [
     "graph_from_dict",
     "inconsistency",
     "misplaced",
+    "one_holder",
+    "refusals",
     "stage_of_layers",
 ]

@@ -105,6 +105,11 @@ def _wrong_sizes(graph: ModelGraph) -> Iterator[str]:
     for buffer in graph.buffers:
         if buffer.remembered and not buffer.mutated:
             yield f"buffer '{buffer.name}' is remembered, but never written"
+        if buffer.update and not buffer.mutated:
+            yield f"buffer '{buffer.name}' has an update, but is never written"
+    for name in graph.synchronised:
+        if name not in graph.index:
+            yield f"synchronised: there is no layer '{name}'"
     for layer in graph.layers:
         if min(layer.fixed_flops, layer.sample_flops) < 0:
             yield f"layer '{layer.name}' has negative operations"

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -29,6 +29,8 @@ from math import prod
 from typing import Literal
 
 from planner.shown import Shown
+
+BufferUpdate = Literal["", "own", "samples"]
 
 
 def misplaced(graph: ModelGraph, names: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -81,8 +83,8 @@ def ordered(graph: ModelGraph, names: Sequence[str]) -> ModelGraph:
     if tuple(names) == present:
         return graph
     assert sorted(names) == sorted(present), "an order names every layer once"
-    captured, at = graph.captured_order or present, {name: place for place, name in enumerate(names)}
-    place: Callable[[str], int] = at.__getitem__
+    captured = graph.captured_order or present
+    place = {name: at for at, name in enumerate(names)}.__getitem__
     return replace(
         graph,
         layers=tuple(graph.layer[name] for name in names),
@@ -126,6 +128,7 @@ class Parameter:
     bytes: int
     trainable: bool
     aliases: tuple[str, ...] = ()  # further names of the same tensor in the module
+    written: bool = False  # the forward pass writes it, as an embedding with max_norm does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +142,9 @@ class Buffer:
     bytes: int
     mutated: bool  # the forward pass writes it
     remembered: bool = False  # and reads it: what is recomputed needs it as it was
+    # "": its holders add up their parts of it; "own": updates depend on parameters alone, each holder makes them all;
+    # "samples": holders cannot keep it equal
+    update: BufferUpdate = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +182,7 @@ class ModelGraph(Shown):
     captured_micro: int  # the micro-batch that was captured when the batch is not symbolic
     operations: tuple[str, ...] = ()  # of models that slide over space, as `planner.spatial` writes them
     captured_order: tuple[str, ...] = ()  # names of the layers as captured, where that is another
+    synchronised: tuple[str, ...] = ()  # layers with a batch norm over all replicas
 
     @cached_property
     def layer(self) -> dict[str, Layer]:
@@ -242,8 +249,9 @@ class ModelGraph(Shown):
         """Returns the graph as plain data; `graph_from_dict` reads it back."""
         names = ("layers", "values", "parameters", "buffers")
         tables: dict[str, object] = {name: [_row(row) for row in getattr(self, name)] for name in names}
-        if self.operations:
-            tables["operations"] = list(self.operations)
+        for name in ("operations", "synchronised"):
+            if getattr(self, name):
+                tables[name] = list(getattr(self, name))
         return tables | {
             "loss_kind": self.loss_kind,
             "symbolic_batch": self.symbolic_batch,
@@ -253,8 +261,8 @@ class ModelGraph(Shown):
 
 
 def _row(row: Value | Parameter | Buffer | Layer) -> dict[str, object]:
-    """Returns a row as plain data; a buffer says that it is remembered only where it is."""
-    return {key: value for key, value in asdict(row).items() if key != "remembered" or value}
+    """Returns a row as plain data; how the forward writes a state is said only where it is unusual."""
+    return {key: x for key, x in asdict(row).items() if x or key not in ("remembered", "update", "written")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

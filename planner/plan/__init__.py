@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         places,
         rank_of,
         ranks_of_worker,
+        refused,
         schedule_of,
         stage_rows,
         world_size,
@@ -83,6 +84,7 @@ __all__ = [
     "places",
     "rank_of",
     "ranks_of_worker",
+    "refused",
     "schedule_of",
     "shared_from",
     "stage_rows",
@@ -95,6 +97,7 @@ __getattr__ = later(
         "derive": (
             "as_planned",
             "layers_of",
+            "refused",
             "schedule_of",
             "stage_rows",
             "coordinates",

@@ -128,6 +128,7 @@ class SearchSpace(Part):
     gathers: Count | None = Field(
         default=None, description="layers before which samples may be whole again; empty: any"
     )
+    limits: tuple[Text, ...] = Field(default=(), description="what the model itself does not allow, and why")
 
 
 class Certificate(Part):

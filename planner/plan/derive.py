@@ -1,17 +1,18 @@
-"""Derives from a plan the order of the layers that it cuts, the model in that order, the schedule, and its ranks.
+"""Derives from a plan the order of the layers that it cuts, the model in that order, the schedule, its ranks, and
+what the model does not allow of it.
 
 A plan's stages, one after the other, name all layers. That is the order the cuts are made in; nothing else says it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from planner import cluster as clusters
 from planner.cluster import Cluster
-from planner.errors import BadPlan, Infeasible
-from planner.model import ModelGraph, misplaced
+from planner.errors import BadPlan, Infeasible, Violation
+from planner.model import ModelGraph, misplaced, refusals
 from planner.plan.plan import Axes, Place, Plan
 from planner.schedule import Schedule, parse_orders
 
@@ -137,3 +138,21 @@ def ranks_of_worker(axes: Axes, worker: int) -> tuple[int, ...]:
     """
     shards = [(data, spatial) for data in range(axes.data) for spatial in range(axes.spatial)]
     return tuple(sorted(rank_of(axes, Coordinates(data, worker, spatial)) for data, spatial in shards))
+
+
+def refused(plan: Plan, graph: ModelGraph, joint: str = "") -> Iterator[Violation]:
+    """Yields what the model itself does not allow of a plan, as `planner.model.refusals` has it.
+
+    Args: `graph` is the model, in any order; `joint` names an optimizer that looks at all parameters together.
+    """
+    return refusals(
+        graph,
+        data=plan.axes.data,
+        spatial=plan.axes.spatial,
+        pipes=schedule_of(plan).pipes,
+        compiled=plan.execution == "compiled",
+        micro=plan.batch.micro,
+        stages=len(plan.stages),
+        shard=plan.shard_optimizer,
+        joint=joint,
+    )

@@ -32,6 +32,7 @@ class GraphRows:
     parameters: tuple[Parameter, ...]
     buffers: tuple[Buffer, ...]
     operations: tuple[str, ...] = ()
+    synchronised: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,7 @@ def dumps(profile: Profile) -> str:
         "source": profile.source,
         "versions": dict(profile.versions),
         **({"others": profile.others} if profile.others else {}),
-        "optimizer": asdict(profile.optimizer),
+        "optimizer": {k: x for k, x in asdict(profile.optimizer).items() if x or k != "joint"},
         "graph": profile.graph.to_dict(),
         "costs": [
             key._asdict() | asdict(cost)

@@ -17,8 +17,13 @@ BY_HAND = "not proved: this plan was written by hand"
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """Returns the three lines: what a plan takes, what it is, and how good it is known to be."""
-    return [first_line(plan), f"  {how(plan)}", f"  {verdict(plan)}"]
+    """Returns the three lines: what a plan takes, what it is, and how good it is known to be.
+
+    A further line says what the model itself does not allow.
+    """
+    space = plan.certificate.space if plan.certificate is not None else None
+    limits = [f"  only {limit}" for limit in space.limits] if space is not None else []
+    return [first_line(plan), f"  {how(plan)}", *limits, f"  {verdict(plan)}"]
 
 
 def first_line(plan: Plan) -> str:
@@ -190,6 +195,8 @@ def proof_list(plan: Plan) -> ProofList | None:
 def _space(space: SearchSpace, rescheduled: int) -> Iterator[tuple[str, str]]:
     if space.fixed:
         yield "pinned", ", ".join(f"{key}={value}" for key, value in space.fixed.items())
+    for limit in space.limits:
+        yield "model", f"only {limit}"
     workers = plural(space.most_workers, "worker")
     yield "machines", f"every number of replicas and pipeline workers on whole nodes, up to {workers}"
     yield "schedules", _schedules(space, rescheduled)

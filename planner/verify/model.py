@@ -13,8 +13,8 @@ from math import prod
 
 from planner.cost import setting_of
 from planner.errors import Violation
-from planner.model import ModelGraph, crossings, misplaced
-from planner.plan import Hop, Plan, grids_of, layers_of, schedule_of, shared_from
+from planner.model import Buffer, ModelGraph, Parameter, crossings, misplaced
+from planner.plan import Hop, Plan, grids_of, layers_of, refused, schedule_of, shared_from
 from planner.profile import Profile
 from planner.schedule import Kind
 
@@ -77,13 +77,26 @@ def violations(plan: Plan, graph: ModelGraph, profile: Profile | None = None) ->
     Args: `plan` has the layers of the model; `graph` has them in the order of the plan. `profile` tells the bytes
         of Values; without it they are those of the capture.
     """
-    return [*_micro(plan, graph), *_backwards(plan, graph), *_hops(plan, graph, profile)]
+    joint = profile.optimizer.name if profile is not None and profile.optimizer.joint else ""
+    limits = refused(plan, graph, joint)
+    return [*limits, *_in_order(plan, graph), *_backwards(plan, graph), *_hops(plan, graph, profile)]
 
 
-def _micro(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
-    if not graph.symbolic_batch and plan.batch.micro != graph.captured_micro:
-        message = f"is {plan.batch.micro}, but the model was captured for {graph.captured_micro} only"
-        yield Violation(rule="batch", where="batch.micro", message=message)
+def _in_order(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
+    """Yields stages that write a state in another order of micro-batches than one process would."""
+    rows: list[Parameter | Buffer] = [*graph.parameters, *(row for row in graph.buffers if row.mutated)]
+    wrote = {user for row in rows if isinstance(row, Buffer) or row.written for user in row.users}
+    for order in schedule_of(plan).orders:
+        latest: dict[tuple[int, int], int] = {}
+        for action in order:
+            if action.kind is Kind.F and wrote.intersection(plan.stages[action.stage].layers):
+                key = action.pipe, action.stage
+                if latest.get(key, -1) > action.micro:
+                    message = (
+                        f"runs {action} after a later micro-batch, and writes state in its forward; in order"
+                    )
+                    yield Violation(rule="state", where=f"stage {action.stage}", message=message)
+                latest[key] = action.micro
 
 
 def _backwards(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:

@@ -7,6 +7,7 @@ Start reading in `workload.py`.
 
 from planner.workload.imports import outside
 from planner.workload.model_folder import MODEL, SAMPLES, VERSION, WEIGHTS, ModelFolder, flat
+from planner.workload.optimizers import check_optimizer, joint_optimizer, of_nothing
 from planner.workload.settings import parse_settings
 from planner.workload.workload import Workload, load, where_raised
 
@@ -17,8 +18,11 @@ __all__ = [
     "WEIGHTS",
     "ModelFolder",
     "Workload",
+    "check_optimizer",
     "flat",
+    "joint_optimizer",
     "load",
+    "of_nothing",
     "outside",
     "parse_settings",
     "where_raised",

@@ -59,8 +59,8 @@ def assemble(
     modules = parts.modules(load)
     flats = parts.flats()
     groups = groups_of(parts.buckets, parts.mesh, world.rank, world.new_group)
-    statistics = parts.statistics(modules)
-    stages = parts.stages(modules, statistics)
+    shared = parts.shared_states(modules)
+    stages = parts.stages(modules, shared)
     tracer = Tracer(world.rank)
     updater = _updater(parts, flats, groups, stages, make_optimizer, lr_schedule, tracer)
     transport = _transport(parts)
@@ -87,7 +87,7 @@ def assemble(
         idle=_idle(parts, load),
         flats=flats,
         updater=updater,
-        statistics=[one for found in statistics.values() for one in found],
+        shared=[one for found in shared.values() for one in found],
         keys=parts.keys,
         transport=transport,
         interpreter=interpreter,

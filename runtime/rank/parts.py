@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from planner.capture import Captured, StageModule, StateUse, cut, use_of_states
 from planner.errors import BadPlan
-from planner.model import Buffer, Parameter
-from planner.plan import Plan, schedule_of
+from planner.model import Buffer
+from planner.plan import Plan, refused, schedule_of
 from planner.schedule import Action, Kind, Schedule
 from runtime import stage as stages
 from runtime import update as updates
@@ -25,18 +25,17 @@ from runtime.stage import (
     Keys,
     LossScale,
     PartedStage,
-    RunningStatistics,
     Scaler,
+    SharedState,
     SplitWay,
     TorchStage,
     WeightStore,
     compile_stage,
-    decays,
     first_bad_layer,
     graph_of,
     in_two,
     observed,
-    observers,
+    shared_states,
     states_of,
 )
 from runtime.update import ClipBy, Flat, buckets_of, trained
@@ -57,40 +56,18 @@ class RankOptions:
 
 
 def check_supported(plan: Plan, captured: Captured) -> None:
-    """Refuses a plan that the runtime cannot execute.
+    """Refuses a plan that is not for its model, or that the model does not allow, as the planner does.
 
     Args: `captured` is the model that the plan is for.
-    Raises: BadPlan with the first thing that is not supported.
+    Raises: BadPlan with the first thing that is wrong.
     """
     graph = captured.graph
     if plan.model.fingerprint != graph.fingerprint:
         raise BadPlan(
             f"the plan is for another model: fingerprint {plan.model.fingerprint}, captured {graph.fingerprint}"
         )
-    if plan.execution == "compiled" and plan.axes.spatial > 1:
-        raise BadPlan("compiled stages of split samples are not executed yet: use execution: eager")
-    if not graph.symbolic_batch and graph.captured_micro != plan.batch.micro:
-        raise BadPlan(f"captured for micro-batches of {graph.captured_micro}, planned are {plan.batch.micro}")
-    sync_batchnorm.check(plan, captured)
-    _check_written(plan, captured)
-    rows: list[Parameter | Buffer] = [*graph.parameters, *graph.buffers]
-    for row in rows:
-        if row.dtype == "complex128":
-            raise BadPlan(
-                f"'{row.name}' is complex128, which no checkpoint (safetensors) holds: use complex64"
-            )
-
-
-def _check_written(plan: Plan, captured: Captured) -> None:
-    """Raises BadPlan where replicas would write a parameter in their forwards, each after its own samples."""
-    traced = captured.layout.traced
-    names = {node: source.name for node, source in traced.sources.items() if source.kind == "parameter"}
-    written = sorted(use_of_states(traced.graph, names).written)
-    if written and max(plan.axes.data, plan.axes.spatial, schedule_of(plan).pipes) > 1:
-        raise BadPlan(
-            f"the forward pass writes parameter '{written[0]}' (as an embedding with max_norm does), which replicas "
-            f"cannot keep equal: use data: 1, spatial: 1 and no Chimera"
-        )
+    for found in refused(plan, graph):
+        raise BadPlan(str(found))
 
 
 class RankParts:
@@ -156,39 +133,53 @@ class RankParts:
             for bucket in mine
         ]
 
-    def statistics(self, modules: Mapping[int, StageModule]) -> dict[int, list[RunningStatistics]]:
-        """Returns the running statistics to average, by stage.
+    def shared_states(self, modules: Mapping[int, StageModule]) -> dict[int, list[SharedState]]:
+        """Returns the buffers to keep equal, by stage.
 
         These are of stages whose forward writes buffers that other ranks or pipes hold too. All ranks call
         this, because communicators are made in one order.
         Args: `modules` are the stage modules of this rank.
         """
-        found: dict[int, list[RunningStatistics]] = {}
+        found: dict[int, list[SharedState]] = {}
         for stage in range(self.schedule.stages):
             written = self._written(stage)
             ranks = self.mesh.holders([stage])
             if not written or (len(ranks) == 1 and self.schedule.pipes == 1):
                 continue
-            group = self.world.new_group(ranks) if len(ranks) > 1 else None
+            summed = any(not row.update for row in written)
+            group = self.world.new_group(ranks) if len(ranks) > 1 and summed else None
             if stage in modules:
-                decay = decays(modules[stage], set(written))
                 common = sync_batchnorm.states(modules[stage]) if self.replicas else ()
-                found[stage] = observers(decay, self.buffers, common, self.plan, self.place, group)
+                found[stage] = shared_states(
+                    modules[stage],
+                    written,
+                    self.buffers,
+                    common,
+                    self.plan,
+                    self.place,
+                    group,
+                    self._forwards(stage),
+                )
         return found
 
-    def _written(self, stage: int) -> list[str]:
+    def _written(self, stage: int) -> list[Buffer]:
         return [
-            row.name
+            row
             for row in self.graph.buffers
             if row.mutated and any(self.stage_of[self.graph.index[user]] == stage for user in row.users)
         ]
 
+    def _forwards(self, stage: int) -> int:
+        """Returns how many forwards of a stage this rank runs in a step, over its pipes."""
+        pipes = {pipe for pipe, held in self.held if held == stage}
+        return sum(pipe in pipes for pipe in self.plan.schedule.pipe_of)
+
     def stages(
-        self, modules: Mapping[int, StageModule], statistics: Mapping[int, Sequence[RunningStatistics]]
+        self, modules: Mapping[int, StageModule], shared: Mapping[int, Sequence[SharedState]]
     ) -> dict[Node, AnyStage]:
         """Returns the stages of this rank, by pipe and stage, ready for the interpreter.
 
-        Args: `modules` and `statistics` are those that the methods of that name have returned.
+        Args: `modules` are those of this rank; `shared` is what `shared_states` has returned.
         """
         kinds = _kinds(self.schedule)
         parts = {stage: self._parts(stage, module) for stage, module in modules.items()}
@@ -207,7 +198,7 @@ class RankParts:
             compile_stage(module, [self.graph.layer[name].signature for name in module.layers])
         made: dict[Node, AnyStage] = {}
         for pipe, stage in self.held:
-            seen = observed(statistics[stage]) if stage in statistics else None
+            seen = observed(shared[stage]) if stage in shared else None
             ran = [
                 self._torch_stage(
                     part,

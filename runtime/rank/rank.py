@@ -18,7 +18,7 @@ from runtime.data import Region, Rows, Wanted
 from runtime.execute import AUTOCAST, Interpreter, Tensors, Tracer, forward_program
 from runtime.messages import Transport, stages_of_layers
 from runtime.rank.evaluation import EvaluationStage, losses_of
-from runtime.stage import AnyStage, Keys, RunningStatistics, Scaler
+from runtime.stage import AnyStage, Keys, Scaler, SharedState
 from runtime.update import Flat, SavedState, Updater, load_state, state_of
 from runtime.world import RankMesh, World
 
@@ -58,7 +58,7 @@ class Rank:
     idle: dict[str, Tensor]  # parameters and buffers that no layer uses, on the first rank
     flats: list[Flat]
     updater: Updater
-    statistics: list[RunningStatistics]
+    shared: list[SharedState]
     keys: Keys
     transport: Transport
     interpreter: Interpreter
@@ -80,13 +80,13 @@ class Rank:
         self.tracer.trim()
         for stage in self.stages.values():
             stage.losses.clear()
-        for statistics in self.statistics:
-            statistics.begin()
+        for state in self.shared:
+            state.begin()
         self.updater.begin()
         (run or self.interpreter.run)(step)
         self.transport.finish()
-        for statistics in self.statistics:
-            statistics.finish()
+        for state in self.shared:
+            state.finish()
         return self.losses()
 
     def wanted(self) -> Wanted:

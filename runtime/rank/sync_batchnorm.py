@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch.distributed as dist
 from torch import fx
 
-from planner.capture import SYNCHRONISED, Captured, StageModule
-from planner.errors import BadPlan
+from planner.capture import SYNCHRONISED, StageModule
 from planner.plan import Plan
 from runtime.spatial import GroupWire, OverReplicas, SampleGroup, called
 from runtime.stage import graph_of, states_of
@@ -55,22 +54,6 @@ def peers(plan: Plan, every: Sequence[StageModule], world: World) -> SampleGroup
         mine = mine if group is None else group
     assert mine is not None
     return SampleGroup((plan.axes.data,), GroupWire(mine))
-
-
-def check(plan: Plan, captured: Captured) -> None:
-    """Refuses a plan with which synchronised batch norms do not go.
-
-    Raises: BadPlan for split samples and for compiled stages.
-    """
-    found = [node for node in captured.layout.traced.graph.nodes if SYNCHRONISED in node.meta]
-    if plan.axes.data == 1 or not found:
-        return
-    for refused, what in (
-        (plan.axes.spatial > 1, "split samples: use spatial: 1"),
-        (plan.execution == "compiled", "compiled stages: use execution: eager"),
-    ):
-        if refused:
-            raise BadPlan(f"a SyncBatchNorm over {plan.axes.data} replicas does not go with {what}")
 
 
 def synchronise(modules: Mapping[int, StageModule], mesh: SampleGroup) -> None:

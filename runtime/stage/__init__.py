@@ -22,7 +22,7 @@ from runtime.stage.graph_edits import (
 )
 from runtime.stage.halves import Split
 from runtime.stage.parted_stage import AnyStage, PartedStage, in_two
-from runtime.stage.running_statistics import RunningStatistics, decays, observed, observers
+from runtime.stage.shared_states import SharedState, observed, shared_states
 from runtime.stage.torch_stage import LossScale, Scaler, SplitWay, TorchStage, first_bad_layer
 
 __all__ = [
@@ -31,25 +31,24 @@ __all__ = [
     "Keys",
     "LossScale",
     "PartedStage",
-    "RunningStatistics",
     "Scaler",
+    "SharedState",
     "Split",
     "SplitWay",
     "TorchStage",
     "WeightStore",
     "compile_stage",
     "could_owe",
-    "decays",
     "first_bad_layer",
     "graph_of",
     "in_two",
     "key_random_operations",
     "numbered",
     "observed",
-    "observers",
     "random_operations",
     "share_buffers",
     "share_parameters",
+    "shared_states",
     "states_of",
     "store_weights",
 ]

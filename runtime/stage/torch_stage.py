@@ -23,7 +23,7 @@ from runtime.runfolder import COUNT, LOSS
 from runtime.stage import backward, deferred_weights
 from runtime.stage.backward import Boundary, Owed, Root
 from runtime.stage.deferred_weights import Debt, WeightStore
-from runtime.stage.graph_edits import Keys
+from runtime.stage.graph_edits import Keys, graph_of
 
 SplitWay = Literal["none", "store", "walk"]  # none: the input half is the whole backward
 
@@ -93,9 +93,9 @@ class TorchStage:
         observed = self._on_forward(micro) if self._on_forward else nullcontext()
         kept = {name: inputs[name] for name in self.module.inputs}
         live = self._live[micro] = Live(kept, Boundary(self._anchor))
-        if self._recompute:
-            live.states = {slot: getattr(self.module, slot).clone() for slot in self._read}
         with observed, torch.no_grad() if self._recompute else nullcontext():
+            if self._recompute:  # as the forward is about to see them
+                live.states = {slot: getattr(self.module, slot).clone() for slot in self._read}
             outputs = self._run(micro, live)
         made = {name: tensor.detach() for name, tensor in outputs.items()}
         self._check(made, inputs)
@@ -166,10 +166,21 @@ class TorchStage:
         self._keys.micro = self.first_micro + micro
         device = self._keys.device.type
         inputs = live.inputs if not torch.is_grad_enabled() else self._entered(live)
-        with torch.autocast(device, self._autocast) if self._autocast else nullcontext():
+        with torch.autocast(device, self._autocast) if self._autocast else nullcontext(), self._saved():
             outputs: dict[str, Tensor] = self.module(inputs)
         live.roots = {name: backward.edge(x) for name, x in outputs.items() if x.requires_grad}
         return outputs
+
+    def _saved(self) -> AbstractContextManager[object]:
+        """Returns a context in which autograd saves copies of buffers that a later forward writes before its backward."""
+        if not self._read or not torch.is_grad_enabled() or graph_of(self.module) is not self.module._run:
+            return nullcontext()  # a compiled stage saves no buffer that it writes
+        written = {getattr(self.module, slot).untyped_storage()._cdata for slot in self._read}
+
+        def pack(tensor: Tensor) -> Tensor:
+            return tensor.clone() if tensor.untyped_storage()._cdata in written else tensor
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
 
     def _entered(self, live: Live) -> dict[str, Tensor]:
         """Returns inputs under autograd; from here on the graph holds what it needs of them."""

@@ -13,11 +13,11 @@ from planner import plan as plans
 from planner import workload as workloads
 from planner.capture import Captured, capture, initial
 from planner.errors import BadInput, BadPlan
-from planner.plan import Plan, schedule_of
+from planner.plan import Plan, refused, schedule_of
 from planner.program import violations
 from planner.schedule import check_schedule
 from planner.shown import printable
-from planner.workload import Workload
+from planner.workload import Workload, check_optimizer
 from runtime import checkpoint as checkpoints
 from runtime import runfolder
 from runtime import update as updates
@@ -26,7 +26,6 @@ from runtime.execute import program_of
 from runtime.messages import in_order_of
 from runtime.rank import check_supported
 from runtime.runfolder import Job, Paths, check, keep_room, write_whole
-from runtime.update import check_optimizer
 from runtime.world import alone
 
 Refuse = Callable[[Paths], None]  # raises BadInput where somebody else uses the folder of a run
@@ -64,7 +63,9 @@ def prepare(model: Model, folder: Path, job: Job, refuse: Refuse = lambda _: Non
     """
     check_supported(model.plan, model.captured)
     updates.check(model.plan, model.captured.graph, job.clip_norm, job.clip_by)
-    check_optimizer(model.workload, model.captured.graph)
+    joint = check_optimizer(model.workload, model.captured.graph)
+    for found in refused(model.plan, model.captured.graph, joint):
+        raise BadPlan(str(found))
     _check_program(model.plan, job)
     with runfolder.claimed(folder, refuse) as paths:
         checkpoints.remove_partial(paths.checkpoints)

@@ -4,15 +4,13 @@ In come stages' parameters and the user's optimizer; `Updater` does what SYNC an
 Start at `gradient_sums.py` (buckets and their sums), then `optimizer.py` (updates).
 """
 
-from runtime.update.clipping import PreviousNorm, Squares
-from runtime.update.deferred_updates import ClipBy, check
+from runtime.update.clipping import ClipBy, PreviousNorm, Squares, check
 from runtime.update.gradient_sums import Bucket, Flat, GradientSync, OnSum, buckets_of, groups_of, trained
 from runtime.update.optimizer import (
     LrSchedule,
     Make,
     SavedState,
     Updater,
-    check_optimizer,
     load_state,
     owners,
     state_of,
@@ -32,7 +30,6 @@ __all__ = [
     "Updater",
     "buckets_of",
     "check",
-    "check_optimizer",
     "groups_of",
     "load_state",
     "owners",

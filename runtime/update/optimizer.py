@@ -18,8 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner.errors import BadInput
-from planner.model import ModelGraph
-from planner.workload import Workload
+from planner.workload import of_nothing
 from runtime.execute import NotFinite
 from runtime.stage import Scaler
 from runtime.update.clipping import PreviousNorm, Squares, too_long_by
@@ -213,31 +212,9 @@ def _made(make: Make, named: Sequence[tuple[str, torch.nn.Parameter]]) -> torch.
     try:
         return make(named)
     except BadInput as failure:
-        if not _of_nothing(failure):
+        if not of_nothing(failure):
             raise
         return None
-
-
-def _of_nothing(failure: BadInput) -> bool:
-    return isinstance(failure.__cause__, ValueError) and "empty parameter list" in str(failure.__cause__)
-
-
-def check_optimizer(workload: Workload, graph: ModelGraph) -> None:
-    """Raises BadInput where the user's optimizer or schedule cannot be made for the whole model.
-
-    Parameters have no data; an optimizer that refuses an empty list of them is not judged.
-    Args: `graph` has the model's parameters.
-    """
-    named = [
-        (row.name, torch.nn.Parameter(torch.empty(row.shape, dtype=getattr(torch, row.dtype), device="meta")))
-        for row in graph.parameters
-        if row.trainable
-    ]
-    try:
-        workload.lr_schedule(workload.optimizer(named))
-    except BadInput as failure:
-        if failure.__cause__ is None or _of_nothing(failure):
-            raise
 
 
 @dataclass(frozen=True)

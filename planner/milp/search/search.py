@@ -164,8 +164,10 @@ def ranked(instance: Instance) -> list[Configuration]:
         pinned=plain,
         splits=instance.splits,
     )
-    bound = TotalsBound(instance)
-    return sorted(every, key=lambda shape: (_guess_ns(bound, shape), _PLAINEST.index(shape.family), shape))
+    bound, permitted = TotalsBound(instance), filter(instance.permits, every)
+    return sorted(
+        permitted, key=lambda shape: (_guess_ns(bound, shape), _PLAINEST.index(shape.family), shape)
+    )
 
 
 def _guess_ns(bound: TotalsBound, shape: Configuration) -> float:
@@ -248,7 +250,7 @@ def thriftier(instance: Instance, shape: Configuration) -> Iterator[Configuratio
     shard = (True,) if shape.shard else (False,) if pinned.shard is False else (False, True)
     for again, sharded in product(recompute, shard):
         changed = (again, sharded) != (now, shape.shard)
-        if changed and (not sharded or shape.holders > 1):
+        if changed and (not sharded or (shape.holders > 1 and not instance.joint)):
             some = again and not shape.recompute and not instance.at_use(replace(shape, shard=sharded))
             yield replace(shape, recompute=again and not some, sparing=some, shard=sharded)
 

@@ -247,7 +247,8 @@ class SearchState:
             yield shared
 
     def _may_share(self, shape: Configuration) -> bool:
-        return not shape.shard and self.instance.pins.shard is not False and shape.holders > 1
+        free = self.instance.pins.shard is not False and not self.instance.joint
+        return free and not shape.shard and shape.holders > 1
 
     def _pays(self, plain: CutProblem, shared: CutProblem) -> bool:
         kinds = {(plain.sums[p], plain.slowness[p]): p for p in range(plain.stages)}

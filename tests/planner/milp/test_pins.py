@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from planner.errors import BadInput, Infeasible
 from planner.milp import Question, solve
+from planner.model import Buffer
+from planner.plan import Plan, Rival
+from planner.profile import Profile
+from planner.show import plan_lines, proof_text
 from planner.verify import violations
 from tests.planner.milp.instances import chain, cluster, profile
 
@@ -107,3 +113,60 @@ def test_all_fixed_the_solver_prices_that_plan_and_no_other(
     assert [stage.layers[0] for stage in plan.stages] == ["l0", *cuts]
     assert plan.certificate is not None
     assert plan.certificate.gap == 0
+
+
+def kept(update: str) -> Profile:
+    """A model whose first layer writes and reads a buffer in its forward."""
+    graph = COSTS.graph
+    buffer = Buffer(
+        name="ema",
+        users=("l0",),
+        shape=(2,),
+        dtype="float32",
+        bytes=8,
+        mutated=True,
+        remembered=True,
+        update=update,  # type: ignore[arg-type]
+    )
+    layers = (replace(graph.layers[0], buffers=("ema",)), *graph.layers[1:])
+    return replace(COSTS, graph=replace(graph, layers=layers, buffers=(buffer,)))
+
+
+def test_a_model_that_replicas_cannot_keep_equal_is_planned_without_them_and_the_plan_says_why() -> None:
+    free = solve(Question(profile=kept("own"), cluster=MACHINES, batch=8))
+    assert free.axes.data > 1 and not violations(free, profile=kept("own"))
+    plan = solve(Question(profile=kept("samples"), cluster=MACHINES, batch=8))
+    assert plan.axes.data == 1 and len(plan.schedule.place) == 1 and plan.axes.pipeline > 1
+    assert violations(plan, profile=kept("samples"), cluster=MACHINES) == []
+    (line,) = [line for line in plan_lines(plan) if "'ema'" in line]
+    assert line.strip() == (
+        "only data: 1, spatial: 1 and no Chimera, because the forward pass writes and reads 'ema', "
+        "which depends on the samples that it sees"
+    )
+    assert "'ema'" in proof_text(plan)
+    assert all(rival.configuration is None or rival.configuration.data == 1 for rival in rivals_of(plan))
+    assert [found.rule for found in violations(free, profile=kept("samples"))] == ["state"]
+
+
+@pytest.mark.parametrize(
+    "fix", [{"data": 2}, {"schedule": "chimera"}, {"data": 2, "schedule": "1f1b"}, {"data": "4"}]
+)
+def test_replicas_that_a_model_cannot_keep_equal_are_refused_before_anything_is_solved(
+    fix: dict[str, object],
+) -> None:
+    said = " ".join(f"{key}={value}" for key, value in fix.items())
+    with pytest.raises(BadInput, match=rf"^fix {said}: the forward pass writes and reads 'ema'.*data: 1, "):
+        Question(profile=kept("samples"), cluster=MACHINES, batch=8, fix=fix).instance()
+    assert Question(profile=kept("own"), cluster=MACHINES, batch=8, fix=fix).instance().pins
+
+
+def test_a_number_that_no_checkpoint_holds_is_refused_before_anything_is_solved() -> None:
+    wide = replace(COSTS.graph.parameters[0], dtype="complex128")
+    graph = replace(COSTS.graph, parameters=(wide, *COSTS.graph.parameters[1:]))
+    with pytest.raises(BadInput, match=r"^'w0': is complex128.*complex64"):
+        Question(profile=replace(COSTS, graph=graph), cluster=MACHINES, batch=8).instance()
+
+
+def rivals_of(plan: Plan) -> tuple[Rival, ...]:
+    assert plan.certificate is not None
+    return plan.certificate.rivals

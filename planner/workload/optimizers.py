@@ -1,0 +1,113 @@
+"""Judges a user's optimizer before it runs: whether it can be made, and updates each parameter by itself.
+
+A rank calls the optimizer with the parameters of one stage at a time. One that clips by a norm over all of its
+parameters inside step(), or finds one step size for all, would train otherwise there.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from planner.errors import BadInput
+from planner.model import ModelGraph, Parameter
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from planner.workload.workload import Workload
+
+MOST = 12  # stand-ins
+WIDEST = 4  # of each dimension
+SCALES = (1.0,) * 5 + (100.0, 0.01, 1.0)  # of the gradients, step by step
+TOLERANCE = 1e-3  # of the way that parameters go: less is rounding
+
+
+def check_optimizer(workload: Workload, graph: ModelGraph) -> str:
+    """Makes the user's optimizer and schedule for the whole model, and tells whether they can be made for its parts.
+
+    Parameters have no data; an optimizer that refuses an empty list of them is not judged.
+    Args: `graph` has the model's parameters.
+    Returns: the name of an optimizer that looks at all parameters together, "" of any other.
+    Raises: BadInput where it cannot be made.
+    """
+    import torch
+
+    named = [
+        (row.name, torch.nn.Parameter(torch.empty(row.shape, dtype=getattr(torch, row.dtype), device="meta")))
+        for row in graph.parameters
+        if row.trainable
+    ]
+    try:
+        workload.lr_schedule(workload.optimizer(named))
+    except BadInput as failure:
+        if failure.__cause__ is None or of_nothing(failure):
+            raise
+    return joint_optimizer(workload, graph)
+
+
+def of_nothing(failure: BadInput) -> bool:
+    """Returns whether an optimizer could not be made because it was given no parameter that it is for."""
+    return isinstance(failure.__cause__, ValueError) and "empty parameter list" in str(failure.__cause__)
+
+
+def joint_optimizer(workload: Workload, graph: ModelGraph) -> str:
+    """Returns the name of the user's optimizer where it looks at all of its parameters together; "" elsewhere.
+
+    It updates stand-ins together, and each alone. They have their parameter's name, rank and type, and a few
+    elements. One that cannot step with them is not judged.
+    Args: `graph` has the model's parameters.
+    """
+    rows = _chosen([row for row in graph.parameters if row.trainable])
+    if len(rows) < 2:
+        return ""
+    try:
+        name, together = _trained(workload, rows)
+        alone: dict[str, Tensor] = {}
+        for row in rows:
+            alone |= _trained(workload, [row])[1]
+    except Exception:
+        return ""
+    start = {row.name: _drawn(row, 0) for row in rows}
+    return name if any(_apart(start[x], together[x], alone[x]) for x in start) else ""
+
+
+def _chosen(rows: Sequence[Parameter]) -> list[Parameter]:
+    """Returns a few parameters from all over a model, and one of each rank and type."""
+    spread = rows[:: max(1, math.ceil(len(rows) / MOST))]
+    kinds = {(len(row.shape), row.dtype): row for row in rows}
+    return list({row.name: row for row in (*spread, *kinds.values())}.values())
+
+
+def _trained(workload: Workload, rows: Sequence[Parameter]) -> tuple[str, dict[str, Tensor]]:
+    """Returns the name of the optimizer, and what a few steps of it make of stand-ins that it is given together."""
+    from torch.nn import Parameter as Trained
+
+    named = [(row.name, Trained(_drawn(row, 0))) for row in rows]
+    try:
+        optimizer = workload.optimizer(iter(named))
+    except BadInput as failure:
+        if not of_nothing(failure):
+            raise
+        return "", {name: parameter.detach() for name, parameter in named}
+    for step, scale in enumerate(SCALES, 1):
+        for row, (_, parameter) in zip(rows, named, strict=True):
+            parameter.grad = scale * (_drawn(row, 1) + 0.1 * _drawn(row, step + 1))
+        optimizer.step()
+    return type(optimizer).__name__, {name: parameter.detach() for name, parameter in named}
+
+
+def _drawn(row: Parameter, number: int) -> Tensor:
+    """Returns the stand-in of a parameter, number 0, or a part of a gradient of it, drawn by its name."""
+    import torch
+
+    seed = torch.Generator().manual_seed(zlib.crc32(f"{row.name}/{number}".encode()))
+    shape = [min(size, WIDEST) for size in row.shape]
+    return torch.randn(shape, generator=seed, dtype=torch.float64).to(getattr(torch, row.dtype))
+
+
+def _apart(start: Tensor, together: Tensor, alone: Tensor) -> bool:
+    way = max(float((together - start).abs().max()), float((alone - start).abs().max()))
+    return not float((together - alone).abs().max()) <= TOLERANCE * way
