@@ -5,11 +5,12 @@ build, batch, loss and more. Whatever is wrong in them is one BadInput with the 
 Start reading in `workload.py`.
 """
 
-from planner.workload.settings import parse_settings
-from planner.workload.workload import Workload, load, where_raised
+from planner.workload.user_file import parse_settings
+from planner.workload.workload import Workload, is_users, load, where_raised
 
 __all__ = [
     "Workload",
+    "is_users",
     "load",
     "parse_settings",
     "where_raised",
