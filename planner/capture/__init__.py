@@ -2,6 +2,7 @@
 
 In: a workload, or a module with an example batch and a loss (`capture`). Out: a `Captured` with its `ModelGraph`,
 which is plain data, and by `cut` or `layer_module` the modules that ranks and the profiler run.
+`check_training` trains the user's own module beside the graph, so that nothing is captured as what it is not.
 Start with `capture.py`, which calls the rest in order: `trace.py` exports, `flatten.py` and `functional.py` make one
 flat graph without writes, `layers.py` groups operations into layers, `describe.py` writes the ModelGraph,
 `stage_modules.py` cuts the graph.
@@ -22,6 +23,7 @@ from planner.capture.operations import (
     operation_of,
     samples_of,
 )
+from planner.capture.self_check import check_training
 from planner.capture.stage_modules import CONTEXTS, StageModule, cut, layer_module, materialise, name_of
 from planner.capture.state_use import Decay, StateUse, decays, use_of_states
 from planner.capture.traced_graph import LAYER, SYNCHRONISED
@@ -42,6 +44,7 @@ __all__ = [
     "average_batch_norm",
     "capture",
     "check_sizes",
+    "check_training",
     "cut",
     "decays",
     "initial",

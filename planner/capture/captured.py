@@ -63,7 +63,7 @@ class Captured(Shown):
         for row in rows:
             tensor = known.get(row.name)
             if tensor is None:
-                tensor = _attribute(module, row.name)
+                tensor = attribute(module, row.name)
             if tensor is None:
                 tensor = self.layout.traced.constants.get(row.name)
             if tensor is None or tuple(tensor.shape) != row.shape:
@@ -72,7 +72,11 @@ class Captured(Shown):
         return found
 
 
-def _attribute(module: nn.Module, name: str) -> Tensor | None:
+def attribute(module: nn.Module, name: str) -> Tensor | None:
+    """Returns the tensor under a path of attributes; None where there is none.
+
+    Args: `name` has the attributes from the module on, with dots between.
+    """
     found: object = module
     for part in name.split("."):
         found = getattr(found, part, None)

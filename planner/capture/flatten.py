@@ -13,6 +13,7 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from planner.capture.state_use import write_assigned
 from planner.capture.traced_graph import LOSS, MODEL, Context, Kind, Source, Traced, line_of, named_leaves
 from planner.errors import BadInput
 
@@ -46,14 +47,16 @@ def flatten(
     *,
     symbolic: bool,
     micro: int,
+    assigned: Mapping[str, bool],
 ) -> Traced:
     """Returns an exported program as one flat graph with the user's names.
 
     Args: `examples` are the (inputs, targets) of the export; `symbolic` says whether its batch is a symbol; `micro` is
-        the batch size otherwise.
+        the batch size otherwise. `assigned` names the buffers and attributes whose new values are the last outputs of
+        the program, and says which of these have a gradient.
     Raises: BadInput for a loss that does not depend on the model, and for branches that tensors decide.
     """
-    return _Flatten(program, module, examples).run(symbolic=symbolic, micro=micro)
+    return _Flatten(program, module, examples).run(symbolic=symbolic, micro=micro, assigned=assigned)
 
 
 class _Flatten:
@@ -67,7 +70,7 @@ class _Flatten:
         self.aliases = _aliases(module)
         self.canonical = {name: names[0] for names in self.aliases for name in names}
 
-    def run(self, *, symbolic: bool, micro: int) -> Traced:
+    def run(self, *, symbolic: bool, micro: int, assigned: Mapping[str, bool]) -> Traced:
         env: dict[fx.Node, fx.Node] = {}
         sources = self._sources()
         nodes = list(self.program.graph.nodes)
@@ -79,16 +82,22 @@ class _Flatten:
         self._inline(self.program.graph_module, [n for n in nodes if n.op != "placeholder"], env, (), {})
         outputs = next(node for node in nodes if node.op == "output").args[0]
         assert isinstance(outputs, tuple | list)
-        return Traced(
+        end = len(outputs) - len(assigned)
+        traced = Traced(
             graph=self.graph,
             sources=self.sources,
             constants=self.constants,
-            outputs=tuple(self._output(out, env) for out in outputs),
+            outputs=tuple(self._output(out, env) for out in outputs[:end]),
             aliases={names[0]: names[1:] for names in self.aliases if len(names) > 1},
             saved={name: self.canonical[name] for name in self.module.state_dict() if name in self.canonical},
             symbolic=symbolic,
             micro=micro,
         )
+        values = {
+            self.canonical.get(name, name): env[x] for name, x in zip(assigned, outputs[end:], strict=True)
+        }
+        write_assigned(traced, values, {self.canonical.get(name, name): on for name, on in assigned.items()})
+        return traced
 
     def _output(self, out: object, env: Mapping[fx.Node, fx.Node]) -> fx.Node:
         if not isinstance(out, fx.Node) or not isinstance(out.meta["val"], torch.Tensor):

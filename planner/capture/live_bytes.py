@@ -1,16 +1,30 @@
-"""Counts bytes in use: by storages as they come and go, or on a GPU by its allocator, which sees workspaces too."""
+"""Watches the storages of tensors while operations run: how many bytes they take, and which pass has made them.
+
+Bytes in use are counted by storages as they come and go, or on a GPU by its allocator, which sees workspaces too.
+
+`Across` sees which tensors flow from one forward pass into the next, wherever Python keeps them meanwhile. A pass has
+a state where it reads what an earlier pass computed from the batch, from trained parameters or from chance. It also
+has one where it writes into a tensor that is older than itself. Exempt is what a plan carries: parameters, buffers,
+and the constants that the captured graph writes. A tensor that depends on none of these is a table that was kept,
+such as a mask, and the same in every pass.
+"""
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from planner.workload import is_users
 
 
 class MemoryMeter(Protocol):
@@ -122,3 +136,120 @@ class CudaBytes:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         pass
+
+
+@dataclass(frozen=True, slots=True)
+class LeftUse:
+    """A use of a tensor that an earlier pass, or the time before all passes, has left."""
+
+    storage: int
+    written: bool
+    line: str  # of the user's code
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    storage: StorageWeakRef
+    step: int
+    changing: bool  # depends on the batch, on what trains or is written, or on chance
+    derived: bool = False  # depends on what an earlier pass has left
+
+
+class Across(TorchDispatchMode):
+    """Watches forward passes while it is entered, once for each; `crossing` is the first that it met."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.crossing: LeftUse | None = None
+        self._step = -1
+        self._made: dict[int, _Made] = {}
+        self._carried: dict[int, bool] = {}  # storages, and whether what they hold changes
+        self.operations: list[str] = []  # of the latest pass, those whose results change
+
+    def begin(self, carried: Iterable[tuple[Tensor, bool]], batch: object) -> None:
+        """Begins another pass.
+
+        Args: `carried` has all tensors that a plan carries, and whether their values change; `batch` is what the pass
+            is given.
+        """
+        carried = [(x, changing) for x, changing in carried if _has_storage(x)]
+        self._step += 1
+        self.operations = []
+        self._carried = {storage_of(x): changing for x, changing in carried}
+        self._carried |= {storage_of(x): True for x in tree_leaves(batch) if _has_storage(x)}
+        for x, changing in carried:  # one that is carried no more is left behind
+            self._note(x, changing)
+
+    def _note(self, tensor: Tensor, changing: bool, derived: bool = False) -> None:
+        storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        self._made[storage_of(tensor)] = _Made(storage, self._step, changing, derived)
+
+    def _origin(self, tensor: Tensor) -> _Made | None:
+        made = self._made.get(storage_of(tensor))
+        gone = made is None or made.storage.expired()  # type: ignore[no-untyped-call]
+        return None if gone else made
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Runs an operation and notes what it used and made.
+
+        Args: as torch calls it.
+        """
+        given = [x for x in tree_leaves((args, kwargs)) if _has_storage(x)]
+        written = {id(x) for x in _written(func, args, kwargs or {})}
+        used = [self._used(x, id(x) in written) for x in given]
+        changing = any(way[0] for way in used) or torch.Tag.nondeterministic_seeded in getattr(
+            func, "tags", ()
+        )
+        derived = any(way[1] for way in used)
+        made = func(*args, **(kwargs or {}))
+        if changing and any(map(_has_storage, tree_leaves(made))):
+            self.operations.append(f"{func} {[x if isinstance(x, int | float) else None for x in args]}")
+        for y in (*tree_leaves(made), *(x for x in given if id(x) in written)):
+            if _has_storage(y) and storage_of(y) not in self._carried:
+                before = self._origin(y)
+                if before is None:
+                    self._note(y, changing, derived)
+                elif before.step == self._step:
+                    self._note(y, changing or before.changing, derived or before.derived)
+        return made
+
+    def _used(self, tensor: Tensor, written: bool) -> tuple[bool, bool]:
+        """Notes a use of a tensor that is not of this pass; returns whether it changes, and whether it was left."""
+        if storage_of(tensor) in self._carried:
+            return self._carried[storage_of(tensor)], False
+        origin = self._origin(tensor)
+        if origin is None:
+            older, changing, derived = True, False, False
+        else:
+            older, changing, derived = origin.step < self._step, origin.changing, origin.derived
+        if older and (written or changing or derived) and self.crossing is None:
+            self.crossing = LeftUse(storage_of(tensor), written, _line())
+        return changing, derived or (older and origin is not None)
+
+
+def _has_storage(x: object) -> TypeGuard[Tensor]:
+    return isinstance(x, Tensor) and x.layout == torch.strided
+
+
+def _written(func: object, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for position, argument in enumerate(func._schema.arguments):  # type: ignore[attr-defined]
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[position] if position < len(args) else kwargs.get(argument.name)
+            found += [x for x in tree_leaves(given) if _has_storage(x)]
+    return found
+
+
+def _line() -> str:
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if is_users(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return ""

@@ -34,6 +34,7 @@ class OpaqueCall:
     types: list[torch.dtype]
     results: pytree.TreeSpec
     others: dict[int, object]  # results that are no tensors
+    assigned: frozenset[str]  # names of buffers that are other tensors afterwards
 
 
 class OpaqueLayer:
@@ -80,10 +81,31 @@ class OpaqueLayer:
             leaves[place] = tensor
         args, kwargs = pytree.tree_unflatten(leaves, self.given[1])
         self.skeleton.train(self.training)
-        made = torch.func.functional_call(
-            self.skeleton, dict(zip(self.names, states, strict=True)), args, kwargs
-        )
+        made = self._called(dict(zip(self.names, states, strict=True)), args, kwargs)
         return [leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor)]
+
+    def _called(
+        self, states: dict[str, Tensor], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
+        """Calls the module with states, and writes into them what it assigns to its buffers.
+
+        A buffer that is assigned is given as a copy, since a backward may need it as it was.
+        """
+        assigned, after = self.runs[0].assigned, dict[str, Tensor]()
+        given = {name: x.clone() if name in assigned else x for name, x in states.items()}
+
+        def seen(module: nn.Module, _: object, made: object) -> None:
+            after.update(module.named_buffers())
+
+        handle = self.skeleton.register_forward_hook(seen)
+        try:
+            made = torch.func.functional_call(self.skeleton, given, args, kwargs)
+        finally:
+            handle.remove()
+        with torch.no_grad():
+            for name in assigned:
+                states[name].copy_(after[name])
+        return made
 
     def evaluating(self) -> OpaqueLayer:
         """Returns the layer for the same call of the module in evaluation mode."""
@@ -209,14 +231,22 @@ def _watch(module: nn.Module, paths: Sequence[str], inputs: object) -> dict[str,
     copied = copy.deepcopy(module).train()
 
     def watch(path: str) -> None:
-        def seen(_: nn.Module, args: object, kwargs: object, output: object) -> None:
+        before: dict[str, Tensor] = {}
+
+        def begun(part: nn.Module, *_: object) -> None:
+            before.update(part.named_buffers())
+
+        def seen(part: nn.Module, args: object, kwargs: object, output: object) -> None:
             leaves, spec = pytree.tree_flatten(output)
             tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
             others = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)}
             given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
             shapes = [tuple(x.shape) for x in given], [tuple(x.shape) for x in tensors]
-            found[path].append(OpaqueCall(*shapes, [x.dtype for x in tensors], spec, others))
+            found[path].append(
+                OpaqueCall(*shapes, [x.dtype for x in tensors], spec, others, _assigned(path, part, before))
+            )
 
+        copied.get_submodule(path).register_forward_pre_hook(begun, prepend=True)
         copied.get_submodule(path).register_forward_hook(seen, with_kwargs=True)
 
     for path in paths:
@@ -227,6 +257,20 @@ def _watch(module: nn.Module, paths: Sequence[str], inputs: object) -> dict[str,
     except Exception as error:  # the user's module ran: it may raise anything
         raise CannotTrace from error
     return found
+
+
+def _assigned(path: str, part: nn.Module, before: Mapping[str, Tensor]) -> frozenset[str]:
+    """Returns the names of the buffers that a call has assigned; one of another shape or type is refused."""
+    after = dict(part.named_buffers())
+    for name, old in before.items():
+        new = after.get(name)
+        if new is None or new.shape != old.shape or new.dtype != old.dtype:
+            made = "no tensor" if new is None else f"{new.dtype} {tuple(new.shape)}"
+            raise BadInput(
+                f"forward() makes buffer '{path}.{name}' {made}, where it was {old.dtype} {tuple(old.shape)}",
+                allowed="a buffer of the same shape and type in every pass",
+            )
+    return frozenset(name for name, old in before.items() if after[name] is not old)
 
 
 def opaque_layers(layer_of: Mapping[fx.Node, int]) -> set[int]:

@@ -18,7 +18,9 @@ from torch import nn
 
 from planner.capture.export_workarounds import exportable
 from planner.capture.flatten import flatten, unnamed
+from planner.capture.left_behind import Reachable
 from planner.capture.opaque import Opaque
+from planner.capture.state_use import assigned_tensors, held_tensors
 from planner.capture.traced_graph import CannotTrace, Traced, call
 from planner.capture.untraceable import (
     Attributes,
@@ -47,13 +49,14 @@ class _Loss(nn.Module):
 
 
 class _Attributes:
-    """The plain attributes of modules before and after a forward pass.
+    """The plain attributes of modules before and after a forward pass, and the states that it has assigned.
 
-    An export puts the attributes of modules back, but not these.
+    An export puts the attributes of modules back, but not the plain ones.
     """
 
     before: Attributes
     after: Attributes
+    assigned: dict[str, bool]  # whether the value that a buffer or attribute was assigned has a gradient
 
 
 class _Whole(nn.Module):
@@ -65,10 +68,13 @@ class _Whole(nn.Module):
 
     def forward(self, inputs: object, targets: object) -> object:
         with watching_switches(self.model), refusing_draws():
-            self.seen.before = plain_attributes(self.model)
+            self.seen.before, held = plain_attributes(self.model), held_tensors(self.model)
             outputs = call(self.model, inputs)
             self.seen.after = plain_attributes(self.model)
-            return self.loss(outputs, targets)
+            made = self.loss(outputs, targets)
+            assigned = assigned_tensors(self.model, held)
+            self.seen.assigned = {name: x.requires_grad for name, x in assigned.items()}
+            return made, list(assigned.values())
 
 
 def trace(
@@ -109,13 +115,16 @@ def _trace(
     micro: int,
     opaque: Opaque,
 ) -> tuple[Traced, _Attributes]:
-    whole = _Whole(module, loss)
-    with _training(whole), exportable(module) as restore, opaque, refusing_hooks(), _quiet():
-        try:
+    whole, kept = _Whole(module, loss), Reachable(module, loss)
+    try:
+        with _training(whole), exportable(module) as restore, opaque, refusing_hooks(), _quiet():
             program = torch.export.export(whole, examples, dynamic_shapes=dims, strict=False)  # type: ignore[arg-type]
-        except Exception as error:  # the user's module ran in there: it may raise anything
-            raise CannotTrace from error
-    traced = flatten(program, module, examples, symbolic=dims is not None, micro=micro)
+    except Exception as error:  # the user's module ran in there: it may raise anything
+        raise CannotTrace from error
+    finally:
+        kept.undo()
+    assigned = whole.seen.assigned
+    traced = flatten(program, module, examples, symbolic=dims is not None, micro=micro, assigned=assigned)
     restore(traced)
     opaque.restore(traced)
     return traced, whole.seen

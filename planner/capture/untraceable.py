@@ -29,8 +29,33 @@ def watching_switches(module: nn.Module) -> Iterator[None]:
 
     Raises: BadInput where `requires_grad` is turned off; `inference_mode` is traced as `no_grad`.
     """
-    with _refusing_off(module), _inference_as_no_grad():
+    with _refusing_off(module), _assigned_data(module), _inference_as_no_grad():
         yield
+
+
+@contextlib.contextmanager
+def _assigned_data(module: nn.Module) -> Iterator[None]:
+    """Takes `buffer.data = x`, which no trace sees, for `module.buffer = x`; the data of others is refused."""
+    plain = Tensor.data
+
+    def assigned(tensor: Tensor, value: Tensor) -> None:
+        holders = [
+            (x._buffers, key) for x in module.modules() for key in x._buffers if x._buffers[key] is tensor
+        ]
+        if not holders:
+            named = (f"parameter '{name}'" for name, x in module.named_parameters() if x is tensor)
+            raise BadInput(
+                f"forward() assigns '.data' of {next(named, 'a tensor')}, which a plan would not do",
+                allowed="'with torch.no_grad()' around what writes the tensor itself",
+            )
+        for buffers, key in holders:
+            buffers[key] = value
+
+    try:
+        setattr(Tensor, "data", property(plain.__get__, assigned))  # type: ignore[attr-defined]  # noqa: B010
+        yield
+    finally:
+        del Tensor.data  # what is inherited is there again
 
 
 @contextlib.contextmanager
@@ -168,7 +193,8 @@ def refusing_draws() -> Iterator[None]:
     Raises: BadInput at the end. To an export such numbers are constants: others on each rank, the same in all steps.
     """
     before = _drawn()
-    yield
+    with _refusing_seeds():
+        yield
     for name, state in _drawn().items():
         if state != before[name]:
             raise BadInput(
@@ -177,9 +203,30 @@ def refusing_draws() -> Iterator[None]:
             )
 
 
+@contextlib.contextmanager
+def _refusing_seeds() -> Iterator[None]:
+    originals = torch.manual_seed, torch.seed
+
+    def refused(*_: object) -> object:
+        raise BadInput(
+            "forward() seeds the random numbers of torch, which a plan draws by step, sample and operation",
+            allowed="numbers without a seed of their own; fixed ones as a buffer made in __init__",
+        )
+
+    try:
+        torch.manual_seed = torch.random.manual_seed = torch.seed = torch.random.seed = refused  # type: ignore
+        yield
+    finally:
+        torch.manual_seed, torch.seed = torch.random.manual_seed, torch.random.seed = originals
+
+
 def _drawn() -> dict[str, object]:
     name, keys, *place = np.random.get_state()
-    return {"random": random.getstate(), "numpy.random": (name, np.asarray(keys).tobytes(), place)}
+    return {
+        "torch": torch.initial_seed(),
+        "random": random.getstate(),
+        "numpy.random": (name, np.asarray(keys).tobytes(), place),
+    }
 
 
 INSTEAD = "the same in an autograd.Function that forward() calls, or in the workload's optimizer"

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 from torch import Tensor
 
-from planner.capture import Captured, capture, check_sizes
+from planner.capture import Captured, capture, check_sizes, check_training
 from planner.errors import BadInput
 from planner.measure.passes import BackwardSplit, SpatialSplit
 from planner.measure.process.protocol import MeasureRequest
@@ -31,6 +31,7 @@ class Bench:
     execution: str
     way: Way
     grids: tuple[tuple[int, ...], ...] = ()  # spatial splits, beside whole samples
+    unchecked: str = ""  # why the user's module was not trained beside its captured graph
     _found: dict[int, list[Situation]] = field(default_factory=dict, init=False, repr=False)  # by micro-batch
 
     def batch(self, micro: int) -> Mapping[str, Tensor]:
@@ -81,12 +82,13 @@ def bench_of(
     split: BackwardSplit | None,
     spatial: SpatialSplit | None,
 ) -> Bench:
-    """Captures a workload and returns the bench that measures it.
+    """Captures a workload, checks that its graph trains as it does, and returns the bench that measures it.
 
     Args: `device` is where tensors are made: the CPU where the request names a roofline. `split` and `spatial` run
         backwards in halves and shards as the runtime does; None leaves them out.
     Raises: BadInput for an unknown precision or execution, or a micro-batch or grid that cannot be measured. A
-        model that is captured for one micro-batch is refused several.
+        model that is captured for one micro-batch is refused several, and one whose forward has a state that the
+        graph would not carry is refused by what it leaves behind.
     """
     precision, execution, micros = request.precision, request.execution, request.micros
     if precision not in PRECISIONS:
@@ -108,11 +110,17 @@ def bench_of(
             where=workload.where,
             allowed=f"one micro-batch a profile, such as {micros[0]}",
         )
+    unchecked = check_training(captured, workload)
     way = Way(
         precision=precision, device=device, compiled=execution == "compiled", split=split, spatial=spatial
     )
     return Bench(
-        batch_of=workload.batch, captured=captured, execution=execution, way=way, grids=request.grids
+        batch_of=workload.batch,
+        captured=captured,
+        execution=execution,
+        way=way,
+        grids=request.grids,
+        unchecked=unchecked,
     )
 
 

@@ -91,6 +91,8 @@ def _by_roofline(
     micros = sorted(set(request.micros))
     with Report(f"profile {workload.name} by roofline") as report:
         report.at(0.0)
+        if bench.unchecked:
+            report.say(bench.unchecked)
         total = len(micros) * len(bench.situations(micros[0]))
         rows = []
         for row in counted_rows(bench, micros, device):

@@ -5,11 +5,10 @@ build, batch, loss and more. Whatever is wrong in them is one BadInput with the 
 Start reading in `workload.py`.
 """
 
-from planner.workload.imports import outside
 from planner.workload.model_folder import MODEL, SAMPLES, VERSION, WEIGHTS, ModelFolder, flat
 from planner.workload.optimizers import check_optimizer, joint_optimizer, of_nothing
-from planner.workload.settings import parse_settings
-from planner.workload.workload import Workload, load, where_raised
+from planner.workload.user_file import outside, parse_settings
+from planner.workload.workload import Workload, is_users, load, where_raised
 
 __all__ = [
     "MODEL",
@@ -20,6 +19,7 @@ __all__ = [
     "Workload",
     "check_optimizer",
     "flat",
+    "is_users",
     "joint_optimizer",
     "load",
     "of_nothing",

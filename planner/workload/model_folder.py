@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import BadInput
-from planner.workload.settings import kind_of
+from planner.workload.user_file import kind_of
 
 if TYPE_CHECKING:
     import torch

@@ -21,9 +21,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from planner.errors import BadInput, ShardwrightError
-from planner.workload.imports import importing_beside
 from planner.workload.model_folder import MODEL, ModelFolder
-from planner.workload.settings import Scalar, bind, kind_of
+from planner.workload.user_file import Scalar, bind, importing_beside, kind_of
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 REQUIRED = ("build", "batch", "loss")
 OPTIONAL = ("optimizer", "lr_schedule", "dataset", "collate")
 MODELS = Path(__file__).resolve().parents[2] / "models"
+NOT_USERS = ("<", str(Path(__file__).parents[1]), str(Path(inspect.getfile(inspect)).parent))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,12 +225,18 @@ def where_raised(error: BaseException, fallback: str) -> str:
 
     Returns: file:line, or `fallback` where there is none.
     """
-    site = str(Path(inspect.getfile(inspect)).parent)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        own = frame.filename.startswith(str(Path(__file__).parents[1])) or frame.filename.startswith("<")
-        if not own and "site-packages" not in frame.filename and not frame.filename.startswith(site):
+        if is_users(frame.filename):
             return f"{frame.filename}:{frame.lineno}"
     return fallback
+
+
+def is_users(file: str) -> bool:
+    """Returns whether a file of code is the user's: outside torch, Python and this package.
+
+    Args: `file` is the name that its code objects have.
+    """
+    return not file.startswith(NOT_USERS) and "site-packages" not in file
 
 
 def _import(name: str) -> tuple[ModuleType, str]:

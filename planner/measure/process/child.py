@@ -65,7 +65,7 @@ def serve(say: Callable[[Message], None]) -> None:
     bench = bench_of(workload, request, request.device, made(request.split), made(request.spatial))
     graph = bench.captured.graph
     keys = tuple(bench.keys(request.micros))
-    say(Ready(graph=graph, keys=keys, device=device, versions=versions()))
+    say(Ready(graph=graph, keys=keys, device=device, versions=versions(), unchecked=bench.unchecked))
     line = sys.stdin.readline()
     if not line:
         return

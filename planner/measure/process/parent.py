@@ -146,6 +146,8 @@ def measure(request: MeasureRequest, journal_path: Path | None, report: Report) 
             if measured is None or journal is None:
                 journal = Journal(journal_path, _facts(request, ready))
                 measured = Measured(ready=ready)
+                if ready.unchecked:
+                    report.say(ready.unchecked)
                 for entry in journal.found:
                     _take(entry, measured)
             keys = ready.keys

@@ -41,6 +41,7 @@ class Ready:
     keys: tuple[CostKey, ...]  # of every row that there can be
     device: str
     versions: Mapping[str, str]
+    unchecked: str = ""  # why the user's module was not trained beside its captured graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,139 @@
+"""Trains a captured graph beside the module that it is of, and compares losses, gradients and buffers."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from planner.capture.captured import Captured
+from planner.capture.left_behind import Reachable
+from planner.capture.stage_modules import whole
+from planner.errors import BadInput
+from planner.workload import is_users
+
+EXACT, CLOSE = 1e-4, 1e-3  # relative, of losses and of gradients and buffers, in single precision
+HALF = 50  # times as far apart in half precision
+CARRIED = "a tensor, by register_buffer in __init__, for what one step leaves to the next"
+ASKS = {
+    "is_compiling",
+    "is_exporting",
+    "is_dynamo_compiling",
+    "is_tracing",
+    "is_fx_tracing",
+    "FakeTensor",
+    "numpy",
+}
+ALIKE = (
+    "a forward() that does the same while it is traced: no branch on is_compiling(), is_exporting(), the type of a "
+    "tensor or what .numpy() raises; or the path of such a module, as opaque = ['path.of.a.module'] in the workload"
+)
+
+
+class Beside:
+    """A captured graph that trains beside the module it is of, from the same tensors."""
+
+    def __init__(self, captured: Captured, module: nn.Module, where: str, start: Reachable) -> None:
+        self.captured, self.module, self.where, self.start = captured, module, where, start
+        self.stage = whole(captured)
+        device = next(iter(module.parameters()), torch.empty(0)).device
+        self.stage.materialise(captured.initial(module), device)
+        contexts = [x.meta.get("context", ()) for x in captured.layout.traced.graph.nodes]
+        halved = any(part[0] == "autocast" for context in contexts for part in context)
+        halved |= any(x.is_floating_point() and x.itemsize < 4 for x in self.stage.parameters())
+        self.loose = HALF if halved else 1.0
+
+    def compare(self, step: int, own: list[Tensor], values: Mapping[str, Tensor], after: Reachable) -> None:
+        """Takes the step in the graph that the module has just taken, and moves the parameters of both.
+
+        Args: `own` are the losses of the module's own step; `values` are those of the batch, and `after` is what the
+            module reaches now.
+        Raises: BadInput where losses, gradients or buffers differ.
+        """
+        different = self._losses(own, values) or self._gradients() or self._buffers()
+        if different:
+            raise self._refused(step, different, after)
+        self._update()
+
+    def _losses(self, own: list[Tensor], values: Mapping[str, Tensor]) -> str:
+        try:
+            with torch.enable_grad():  # as it was again, where the graph fails within a no_grad
+                made = self.stage(values)
+            losses = [made[name] for name in self.captured.graph.layers[-1].outputs]
+            if losses[0].requires_grad:
+                losses[0].backward()
+        except RuntimeError as error:
+            return f"the graph fails ({str(error).splitlines()[0]:.200})"
+        for a, b in zip(losses, own, strict=True):
+            if not self._near(a, b, EXACT):
+                return f"the loss is {a.item():.6g}, and the module's own is {b.item():.6g}"
+        return ""
+
+    def _gradients(self) -> str:
+        grads = {name: x.grad for name, x in self.module.named_parameters()}
+        dense = [x.to_dense().abs().max().item() for x in grads.values() if x is not None and x.numel()]
+        same = {name: x.grad for name, x in self.stage.named_parameters()}
+        for name, x in grads.items():
+            a, b = (torch.zeros(()) if y is None else y.to_dense() for y in (same.get(name), x))
+            if not self._near(a, b, CLOSE, CLOSE * max(dense)):
+                return f"parameter '{name}' gets another gradient"
+        return ""
+
+    def _buffers(self) -> str:
+        theirs, rows = self.captured.initial(self.module), self.captured.graph.buffer
+        for name, x in self.stage.named_buffers():
+            if rows[name].mutated and not self._near(x, theirs[name], CLOSE):
+                return f"'{name}' gets other values"
+        return ""
+
+    def _update(self) -> None:
+        """Moves the parameters by a hundredth of their size against their gradients, the same in both."""
+        same, trained = dict(self.stage.named_parameters()), dict(self.module.named_parameters())
+        grads = {name: x.grad.to_dense() for name, x in trained.items() if x.grad is not None}
+        large, steep = (
+            float(sum(x.detach().abs().square().sum() for x in row))
+            for row in (trained.values(), grads.values())
+        )
+        rate = 0.01 * (large / steep) ** 0.5 if steep > 0 else 0.0
+        with torch.no_grad():
+            for name, grad in grads.items():
+                trained[name].sub_((rate * grad).to(grad.dtype))
+                if name in same:
+                    same[name].copy_(trained[name])
+        for x in (*trained.values(), *same.values()):
+            x.grad = None
+
+    def _near(self, a: Tensor, b: Tensor, close: float, floor: float = 0.0) -> bool:
+        kind = torch.complex128 if b.is_complex() else torch.double
+        a, b = a.detach().to(kind), b.detach().to(kind)
+        if not a.numel() or not b.numel():
+            return a.numel() == b.numel()
+        scale = max(float(b.abs().nan_to_num(posinf=0.0).max()), floor, 1e-6)
+        close *= self.loose
+        a, b = (a.expand_as(b), b) if not a.ndim else (a, b.expand_as(a))
+        return torch.allclose(a, b, rtol=0.0, atol=close * scale, equal_nan=True)
+
+    def _refused(self, step: int, what: str, after: Reachable) -> BadInput:
+        carried, start = self.captured.initial(self.module), self.start
+        changed = start.changes(after)
+        changed += [f"'{path}'" for path in start.written(after) if path not in carried]
+        said = f"what is captured does not train as the module does: in step {step + 1} {what}"
+        said += f"; forward() has changed {', '.join(changed[:3])}" if changed else ""
+        where = asks(self.module) or self.where
+        return BadInput(said, where=where, allowed=CARRIED if step or changed else ALIKE)
+
+
+def asks(module: nn.Module) -> str:
+    """Returns the first function of the user's modules that asks whether it is traced.
+
+    Args: `module` is looked through with all modules below it.
+    Returns: "file:line" of the function; empty where none asks.
+    """
+    for kind in dict.fromkeys(type(part) for part in module.modules()):
+        for x in vars(kind).values():
+            code = x.__code__ if isinstance(x, types.FunctionType) else None
+            if code is not None and is_users(code.co_filename) and ASKS.intersection(code.co_names):
+                return f"{code.co_filename}:{code.co_firstlineno}"
+    return ""

@@ -1,0 +1,298 @@
+"""Lists what forward and loss can reach in Python, so that one pass can be compared with the next, and undone.
+
+Reached are the attributes of all modules, what these hold, the attributes of their classes, the variables that
+functions close over, and the globals that the user's own functions name. Each value is a word under a path. Tensors
+are words of their type and shape alone: who reads them across passes is seen by `across.py`.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import random
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from planner.capture.live_bytes import storage_of
+from planner.workload import is_users
+
+MOST = 200_000  # values that are listed, and entries of one list or dictionary that are looked at: a hundredth of it
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, np.generic)
+PASSING = ("logging", "threading", "_thread", "_io", "io", "re", "weakref", "abc", "inspect", "socket")
+LIBRARIES = ("torch", "numpy", "builtins")
+NO_DATA = (
+    type,
+    property,
+    staticmethod,
+    classmethod,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.ModuleType,
+)
+Undo = Callable[[], object]
+
+
+class Reachable:
+    """Lists what a module and its loss can reach, by path, as it is when this is made."""
+
+    def __init__(self, module: nn.Module, loss: object, *, to_undo: bool = True) -> None:
+        self._to_undo = to_undo
+        self.words: dict[str, str] = {}
+        self.paths: dict[int, str] = {}  # of tensors, by their storages
+        self._tensors: dict[str, tuple[Tensor, int]] = {}  # with the number of times that each was written
+        self._undo: list[Undo] = []
+        self._met: dict[int, object] = {}  # kept alive, so that no other value gets the same number
+        self._open: list[tuple[str, object]] = [("loss", loss), ("", module)]
+        while self._open and len(self._met) < MOST:
+            self._visit(*self._open.pop())
+
+    def undo(self) -> None:
+        """Puts back what was reachable as it was.
+
+        Returns: nothing; a generator stays where it is, since Python cannot wind it back.
+        """
+        for put_back in self._undo:
+            put_back()
+
+    def changes(self, later: Reachable) -> list[str]:
+        """Returns what is another word by now, each as "path (was, then is)", the shortest paths first.
+
+        Args: `later` lists the same module after some passes.
+        """
+        paths = dict.fromkeys((*self.words, *later.words))
+        found = [path for path in paths if self.words.get(path) != later.words.get(path)]
+        return [
+            f"'{path}' ({self.words.get(path, 'nothing')}, then {later.words.get(path, 'nothing')})"
+            for path in sorted(found, key=len)
+        ]
+
+    def written(self, later: Reachable) -> list[str]:
+        """Returns the paths of tensors that were replaced or written since.
+
+        Args: `later` lists the same module after some passes.
+        """
+        return [
+            path
+            for path, (tensor, version) in later._tensors.items()
+            if path in self._tensors
+            and (self._tensors[path][0] is not tensor or self._tensors[path][1] != version)
+        ]
+
+    def _visit(self, path: str, value: object) -> None:
+        if isinstance(value, PLAIN):
+            self.words[path] = (
+                f"{value!r:.60}" if len(repr(value)) < 60 else f"{value!r:.40}.. {hash(repr(value))}"
+            )
+            return
+        if id(value) in self._met:
+            return
+        self._met[id(value)] = value
+        if isinstance(value, Tensor):
+            self._tensor(path, value)
+        elif isinstance(value, nn.Module):
+            self._module(path, value)
+        elif isinstance(value, types.ModuleType):
+            return
+        elif isinstance(value, type):
+            self._class(value)
+        elif isinstance(
+            value, np.ndarray | random.Random | np.random.RandomState | np.random.Generator | torch.Generator
+        ):
+            self._numbers(path, value)
+        elif isinstance(value, Mapping | list | tuple | collections.deque | set | frozenset):
+            self._container(path, value)
+        elif isinstance(value, functools.partial | types.MethodType | types.FunctionType):
+            self._function(path, value)
+        elif isinstance(value, Iterator):
+            self._iterator(path, value)
+        else:
+            self._object(path, value)
+
+    def _tensor(self, path: str, tensor: Tensor) -> None:
+        self.words[path] = f"{str(tensor.dtype).removeprefix('torch.')} of {list(tensor.shape)}"
+        self._tensors[path] = tensor, tensor._version
+        if tensor.layout != torch.strided:
+            return
+        self.paths.setdefault(storage_of(tensor), path)
+        if self._to_undo and not isinstance(tensor, nn.Parameter):
+            kept, version = tensor.detach().clone(), tensor._version
+            self._undo.append(lambda: tensor._version == version or tensor.detach().copy_(kept))
+
+    def _module(self, path: str, module: nn.Module) -> None:
+        held = vars(module)
+        self._undo.append(functools.partial(_refill, held, dict(held)))
+        for key, value in held.items():
+            if key in ("_parameters", "_buffers", "_modules"):
+                self._undo.append(functools.partial(_refill, value, dict(value)))
+                self._open += [(f"{path}.{name}".removeprefix("."), x) for name, x in value.items()]
+            elif key != "training" and (value is not None or not key.startswith("_")):
+                self._open.append((f"{path}.{key}".removeprefix("."), value))
+        self._open.append((path, type(module)))
+
+    def _class(self, kind: type) -> None:
+        for base in kind.__mro__:
+            if base.__module__.partition(".")[0] in (*PASSING, *LIBRARIES):
+                continue
+            data = {key: x for key, x in vars(base).items() if not key.startswith("__") and _is_data(x)}
+            self._undo.append(functools.partial(_set_back, base, data))
+            self._open += [(f"{base.__qualname__}.{key}", x) for key, x in data.items()]
+            for x in vars(base).values():
+                if isinstance(x := getattr(x, "__func__", x), types.FunctionType) and is_users(
+                    x.__code__.co_filename
+                ):
+                    self._open.append((f"{base.__qualname__}.{x.__name__}", x))
+
+    def _numbers(self, path: str, value: object) -> None:
+        if isinstance(value, np.ndarray):
+            kept = value.copy()
+            self.words[path] = (
+                f"{value.dtype} of {list(value.shape)} {hash(value.tobytes()) if value.dtype != object else ''}"
+            )
+            self._undo.append(lambda: np.copyto(value, kept) if value.flags.writeable else None)
+        elif isinstance(value, torch.Generator):
+            state = value.get_state()
+            self.words[path] = f"generator {hash(state.numpy().tobytes())}"
+            self._undo.append(lambda: value.set_state(state))
+        elif isinstance(value, random.Random):
+            drawn = value.getstate()
+            self.words[path] = f"generator {hash(drawn)}"
+            self._undo.append(lambda: value.setstate(drawn))
+        else:
+            self.words[path] = f"generator {hash(repr(_state_of(value)))}"
+
+    def _container(self, path: str, value: Any) -> None:
+        entries = list(value.items() if isinstance(value, Mapping) else enumerate(value))
+        self.words[path] = f"{type(value).__name__} of {len(entries)}"
+        if isinstance(value, dict | list | collections.deque | set):
+            self._undo.append(
+                functools.partial(
+                    _refill, value, type(value)(value) if not isinstance(value, dict) else dict(value)
+                )
+            )
+        if isinstance(value, set | frozenset):
+            self.words[path] += (
+                f" {hash(repr(sorted(map(repr, value))))}" if len(entries) < MOST // 100 else ""
+            )
+        elif len(entries) < MOST // 100:
+            self._open += [(f"{path}[{key!r:.40}]", x) for key, x in entries]
+
+    def _function(
+        self, path: str, value: functools.partial[object] | types.MethodType | types.FunctionType
+    ) -> None:
+        if isinstance(value, functools.partial):
+            self._open += [
+                (path, value.func),
+                (f"{path}.args", value.args),
+                (f"{path}.keywords", value.keywords),
+            ]
+        elif isinstance(value, types.MethodType):
+            self._open += [(path, value.__func__), (f"{path}.__self__", value.__self__)]
+        else:
+            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+                with_value = _content(cell)
+                self._undo.append(functools.partial(_fill, cell, with_value))
+                self._open += [(f"{path}.{name}", x) for x in with_value]
+            self._open += [(f"{path}.defaults", x) for x in (value.__defaults__, value.__kwdefaults__) if x]
+            self._open += [(f"{path}.{key}", x) for key, x in vars(value).items()]
+            if is_users(value.__code__.co_filename):
+                self._globals(value)
+
+    def _globals(self, function: types.FunctionType) -> None:
+        """Visits the globals that a function of the user's names, and what it names in other files of the user's."""
+        names = set(_names(function.__code__))
+        spaces = [function.__globals__]
+        for name in names & function.__globals__.keys():
+            x = function.__globals__[name]
+            if isinstance(x, types.ModuleType) and is_users(getattr(x, "__file__", None) or "<"):
+                spaces.append(vars(x))
+        for space in spaces:
+            for name in sorted(names & space.keys()):
+                if not name.startswith("__") and not isinstance(space[name], types.ModuleType):
+                    self._undo.append(functools.partial(space.__setitem__, name, space[name]))
+                    self._open.append((f"{space.get('__name__', '')}.{name}", space[name]))
+
+    def _iterator(self, path: str, value: Iterator[object]) -> None:
+        self.words[path] = type(value).__name__
+        if isinstance(value, types.GeneratorType):
+            self.words[path] += f" at {value.gi_frame.f_lasti if value.gi_frame else 'its end'}"
+            self._open.append((path, dict(value.gi_frame.f_locals) if value.gi_frame else {}))
+            return
+        if isinstance(value, itertools.count):
+            self.words[path] = repr(value)
+            return
+        if vars_of := getattr(value, "__dict__", None):
+            self._open.append((path, vars_of))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            try:
+                self._open.append((f"{path}.state", value.__reduce__()))
+            except Exception:  # not every iterator tells where it is
+                return
+
+    def _object(self, path: str, value: object) -> None:
+        kind = type(value)
+        if kind.__module__.partition(".")[0] in (*PASSING, *LIBRARIES[:2]):
+            return
+        held = getattr(value, "__dict__", None)
+        if isinstance(held, dict):
+            self._undo.append(functools.partial(_refill, held, dict(held)))
+            self._open += [(f"{path}.{key}", x) for key, x in held.items()]
+        for base in kind.__mro__:
+            slots = vars(base).get("__slots__", ())
+            for key in (slots,) if isinstance(slots, str) else slots:
+                if hasattr(value, key):
+                    self._undo.append(functools.partial(setattr, value, key, getattr(value, key)))
+                    self._open.append((f"{path}.{key}", getattr(value, key)))
+        self._open.append((path, kind))
+
+
+def _is_data(value: object) -> bool:
+    return not isinstance(value, NO_DATA) and not hasattr(type(value), "__get__")
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for part in code.co_consts:
+        if isinstance(part, types.CodeType):
+            yield from _names(part)
+
+
+def _state_of(value: object) -> object:
+    return value.get_state() if isinstance(value, np.random.RandomState) else value.bit_generator.state  # type: ignore[attr-defined]
+
+
+def _content(cell: types.CellType) -> tuple[object, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # nothing was assigned yet
+        return ()
+
+
+def _fill(cell: types.CellType, content: tuple[object, ...]) -> None:
+    if content:
+        cell.cell_contents = content[0]
+
+
+def _set_back(kind: type, data: Mapping[str, object]) -> None:
+    for key in [key for key, x in vars(kind).items() if not key.startswith("__") and _is_data(x)]:
+        if key not in data:
+            delattr(kind, key)
+    for key, value in data.items():
+        if vars(kind).get(key) is not value:
+            setattr(kind, key, value)
+
+
+def _refill(container: Any, kept: Any) -> None:
+    """Puts back the entries of a dictionary, list, deque or set, if they are others by now."""
+    rows = [list(x.items() if isinstance(x, dict) else x) for x in (container, kept)]
+    flat = [[y for row in x for y in row] if isinstance(container, dict) else x for x in rows]
+    if len(flat[0]) != len(flat[1]) or any(a is not b for a, b in zip(*flat, strict=True)):
+        container.clear()
+        (container.update if isinstance(container, dict | set) else container.extend)(kept)

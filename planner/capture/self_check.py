@@ -1,0 +1,229 @@
+"""Runs the user's own module beside its captured graph, and refuses a graph that trains otherwise.
+
+Some steps on small real batches: losses, gradients and buffers have to agree, and a step may leave nothing to the
+next but parameters, buffers, and what the graph writes. So what an export freezes without a word is refused by name:
+lists, counters, closures, numpy arrays, iterators, branches that run otherwise while a trace is made. A model too
+large for that runs on fake tensors alone, which shows what is left behind, and not what is computed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from planner.capture.batch import SMALL, Batch, Pair, example, repeated
+from planner.capture.beside import CARRIED, Beside, asks
+from planner.capture.capture import Loss
+from planner.capture.captured import Captured
+from planner.capture.left_behind import Reachable
+from planner.capture.live_bytes import Across
+from planner.capture.traced_graph import call
+from planner.errors import BadInput
+from planner.workload import Workload, where_raised
+
+STEPS = 3
+LARGEST_BYTES = 2**30  # of parameters and buffers of a module that is built for the check
+LARGEST_FLOPS = 2e10  # of a forward pass
+
+
+class _Unrun(Exception):
+    """The module's own first step failed here, or it cannot be built: there is nothing to compare with."""
+
+
+def check_training(
+    captured: Captured,
+    source: Workload | nn.Module,
+    batch: Batch | Pair | None = None,
+    loss: Loss | None = None,
+) -> str:
+    """Runs the user's own module for some steps beside its captured graph; the module is afterwards as it was.
+
+    Args: `captured` is what `capture` made of the other arguments.
+    Returns: why the module was not run so, in one line; empty where it was.
+    Raises: BadInput with what changes from step to step and where, if the graph trains otherwise.
+    """
+    build: Callable[[], nn.Module]
+    if isinstance(source, Workload):
+        where, build, batch, loss = source.where, source.build, source.batch, source.functions["loss"]
+    else:
+        where, build = type(source).__name__, lambda: source
+    if batch is None or loss is None:
+        raise BadInput(
+            "a module needs batch and loss", allowed="check_training(captured, module, batch, loss)"
+        )
+    batch = batch if callable(batch) else repeated(batch)
+    large = _too_large(captured)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            if large:
+                return _on_fake_tensors(captured, build, batch, loss, where, large)
+            watched = _Watched(captured, build(), batch, loss, where)
+            with watched.as_it_was():
+                _train(watched)
+    except _Unrun as error:
+        return f"the module was not run beside its captured graph: {error}"
+    return ""
+
+
+def _too_large(captured: Captured) -> str:
+    """Returns what makes a model too large to run for real, in words; empty where it is small enough."""
+    graph = captured.graph
+    held = sum(x.bytes for x in graph.parameters) + sum(x.bytes for x in graph.buffers)
+    if held > LARGEST_BYTES:
+        return f"its tensors take {held / 2**30:.1f} GiB, more than {LARGEST_BYTES / 2**30:.0f}"
+    flops = sum(layer.fixed_flops + layer.sample_flops * _samples(captured) for layer in graph.layers)
+    if flops > LARGEST_FLOPS:
+        return f"a forward pass takes {flops / 1e9:.0f} GFLOP, more than {LARGEST_FLOPS / 1e9:.0f}"
+    return ""
+
+
+def _samples(captured: Captured) -> int:
+    return SMALL if captured.graph.symbolic_batch else captured.graph.captured_micro
+
+
+@dataclass
+class _Watched:
+    """The user's module and what it takes, with its captured graph."""
+
+    captured: Captured
+    module: nn.Module
+    batch: Batch
+    loss: Loss
+    where: str
+    across: Across = field(default_factory=Across)
+
+    def __post_init__(self) -> None:
+        self.start = Reachable(self.module, self.loss)
+        self.before: Reachable | None = None  # after the last step
+
+    @contextmanager
+    def as_it_was(self) -> Iterator[None]:
+        """Puts the module into training mode, and everything back at the end."""
+        own = [*self.module.parameters(), *self.module.buffers()]
+        kept = [(x, x.detach().clone(), x.grad) for x in own]
+        modes = [(part, part.training) for part in self.module.modules()]
+        try:
+            self.module.train()
+            for x in own:
+                x.grad = None
+            yield
+        finally:
+            self.start.undo()
+            with torch.no_grad():
+                for x, value, grad in kept:
+                    x.copy_(value)
+                    x.grad = grad
+            for part, training in modes:
+                part.training = training
+
+    def forward(self, given: Pair) -> list[Tensor]:
+        """Runs a forward pass of the module and its loss, and watches it."""
+        inputs, targets = given
+        changes = {row.name: row.mutated for row in self.captured.graph.buffers}
+        changes |= {row.name: row.trainable for row in self.captured.graph.parameters}
+        self.across.begin(
+            [(x, changes[name]) for name, x in self.captured.initial(self.module).items()], given
+        )
+        with self.across:
+            made = self.loss(call(self.module, inputs), targets)
+        return list(made) if isinstance(made, tuple) else [made]  # type: ignore[list-item]
+
+    def refuse_left(self) -> Reachable:
+        """Refuses what the last pass has used of an earlier one, or goes on changing; returns what is reached now."""
+        after, crossing = Reachable(self.module, self.loss, to_undo=False), self.across.crossing
+        if crossing is not None:
+            known = (after.paths | (self.before or self.start).paths).get(crossing.storage, "")
+            what = f"'{known}'" if known else "a tensor"
+            said = (
+                f"writes into {what}"
+                if crossing.written
+                else f"reads what an earlier step has left in {what}"
+            )
+            raise BadInput(
+                f"forward() {said}, which a plan would not carry",
+                where=crossing.line or self.where,
+                allowed=CARRIED,
+            )
+        if self.before is not None and (changes := self.before.changes(after)):
+            said = f"forward() changes {', '.join(changes[:3])}"
+            raise BadInput(
+                f"{said}, which a plan would hold at what it is at the capture",
+                where=self.where,
+                allowed=CARRIED,
+            )
+        self.before = after
+        return after
+
+
+def _train(watched: _Watched) -> None:
+    """Trains module and graph for some steps side by side."""
+    trained = Beside(watched.captured, watched.module, watched.where, watched.start)
+    for step in range(STEPS):
+        torch.manual_seed(STEPS + step)
+        given = example(watched.batch, _samples(watched.captured), None)
+        values = watched.captured.batch_values(*pytree.tree_map_only(Tensor, Tensor.clone, given))
+        torch.manual_seed(step)
+        own = _own_step(watched, given, step)
+        after = watched.refuse_left()
+        torch.manual_seed(step)
+        trained.compare(step, own, values, after)
+
+
+def _own_step(watched: _Watched, given: Pair, step: int) -> list[Tensor]:
+    try:
+        made = watched.forward(given)
+        if made[0].requires_grad:
+            made[0].backward()  # type: ignore[no-untyped-call]
+    except Exception as error:  # the user's module ran: it may raise anything
+        said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}"
+        if not step:
+            raise _Unrun(f"its own first step fails here ({said})") from error
+        place, ways = where_raised(error, watched.where), "'.detach()' of what one step leaves to the next"
+        raise BadInput(
+            f"the module's own training fails in step {step + 1}: {said}", where=place, allowed=ways
+        ) from error
+    return made
+
+
+def _on_fake_tensors(
+    captured: Captured, build: Callable[[], nn.Module], batch: Batch, loss: Loss, where: str, large: str
+) -> str:
+    """Runs forward passes on fake tensors, and refuses what they leave to each other; returns what was not compared."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        with mode:
+            module = build()
+        if not any(isinstance(x, FakeTensor) for x in module.parameters()):
+            with mode, FakeCopyMode(mode):
+                module = copy.deepcopy(module)
+        watched = _Watched(captured, module, batch, loss, where)
+        given, operations = example(batch, _samples(captured), mode), list[list[str]]()
+        module.train()
+        for _ in range(STEPS):
+            with mode:
+                watched.forward(given)
+            after = watched.refuse_left()
+            operations.append(watched.across.operations)
+    except BadInput:
+        raise
+    except Exception as error:  # the user's module ran: it may raise anything
+        raise _Unrun(f"{large}, and it does not run on fake tensors ({type(error).__name__})") from error
+    finally:
+        if "watched" in locals():
+            watched.start.undo()
+    if operations[0] != operations[-1]:
+        changed = ", ".join(watched.start.changes(after)[:3]) or "something"
+        said = f"forward() changes {changed}, and computes something else from then on"
+        raise BadInput(said, where=where, allowed=CARRIED)
+    asking = asks(module)
+    return f"the module ran on fake tensors only, so that no values were compared: {large}" + (
+        f"; {asking} asks whether it is traced" if asking else ""
+    )

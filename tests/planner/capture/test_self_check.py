@@ -1,0 +1,73 @@
+"""What forward leaves behind is carried or refused: a table of constructs, each against the module's own training."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from planner.capture import Captured, capture, check_training
+from planner.capture.stage_modules import whole
+from planner.errors import BadInput
+from tests.planner.capture.constructs import EQUAL, LOSSES, OPAQUE, REFUSED
+
+
+def batch(n: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(n, 4), torch.randn(n, 3)
+
+
+def checked(
+    module: nn.Module, loss: Callable[..., object] = F.mse_loss, opaque: list[str] | None = None
+) -> Captured:
+    captured = capture(module, batch, loss, opaque=opaque or [])
+    assert check_training(captured, module, batch, loss) == ""
+    return captured
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_a_construct_trains_as_its_module_does(name: str) -> None:
+    torch.manual_seed(0)
+    module = EQUAL[name]()
+    before = {key: x.clone() for key, x in module.state_dict().items()}
+    captured = checked(module, opaque=OPAQUE.get(name))
+    assert all(torch.equal(x, before[key]) for key, x in module.state_dict().items())
+    own = copy.deepcopy(module).train()
+    stage = whole(captured)
+    stage.materialise(captured.initial(module))
+    optimizers = [torch.optim.SGD(x.parameters(), 0.1) for x in (own, stage)]
+    for step in range(3):
+        inputs, targets = batch(5 if captured.graph.symbolic_batch else captured.graph.captured_micro)
+        torch.manual_seed(step)
+        a = F.mse_loss(own(inputs), targets)
+        torch.manual_seed(step)
+        b = stage(captured.batch_values(inputs, targets))["loss:0"]
+        for loss, optimizer in zip((a, b), optimizers, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        torch.testing.assert_close(a, b)
+    held = dict(stage.named_buffers()) | dict(stage.named_parameters())
+    for key, x in own.state_dict().items():
+        if key in held:
+            torch.testing.assert_close(held[key], x)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_construct_is_refused_by_name(name: str) -> None:
+    torch.manual_seed(0)
+    make, words = REFUSED[name]
+    with pytest.raises(BadInput) as caught:
+        checked(make(), opaque=OPAQUE.get(name))
+    assert words in str(caught.value)
+    assert caught.value.allowed
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_with_a_state_is_refused(name: str) -> None:
+    make, words = LOSSES[name]
+    with pytest.raises(BadInput, match=words):
+        checked(nn.Linear(4, 3), make())
