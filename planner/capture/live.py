@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from planner.capture.capture import Loss, capture
 from planner.capture.captured import Captured
+from planner.capture.self_check import check_training
 from planner.capture.travel import to_data
 from planner.errors import BadInput
 from planner.model import Buffer, Parameter
@@ -70,6 +71,7 @@ def write_model(
     Raises: BadInput with the path of what cannot travel, before anything is written.
     """
     captured = capture(module, pair, loss)
+    check_training(captured, module, pair, loss)
     samples: dict[str, Tensor] = {}
     rows = max(x.shape[0] for x in _tensors(pair) if x.ndim)
     data = {
