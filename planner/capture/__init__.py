@@ -4,10 +4,11 @@ In: a workload, or a module with an example batch and a loss (`capture`). Out: a
 which is plain data, and by `cut` or `layer_module` the modules that ranks and the profiler run.
 Start with `capture.py`, which calls the rest in order: `trace.py` exports, `flatten.py` and `functional.py` make one
 flat graph without writes, `layers.py` groups operations into layers, `describe.py` writes the ModelGraph,
-`stage_modules.py` cuts the graph.
+`stage_modules.py` cuts the graph. `evaluation.py` captures the model once more, as it is evaluated.
 """
 
 from planner.capture.capture import Captured, capture
+from planner.capture.evaluation import drawing_order, evaluation_of
 from planner.capture.export_workarounds import average_batch_norm, share_of_latest
 from planner.capture.functional import random
 from planner.capture.live_bytes import LiveBytes, meter_of, storage_of
@@ -38,6 +39,8 @@ __all__ = [
     "capture",
     "check_sizes",
     "cut",
+    "drawing_order",
+    "evaluation_of",
     "layer_module",
     "materialise",
     "meter_of",

@@ -16,6 +16,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +27,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from planner.capture.attention import restore_causal_flags
 from planner.capture.batch import LARGE, SMALL, Batch, Pair, example, growing_dims, repeated, uneven
 from planner.capture.describe import NotAffine, describe
-from planner.capture.fake_run import probe
+from planner.capture.fake_run import Probe, probe
 from planner.capture.functional import functionalise
 from planner.capture.layers import FREE, Grouping, group
 from planner.capture.opaque import Opaque, observe
@@ -40,6 +42,19 @@ from planner.workload import Workload
 
 Loss = Callable[..., object]
 UNSYMBOLIC = (CannotTrace, NotAffine)
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """All that a model is traced from, so that it can be traced again in another mode."""
+
+    where: str  # names it in errors
+    build: Callable[[], tuple[FakeTensorMode | None, nn.Module]]
+    batch: Batch
+    loss: Loss
+    micro: int
+    opaque: Sequence[str]
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,6 +63,7 @@ class Captured(Shown):
 
     graph: ModelGraph
     layout: Slicing
+    origin: Origin
 
     def ordered(self, names: Sequence[str]) -> Captured:
         """Returns the captured model with its layers in another order.
@@ -60,7 +76,7 @@ class Captured(Shown):
         layout, place = self.layout, [graph.index[name] for name in self.layout.grouping.names]
         moved = {x: i if i == FREE else place[i] for x, i in layout.grouping.layer_of.items()}
         grouping = Grouping(names=list(names), layer_of=moved)
-        return Captured(graph, Slicing(layout.traced, grouping, layout.probes))
+        return Captured(graph, Slicing(layout.traced, grouping, layout.probes), self.origin)
 
     @property
     def saved(self) -> dict[str, str]:
@@ -118,27 +134,43 @@ def capture(
     """
     if isinstance(source, Workload):
         opaque = [*opaque, *source.opaque]
-        where, mode, module = source.where, *_build(source, for_real=bool(opaque))
+        where = source.where
         batch, loss = source.batch, source.functions["loss"]
     else:
-        where, mode, module = type(source).__name__, None, source
+        where = type(source).__name__
         if batch is None or loss is None:
             raise BadInput("a module needs batch and loss", allowed="capture(module, batch, loss)")
-    refuse_hooks(module, where, opaque)
     if not callable(batch):
         batch = repeated(batch)
+    build = partial(_build, source, for_real=bool(opaque))
+    origin = Origin(where=where, build=build, batch=batch, loss=loss, micro=micro, opaque=opaque)
+    graph, layout = traced_with(origin, _described)
+    return Captured(graph, layout, origin)
+
+
+def traced_with(origin: Origin, read: Callable[[Traced, nn.Module], Made], *, training: bool = True) -> Made:
+    """Traces a model, for all sizes of micro-batches if it can be, and reads the graph.
+
+    Args: `read` takes the graph and the module; the module is in training mode, or else in evaluation mode.
+    Returns: what `read` makes of the graph.
+    Raises: BadInput with the user's line, where the module cannot be traced in this mode.
+    """
+    mode, module = origin.build()
+    where, batch, loss, micro, opaque = origin.where, origin.batch, origin.loss, origin.micro, origin.opaque
+    refuse_hooks(module, where, opaque)
     small, large = example(batch, SMALL, mode), example(batch, LARGE, mode)
     dims = growing_dims(small, large, where)
     try:
-        layers = Opaque(module, observe(module, opaque, [small, large]), (SMALL, LARGE))
-        return _described(trace(module, loss, large, dims, LARGE, layers), module)
+        calls = observe(module, opaque, [small, large], training)
+        layers = Opaque(module, calls, (SMALL, LARGE), training)
+        return read(trace(module, loss, large, dims, LARGE, layers, training=training), module)
     except UNSYMBOLIC as failure:
         reason = failure
     _refuse_sizes(module, loss, small, large, where)
     try:
         one = example(batch, micro, mode)
-        layers = Opaque(module, observe(module, opaque, [one, one]), (micro, micro))
-        return _described(trace(module, loss, one, None, micro, layers), module)
+        layers = Opaque(module, observe(module, opaque, [one, one], training), (micro, micro), training)
+        return read(trace(module, loss, one, None, micro, layers, training=training), module)
     except UNSYMBOLIC as failure:
         # One sample may be too few where what is really wrong is something else.
         error = reason if depends_on_values(reason) else failure
@@ -161,15 +193,24 @@ def _refuse_sizes(module: nn.Module, loss: Loss, small: Pair, large: Pair, where
         raise BadInput(said, where=error.where, allowed="sizes that fit together for every n") from failure
 
 
-def _described(traced: Traced, module: nn.Module) -> Captured:
+def _described(traced: Traced, module: nn.Module) -> tuple[ModelGraph, Slicing]:
+    functional, probes = probed(traced, module)
+    layout = Slicing(functional, group(functional, probes[0]), probes)
+    return describe(layout, module), layout
+
+
+def probed(traced: Traced, module: nn.Module) -> tuple[Traced, tuple[Probe, Probe]]:
+    """Makes a graph functional, with the loss as a layer, and runs it on fake tensors.
+
+    Args: `module` tells which parameters need a gradient.
+    Returns: the graph, and its runs at two sizes of a batch, or twice the same run where it serves one size.
+    """
     trainable = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
     sizes = (SMALL, LARGE) if traced.symbolic else (traced.micro, traced.micro)
     functional = _with_loss_layer(functionalise(traced, trainable, sizes[0]))
     first = probe(functional, sizes[0], trainable)
     restore_causal_flags(functional, first)
-    second = probe(functional, sizes[1], trainable) if traced.symbolic else first
-    layout = Slicing(functional, group(functional, first), (first, second))
-    return Captured(describe(layout, module), layout)
+    return functional, (first, probe(functional, sizes[1], trainable) if traced.symbolic else first)
 
 
 def _with_loss_layer(traced: Traced) -> Traced:
@@ -186,14 +227,16 @@ def _with_loss_layer(traced: Traced) -> Traced:
     return traced
 
 
-def _build(workload: Workload, *, for_real: bool) -> tuple[FakeTensorMode | None, nn.Module]:
-    """Builds the module on fake tensors if its code can, else for real."""
+def _build(source: Workload | nn.Module, *, for_real: bool) -> tuple[FakeTensorMode | None, nn.Module]:
+    """Builds the module of a workload on fake tensors if its code can, else for real."""
+    if isinstance(source, nn.Module):
+        return None, source
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     if not for_real:
         with contextlib.suppress(BadInput), mode:
-            return mode, workload.build()
+            return mode, source.build()
     with torch.random.fork_rng(devices=[]):
-        return None, workload.build()
+        return None, source.build()
 
 
 def _attribute(module: nn.Module, name: str) -> Tensor | None:
