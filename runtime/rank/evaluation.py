@@ -7,7 +7,9 @@ that are drawn in evaluation mode, too, are drawn under the keys of the training
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from threading import Event, Thread
 
 import torch
 import torch.distributed as dist
@@ -72,6 +74,24 @@ def _state(module: StageModule, slot: str, tensors: Tensors, device: torch.devic
     return tensors[name] if name in tensors else module._constants[name].to(device)
 
 
+@contextmanager
+def _beating(pulse: Pulse) -> Iterator[None]:
+    """Beats a pulse every second, since a large model may take longer to capture than a rank may be silent."""
+    done = Event()
+
+    def beat() -> None:
+        while not done.wait(1.0):
+            pulse.beat(True)
+
+    beats = Thread(target=beat, daemon=True)
+    beats.start()
+    try:
+        yield
+    finally:
+        done.set()
+        beats.join()
+
+
 class Evaluation:
     """The stages of one rank that evaluate, with their messages. All ranks make and run it at the same time."""
 
@@ -83,8 +103,8 @@ class Evaluation:
         Raises: BadInput or BadPlan, where the model cannot be evaluated under this plan.
         """
         plan, world = parts.plan, parts.world
-        pulse.beat(True)
-        captured = evaluation_of(parts.captured, plan.batch.micro)
+        with _beating(pulse):
+            captured = evaluation_of(parts.captured, plan.batch.micro)
         every = cut(captured, parts.edges)
         outer = {value.name for value in captured.graph.values if value.role != "hidden"}
         reads = {i: [name for name in module.inputs if name in outer] for i, module in enumerate(every)}
