@@ -5,11 +5,12 @@ which is plain data, and by `cut` or `layer_module` the modules that ranks and t
 `check_training` trains the user's own module beside the graph, so that nothing is captured as what it is not.
 Start with `capture.py`, which calls the rest in order: `trace.py` exports, `flatten.py` and `functional.py` make one
 flat graph without writes, `layers.py` groups operations into layers, `describe.py` writes the ModelGraph,
-`stage_modules.py` cuts the graph.
+`stage_modules.py` cuts the graph. `evaluation.py` captures the model once more, as it is evaluated.
 """
 
 from planner.capture.capture import capture
 from planner.capture.captured import Captured
+from planner.capture.evaluation import drawing_order, evaluation_of
 from planner.capture.export_workarounds import average_batch_norm, share_of_latest
 from planner.capture.functional import random
 from planner.capture.live import LiveLoop, initial, write_model
@@ -47,6 +48,8 @@ __all__ = [
     "check_training",
     "cut",
     "decays",
+    "drawing_order",
+    "evaluation_of",
     "initial",
     "layer_module",
     "materialise",

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -23,9 +25,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from planner.capture.attention import restore_causal_flags
 from planner.capture.batch import LARGE, SMALL, Batch, Pair, example, growing_dims, repeated, uneven
-from planner.capture.captured import Captured
+from planner.capture.captured import Captured, Loss, Origin
 from planner.capture.describe import NotAffine, describe
-from planner.capture.fake_run import probe
+from planner.capture.fake_run import Probe, probe
 from planner.capture.functional import functionalise
 from planner.capture.layers import group
 from planner.capture.opaque import Opaque, observe
@@ -35,10 +37,11 @@ from planner.capture.traced_graph import CannotTrace, Traced
 from planner.capture.travel import from_data
 from planner.capture.untraceable import refuse_hooks
 from planner.errors import BadInput
+from planner.model import ModelGraph
 from planner.workload import WEIGHTS, Workload
 
-Loss = Callable[..., object]
 UNSYMBOLIC = (CannotTrace, NotAffine)
+Made = TypeVar("Made")
 
 
 def capture(
@@ -59,30 +62,47 @@ def capture(
     Example: capture(nn.Linear(8, 1), lambda n: (torch.rand(n, 8), torch.rand(n, 1)), nn.functional.mse_loss)
     """
     if isinstance(source, Workload) and source.folder is not None:
-        return from_data(source.folder.data["captured"], source.folder.tensors(WEIGHTS))
+        data = source.folder.data
+        return from_data(data["captured"], source.folder.tensors(WEIGHTS), data["evaluation"])
     if isinstance(source, Workload):
         opaque = [*opaque, *source.opaque]
-        where, mode, module = source.where, *_build(source, for_real=bool(opaque))
+        where = source.where
         batch, loss = source.batch, source.functions["loss"]
     else:
-        where, mode, module = type(source).__name__, None, source
+        where = type(source).__name__
         if batch is None or loss is None:
             raise BadInput("a module needs batch and loss", allowed="capture(module, batch, loss)")
-    refuse_hooks(module, where, opaque)
     if not callable(batch):
         batch = repeated(batch)
+    build = partial(_build, source, for_real=bool(opaque))
+    origin = Origin(where=where, build=build, batch=batch, loss=loss, micro=micro, opaque=opaque)
+    graph, layout = traced_with(origin, _described)
+    return Captured(graph, layout, origin)
+
+
+def traced_with(origin: Origin, read: Callable[[Traced, nn.Module], Made], *, training: bool = True) -> Made:
+    """Traces a model, for all sizes of micro-batches if it can be, and reads the graph.
+
+    Args: `read` takes the graph and the module; the module is in training mode, or else in evaluation mode.
+    Returns: what `read` makes of the graph.
+    Raises: BadInput with the user's line, where the module cannot be traced in this mode.
+    """
+    mode, module = origin.build()
+    where, batch, loss, micro, opaque = origin.where, origin.batch, origin.loss, origin.micro, origin.opaque
+    refuse_hooks(module, where, opaque)
     small, large = example(batch, SMALL, mode), example(batch, LARGE, mode)
     dims = growing_dims(small, large, where)
     try:
-        layers = Opaque(module, observe(module, opaque, [small, large]), (SMALL, LARGE))
-        return _described(trace(module, loss, large, dims, LARGE, layers), module)
+        calls = observe(module, opaque, [small, large], training)
+        layers = Opaque(module, calls, (SMALL, LARGE), training)
+        return read(trace(module, loss, large, dims, LARGE, layers, training=training), module)
     except UNSYMBOLIC as failure:
         reason = failure
     _refuse_sizes(module, loss, small, large, where)
     try:
         one = example(batch, micro, mode)
-        layers = Opaque(module, observe(module, opaque, [one, one]), (micro, micro))
-        return _described(trace(module, loss, one, None, micro, layers), module)
+        layers = Opaque(module, observe(module, opaque, [one, one], training), (micro, micro), training)
+        return read(trace(module, loss, one, None, micro, layers, training=training), module)
     except UNSYMBOLIC as failure:
         # One sample may be too few where what is really wrong is something else.
         error = reason if depends_on_values(reason) else failure
@@ -105,15 +125,24 @@ def _refuse_sizes(module: nn.Module, loss: Loss, small: Pair, large: Pair, where
         raise BadInput(said, where=error.where, allowed="sizes that fit together for every n") from failure
 
 
-def _described(traced: Traced, module: nn.Module) -> Captured:
+def _described(traced: Traced, module: nn.Module) -> tuple[ModelGraph, Slicing]:
+    functional, probes = probed(traced, module)
+    layout = Slicing(functional, group(functional, probes[0]), probes)
+    return describe(layout, module), layout
+
+
+def probed(traced: Traced, module: nn.Module) -> tuple[Traced, tuple[Probe, Probe]]:
+    """Makes a graph functional, with the loss as a layer, and runs it on fake tensors.
+
+    Args: `module` tells which parameters need a gradient.
+    Returns: the graph, and its runs at two sizes of a batch, or twice the same run where it serves one size.
+    """
     trainable = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
     sizes = (SMALL, LARGE) if traced.symbolic else (traced.micro, traced.micro)
     functional = _with_loss_layer(functionalise(traced, trainable, sizes[0]))
     first = probe(functional, sizes[0], trainable)
     restore_causal_flags(functional, first)
-    second = probe(functional, sizes[1], trainable) if traced.symbolic else first
-    layout = Slicing(functional, group(functional, first), (first, second))
-    return Captured(describe(layout, module), layout)
+    return functional, (first, probe(functional, sizes[1], trainable) if traced.symbolic else first)
 
 
 def _with_loss_layer(traced: Traced) -> Traced:
@@ -130,11 +159,13 @@ def _with_loss_layer(traced: Traced) -> Traced:
     return traced
 
 
-def _build(workload: Workload, *, for_real: bool) -> tuple[FakeTensorMode | None, nn.Module]:
-    """Builds the module on fake tensors if its code can, else for real."""
+def _build(source: Workload | nn.Module, *, for_real: bool) -> tuple[FakeTensorMode | None, nn.Module]:
+    """Builds the module of a workload on fake tensors if its code can, else for real."""
+    if isinstance(source, nn.Module):
+        return None, source
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     if not for_real:
         with contextlib.suppress(BadInput), mode:
-            return mode, workload.build()
+            return mode, source.build()
     with torch.random.fork_rng(devices=[]):
-        return None, workload.build()
+        return None, source.build()

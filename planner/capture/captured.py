@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from planner.capture.batch import Batch
 from planner.capture.layers import FREE, Grouping
 from planner.capture.slices import Slicing
 from planner.capture.traced_graph import named_leaves
 from planner.errors import BadInput
 from planner.model import Buffer, ModelGraph, Parameter
 from planner.shown import Shown
+
+Loss = Callable[..., object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """All that a model is traced from, so that it can be traced again in another mode."""
+
+    where: str  # names it in errors
+    build: Callable[[], tuple[FakeTensorMode | None, nn.Module]]
+    batch: Batch
+    loss: Loss
+    micro: int
+    opaque: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a model that travelled knows of its origin: how it is evaluated."""
+
+    evaluated: Callable[[], Captured]  # raises BadInput where it could not be captured in evaluation mode
 
 
 @dataclass(frozen=True, repr=False)
@@ -21,6 +44,7 @@ class Captured(Shown):
 
     graph: ModelGraph
     layout: Slicing
+    origin: Origin | Recorded
 
     def ordered(self, names: Sequence[str]) -> Captured:
         """Returns the captured model with its layers in another order.
@@ -33,7 +57,7 @@ class Captured(Shown):
         layout, place = self.layout, [graph.index[name] for name in self.layout.grouping.names]
         moved = {x: i if i == FREE else place[i] for x, i in layout.grouping.layer_of.items()}
         grouping = Grouping(names=list(names), layer_of=moved)
-        return Captured(graph, Slicing(layout.traced, grouping, layout.probes))
+        return Captured(graph, Slicing(layout.traced, grouping, layout.probes), self.origin)
 
     @property
     def saved(self) -> dict[str, str]:

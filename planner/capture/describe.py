@@ -26,18 +26,19 @@ class NotAffine(Exception):
     """A tensor that crosses layers grows faster than the batch: only one batch size can be described."""
 
 
-def describe(layout: Slicing, module: nn.Module) -> ModelGraph:
+def describe(layout: Slicing, module: nn.Module, *, training: bool = True) -> ModelGraph:
     """Returns the ModelGraph of a captured model.
 
-    Args: `module` has the parameters and buffers, which the graph names and sizes.
+    Args: `module` has the parameters and buffers, which the graph names and sizes; a graph for `training` needs a
+        loss with a gradient.
     Raises: NotAffine where a tensor between layers grows faster than the batch.
     """
-    return _Describer(layout, module).run()
+    return _Describer(layout, module, training).run()
 
 
 class _Describer:
-    def __init__(self, layout: Slicing, module: nn.Module) -> None:
-        self.layout, self.module = layout, module
+    def __init__(self, layout: Slicing, module: nn.Module, training: bool) -> None:
+        self.layout, self.module, self.training = layout, module, training
         self.traced = layout.traced
         self.probe = layout.probes[0]
         self.names = layout.grouping.names
@@ -88,7 +89,7 @@ class _Describer:
                 allowed="one number, the mean over samples, or a pair (sum, count)",
             )
         trains = any(parameter.requires_grad for parameter in self.module.parameters())
-        if trains and not self._tensor(self.traced.outputs[0]).requires_grad:
+        if self.training and trains and not self._tensor(self.traced.outputs[0]).requires_grad:
             raise BadInput(
                 "the loss has no gradient",
                 where="loss",

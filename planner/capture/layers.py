@@ -36,10 +36,12 @@ def group(traced: Traced, probe: Probe) -> Grouping:
 
     Args: `probe` is a run of the graph on fake tensors.
     """
-    return _Grouper(traced, probe).run()
+    return Grouper(traced, probe).run()
 
 
-class _Grouper:
+class Grouper:
+    """One walk over the nodes of a graph, in order, that finds the layer of each."""
+
     def __init__(self, traced: Traced, probe: Probe) -> None:
         self.traced, self.probe = traced, probe
         self.nodes = [node for node in traced.graph.nodes if node.op != "placeholder"]
@@ -64,7 +66,7 @@ class _Grouper:
         names |= {alias for name in names for alias in self.traced.aliases.get(name, ())}
         # Parametrisations count as the module itself.
         owners = {name.rpartition(".")[0].partition(".parametrizations")[0] for name in names} - {""}
-        return owners or {_stack(node)[-1][0] for node in self.nodes if _stack(node)}
+        return owners or {stack_of(node)[-1][0] for node in self.nodes if stack_of(node)}
 
     def run(self) -> Grouping:
         loss = len(self.nodes)  # later than any other
@@ -117,11 +119,11 @@ class _Grouper:
     def _assign(self, node: fx.Node) -> None:
         inputs = [x for x in self._inputs(node) if self.layer_of.get(x, FREE) != FREE]
         fed = max((self.layer_of[x] for x in inputs if x not in self.waiting), default=-1)
-        call = next(((path, key) for path, key in _stack(node) if path in self.atoms), None)
+        call = next(((path, key) for path, key in stack_of(node) if path in self.atoms), None)
         if call is not None:
             layer = self._layer_of_call(*call, fed)
         elif self._uses_parameters(node):
-            path = _stack(node)[-1][0] if _stack(node) else ROOT
+            path = stack_of(node)[-1][0] if stack_of(node) else ROOT
             latest = len(self.paths) - 1
             layer = latest if latest >= 0 and self.paths[-1] == path else self._open(path)
         else:
@@ -185,8 +187,12 @@ class _Grouper:
         return isinstance(value, Tensor) and not unknown(value)
 
 
-def _stack(node: fx.Node) -> tuple[tuple[str, str], ...]:
-    """Returns the modules that a node ran in, each as (path, call), from the outermost inwards, without the model."""
+def stack_of(node: fx.Node) -> tuple[tuple[str, str], ...]:
+    """Returns the modules that a node ran in, from the outermost inwards, without the model itself.
+
+    Args: `node` may also be one that was made without a module.
+    Returns: (path, call) for each; the calls of one module differ.
+    """
     stack: tuple[tuple[str, str], ...] = node.meta.get("stack", ())
     return tuple((path, key) for path, key in stack if path)
 

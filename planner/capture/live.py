@@ -21,8 +21,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from planner.capture.capture import Loss, capture
-from planner.capture.captured import Captured
+from planner.capture.capture import capture
+from planner.capture.captured import Captured, Loss
+from planner.capture.evaluation import evaluation_of
 from planner.capture.self_check import check_training
 from planner.capture.travel import to_data
 from planner.errors import BadInput
@@ -72,20 +73,33 @@ def write_model(
     """
     captured = capture(module, pair, loss)
     check_training(captured, module, pair, loss)
+    evaluation, more = _evaluation(captured)
     samples: dict[str, Tensor] = {}
     rows = max(x.shape[0] for x in _tensors(pair) if x.ndim)
     data = {
         "version": VERSION,
         "captured": to_data(captured),
+        "evaluation": evaluation,
         "batch": [flat(part, samples, rows) for part in pair],
         "recipe": recipe_of(loop, module),
     }
-    weights = {name: x.detach().cpu().contiguous().clone() for name, x in captured.initial(module).items()}
+    weights = {
+        name: x.detach().cpu().contiguous().clone() for name, x in (captured.initial(module) | more).items()
+    }
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / WEIGHTS)
     save_file(samples, folder / SAMPLES)
     (folder / MODEL).write_text(json.dumps(data))
     return captured
+
+
+def _evaluation(captured: Captured) -> tuple[dict[str, Json], dict[str, Tensor]]:
+    """Returns the model in evaluation mode as data, with its constants; or why it cannot be evaluated."""
+    try:
+        evaluated = evaluation_of(captured, captured.graph.captured_micro)
+        return to_data(evaluated), evaluated.layout.traced.constants
+    except BadInput as error:
+        return {"refused": str(error)}, {}
 
 
 def _tensors(tree: object) -> list[Tensor]:

@@ -41,14 +41,19 @@ class OpaqueLayer:
     """A function of a module's state and of its tensor inputs, which stands in the graph for one call."""
 
     def __init__(
-        self, path: str, skeleton: nn.Module, runs: tuple[OpaqueCall, OpaqueCall], sizes: tuple[int, int]
+        self,
+        path: str,
+        skeleton: nn.Module,
+        runs: tuple[OpaqueCall, OpaqueCall],
+        sizes: tuple[int, int],
+        training: bool,
     ) -> None:
         self.__name__, self.__module__ = f"opaque_{type(skeleton).__name__}", __name__
         self.path, self.skeleton, self.runs, self.sizes = path, skeleton, runs, sizes
         parameters = [name for name, _ in skeleton.named_parameters()]
         self.names = [*parameters, *(name for name, _ in skeleton.named_buffers())]
         self.parameters = len(parameters)
-        self.training = True
+        self.training = training
         self.given: tuple[list[object], pytree.TreeSpec] = ([], pytree.tree_flatten(())[1])
 
     def record(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[Tensor]:
@@ -107,12 +112,6 @@ class OpaqueLayer:
                 states[name].copy_(after[name])
         return made
 
-    def evaluating(self) -> OpaqueLayer:
-        """Returns the layer for the same call of the module in evaluation mode."""
-        made = copy.copy(self)
-        made.training = False
-        return made
-
     def empty(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Returns outputs without values.
 
@@ -160,6 +159,7 @@ class Opaque:
     module: nn.Module
     runs: dict[str, list[tuple[OpaqueCall, OpaqueCall]]]
     sizes: tuple[int, int]
+    training: bool = True  # the mode of the modules
     layers: dict[str, OpaqueLayer] = field(default_factory=dict)
 
     def __enter__(self) -> Opaque:
@@ -190,7 +190,7 @@ class Opaque:
         skeleton = copy.deepcopy(part).to("meta")
 
         def forward(*args: object, **kwargs: object) -> object:
-            layer = OpaqueLayer(path, skeleton, next(runs), self.sizes)
+            layer = OpaqueLayer(path, skeleton, next(runs), self.sizes, self.training)
             inputs = layer.record(args, kwargs)
             held = dict(part.named_parameters()) | dict(part.named_buffers())
             name = f"opaque{next(_numbers)}"
@@ -208,11 +208,12 @@ class Opaque:
 
 
 def observe(
-    module: nn.Module, paths: Sequence[str], batches: Sequence[tuple[object, object]]
+    module: nn.Module, paths: Sequence[str], batches: Sequence[tuple[object, object]], training: bool = True
 ) -> dict[str, list[tuple[OpaqueCall, OpaqueCall]]]:
     """Returns the calls of each opaque module, as a run with each of two batches makes them.
 
-    Args: `paths` name the modules; `batches` are two pairs (inputs, targets).
+    Args: `paths` name the modules; `batches` are two pairs (inputs, targets); the module runs in training
+        mode, or else in evaluation mode.
     Returns: by path, the calls in order, each as (with the first batch, with the second).
     Raises: BadInput for a path that is no module's; CannotTrace where a run fails.
     """
@@ -222,13 +223,15 @@ def observe(
     for path in paths:
         if path not in known or not path:
             raise BadInput(f"opaque: there is no module '{path}'", allowed=", ".join(filter(None, known)))
-    low, high = (_watch(module, paths, inputs) for inputs, _ in batches)
+    low, high = (_watch(module, paths, inputs, training) for inputs, _ in batches)
     return {path: list(zip(low[path], high[path], strict=True)) for path in paths}
 
 
-def _watch(module: nn.Module, paths: Sequence[str], inputs: object) -> dict[str, list[OpaqueCall]]:
+def _watch(
+    module: nn.Module, paths: Sequence[str], inputs: object, training: bool
+) -> dict[str, list[OpaqueCall]]:
     found: dict[str, list[OpaqueCall]] = defaultdict(list)
-    copied = copy.deepcopy(module).train()
+    copied = copy.deepcopy(module).train(training)
 
     def watch(path: str) -> None:
         before: dict[str, Tensor] = {}

@@ -20,8 +20,7 @@ from torch.utils import _pytree as pytree
 
 from planner.capture.batch import SMALL, Batch, Pair, example, repeated
 from planner.capture.beside import CARRIED, Beside, asks
-from planner.capture.capture import Loss
-from planner.capture.captured import Captured
+from planner.capture.captured import Captured, Loss
 from planner.capture.left_behind import Reachable
 from planner.capture.live_bytes import Across
 from planner.capture.traced_graph import call

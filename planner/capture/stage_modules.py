@@ -127,7 +127,14 @@ class StageModule(nn.Module):
                 setattr(self, slot, nn.Parameter(fresh, requires_grad=held.requires_grad))
             else:
                 setattr(self, slot, fresh)
-        self._run = _compiled(self._layout, self._slice, self._made, torch.device(device))
+        self.place(torch.device(device))
+
+    def place(self, device: torch.device) -> None:
+        """Writes the stage's graph anew; its own tensors stay where they are.
+
+        Args: `device` is where it will run.
+        """
+        self._run = _compiled(self._layout, self._slice, self._made, device)
 
 
 def cut(captured: Captured, boundaries: Sequence[int]) -> list[StageModule]:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.capture.export_workarounds import exportable
 from planner.capture.flatten import flatten, unnamed
@@ -84,22 +86,25 @@ def trace(
     dims: object | None,
     micro: int,
     opaque: Opaque,
+    *,
+    training: bool = True,
 ) -> Traced:
     """Returns the flat graph of a module and its loss.
 
     Args: `dims` are the dynamic shapes of `examples`, a pair (inputs, targets); None captures for their size alone.
-        `micro` is their batch; calls within `opaque` become one operation each.
+        `micro` is their batch; calls within `opaque` become one operation each; the module is in training mode, or
+        else in evaluation mode.
     Raises: CannotTrace where the export fails; BadInput where the module changes plain attributes with every pass.
 
     Where a forward pass changes plain attributes, a second pass has to give the same graph and leave them as the first
     did. Otherwise the graph would hold one value of what goes on changing.
     """
-    traced, seen = _trace(module, loss, examples, dims, micro, opaque)
+    traced, seen = _trace(module, loss, examples, dims, micro, opaque, training)
     changes = changed(seen.before, seen.after)
     if changes:
         try:
             assign(module, seen.after, changes)
-            again, seen_again = _trace(module, loss, examples, dims, micro, opaque)
+            again, seen_again = _trace(module, loss, examples, dims, micro, opaque, training)
         finally:
             assign(module, seen.before, changes)
         moving = changed(seen_again.before, seen_again.after)
@@ -114,10 +119,11 @@ def _trace(
     dims: object | None,
     micro: int,
     opaque: Opaque,
+    training: bool,
 ) -> tuple[Traced, _Attributes]:
     whole, kept = _Whole(module, loss), Reachable(module, loss)
     try:
-        with _training(whole), exportable(module) as restore, opaque, refusing_hooks(), _quiet():
+        with _mode(whole, training), exportable(module) as restore, opaque, refusing_hooks(), _quiet():
             program = torch.export.export(whole, examples, dynamic_shapes=dims, strict=False)  # type: ignore[arg-type]
     except Exception as error:  # the user's module ran in there: it may raise anything
         raise CannotTrace from error
@@ -131,14 +137,30 @@ def _trace(
 
 
 @contextlib.contextmanager
-def _training(whole: nn.Module) -> Iterator[None]:
+def _mode(whole: nn.Module, training: bool) -> Iterator[None]:
     before = {part: part.training for part in whole.modules()}
+    attributes = {} if training else plain_attributes(whole)
     try:
-        whole.train()
+        with contextlib.nullcontext() if training else _NoOperations():  # type: ignore[no-untyped-call]
+            whole.train(training)
         yield
     finally:
-        for part, training in before.items():
-            part.training = training
+        for part, trained in before.items():
+            part.training = trained
+        if not training:
+            assign(whole, attributes, changed(attributes, plain_attributes(whole)))
+
+
+class _NoOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses any computation, as of a module whose `eval()` merges weights: ranks would go on with those they hold."""
+
+    def __torch_dispatch__(
+        self, function: OpOverload, types: object, args: object = (), kwargs: object = None
+    ) -> object:
+        raise BadInput(
+            f"eval() of the model computes with its tensors ({function}), which a plan would not do",
+            allowed="the same in forward(), under `if not self.training`",
+        )
 
 
 @contextlib.contextmanager

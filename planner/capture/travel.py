@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from planner.capture.captured import Captured
+from planner.capture.captured import Captured, Recorded
 from planner.capture.describe import signature
 from planner.capture.export_workarounds import average_batch_norm
 from planner.capture.fake_run import after, probe
@@ -180,16 +180,19 @@ def _operation(name: str) -> OpOverload | None:
     return found if isinstance(found, OpOverload) else None
 
 
-def from_data(data: Mapping[str, Json], constants: Mapping[str, Tensor]) -> Captured:
+def from_data(
+    data: Mapping[str, Json], constants: Mapping[str, Tensor], evaluation: Mapping[str, Json] | None = None
+) -> Captured:
     """Returns the captured model that `to_data` wrote.
 
-    Args: `constants` are tensors by name, of which those of the constants are taken.
+    Args: `constants` are tensors by name, of which those of the constants are taken. `evaluation` is the data of the
+        model in evaluation mode, or has under "refused" why there is none.
     Raises: BadInput where the data is damaged, of another version, or names what is no operation of torch.
     """
     try:
         if data["version"] != VERSION:
             raise BadInput(f"a model of version {data['version']!r}", allowed=f"version {VERSION}; or update")
-        found = _made(data, constants)
+        found = _made(data, constants, Recorded(partial(_evaluated, evaluation or {}, constants)))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
         raise BadInput(f"is no captured model: {type(error).__name__}: {error}") from error
     for index, layer in enumerate(found.graph.layers):
@@ -198,7 +201,13 @@ def from_data(data: Mapping[str, Json], constants: Mapping[str, Tensor]) -> Capt
     return found
 
 
-def _made(data: Mapping[str, Json], constants: Mapping[str, Tensor]) -> Captured:
+def _evaluated(data: Mapping[str, Json], constants: Mapping[str, Tensor]) -> Captured:
+    if "nodes" not in data:
+        raise BadInput(str(data.get("refused", "the model was written without its evaluation")))
+    return from_data(data, constants)
+
+
+def _made(data: Mapping[str, Json], constants: Mapping[str, Tensor], origin: Recorded) -> Captured:
     rows, graph = cast(Rows, data["nodes"]), fx.Graph()
     nodes: list[fx.Node] = []
     sources: dict[fx.Node, Source] = {}
@@ -227,7 +236,7 @@ def _made(data: Mapping[str, Json], constants: Mapping[str, Tensor]) -> Captured
     trainable = {row.name: row.trainable for row in described.parameters}
     first = probe(traced, int(data["probes"][0]), trainable)
     second = probe(traced, int(data["probes"][1]), trainable) if traced.symbolic else first
-    return Captured(described, Slicing(traced, grouping, (first, second)))
+    return Captured(described, Slicing(traced, grouping, (first, second)), origin)
 
 
 def _like(row: Mapping[str, Json]) -> Like:

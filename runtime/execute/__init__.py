@@ -2,7 +2,7 @@
 
 In come the program, the stages, what carries messages and what sums gradients; out come trained weights and a
 trace.
-Start at `interpreter.py`; `tracer.py` records times, `peak_memory.py` bytes.
+Start at `interpreter.py`; `tracer.py` records times and bytes.
 """
 
 from runtime.execute.interpreter import (
@@ -17,8 +17,7 @@ from runtime.execute.interpreter import (
     forward_program,
     program_of,
 )
-from runtime.execute.peak_memory import free_bytes, static_bytes, with_peak
-from runtime.execute.tracer import Tracer, clock_ns
+from runtime.execute.tracer import Tracer, clock_ns, free_bytes, static_bytes, with_peak
 
 __all__ = [
     "AUTOCAST",

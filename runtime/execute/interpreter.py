@@ -22,8 +22,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from planner.errors import ShardwrightError
-from planner.plan import Plan, schedule_of
+from planner.errors import BadInput, ShardwrightError
+from planner.plan import Hop, Plan, schedule_of
 from planner.program import Instruction, Layout, Program, lower
 from planner.schedule import Action, Kind, Message
 from planner.timeline import encode
@@ -107,26 +107,6 @@ class Interpreter:
             for message in releases.get(position, ()):
                 self.calls.append(ActionCall(partial(carrier.release, message), SILENT))
         self.calls += drained
-
-    def forwards(self, program: Program, stages: Mapping[Node, Stage]) -> Interpreter:
-        """Returns an interpreter of another program of forwards alone, over the same messages; its actions
-        are not traced.
-
-        Args: `stages` are those to run, in the place of this one's.
-        """
-        hands = self._hands
-        return Interpreter(
-            program,
-            self._worker,
-            stages=stages,
-            routes=hands.routes,
-            carrier=hands.carrier,
-            updates=hands.updates,
-            feed=hands.feed,
-            pulse=self._pulse,
-            tracer=Tracer(self._tracer.rank),
-            forwards=True,
-        )
 
     def run(self, step: int) -> None:
         """Runs one step: every call of the list in order.
@@ -278,15 +258,24 @@ def program_of(plan: Plan, world: World) -> Program:
     return lower(schedule_of(plan), plan.hops, plan.times, layout=_layout(world))
 
 
-def forward_program(plan: Plan, world: World) -> Program:
+def forward_program(plan: Plan, world: World, routes: Routes) -> Program:
     """Returns the program of a plan's forwards alone, in the plan's order.
 
-    Args: `world` tells whether messages keep one order a rank (GPUs) or one a channel.
+    Args: `world` tells whether messages keep one order a rank (GPUs) or one a channel; `routes` has what
+        travels. Where that order would wait for ever, micro-batches go one after another.
     """
     schedule = schedule_of(plan)
     orders = tuple(tuple(a for a in order if a.kind is Kind.F) for order in schedule.orders)
-    hops = [hop for hop in plan.hops if hop.direction == "act"]
-    return lower(replace(schedule, orders=orders), hops, plan.times, layout=_layout(world))
+    known = {(hop.sender, hop.receiver): hop.ns for hop in plan.hops if hop.direction == "act"}
+    hops = [
+        Hop(direction="act", sender=a, receiver=b, values=names, bytes=0, ns=known.get((a, b), 0))
+        for (a, b), names in sorted(routes.act.items())
+    ]
+    try:
+        return lower(replace(schedule, orders=orders), hops, plan.times, layout=_layout(world))
+    except BadInput:  # the model may have dependences that its training has not
+        orders = tuple(tuple(sorted(order, key=lambda a: (a.micro, a.stage))) for order in orders)
+        return lower(replace(schedule, orders=orders), hops, plan.times, layout=_layout(world))
 
 
 def _layout(world: World) -> Layout:

@@ -148,7 +148,7 @@ class Transport:
         self._routes, self._place, self._peers = routes, place, peers
         self._device, self._group = device, group
         self._layouts: dict[_Hop, list[DenseLayout]] = {}
-        self._learning = {"act": True, "grad": True}
+        self._learning = True
         self._posted: dict[Message, _Receive] = {}
         self._untold: dict[_Channel, list[Message]] = {}  # posted by their headers only, in order
         self._sent: dict[Message, list[tuple[dist.Work, Tensor]]] = {}
@@ -160,7 +160,7 @@ class Transport:
         Args: `message` goes to a stage of this rank.
         """
         channel = self._channel(message, message.sender)
-        if self._learning[message.direction]:
+        if self._learning:
             header = torch.empty((len(self._names(message)), HEADER), dtype=torch.int64)
             self._posted[message] = _Receive([self._irecv(header, channel.peer, channel.tag + 1)], [header])
             self._untold.setdefault(channel, []).append(message)
@@ -172,7 +172,7 @@ class Transport:
 
         Returns: its tensors by the names of their Values.
         """
-        if self._learning[message.direction]:
+        if self._learning:
             self._read_headers(message)
         receive = self._posted.pop(message)
         _finish(receive.works)
@@ -191,7 +191,7 @@ class Transport:
         if message in self._sent:  # of the step before, and nothing told us of its arrival
             self.release(message)
         works = self._sent[message] = []
-        if self._learning[message.direction]:
+        if self._learning:
             layouts = self._layouts.setdefault(
                 _Hop.of(message), [DenseLayout.of(tensors[name]) for name in names]
             )
@@ -226,14 +226,10 @@ class Transport:
         """Returns the tensors that were sent and are held until they are known to have arrived."""
         return (tensor for works in self._sent.values() for _, tensor in works)
 
-    def finish(self, directions: Sequence[str] = ("act", "grad")) -> None:
-        """Ends a step: the layouts of these directions are known from now on.
-
-        Args: `directions` are "act", "grad" or both.
-        """
+    def finish(self) -> None:
+        """Ends a step: the layouts are known from now on."""
         assert not self._posted, f"never waited for: {list(map(str, self._posted))}"
-        for direction in directions:
-            self._learning[direction] = False
+        self._learning = False
 
     def drain(self) -> None:
         """Waits until everything sent has left."""

@@ -15,7 +15,7 @@ from planner.model import Buffer, Parameter
 from planner.plan import Plan
 from planner.timeline import COLLECTIVE, Event, encode
 from runtime.execute import Interpreter, Pulse, Tracer, program_of
-from runtime.messages import Transport
+from runtime.rank.evaluation import Evaluation
 from runtime.rank.parts import Load, Node, RankOptions, RankParts
 from runtime.rank.rank import Feed, Rank
 from runtime.runfolder import COUNT
@@ -63,7 +63,8 @@ def assemble(
     stages = parts.stages(modules, shared)
     tracer = Tracer(world.rank)
     updater = _updater(parts, flats, groups, stages, make_optimizer, lr_schedule, tracer)
-    transport = _transport(parts)
+    transport = parts.transport(parts.routes)
+    idle = _idle(parts, load)
     feed = _feed(parts, modules)
     interpreter = Interpreter(
         program,
@@ -84,7 +85,7 @@ def assemble(
         stages=stages,
         parameters=parts.parameters,
         buffers=parts.buffers,
-        idle=_idle(parts, load),
+        idle=idle,
         flats=flats,
         updater=updater,
         shared=[one for found in shared.values() for one in found],
@@ -93,6 +94,7 @@ def assemble(
         interpreter=interpreter,
         tracer=tracer,
         feed=feed,
+        make_evaluation=partial(Evaluation, parts, idle, updater, pulse),
         scaler=parts.scale.scaler,
     )
 
@@ -155,19 +157,8 @@ class _LossCount:
         return sum(float(row[COUNT]) for stage in self.stages.values() for row in stage.losses.values())
 
 
-def _transport(parts: RankParts) -> Transport:
-    return Transport(
-        routes=parts.routes,
-        place=parts.schedule.place,
-        peers=parts.mesh.peers(parts.world.rank),
-        device=parts.world.device,
-        group=parts.world.group,
-    )
-
-
 def _feed(parts: RankParts, modules: Mapping[int, StageModule]) -> Feed:
-    outer, device = {x.name for x in parts.graph.values if x.role != "hidden"}, parts.world.device
-    reads = {stage: [name for name in module.inputs if name in outer] for stage, module in modules.items()}
+    reads, device = {stage: parts.reads[stage] for stage in modules}, parts.world.device
     if parts.sharing is None:
         return Feed(reads, device)
     samples = [value.name for value in parts.graph.values if value.role == "input"]

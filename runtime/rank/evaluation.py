@@ -1,87 +1,59 @@
-"""Evaluates a batch: forwards alone, without dropout, with learnt statistics instead of those of the batch.
+"""Evaluates a batch: forwards alone, of the model as its `eval()` makes it run.
 
-The captured graph was recorded in training mode. The arguments `train`, `training`, `use_input_stats` and
-`dropout_p` of ATen are set as `module.eval()` would set them. Counters stand still. An opaque module is put
-into evaluation mode. A module whose Python code differs outside of training is evaluated as it trains. Random
-numbers that are drawn in either mode are drawn under the keys of the training step before, whatever the plan.
+The model is captured once more, in evaluation mode, when the first batch is evaluated. Its stages have messages of
+their own and share the tensors of the training; what they write into a buffer is written into a copy. Random numbers
+that are drawn in evaluation mode, too, are drawn under the keys of the training step before, whatever the plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from threading import Event, Thread
 
 import torch
-from torch import Tensor, fx
-from torch._ops import OpOverload
+import torch.distributed as dist
+from torch import Tensor
 
-from planner.capture import OpaqueLayer, StageModule, Target, argument_names, average_batch_norm
-from runtime.execute import Tensors
+from planner.capture import Captured, StageModule, cut, drawing_order, evaluation_of, name_of
+from planner.errors import BadInput, BadPlan
+from planner.model import Buffer, Parameter
+from runtime.execute import AUTOCAST, Interpreter, Pulse, Tensors, Tracer, forward_program
+from runtime.messages import routes_of
+from runtime.rank.parts import RankParts
+from runtime.rank.rank import Feed
 from runtime.runfolder import COUNT, LOSS
-from runtime.spatial import operation_of
-from runtime.stage import ATEN, Keys, graph_of, states_of
-
-_STATISTICS = {"training": "running_mean", "use_input_stats": "running_mean"}
-
-
-def evaluating(module: StageModule) -> fx.GraphModule:
-    """Returns the graph of a stage in evaluation mode.
-
-    Args: `module` is a stage that trains; the graph shares every tensor with it.
-    """
-    run = graph_of(module)
-    graph = fx.Graph()
-    seen: dict[fx.Node, fx.Node] = {}
-    graph.output(graph.graph_copy(run.graph, seen))
-    states = {seen[node] for node in states_of(module)}
-    for node in list(graph.nodes):
-        if node.target is ATEN.add_.Tensor and node.args[0] in states and not node.users:
-            graph.erase_node(node)
-        elif isinstance(node.target, OpaqueLayer):
-            node.target = node.target.evaluating()
-        elif isinstance(node.target, OpOverload) or node.target is average_batch_norm:
-            _switch(node, node.target)
-        elif (operation := operation_of(run, node)) is not None:
-            _switch(node, operation, first=1)
-    return fx.GraphModule(run, graph)
-
-
-def _switch(node: fx.Node, operation: Target, first: int = 0) -> None:
-    """Sets the arguments of an operation to evaluation mode.
-
-    The operation's arguments begin at position `first` of the node's arguments.
-    """
-    arguments = {name: i + first for i, name in enumerate(argument_names(operation))}
-    for name, value in (
-        ("train", False),
-        ("training", False),
-        ("use_input_stats", False),
-        ("dropout_p", 0.0),
-    ):
-        position = arguments.get(name)
-        if position is None or position >= len(node.args):
-            continue
-        statistics = arguments.get(_STATISTICS.get(name, ""))
-        if statistics is None or node.args[statistics] is not None:
-            node.update_arg(position, value)
+from runtime.stage import Keys, key_random_operations
+from runtime.update import Updater
+from runtime.world import World
 
 
 class EvaluationStage:
     """A stage that only runs forward."""
 
     def __init__(
-        self, module: StageModule, keys: Keys, first_micro: int, autocast: torch.dtype | None
+        self,
+        module: StageModule,
+        tensors: Tensors,
+        keys: Keys,
+        first_micro: int = 0,
+        autocast: torch.dtype | None = None,
     ) -> None:
-        self._module, self._run, self._keys = module, evaluating(module), keys
+        """Prepares a stage of a model that was captured in evaluation mode.
+
+        Args: `tensors` has those that the stage reads, by name, and may have more; constants need not be given.
+        """
+        self._module, self._keys = module, keys
         self.first_micro, self._autocast = first_micro, autocast
+        self._states = [_state(module, slot, tensors, keys.device) for slot in module._states]
         self.losses: dict[int, dict[str, Tensor]] = {}
 
     def forward(self, micro: int, inputs: Tensors) -> dict[str, Tensor]:
         self._keys.micro = self.first_micro + micro
-        states = [getattr(self._module, slot) for slot in self._module._states]
-        given = [inputs[name] for name in self._module.inputs]
-        kind = given[0].device.type
+        given, kind = [inputs[name] for name in self._module.inputs], self._keys.device.type
         with torch.no_grad(), torch.autocast(kind, self._autocast, enabled=self._autocast is not None):
-            made: dict[str, Tensor] = dict(zip(self._module.outputs, self._run(*given, *states), strict=True))
+            results = self._module._run(*given, *self._states)
+        made: dict[str, Tensor] = dict(zip(self._module.outputs, results, strict=True))
         if LOSS in made:
             self.losses[micro] = {name: made[name] for name in (LOSS, COUNT) if name in made}
         return made
@@ -97,15 +69,127 @@ class EvaluationStage:
     recompute = weight_half
 
 
-def losses_of(stages: Mapping[tuple[int, int], EvaluationStage]) -> dict[int, dict[str, float]]:
-    """Returns the losses of the last evaluation and forgets them.
+def _state(module: StageModule, slot: str, tensors: Tensors, device: torch.device) -> Tensor:
+    name = name_of(slot)
+    return tensors[name] if name in tensors else module._constants[name].to(device)
 
-    Args: `stages` are the stages of this rank by pipe and stage.
-    Returns: micro-batch over all replicas -> loss, and its count where there is one.
-    """
+
+@contextmanager
+def _beating(pulse: Pulse) -> Iterator[None]:
+    """Beats a pulse every second, since a large model may take longer to capture than a rank may be silent."""
+    done = Event()
+
+    def beat() -> None:
+        while not done.wait(1.0):
+            pulse.beat(True)
+
+    beats = Thread(target=beat, daemon=True)
+    beats.start()
+    try:
+        yield
+    finally:
+        done.set()
+        beats.join()
+
+
+class Evaluation:
+    """The stages of one rank that evaluate, with their messages. All ranks make and run it at the same time."""
+
+    def __init__(self, parts: RankParts, idle: Mapping[str, Tensor], updater: Updater, pulse: Pulse) -> None:
+        """Captures the model in evaluation mode and cuts it as the plan cuts it.
+
+        Args: `parts` are those of the training; `idle` are tensors that no layer of it uses, on the first
+            rank; `updater` is the training's and has nothing to do here.
+        Raises: BadInput or BadPlan, where the model cannot be evaluated under this plan.
+        """
+        plan, world = parts.plan, parts.world
+        with _beating(pulse):
+            captured = evaluation_of(parts.captured, plan.batch.micro)
+        every = cut(captured, parts.edges)
+        outer = {value.name for value in captured.graph.values if value.role != "hidden"}
+        reads = {i: [name for name in module.inputs if name in outer] for i, module in enumerate(every)}
+        _check_reads(reads, parts.reads)
+        routes = routes_of(captured.graph, parts.stage_of)
+        program = forward_program(plan, world, routes)
+        if not world.agree(program.digest + captured.graph.fingerprint):
+            raise BadPlan(
+                "the ranks have derived different programs of an evaluation: versions or files differ"
+            )
+        sharing = parts.sharing.of_others(plan, every) if parts.sharing else None
+        self._feed = Feed(reads, world.device)
+        modules = {stage: every[stage] for _, stage in parts.held}
+        draws = drawing_order(captured)
+        for module in modules.values():
+            module.place(world.device)
+            numbers = [draws[node] for node in module._slice.nodes if node in draws]
+            key_random_operations(module, parts.keys, numbers)
+        if sharing is not None:
+            sharing.shard(modules)
+        tensors = {**parts.parameters, **parts.buffers, **_unused(parts.captured, captured, world, idle)}
+        first, autocast = parts.place.data * plan.batch.micros, AUTOCAST[plan.precision]
+        self._stages = {
+            node: EvaluationStage(modules[node[1]], tensors, parts.keys, first, autocast)
+            for node in parts.held
+        }
+        self._tracer = Tracer(world.rank)
+        self._transport = parts.transport(routes)
+        self._interpreter = Interpreter(
+            program,
+            parts.place.pipeline,
+            stages=self._stages,
+            routes=routes,
+            carrier=self._transport,
+            updates=updater,
+            feed=self._feed,
+            pulse=pulse,
+            tracer=self._tracer,
+            forwards=True,
+        )
+
+    def __call__(self, values: Mapping[int, Tensors]) -> dict[int, dict[str, float]]:
+        """Computes the losses of one batch.
+
+        Args: `values` has the batch by micro-batch of this replica.
+        Returns: micro-batch over all replicas -> loss, and its count where there is one.
+        """
+        self._feed.values = values
+        self._interpreter.run(0)
+        self._transport.finish()
+        self._feed.values = {}
+        self._tracer.rows.clear()
+        found = {}
+        for stage in self._stages.values():
+            for micro, row in stage.losses.items():
+                found[stage.first_micro + micro] = {name: float(tensor) for name, tensor in row.items()}
+            stage.losses.clear()
+        return found
+
+
+def _check_reads(reads: Mapping[int, Sequence[str]], trained: Mapping[int, Sequence[str]]) -> None:
+    for stage, names in reads.items():
+        missing = sorted(set(names) - set(trained[stage]))
+        if missing:
+            raise BadInput(
+                f"in evaluation mode stage {stage} reads '{missing[0]}' of the batch, which it does not read in "
+                f"training, so that its ranks do not have it",
+                allowed="another cut, or a model that reads the same of the batch in both modes",
+            )
+
+
+def _unused(
+    trained: Captured, captured: Captured, world: World, idle: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Returns what evaluation reads and no layer uses in training, which the first rank sends to all."""
+    rows: list[Parameter | Buffer] = [*trained.graph.parameters, *trained.graph.buffers]
+    unused = {row.name for row in rows if not row.users}
+    wanted: list[Parameter | Buffer] = [*captured.graph.parameters, *captured.graph.buffers]
     found = {}
-    for stage in stages.values():
-        for micro, row in stage.losses.items():
-            found[stage.first_micro + micro] = {name: float(tensor) for name, tensor in row.items()}
-        stage.losses.clear()
+    for row in wanted:
+        if row.name not in unused or not row.users:
+            continue
+        kind = getattr(torch, row.dtype)
+        tensor = idle[row.name].cpu().contiguous() if world.rank == 0 else torch.empty(row.shape, dtype=kind)
+        if world.group is not None:
+            dist.broadcast(tensor.reshape(-1).view(torch.uint8), src=0, group=world.group)
+        found[row.name] = tensor
     return found

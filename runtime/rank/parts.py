@@ -17,7 +17,7 @@ from planner.schedule import Action, Kind, Schedule
 from runtime import stage as stages
 from runtime import update as updates
 from runtime.execute import AUTOCAST
-from runtime.messages import check_hops, in_order_of, routes_of, stages_of_layers
+from runtime.messages import Routes, Transport, check_hops, in_order_of, routes_of, stages_of_layers
 from runtime.rank import sync_batchnorm
 from runtime.spatial import sharing
 from runtime.stage import (
@@ -83,6 +83,7 @@ class RankParts:
         self.schedule = schedule_of(plan)
         self.mesh = RankMesh.of(plan)
         self.held = self.mesh.held(world.rank)
+        self.edges = [i for i in range(1, len(self.stage_of)) if self.stage_of[i] != self.stage_of[i - 1]]
         self.place = self.mesh.by_rank[world.rank]
         self.routes = routes_of(self.graph, self.stage_of)
         check_hops(self.routes, plan.hops)
@@ -102,8 +103,9 @@ class RankParts:
         A parameter that several stages hold is one tensor in all of them.
         Args: `load` returns tensors of a checkpoint by name.
         """
-        edges = [i for i in range(1, len(self.stage_of)) if self.stage_of[i] != self.stage_of[i - 1]]
-        every = cut(self.captured, edges)
+        every = cut(self.captured, self.edges)
+        outer = {value.name for value in self.graph.values if value.role != "hidden"}
+        self.reads = {i: [x for x in module.inputs if x in outer] for i, module in enumerate(every)}
         self.sharing = sharing(self.plan, every, self.mesh, self.world)
         self.replicas = sync_batchnorm.peers(self.plan, every, self.world)
         mine: dict[int, StageModule] = {}
@@ -116,6 +118,19 @@ class RankParts:
                 stages.key_random_operations(module, self.keys, self.draws[stage])
                 mine[stage] = module
         return mine
+
+    def transport(self, routes: Routes) -> Transport:
+        """Returns this rank's side of all messages.
+
+        Args: `routes` has what they carry.
+        """
+        return Transport(
+            routes=routes,
+            place=self.schedule.place,
+            peers=self.mesh.peers(self.world.rank),
+            device=self.world.device,
+            group=self.world.group,
+        )
 
     def _rows(self, module: StageModule) -> list[str]:
         """Returns the names of a stage's tensors in a checkpoint. Constants of the graph come with the

@@ -15,15 +15,15 @@ from planner.plan import Plan
 from runtime import execute
 from runtime.checkpoint import Checkpoint, CheckpointPart
 from runtime.data import Region, Rows, Wanted
-from runtime.execute import AUTOCAST, Interpreter, Tensors, Tracer, forward_program
+from runtime.execute import Interpreter, Tensors, Tracer
 from runtime.messages import Transport, stages_of_layers
-from runtime.rank.evaluation import EvaluationStage, losses_of
 from runtime.stage import AnyStage, Keys, Scaler, SharedState
 from runtime.update import Flat, SavedState, Updater, load_state, state_of
 from runtime.world import RankMesh, World
 
 Node = tuple[int, int]  # pipe, stage
 T = TypeVar("T")
+Evaluate = Callable[[Mapping[int, Tensors]], dict[int, dict[str, float]]]
 
 
 @dataclass
@@ -64,6 +64,7 @@ class Rank:
     interpreter: Interpreter
     tracer: Tracer
     feed: Feed
+    make_evaluation: Callable[[], Evaluate]
     scaler: Scaler | None = None
 
     def step(
@@ -126,23 +127,17 @@ class Rank:
     def evaluate(self, values: Mapping[int, Tensors]) -> dict[int, dict[str, float]]:
         """Computes the losses of one batch in evaluation mode. No state changes.
 
+        All ranks call this at the same time.
         Args: `values` has the batch by micro-batch of this replica.
         Returns: micro-batch over all replicas -> loss and count.
+        Raises: BadInput or BadPlan, where the model cannot be evaluated as its `eval()` makes it run.
         """
         self.updater.settle()
-        self.feed.values = values
-        stages, interpreter = self._evaluation
-        interpreter.run(0)
-        self.transport.finish(("act",))
-        return losses_of(stages)
+        return self._evaluate(values)
 
     @cached_property
-    def _evaluation(self) -> tuple[dict[Node, EvaluationStage], Interpreter]:
-        stages = {
-            node: EvaluationStage(stage.module, self.keys, stage.first_micro, AUTOCAST[self.plan.precision])
-            for node, stage in self.stages.items()
-        }
-        return stages, self.interpreter.forwards(forward_program(self.plan, self.world), stages)
+    def _evaluate(self) -> Evaluate:
+        return self.make_evaluation()
 
     def losses(self) -> dict[int, dict[str, float]]:
         """Returns the losses of the last step: micro-batch over all replicas -> loss and count."""

@@ -11,7 +11,7 @@ from runtime.spatial.alone import AloneShard
 from runtime.spatial.group import GroupWire, SampleGroup
 from runtime.spatial.kernels.norm import OverReplicas
 from runtime.spatial.ranks import sharing
-from runtime.spatial.shard import called, operation_of
+from runtime.spatial.shard import called
 
 __all__ = [
     "AloneShard",
@@ -19,6 +19,5 @@ __all__ = [
     "OverReplicas",
     "SampleGroup",
     "called",
-    "operation_of",
     "sharing",
 ]

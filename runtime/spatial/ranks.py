@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
@@ -39,6 +39,19 @@ class Sharing:
         for stage, module in sorted(modules.items()):
             mesh = SampleGroup(self.analysed[stage].grid, wire)
             shard(module, self.analysed[stage], mesh, overlap=stage not in owing)
+
+    def of_others(self, plan: Plan, every: Sequence[StageModule]) -> Sharing:
+        """Returns the same group for other operations of the plan's stages, as of an evaluation.
+
+        Args: `every` are all stages of the plan.
+        Raises: BadPlan where they take another part of the batch, NoRule for what cannot be done on shards.
+        """
+        made = replace(self, analysed=_analysed(plan, every))
+        for before, after in zip(self.analysed, made.analysed, strict=True):
+            for name, layout in after.batch.items():
+                if before.batch.get(name, layout) != layout:
+                    raise BadPlan(f"in evaluation mode another part of '{name}' is needed: use spatial: 1")
+        return made
 
     def parts(self, stages: Sequence[int]) -> dict[str, Rows]:
         """Returns the rows of the batch on which these stages compute, where all of them want the same rows.
@@ -110,14 +123,7 @@ def sharing(plan: Plan, every: Sequence[StageModule], places: Places, world: Wor
         return None
     if plan.execution == "compiled":
         raise BadPlan("stages on shards are not compiled: use execution: eager")
-    analysed = analyse_stages(
-        every,
-        [stage.spatial for stage in plan.stages],
-        plan.axes.spatial,
-        [stage.gather_before for stage in plan.stages],
-        [{x.before: x.spatial for x in stage.regrid if not x.samples} for stage in plan.stages],
-        shares_of(plan),
-    )
+    analysed = _analysed(plan, every)
     here = places.by_rank[world.rank]
     mine: dist.ProcessGroup | None = None
     for data, pipeline in sorted({(p.data, p.pipeline) for p in plan.places}):
@@ -130,3 +136,14 @@ def sharing(plan: Plan, every: Sequence[StageModule], places: Places, world: Wor
     assert mine is not None
     assert dist.get_rank(mine) == here.spatial, "a group keeps the order in which its ranks are named"
     return Sharing(analysed, mine, here.spatial)
+
+
+def _analysed(plan: Plan, every: Sequence[StageModule]) -> list[Analysed]:
+    return analyse_stages(
+        every,
+        [stage.spatial for stage in plan.stages],
+        plan.axes.spatial,
+        [stage.gather_before for stage in plan.stages],
+        [{x.before: x.spatial for x in stage.regrid if not x.samples} for stage in plan.stages],
+        shares_of(plan),
+    )

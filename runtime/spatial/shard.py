@@ -21,13 +21,12 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from planner.capture import StageModule, Target, named_arguments
+from planner.capture import StageModule, named_arguments
 from planner.spatial import Fetch, Placed, Resplit, Step, call_of
 from runtime.spatial.analyse import Analysed
 from runtime.spatial.exchange import fetched, memory_format
 from runtime.spatial.group import SampleGroup, enter
 from runtime.spatial.kernels import convolution, overlapped_convolution, overlapped_pool, pooling
-from runtime.spatial.kernels.norm import OverReplicas
 from runtime.spatial.kernels.reshapes import plain
 from runtime.spatial.kernels.samples import kernel_of
 from runtime.spatial.kernels.table import KERNELS
@@ -201,18 +200,6 @@ class _Writer:
         self.count += 1
         setattr(self.run, name, what)
         return self.run.graph.create_node("get_attr", name)  # get_attr() would warn that it is no tensor
-
-
-def operation_of(run: fx.GraphModule, node: fx.Node) -> Target | None:
-    """Returns the operation, on shards or over replicas, that a node of a rewritten graph stands for.
-
-    Args: `run` is the graph's module, which holds the calls.
-    Returns: None for a node that was not rewritten.
-    """
-    if node.target is not called or not isinstance(node.args[0], fx.Node):
-        return None
-    held = getattr(run, str(node.args[0].target))
-    return held.target if isinstance(held, Site | OverReplicas) else None
 
 
 def called(what: Callable[..., object], *args: object, **kwargs: object) -> object:

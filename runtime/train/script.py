@@ -72,10 +72,12 @@ class StepLoop:
         return self._mean(losses)
 
     def evaluate(self, batch: Batch) -> float:
-        """Evaluates one batch; no state changes.
+        """Evaluates one batch as the model runs after `eval()`; no state changes.
 
+        The first call captures the model in evaluation mode, which takes about as long as its capture did.
         Args: `batch` is like those of `batches()`.
         Returns: the mean loss, the same on all ranks.
+        Raises: BadInput or BadPlan with the user's line, where the model cannot be captured in evaluation mode.
         """
         return self._mean(self._training.evaluate(batch))
 

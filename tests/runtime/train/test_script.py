@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from planner.capture.evaluation import evaluation_of
 from planner.capture.stage_modules import whole
 from planner.workload import workload as workloads
 from runtime.launch.script import Run
@@ -106,15 +107,16 @@ def test_evaluation_is_that_of_the_module_in_evaluation_mode(name: str, argument
     inputs, targets = workload.batch(4)
     for _ in range(2):
         module(inputs)  # statistics that differ from the batch's own
-    stage = whole(captured)
-    stage.materialise(captured.initial(module))
-    before = {name: tensor.clone() for name, tensor in stage.named_buffers()}
-    made = EvaluationStage(stage, Keys(0, torch.device("cpu")), 0, None).forward(
+    held = captured.initial(module)
+    before = {name: tensor.clone() for name, tensor in held.items()}
+    stage = whole(evaluation_of(captured, 2))
+    stage.place(torch.device("cpu"))
+    made = EvaluationStage(stage, held, Keys(0, torch.device("cpu"))).forward(
         0, captured.batch_values(inputs, targets)
     )
     assert torch.equal(made["loss:0"], workload.loss(module.eval()(inputs), targets))
     assert not made["loss:0"].requires_grad
-    assert all(torch.equal(before[name], tensor) for name, tensor in stage.named_buffers())
+    assert all(torch.equal(before[name], tensor) for name, tensor in held.items())
 
 
 def test_a_whole_state_dict_fits_the_user_s_module(tmp_path: Path) -> None:
