@@ -55,6 +55,7 @@ class Choice:
     names: tuple[str, ...] = ()  # parts of the names of cases; all where it is empty
     journal: Path | None = None
     jobs: int = 1
+    plans: bool = True
 
 
 Row = tuple[str, Verdict]  # with its family
@@ -86,7 +87,7 @@ def judged(choice: Choice, wanted: Sequence[tuple[str, str]], say: Callable[[str
         def one(pair: tuple[str, str]) -> Row:
             ask = free.get()
             try:
-                return pair[0], ask(*pair, seconds=SECONDS)
+                return pair[0], ask(*pair, seconds=SECONDS, plans=choice.plans)
             finally:
                 free.put(ask)
 
@@ -234,6 +235,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--journal", type=Path, help="verdicts as they come; cases in it are not judged again"
     )
     parser.add_argument("--jobs", type=int, default=1, help="cases at a time")
+    parser.add_argument("--without-plans", action="store_true", help="training and evaluation alone")
     options, rest = parser.parse_known_args(argv)
     only = tuple(options.only.split(","))
     if unknown := set(only) - FAMILIES.keys():
@@ -246,6 +248,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         names=tuple(x for x in options.names.split(",") if x),
         journal=options.journal,
         jobs=options.jobs,
+        plans=not options.without_plans,
     )
     harness.main(lambda quick: run(quick, choice), rest)
 

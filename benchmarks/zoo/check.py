@@ -92,10 +92,11 @@ class Trained:
     draws: bool = False  # random numbers
 
 
-def check(name: str, make: Make) -> Verdict:
+def check(name: str, make: Make, *, plans: bool = True) -> Verdict:
     """Returns what is found of a case.
 
-    Args: `make` makes the module with its batch and loss, the same at every call.
+    Args: `make` makes the module with its batch and loss, the same at every call. Without `plans` no plan is made,
+        which is the slower half.
     """
     start, findings, own = _cpu_s(), list[Finding](), list[Finding]()
     workload = workload_of(name, make)
@@ -113,7 +114,7 @@ def check(name: str, make: Make) -> Verdict:
             _stages(workload, captured, by_itself)
         with _noting(findings, "runtime"), tempfile.TemporaryDirectory() as folder:
             _runtime(findings, workload, captured, by_itself, Path(folder) / "run")
-    if captured is not None:
+    if captured is not None and plans:
         with _noting(findings, "plan"):
             _planned(workload)
     return Verdict(

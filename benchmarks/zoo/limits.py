@@ -41,8 +41,8 @@ def server() -> Iterator[Judged]:
         asks, answers = process.stdin, process.stdout
         assert asks is not None and answers is not None
 
-        def judged(family: str, case: str, *, seconds: float) -> Verdict:
-            asks.write(json.dumps([family, case, seconds]) + "\n")
+        def judged(family: str, case: str, *, seconds: float, plans: bool = True) -> Verdict:
+            asks.write(json.dumps([family, case, seconds, plans]) + "\n")
             asks.flush()
             return verdict_of(json.loads(answers.readline()))
 
@@ -61,20 +61,20 @@ def serve(asks: IO[str], answers: IO[str]) -> None:
     warnings.simplefilter("ignore")  # of the libraries
     known: dict[str, dict[str, Make]] = {}
     for line in asks:
-        family, case, seconds = json.loads(line)
+        family, case, seconds, plans = json.loads(line)
         if family not in known:
             known[family] = FAMILIES[family].cases()
-        answers.write(_forked(known[family][case], case, seconds) + "\n")
+        answers.write(_forked(known[family][case], case, seconds, plans) + "\n")
         answers.flush()
 
 
-def _forked(make: Make, case: str, seconds: float) -> str:
+def _forked(make: Make, case: str, seconds: float, plans: bool = True) -> str:
     """Returns the verdict as JSON; of a process that died or took too long, that it did."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
         os.close(read)
-        _alone(make, case, write)
+        _alone(make, case, plans, write)
     os.close(write)
     said = _said(read, seconds)
     if said is None:
@@ -90,7 +90,7 @@ def _forked(make: Make, case: str, seconds: float) -> str:
     )
 
 
-def _alone(make: Make, case: str, write: int) -> None:
+def _alone(make: Make, case: str, plans: bool, write: int) -> None:
     """Judges a case in the process that was forked for it, and ends that process."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # standard output belongs to the answers
@@ -98,7 +98,7 @@ def _alone(make: Make, case: str, write: int) -> None:
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY_BYTES,) * 2)
         with os.fdopen(write, "w") as answer:
-            answer.write(json.dumps(asdict(check(case, make))))
+            answer.write(json.dumps(asdict(check(case, make, plans=plans))))
     finally:
         os._exit(0)
 

@@ -12,6 +12,7 @@ from functools import partial
 from types import MappingProxyType
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.zoo.parts import Case, Make, own_loss
@@ -135,11 +136,29 @@ def _case(kind: str, task: str, beside: Mapping[str, object] = MappingProxyType(
     import transformers
 
     head, batch = TASKS[task]
+    loss = ctc if beside and task == "ctc" else own_loss
     settings = small(transformers.CONFIG_MAPPING[kind], kind)
     for name, value in beside.items():
         setattr(settings, name, value)
     module = getattr(transformers, head).from_config(settings)
-    return module, lambda n: (batch(n), torch.zeros(n)), own_loss
+    return module, partial(_labelled if loss is own_loss else _apart, batch), loss
+
+
+def _labelled(batch: Callable[[int], dict[str, Tensor]], n: int) -> tuple[object, object]:
+    return batch(n), torch.zeros(n)
+
+
+def _apart(batch: Callable[[int], dict[str, Tensor]], n: int) -> tuple[object, object]:
+    given = batch(n)
+    return given, given.pop("labels")
+
+
+def ctc(outputs: object, targets: Tensor) -> Tensor:
+    """Returns the loss of a speech recogniser, which its own head could only make of the values of its labels."""
+    scores: Tensor = outputs.logits  # type: ignore[attr-defined]
+    steps = torch.full((scores.shape[0],), scores.shape[1])
+    lengths = torch.full((targets.shape[0],), targets.shape[1])
+    return F.ctc_loss(F.log_softmax(scores, -1).transpose(0, 1), targets, steps, lengths)
 
 
 def accepted(kind: type) -> dict[str, object]:
