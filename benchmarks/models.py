@@ -4,8 +4,8 @@ Every model is captured and cut at every layer; two steps and an evaluation stan
 for a node of two devices is found and verified. It is equal or refused with a place and a cure; anything else is a
 miss. The families are in `benchmarks/zoo`; a package that is not installed here is said (`pip install '.[bench]'`).
 
-    python -m benchmarks.models --quick --seed 3 --only transformers,timm     a sample of two families
-    python -m benchmarks.models --journal models.jsonl                        goes on where it was stopped
+    python -m benchmarks models --quick --seed=3 --only=transformers,timm     a sample of two families
+    python -m benchmarks models --journal=models.jsonl                        goes on where it was stopped
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def counts(rows: Sequence[Row]) -> Table:
         columns=("family", "cases", *COUNTED, "refused without cure", "any batch", "CPU s"),
         rows=found,
         notes=(
-            "Equal: the graph and its stages, cut at every layer and at random, give losses and gradients of the "
-            "module's own first step to 1e-6 of their largest entry and its state after two steps to 1e-5; so does "
+            "Equal: the graph and its stages, cut at every layer and at random, give the losses of the module's own "
+            "steps to 1e-6, and its first gradients and its state after two steps to 1e-5 of their largest entry; so does "
             "the runtime, where the model draws no random numbers; the evaluation is that of `module.eval()`; the "
             "plan for two devices verifies. No model: the module does not train by itself here. A model of more than "
             "120 MiB is captured and planned, not trained.",

@@ -6,6 +6,7 @@ the runtime in this process; then the evaluation of the runtime beside `module.e
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import resource
@@ -44,7 +45,7 @@ Judgement = Literal["equal", "refused", "WRONG", "CRASH", "no model"]
 MICRO, MICROS, STEPS = 2, 2, 2
 PLANNED_MICROS, PLANNED_BATCH = (1, 2), 8
 LARGEST = 120 << 20  # bytes of parameters of a model that is trained here, not only captured and planned
-GRADIENT, AFTER = 1e-6, 1e-5  # apart, relative to the largest element of a tensor
+LOSS_APART, APART = 1e-6, 1e-5  # relative; of a tensor to its largest element
 NODE = Path(__file__).parents[2] / "plans" / "clusters" / "one-node.yaml"
 DEVICES = 2
 
@@ -185,7 +186,7 @@ def workload_of(name: str, make: Make) -> Workload:
 
 def _optimizer(named: Iterator[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
     """Plain descent: its step is as exact as the gradient, where AdamW makes large steps of rounding noise."""
-    return torch.optim.SGD([parameter for _, parameter in named], lr=0.1, momentum=0.9)
+    return torch.optim.SGD([parameter for _, parameter in named], lr=0.01, momentum=0.9)
 
 
 def batches(workload: Workload) -> list[tuple[object, object]]:
@@ -224,8 +225,16 @@ def train_module(workload: Workload) -> Trained:
             found.gradients = _gradients(module)
         optimizer.step()
     found.after = _state(module)
-    if not all(bool(torch.isfinite(x).all()) for x in found.after.values() if x.is_floating_point()):
+    inputs, targets = given[-1]
+    with torch.no_grad():
+        found.losses.append(
+            float(_scalars(workload.loss(call(module.eval(), _copy(inputs)), _copy(targets)))[0])
+        )
+    if not all(math.isfinite(x) for x in found.losses) or not all(
+        bool(torch.isfinite(x).all()) for x in found.after.values() if x.is_floating_point()
+    ):
         raise ValueError("its own training gives infinite or undefined numbers")
+    found.losses.pop()
     return found
 
 
@@ -286,15 +295,15 @@ def train_stages(workload: Workload, captured: Captured, stages: list[StageModul
 def _compare(who: str, have: Trained, want: Trained, captured: Captured) -> None:
     """Raises Differs at the first loss, gradient or state that is too far apart."""
     for i, (a, b) in enumerate(zip(have.losses, want.losses, strict=True)):
-        if abs(a - b) > GRADIENT * max(abs(b), 1e-3) * (1 if i < MICROS else 10):
+        if abs(a - b) > LOSS_APART * max(abs(b), 1e-3) * (1 if i < MICROS else 10):
             raise Differs(f"{who}: loss of micro-batch {i} is {a:.9g}, by itself {b:.9g}")
     if have.gradients:
         if lacking := want.gradients.keys() ^ have.gradients.keys():
             raise Differs(f"{who}: gradients of one alone: {', '.join(sorted(lacking)[:3])}")
-        _close(who, "gradient of", have.gradients, want.gradients, GRADIENT)
+        _close(who, "gradient of", have.gradients, want.gradients, APART)
     rows = {row.name for row in (*captured.graph.parameters, *captured.graph.buffers)}
     known = {name: x for name, x in want.after.items() if name in rows and name in have.after}
-    _close(who, "after two steps,", have.after, known, AFTER)
+    _close(who, "after two steps,", have.after, known, APART)
 
 
 def _close(who: str, what: str, have: Mapping[str, Tensor], want: Mapping[str, Tensor], apart: float) -> None:
@@ -359,7 +368,7 @@ def _evaluation(
         draws = not torch.equal(before, torch.get_rng_state())
     found = training.evaluate(dict.fromkeys(range(MICROS), values))
     a, b = found[0][LOSS], float(made[0])
-    if not draws and abs(a - b) > GRADIENT * max(abs(b), 1e-3):
+    if not draws and abs(a - b) > LOSS_APART * max(abs(b), 1e-3):
         raise Differs(f"evaluation: the loss is {a:.9g}, of module.eval() {b:.9g}")
     held = {**training.rank.parameters, **training.rank.buffers}
     moved = [name for name, x in held.items() if not torch.equal(x, state[name])]

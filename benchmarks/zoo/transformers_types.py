@@ -65,7 +65,7 @@ BESIDE: dict[str, dict[str, object]] = {
     "convnextv2": {**STAGES, "patch_size": 4},
     "resnet": {**STAGES, "embedding_size": 16},
     "regnet": {**STAGES, "embedding_size": 16, "groups_width": 8},
-    "deit": {"num_labels": CLASSES},
+    **{name: {"rotary_dim": 4} for name in ("gptj", "codegen")},
     "levit": {"hidden_sizes": [32, 48, 64], "num_attention_heads": [2, 3, 4], "depths": [1, 1, 1]},
     "hiera": {
         "image_size": [64, 64],
