@@ -26,8 +26,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from random import Random
 
-from benchmarks import harness
-from benchmarks.harness import Cell, Result, Table, above
+from benchmarks.harness import Cell, Result, Table, above, main
 from benchmarks.zoo import FAMILIES
 from benchmarks.zoo.check import Verdict
 from benchmarks.zoo.limits import Judged, server, verdict_of
@@ -206,10 +205,13 @@ def missed(rows: Sequence[Row], held: Sequence[tuple[Cell, ...]]) -> tuple[str, 
     )
 
 
-def run(quick: bool, choice: Choice | None = None) -> Result:
-    choice = choice or Choice(
-        each=QUICK if quick else 0, jobs=1 if quick else max(1, (os.cpu_count() or 2) // 2)
-    )
+def run(quick: bool) -> Result:
+    jobs = 1 if quick else max(1, (os.cpu_count() or 2) // 2)
+    return result_of(Choice(each=QUICK if quick else 0, jobs=jobs), quick)
+
+
+def result_of(choice: Choice, quick: bool) -> Result:
+    """Returns what is found of the cases of a choice; the captures of large models belong to the whole of it."""
     notes: list[str] = []
     wanted = list(chosen(choice, notes.append))
     rows = judged(choice, wanted, lambda line: print(line, file=sys.stderr, flush=True))
@@ -223,7 +225,8 @@ def run(quick: bool, choice: Choice | None = None) -> Result:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def command(argv: Sequence[str]) -> None:
+    """Runs the benchmark; with options of its own, on the cases that they choose."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -250,8 +253,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         jobs=options.jobs,
         plans=not options.without_plans,
     )
-    harness.main(lambda quick: run(quick, choice), rest)
+    chosen_alone = len(rest) < len(argv)
+    main(lambda quick: result_of(choice, quick), rest) if chosen_alone else main(run)
 
 
 if __name__ == "__main__":
-    main()
+    command(sys.argv[1:])

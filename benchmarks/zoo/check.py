@@ -154,7 +154,9 @@ def _noting(findings: list[Finding], step: str, ours: bool = True) -> Iterator[N
 
 
 def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:400]
+    """Returns the first line of a message, its files without the folders of this machine."""
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return re.sub(r"/\S*/site-packages/", "", line.replace(f"{Path(__file__).parents[2]}/", ""))[:400]
 
 
 def _ours(error: Exception) -> str:
