@@ -289,7 +289,7 @@ def train_stages(workload: Workload, captured: Captured, stages: list[StageModul
         for name, parameter in held:
             parameter.grad = total[name] / counts if counts and name in total else total.get(name)
         if step == 0:
-            found.gradients = {n: g.clone() for n, g in total.items()}
+            found.gradients = {n: g / counts if counts else g.clone() for n, g in total.items()}
         optimizer.step()
     for stage in stages:
         found.after |= _state(stage)
