@@ -21,6 +21,10 @@ $(VENV)/installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@touch $@
 
+$(VENV)/installed-bench: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS),bench]'
+	@touch $@
+
 install: $(VENV)/installed  ## make .venv and install everything into it
 
 demo: install  ## capture, profile, plan and run small models here, predicted beside measured
@@ -42,7 +46,7 @@ format: install  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: install  ## run every benchmark whole and write benchmarks/RESULTS.md
+bench: $(VENV)/installed-bench  ## run every benchmark whole and write benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks
 
 bench-cluster: install  ## predicted beside measured on machines of yours: ARGS="--slurm --ranks 8 ..."

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.harness import MISSED, Result, Table, markdown
@@ -35,8 +35,12 @@ def scripts() -> list[str]:
     return sorted(path.stem for path in HERE.glob("*.py") if path.stem not in NOT_BENCHMARKS)
 
 
-def result_of(name: str, quick: bool) -> Result | str:
-    command = [sys.executable, "-m", f"benchmarks.{name}", "--json", *(["--quick"] if quick else [])]
+def result_of(name: str, quick: bool, own: Sequence[str] = ()) -> Result | str:
+    """Returns what a script has found, or why it found nothing.
+
+    Args: `own` are options that only this script has.
+    """
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--json", *(["--quick"] if quick else []), *own]
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         done = subprocess.run(command, cwd=HERE.parent, stdout=output, stderr=errors, check=False)
         output.seek(0)
@@ -104,12 +108,16 @@ def _missed_in(text: str) -> Iterator[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a sample of each, under a minute")
-    parser.add_argument("only", nargs="*", help=f"of {', '.join(scripts())}")
-    options = parser.parse_args()
+    parser.add_argument(
+        "only", nargs="*", help=f"of {', '.join(scripts())}; of one, its own options may follow"
+    )
+    options, own = parser.parse_known_args()
+    if own and len(options.only) != 1:
+        parser.error(f"{own[0]} is an option of one script, which has to be named first")
     failed = 0
     for name in options.only or scripts():
         print(f"{name} ...", file=sys.stderr, flush=True)
-        result, there = result_of(name, options.quick), _there()
+        result, there = result_of(name, options.quick, own), _there()
         if isinstance(result, str):
             failed += 1
             print(result, file=sys.stderr, flush=True)

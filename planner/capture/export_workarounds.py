@@ -1,10 +1,8 @@
 """Gives another form, while an export runs, to what it would stop at or get wrong.
 
 - A BatchNorm without momentum reads its count as a number.
-- An autograd.Function of the user's would be traced through, its own backward lost. It becomes one operation that
-  calls it.
-- A reentrant checkpoint is such a function as well, and would hide parameters. It is left out: the plan decides what
-  is recomputed.
+- An autograd.Function of the user's, or a function that reads the values of its tensors, becomes one operation that calls
+  it, as `whole_calls.py` says.
 - A SyncBatchNorm looks for the process group that runs at the time. It is traced as a plain one and marked; the plan
   says who its peers are.
 - Axes that are a range of numbers, made a tensor and a list again as in monai's losses, are known without the tensor.
@@ -13,20 +11,18 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
-import itertools
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from types import CodeType, FunctionType
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _pytree as pytree
-from torch.utils.checkpoint import CheckpointFunction
+from torch.nn.parameter import UninitializedParameter
 from torch.utils.weak import WeakIdKeyDictionary
 
 from planner.capture.traced_graph import SYNCHRONISED, Traced
+from planner.capture.whole_calls import WholeCalls
 from planner.errors import BadInput
 
 
@@ -35,12 +31,15 @@ def exportable(module: nn.Module) -> Iterator[Callable[[Traced], None]]:
     """Makes a module exportable while it is entered.
 
     Yields: a function that puts the real operations back into the graph that was traced meanwhile.
+    Raises: BadInput for a module that no export can take in any form, with what to hand over instead.
     """
+    _refuse_unready(module)
     with (
         _cumulative(module) as names,
         _synchronised(module) as shared,
-        _Functions() as functions,
+        WholeCalls() as functions,
         _listed_ranges(),
+        _refusing_gradients(),
     ):
 
         def restore(traced: Traced) -> None:
@@ -50,6 +49,79 @@ def exportable(module: nn.Module) -> Iterator[Callable[[Traced], None]]:
             functions.restore(traced)
 
         yield restore
+
+
+def _refuse_unready(module: nn.Module) -> None:
+    """Refuses lazy modules, whose weights have no sizes yet, and compiled ones, whose operations cannot be seen."""
+    for name, part in module.named_modules():
+        said = f"module '{name}'" if name else "the model"
+        if any(isinstance(x, UninitializedParameter) for x in part._parameters.values()):
+            raise BadInput(
+                f"{said} is lazy ({type(part).__name__}): its weights have no sizes before the first forward pass",
+                where="build()",
+                allowed="one forward pass of an example in build() before it returns the module",
+            )
+        if isinstance(part, torch.jit.ScriptModule):
+            raise BadInput(
+                f"{said} is TorchScript, whose operations cannot be seen",
+                where="build()",
+                allowed="the module as it is before torch.jit.script or torch.jit.trace",
+            )
+
+
+@contextlib.contextmanager
+def _refusing_gradients() -> Iterator[None]:
+    """Refuses gradients that the user's code asks for, which a graph of forwards alone has no place for."""
+    original: Callable[..., object] = torch.autograd.grad
+
+    def asked(*given: object, **named: object) -> object:
+        if str(sys._getframe(1).f_globals.get("__name__")).startswith("torch."):
+            return original(*given, **named)
+        raise BadInput(
+            "torch.autograd.grad is called, as for a gradient penalty; gradients are known after the last stage alone",
+            allowed="a loss of outputs; or the call within a module that is taken as it is, by its path in "
+            "opaque = ['path.of.a.module']",
+        )
+
+    try:
+        torch.autograd.grad = asked  # type: ignore[assignment]
+        yield
+    finally:
+        torch.autograd.grad = original  # type: ignore[assignment]
+
+
+# What an export stops at: words of its error or of a line on the way, what that means, and what to do.
+_KNOWN = (
+    (
+        (
+            "pack_padded_sequence",
+            "pad_packed_sequence",
+            "max_batch_size",
+        ),  # the last stands in a recurrent module
+        "a packed sequence has sizes that depend on the values of its lengths",
+        "padded sequences, with what lies beyond the lengths left out of the loss by a mask",
+    ),
+    (
+        ("nested_tensor",),
+        "a nested tensor has sizes that depend on the samples",
+        "padded tensors, with what lies beyond the samples left out of the loss by a mask",
+    ),
+    (
+        ("Unsupported input type",),
+        "batch() gives an object of a class",
+        "tensors, numbers, and tuples, lists and dictionaries of them; forward() may make the object of these",
+    ),
+)
+
+
+def cure_of(error: BaseException) -> tuple[str, str] | None:
+    """Returns what an error of an export means, and what to do; None for one that is not known.
+
+    Args: `error` has its traceback.
+    """
+    lines = [f"{frame.name} {frame.line}" for frame in traceback.extract_tb(error.__traceback__)]
+    text = f"{error} {lines}"
+    return next(((said, cure) for words, said, cure in _KNOWN if any(word in text for word in words)), None)
 
 
 def _allow_cudnn(traced: Traced) -> None:
@@ -162,124 +234,3 @@ def _listed_ranges() -> Iterator[None]:
         yield
     finally:
         torch.arange, FakeTensor.tolist = arange, tolist  # type: ignore[method-assign]
-
-
-_numbers = itertools.count()  # torch keeps the name of an operation beyond its library
-
-
-@dataclass
-class _Call:
-    """One call of an autograd.Function: what was given beside tensors, and how its tensors came back."""
-
-    function: type[torch.autograd.Function]
-    given: tuple[object, ...]
-    places: list[int]  # of tensors among the arguments
-    returned: pytree.TreeSpec | None = None
-    others: dict[int, object] = field(default_factory=dict)  # results that are no tensors
-
-    def run(self, tensors: list[Tensor]) -> list[Tensor]:
-        arguments = list(self.given)
-        for place, tensor in zip(self.places, tensors, strict=True):
-            arguments[place] = tensor
-        leaves, self.returned = pytree.tree_flatten(self.function.apply(*arguments))  # type: ignore[no-untyped-call]
-        self.others = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)}
-        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-
-    def result(self, tensors: list[Tensor]) -> object:
-        assert self.returned is not None
-        rest = iter(tensors)
-        count = len(tensors) + len(self.others)
-        leaves = [self.others[i] if i in self.others else next(rest) for i in range(count)]
-        return pytree.tree_unflatten(leaves, self.returned)
-
-
-class _Functions:
-    """Records each call of an autograd.Function as one operation of a library of its own, while it is entered.
-
-    The code of `apply` is exchanged, not `apply`: a model may have bound `MyFunction.apply` to a name long before.
-    """
-
-    def __init__(self) -> None:
-        self.library = torch.library.Library("shardwright", "FRAGMENT")  # type: ignore[no-untyped-call]
-        self.calls: dict[str, _Call] = {}
-        self.running = False
-
-    def __enter__(self) -> _Functions:
-        self.exchanged: FunctionType = vars(torch.autograd.Function)["apply"].__func__
-        self.code = self.exchanged.__code__
-        self.original = FunctionType(
-            self.code, self.exchanged.__globals__, "apply", None, self.exchanged.__closure__
-        )
-        self.exchanged.__code__ = _standing_in()
-        self.exchanged.__kwdefaults__ = {"recorded": self._apply}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.exchanged.__code__, self.exchanged.__kwdefaults__ = self.code, None
-        self.library._destroy()  # type: ignore[no-untyped-call]
-
-    def restore(self, traced: Traced) -> None:
-        for node in traced.graph.nodes:
-            schema = getattr(node.target, "_schema", None)
-            if schema is not None and schema.name in self.calls:
-                node.target = _named(self.calls[schema.name])
-
-    def _apply(self, function: type[torch.autograd.Function], *given: object, **named: object) -> object:
-        if function is CheckpointFunction:
-            run, _, *arguments = given
-            assert callable(run)
-            return run(*arguments)
-        if self.running or _is_torchs(function):
-            return self.original(function, *given, **named)
-        if named:  # as torch itself does it: only functions with a setup_context may be called so
-            bound = inspect.signature(function.forward).bind(*given, **named)
-            bound.apply_defaults()
-            given = bound.args
-        if any(isinstance(x, torch.SymInt | torch.SymFloat) for x in pytree.tree_leaves(given)):
-            raise BadInput(f"{function.__name__}.apply() takes a size that depends on the batch")
-        places = [i for i, x in enumerate(given) if isinstance(x, Tensor)]
-        call = _Call(function, tuple(None if i in places else x for i, x in enumerate(given)), places)
-        name = f"function{next(_numbers)}"
-        self.calls[f"shardwright::{name}"] = call
-        self.library.define(f"{name}(Tensor[] tensors) -> Tensor[]")  # type: ignore[no-untyped-call]
-        torch.library.register_fake(f"shardwright::{name}", self._fake(call), lib=self.library)
-        return call.result(getattr(torch.ops.shardwright, name)([given[i] for i in places]))
-
-    def _fake(self, call: _Call) -> Callable[[list[Tensor]], list[Tensor]]:
-        def fake(tensors: list[Tensor]) -> list[Tensor]:
-            self.running = True
-            try:
-                with torch.no_grad():
-                    made = call.run(tensors)
-            finally:
-                self.running = False
-            return [x.clone() if any(x is y for y in tensors) else x for x in made]
-
-        return fake
-
-
-def _is_torchs(function: type[torch.autograd.Function]) -> bool:
-    """Returns whether a function is one of torch's whose backward autograd can make of its forward.
-
-    Functions that fake a quantisation have a backward of their own.
-    """
-    return function.__module__.startswith("torch.") and not function.__module__.startswith("torch.ao.")
-
-
-def _standing_in() -> CodeType:
-    """Returns code that may stand in for that of `apply`: it has a cell, as `apply` has one for its `super()`."""
-    cell = None
-
-    def apply(*given: object, recorded: Callable[..., object], **named: object) -> object:
-        assert cell is not given
-        return recorded(*given, **named)
-
-    return apply.__code__
-
-
-def _named(call: _Call) -> Callable[[list[Tensor]], list[Tensor]]:
-    def run(tensors: list[Tensor]) -> list[Tensor]:
-        return call.run(tensors)
-
-    run.__name__ = call.function.__name__
-    return run

@@ -137,7 +137,10 @@ class _Flatten:
             elif role == "CONSTANT_TENSOR":
                 found[name] = self._constant(spec.target or name, name)
             else:
-                raise BadInput(f"the module holds a {role.lower()}, which cannot be cut", allowed="tensors")
+                held = f"the module holds a {role.lower()}, which cannot be cut"
+                raise BadInput(
+                    held, allowed="tensors; torch's own generator in the place of a torch.Generator"
+                )
         return found
 
     def _constant(self, target: str, placeholder: str) -> Source:

@@ -77,10 +77,11 @@ class Slicing:
 
     @cached_property
     def crossing(self) -> dict[fx.Node, str]:
-        """Returns the name of each tensor that another layer reads, or that is the loss."""
+        """Returns the name of each tensor that another layer reads, or that is the loss; its count comes after it."""
         names: dict[fx.Node, str] = {}
         for layer, name in enumerate(self.grouping.names):
             made = [node for node in self.by_layer[layer] if self._leaves(node, layer)]
+            made = [*(x for x in made if x not in self.traced.outputs), *(x for x in self.traced.outputs if x in made)]
             names |= {node: f"{name}:{k}" for k, node in enumerate(made)}
         return names
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.capture.export_workarounds import exportable
+from planner.capture.export_workarounds import cure_of, exportable
 from planner.capture.flatten import flatten, unnamed
 from planner.capture.left_behind import Reachable
 from planner.capture.opaque import Opaque
@@ -193,6 +193,8 @@ def refused(failure: Exception, where: str) -> BadInput:
         return unnamed(where)
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     place, code = where_raised(error, where), ""
+    if known := cure_of(error):
+        return BadInput(known[0], where=place, allowed=known[1])
     call = re.search(
         r'The following call raised this error:\s+File "(.+?)", line (\d+), in .*\n\s*(.*)', text
     )
@@ -202,8 +204,9 @@ def refused(failure: Exception, where: str) -> BadInput:
         return BadInput(
             f"what runs depends on the values of tensors{code}, which no plan can follow: {first:.160}",
             where=place,
-            allowed="branches and shapes that only settings and the shapes of the inputs decide; or the paths of "
-            "such modules, as opaque = ['path.of.a.module'] in the workload",
+            allowed="branches and shapes that only settings and the shapes of the inputs decide; no LayerDrop "
+            "(layerdrop=0); a loss that the model makes of its labels in loss() instead; or the paths of such modules, as opaque = ['path.of.a.module'] in "
+            "the workload",
         )
     given = (
         "inputs as forward() takes them: a tuple by position, a dictionary by the names of its arguments"

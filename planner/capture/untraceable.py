@@ -199,7 +199,7 @@ def refusing_draws() -> Iterator[None]:
         if state != before[name]:
             raise BadInput(
                 f"forward() draws from '{name}', which a plan would hold at what it is at the capture",
-                allowed="torch.rand and the like",
+                allowed="torch.rand and the like; in transformers, apply_spec_augment=False",
             )
 
 

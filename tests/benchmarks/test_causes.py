@@ -48,6 +48,11 @@ def test_one_that_ends_badly_without_a_word_tells_its_status(script: Path) -> No
     assert every.result_of("probe", quick=False) == "probe failed: exit status 3; it said nothing"
 
 
+def test_a_script_is_given_the_options_that_it_alone_has(script: Path) -> None:
+    script.write_text("import sys\nsys.exit(' '.join(sys.argv[1:]))\n")
+    assert every.result_of("probe", quick=True, own=["--seed=3"]) == "probe failed: --json --quick --seed=3"
+
+
 def test_workers_that_outlive_a_killed_one_do_not_keep_its_end_from_being_known(script: Path) -> None:
     lasting = "import subprocess\nworker = subprocess.Popen(['sleep', '1000'])\n"
     script.write_text(

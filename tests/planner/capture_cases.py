@@ -214,7 +214,10 @@ class Spectrum(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         spectrum = torch.fft.rfft(self.a(x)) * self.filter
-        return self.b(torch.fft.irfft(spectrum, n=8) + x)
+        y = torch.fft.irfft(spectrum, n=8) + x
+        window = torch.ones(4)
+        frames = torch.stft(y, 4, 2, window=window, return_complex=True)
+        return self.b(torch.istft(frames, 4, 2, window=window, length=8))
 
 
 class Plain(nn.Module):
@@ -285,6 +288,32 @@ class TwoTowers(nn.Module):
         return self.b2(self.a2(a) + F.dropout(b, 0.1, self.training))
 
 
+class Speech(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.frames, self.words = nn.GRU(4, 8, batch_first=True), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.words(self.frames(x)[0])
+
+
+def spoken(n: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    return torch.randn(n, 7, 4), (torch.randint(1, 5, (n, 3)), torch.randint(1, 4, (n,)))
+
+
+def speech_loss(outputs: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
+    words, lengths = targets
+    steps = torch.full((outputs.shape[0],), outputs.shape[1])
+    return F.ctc_loss(F.log_softmax(outputs, -1).transpose(0, 1), words, steps, lengths)
+
+
+def variance_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Reads values: it raises where a variance is below zero."""
+    return F.gaussian_nll_loss(
+        outputs[..., :2], targets, outputs[..., 2:4].exp()
+    ) + 0.1 * nn.GaussianNLLLoss()(outputs[..., :2], targets, outputs[..., 4:].exp())
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "recurrent": lambda: (Recurrent(), tokens, next_token),
     "keywords_only": lambda: (KeywordsOnly(), keyword_batch, keyword_loss),
@@ -306,6 +335,8 @@ CASES: dict[str, Callable[[], Case]] = {
         lambda n: ((torch.randn(n, 4), torch.randn(n, 4)), torch.randn(n, 3)),
         mse,
     ),
+    "ctc": lambda: (Speech(), spoken, speech_loss),
+    "variances": lambda: (Speech(), lambda n: (torch.randn(n, 7, 4), torch.randn(n, 7, 2)), variance_loss),
     "loss_module": lambda: (
         nn.Linear(4, 3),
         lambda n: (torch.randn(n, 4), torch.randint(0, 3, (n,))),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import random
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -346,3 +348,68 @@ def test_what_holds_inside_of_vmap_alone_is_refused_with_its_line() -> None:
         capture(Maps(), batch, F.mse_loss)
     assert caught.value.where == line_of(Maps.forward, "# maps")
     assert "torch.vmap" in caught.value.allowed
+
+
+class Packs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.LSTM(4, 3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = torch.full((x.shape[0],), 1)
+        packed = nn.utils.rnn.pack_padded_sequence(x[:, None], lengths, batch_first=True)
+        made, _ = nn.utils.rnn.pad_packed_sequence(self.a(packed)[0], batch_first=True)
+        return made[:, 0]
+
+
+class Nests(Branches):
+    def forward(self, x: Tensor) -> Tensor:
+        nested = torch.nested.nested_tensor([x[0], x[1]])
+        return self.a(nested.to_padded_tensor(0))
+
+
+class Penalty(Branches):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.requires_grad_(True)
+        y: Tensor = self.a(x)
+        return y + torch.autograd.grad(y.sum(), x, create_graph=True)[0].sum()  # penalty
+
+
+@dataclass
+class Holder:
+    x: Tensor
+
+
+class Held(Branches):
+    def forward(self, holder: Holder) -> Tensor:
+        made: Tensor = self.a(holder.x)
+        return made
+
+
+CURED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
+    "lazy": (lambda: nn.Sequential(nn.LazyLinear(3)), "module '0' is lazy", "one forward pass"),
+    "scripted": (
+        lambda: torch.jit.script(nn.Linear(4, 3)),
+        "the model is TorchScript",
+        "before torch.jit.script",
+    ),
+    "packed": (Packs, "a packed sequence", "padded sequences"),
+    "nested": (Nests, "a nested tensor", "padded tensors"),
+    "gradient penalty": (Penalty, "torch.autograd.grad is called", "opaque"),
+}
+
+
+@pytest.mark.parametrize("what", CURED)
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_what_cannot_be_captured_is_refused_with_what_to_do_instead(what: str) -> None:
+    make, said, cure = CURED[what]
+    with pytest.raises(BadInput, match=re.escape(said)) as caught:
+        capture(make(), batch, F.mse_loss)
+    assert cure in caught.value.allowed and caught.value.where
+
+
+def test_inputs_of_a_class_are_refused_with_what_a_batch_may_hold() -> None:
+    with pytest.raises(BadInput, match="an object of a class") as caught:
+        capture(Held(), lambda n: (Holder(torch.randn(n, 4)), torch.randn(n, 3)), F.mse_loss)
+    assert "dictionaries" in caught.value.allowed

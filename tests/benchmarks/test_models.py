@@ -1,0 +1,100 @@
+"""Models of others, drawn by seed, are equal or refused; and what the table does with those that die.
+
+The whole of the table is the benchmark `models`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmarks import models
+from benchmarks.models import Choice, chosen, judged
+from benchmarks.zoo import FAMILIES, Family, limits
+from benchmarks.zoo.check import Finding, Verdict, check
+from benchmarks.zoo.parts import Case, squares
+from tests.draws import SEED
+
+DRAWN = {"torch": 3, "constructs": 2, "transformers": 1}
+CASES = [
+    pair for name, each in DRAWN.items() for pair in chosen(Choice(only=(name,), each=each, seed=SEED), print)
+]
+
+
+@pytest.mark.parametrize(("family", "case"), CASES, ids=lambda x: str(x).replace(" ", "-"))
+def test_a_model_trains_evaluates_and_is_planned_as_by_itself_or_is_refused(family: str, case: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the libraries
+        found = check(case, FAMILIES[family].cases()[case])
+    assert found.judgement in ("equal", "refused", "no model"), models.said(found)
+
+
+class Halved(nn.Module):
+    """Trains another weight than it evaluates with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.first(x)) * (1.0 if self.training else 0.5)
+
+
+def halved() -> Case:
+    return Halved(), lambda n: (torch.randn(n, 4), torch.zeros(n)), squares
+
+
+def killed() -> Case:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def sleeping() -> Case:
+    time.sleep(60)
+    raise AssertionError
+
+
+def test_a_module_that_does_not_train_by_itself_is_no_model() -> None:
+    found = check("odd", lambda: (nn.Linear(3, 3), halved()[1], squares))
+    assert found.judgement == "no model" and "shapes cannot be multiplied" in models.said(found)
+
+
+def test_a_case_that_is_killed_or_takes_too_long_is_a_crash_of_its_own() -> None:
+    facts = [limits._forked(make, "case", 0.5) for make in (killed, sleeping)]
+    first, second = (limits.verdict_of(json.loads(each)) for each in facts)
+    assert first.judgement == second.judgement == "CRASH"
+    assert "signal 9" in first.findings[0].said and "no end within 0.5 s" in second.findings[0].said
+
+
+def test_a_sample_has_cases_of_every_family_and_another_seed_has_others() -> None:
+    only = ("torch", "constructs", "examples")
+    samples = [list(chosen(Choice(only=only, each=3, seed=seed))) for seed in (0, 0, 1)]
+    assert [family for family, _ in samples[0]] == [*only] * 3
+    assert samples[0] == samples[1] != samples[2]
+
+
+def test_a_package_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES, "absent", Family(("no_such_package",), dict))
+    said: list[str] = []
+    assert list(chosen(Choice(only=("absent",)), said.append)) == []
+    assert said == ["absent: left out, no_such_package not installed here"]
+
+
+def test_what_the_journal_has_is_not_judged_again(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.jsonl"
+    finding = Finding(step="plan", judgement="refused", said="no", cured=False)
+    models._note(journal, "torch", Verdict(case="nn.Linear 0", findings=(finding,), cpu_s=1.0))
+    rows = judged(Choice(journal=journal), [("torch", "nn.Linear 0")], print)
+    assert rows == [("torch", Verdict(case="nn.Linear 0", findings=(finding,), cpu_s=1.0))]
+    table, rest = models.counts(rows), models.exceptions(rows)
+    assert table.rows == [("torch", 1, 0, 1, 0, 0, 0, 1, 0, 1)]
+    assert rest.rows == [("torch", "nn.Linear 0", "plan", "refused, no cure", "no")]
+    assert models.missed(rows, ()) == ("1 cases are refused without a place or a cure (torch nn.Linear 0).",)
