@@ -13,7 +13,7 @@ from planner.capture.layers import FREE, Grouping
 from planner.capture.slices import Slicing
 from planner.capture.traced_graph import named_leaves
 from planner.errors import BadInput
-from planner.model import Buffer, ModelGraph, Parameter
+from planner.model import Buffer, ModelGraph, Parameter, misplaced
 from planner.shown import Shown
 
 Loss = Callable[..., object]
@@ -36,6 +36,18 @@ class Recorded:
     """What a model that travelled knows of its origin: how it is evaluated."""
 
     evaluated: Callable[[], Captured]  # raises BadInput where it could not be captured in evaluation mode
+
+    def evaluated_as(self, captured: Captured) -> Captured:
+        """Returns the model in evaluation mode, with its layers in the order of the training.
+
+        Raises: BadInput where evaluation reads a layer that comes later in this order.
+        """
+        found, names = self.evaluated(), [layer.name for layer in captured.graph.layers]
+        for late, needed in misplaced(found.graph, names):
+            raise BadInput(
+                f"in evaluation mode, layer '{late}' reads '{needed}', which comes later in this plan"
+            )
+        return found.ordered(names)
 
 
 @dataclass(frozen=True, repr=False)

@@ -34,7 +34,7 @@ from planner.capture.slices import SIZES, Slicing
 from planner.capture.state_use import use_of_states
 from planner.capture.traced_graph import OWNERS, Source, Traced, line_of
 from planner.errors import BadInput
-from planner.model import ModelGraph, misplaced
+from planner.model import ModelGraph
 
 ATEN = torch.ops.aten
 WAITS = -2  # fed by nothing: joins the layer that reads it first
@@ -50,7 +50,7 @@ def evaluation_of(captured: Captured, micro: int) -> Captured:
     """
 
     if isinstance(captured.origin, Recorded):
-        return _in_order(captured.origin.evaluated(), captured)
+        return captured.origin.evaluated_as(captured)
 
     def read(traced: Traced, module: nn.Module) -> tuple[ModelGraph, Slicing]:
         functional, probes = probed(_without_writes(_renamed(traced)), module)
@@ -67,17 +67,6 @@ def evaluation_of(captured: Captured, micro: int) -> Captured:
         said = f"in evaluation mode: {error.what}"
         raise BadInput(said, where=error.where, allowed=error.allowed) from error
     return Captured(graph, layout, origin)
-
-
-def _in_order(evaluated: Captured, captured: Captured) -> Captured:
-    """Returns a recorded evaluation with its layers in the order of the training.
-
-    Raises: BadInput where evaluation reads a layer that comes later in this order.
-    """
-    names = [layer.name for layer in captured.graph.layers]
-    for late, needed in misplaced(evaluated.graph, names):
-        raise BadInput(f"in evaluation mode, layer '{late}' reads '{needed}', which comes later in this plan")
-    return evaluated.ordered(names)
 
 
 def drawing_order(captured: Captured) -> dict[fx.Node, int]:

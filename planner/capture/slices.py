@@ -81,7 +81,10 @@ class Slicing:
         names: dict[fx.Node, str] = {}
         for layer, name in enumerate(self.grouping.names):
             made = [node for node in self.by_layer[layer] if self._leaves(node, layer)]
-            made = [*(x for x in made if x not in self.traced.outputs), *(x for x in self.traced.outputs if x in made)]
+            made = [
+                *(x for x in made if x not in self.traced.outputs),
+                *(x for x in self.traced.outputs if x in made),
+            ]
             names |= {node: f"{name}:{k}" for k, node in enumerate(made)}
         return names
 

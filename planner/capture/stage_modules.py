@@ -236,7 +236,7 @@ class _Writer:
             self._enter(node.meta["context"])
             self.env[node] = self._size(node) if self.layout.is_size(node) else self._copy(node)
         self._enter(())
-        self.graph.output(tuple(self._moved(node) for node in made))
+        self.graph.output(tuple(self.env[node] for node in made))
         return fx.GraphModule(nn.Module(), self.graph)
 
     def _read_batch(self) -> fx.Node | int:
@@ -262,8 +262,8 @@ class _Writer:
         new = self.graph.create_node(
             node.op,
             node.target,
-            fx.map_arg(node.args, self._moved),
-            fx.map_arg(node.kwargs, self._moved),
+            fx.map_arg(node.args, self.env.__getitem__),
+            fx.map_arg(node.kwargs, self.env.__getitem__),
         )
         new.meta = {key: node.meta[key] for key in (SYNCHRONISED,) if key in node.meta}
         if (layer := self.layout.grouping.layer_of.get(node, FREE)) != FREE:
@@ -272,9 +272,6 @@ class _Writer:
             new.args = pytree.tree_map(self._placed, new.args)
             new.kwargs = pytree.tree_map(self._placed, new.kwargs)
         return new
-
-    def _moved(self, node: fx.Node) -> fx.Node:
-        return self.env[node]  # type: ignore[return-value]
 
     def _placed(self, argument: object) -> object:
         """Returns an argument with the stage's device in the place of one that the capture wrote down."""

@@ -7,11 +7,11 @@ Start at `ranks.py` (`sharing`: the groups of a plan), then `analyse.py` (what i
 `planner.spatial`.
 """
 
-from runtime.spatial.alone import AloneShard
 from runtime.spatial.group import GroupWire, SampleGroup
 from runtime.spatial.kernels.norm import OverReplicas
 from runtime.spatial.ranks import sharing
 from runtime.spatial.shard import called
+from runtime.spatial.stages import AloneShard
 
 __all__ = [
     "AloneShard",

@@ -16,11 +16,11 @@ from typing import Any
 
 from planner.errors import BadInput
 from planner.measure.process.protocol import (
-    Beside,
     MeasureRequest,
     Message,
     Optimized,
     Pending,
+    RanBeside,
     Ready,
     Refused,
     encode,
@@ -81,7 +81,7 @@ def serve(say: Callable[[Message], None]) -> None:
         say(event)
     if pending.optimizer:  # once more, apart in time
         say(Optimized(measured_optimizer(workload, graph, request.device, clock, visits)))
-    say(Beside(others.share(time.process_time() - begun)))
+    say(RanBeside(others.share(time.process_time() - begun)))
 
 
 def made(name: str) -> Any:  # Any: what class it is only the one who named it knows

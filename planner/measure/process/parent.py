@@ -18,7 +18,6 @@ from typing import IO
 from planner.errors import BadInput, Infeasible
 from planner.measure.process.protocol import (
     Begun,
-    Beside,
     Done,
     Failed,
     Journal,
@@ -27,6 +26,7 @@ from planner.measure.process.protocol import (
     Message,
     Optimized,
     Pending,
+    RanBeside,
     Ready,
     Refused,
     encode,
@@ -197,7 +197,7 @@ def _follow(
             journal.add(message)
         elif isinstance(message, Failed):
             measured.failures[message.key] = message.why
-        elif isinstance(message, Beside):
+        elif isinstance(message, RanBeside):
             measured.others = max(measured.others, message.others)
         elif isinstance(message, MeasureProgress):
             report.at(before + message.share * (1 - before))

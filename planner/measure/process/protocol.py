@@ -88,7 +88,7 @@ class Optimized:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class RanBeside:
     """The last message: what ran beside the measuring."""
 
     others: float  # share of the machine's processor time that other processes took
@@ -104,7 +104,7 @@ class Refused:
 
 
 RowEvent = Begun | MeasureProgress | Done | Failed
-Message = MeasureRequest | Ready | Pending | RowEvent | Optimized | Beside | Refused
+Message = MeasureRequest | Ready | Pending | RowEvent | Optimized | RanBeside | Refused
 _KINDS: tuple[type[Message], ...] = (
     MeasureRequest,
     Ready,
@@ -114,7 +114,7 @@ _KINDS: tuple[type[Message], ...] = (
     Done,
     Failed,
     Optimized,
-    Beside,
+    RanBeside,
     Refused,
 )
 

@@ -8,15 +8,13 @@ from dataclasses import dataclass, field, replace
 from planner.errors import BadInput
 from planner.schedule.actions import Schedule
 from planner.schedule.build import FamilyRequest, Setting
-from planner.schedule.families.chimera import chimera
-from planner.schedule.families.chimera_split import chimera_zb
+from planner.schedule.families.chimera import chimera, chimera_zb
 from planner.schedule.families.dualpipe_v import dualpipe_v
 from planner.schedule.families.from_costs import listed_family
 from planner.schedule.families.interleaved import interleaved, interleaved_zb
 from planner.schedule.families.out_of_order import OPTIONS, Overlap, overlap_of, overlapped
-from planner.schedule.families.straight import gpipe, one_f_one_b
+from planner.schedule.families.straight import gpipe, one_f_one_b, zb_h1, zb_h2
 from planner.schedule.families.v_shaped import v_half, v_min, wave, zb_v
-from planner.schedule.families.zero_bubble import zb_h1, zb_h2
 
 WARMUP = {"warmup": "forwards of the first worker before its first backward"}
 CAP = {"cap": "micro-batches of one stage that a worker holds at most"}

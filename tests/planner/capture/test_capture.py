@@ -334,3 +334,18 @@ def test_axes_that_are_a_range_of_numbers_are_known_without_the_tensor() -> None
     assert mean.args[1] == [1, 2]
     with pytest.raises(BadInput, match="depends on the values of tensors"):
         captured(-1)
+
+
+def test_the_sum_is_the_loss_also_where_its_count_is_computed_first() -> None:
+    def loss(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        count = targets.ne(-100).sum()
+        return torch.nn.functional.cross_entropy(outputs, targets, ignore_index=-100, reduction="sum"), count
+
+    module = nn.Linear(4, 5)
+    batch = (torch.randn(6, 4), torch.tensor([0, 1, -100, 3, 4, 2]))
+    captured = capture(module, batch, loss)
+    (stage,) = cut(captured, [])
+    stage.materialise(captured.initial(module))
+    made = stage(captured.batch_values(*batch))
+    expected = loss(module(batch[0]), batch[1])
+    assert torch.equal(made["loss:0"], expected[0]) and torch.equal(made["loss:1"], expected[1])

@@ -19,11 +19,10 @@ from planner.spatial import whole as whole_layout
 from planner.spatial.regrid import mesh_of
 from planner.spatial.traffic import traffic
 from runtime.spatial import SampleGroup
-from runtime.spatial.alone import Silence
 from runtime.spatial.analyse import analyse
 from runtime.spatial.regrid import Moved
 from runtime.spatial.shard import shard
-from runtime.spatial.stages import analyse_stages
+from runtime.spatial.stages import Silence, analyse_stages
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run
 from tests.runtime.jobs import captured_of
