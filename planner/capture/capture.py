@@ -7,15 +7,15 @@
     captured.initial(module)                                   # every tensor that stages hold, by the user's names
 
 Every rank captures for itself and compares `captured.graph.fingerprint` with the plan's. The module runs in training
-mode. The batch is symbolic where the model allows it; else the graph serves the micro-batch `micro` alone. What no
-trace can follow may be named as opaque layers, which run as they are.
+mode. The batch is symbolic where the model allows it, for all sizes or a range of them; else the graph serves one
+micro-batch alone. What no trace can follow may be named as opaque layers, which run as they are.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from planner.capture.attention import restore_causal_flags
-from planner.capture.batch import LARGE, SMALL, Batch, Pair, example, growing_dims, repeated, uneven
+from planner.capture.batch import Batch, Span, example, growing_dims, held, repeated, uneven
 from planner.capture.describe import NotAffine, describe
 from planner.capture.fake_run import probe
 from planner.capture.functional import functionalise
@@ -31,10 +31,10 @@ from planner.capture.layers import FREE, Grouping, group
 from planner.capture.opaque import Opaque, observe
 from planner.capture.slices import Slicing
 from planner.capture.trace import depends_on_values, refused, trace
-from planner.capture.traced_graph import CannotTrace, Traced, named_leaves
+from planner.capture.traced_graph import CannotTrace, Traced, computes_alike, named_leaves
 from planner.capture.untraceable import refuse_hooks
 from planner.errors import BadInput
-from planner.model import Buffer, ModelGraph, Parameter
+from planner.model import Buffer, ModelGraph, Parameter, served
 from planner.shown import Shown
 from planner.workload import Workload
 
@@ -48,6 +48,9 @@ class Captured(Shown):
 
     graph: ModelGraph
     layout: Slicing
+    left_out: Mapping[int, str] = field(
+        default_factory=dict
+    )  # micro-batches asked for and not served, and why
 
     def ordered(self, names: Sequence[str]) -> Captured:
         """Returns the captured model with its layers in another order.
@@ -61,6 +64,13 @@ class Captured(Shown):
         moved = {x: i if i == FREE else place[i] for x, i in layout.grouping.layer_of.items()}
         grouping = Grouping(names=list(names), layer_of=moved)
         return Captured(graph, Slicing(layout.traced, grouping, layout.probes))
+
+    def without(self, left: Mapping[int, str]) -> Captured:
+        """Returns the captured model with the reasons why it does not serve some micro-batches.
+
+        Args: `left` may have reasons for micro-batches that are served, too.
+        """
+        return replace(self, left_out={m: why for m, why in left.items() if not self.graph.serves(m)})
 
     @property
     def saved(self) -> dict[str, str]:
@@ -104,15 +114,15 @@ def capture(
     batch: Batch | tuple[object, object] | None = None,
     loss: Loss | None = None,
     *,
-    micro: int = 1,
+    micro: int | Sequence[int] = 1,
     opaque: Sequence[str] = (),
 ) -> Captured:
     """Returns a module as layers, traced with its loss.
 
     Args: `batch` and `loss` come with a workload. For a module they are functions as a workload has them; `batch` may
         also be one example (inputs, targets) with the samples along the first dimension of its tensors. `micro` is the
-        only micro-batch that is served where no symbolic one is possible. `opaque` has paths of modules that are taken
-        as layers without a look into them.
+        micro-batch to be served, or several, of which as many as possible are. `opaque` has paths of modules that
+        are taken as layers without a look into them.
     Raises: BadInput with the user's line, where the module cannot be captured.
     Example: capture(nn.Linear(8, 1), lambda n: (torch.rand(n, 8), torch.rand(n, 1)), nn.functional.mse_loss)
     """
@@ -125,51 +135,131 @@ def capture(
         if batch is None or loss is None:
             raise BadInput("a module needs batch and loss", allowed="capture(module, batch, loss)")
     refuse_hooks(module, where, opaque)
-    if not callable(batch):
-        batch = repeated(batch)
-    small, large = example(batch, SMALL, mode), example(batch, LARGE, mode)
-    dims = growing_dims(small, large, where)
-    try:
-        layers = Opaque(module, observe(module, opaque, [small, large]), (SMALL, LARGE))
-        return _described(trace(module, loss, large, dims, LARGE, layers), module)
-    except UNSYMBOLIC as failure:
-        reason = failure
-    _refuse_sizes(module, loss, small, large, where)
-    try:
-        one = example(batch, micro, mode)
-        layers = Opaque(module, observe(module, opaque, [one, one]), (micro, micro))
-        return _described(trace(module, loss, one, None, micro, layers), module)
-    except UNSYMBOLIC as failure:
-        # One sample may be too few where what is really wrong is something else.
-        error = reason if depends_on_values(reason) else failure
-        raise refused(error, where) from error
+    asked = (micro,) if isinstance(micro, int) else tuple(micro)
+    given = _Given(module, repeated(batch) if not callable(batch) else batch, loss, where, mode, opaque)
+    return given.serving(asked, one=not isinstance(micro, int) or micro == 1)
 
 
-def _refuse_sizes(module: nn.Module, loss: Loss, small: Pair, large: Pair, where: str) -> None:
-    """Raises BadInput for sizes of a batch that do not fit together.
+@dataclass(frozen=True)
+class _Given:
+    """What is captured: a module with its batches and loss; `mode` are the fake tensors that it was built on."""
 
-    With one sample such sizes may broadcast, and the model would then compute something else.
-    """
-    odd = uneven(small, large)
-    if not odd:
-        return
-    try:
-        trace(module, loss, large, None, LARGE, Opaque(module, {}, (LARGE, LARGE)))
-    except CannotTrace as failure:
-        error = refused(failure, where)
-        said = f"batch(n): {odd}; {error.what}"
-        raise BadInput(said, where=error.where, allowed="sizes that fit together for every n") from failure
+    module: nn.Module
+    batch: Batch
+    loss: Loss
+    where: str
+    mode: FakeTensorMode | None
+    opaque: Sequence[str]
 
+    def serving(self, micros: Sequence[int], *, one: bool) -> Captured:
+        """Returns the capture that serves most of the micro-batches, with why others are left out.
 
-def _described(traced: Traced, module: nn.Module) -> Captured:
-    trainable = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
-    sizes = (SMALL, LARGE) if traced.symbolic else (traced.micro, traced.micro)
-    functional = _with_loss_layer(functionalise(traced, trainable, sizes[0]))
-    first = probe(functional, sizes[0], trainable)
-    restore_causal_flags(functional, first)
-    second = probe(functional, sizes[1], trainable) if traced.symbolic else first
-    layout = Slicing(functional, group(functional, first), (first, second))
-    return Captured(describe(layout, module), layout)
+        Args: `one` says whether a batch of one is looked at, which an export leaves out.
+        Raises: BadInput where none can be served.
+        """
+        first, reason, instead = Span(), None, ""
+        for span in [first, *(Span(small=m) for m in micros if m > first.large)][:2]:
+            try:
+                traced, span = self._traced(span)
+                why = self._not_one(traced) if one and span.least == 1 else ""
+                found = self._described(traced, span.sizes, replace(span, least=2) if why else span)
+            except UNSYMBOLIC as failure:
+                reason = reason or failure
+                if depends_on_values(failure):
+                    break
+                continue
+            instead = served(found.graph)
+            if any(map(found.graph.serves, micros)):
+                left = dict.fromkeys(micros, f"the model is captured for {instead}")
+                return found.without(left | ({1: why} if why and 1 in left else {}))
+        return self._single(micros, reason, instead)
+
+    def _traced(self, span: Span) -> tuple[Traced, Span]:
+        """Returns a graph that holds for a range of batch sizes, with that range.
+
+        Raises: CannotTrace where there is none.
+        """
+        small, large = (example(self.batch, n, self.mode) for n in span.sizes)
+        dims = growing_dims(small, large, self.where, span)
+        layers = Opaque(self.module, observe(self.module, self.opaque, [small, large]), span.sizes)
+        try:
+            traced = trace(self.module, self.loss, large, dims, span.large, layers)
+        except CannotTrace as failure:
+            smaller = span.within(*held(failure.sizes, small, large, span)) if failure.sizes else None
+            if smaller is None or smaller == span:
+                raise
+            return self._traced(smaller)
+        return traced, span
+
+    def _single(self, micros: Sequence[int], reason: Exception | None, instead: str) -> Captured:
+        """Returns the capture of the first micro-batch for which there is one.
+
+        Args: `reason` is why there is none for several, or `instead` says for which others there is one.
+        Raises: BadInput where there is none at all.
+        """
+        self._refuse_sizes()
+        left: dict[int, str] = {}
+        for micro in micros:
+            try:
+                found = self._described(self._alone(micro), (micro, micro))
+            except UNSYMBOLIC as failure:
+                # One sample may be too few where what is really wrong is something else.
+                error = reason if reason is not None and depends_on_values(reason) else failure
+                left[micro] = refused(failure, self.where).what
+            else:
+                rest = f"the model can be captured for one batch size at a time, and {micro} is"
+                return found.without(dict.fromkeys(micros, rest) | left)
+        said = refused(error, self.where)
+        raise BadInput(said.what, where=said.where, allowed=instead or said.allowed) from error
+
+    def _alone(self, micro: int) -> Traced:
+        one = example(self.batch, micro, self.mode)
+        layers = Opaque(self.module, observe(self.module, self.opaque, [one, one]), (micro, micro))
+        return trace(self.module, self.loss, one, None, micro, layers)
+
+    def _not_one(self, traced: Traced) -> str:
+        """Returns why a graph does not hold for a batch of one sample; empty where it does.
+
+        An export takes it for granted that a batch is none of one: `if len(x) == 1` and `squeeze()` leave no guard.
+        """
+        try:
+            alone = self._alone(1)
+        except CannotTrace as failure:
+            return refused(failure, self.where).what
+        except BadInput as error:
+            return error.what
+        return "" if computes_alike(traced, alone, 1) else "with one sample, forward() runs other operations"
+
+    def _refuse_sizes(self) -> None:
+        """Raises BadInput for sizes of a batch that do not fit together.
+
+        With one sample such sizes may broadcast, and the model would then compute something else.
+        """
+        span = Span()
+        small, large = (example(self.batch, n, self.mode) for n in span.sizes)
+        odd = uneven(small, large, span)
+        if not odd:
+            return
+        try:
+            trace(self.module, self.loss, large, None, span.large, Opaque(self.module, {}, span.sizes))
+        except CannotTrace as failure:
+            error = refused(failure, self.where)
+            said = f"batch(n): {odd}; {error.what}"
+            raise BadInput(
+                said, where=error.where, allowed="sizes that fit together for every n"
+            ) from failure
+
+    def _described(self, traced: Traced, sizes: tuple[int, int], span: Span | None = None) -> Captured:
+        trainable = {name: parameter.requires_grad for name, parameter in self.module.named_parameters()}
+        functional = _with_loss_layer(functionalise(traced, trainable, sizes[0]))
+        first = probe(functional, sizes[0], trainable)
+        restore_causal_flags(functional, first)
+        second = probe(functional, sizes[1], trainable) if traced.symbolic else first
+        layout = Slicing(functional, group(functional, first), (first, second))
+        graph = describe(layout, self.module)
+        if span is not None:
+            graph = replace(graph, least_micro=span.least, most_micro=span.most)
+        return Captured(graph, layout)
 
 
 def _with_loss_layer(traced: Traced) -> Traced:

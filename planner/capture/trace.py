@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
+from planner.capture.batch import symbols
 from planner.capture.export_workarounds import exportable
 from planner.capture.flatten import flatten, unnamed
 from planner.capture.opaque import Opaque
@@ -54,6 +55,7 @@ class _Attributes:
 
     before: Attributes
     after: Attributes
+    sizes: list[torch.SymInt]  # of the batch, where they are symbols
 
 
 class _Whole(nn.Module):
@@ -65,6 +67,7 @@ class _Whole(nn.Module):
 
     def forward(self, inputs: object, targets: object) -> object:
         with watching_switches(self.model), refusing_draws():
+            self.seen.sizes = symbols(inputs, targets)
             self.seen.before = plain_attributes(self.model)
             outputs = call(self.model, inputs)
             self.seen.after = plain_attributes(self.model)
@@ -114,7 +117,8 @@ def _trace(
         try:
             program = torch.export.export(whole, examples, dynamic_shapes=dims, strict=False)  # type: ignore[arg-type]
         except Exception as error:  # the user's module ran in there: it may raise anything
-            raise CannotTrace from error
+            narrow = "Constraints violated" in str(error)
+            raise CannotTrace(whole.seen.sizes if narrow else ()) from error
     traced = flatten(program, module, examples, symbolic=dims is not None, micro=micro)
     restore(traced)
     opaque.restore(traced)

@@ -5,17 +5,14 @@ In goes what `planner.capture` found in a module, or the mapping in a profile fi
 Start reading in `graph.py`; `check.py` refuses files whose tables do not agree.
 """
 
-from planner.model.check import graph_from_dict, inconsistency
+from planner.model.check import alone, dependences, graph_from_dict, inconsistency, misplaced, served
 from planner.model.graph import (
     Buffer,
     Layer,
     ModelGraph,
     Parameter,
     Value,
-    alone,
     crossings,
-    dependences,
-    misplaced,
     stage_of_layers,
 )
 
@@ -31,5 +28,6 @@ __all__ = [
     "graph_from_dict",
     "inconsistency",
     "misplaced",
+    "served",
     "stage_of_layers",
 ]

@@ -31,6 +31,8 @@ class GraphRows:
     parameters: tuple[Parameter, ...]
     buffers: tuple[Buffer, ...]
     operations: tuple[str, ...] = ()
+    least_micro: int = 1
+    most_micro: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from math import prod
 
 from planner.cost import setting_of
 from planner.errors import Violation
-from planner.model import ModelGraph, crossings, misplaced
+from planner.model import ModelGraph, crossings, misplaced, served
 from planner.plan import Hop, Plan, grids_of, layers_of, schedule_of, shared_from
 from planner.profile import Profile
 from planner.schedule import Kind
@@ -81,15 +81,15 @@ def violations(plan: Plan, graph: ModelGraph, profile: Profile | None = None) ->
 
 
 def _micro(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
-    if not graph.symbolic_batch and plan.batch.micro != graph.captured_micro:
-        message = f"is {plan.batch.micro}, but the model was captured for {graph.captured_micro} only"
+    if not graph.serves(plan.batch.micro):
+        message = f"is {plan.batch.micro}, but the model was captured for {served(graph)}"
         yield Violation(rule="batch", where="batch.micro", message=message)
 
 
 def _backwards(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
     """Yields stages that train parameters in no time."""
     done = {(a.stage, a.kind) for order in schedule_of(plan).orders for a in order}
-    trained = {name for parameter in graph.parameters if parameter.trainable for name in parameter.users}
+    trained = {name for parameter in graph.trained for name in parameter.users}
     for index, (stage, times) in enumerate(zip(plan.stages, plan.times, strict=True)):
         halves = times.input_grad_ns + times.weight_grad_ns
         for kind, key, planned in (

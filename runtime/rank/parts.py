@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from planner.capture import Captured, StageModule, StateUse, cut, use_of_states
 from planner.errors import BadPlan
-from planner.model import Buffer, Parameter
+from planner.model import Buffer, Parameter, served
 from planner.plan import Plan, schedule_of
 from planner.schedule import Action, Kind, Schedule
 from runtime import stage as stages
@@ -69,8 +69,8 @@ def check_supported(plan: Plan, captured: Captured) -> None:
         )
     if plan.execution == "compiled" and plan.axes.spatial > 1:
         raise BadPlan("compiled stages of split samples are not executed yet: use execution: eager")
-    if not graph.symbolic_batch and graph.captured_micro != plan.batch.micro:
-        raise BadPlan(f"captured for micro-batches of {graph.captured_micro}, planned are {plan.batch.micro}")
+    if not graph.serves(plan.batch.micro):
+        raise BadPlan(f"the model is captured for {served(graph)}; planned is {plan.batch.micro}")
     sync_batchnorm.check(plan, captured)
     _check_written(plan, captured)
     rows: list[Parameter | Buffer] = [*graph.parameters, *graph.buffers]

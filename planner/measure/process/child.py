@@ -61,8 +61,8 @@ def serve(say: Callable[[Message], None]) -> None:
     workload = load(request.workload, request.arguments)
     bench = bench_of(workload, request, request.device, made(request.split), made(request.spatial))
     graph = bench.captured.graph
-    keys = tuple(bench.keys(request.micros))
-    say(Ready(graph=graph, keys=keys, device=device, versions=versions()))
+    keys = tuple(bench.keys())
+    say(Ready(graph=graph, keys=keys, device=device, versions=versions(), left_out=bench.left_out))
     line = sys.stdin.readline()
     if not line:
         return

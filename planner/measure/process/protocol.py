@@ -41,6 +41,7 @@ class Ready:
     keys: tuple[CostKey, ...]  # of every row that there can be
     device: str
     versions: Mapping[str, str]
+    left_out: tuple[str, ...] = ()  # micro-batches that the model does not serve, in words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
