@@ -164,7 +164,9 @@ def held(found: Sequence[SymInt], small: Pair, large: Pair, span: Span) -> tuple
     Returns: the least and the most; None where there is no most.
     """
     guards, n = _guards(found), span.large
-    lines = dict(zip((size.node.expr for size in found), _lines(small, large, span), strict=False))
+    lines = {
+        x: line for size, line in zip(found, _lines(small, large, span), strict=False) for x in _names(size)
+    }
 
     def holds(batch: int) -> bool:
         at = {symbol: slope * batch + fixed for symbol, (slope, fixed) in lines.items()}
@@ -189,6 +191,11 @@ def _lines(small: Pair, large: Pair, span: Span) -> list[tuple[int, int]]:
     return [(b - a, a - span.small * (b - a)) for a, b in sizes]
 
 
+def _names(size: SymInt) -> list[Any]:
+    """Returns the symbols of a size: its own, and the one that an export has found it to be equal to."""
+    return [x for x in (size.node._expr, size.node.expr) if x.is_Symbol]
+
+
 def _last_good(holds: Callable[[int], bool], good: int, bad: int) -> int:
     while bad - good > 1:
         middle = (good + bad) // 2
@@ -200,7 +207,7 @@ def _guards(found: Sequence[SymInt]) -> list[Any]:  # Any: expressions of sympy,
     """Returns what an export has assumed of the sizes of a batch, which no other symbol takes part in."""
     if not found:
         return []
-    env, own = found[0].node.shape_env, {size.node.expr for size in found if size.node.expr.is_Symbol}
+    env, own = found[0].node.shape_env, {x for size in found for x in _names(size)}
     ranges = [(x, env.var_to_range[x]) for x in own if x in env.var_to_range]
     guards = [guard.expr for guard in env.guards]
     guards += [x <= each.upper for x, each in ranges if each.upper.is_Integer]

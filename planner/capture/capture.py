@@ -33,7 +33,7 @@ from planner.capture.slices import Slicing
 from planner.capture.trace import depends_on_values, refused, trace
 from planner.capture.traced_graph import CannotTrace, Traced, computes_alike, named_leaves
 from planner.capture.untraceable import refuse_hooks
-from planner.errors import BadInput
+from planner.errors import BadInput, during
 from planner.model import Buffer, ModelGraph, Parameter, served
 from planner.shown import Shown
 from planner.workload import Workload
@@ -137,7 +137,8 @@ def capture(
     refuse_hooks(module, where, opaque)
     asked = (micro,) if isinstance(micro, int) else tuple(micro)
     given = _Given(module, repeated(batch) if not callable(batch) else batch, loss, where, mode, opaque)
-    return given.serving(asked, one=not isinstance(micro, int) or micro == 1)
+    with during("capturing the model"):
+        return given.serving(asked, one=not isinstance(micro, int) or micro == 1)
 
 
 @dataclass(frozen=True)
@@ -258,7 +259,7 @@ class _Given:
         layout = Slicing(functional, group(functional, first), (first, second))
         graph = describe(layout, self.module)
         if span is not None:
-            graph = replace(graph, least_micro=span.least, most_micro=span.most)
+            graph = replace(graph, least_micro=span.least, most_micro=span.most or 0)
         return Captured(graph, layout)
 
 

@@ -142,7 +142,7 @@ def _wrong_sizes(graph: ModelGraph) -> Iterator[str]:
             yield f"layer '{layer.name}' has negative operations"
     if graph.captured_micro < 1:
         yield f"captured_micro is {graph.captured_micro}"
-    if graph.least_micro < 1 or (graph.most_micro is not None and graph.most_micro < graph.least_micro):
+    if graph.least_micro < 1 or 0 < graph.most_micro < graph.least_micro or graph.most_micro < 0:
         yield f"least_micro is {graph.least_micro}, most_micro {graph.most_micro}"
 
 
@@ -151,6 +151,6 @@ def served(graph: ModelGraph) -> str:
     least, most = graph.least_micro, graph.most_micro
     if not graph.symbolic_batch:
         return f"micro-batch {graph.captured_micro} only"
-    if most is None:
+    if not most:
         return "any micro-batch" if least == 1 else f"micro-batches of {least} or more"
     return f"micro-batches of {least} to {most}"

@@ -134,7 +134,7 @@ class ModelGraph(Shown):
     symbolic_batch: bool  # one capture serves every micro-batch
     captured_micro: int  # the micro-batch that was captured when the batch is not symbolic
     least_micro: int = 1  # the range of micro-batches that a symbolic batch serves
-    most_micro: int | None = None
+    most_micro: int = 0  # 0: all larger ones
     operations: tuple[str, ...] = ()  # of models that slide over space, as `planner.spatial` writes them
     captured_order: tuple[str, ...] = ()  # names of the layers as captured, where that is another
 
@@ -189,7 +189,7 @@ class ModelGraph(Shown):
         """Returns whether the captured model holds for micro-batches of so many samples."""
         if not self.symbolic_batch:
             return micro == self.captured_micro
-        return self.least_micro <= micro and (self.most_micro is None or micro <= self.most_micro)
+        return self.least_micro <= micro and (not self.most_micro or micro <= self.most_micro)
 
     def ordered(self, names: Sequence[str]) -> ModelGraph:
         """Returns the model with its layers in another order.
@@ -219,7 +219,7 @@ class ModelGraph(Shown):
         tables: dict[str, object] = {name: [_row(row) for row in getattr(self, name)] for name in names}
         if self.operations:
             tables["operations"] = list(self.operations)
-        limits = {"least_micro": (self.least_micro, 1), "most_micro": (self.most_micro, None)}
+        limits = {"least_micro": (self.least_micro, 1), "most_micro": (self.most_micro, 0)}
         tables |= {name: value for name, (value, usual) in limits.items() if value != usual}
         return tables | {
             "loss_kind": self.loss_kind,

@@ -32,7 +32,7 @@ class GraphRows:
     buffers: tuple[Buffer, ...]
     operations: tuple[str, ...] = ()
     least_micro: int = 1
-    most_micro: int | None = None
+    most_micro: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TextIO
 
-from planner.errors import BadInput, ShardwrightError
+from planner.errors import BadInput, ShardwrightError, causes
 
 MOST_RARELY_S = 300.0  # between two words of what takes long
 
@@ -82,11 +82,12 @@ def report_error(error: ShardwrightError, *, as_json: bool) -> int:
 
     Returns: the exit status of the command.
     """
+    because = causes(error)
     if as_json:
-        print(
-            json.dumps({"error": {"kind": type(error).__name__, "message": str(error)}}), file=_ANSWERS.get()
-        )
-    print(f"error: {error}", file=sys.stderr)
+        told: dict[str, object] = {"kind": type(error).__name__, "message": str(error)}
+        told |= {"causes": because} if because else {}
+        print(json.dumps({"error": told}), file=_ANSWERS.get())
+    print("\n  caused by ".join([f"error: {error}", *because]), file=sys.stderr)
     return error.status
 
 

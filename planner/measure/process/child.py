@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from planner.errors import BadInput
+from planner.errors import BadInput, Unexpected
 from planner.measure.process.protocol import (
     MeasureRequest,
     Message,
@@ -30,7 +30,11 @@ def main() -> None:
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
+    ready = False
+
     def say(message: Message) -> None:
+        nonlocal ready
+        ready = ready or isinstance(message, Ready)
         lines.write(encode(message) + "\n")
 
     try:
@@ -38,6 +42,12 @@ def main() -> None:
     except BadInput as error:
         say(Refused(what=error.what, where=error.where, allowed=error.allowed))
         sys.exit(error.status)
+    except Exception as error:
+        if ready:  # a row has failed, and the process that waits knows which
+            raise
+        found = Unexpected.of(error)
+        say(Refused(what=str(found), where="", allowed="", trace=found.trace))
+        sys.exit(found.status)
 
 
 def serve(say: Callable[[Message], None]) -> None:

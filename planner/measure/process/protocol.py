@@ -94,6 +94,7 @@ class Refused:
     what: str
     where: str
     allowed: str
+    trace: str = ""  # of an error that nobody foresaw
 
 
 RowEvent = Begun | MeasureProgress | Done | Failed

@@ -53,16 +53,16 @@ def normalised(self: Sized, x: Tensor) -> Tensor:
     ("forward", "asked", "least", "most"),
     [
         (contiguous_from_64, (1, 2, 4), 1, 63),
-        (contiguous_from_64, (64, 128), 64, None),
+        (contiguous_from_64, (64, 128), 64, 0),
         (special_at_ten, (1, 4), 1, 9),
-        (at_least_ten, (16, 32), 10, None),
-        (doubled_alone, (1, 2), 2, None),
-        (normalised, (1, 2), 2, None),
-        (lambda self, x: self.layer(x), (1, 2), 1, None),
+        (at_least_ten, (16, 32), 10, 0),
+        (doubled_alone, (1, 2), 2, 0),
+        (normalised, (1, 2), 2, 0),
+        (lambda self, x: self.layer(x), (1, 2), 1, 0),
     ],
 )
 def test_a_model_is_captured_for_the_range_of_batches_that_its_branches_leave(
-    forward: Callable[..., Tensor], asked: tuple[int, ...], least: int, most: int | None
+    forward: Callable[..., Tensor], asked: tuple[int, ...], least: int, most: int
 ) -> None:
     graph = capture(Sized(forward), batch, F.mse_loss, micro=asked).graph
     assert graph.symbolic_batch
