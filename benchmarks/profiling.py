@@ -154,7 +154,7 @@ class Whole:
 
 def layers_and_whole(workload: Workload, micro: int, rounds: int) -> list[tuple[Cell, ...]]:
     captured = capture(workload)
-    bench = Bench(batch_of=workload.batch, captured=captured, execution="eager", way=Way())
+    bench = Bench(batch_of=workload.batch, captured=captured, micros=(micro,), execution="eager", way=Way())
     batch, situations = bench.batch(micro), bench.situations(micro)
     specimens = [real_specimen(captured, x, batch, bench.way) for x in situations]
     samples = [Samples() for _ in specimens]

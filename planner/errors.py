@@ -4,6 +4,7 @@ ShardwrightError
 ├── BadInput      2  a file, key, name or value that cannot be read as what it should be
 ├── Infeasible    3  nothing fits; says what is missing, and where
 ├── BadPlan       4  a well-formed plan that violates the problem statement
+├── Unexpected    1  anything that nobody foresaw: an error of shardwright, or of a library
 └── Interrupted 130  by Ctrl-C
 
 `Violation` is one thing that is wrong with a well-formed plan; a BadPlan lists all of them.
@@ -11,6 +12,9 @@ ShardwrightError
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -42,6 +46,50 @@ class BadPlan(ShardwrightError):
     """A plan that violates the problem statement, or that is for another model."""
 
     status = 4
+
+
+class Unexpected(ShardwrightError):
+    """An error that nobody foresaw; `trace` is its traceback, which a command writes to a file."""
+
+    def __init__(self, what: str, trace: str) -> None:
+        super().__init__(what)
+        self.trace = trace
+
+    @classmethod
+    def of(cls, error: BaseException) -> Unexpected:
+        """Returns any error as one of ours, with the steps in hand that `during` noted."""
+        steps = "".join(f", {note}" for note in getattr(error, "__notes__", ())[:1])
+        frame = traceback.extract_tb(error.__traceback__)[-1:]
+        place = f" at {frame[0].filename}:{frame[0].lineno}" if frame else ""
+        first = str(error).strip().partition("\n")[0]
+        said = f"unexpected {type(error).__name__}{steps}: {first:.300}{place}"
+        return cls(said, "".join(traceback.format_exception(error)))
+
+
+@contextmanager
+def during(step: str) -> Iterator[None]:
+    """Notes the step in hand on any error but ours, while it is entered.
+
+    Args: `step` continues the word "while".
+    """
+    try:
+        yield
+    except ShardwrightError:
+        raise
+    except Exception as error:
+        error.add_note(f"while {step}")
+        raise
+
+
+def causes(error: BaseException) -> list[str]:
+    """Returns what caused an error, a line each, as far as the error does not say it itself."""
+    said, found = str(error), []
+    while error.__cause__ is not None:
+        error = error.__cause__
+        first = str(error).strip().partition("\n")[0]
+        if first and first not in said:
+            found.append(f"{type(error).__name__}: {first:.300}")
+    return found
 
 
 class Interrupted(ShardwrightError):

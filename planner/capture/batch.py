@@ -1,12 +1,13 @@
-"""Makes example batches, and finds which of their sizes grow with the batch."""
+"""Makes example batches, and finds which of their sizes grow with the batch, and for which batches a trace holds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import SymInt, Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
@@ -15,7 +16,31 @@ from planner.errors import BadInput
 
 Pair = tuple[object, object]  # (inputs, targets)
 Batch = Callable[[int], Pair]
-SMALL, LARGE = 2, 3  # two batch sizes tell how every size depends on the batch
+SMALL = 2
+MOST = 2**40  # a trace that holds for this batch holds for all larger ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A range of batch sizes, and two of them that tell how every size depends on the batch."""
+
+    small: int = SMALL
+    least: int = 1
+    most: int | None = None
+
+    @property
+    def large(self) -> int:
+        return self.small + 1
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return self.small, self.large
+
+    def within(self, least: int, most: int | None) -> Span | None:
+        """Returns the span of a smaller range; None where that has no two sizes to tell from."""
+        small = max(SMALL, min(self.small, (most or self.large) - 1), least)
+        fits = most is None or small < most
+        return Span(small=small, least=least, most=most) if fits else None
 
 
 def example(batch: Batch, n: int, mode: FakeTensorMode | None) -> Pair:
@@ -70,42 +95,43 @@ def repeated(pair: Pair) -> Batch:
     return batch
 
 
-def uneven(small: Pair, large: Pair) -> str:
+def uneven(small: Pair, large: Pair, span: Span) -> str:
     """Returns the first size that is neither fixed nor the batch's, in words; empty where there is none.
 
-    Args: `small` and `large` are batches of `SMALL` and `LARGE` samples.
+    Args: `small` and `large` are batches of the two sizes of `span`.
     """
     rows = [*named_leaves("input", small[0]), *named_leaves("target", small[1])]
     for (name, low), high in zip(rows, pytree.tree_leaves(large), strict=True):
         if isinstance(low, Tensor) and isinstance(high, Tensor):
             for dim, (a, b) in enumerate(zip(low.shape, high.shape, strict=True)):
-                if a != b and (a, b) != (SMALL, LARGE):
-                    return f"dim {dim} of {name} is {a} for n={SMALL} and {b} for n={LARGE}"
+                if a != b and (a, b) != span.sizes:
+                    return f"dim {dim} of {name} is {a} for n={span.small} and {b} for n={span.large}"
     return ""
 
 
-def growing_dims(small: Pair, large: Pair, where: str) -> object:
+def growing_dims(small: Pair, large: Pair, where: str, span: Span) -> object:
     """Returns the dynamic shapes of a batch for the export: every size that grows, in terms of one symbol.
 
-    Args: `small` and `large` are batches of `SMALL` and `LARGE` samples; `where` names the workload in errors.
+    Args: `small` and `large` are batches of the two sizes of `span`; `where` names the workload in errors.
     Raises: BadInput where the two differ in more than sizes, or do not differ.
     """
     if pytree.tree_structure(small) != pytree.tree_structure(large):
         raise BadInput("batch(n) gives another nesting for another n", where=where)
-    symbol = torch.export.Dim("batch", min=1)
+    symbol = torch.export.Dim("batch", min=span.least, max=span.most)
     leaves = zip(
         [*named_leaves("input", small[0]), *named_leaves("target", small[1])],
         pytree.tree_leaves(large),
         strict=True,
     )
-    sizes = [_growing(name, low, high, symbol, where) for (name, low), high in leaves]
+    sizes = [_growing(name, low, high, symbol, where, span) for (name, low), high in leaves]
     if not any(sizes):
-        raise BadInput("batch(n) gives the same shapes for n=2 and n=3", where=where, allowed="n samples")
+        said = f"batch(n) gives the same shapes for n={span.small} and n={span.large}"
+        raise BadInput(said, where=where, allowed="n samples")
     return pytree.tree_unflatten(sizes, pytree.tree_structure(small))
 
 
 def _growing(
-    name: str, low: object, high: object, symbol: torch.export.Dim, where: str
+    name: str, low: object, high: object, symbol: torch.export.Dim, where: str, span: Span
 ) -> dict[int, object] | None:
     if not isinstance(low, Tensor) or not isinstance(high, Tensor):
         return None
@@ -113,10 +139,77 @@ def _growing(
         raise BadInput(f"batch(n) gives another kind of tensor for another n: {name}", where=where)
     sizes: dict[int, object] = {}
     for dim, (a, b) in enumerate(zip(low.shape, high.shape, strict=True)):
-        slope, fixed = b - a, a - SMALL * (b - a)
+        slope, fixed = b - a, a - span.small * (b - a)
         if slope < 0 or fixed < 0:
-            raise BadInput(f"batch(n): dim {dim} of {name} is {a} for n=2 and {b} for n=3", where=where)
+            said = f"batch(n): dim {dim} of {name} is {a} for n={span.small} and {b} for n={span.large}"
+            raise BadInput(said, where=where)
         if slope:
             multiple = symbol if slope == 1 else slope * symbol
             sizes[dim] = multiple + fixed if fixed else multiple
     return sizes
+
+
+def symbols(*trees: object) -> list[SymInt]:
+    """Returns the sizes of the tensors in a batch that an export knows as symbols, in order."""
+    sizes: list[object] = []
+    for leaf in pytree.tree_leaves(trees):
+        sizes += leaf.shape if isinstance(leaf, Tensor) else ()
+    return [size for size in sizes if isinstance(size, SymInt)]
+
+
+def held(found: Sequence[SymInt], small: Pair, large: Pair, span: Span) -> tuple[int, int | None]:
+    """Returns the range of batch sizes for which all guards of an export hold.
+
+    Args: `found` are the symbols of `large`; it and `small` are batches of the two sizes of `span`.
+    Returns: the least and the most; None where there is no most.
+    """
+    guards, n = _guards(found), span.large
+    lines = {
+        x: line for size, line in zip(found, _lines(small, large, span), strict=False) for x in _names(size)
+    }
+
+    def holds(batch: int) -> bool:
+        at = {symbol: slope * batch + fixed for symbol, (slope, fixed) in lines.items()}
+        return all(bool(guard.subs(at)) for guard in guards)
+
+    least = next((each + 1 for each in range(n - 1, 0, -1) if not holds(each)), 1)
+    numbers = {int(x) for guard in guards for x in guard.atoms() if x.is_Integer and n < x < MOST}
+    points = sorted({2**i for i in range(41)} | {y for x in numbers for y in (x - 1, x, x + 1)})
+    good = n
+    for point in (point for point in points if point > n):
+        if not holds(point):
+            return least, _last_good(holds, good, point)
+        good = point
+    return least, None
+
+
+def _lines(small: Pair, large: Pair, span: Span) -> list[tuple[int, int]]:
+    """Returns (slope, fixed) of every size that grows with the batch, in order."""
+    pairs = zip(pytree.tree_leaves(small), pytree.tree_leaves(large), strict=True)
+    tensors = [(a, b) for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor)]
+    sizes = [(a, b) for low, high in tensors for a, b in zip(low.shape, high.shape, strict=True) if a != b]
+    return [(b - a, a - span.small * (b - a)) for a, b in sizes]
+
+
+def _names(size: SymInt) -> list[Any]:
+    """Returns the symbols of a size: its own, and the one that an export has found it to be equal to."""
+    return [x for x in (size.node._expr, size.node.expr) if x.is_Symbol]
+
+
+def _last_good(holds: Callable[[int], bool], good: int, bad: int) -> int:
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if holds(middle) else (good, middle)
+    return good
+
+
+def _guards(found: Sequence[SymInt]) -> list[Any]:  # Any: expressions of sympy, which has no types
+    """Returns what an export has assumed of the sizes of a batch, which no other symbol takes part in."""
+    if not found:
+        return []
+    env, own = found[0].node.shape_env, {x for size in found for x in _names(size)}
+    ranges = [(x, env.var_to_range[x]) for x in own if x in env.var_to_range]
+    guards = [guard.expr for guard in env.guards]
+    guards += [x <= each.upper for x, each in ranges if each.upper.is_Integer]
+    guards += [x >= each.lower for x, each in ranges if each.lower > SMALL]  # an export leaves out 1
+    return [guard for guard in dict.fromkeys(guards) if guard.free_symbols and guard.free_symbols <= own]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -27,7 +27,6 @@ class Origin:
     build: Callable[[], tuple[FakeTensorMode | None, nn.Module]]
     batch: Batch
     loss: Loss
-    micro: int
     opaque: Sequence[str]
 
 
@@ -57,6 +56,9 @@ class Captured(Shown):
     graph: ModelGraph
     layout: Slicing
     origin: Origin | Recorded
+    left_out: Mapping[int, str] = field(
+        default_factory=dict
+    )  # micro-batches asked for and not served, and why
 
     def ordered(self, names: Sequence[str]) -> Captured:
         """Returns the captured model with its layers in another order.
@@ -70,6 +72,13 @@ class Captured(Shown):
         moved = {x: i if i == FREE else place[i] for x, i in layout.grouping.layer_of.items()}
         grouping = Grouping(names=list(names), layer_of=moved)
         return Captured(graph, Slicing(layout.traced, grouping, layout.probes), self.origin)
+
+    def without(self, left: Mapping[int, str]) -> Captured:
+        """Returns the captured model with the reasons why it does not serve some micro-batches.
+
+        Args: `left` may have reasons for micro-batches that are served, too.
+        """
+        return replace(self, left_out={m: why for m, why in left.items() if not self.graph.serves(m)})
 
     @property
     def saved(self) -> dict[str, str]:

@@ -24,7 +24,8 @@ from torch import fx, nn
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
-from planner.capture.capture import probed, traced_with
+from planner.capture.batch import Span
+from planner.capture.capture import Sizes, Tracing, probed
 from planner.capture.captured import Captured, Recorded
 from planner.capture.describe import describe
 from planner.capture.fake_run import Probe
@@ -52,21 +53,24 @@ def evaluation_of(captured: Captured, micro: int) -> Captured:
     if isinstance(captured.origin, Recorded):
         return captured.origin.evaluated_as(captured)
 
-    def read(traced: Traced, module: nn.Module) -> tuple[ModelGraph, Slicing]:
-        functional, probes = probed(_without_writes(_renamed(traced)), module)
+    def read(traced: Traced, module: nn.Module, sizes: Sizes) -> tuple[ModelGraph, Slicing]:
+        functional, probes = probed(_without_writes(_renamed(traced)), module, sizes)
         layout = _placed(captured, functional, probes)
         return describe(layout, module, training=False), layout
 
-    origin = replace(captured.origin, micro=micro)
+    graph = captured.graph
+    span = Span(small=captured.layout.probes[0].n, least=graph.least_micro, most=graph.most_micro or None)
+    several = graph.symbolic_batch and micro > 1  # an export takes it for granted that a batch is none of one
     try:
         with _undisturbed():
-            graph, layout = traced_with(origin, read, training=False)
+            tracing = Tracing.of(captured.origin, training=False)
+            graph, layout = tracing.read(span if several else None, micro, read)
         if graph.loss_kind != captured.graph.loss_kind:
             raise BadInput("loss() gives another number of tensors than in training", where="loss")
     except BadInput as error:
         said = f"in evaluation mode: {error.what}"
         raise BadInput(said, where=error.where, allowed=error.allowed) from error
-    return Captured(graph, layout, origin)
+    return Captured(graph, layout, captured.origin)
 
 
 def drawing_order(captured: Captured) -> dict[fx.Node, int]:

@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-from planner.capture.traced_graph import Context, Like, Traced, line_of
+from planner.capture.traced_graph import Context, Like, Traced, concrete, line_of
 from planner.errors import BadInput
 
 
@@ -120,25 +120,18 @@ def entered(context: Context) -> Iterator[None]:
         yield
 
 
-def concrete(size: object, n: int) -> int:
-    """Returns a size of the export at a batch of `n`.
-
-    Args: `size` is a number, or an expression of the one symbol that there is.
-    """
-    if isinstance(size, torch.SymInt):
-        expression = size.node.expr
-        return int(expression.subs(dict.fromkeys(expression.free_symbols, n)))
-    assert isinstance(size, int)
-    return size
-
-
 def _empty(like: Tensor | Like, n: int) -> Tensor:
     if isinstance(like, Like):
         shape, stride = ([fixed + n * slope for fixed, slope in sizes] for sizes in (like.shape, like.steps))
         return torch.empty_strided(shape, stride, dtype=like.dtype)
-    shape = [concrete(size, n) for size in like.shape]
-    stride = [concrete(step, n) for step in like.stride()]
+    shape, stride = ([_whole(size, n) for size in sizes] for sizes in (like.shape, like.stride()))
     return torch.empty_strided(shape, stride, dtype=like.dtype, device=like.device)
+
+
+def _whole(size: object, n: int) -> int:
+    found = concrete(size, n)
+    assert isinstance(found, int)
+    return found
 
 
 def unknown(value: object) -> bool:

@@ -18,6 +18,7 @@ from torch import nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from planner.capture.batch import symbols
 from planner.capture.export_workarounds import cure_of, exportable
 from planner.capture.flatten import flatten, unnamed
 from planner.capture.left_behind import Reachable
@@ -59,6 +60,7 @@ class _Attributes:
     before: Attributes
     after: Attributes
     assigned: dict[str, bool]  # whether the value that a buffer or attribute was assigned has a gradient
+    sizes: list[torch.SymInt]  # of the batch, where they are symbols
 
 
 class _Whole(nn.Module):
@@ -70,6 +72,7 @@ class _Whole(nn.Module):
 
     def forward(self, inputs: object, targets: object) -> object:
         with watching_switches(self.model), refusing_draws():
+            self.seen.sizes = symbols(inputs, targets)
             self.seen.before, held = plain_attributes(self.model), held_tensors(self.model)
             outputs = call(self.model, inputs)
             self.seen.after = plain_attributes(self.model)
@@ -126,7 +129,8 @@ def _trace(
         with _mode(whole, training), exportable(module) as restore, opaque, refusing_hooks(), _quiet():
             program = torch.export.export(whole, examples, dynamic_shapes=dims, strict=False)  # type: ignore[arg-type]
     except Exception as error:  # the user's module ran in there: it may raise anything
-        raise CannotTrace from error
+        narrow = "Constraints violated" in str(error)
+        raise CannotTrace(whole.seen.sizes if narrow else ()) from error
     finally:
         kept.undo()
     assigned = whole.seen.assigned

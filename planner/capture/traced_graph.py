@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -53,7 +54,14 @@ class Traced:
 
 
 class CannotTrace(Exception):
-    """The user's module, or its export, raised what is the cause of this."""
+    """The user's module, or its export, raised what is the cause of this.
+
+    `sizes` are the sizes of the batch as symbols, where the export holds for a smaller range of them than was asked.
+    """
+
+    def __init__(self, sizes: Sequence[torch.SymInt] = ()) -> None:
+        super().__init__()
+        self.sizes = sizes
 
 
 def call(module: nn.Module, inputs: object) -> object:
@@ -89,3 +97,66 @@ def line_of(node: fx.Node) -> str:
     other = [f"{file}:{line}" for file, line in frames if not file.startswith((ours, "<"))]
     own = [place for place in other if "site-packages" not in place]
     return own[-1] if own else ""
+
+
+def concrete(number: object, n: int) -> object:
+    """Returns a number of the export at a batch of `n`.
+
+    Args: `number` is anything; a symbolic one is an expression of the one symbol that there is.
+    """
+    if not isinstance(number, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return number
+    expression = number.node.expr
+    found = expression.subs(dict.fromkeys(expression.free_symbols, n))
+    kind = int if isinstance(number, torch.SymInt) else float if isinstance(number, torch.SymFloat) else bool
+    return kind(found)
+
+
+def computes_alike(one: Traced, other: Traced, n: int) -> bool:
+    """Returns whether two graphs compute the same of a batch of `n`, by their operations and arguments.
+
+    Args: the order counts of operations that draw numbers or write; what nothing reads does not count.
+    """
+    return _expressions(one, n) == _expressions(other, n)
+
+
+def _expressions(traced: Traced, n: int) -> list[str]:
+    """Returns the outputs as hashes of the expressions that make them, and every operation with an effect."""
+    place: dict[fx.Node, object] = {}
+    effects = []
+    for i, node in enumerate(traced.graph.nodes):
+        value = node.meta.get("val")
+        if node.op == "placeholder":
+            place[node] = f"%{i}"
+        elif not any(isinstance(part, torch.Tensor) for part in pytree.tree_leaves(value)):
+            place[node] = concrete(value, n)
+        elif _gives_its_argument(node, n):
+            place[node] = place[node.all_input_nodes[0]]
+        else:
+            given = pytree.tree_map(
+                lambda x: place.get(x, x) if isinstance(x, fx.Node) else x, [node.args, node.kwargs]
+            )
+            name = getattr(node.target, "__name__", str(node.target))
+            line = f"{name} {given} {node.meta.get('context')}"
+            place[node] = hashlib.sha256(line.encode()).hexdigest()
+            if _has_effect(node):
+                effects.append(str(place[node]))
+    return [*effects, *(str(place[node]) for node in traced.outputs)]
+
+
+def _gives_its_argument(node: fx.Node, n: int) -> bool:
+    """Returns whether an operation is a view of all of its argument, which an export writes in several ways."""
+    if node.target is torch.ops.aten.alias.default:
+        return True
+    if node.target is not torch.ops.aten.slice.Tensor or node.args[4:] not in ((), (1,)):
+        return False
+    given = node.args[0]
+    assert isinstance(given, fx.Node)
+    before, after = ([concrete(size, n) for size in x.meta["val"].shape] for x in (given, node))
+    return before == after
+
+
+def _has_effect(node: fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return getattr(node.target, "__module__", "") != "_operator"
+    return node.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags

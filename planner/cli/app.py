@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import sys
+import tempfile
+import traceback
 from collections.abc import Callable, MutableMapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import MISSING, dataclass, fields
 from importlib import metadata
 from itertools import takewhile
@@ -13,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, cast, get_t
 
 import typer
 
-from planner.errors import BadInput, Interrupted, ShardwrightError
+from planner.errors import BadInput, Interrupted, ShardwrightError, Unexpected
 from planner.terminal import answers_alone, report_error
 
 if TYPE_CHECKING:
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
     from planner.calibrate import Observation
     from planner.measure import BackwardSplit, SpatialSplit
+    from planner.profile import Profile
     from planner.simulate import RunRecord
 
 
@@ -37,6 +41,20 @@ class ProfileElsewhere(Protocol):
         sbatch: Sequence[str],
         note: Callable[[str], None],
     ) -> list[Path]: ...
+
+
+class Measure(Protocol):
+    def __call__(
+        self,
+        workload: str,
+        settings: dict[str, str],
+        *,
+        device: str,
+        micros: tuple[int, ...],
+        precision: str,
+        execution: str,
+        grids: tuple[tuple[int, ...], ...],
+    ) -> Profile: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +79,7 @@ PlanFile = Annotated[Path, typer.Argument(help="a plan.yaml", metavar="PLAN")]
 RunFolder = Annotated[Path, typer.Argument(help="a folder that launch made", metavar="RUN")]
 
 NAME = "shardwright"
+DEBUG = "--debug"  # of every command, wherever it stands
 WORDS = ("plan", "launch")  # commands that are programs of their own too
 COMPLETION = ("--install-completion", "--show-completion")
 Options = TypeVar("Options", bound="DataclassInstance")
@@ -114,6 +133,7 @@ def app(about: str) -> typer.Typer:
         version: Annotated[
             bool, typer.Option("--version", help="print it", is_eager=True, callback=_version)
         ] = False,
+        debug: Annotated[bool, typer.Option(DEBUG, help="print the traceback of an error")] = False,
     ) -> None:
         pass
 
@@ -133,10 +153,12 @@ def answer(made: Callable[[], typer.Typer], arguments: Sequence[str]) -> int:
     Returns: the exit status.
     """
     own = list(takewhile("--".__ne__, arguments))  # after it: a script's
+    debug = DEBUG in own
+    arguments = [*filter(DEBUG.__ne__, own), *arguments[len(own) :]]
     as_json = "--json" in own
     with answers_alone() if as_json and not {"--help", "-h"}.intersection(own) else nullcontext():
         programs = (NAME, *WORDS) if own and own[0] in COMPLETION else (NAME,)
-        return max(_answer(made, arguments, program, as_json=as_json) for program in programs)
+        return max(_answer(made, arguments, program, as_json=as_json, debug=debug) for program in programs)
 
 
 def completing(word: str, environment: MutableMapping[str, str]) -> None:
@@ -152,27 +174,62 @@ def completing(word: str, environment: MutableMapping[str, str]) -> None:
         environment["_TYPER_COMPLETE_ARGS"] = f"{NAME} {environment['_TYPER_COMPLETE_ARGS']}"
 
 
-def _answer(made: Callable[[], typer.Typer], arguments: Sequence[str], program: str, *, as_json: bool) -> int:
+def _answer(
+    made: Callable[[], typer.Typer], arguments: Sequence[str], program: str, *, as_json: bool, debug: bool
+) -> int:
     # Typer's own, or that of click, as its version has it.
     WrongUsage: type[Exception] = typer.BadParameter.__mro__[1]
     try:
         status = made()(list(arguments) or ["--help"], prog_name=program, standalone_mode=False)
+    except Unexpected as error:
+        return _unexpected(error, as_json=as_json, debug=debug)
     except ShardwrightError as error:
+        if debug:
+            traceback.print_exc()
         return report_error(error, as_json=as_json)
     except WrongUsage as error:
         return report_error(_wrong_usage(cast(typer.BadParameter, error)), as_json=as_json)
     except OSError as error:
         if error.filename is None:
-            raise
+            return _unexpected(Unexpected.of(error), as_json=as_json, debug=debug)
         unusable = BadInput(f"cannot be used: {error.strerror}", where=str(error.filename))
         return report_error(unusable, as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
         return report_error(Interrupted("interrupted"), as_json=as_json)
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
+    except (
+        Exception
+    ) as error:  # of a library, of the user's code, or ours: a message and a file, never a traceback
+        return _unexpected(Unexpected.of(error), as_json=as_json, debug=debug)
     if status == Interrupted.status:  # Typer's answer to Ctrl-C
         return report_error(Interrupted("interrupted"), as_json=as_json)
     return status or (0 if arguments else BadInput.status)
+
+
+def _unexpected(error: Unexpected, *, as_json: bool, debug: bool) -> int:
+    """Reports an error that nobody foresaw, with its traceback in a file or, for `--debug`, on standard error."""
+    if debug:
+        print(error.trace, file=sys.stderr)
+        return report_error(error, as_json=as_json)
+    where = _kept(error.trace)
+    told = (
+        f"{error}\nThe traceback is in {where}; --debug prints it"
+        if where
+        else f"{error}\n--debug prints more"
+    )
+    return report_error(Unexpected(told, error.trace), as_json=as_json)
+
+
+def _kept(trace: str) -> str:
+    """Writes a traceback to a new file here, or in the folder for temporary files; empty where neither takes it."""
+    for folder in (".", None):
+        with suppress(OSError):
+            number, name = tempfile.mkstemp(".txt", "shardwright-error-", folder)
+            with open(number, "w", encoding="utf-8") as file:
+                file.write(trace)
+            return str(Path(name))
+    return ""
 
 
 def _wrong_usage(error: typer.BadParameter) -> BadInput:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from planner import files, terminal
 from planner.cli import calibrate
-from planner.cli.app import Force, Json, Set, add_command
+from planner.cli.app import Force, Json, Measure, Set, add_command
 from planner.errors import BadInput
 
 if TYPE_CHECKING:
     from planner.cluster import Cluster
-    from planner.milp import Question
+    from planner.milp import Pins, Question
     from planner.plan import Plan
     from planner.profile import Profile
 
@@ -24,12 +24,6 @@ EXAMPLE = (
     "shardwright plan gpt2 --cluster plans/clusters/one-node.yaml --batch 64 -o gpt2-plan.yaml. "
     "With --frontier, --devices 8,16,32 or --batch auto the output is a folder of plans, and a table."
 )
-
-
-class Measure(Protocol):
-    def __call__(
-        self, workload: str, settings: dict[str, str], *, device: str, micros: tuple[int, ...], precision: str
-    ) -> Profile: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,10 +116,10 @@ def plan(given: PlanOptions, measure: Measure, observe: calibrate.Observe) -> No
     )
     fixed = _fixed(parse_settings(given.fix or [], "--fix"), goal)
     # Before anything is measured: what means nothing, and what cannot be written.
-    pins(fixed, given.families)
+    pinned = pins(fixed, given.families)
     if given.workload is not None:
         given.place(given.workload, goal)
-    costs = _costs(given, measure, machines, goal)
+    costs = _costs(given, measure, machines, goal, pinned)
     if costs.device not in {group.device for group in machines.nodes}:
         given.out.note(_other_device(costs.device, machines))
     question = Question(
@@ -142,12 +136,12 @@ def plan(given: PlanOptions, measure: Measure, observe: calibrate.Observe) -> No
         answer(question, goal, given)
 
 
-def _costs(given: PlanOptions, measure: Measure, machines: Cluster, goal: Goal) -> Profile:
+def _costs(given: PlanOptions, measure: Measure, machines: Cluster, goal: Goal, pinned: Pins) -> Profile:
     from planner.workload import parse_settings
 
     settings = parse_settings(given.set_ or [])
     if given.profile is None:
-        return _measured(measure, given.workload, settings, machines, goal, given.precision or "fp32")
+        return _measured(given, measure, settings, machines, goal, pinned)
     costs = _loaded(given.profile, given.workload)
     if settings:
         raise BadInput("--set is for profiling, and a profile is given", where="--set", allowed="one of them")
@@ -191,23 +185,29 @@ def _loaded(path: Path, workload: str | None) -> Profile:
 
 
 def _measured(
+    given: PlanOptions,
     measure: Measure,
-    workload: str | None,
     settings: dict[str, str],
     machines: Cluster,
     goal: Goal,
-    precision: str,
+    pinned: Pins,
 ) -> Profile:
-    if workload is None:
+    """Returns the profile of what is asked for: what is pinned is what is measured."""
+    from planner.milp import grids_of, refuse_impossible
+
+    if given.workload is None:
         raise BadInput("neither a workload nor --profile is given", allowed="one of them")
-    device = machines.nodes[0].device
-    most = max(goal.batches, default=8)
+    refuse_impossible(pinned, machines, goal.batches)
+    device, most = machines.nodes[0].device, max(goal.batches, default=8)
+    powers = tuple(2**i for i in range(4) if 2**i <= most)
     return measure(
-        workload,
+        given.workload,
         settings,
         device="cpu" if device == "cpu" else f"roofline:{device}",
-        micros=tuple(2**i for i in range(4) if 2**i <= most),
-        precision=precision,
+        micros=powers if pinned.micro is None else (pinned.micro,),
+        precision=given.precision or "fp32",
+        execution=given.execution or "eager",
+        grids=grids_of(pinned),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ import typer
 from planner import files, terminal
 from planner.cli import plan
 from planner.cli import report as reporting
-from planner.cli.app import Force, Json, Out, Set, Tools, add_command
+from planner.cli.app import Force, Json, Measure, Out, Set, Tools, add_command
 from planner.cli.inspect import _show_command, simulate, verify
 from planner.errors import BadInput
 
@@ -132,6 +133,7 @@ def measured(
     micros: tuple[int, ...],
     precision: str,
     tools: Tools,
+    execution: str = "eager",
     grids: tuple[tuple[int, ...], ...] = (),
     journal: Path | None = None,
 ) -> Profile:
@@ -143,6 +145,7 @@ def measured(
         device=device,
         micros=micros,
         precision=precision,
+        execution=execution,
         split=tools.backward_split(),
         spatial=tools.spatial_split() if grids else None,
         grids=grids,
@@ -150,10 +153,5 @@ def measured(
     )
 
 
-def _measure_with(tools: Tools) -> plan.Measure:
-    def measure(
-        workload: str, settings: dict[str, str], *, device: str, micros: tuple[int, ...], precision: str
-    ) -> Profile:
-        return measured(workload, settings, device=device, micros=micros, precision=precision, tools=tools)
-
-    return measure
+def _measure_with(tools: Tools) -> Measure:
+    return partial(measured, tools=tools)

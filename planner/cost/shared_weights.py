@@ -39,9 +39,7 @@ def reused(graph: ModelGraph) -> list[Reuse]:
     Args: layers become positions in `graph`.
     """
     found = [
-        Reuse(tuple(sorted({graph.index[name] for name in row.users})), row.bytes)
-        for row in graph.parameters
-        if row.trainable
+        Reuse(tuple(sorted({graph.index[name] for name in row.users})), row.bytes) for row in graph.trained
     ]
     return [each for each in found if len(each.users) > 1]
 
@@ -77,7 +75,7 @@ def weighing(graph: ModelGraph) -> list[bool]:
 
     Args: layers are in the order of `graph`.
     """
-    own = {name for row in graph.parameters if row.trainable for name in row.users}
+    own = {name for row in graph.trained for name in row.users}
     made = made_weights(graph)
     return [layer.name in own or not made.isdisjoint(layer.inputs) for layer in graph.layers]
 

@@ -271,19 +271,17 @@ def _whole_elements(graph: ModelGraph) -> IntArray:
     """
     count = len(graph.layers)
     largest, tied = np.zeros(count, np.int64), Rectangles(count)
-    for parameter in graph.parameters:
-        if parameter.trainable and parameter.users:
-            users, size = sorted(graph.index[name] for name in set(parameter.users)), prod(parameter.shape)
-            largest[users] = np.maximum(largest[users], size)
-            tied.add_once(users, size)
-            tied.add((0, users[0] + 1), (users[-1] + 1, count + 1), -size)
+    for parameter in graph.trained:
+        users, size = sorted(graph.index[name] for name in set(parameter.users)), prod(parameter.shape)
+        largest[users] = np.maximum(largest[users], size)
+        tied.add_once(users, size)
+        tied.add((0, users[0] + 1), (users[-1] + 1, count + 1), -size)
     return tied.table + running_maximum(largest)
 
 
 def _largest(graph: ModelGraph) -> IntArray:
     largest = np.zeros(len(graph.layers), np.int64)
-    for parameter in graph.parameters:
-        if parameter.trainable:
-            users = [graph.index[name] for name in parameter.users]
-            largest[users] = np.maximum(largest[users], prod(parameter.shape))
+    for parameter in graph.trained:
+        users = [graph.index[name] for name in parameter.users]
+        largest[users] = np.maximum(largest[users], prod(parameter.shape))
     return running_maximum(largest)

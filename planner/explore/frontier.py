@@ -236,8 +236,8 @@ def _least_bytes(space: Instance) -> int:
     """Returns the bytes of the parameters and their gradients on each device if spread over all: nothing fits within
     less.
     """
-    weights = space.profile.graph.parameters
-    own = sum(weight.bytes * (2 if weight.trainable else 1) for weight in weights)
+    graph = space.profile.graph
+    own = sum(row.bytes for row in (*graph.parameters, *graph.trained) if row.users)
     return own // total_devices(space.cluster) - 1
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 
@@ -28,6 +28,7 @@ class Bench:
 
     batch_of: Callable[[int], tuple[object, object]]
     captured: Captured
+    micros: tuple[int, ...]  # of those asked for, in ascending order
     execution: str
     way: Way
     grids: tuple[tuple[int, ...], ...] = ()  # spatial splits, beside whole samples
@@ -62,17 +63,21 @@ class Bench:
         """
         return CostKey(situation.layer.signature, micro, situation.grid, self.way.precision, self.execution)
 
-    def keys(self, micros: Iterable[int]) -> list[CostKey]:
+    def keys(self) -> list[CostKey]:
         """Returns the keys of all rows, by ascending micro-batch.
 
         The layers are cut once, at the smallest micro-batch, because the micro-batch does not decide which can be
         cut.
-
-        Args: `micros` are numbers of samples; repeated ones count once.
         """
-        micros = sorted(set(micros))
-        first = [self.key(situation, micros[0]) for situation in self.situations(micros[0])]
-        return [key._replace(micro=micro) for micro in micros for key in first]
+        first = [self.key(situation, self.micros[0]) for situation in self.situations(self.micros[0])]
+        return [key._replace(micro=micro) for micro in self.micros for key in first]
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Returns which micro-batches are left out and why, in words."""
+        return tuple(
+            f"micro-batch {micro} is left out: {why}" for micro, why in self.captured.left_out.items()
+        )
 
 
 def bench_of(
@@ -86,9 +91,9 @@ def bench_of(
 
     Args: `device` is where tensors are made: the CPU where the request names a roofline. `split` and `spatial` run
         backwards in halves and shards as the runtime does; None leaves them out.
-    Raises: BadInput for an unknown precision or execution, or a micro-batch or grid that cannot be measured. A
-        model that is captured for one micro-batch is refused several, and one whose forward has a state that the
-        graph would not carry is refused by what it leaves behind.
+    Raises: BadInput for an unknown precision or execution, a grid that cannot be measured, a model that serves none
+        of the micro-batches, or one whose forward has a state that the graph would not carry. Micro-batches that it
+        does not serve are left out.
     """
     precision, execution, micros = request.precision, request.execution, request.micros
     if precision not in PRECISIONS:
@@ -102,14 +107,9 @@ def bench_of(
             raise BadInput(f"spatial split {list(grid)}", allowed="numbers of parts, each at least 1")
         if spatial is None:
             raise BadInput(f"no shards can be executed here: {list(grid)}", allowed="whole samples")
-    captured = capture(workload, micro=micros[0])
+    micros = tuple(sorted(set(micros)))
+    captured = capture(workload, micro=micros)
     check_sizes(captured.layout, captured.layout.traced.graph.nodes)
-    if not captured.graph.symbolic_batch and len(set(micros)) > 1:
-        raise BadInput(
-            "this model can be captured for one batch size at a time",
-            where=workload.where,
-            allowed=f"one micro-batch a profile, such as {micros[0]}",
-        )
     unchecked = check_training(captured, workload)
     way = Way(
         precision=precision, device=device, compiled=execution == "compiled", split=split, spatial=spatial
@@ -117,6 +117,7 @@ def bench_of(
     return Bench(
         batch_of=workload.batch,
         captured=captured,
+        micros=tuple(filter(captured.graph.serves, micros)),
         execution=execution,
         way=way,
         grids=request.grids,

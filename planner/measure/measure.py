@@ -88,14 +88,15 @@ def _by_roofline(
     from planner.measure.rows import counted_rows
 
     bench = bench_of(workload, request, "cpu", split, spatial)
-    micros = sorted(set(request.micros))
     with Report(f"profile {workload.name} by roofline") as report:
+        for line in bench.left_out:
+            report.say(line)
         report.at(0.0)
         if bench.unchecked:
             report.say(bench.unchecked)
-        total = len(micros) * len(bench.situations(micros[0]))
+        total = len(bench.micros) * len(bench.situations(bench.micros[0]))
         rows = []
-        for row in counted_rows(bench, micros, device):
+        for row in counted_rows(bench, device):
             rows.append(row)
             report.at(len(rows) / total)
     found = Profile(

@@ -40,15 +40,15 @@ T = TypeVar("T")
 GROUP_BYTES = 2**29  # specimens that are measured in rounds together
 
 
-def counted_rows(bench: Bench, micros: Sequence[int], device: Device) -> Iterator[Done]:
+def counted_rows(bench: Bench, device: Device) -> Iterator[Done]:
     """Yields one row a distinct layer without using the device: bytes as they will be, times by roofline.
 
     Layers whose operations cannot run on fake tensors are run on real ones to count them.
 
-    Args: `micros` are numbers of samples; `device` has the peak rates.
+    Args: `device` has the peak rates.
     """
     as_they_are = opaque_layers(bench.captured.layout.grouping.layer_of)
-    for micro in micros:
+    for micro in bench.micros:
         batch = bench.batch(micro)
         for situation in bench.situations(micro):
             key = bench.key(situation, micro)

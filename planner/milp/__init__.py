@@ -7,8 +7,8 @@ goes through configurations, `cut/` prices the cuts of one, `proof/` bounds them
 
 from planner.milp.explain import configuration_of, parts_ns
 from planner.milp.instance import Instance, changed
-from planner.milp.pins import pins
-from planner.milp.question import Question
+from planner.milp.pins import Pins, pins
+from planner.milp.question import Question, grids_of, refuse_impossible
 from planner.milp.search.state import ConfigurationState, Effort, SearchState
 from planner.milp.solve import solve, solve_or_none, solve_with_search
 
@@ -16,12 +16,15 @@ __all__ = [
     "ConfigurationState",
     "Effort",
     "Instance",
+    "Pins",
     "Question",
     "SearchState",
     "changed",
     "configuration_of",
+    "grids_of",
     "parts_ns",
     "pins",
+    "refuse_impossible",
     "solve",
     "solve_or_none",
     "solve_with_search",

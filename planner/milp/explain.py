@@ -193,6 +193,7 @@ def _work(order: Sequence[Action], took: IntArray) -> dict[str, int]:
 def trivial(space: Instance) -> list[tuple[RivalKind, list[Configuration]]]:
     """What one would do without a planner: shapes by name, to be cut into stages of equally many layers."""
     free = Pins(schedules=("1f1b",), spatial=1, recompute=False, shard=False, update=space.pins.update)
+    free = replace(free, devices=space.pins.devices)
     wide = _shapes(space, replace(free, pipeline=1))
     most = max((shape.data for shape in wide), default=1)
     deep = [x for x in _shapes(space, free) if 1 < x.workers <= _DEEPEST_TRIVIAL]

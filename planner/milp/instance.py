@@ -179,8 +179,7 @@ class Instance:
             same = (key.precision, key.execution, key.split) == (self.precision, self.execution, ())
             if same and not any(f._replace(signature="") == key for f in self.profile.failures):
                 found.append(key.micro)
-        graph = self.profile.graph
-        return found if graph.symbolic_batch else [m for m in found if m == graph.captured_micro]
+        return [micro for micro in found if self.profile.graph.serves(micro)]
 
     def problem(self, configuration: Configuration) -> CutProblem | None:
         """Returns the cut problem of a configuration.

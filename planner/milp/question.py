@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 
-from planner.cluster import Cluster, with_memory, with_network, with_nodes
+from planner.cluster import Cluster, total_devices, with_memory, with_network, with_nodes
 from planner.errors import BadInput
 from planner.milp.instance import Instance
 from planner.milp.layer_orders import orders
-from planner.milp.pins import Pins, check_space, pins, told, with_stages
+from planner.milp.pins import SAMPLES, Pins, check_space, pins, told, with_stages
 from planner.milp.search.state import Effort
 from planner.profile import Profile
 from planner.schedule import FAMILIES, ROUNDS_BY_PART, rounds_by_part
@@ -132,3 +133,28 @@ def _choice(profile: Profile, name: str, asked: str | None, usual: str) -> str:
     if asked not in known:
         raise BadInput(f"{name} '{asked}' was not profiled", allowed=", ".join(known))
     return asked
+
+
+def grids_of(pinned: Pins) -> tuple[tuple[int, ...], ...]:
+    """Returns the grids that a profile needs rows of for what is pinned: its own, and those that samples change to."""
+    own = (pinned.grid or (pinned.spatial,)) if pinned.spatial is not None else ()
+    turns = [turn.rpartition(":")[2] for turn in (pinned.regrid or "").split(",") if turn]
+    others = [tuple(map(int, turn.split("x"))) for turn in turns if turn != SAMPLES]
+    return tuple(dict.fromkeys(grid for grid in (own, *others) if prod(grid) > 1))
+
+
+def refuse_impossible(pinned: Pins, cluster: Cluster, batches: Sequence[int]) -> None:
+    """Refuses pins that no profile could serve, before minutes go into one.
+
+    Args: `batches` are those asked for; none where they are to be found.
+    Raises: BadInput where the micro-batch divides no batch, or the degrees need more devices than there are.
+    """
+    micro, there = pinned.micro or 1, total_devices(cluster)
+    if batches and all(batch % micro for batch in batches):
+        asked = ", ".join(map(str, batches))
+        raise BadInput(f"micro is {micro}, the batch {asked}", where="fix", allowed="a divisor of the batch")
+    needed = (pinned.data or 1) * (pinned.pipeline or 1) * (pinned.spatial or 1)
+    most = min(there, pinned.devices or there)
+    if needed > most:
+        said = f"data, pipeline and spatial need {needed} devices together"
+        raise BadInput(said, where="fix", allowed=f"a product of at most {most}")

@@ -6,7 +6,7 @@ Start reading in `graph.py`; `check.py` refuses files whose tables do not agree,
 allow of a plan.
 """
 
-from planner.model.check import graph_from_dict, inconsistency
+from planner.model.check import alone, dependences, graph_from_dict, inconsistency, misplaced, served
 from planner.model.graph import (
     Buffer,
     BufferUpdate,
@@ -14,10 +14,7 @@ from planner.model.graph import (
     ModelGraph,
     Parameter,
     Value,
-    alone,
     crossings,
-    dependences,
-    misplaced,
     stage_of_layers,
 )
 from planner.model.limits import ONE_HOLDER, ONE_STAGE, one_holder, refusals
@@ -39,5 +36,6 @@ __all__ = [
     "misplaced",
     "one_holder",
     "refusals",
+    "served",
     "stage_of_layers",
 ]

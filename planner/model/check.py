@@ -1,8 +1,8 @@
-"""Checks the tables of a ModelGraph against each other: a file may say what no capture would."""
+"""Checks the tables of a ModelGraph against each other, and orders of its layers: a file may say what no capture would."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from math import prod
 
@@ -12,6 +12,46 @@ from planner.model.graph import Buffer, ModelGraph, Parameter
 
 MOST = 2**44  # bytes or elements of one tensor
 MOST_FLOPS = 2**60  # of one layer, for one sample
+
+
+def misplaced(graph: ModelGraph, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Finds layers that stand before a layer that they depend on.
+
+    Args: `names` are all the layers, in any order.
+    Yields: (layer, the layer that it needs and that comes later).
+    """
+    at = {name: place for place, name in enumerate(names)}
+    for before, after in dependences(graph):
+        if at[before] > at[after]:
+            yield after, before
+
+
+def dependences(graph: ModelGraph) -> Iterator[tuple[str, str]]:
+    """Lists which layer must come before which.
+
+    A layer depends on the producers of its Values, and the loss on every layer. Layers that use a buffer which is
+    written depend on each other in the order of the capture.
+
+    Args: `graph` has at least one layer.
+    Yields: (before, after), names of layers; a pair may come twice.
+    """
+    for value in graph.values:
+        if value.producer:
+            yield from ((value.producer, consumer) for consumer in value.consumers)
+    for buffer in graph.buffers:
+        if buffer.mutated:
+            yield from zip(buffer.users, buffer.users[1:], strict=False)
+    last = graph.layers[-1].name
+    yield from ((layer.name, last) for layer in graph.layers[:-1])
+
+
+def alone(graph: ModelGraph) -> bool:
+    """Returns whether the order of the layers is the only one possible: every layer depends on the one before.
+
+    Args: `graph` is any model.
+    """
+    needed = set(dependences(graph))
+    return all((a.name, b.name) in needed for a, b in pairwise(graph.layers))
 
 
 def graph_from_dict(data: object, where: str = "graph") -> ModelGraph:
@@ -117,3 +157,15 @@ def _wrong_sizes(graph: ModelGraph) -> Iterator[str]:
             yield f"layer '{layer.name}' has more than {MOST_FLOPS} operations"
     if not 1 <= graph.captured_micro <= MOST:
         yield f"captured_micro is {graph.captured_micro}"
+    if graph.least_micro < 1 or 0 < graph.most_micro < graph.least_micro or graph.most_micro < 0:
+        yield f"least_micro is {graph.least_micro}, most_micro {graph.most_micro}"
+
+
+def served(graph: ModelGraph) -> str:
+    """Returns the micro-batches that a captured model holds for, in words."""
+    least, most = graph.least_micro, graph.most_micro
+    if not graph.symbolic_batch:
+        return f"micro-batch {graph.captured_micro} only"
+    if not most:
+        return "any micro-batch" if least == 1 else f"micro-batches of {least} or more"
+    return f"micro-batches of {least} to {most}"

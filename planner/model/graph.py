@@ -21,56 +21,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from math import prod
 from typing import Literal
 
 from planner.shown import Shown
 
 BufferUpdate = Literal["", "own", "samples"]
-
-
-def misplaced(graph: ModelGraph, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Finds layers that stand before a layer that they depend on.
-
-    Args: `names` are all the layers, in any order.
-    Yields: (layer, the layer that it needs and that comes later).
-    """
-    at = {name: place for place, name in enumerate(names)}
-    for before, after in dependences(graph):
-        if at[before] > at[after]:
-            yield after, before
-
-
-def dependences(graph: ModelGraph) -> Iterator[tuple[str, str]]:
-    """Lists which layer must come before which.
-
-    A layer depends on the producers of its Values, and the loss on every layer. Layers that use a buffer which is
-    written depend on each other in the order of the capture.
-
-    Args: `graph` has at least one layer.
-    Yields: (before, after), names of layers; a pair may come twice.
-    """
-    for value in graph.values:
-        if value.producer:
-            yield from ((value.producer, consumer) for consumer in value.consumers)
-    for buffer in graph.buffers:
-        if buffer.mutated:
-            yield from zip(buffer.users, buffer.users[1:], strict=False)
-    last = graph.layers[-1].name
-    yield from ((layer.name, last) for layer in graph.layers[:-1])
-
-
-def alone(graph: ModelGraph) -> bool:
-    """Returns whether the order of the layers is the only one possible: every layer depends on the one before.
-
-    Args: `graph` is any model.
-    """
-    needed = set(dependences(graph))
-    return all((a.name, b.name) in needed for a, b in pairwise(graph.layers))
 
 
 def ordered(graph: ModelGraph, names: Sequence[str]) -> ModelGraph:
@@ -180,6 +139,8 @@ class ModelGraph(Shown):
     loss_kind: Literal["mean", "sum_count"]
     symbolic_batch: bool  # one capture serves every micro-batch
     captured_micro: int  # the micro-batch that was captured when the batch is not symbolic
+    least_micro: int = 1  # the range of micro-batches that a symbolic batch serves
+    most_micro: int = 0  # 0: all larger ones
     operations: tuple[str, ...] = ()  # of models that slide over space, as `planner.spatial` writes them
     captured_order: tuple[str, ...] = ()  # names of the layers as captured, where that is another
     synchronised: tuple[str, ...] = ()  # layers with a batch norm over all replicas
@@ -205,6 +166,14 @@ class ModelGraph(Shown):
         return {buffer.name: buffer for buffer in self.buffers}
 
     @cached_property
+    def trained(self) -> tuple[Parameter, ...]:
+        """Returns the parameters that a step changes: a layer uses them, and they are trainable.
+
+        What no layer uses gets no gradient, and no optimizer touches it.
+        """
+        return tuple(parameter for parameter in self.parameters if parameter.trainable and parameter.users)
+
+    @cached_property
     def fingerprint(self) -> str:
         """Returns a hash of layers, shapes and parameters, which is the same in every order of the layers.
 
@@ -222,6 +191,12 @@ class ModelGraph(Shown):
         }
         text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+    def serves(self, micro: int) -> bool:
+        """Returns whether the captured model holds for micro-batches of so many samples."""
+        if not self.symbolic_batch:
+            return micro == self.captured_micro
+        return self.least_micro <= micro and (not self.most_micro or micro <= self.most_micro)
 
     def ordered(self, names: Sequence[str]) -> ModelGraph:
         """Returns the model with its layers in another order.
@@ -252,6 +227,8 @@ class ModelGraph(Shown):
         for name in ("operations", "synchronised"):
             if getattr(self, name):
                 tables[name] = list(getattr(self, name))
+        limits = {"least_micro": (self.least_micro, 1), "most_micro": (self.most_micro, 0)}
+        tables |= {name: value for name, (value, usual) in limits.items() if value != usual}
         return tables | {
             "loss_kind": self.loss_kind,
             "symbolic_batch": self.symbolic_batch,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner.errors import Violation
+from planner.model.check import served
 from planner.model.graph import Buffer, ModelGraph, Parameter
 
 ONE_STAGE = "one stage, shard_optimizer: false"
@@ -49,8 +50,8 @@ def refusals(
             yield _setting("execution", f"{normed} compiled stages: execution: eager")
     if compiled and spatial > 1:
         yield _setting("execution", "stages of split samples are not compiled: execution: eager")
-    if not graph.symbolic_batch and micro not in (None, graph.captured_micro):
-        message = f"is {micro}, but the model was captured for {graph.captured_micro} only"
+    if micro is not None and not graph.serves(micro):
+        message = f"is {micro}, but the model was captured for {served(graph)}"
         yield Violation(rule="batch", where="batch.micro", message=message)
     rows: list[Parameter | Buffer] = [*graph.parameters, *graph.buffers]
     for row in rows:

@@ -33,6 +33,8 @@ class GraphRows:
     buffers: tuple[Buffer, ...]
     operations: tuple[str, ...] = ()
     synchronised: tuple[str, ...] = ()
+    least_micro: int = 1
+    most_micro: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Protocol
 
 from planner.cluster import Cluster
-from planner.model import ModelGraph
+from planner.model import ModelGraph, served
 from planner.plan import Plan, stage_rows
 from planner.profile import Profile
 from planner.show import pictures, timelines
@@ -144,8 +144,7 @@ def _graph_head(found: ModelGraph) -> str:
     size = sum(prod(parameter.shape) for parameter in found.parameters)
     tied = sum(len(parameter.users) > 1 for parameter in found.parameters)
     shared = f", {tied} of them tied" if tied else ""
-    batch = "any micro-batch" if found.symbolic_batch else f"micro-batch {found.captured_micro} only"
-    return f"{len(found.layers)} layers, {len(found.parameters)} parameters of {size:,} elements{shared}; {batch}"
+    return f"{len(found.layers)} layers, {len(found.parameters)} parameters of {size:,} elements{shared}; {served(found)}"
 
 
 def graph_html(found: ModelGraph) -> str:

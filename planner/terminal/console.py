@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TextIO
 
-from planner.errors import BadInput, ShardwrightError
+from planner.errors import BadInput, ShardwrightError, causes
 from planner.shown import printable
 
 MOST_RARELY_S = 300.0  # between two words of what takes long
@@ -87,11 +87,13 @@ def report_error(error: ShardwrightError, *, as_json: bool) -> int:
 
     Returns: the exit status of the command.
     """
+    because = causes(error)
     if as_json:
-        print(
-            json.dumps({"error": {"kind": type(error).__name__, "message": str(error)}}), file=_ANSWERS.get()
-        )
-    print(f"error: {printable(_within(str(error)))}", file=sys.stderr)
+        told: dict[str, object] = {"kind": type(error).__name__, "message": str(error)}
+        told |= {"causes": because} if because else {}
+        print(json.dumps({"error": told}), file=_ANSWERS.get())
+    said = [f"error: {_within(str(error))}", *map(_within, because)]
+    print("\n  caused by ".join(map(printable, said)), file=sys.stderr)
     return error.status
 
 

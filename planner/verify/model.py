@@ -102,7 +102,7 @@ def _in_order(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
 def _backwards(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
     """Yields stages that train parameters in no time."""
     done = {(a.stage, a.kind) for order in schedule_of(plan).orders for a in order}
-    trained = {name for parameter in graph.parameters if parameter.trainable for name in parameter.users}
+    trained = {name for parameter in graph.trained for name in parameter.users}
     for index, (stage, times) in enumerate(zip(plan.stages, plan.times, strict=True)):
         halves = times.input_grad_ns + times.weight_grad_ns
         for kind, key, planned in (

@@ -168,7 +168,5 @@ class Model:
         if workload is None:
             settings = {name: str(value) for name, value in plan.model.arguments.items()}
             workload = workloads.load(plan.model.workload, settings)
-        captured = capture(workload)
-        if not captured.graph.symbolic_batch:
-            captured = capture(workload, micro=plan.batch.micro)
+        captured = capture(workload, micro=plan.batch.micro)
         return cls(plan, workload, in_order_of(plan, captured))

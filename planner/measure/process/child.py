@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from planner.errors import BadInput
+from planner.errors import BadInput, Unexpected
 from planner.measure.process.protocol import (
     MeasureRequest,
     Message,
@@ -32,7 +32,11 @@ def main() -> None:
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
+    ready = False
+
     def say(message: Message) -> None:
+        nonlocal ready
+        ready = ready or isinstance(message, Ready)
         lines.write(encode(message) + "\n")
 
     try:
@@ -40,6 +44,12 @@ def main() -> None:
     except BadInput as error:
         say(Refused(what=error.what, where=error.where, allowed=error.allowed))
         sys.exit(error.status)
+    except Exception as error:
+        if ready:  # a row has failed, and the process that waits knows which
+            raise
+        found = Unexpected.of(error)
+        say(Refused(what=str(found), where="", allowed="", trace=found.trace))
+        sys.exit(found.status)
 
 
 def serve(say: Callable[[Message], None]) -> None:
@@ -64,8 +74,9 @@ def serve(say: Callable[[Message], None]) -> None:
     workload = load(request.workload, request.arguments)
     bench = bench_of(workload, request, request.device, made(request.split), made(request.spatial))
     graph = bench.captured.graph
-    keys = tuple(bench.keys(request.micros))
-    say(Ready(graph=graph, keys=keys, device=device, versions=versions(), unchecked=bench.unchecked))
+    keys = tuple(bench.keys())
+    left, unchecked = bench.left_out, bench.unchecked
+    say(Ready(graph=graph, keys=keys, device=device, versions=versions(), left_out=left, unchecked=unchecked))
     line = sys.stdin.readline()
     if not line:
         return

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from planner.errors import BadInput, Infeasible
+from planner.errors import BadInput, Infeasible, Unexpected
 from planner.measure.process.protocol import (
     Begun,
     Done,
@@ -80,6 +80,8 @@ class Child:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             message = parse(line)
+            if isinstance(message, Refused) and message.trace:
+                raise Unexpected(message.what, message.trace)
             if isinstance(message, Refused):
                 raise BadInput(message.what, where=message.where, allowed=message.allowed)
             yield message
@@ -148,6 +150,8 @@ def measure(request: MeasureRequest, journal_path: Path | None, report: Report) 
                 measured = Measured(ready=ready)
                 if ready.unchecked:
                     report.say(ready.unchecked)
+                for line in ready.left_out:
+                    report.say(line)
                 for entry in journal.found:
                     _take(entry, measured)
             keys = ready.keys

@@ -42,6 +42,7 @@ class Ready:
     device: str
     versions: Mapping[str, str]
     unchecked: str = ""  # why the user's module was not trained beside its captured graph
+    left_out: tuple[str, ...] = ()  # micro-batches that the model does not serve, in words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +102,7 @@ class Refused:
     what: str
     where: str
     allowed: str
+    trace: str = ""  # of an error that nobody foresaw
 
 
 RowEvent = Begun | MeasureProgress | Done | Failed

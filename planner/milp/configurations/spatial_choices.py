@@ -50,7 +50,7 @@ def _sharing(
 
     Each rank has as many samples, and nothing mixes samples that has no rule for it.
     """
-    if setting.micro % plain.ranks:
+    if setting.micro % plain.ranks or not prices.graph.serves(setting.micro // plain.ranks):
         return
     for at in _spread(prices, range(plain.then_from + 1, len(prices.graph.layers)), few, named):
         choice = plain._replace(whole_from=at, shared=True)

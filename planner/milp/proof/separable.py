@@ -204,9 +204,9 @@ def _twice(problem: CutProblem) -> tuple[FloatArray, FloatArray]:
     """Returns bytes and elements before each place, by last user, of parameters whose users never share a stage."""
     graph, longest = problem.tables.graph, problem.layers - problem.stages + 1
     found = np.zeros((2, problem.layers + 1))
-    for parameter in graph.parameters:
+    for parameter in graph.trained:
         users = [graph.index[name] for name in parameter.users]
-        if parameter.trainable and max(users) - min(users) >= longest:
+        if max(users) - min(users) >= longest:
             found[:, max(users) + 1] += parameter.bytes, prod(parameter.shape)
     bytes_, elements = found.cumsum(1)
     return bytes_, elements

@@ -245,8 +245,8 @@ def _shares(count: int, compute: float, sums: float) -> tuple[FloatArray, FloatA
 def _own_bytes(tables: Tables, *, shared: bool) -> IntArray:
     """Returns gradient bytes of each layer; those of several layers count at the first if `shared`, else nowhere."""
     found: IntArray = np.zeros(tables.layers, np.int64)
-    for parameter in tables.graph.parameters:
-        if parameter.trainable and (shared or len(set(parameter.users)) == 1):
+    for parameter in tables.graph.trained:
+        if shared or len(set(parameter.users)) == 1:
             found[min(tables.graph.index[name] for name in parameter.users)] += parameter.bytes
     return found
 
@@ -258,5 +258,4 @@ def _least(sums: tuple[Sum, ...], size: IntArray) -> IntArray:
 
 def _shared_bytes(tables: Tables) -> int:
     """Returns the bytes of parameters that several layers use: their sums may run over other ranks."""
-    shared = [p for p in tables.graph.parameters if len(set(p.users)) > 1 and p.trainable]
-    return sum(p.bytes for p in shared)
+    return sum(p.bytes for p in tables.graph.trained if len(set(p.users)) > 1)

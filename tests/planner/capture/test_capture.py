@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from planner.capture import Captured, capture
+from planner.capture import Captured, capture, cut
 from planner.capture.functional import written
 from planner.capture.stage_modules import whole
 from planner.capture.traced_graph import OWNERS

@@ -35,7 +35,7 @@ DEVICE = devices.find("H100-80GB")
 
 
 def counted(bench: Bench, micro: int) -> Profile:
-    rows = list(counted_rows(bench, [micro], DEVICE))
+    rows = list(counted_rows(replace(bench, micros=(micro,)), DEVICE))
     found = Profile(
         workload="test",
         arguments={},
@@ -54,7 +54,9 @@ def counted(bench: Bench, micro: int) -> Profile:
 def bench_of(
     captured: Captured, batch: Callable[[int], tuple[object, object]], precision: str = "fp32"
 ) -> Bench:
-    return Bench(batch_of=batch, captured=captured, execution="eager", way=Way(precision=precision))
+    return Bench(
+        batch_of=batch, captured=captured, micros=(1,), execution="eager", way=Way(precision=precision)
+    )
 
 
 @cache
