@@ -1,12 +1,12 @@
 """Gives another form, while an export runs, to what it would stop at or get wrong.
 
 - A BatchNorm without momentum reads its count as a number.
-- An autograd.Function of the user's would be traced through, its own backward lost. It becomes one operation that
-  calls it.
+- An autograd.Function of the user's would lose its own backward. It becomes one operation that calls it.
 - A reentrant checkpoint is such a function as well, and would hide parameters. It is left out: the plan decides what
   is recomputed.
 - A SyncBatchNorm looks for the process group that runs at the time. It is traced as a plain one and marked; the plan
   says who its peers are.
+- A CTC loss has results whose shapes depend on values. It becomes one operation that calls torch's own.
 - Axes that are a range of numbers, made a tensor and a list again as in monai's losses, are known without the tensor.
 """
 
@@ -17,7 +17,9 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial, wraps
 from types import CodeType, FunctionType
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -187,10 +189,22 @@ class _Call:
 
     def result(self, tensors: list[Tensor]) -> object:
         assert self.returned is not None
-        rest = iter(tensors)
-        count = len(tensors) + len(self.others)
-        leaves = [self.others[i] if i in self.others else next(rest) for i in range(count)]
+        rest, places = iter(tensors), range(len(tensors) + len(self.others))
+        leaves = [self.others[i] if i in self.others else next(rest) for i in places]
         return pytree.tree_unflatten(leaves, self.returned)
+
+
+class _Ctc(torch.autograd.Function):
+    """Torch's CTC loss, taken whole. On tensors without values it only has the shape and the gradient of a loss."""
+
+    torchs = staticmethod(torch.ctc_loss)
+
+    @staticmethod
+    def apply(*given: Any) -> Tensor:
+        scores, reduction = given[0], given[5] if len(given) > 5 else 1
+        if not (scores.is_meta or isinstance(scores, FakeTensor)):
+            return _Ctc.torchs(*given)
+        return cast(Tensor, scores.sum() if reduction or scores.ndim == 2 else scores.sum((0, 2)))
 
 
 class _Functions:
@@ -212,10 +226,12 @@ class _Functions:
         )
         self.exchanged.__code__ = _standing_in()
         self.exchanged.__kwdefaults__ = {"recorded": self._apply}
+        torch.ctc_loss = wraps(_Ctc.torchs)(partial(self._apply, _Ctc))  # type: ignore[assignment]
         return self
 
     def __exit__(self, *_: object) -> None:
         self.exchanged.__code__, self.exchanged.__kwdefaults__ = self.code, None
+        torch.ctc_loss = _Ctc.torchs  # type: ignore[assignment]
         self.library._destroy()  # type: ignore[no-untyped-call]
 
     def restore(self, traced: Traced) -> None:
@@ -226,9 +242,8 @@ class _Functions:
 
     def _apply(self, function: type[torch.autograd.Function], *given: object, **named: object) -> object:
         if function is CheckpointFunction:
-            run, _, *arguments = given
-            assert callable(run)
-            return run(*arguments)
+            assert callable(given[0])
+            return given[0](*given[2:])
         if self.running or _is_torchs(function):
             return self.original(function, *given, **named)
         if named:  # as torch itself does it: only functions with a setup_context may be called so

@@ -10,6 +10,7 @@ import contextlib
 import io
 import logging
 import re
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -25,6 +26,8 @@ from planner.capture.untraceable import (
     Attributes,
     assign,
     changed,
+    cure,
+    module_of,
     plain_attributes,
     refuse_changes,
     refusing_draws,
@@ -171,19 +174,27 @@ def refused(failure: Exception, where: str) -> BadInput:
     )
     if call is not None:
         place, code = f"{call[1]}:{call[2]}", f" in `{call[3].strip()}`"
+    ran = [f"{frame.name} {frame.line}" for frame in traceback.extract_tb(error.__traceback__)]
+    known, module = cure("\n".join([type(error).__name__, text, *ran])), module_of(error)
+    code += f" of module '{module}'" if module else ""
     if depends_on_values(failure):
         return BadInput(
             f"what runs depends on the values of tensors{code}, which no plan can follow: {first:.160}",
             where=place,
-            allowed="branches and shapes that only settings and the shapes of the inputs decide; or the paths of "
-            "such modules, as opaque = ['path.of.a.module'] in the workload",
+            allowed=known
+            or "branches and shapes that only settings and the shapes of the inputs decide; or the paths of "
+            "such modules, "
+            f"as opaque = ['{module or 'path.of.a.module'}'] in the workload",
         )
     given = (
         "inputs as forward() takes them: a tuple by position, a dictionary by the names of its arguments"
         if isinstance(error, TypeError) and "forward()" in first
         else ""
     )
-    return BadInput(f"cannot be captured: {type(error).__name__}: {first:.300}", where=place, allowed=given)
+    inside = f" in module '{module}'" if module else ""
+    whole = f"the module as one layer: opaque = ['{module}'] in the workload" if module else ""
+    said = f"cannot be captured{inside}: {type(error).__name__}: {first:.300}"
+    return BadInput(said, where=place, allowed=known or given or whole)
 
 
 def depends_on_values(failure: Exception) -> bool:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
+import re
+import traceback
 from collections.abc import Collection, Iterator
 
 import numpy as np
@@ -186,7 +188,7 @@ INSTEAD = "the same in an autograd.Function that forward() calls, or in the work
 
 
 def refuse_hooks(module: nn.Module, where: str, opaque: Collection[str]) -> None:
-    """Refuses hooks on gradients that were registered before the capture.
+    """Refuses hooks on gradients that were registered before the capture, and modules of TorchScript.
 
     Args: modules below the paths in `opaque` may have hooks of their own.
     Raises: BadInput, which names the parameter or module.
@@ -201,6 +203,11 @@ def refuse_hooks(module: nn.Module, where: str, opaque: Collection[str]) -> None
     for name, part in module.named_modules():
         if f"{name}.".startswith(inside):
             continue
+        if isinstance(part, torch.jit.ScriptModule) and type(part).__name__ != "TopLevelTracedModule":
+            said = f"module '{name}' is of TorchScript" if name else "the model is of TorchScript"
+            raise BadInput(
+                f"{said}, which no export follows", where=where, allowed="the module before torch.jit.script"
+            )
         for kind in ("backward_hook", "backward_pre_hook"):
             if getattr(part, f"_{kind}s"):
                 said = f"module '{name}'" if name else "the model"
@@ -233,3 +240,56 @@ def refusing_hooks() -> Iterator[None]:
 
 def _refused(what: str, where: str) -> BadInput:
     return BadInput(f"{what}, which a plan would not run", where=where, allowed=INSTEAD)
+
+
+# What a failed export says, or the user's line and the functions it ran in, and what to do about it.
+CURES: tuple[tuple[str, str], ...] = (
+    (
+        r"uninitialized parameter|LazyModule",
+        "call the module once in build(), on one sample, so that lazy modules have shapes",
+    ),
+    (
+        r"gaussian_nll_loss|GaussianNLLLoss",
+        "the formula in loss(), which checks no values: 0.5 * (var.log() + (x - y) ** 2 / var).mean()",
+    ),
+    (r"layerdrop|LayerDrop|layer_drop", "layerdrop=0 in the model's configuration"),
+    (
+        r"_compute_mask_indices|_mask_hidden_states|apply_spec_augment",
+        "apply_spec_augment=False in the model's configuration",
+    ),
+    (
+        r"labels\.(max|min)\(\)",
+        "labels as targets of the batch, and the loss of the model's outputs in loss()",
+    ),
+    (r"past_key_value|DynamicCache|use_cache", "use_cache=False in the model's configuration"),
+    (
+        r"pack_padded_sequence|PackedSequence|_pack_padded",
+        "padded sequences, with a mask where the loss must not see the padding",
+    ),
+    (r"nested_tensor|NestedTensor", "padded tensors with a mask in the place of nested tensors"),
+    (
+        r"Unsupported input type",
+        "tuples and dictionaries of tensors from batch(), or torch.export.register_dataclass(TheClass) beside build()",
+    ),
+    (
+        r"autograd\.grad|uses a tensor that is no parameter",
+        "the gradient as a formula in forward(), or the module's path, as opaque = ['path.of.a.module']",
+    ),
+)
+
+
+def cure(said: str) -> str:
+    """Returns what to do about a failure that is known; empty where none is.
+
+    Args: `said` is the message with the user's line and the names of the functions that it ran in.
+    """
+    return next((text for pattern, text in CURES if re.search(pattern, said)), "")
+
+
+def module_of(error: BaseException) -> str:
+    """Returns the path of the innermost module in whose forward an error was raised; empty where there is none."""
+    modules = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    found = [module for module in modules if isinstance(module, nn.Module)]
+    paths = {id(part): path for module in found[:2] for path, part in module.named_modules()}
+    path = next((paths[id(module)] for module in reversed(found) if id(module) in paths), "")
+    return re.sub(r"^(_export_root\.?)?(model\.?|loss$)?", "", path)
