@@ -32,8 +32,9 @@ from planner.capture.fake_run import Probe, probe
 from planner.capture.functional import functionalise
 from planner.capture.layers import group
 from planner.capture.opaque import Opaque, observe
+from planner.capture.refusals import depends_on_values, refused
 from planner.capture.slices import Slicing
-from planner.capture.trace import depends_on_values, refused, trace
+from planner.capture.trace import trace
 from planner.capture.traced_graph import CannotTrace, Traced, computes_alike
 from planner.capture.travel import from_data
 from planner.capture.untraceable import refuse_hooks
@@ -51,7 +52,7 @@ def capture(
     batch: Batch | tuple[object, object] | None = None,
     loss: Loss | None = None,
     *,
-    micro: int | Sequence[int] = 1,
+    micro: int | Sequence[int] = (1, 2),
     opaque: Sequence[str] = (),
 ) -> Captured:
     """Returns a module as layers, traced with its loss.

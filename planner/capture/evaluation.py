@@ -49,7 +49,6 @@ def evaluation_of(captured: Captured, micro: int) -> Captured:
     Returns: layers of the same names in the same order, of which some may do nothing.
     Raises: BadInput with the user's line, where the model cannot be captured in evaluation mode.
     """
-
     if isinstance(captured.origin, Recorded):
         return captured.origin.evaluated_as(captured)
 
@@ -63,8 +62,8 @@ def evaluation_of(captured: Captured, micro: int) -> Captured:
     several = graph.symbolic_batch and micro > 1  # an export takes it for granted that a batch is none of one
     try:
         with _undisturbed():
-            tracing = Tracing.of(captured.origin, training=False)
-            graph, layout = tracing.read(span if several else None, micro, read)
+            made = Tracing.of(captured.origin, training=False)
+            graph, layout = made.read(span if several else None, micro, read)
         if graph.loss_kind != captured.graph.loss_kind:
             raise BadInput("loss() gives another number of tensors than in training", where="loss")
     except BadInput as error:
@@ -78,8 +77,7 @@ def drawing_order(captured: Captured) -> dict[fx.Node, int]:
 
     Args: `captured` comes from `evaluation_of`.
     """
-    drawing = (node for node in captured.layout.traced.graph.nodes if random(node))
-    return {node: number for number, node in enumerate(drawing)}
+    return {node: i for i, node in enumerate(filter(random, captured.layout.traced.graph.nodes))}
 
 
 @contextlib.contextmanager

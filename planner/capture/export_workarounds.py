@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
@@ -88,40 +87,6 @@ def _refusing_gradients() -> Iterator[None]:
         yield
     finally:
         torch.autograd.grad = original  # type: ignore[assignment]
-
-
-# What an export stops at: words of its error or of a line on the way, what that means, and what to do.
-_KNOWN = (
-    (
-        (
-            "pack_padded_sequence",
-            "pad_packed_sequence",
-            "max_batch_size",
-        ),  # the last stands in a recurrent module
-        "a packed sequence has sizes that depend on the values of its lengths",
-        "padded sequences, with what lies beyond the lengths left out of the loss by a mask",
-    ),
-    (
-        ("nested_tensor",),
-        "a nested tensor has sizes that depend on the samples",
-        "padded tensors, with what lies beyond the samples left out of the loss by a mask",
-    ),
-    (
-        ("Unsupported input type",),
-        "batch() gives an object of a class",
-        "tensors, numbers, and tuples, lists and dictionaries of them; forward() may make the object of these",
-    ),
-)
-
-
-def cure_of(error: BaseException) -> tuple[str, str] | None:
-    """Returns what an error of an export means, and what to do; None for one that is not known.
-
-    Args: `error` has its traceback.
-    """
-    lines = [f"{frame.name} {frame.line}" for frame in traceback.extract_tb(error.__traceback__)]
-    text = f"{error} {lines}"
-    return next(((said, cure) for words, said, cure in _KNOWN if any(word in text for word in words)), None)
 
 
 def _allow_cudnn(traced: Traced) -> None:

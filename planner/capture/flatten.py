@@ -36,7 +36,8 @@ def unnamed(where: str) -> BadInput:
     return BadInput(
         "forward() uses a tensor that is no parameter or buffer of the model, as '.data' of one is",
         where=where,
-        allowed="'.detach()' for what is read, 'with torch.no_grad()' around what writes the tensor itself",
+        allowed="'.detach()' for what is read, 'with torch.no_grad()' around what writes the tensor itself; "
+        "and no torch.autograd.grad in forward(), but the gradient as a formula, or such a module as opaque",
     )
 
 
@@ -137,9 +138,9 @@ class _Flatten:
             elif role == "CONSTANT_TENSOR":
                 found[name] = self._constant(spec.target or name, name)
             else:
-                held = f"the module holds a {role.lower()}, which cannot be cut"
                 raise BadInput(
-                    held, allowed="tensors; torch's own generator in the place of a torch.Generator"
+                    f"the module holds a {role.lower()}, which cannot be cut",
+                    allowed="tensors; and torch's own generator, without generator= in forward()",
                 )
         return found
 

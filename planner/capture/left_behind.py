@@ -27,15 +27,8 @@ MOST = 200_000  # values that are listed, and entries of one list or dictionary 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, np.generic)
 PASSING = ("logging", "threading", "_thread", "_io", "io", "re", "weakref", "abc", "inspect", "socket")
 LIBRARIES = ("torch", "numpy", "builtins")
-NO_DATA = (
-    type,
-    property,
-    staticmethod,
-    classmethod,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.ModuleType,
-)
+FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
+NO_DATA = (type, property, staticmethod, classmethod, types.ModuleType, *FUNCTIONS)
 Undo = Callable[[], object]
 
 
@@ -248,7 +241,7 @@ class Reachable:
             slots = vars(base).get("__slots__", ())
             for key in (slots,) if isinstance(slots, str) else slots:
                 if hasattr(value, key):
-                    self._undo.append(functools.partial(setattr, value, key, getattr(value, key)))
+                    self._undo.append(functools.partial(_put_slot, value, key, getattr(value, key)))
                     self._open.append((f"{path}.{key}", getattr(value, key)))
         self._open.append((path, kind))
 
@@ -287,6 +280,12 @@ def _set_back(kind: type, data: Mapping[str, object]) -> None:
     for key, value in data.items():
         if vars(kind).get(key) is not value:
             setattr(kind, key, value)
+
+
+def _put_slot(value: object, key: str, kept: object) -> None:
+    """Puts back what a slot held, if it is another by now, also where the class is frozen."""
+    if getattr(value, key, None) is not kept:
+        object.__setattr__(value, key, kept)
 
 
 def _refill(container: Any, kept: Any) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import re
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -19,8 +18,8 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.capture.batch import symbols
-from planner.capture.export_workarounds import cure_of, exportable
-from planner.capture.flatten import flatten, unnamed
+from planner.capture.export_workarounds import exportable
+from planner.capture.flatten import flatten
 from planner.capture.left_behind import Reachable
 from planner.capture.opaque import Opaque
 from planner.capture.state_use import assigned_tensors, held_tensors
@@ -37,7 +36,6 @@ from planner.capture.untraceable import (
     watching_switches,
 )
 from planner.errors import BadInput
-from planner.workload import where_raised
 
 
 class _Loss(nn.Module):
@@ -178,53 +176,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def refused(failure: Exception, where: str) -> BadInput:
-    """Returns a failed export as one message with the user's own line.
-
-    Args: `where` stands in the message where no line is known.
-    """
-    error = failure.__cause__ or failure
-    if isinstance(error, BadInput):
-        return (
-            error
-            if error.where
-            else BadInput(error.what, where=where_raised(error, where), allowed=error.allowed)
-        )
-    text = str(error)
-    if "a fake tensor in the exported program constant" in text:
-        return unnamed(where)
-    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    place, code = where_raised(error, where), ""
-    if known := cure_of(error):
-        return BadInput(known[0], where=place, allowed=known[1])
-    call = re.search(
-        r'The following call raised this error:\s+File "(.+?)", line (\d+), in .*\n\s*(.*)', text
-    )
-    if call is not None:
-        place, code = f"{call[1]}:{call[2]}", f" in `{call[3].strip()}`"
-    if depends_on_values(failure):
-        return BadInput(
-            f"what runs depends on the values of tensors{code}, which no plan can follow: {first:.160}",
-            where=place,
-            allowed="branches and shapes that only settings and the shapes of the inputs decide; no LayerDrop "
-            "(layerdrop=0); a loss that the model makes of its labels in loss() instead; or the paths of such modules, as opaque = ['path.of.a.module'] in "
-            "the workload",
-        )
-    given = (
-        "inputs as forward() takes them: a tuple by position, a dictionary by the names of its arguments"
-        if isinstance(error, TypeError) and "forward()" in first
-        else ""
-    )
-    return BadInput(f"cannot be captured: {type(error).__name__}: {first:.300}", where=place, allowed=given)
-
-
-def depends_on_values(failure: Exception) -> bool:
-    """Returns whether an export failed because sizes or branches depend on the values of tensors.
-
-    Args: `failure` is the CannotTrace, or its cause.
-    """
-    error = failure.__cause__ or failure
-    words = ("data-dependent", "data dependent", "DataDependent", "Could not guard", "unbacked")
-    return any(word in f"{type(error).__name__} {error}" for word in words)

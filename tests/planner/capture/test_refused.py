@@ -53,6 +53,42 @@ def line_of(function: Callable[..., object], text: str) -> str:
     return f"{__file__}:{start + next(i for i, line in enumerate(lines) if text in line)}"
 
 
+@pytest.mark.parametrize(
+    ("forward", "cured"),
+    [
+        (
+            lambda self, x: torch.nested.nested_tensor([self.a(row) for row in x]).to_padded_tensor(0.0),
+            "padded",
+        ),
+        (lambda self, x: self.a(x) + torch.rand(1, generator=self.own), "own generator"),
+        (lambda self, x: self.a(x) if torch.rand([]) < self.layerdrop else self.a(x) * 2, "layerdrop=0"),
+    ],
+)
+def test_what_is_known_to_fail_says_what_to_change(forward: Callable[..., Tensor], cured: str) -> None:
+    class Known(Branches):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own, self.layerdrop = torch.Generator(), 0.5
+
+    Known.forward = forward  # type: ignore[method-assign]
+    with pytest.raises(BadInput) as caught:
+        capture(Known(), batch, F.mse_loss)
+    assert cured in caught.value.allowed
+
+
+def test_a_refusal_names_the_module_and_takes_it_as_opaque() -> None:
+    with pytest.raises(BadInput) as caught:
+        capture(nn.Sequential(nn.Linear(4, 4), Branches()), batch, F.mse_loss)
+    assert "module '1'" in caught.value.what and "opaque = ['1']" in caught.value.allowed
+
+
+def test_a_module_of_torchscript_is_refused_by_its_path() -> None:
+    with pytest.deprecated_call():
+        scripted = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 3)))
+    with pytest.raises(BadInput, match="module '1' is of TorchScript"):
+        capture(scripted, batch, F.mse_loss)
+
+
 def test_a_branch_on_a_tensor_names_its_line_and_the_ways_out() -> None:
     with pytest.raises(BadInput) as caught:
         capture(Branches(), batch, F.mse_loss)

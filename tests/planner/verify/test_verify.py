@@ -314,7 +314,7 @@ def test_a_plan_is_judged_with_what_is_at_hand() -> None:
 def test_a_model_captured_for_one_size_takes_no_other() -> None:
     fixed = replace(examples.graph(), symbolic_batch=False, captured_micro=1)
     found = [str(violation) for violation in verify.violations(examples.plan(), graph=fixed)]
-    assert found == ["batch: batch.micro: is 2, but the model was captured for 1 only"]
+    assert found == ["batch: batch.micro: is 2, but the model was captured for micro-batch 1 only"]
 
 
 LOSSES_BYTES = 4 * 8  # of all micro-batches, until the step ends

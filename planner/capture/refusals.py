@@ -1,0 +1,115 @@
+"""Says a failed export as one message: the user's own line, the module, and what to do about it."""
+
+from __future__ import annotations
+
+import re
+import traceback
+
+from torch import nn
+
+from planner.capture.flatten import unnamed
+from planner.errors import BadInput
+from planner.workload import where_raised
+
+# What a failed export says, or the user's line and the functions it ran in, and what to do about it.
+CURES: tuple[tuple[str, str], ...] = (
+    (
+        r"uninitialized parameter|LazyModule",
+        "call the module once in build(), on one sample, so that lazy modules have shapes",
+    ),
+    (r"layerdrop|LayerDrop|layer_drop", "layerdrop=0 in the model's configuration"),
+    (
+        r"_compute_mask_indices|_mask_hidden_states|apply_spec_augment",
+        "apply_spec_augment=False in the model's configuration",
+    ),
+    (
+        r"labels\.(max|min)\(\)",
+        "labels as targets of the batch, and the loss of the model's outputs in loss()",
+    ),
+    (r"past_key_value|DynamicCache|use_cache", "use_cache=False in the model's configuration"),
+    (
+        r"pack_padded_sequence|PackedSequence|_pack_padded",
+        "padded sequences, with a mask where the loss must not see the padding",
+    ),
+    (r"nested_tensor|NestedTensor", "padded tensors with a mask in the place of nested tensors"),
+    (
+        r"Unsupported input type",
+        "tuples and dictionaries of tensors from batch(), or torch.export.register_dataclass(TheClass) beside build()",
+    ),
+    (
+        r"autograd\.grad|uses a tensor that is no parameter",
+        "the gradient as a formula in forward(), or the module's path, as opaque = ['path.of.a.module']",
+    ),
+)
+
+
+def cure(said: str) -> str:
+    """Returns what to do about a failure that is known; empty where none is.
+
+    Args: `said` is the message with the user's line and the names of the functions that it ran in.
+    """
+    return next((text for pattern, text in CURES if re.search(pattern, said)), "")
+
+
+def module_of(error: BaseException) -> str:
+    """Returns the path of the innermost module in whose forward an error was raised; empty where there is none."""
+    modules = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    found = [module for module in modules if isinstance(module, nn.Module)]
+    paths = {id(part): path for module in found[:2] for path, part in module.named_modules()}
+    path = next((paths[id(module)] for module in reversed(found) if id(module) in paths), "")
+    return re.sub(r"^(_export_root\.?)?(model\.?|loss$)?", "", path)
+
+
+def refused(failure: Exception, where: str) -> BadInput:
+    """Returns a failed export as one message with the user's own line.
+
+    Args: `where` stands in the message where no line is known.
+    """
+    error = failure.__cause__ or failure
+    if isinstance(error, BadInput):
+        return (
+            error
+            if error.where
+            else BadInput(error.what, where=where_raised(error, where), allowed=error.allowed)
+        )
+    text = str(error)
+    if "a fake tensor in the exported program constant" in text:
+        return unnamed(where)
+    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    place, code = where_raised(error, where), ""
+    call = re.search(
+        r'The following call raised this error:\s+File "(.+?)", line (\d+), in .*\n\s*(.*)', text
+    )
+    if call is not None:
+        place, code = f"{call[1]}:{call[2]}", f" in `{call[3].strip()}`"
+    ran = [f"{frame.name} {frame.line}" for frame in traceback.extract_tb(error.__traceback__)]
+    known, module = cure("\n".join([type(error).__name__, text, *ran])), module_of(error)
+    code += f" of module '{module}'" if module else ""
+    if depends_on_values(failure):
+        return BadInput(
+            f"what runs depends on the values of tensors{code}, which no plan can follow: {first:.160}",
+            where=place,
+            allowed=known
+            or "branches and shapes that only settings and the shapes of the inputs decide; or the paths of "
+            "such modules, "
+            f"as opaque = ['{module or 'path.of.a.module'}'] in the workload",
+        )
+    given = (
+        "inputs as forward() takes them: a tuple by position, a dictionary by the names of its arguments"
+        if isinstance(error, TypeError) and "forward()" in first
+        else ""
+    )
+    inside = f" in module '{module}'" if module else ""
+    whole = f"the module as one layer: opaque = ['{module}'] in the workload" if module else ""
+    said = f"cannot be captured{inside}: {type(error).__name__}: {first:.300}"
+    return BadInput(said, where=place, allowed=known or given or whole)
+
+
+def depends_on_values(failure: Exception) -> bool:
+    """Returns whether an export failed because sizes or branches depend on the values of tensors.
+
+    Args: `failure` is the CannotTrace, or its cause.
+    """
+    error = failure.__cause__ or failure
+    words = ("data-dependent", "data dependent", "DataDependent", "Could not guard", "unbacked")
+    return any(word in f"{type(error).__name__} {error}" for word in words)
