@@ -110,7 +110,10 @@ CHANGED = {
     "complex numbers": (lambda: _with(torch.tensor(1j)), "is complex64"),
     "no number": (lambda: _with(torch.tensor(float("nan"))), "holds 1 numbers that are not finite .allowed"),
     "infinity": (lambda: _with(torch.tensor(-float("inf"))), "holds 1 numbers that are not finite"),
-    "1e300": (lambda: _with(torch.tensor(1e300, dtype=torch.float64)), "not finite as float32"),
+    "1e300": (
+        lambda: _with(torch.tensor(1e300, dtype=torch.float64)),
+        "holds 1 numbers that are not finite as float32",
+    ),
 }
 
 

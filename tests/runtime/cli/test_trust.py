@@ -13,7 +13,7 @@ import shardwright as sw
 from planner.files import parse_yaml, render
 from planner.workload import outside
 
-PLAN = Path("plans/mlp-two-stages.yaml")
+PLAN = Path("plans/mlp-two-stages.yaml").resolve()
 
 
 def plan_of(workload: str, folder: Path) -> Path:
