@@ -49,7 +49,7 @@ INPUTS, QUICK_INPUTS = 10_000, 300
 GUARD_S = 30.0  # of one command; a machine that is busy is no fault
 MOST_BYTES = 500 * 2**20  # that one command may add to the memory of this process
 OURS = (0, 1, 2, 3, 4)  # exit statuses that errors.py and the commands name
-EVIL = "\x1b[31mred\x1b]0;title\x07 \x9b2J \u202egnp.exe\u2066 \u200b\udc80 \r over"
+EVIL = "\x1b[31mred\x1b]0;title\x07 \x9b2J \u202egnp.exe\u2066 \u200b \r over"
 Data = Any  # plain data of any depth
 
 
@@ -166,7 +166,7 @@ def _write_losses(paths: Paths, plan: Plan) -> None:
 
 HUGE = 10**30
 VALUES: tuple[Data, ...] = (
-    *(None, True, "", "0", "a b", EVIL, "x" * 5000, "../../etc/passwd", "1F0 1B0", "nan"),
+    *(None, True, "", "0", "a b", EVIL, "\udc80", "x" * 5000, "../../etc/passwd", "1F0 1B0", "nan"),
     *(-1, 0, 1, 2, 7, 1000, 10**6, 2**31, 2**63 - 1, 2**63, HUGE, -HUGE),
     *(0.0, -0.5, 0.5, 1e-308, 1e308, float("inf"), float("nan")),
     *([], {}, [[]], [0], ["x"], {"a": 1}, {EVIL: EVIL}),
@@ -375,7 +375,7 @@ def _spoilt(paths: Paths, chance: random.Random) -> None:
     elif kind == "trace":
         _spoil_trace(paths.trace, chance)
     else:
-        paths.log(0).write_bytes(chance.randbytes(300) + EVIL.encode(errors="surrogateescape"))
+        paths.log(0).write_bytes(chance.randbytes(300) + EVIL.encode() + b"\x80")
 
 
 def _spoil_trace(path: Path, chance: random.Random) -> None:

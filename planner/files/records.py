@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
@@ -71,7 +72,19 @@ def parse_document(text: str, *, name: str) -> Mapping[str, object]:
         RecursionError,
     ):  # YAML that is no JSON; what is neither is refused there, with its line
         return yaml_text.parse_yaml(text, name=name)
+    _refuse_halves(text, data, name)
     return data if isinstance(data, dict) else yaml_text.parse_yaml(text, name=name)
+
+
+def _refuse_halves(text: str, data: object, where: str) -> None:
+    """Raises BadInput where a JSON text escapes half a surrogate pair, which no file can be written with."""
+    if re.search(r"\\u[dD][89a-fA-F]", text):
+        try:
+            json.dumps(data, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise BadInput(
+                "the text holds half a surrogate pair", where=where, allowed="Unicode text"
+            ) from None
 
 
 def read_record(kind: type[T], path: FilePath, *, max_bytes: int = RECORD_BYTES) -> T:
@@ -120,6 +133,7 @@ def _record_in(kind: type[T], text: bytes, where: str, torn: type[_Torn] | None 
         if torn is not None:
             raise torn from None
         raise BadInput(f"is no JSON: {error}", where=where, allowed="one object") from None
+    _refuse_halves(text.decode(errors="replace"), data, where)
     try:
         return decode(kind, data)
     except WrongKey as error:

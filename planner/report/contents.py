@@ -129,6 +129,10 @@ class Contents:
 def check_same_model(plan: Plan, profile: Profile) -> None:
     if plan.model.fingerprint != profile.graph.fingerprint:
         raise BadInput("is a profile of another model than the plan's", where=profile.workload)
+    names = {name for stage in plan.stages for name in stage.layers}
+    for name in sorted(names ^ profile.graph.layer.keys()):
+        what = "the profile does not have" if name in names else "the plan leaves out"
+        raise BadInput(f"there is a layer '{name}' that {what}", where=profile.workload)
 
 
 def _check_profiled(plan: Plan, profile: Profile) -> None:

@@ -96,10 +96,6 @@ def refuse(paths: Paths) -> None:
 
     Raises: BadInput where one does.
     """
-    last = runfolder.last_number(paths.turns)
-    turn = FolderLock.read(runfolder.numbered(paths.turns, last)) if last else None
-    if turn is not None and not turn.over(""):
-        raise FolderBusy(turn.job, paths)
     queued = state.Queued.read(paths)
     if queued is not None and not queued.inside and state.word(queued.job) in (*state.QUEUED, *state.RUNNING):
         raise BadInput(
@@ -107,3 +103,7 @@ def refuse(paths: Paths) -> None:
             where=str(paths.root),
             allowed="cancel it, or another folder",
         )
+    last = runfolder.last_number(paths.turns)
+    turn = FolderLock.read(runfolder.numbered(paths.turns, last)) if last else None
+    if turn is not None and not turn.over(""):
+        raise FolderBusy(turn.job, paths)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -84,4 +86,73 @@ def test_what_does_not_fit_the_model_is_named(wrong: str, tmp_path: Path) -> Non
         save_file(tensors, tmp_path / "other.safetensors")
         path = tmp_path
     with pytest.raises(BadInput, match=says):
+        pretrained.read(path, captured)
+
+
+def _file(folder: Path, given: dict[str, torch.Tensor]) -> Path:
+    save_file(given, folder / "model.safetensors")
+    return folder / "model.safetensors"
+
+
+def _with(change: torch.Tensor, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
+    """Right weights, of which the first tensor holds other numbers at its beginning."""
+    tensors = state()
+    name = sorted(tensors)[0]
+    whole = tensors[name].to(dtype or change.dtype)
+    whole.view(-1)[0] = change
+    return tensors | {name: whole}
+
+
+CHANGED = {
+    "whole numbers": (lambda: _with(torch.tensor(3)), "is int64 .allowed: float32"),
+    "bytes": (lambda: _with(torch.tensor(3, dtype=torch.uint8)), "is uint8"),
+    "truth values": (lambda: _with(torch.tensor(True)), "is bool"),
+    "complex numbers": (lambda: _with(torch.tensor(1j)), "is complex64"),
+    "no number": (lambda: _with(torch.tensor(float("nan"))), "holds 1 numbers that are not finite .allowed"),
+    "infinity": (lambda: _with(torch.tensor(-float("inf"))), "holds 1 numbers that are not finite"),
+    "1e300": (
+        lambda: _with(torch.tensor(1e300, dtype=torch.float64)),
+        "holds 1 numbers that are not finite as float32",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_numbers_that_would_change_in_silence_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    make, said = CHANGED[name]
+    _, captured = captured_of(BRANCHES, {}, 2)
+    tensor = sorted(state())[0]
+    with pytest.raises(BadInput, match=f"'{tensor}' {said}"):
+        pretrained.read(_file(tmp_path, make()), captured)
+
+
+def test_a_buffer_may_hold_infinities_of_its_own_and_no_others(tmp_path: Path) -> None:
+    def found(given: torch.Tensor) -> torch.Tensor:
+        return pretrained._fitting("mask", given, held, tmp_path)  # type: ignore[arg-type]
+
+    row = SimpleNamespace(shape=(2,), dtype="float16")
+    held = SimpleNamespace(graph=SimpleNamespace(parameter={}, buffer={"mask": row}))
+    assert found(torch.tensor([-float("inf"), 0.0])).dtype == torch.float16
+    with pytest.raises(BadInput, match="'mask' holds 1 numbers that are not finite as float16"):
+        found(torch.tensor([1e6, -float("inf")]))
+
+
+@pytest.mark.parametrize(
+    "kind", ["a pipe", "a device", "nested", "a list", "a huge header", "a folder that lies"]
+)
+def test_files_of_strangers_are_one_message(kind: str, tmp_path: Path) -> None:
+    _, captured = captured_of(BRANCHES, {}, 2)
+    path = tmp_path / "model.safetensors"
+    if kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a device":
+        path.symlink_to("/dev/zero")
+    elif kind == "a huge header":
+        path.write_bytes((2**62).to_bytes(8, "little") + b"{}")
+    elif kind == "a folder that lies":
+        path.mkdir()
+    else:
+        path = tmp_path / "model.safetensors.index.json"
+        path.write_text("[" * 100_000 if kind == "nested" else "[]")
+    with pytest.raises(BadInput, match=r"cannot be read|is no index|is no regular file|a folder with 0"):
         pretrained.read(path, captured)
