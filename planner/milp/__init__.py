@@ -8,9 +8,8 @@ goes through configurations, `cut/` prices the cuts of one, `proof/` bounds them
 from planner.milp.explain import configuration_of, parts_ns
 from planner.milp.instance import Instance, changed
 from planner.milp.pins import pins
-from planner.milp.question import Question
 from planner.milp.search.state import ConfigurationState, Effort, SearchState
-from planner.milp.solve import solve, solve_or_none, solve_with_search
+from planner.milp.solve import Question, solve, solve_or_none, solve_with_search
 
 __all__ = [
     "ConfigurationState",

@@ -57,7 +57,7 @@ def searched_space(space: Instance) -> SearchSpace:
         parts="any" if pins.schedules else "none" if pins.out_of_order is False else "one_worker",
         most_forwards=forwards,
         equal_parts=pins.update == "rolling" and pins.out_of_order is not False,
-        cuts="all" if space.boundaries.all() else "chained",
+        cuts="all",
         recompute=_recomputation(space),
         shard=(False, True) if pins.shard is None else (pins.shard,),
         grids=tuple(grids),

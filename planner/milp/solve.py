@@ -1,24 +1,118 @@
-"""The solver's entry: the fastest plan of a profile on a cluster, with its certificate, or why there is none."""
+"""The solver's entry: the question that a plan answers, and the fastest plan for it, or why there is none."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from planner.errors import Infeasible
+from planner.cluster import Cluster, with_memory, with_network, with_nodes
+from planner.errors import BadInput, Infeasible
 from planner.milp import infeasible
 from planner.milp.configurations.configurations import SEARCHED, Configuration
 from planner.milp.instance import Instance, changed
 from planner.milp.layer_orders import orders
-from planner.milp.question import Question
+from planner.milp.pins import Pins, check_space, pins, with_stages
 from planner.milp.search.descent import UNFIT_NS, judge
 from planner.milp.search.search import ranked, thriftier
 from planner.milp.search.state import Effort, SearchState
 from planner.milp.write_plan import plan_of
 from planner.plan import Plan
-from planner.schedule import FAMILIES
+from planner.profile import Profile
+from planner.schedule import FAMILIES, ROUNDS_BY_PART, rounds_by_part
 
 _CHANGED = 20  # configurations looked at for each change that might make an infeasible question feasible
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A planning question: what is trained, on which machines, with what fixed, and how hard to search.
+
+    `fix` maps the keys of `--fix` to values; `schedules` names the families to choose from, None allows all.
+    Without a precision or an execution, fp32 and eager are taken where they were profiled.
+    """
+
+    profile: Profile
+    cluster: Cluster
+    batch: int
+    fix: Mapping[str, object] = field(default_factory=dict)
+    schedules: Sequence[str] | None = None
+    precision: str | None = None
+    execution: str | None = None
+    effort: Effort = field(default_factory=Effort)
+
+    def replace(
+        self,
+        *,
+        cluster: Cluster | None = None,
+        batch: int | None = None,
+        memory_gib: float | None = None,
+        nodes: int | None = None,
+        network: float | None = None,
+        schedule: str | Sequence[str] | None = None,
+        fix: Mapping[str, object] | None = None,
+    ) -> Question:
+        """Returns the question with something changed; what is None stays as it is.
+
+        Args: `memory_gib` a device, `nodes` at most, `network` multiplies the bandwidth of links, `schedule` names
+        one family or several, and `fix` is merged into what is fixed, where a value of None frees its key.
+        Raises: BadInput where the cluster cannot be changed so.
+        """
+        machines = self.cluster if cluster is None else cluster
+        machines = with_memory(machines, memory_gib) if memory_gib is not None else machines
+        machines = with_nodes(machines, nodes) if nodes is not None else machines
+        machines = with_network(machines, network) if network is not None else machines
+        fixed = {key: value for key, value in {**self.fix, **(fix or {})}.items() if value is not None}
+        families = self.schedules
+        if schedule is not None:
+            families = (schedule,) if isinstance(schedule, str) else tuple(schedule)
+            fixed.pop("schedule", None)
+        return replace(
+            self,
+            cluster=machines,
+            batch=self.batch if batch is None else batch,
+            schedules=families,
+            fix=fixed,
+        )
+
+    def instance(self) -> Instance:
+        """Returns the instance that the solver searches.
+
+        Raises: BadInput where the batch, the pins, the precision or the execution do not match the profile.
+        """
+        if self.batch < 1:
+            raise BadInput(f"batch is {self.batch}", allowed="1 or more")
+        fixed = check_space(pins(self.fix, self.schedules), self.profile.graph)
+        profile, pinned = orders.as_pinned(self.profile, with_stages(fixed, self.profile.graph))
+        precision = _choice(profile, "precision", self.precision, "fp32")
+        execution = _choice(profile, "execution", self.execution, "eager")
+        return Instance(
+            profile=profile,
+            cluster=self.cluster,
+            batch=self.batch,
+            precision=precision,
+            execution=execution,
+            pins=_alike_in_parts(pinned) if rounds_by_part(precision, execution) else pinned,
+        )
+
+
+def _alike_in_parts(pinned: Pins) -> Pins:
+    """Replicas are not cut into parts where a part would train otherwise than the whole."""
+    if "overlap" in pinned.schedules and pinned.chunks != 1:
+        raise BadInput(
+            f"overlap in parts: {ROUNDS_BY_PART}",
+            where="schedule",
+            allowed="chunks=1, fp32, or execution eager",
+        )
+    return pinned if pinned.schedules else replace(pinned, out_of_order=False)
+
+
+def _choice(profile: Profile, name: str, asked: str | None, usual: str) -> str:
+    known = sorted({str(getattr(key, name)) for key in profile.settings})
+    if asked is None:
+        return usual if usual in known else known[0]
+    if asked not in known:
+        raise BadInput(f"{name} '{asked}' was not profiled", allowed=", ".join(known))
+    return asked
 
 
 def solve(question: Question) -> Plan:

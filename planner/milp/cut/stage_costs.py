@@ -63,6 +63,10 @@ class StageCosts(Sizes):
     meter: WorkMeter
     allowed: BoolArray  # the boundaries that a cut may have
     fixed: IntArray | None = None  # the cut, where the shape includes it
+    silent: int | None = (
+        None  # the only cuts asked for: 0 is where all neighbours talk, p where stage p is the first
+    )
+    # that does not talk with the one before it; None is all cuts
     least: LeastRecompute | None = (
         None  # where only some stages recompute; `prefix_ns` then has no recomputation
     )
@@ -72,8 +76,23 @@ class StageCosts(Sizes):
 
     @cached_property
     def chained(self) -> bool:
-        """Returns whether every stage feeds the next one and gets a gradient back; then neighbours always talk."""
-        return bool(self.tables.direct[self.allowed].all())
+        """Returns whether every stage waits for the one before it and on its way back for the next, in all cuts asked
+        for.
+        """
+        return self.silent == 0 or not self.apart or self.tables.talk.always(self.stages)
+
+    @cached_property
+    def apart(self) -> list[int]:
+        """Returns the boundaries whose stages lie on different workers; on one worker its order has them wait."""
+        place = np.array(self.order.schedule.place)
+        found: list[int] = (np.flatnonzero((place[:, 1:] != place[:, :-1]).any(0)) + 1).tolist()
+        return found
+
+    def talk_at(self, boundary: int) -> bool:
+        """Returns whether the stages beside a boundary wait for each other in all cuts asked for."""
+        return (
+            self.chained or boundary not in self.apart or (self.silent is not None and boundary < self.silent)
+        )
 
     @property
     def moments(self) -> tuple[IntArray, ...]:

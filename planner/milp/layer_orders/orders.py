@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from planner.milp.configurations.spatial_choices import needs_space
 from planner.milp.instance import Instance, changed
 from planner.milp.layer_orders.elements import ElementWork, Sent
 from planner.milp.layer_orders.lattice import TooManyIdeals, best_stages
@@ -56,10 +57,7 @@ def searched(instance: Instance, effort: Effort) -> Searched:
     Raises: Infeasible where the model's own order has no configuration.
     """
     first = search(instance, effort)
-    pins = instance.pins
-    # Stages of whole samples are left to be chosen.
-    free = pins.stages is None and pins.pipeline != 1 and pins.spatial in (None, 1)
-    if not free or alone(instance.profile.graph):
+    if not _free(instance.pins) or alone(instance.profile.graph):
         return Searched(best=first)
     every = _every(instance.profile.graph) if instance.layers <= _EVERY else None
     try:
@@ -78,6 +76,11 @@ def searched(instance: Instance, effort: Effort) -> Searched:
             proved=len(chosen) if every is not None else sum(each is not first for each in closed),
         ),
     )
+
+
+def _free(pins: Pins) -> bool:
+    """Returns whether stages of whole samples are left to be chosen: other orders have no samples cut in space."""
+    return pins.stages is None and pins.pipeline != 1 and pins.spatial in (None, 1) and not needs_space(pins)
 
 
 def _others(first: SearchState, orders: Sequence[Names], effort: Effort) -> Iterator[SearchState]:
@@ -99,7 +102,7 @@ def in_order(instance: Instance, names: Sequence[str]) -> Instance:
     return changed(
         instance,
         profile=replace(instance.profile, graph=instance.profile.graph.ordered(names)),
-        pins=replace(instance.pins, spatial=1, grid=None, gather=None),
+        pins=replace(instance.pins, spatial=1, grid=None, gather=None, regrid=None),
     )
 
 
@@ -188,4 +191,6 @@ def as_pinned(profile: Profile, pinned: Pins) -> tuple[Profile, Pins]:
     in_space = pinned.spatial not in (None, 1) or pinned.gather not in (None, NO_GATHER) or pinned.regrid
     if names == [layer.name for layer in graph.layers] or in_space:
         return profile, pinned
-    return replace(profile, graph=graph.ordered(names)), replace(pinned, spatial=1, grid=None, gather=None)
+    return replace(profile, graph=graph.ordered(names)), replace(
+        pinned, spatial=1, grid=None, gather=None, regrid=None
+    )

@@ -55,9 +55,8 @@ class ConfigurationProof:
         self.record = self._fresh(edges[0] if edges is not None and (edges[0] == edges[1]).all() else None)
 
     def _fresh(self, pinned: IntArray | None) -> ProofState:
-        """Returns an empty record; it has no rows of memory where the first look sees boundaries alone."""
-        memory = stack([], self.problem.stages) if self.problem.chained else memory_weights(self.problem)
-        return ProofState(RowPool(problem=self.problem, memory=memory), pinned)
+        """Returns an empty record; it has no rows of memory, since the first look sees boundaries alone."""
+        return ProofState(RowPool(problem=self.problem, memory=stack([], self.problem.stages)), pinned)
 
     @property
     def open(self) -> bool:
@@ -83,7 +82,7 @@ class ConfigurationProof:
             return
         self._surround()
         self.timed = self.bound, self.spans
-        if self.spans is not None and not _fits(self.problem, *self.spans):
+        if self.spans is not None and not fits_surely(self.problem, *self.spans):
             self.tight = True
             self._grow()
         if self.spans is not None and _point(self.spans):
@@ -114,9 +113,8 @@ class ConfigurationProof:
         self._begin()
         if self.record.answer is not None:
             self.record.learn(self.record.answer.cut)
-        if self.problem.chained:
-            bound, self.spans = surrounded(self.record, SeparableRows(self.problem), self.spans, self.rounds)
-            self.bound = max(self.bound, bound)
+        bound, self.spans = surrounded(self.record, SeparableRows(self.problem), self.spans, self.rounds)
+        self.bound = max(self.bound, bound)
         self.rows = self.record.pool.useful()
 
     def _begin(self) -> None:
@@ -125,10 +123,23 @@ class ConfigurationProof:
             return
         for row in self.rows:
             self.record.pool.add_row(row)
-        if self.rows:
+        if self.problem.silent:
+            self._begin_apart()
+        elif self.rows:
             self.record.learn(even(self.problem))
         else:
             self.record.around(even(self.problem))
+
+    def _begin_apart(self) -> None:
+        """Begins with what the workers have to do, and with rows of a cut that spreads it: few others hold."""
+        assert self.spans is not None
+        pool = self.record.pool
+        for row in self.problem.loads():
+            pool.add_row(row)
+        rows = pool.weights
+        _, cut = SeparableRows(self.problem).least(rows.mixed(np.full(len(rows), 1 / len(rows))), *self.spans)
+        if len(cut):
+            self.record.around(cut)
 
     def _forget(self) -> None:
         """Drops the rows: of many stages they take megabytes each. They are learnt again if the proof continues."""
@@ -202,7 +213,7 @@ def _point(spans: Windows) -> bool:
     return bool((spans[0] == spans[1]).all())
 
 
-def _fits(problem: CutProblem, low: IntArray, high: IntArray) -> bool:
+def fits_surely(problem: CutProblem, low: IntArray, high: IntArray) -> bool:
     """Returns whether every cut of the windows surely fits; False where the configuration chooses which stages
     recompute. Each stage is taken as large as any that the windows allow, in each part of its memory.
     """

@@ -21,9 +21,10 @@ from planner.milp.configurations.configurations import Configuration, shapes
 from planner.milp.cut.problem import CutProblem
 from planner.milp.instance import Instance
 from planner.milp.proof.boxes import ROUNDING, Box
+from planner.milp.proof.layer_work import LayerWork
 from planner.milp.proof.prove import ConfigurationProof
 from planner.milp.proof.separable import SeparableRows
-from planner.milp.proof.totals import LayerWork, TotalsBound
+from planner.milp.proof.totals import TotalsBound
 from planner.milp.search import relist
 from planner.milp.search.descent import UNFIT_NS, Answer, even, judge
 from planner.milp.search.state import ConfigurationState, Effort, Rows, SearchState
@@ -115,7 +116,7 @@ def solve_program(state: SearchState) -> None:
         return
     if state.best.closing is None:
         spans = state.instance.windows(state.best.problem)
-        state.best.closing = ConfigurationProof(problem=state.best.problem, spans=spans)
+        state.best.closing = ConfigurationProof(problem=state.best.problem.talking, spans=spans)
         state.best.closing.look(state.best.answer, state.limit)
     others = [tried for tried in state.open if tried is not state.best and tried.bound_ns < state.limit]
     given = [(tried, _open_part(state, tried)) for tried in [state.best, *others]]
@@ -140,8 +141,8 @@ def _open_part(state: SearchState, tried: ConfigurationState) -> formulation.Ope
     pool, most = tried.closing.record.pool, state.limit + ROUNDING
     rows = pool.weights.part(pool.active())
     box: Box | None = tried.closing.root
-    if box is not None and tried.problem.chained:
-        spans = SeparableRows(tried.problem).narrowed(rows, most, box.low, box.high)
+    if box is not None:
+        spans = SeparableRows(box.problem).narrowed(rows, most, box.low, box.high)
         box = None if spans is None else box.narrowed(*spans)
     for _ in range(_FILTERS):
         box = None if box is None else box.filtered(rows, most)

@@ -20,9 +20,9 @@ from planner.milp.cut.recompute_choice import RecomputeProblem
 from planner.milp.instance import Instance, short_bytes
 from planner.milp.pins import Update
 from planner.milp.proof.boxes import ROUNDING, Box
-from planner.milp.proof.feasible import whole
+from planner.milp.proof.feasible import quieted, whole
 from planner.milp.proof.order_free import order_free_bound_ns
-from planner.milp.proof.prove import ConfigurationProof
+from planner.milp.proof.prove import ConfigurationProof, Windows, fits_surely
 from planner.milp.proof.totals import TotalsBound
 from planner.milp.search.descent import UNFIT_NS, Answer, balanced, descend, even, kicked
 from planner.plan import Certificate, SearchCounts
@@ -33,11 +33,15 @@ _CHOICES = 10  # times as many boxes, and twice as many kicks, where flags are t
 _WORK_NS = 40e9  # of `Meter`
 _PROGRAM_NODES = 2000  # of the mixed-integer program
 _PLAIN = 0.75  # of the work left is for shapes without flags first
+_SMALL, _SILENT = (
+    24,
+    0.05,
+)  # beyond so many layers, so much of the work is for cuts where some neighbours do not talk
 _BOXES = 100  # of one shape at first, divided by its depth
 _NODES = 3000  # boxes of one shape in a turn at most, divided by its depth
 
 
-Rows = dict[tuple[Order, Update], list[CutRow]]
+Rows = dict[tuple[Order, Update, int], list[CutRow]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +56,7 @@ class Effort:
 
 @dataclass(kw_only=True)
 class ConfigurationState:
-    """One configuration, as far as it was looked into."""
+    """One configuration, as far as it was looked into; or some of its cuts, where `problem.silent` says which."""
 
     shape: Configuration
     problem: CutProblem
@@ -122,7 +126,9 @@ class SearchState:
                 self.take(*self._decided(tried.problem, answer))
         elif answer is not None and answer.better(tried.answer):
             tried.answer = answer
-            if answer.ns < self.limit:
+            if tried.problem.silent is not None:
+                self.take(self.tried[tried.shape], answer)
+            elif answer.ns < self.limit:
                 self.best = tried
 
     def _decided(self, problem: RecomputeProblem, answer: Answer) -> tuple[ConfigurationState, Answer]:
@@ -134,12 +140,47 @@ class SearchState:
 
     def close(self, tried: ConfigurationState) -> bool:
         """Takes a first look, which refutes a configuration or bounds it; returns whether memory narrows it."""
-        problem, learnt = tried.problem, (tried.problem.order, tried.shape.update)
-        plain = self.tried.get(replace(tried.shape, sparing=False)) if problem.flagged else None
+        plain = self.tried.get(replace(tried.shape, sparing=False)) if tried.problem.flagged else None
         known = None if plain is None else plain.closing
+        spans = self.instance.windows(tried.problem)
+        over = self.floors.summed_ns(tried.shape, talking=True) > self.limit - 1
+        self._look_at(tried, tried.problem.talking, None if over else spans, known)
+        if tried.closing is not None and tried.closing.open:
+            self.open.append(tried)
+        assert tried.closing is not None
+        least = self._totals(tried.shape, talking=False)
+        tight = tried.closing.tight
+        if spans is None or tried.problem.chained or least >= self.limit:
+            return tight
+        for boundary in tried.problem.apart:
+            apart = tried.problem.silent_at(boundary)
+            narrow = quieted(apart, *spans)
+            if narrow is not None:
+                closing = ConfigurationProof(problem=apart, spans=narrow)
+                part = ConfigurationState(shape=tried.shape, problem=apart, bound_ns=least, closing=closing)
+                self.open.append(part)
+                tight = tight or not fits_surely(apart, *narrow)
+        return tight
+
+    def _totals(self, shape: Configuration, *, talking: bool) -> int:
+        """Returns the bound of a configuration's totals, but no more than the limit."""
+        return min(int(np.ceil(self.floors.summed_ns(shape, talking=talking) - ROUNDING)), self.limit)
+
+    def _look_at(
+        self,
+        tried: ConfigurationState,
+        problem: CutProblem,
+        spans: Windows | None,
+        known: ConfigurationProof | None,
+    ) -> None:
+        """Takes a first look at cuts of a configuration, in these windows.
+
+        Args: `known` is the proof of the configuration in which no stage recomputes, if there is one.
+        """
+        learnt = (problem.order, tried.shape.update, problem.silent or 0)
         tried.closing = ConfigurationProof(
             problem=problem,
-            spans=self.instance.windows(problem),
+            spans=spans,
             rows=self.rows.get(learnt, []) if known is None else known.rows,
             timed=None if known is None else known.timed,
         )
@@ -147,28 +188,38 @@ class SearchState:
         if known is None:
             self.rows[learnt] = tried.closing.rows
         self._learn(tried)
-        if tried.closing.open:
-            self.open.append(tried)
-        return tried.closing.tight
 
     def _learn(self, tried: ConfigurationState) -> None:
         assert tried.closing is not None
         self.take(tried, tried.closing.record.answer)
-        least = min(int(np.ceil(self.floors.summed_ns(tried.shape) - ROUNDING)), self.limit)
-        tried.bound_ns = max(tried.closing.bound_ns, least)
+        talking = tried.closing.problem.chained
+        tried.bound_ns = max(tried.closing.bound_ns, self._totals(tried.shape, talking=talking))
 
     def prove(self) -> None:
         """Continues open proofs, a few boxes each, the lowest bound first; stops at the least bound in `left`."""
         self._polish()
         meter, most = self.instance.meter, self.effort.work_ns
-        plain = [tried for tried in self.open if not tried.problem.flagged]
-        if len(plain) < len(self.open):  # what is known without flags refutes most of what has them
+        talking = [tried for tried in self.open if not tried.problem.silent]
+        plain = [tried for tried in talking if not tried.problem.flagged]
+        if len(plain) < len(talking):  # what is known without flags refutes most of what has them
             self._take_further(plain, self.effort.nodes, meter.spent_ns + _PLAIN * (most - meter.spent_ns))
-        self._take_further(self.open, self.effort.nodes, most)
+        self._take_further(talking, self.effort.nodes, most)
+        self._prove_silent()
         self.open = [tried for tried in self.open if self._left(tried)]
         flagged = [tried for tried in self.open if tried.problem.flagged]
         self._take_further(flagged, _CHOICES * self.effort.nodes, most)
         self.open = [tried for tried in self.open if self._left(tried)]
+
+    def _prove_silent(self) -> None:
+        """Proves what it can of cuts in which some neighbours do not talk; of large models with a share of the work."""
+        silent = [tried for tried in self.open if tried.problem.silent and tried.bound_ns < self.limit]
+        most = self.effort.work_ns
+        if self.instance.layers > _SMALL:
+            most = self.instance.meter.spent_ns + _SILENT * self.effort.work_ns
+        for tried in sorted(silent, key=lambda x: (x.bound_ns, x.shape, x.problem.silent or 0)):
+            if self.instance.meter.spent_ns < most and tried.closing is not None:
+                self._look_at(tried, tried.problem, tried.closing.spans, None)
+        self._take_further(silent, self.effort.nodes, most)
 
     def _take_further(self, given: list[ConfigurationState], nodes: int, work_ns: float) -> None:
         meter, least, boxes = self.instance.meter, min(self.left, default=UNFIT_NS), _BOXES
@@ -177,7 +228,9 @@ class SearchState:
             if not lowest:
                 return
             # Flags to be chosen come last: what is known of the others refutes most of them.
-            for tried in sorted(lowest, key=lambda x: (x.problem.flagged, x.bound_ns, x.shape)):
+            for tried in sorted(
+                lowest, key=lambda x: (x.problem.flagged, x.bound_ns, x.shape, x.problem.silent or 0)
+            ):
                 if tried.bound_ns < self.limit and meter.spent_ns < work_ns:
                     self._prove(tried, max(1, boxes // tried.shape.stages), work_ns)
             boxes *= 4
@@ -201,7 +254,8 @@ class SearchState:
         self._learn(tried)
         root = tried.closing.root
         if fresh and root is not None and self._left(tried):
-            self.answer(tried, root)
+            if tried.problem.silent is None:
+                self.answer(tried, root)
             known = tried.answer or tried.closing.record.answer
             if known is not None:
                 kicks = self.effort.kicks * (2 if tried.problem.flagged else 1)
