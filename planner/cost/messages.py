@@ -73,7 +73,8 @@ class Talk:
     @cached_property
     def sure(self) -> BoolArray:
         """Returns by boundary whether the stages beside it talk in every cut, as those do at both ends of a model."""
-        at, found = np.arange(1, self.layers), np.ones(self.layers + 1, np.bool_)
+        at = np.arange(1, self.layers)
+        found: BoolArray = np.ones(self.layers + 1, np.bool_)
         found[at] = self.ends[at - 1, at] == at + 1
         return found
 
@@ -85,7 +86,7 @@ class Talk:
         if self.sure.all() or not boundaries:
             return np.ones(len(cuts), np.bool_)
         at = np.array(boundaries)
-        found: BoolArray = (self.ends[cuts[:, at - 1], cuts[:, at]] <= cuts[:, at + 1]).all(1)
+        found: BoolArray = np.asarray((self.ends[cuts[:, at - 1], cuts[:, at]] <= cuts[:, at + 1]).all(1))
         return found
 
     def always(self, stages: int) -> bool:

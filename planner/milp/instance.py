@@ -17,12 +17,13 @@ from planner.arrays import NS_PER_S, BoolArray, IntArray
 from planner.cluster import Cluster, Group
 from planner.cost import GridChoice, Prices, Tables, price, sharded
 from planner.errors import BadInput
+from planner.milp import limits
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.configurations.placement import PlacementCosts
 from planner.milp.configurations.spatial_choices import asked, choice_of, choices, needs_space, none_of
 from planner.milp.cut.frozen_order import WorkMeter
 from planner.milp.cut.problem import CutProblem
-from planner.milp.cut.recompute_least import PARTED, alone
+from planner.milp.cut.recompute_least import alone
 from planner.milp.pins import Pins
 from planner.milp.problems import FAMILY, Orders, Problems, arranged
 from planner.milp.proof.feasible import windows
@@ -187,7 +188,7 @@ class Instance:
     @property
     def parts_recompute(self) -> bool:
         """Returns whether stages may recompute some of their layers, where samples are whole."""
-        return self.execution == "eager" and self.layers <= PARTED
+        return self.execution == "eager" and self.layers <= limits.PARTED_LAYERS
 
     def cluster_link_ns(self, size: int) -> float:
         """Returns the time of one message over the longest distance.

@@ -16,6 +16,7 @@ import numpy as np
 from planner.arrays import BoolArray, FloatArray, IntArray
 from planner.cluster import NOISE, Sum
 from planner.cost import hop_bytes
+from planner.milp import limits
 from planner.milp.configurations.placement import Placement
 from planner.milp.cut.frozen_order import WorkMeter
 from planner.milp.cut.recompute_least import LeastRecompute, settled
@@ -23,8 +24,6 @@ from planner.milp.cut.stage_bytes import Sizes
 from planner.schedule import Kind
 
 KINDS = tuple(Kind)
-_GRIDS = 100  # kept at a time
-_TABLED = 300  # layers up to which what a single problem needs of every interval is kept
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
 
 
@@ -63,36 +62,12 @@ class StageCosts(Sizes):
     meter: WorkMeter
     allowed: BoolArray  # the boundaries that a cut may have
     fixed: IntArray | None = None  # the cut, where the shape includes it
-    silent: int | None = (
-        None  # the only cuts asked for: 0 is where all neighbours talk, p where stage p is the first
-    )
-    # that does not talk with the one before it; None is all cuts
     least: LeastRecompute | None = (
         None  # where only some stages recompute; `prefix_ns` then has no recomputation
     )
     flagged: ClassVar[bool] = (
         False  # whether a flag a stage follows the boundaries; see `planner.milp.cut.recompute_choice`
     )
-
-    @cached_property
-    def chained(self) -> bool:
-        """Returns whether every stage waits for the one before it and on its way back for the next, in all cuts asked
-        for.
-        """
-        return self.silent == 0 or not self.apart or self.tables.talk.always(self.stages)
-
-    @cached_property
-    def apart(self) -> list[int]:
-        """Returns the boundaries whose stages lie on different workers; on one worker its order has them wait."""
-        place = np.array(self.order.schedule.place)
-        found: list[int] = (np.flatnonzero((place[:, 1:] != place[:, :-1]).any(0)) + 1).tolist()
-        return found
-
-    def talk_at(self, boundary: int) -> bool:
-        """Returns whether the stages beside a boundary wait for each other in all cuts asked for."""
-        return (
-            self.chained or boundary not in self.apart or (self.silent is not None and boundary < self.silent)
-        )
 
     @property
     def moments(self) -> tuple[IntArray, ...]:
@@ -187,7 +162,7 @@ class StageCosts(Sizes):
         """
         least = self.least
         assert least is not None
-        if self.layers > _TABLED:
+        if self.layers > limits.TABLED_LAYERS:
             return least.redone_ns(stage, begins[:, None], np.maximum(ends[None, :], begins[:, None]))
         key = GridKey("again", self.tables.key, (least, stage))
         table = self._grid(key, lambda i, j: least.redone_ns(stage, i, j))
@@ -263,6 +238,15 @@ class StageCosts(Sizes):
         handed = (sync_ns + 1) // 2 if self.shape.shard else 0
         return ns + handed + self.update_ns
 
+    def updates_sooner(self, other: StageCosts, known: dict[tuple[object, ...], bool]) -> bool:
+        """Returns whether updates of some stage take less than in another problem; `known` keeps what was found."""
+        kinds = {(other.sums[p], other.slowness[p]): p for p in range(other.stages)}
+        key = (other.shape.micro, other.holders, other.tie, frozenset(kinds))
+        if key not in known:
+            pairs = ((self.step_grid(p), other.step_grid(p)) for p in kinds.values())
+            known[key] = any(bool((a < b).any()) for a, b in pairs)
+        return known[key]
+
     def sync_grid(self, stage: int) -> IntArray:
         """Returns `sync_ns` of every interval.
 
@@ -303,7 +287,7 @@ class StageCosts(Sizes):
 
     def _grid(self, key: GridKey, price: Callable[[IntArray, IntArray], IntArray]) -> IntArray:
         if key not in self.grids:
-            if len(self.grids) >= _GRIDS:
+            if len(self.grids) >= limits.GRIDS:
                 self.grids.clear()
             every = np.arange(self.layers + 1)
             self.grids[key] = price(every[:, None], np.maximum(every[None, :], every[:, None]))

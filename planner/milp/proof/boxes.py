@@ -267,8 +267,7 @@ class Hops:
             (crosses & (edges.made >= begin)) @ edges.bytes,
             (crosses & (edges.previous >= begin) & edges.backward) @ edges.bytes,
         )
-        talk = self.problem.talk_at(p)
-        if talk:
+        if talk := self.problem.talk_at(p):
             least = self.problem.tables.talk.least_bytes[:, low[p] : high[p] + 1]
             sure = np.maximum(sure[0], least[0]), np.maximum(sure[1], least[1])
         latency, byte = self.problem.latency_ns[p - 1, p], self.problem.byte_ns[p - 1, p]

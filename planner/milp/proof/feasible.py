@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -26,6 +26,20 @@ def windows(problem: CutProblem) -> tuple[IntArray, IntArray]:
     low = np.array([*range(depth), layers], np.int64)
     high = np.array([0, *(layers - depth + p for p in range(1, depth)), layers], np.int64)
     return problem.pointed(low, 0), problem.pointed(high, 1)
+
+
+def silent_parts(
+    problem: CutProblem, low: IntArray, high: IntArray
+) -> Iterator[tuple[CutProblem, tuple[IntArray, IntArray]]]:
+    """Yields the problems of the cuts in which some neighbours do not talk, with their windows.
+
+    Args: `low` and `high` are the windows of all cuts.
+    """
+    for boundary in problem.apart:
+        part = problem.silent_at(boundary)
+        narrow = quieted(part, low, high)
+        if narrow is not None:
+            yield part, narrow
 
 
 def quieted(problem: CutProblem, low: IntArray, high: IntArray) -> tuple[IntArray, IntArray] | None:

@@ -87,7 +87,8 @@ class Passed:
     @cached_property
     def chain(self) -> int:
         """Returns the longest way of a micro-batch forward and back."""
-        back, forward = self.work.back.tolist(), self.work.forward.tolist()
+        back: list[int] = self.work.back.tolist()
+        forward: list[int] = self.work.forward.tolist()
         returned = [head + own for head, own in zip(self._head, forward, strict=True)]
         for early, late in reversed(self._back):
             returned[early] = max(returned[early], returned[late] + back[late])

@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from planner.arrays import IntArray
+from planner.milp import limits
 from planner.milp.cut.problem import CutProblem, CutRow
 from planner.milp.proof.boxes import ROUNDING, Box
 from planner.milp.proof.branch_and_bound import ProofState, Tree
@@ -22,11 +23,6 @@ from planner.milp.proof.multipliers import RowMixLP, RowPool
 from planner.milp.proof.separable import SeparableRows
 from planner.milp.proof.weights import Weights, stack
 from planner.milp.search.descent import Answer, even
-
-_ROUNDS = 60  # mixtures of rows tried at first
-_MOMENTS = 20_000_000  # rows of memory, times pairs of stages, up to which arcs are built
-_KEPT = 200_000  # rows kept of a configuration that is left open, times its pairs of stages
-_ARCS = 2_000_000  # arcs that windows may span, up to which they are built
 
 Windows = tuple[IntArray, IntArray]
 
@@ -44,11 +40,9 @@ class ConfigurationProof:
     tight: bool = False  # whether memory excludes a cut that could have won
     root: Box | None = None
     tree: Tree | None = None
-    rounds: int = _ROUNDS
+    rounds: int = limits.ROUNDS
     rows: list[CutRow] = field(default_factory=list)  # useful for this order, whatever its costs
-    timed: tuple[float, Windows | None] | None = (
-        None  # what time alone says: a bound, and where a better cut lies
-    )
+    timed: tuple[float, Windows | None] | None = None  # by time alone: a bound, and where a better cut is
 
     def __post_init__(self) -> None:
         edges = None if self.spans is None else tuple(map(self.problem.bounds, self.spans))
@@ -88,7 +82,7 @@ class ConfigurationProof:
         if self.spans is not None and _point(self.spans):
             self.record.learn(self.spans[0])
             self.spans = None
-        if self.root is None and len(self.record.pool.rows) * self.problem.stages**2 > _KEPT:
+        if self.root is None and len(self.record.pool.rows) * self.problem.stages**2 > limits.KEPT_ROWS:
             self._forget()
 
     def _adopt(self, bound: float, spans: Windows | None) -> None:
@@ -169,8 +163,8 @@ class ConfigurationProof:
         """Returns whether arcs and rows of memory are few enough to be built."""
         shared = (self.problem.hosted > 0).sum(1) > 1
         moments = sum(len(rows) for rows, many in zip(self.problem.moments, shared, strict=True) if many)
-        small = moments * self.problem.stages**2 <= _MOMENTS
-        return small and self.spans is not None and _cells(self.problem, *self.spans) <= _ARCS
+        small = moments * self.problem.stages**2 <= limits.MOMENTS
+        return small and self.spans is not None and _cells(self.problem, *self.spans) <= limits.ARCS
 
     def _grow(self) -> None:
         """Builds the arcs that fit and that single rows do not refute, where they are not too many."""
@@ -221,7 +215,7 @@ def fits_surely(problem: CutProblem, low: IntArray, high: IntArray) -> bool:
         return False
     if (most_bytes(problem) <= problem.available_bytes).all():
         return True
-    if _cells(problem, low, high) > _ARCS:
+    if _cells(problem, low, high) > limits.ARCS:
         return False
     spans = [slice(a, b + 1) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
     fixed = np.array([problem.fixed_grid[pair].max() for pair in pairwise(spans)])
@@ -248,10 +242,7 @@ def _may_exceed(box: Box) -> bool:
 
 _PATIENCE = 10  # mixtures without a better bound, before the tree takes over
 _GAIN = 2e-4  # share of the limit that a bound must gain to count as better
-_TRIAL, _HOPE = (
-    40,
-    0.6,
-)  # mixtures tried in any case; a bound below so much of the limit is then left as it is
+_TRIAL, _HOPE = 40, 0.6  # mixtures tried in any case; a bound below that share of the limit is left
 _NARROWINGS = 3
 
 
