@@ -76,11 +76,6 @@ def test_no_plan_beats_the_bound_of_any_model_however_low_the_limits_of_the_solv
     assert in_own_order(given, plan) == []
 
 
-@pytest.mark.parametrize("seed", numbers(UNASKED))
-def test_the_plan_of_a_branched_model_is_the_best_there_is(seed: int) -> None:
-    assert differences(branched(seed), answer(branched(seed))) == []
-
-
 @pytest.mark.parametrize("seed", [200834, 200883, 201286])
 def test_what_once_was_proved_falsely_is_not_again(seed: int) -> None:
     """Shared updates were forgotten of shapes that the limit ruled out while they waited."""
