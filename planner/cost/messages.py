@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -42,6 +43,76 @@ class Edges:
             bytes=self.bytes[chosen],
             backward=self.backward[chosen],
         )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Talk:
+    """Which neighbouring stages talk: the later one reads what the earlier one made, and hands a gradient back."""
+
+    edges: Edges
+    layers: int
+
+    @cached_property
+    def ends(self) -> IntArray:
+        """Returns [i, j], the least end of a stage from layer j on that talks with the stage from i to j.
+
+        Returns: more than the number of layers where no stage does.
+        """
+        never = self.layers + 1
+        ahead: IntArray = np.full((never, never), never, np.int64)
+        back = ahead.copy()
+        edges = self.edges
+        columns = (edges.made, edges.previous, edges.consumer, edges.bytes, edges.backward)
+        for made, previous, consumer, size, backward in zip(*(c.tolist() for c in columns), strict=True):
+            for table, first, counts in ((ahead, made, size), (back, previous, size and backward)):
+                if counts:
+                    own = table[: first + 1, previous + 1 : consumer + 1]
+                    np.minimum(own, consumer + 1, out=own)
+        return np.maximum(ahead, back)
+
+    @cached_property
+    def sure(self) -> BoolArray:
+        """Returns by boundary whether the stages beside it talk in every cut, as those do at both ends of a model."""
+        at = np.arange(1, self.layers)
+        found: BoolArray = np.ones(self.layers + 1, np.bool_)
+        found[at] = self.ends[at - 1, at] == at + 1
+        return found
+
+    def everywhere(self, cuts: IntArray, boundaries: Sequence[int]) -> BoolArray:
+        """Returns [cut]: whether the neighbours beside some boundaries talk.
+
+        Args: `cuts` is [cut, boundary], and `boundaries` are those that count, by number.
+        """
+        if self.sure.all() or not boundaries:
+            return np.ones(len(cuts), np.bool_)
+        at = np.array(boundaries)
+        found: BoolArray = np.asarray((self.ends[cuts[:, at - 1], cuts[:, at]] <= cuts[:, at + 1]).all(1))
+        return found
+
+    def always(self, stages: int) -> bool:
+        """Returns whether all neighbours talk in every cut into so many stages; False where that is not plain."""
+        at, last = np.arange(1, self.layers), self.layers
+        if stages == 2:
+            return bool((self.ends[0, at] <= last).all())
+        return stages < 2 or bool(self.sure.all())
+
+    @cached_property
+    def least_bytes(self) -> IntArray:
+        """Returns what stages that talk across a boundary send at least, [act or grad, boundary] bytes."""
+        edges, found = self.edges, np.zeros((2, self.layers + 1), np.int64)
+        for way, sent in enumerate((edges.bytes > 0, edges.backward & (edges.bytes > 0))):
+            near = sent & (edges.consumer == edges.made + 1)
+            found[way] = np.bincount(edges.consumer[near], edges.bytes[near], self.layers + 1)
+            for at in np.flatnonzero(found[way] == 0).tolist():
+                crossing = sent & (edges.previous < at) & (at <= edges.consumer)
+                found[way, at] = edges.bytes[crossing].min() if crossing.any() else 0
+        return found
+
+    @cached_property
+    def least(self) -> int:
+        """Returns the least bytes that neighbours who talk hand to each other; 0 where none do."""
+        every = self.least_bytes.min(0)[1:-1]
+        return int(every[every > 0].min()) if (every > 0).any() else 0
 
 
 def edges(graph: ModelGraph, size_of: Mapping[str, int]) -> Edges:

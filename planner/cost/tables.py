@@ -17,7 +17,7 @@ import numpy as np
 from planner.arrays import NS_PER_S, BoolArray, IntArray
 from planner.cost.activation_tables import Moving, Walking, moving
 from planner.cost.intervals import Rectangles, running_maximum
-from planner.cost.messages import Edges, edges
+from planner.cost.messages import Edges, Talk, edges
 from planner.errors import BadInput
 from planner.model import ModelGraph
 from planner.plan import Plan
@@ -68,16 +68,9 @@ class Tables:
         return self.setting.micro, self.setting.split, *self.regridded
 
     @cached_property
-    def direct(self) -> BoolArray:
-        """Returns by boundary whether a layer reads what the one before it made, and hands a gradient back.
-
-        Both ends of the model count as such boundaries.
-        """
-        edges = self.edges
-        found: BoolArray = np.zeros(self.layers + 1, np.bool_)
-        found[edges.consumer[edges.backward & (edges.consumer == edges.made + 1)]] = True
-        found[[0, -1]] = True
-        return found
+    def talk(self) -> Talk:
+        """Returns which neighbouring stages send each other messages."""
+        return Talk(edges=self.edges, layers=self.layers)
 
     @cached_property
     def typical_crossing_bytes(self) -> int:
@@ -85,16 +78,6 @@ class Tables:
         where = np.arange(1, self.layers)[:, None]
         crosses = (self.edges.previous < where) & (where <= self.edges.consumer)
         return int(np.median(crosses @ self.edges.bytes)) if self.layers > 1 else 0
-
-    @cached_property
-    def least_direct_bytes(self) -> int:
-        """Returns the least bytes that a layer hands to the next one, over the direct boundaries; 0 where there are
-        none.
-        """
-        edges = self.edges
-        chosen = edges.backward & (edges.consumer == edges.made + 1)
-        sizes = np.bincount(edges.consumer[chosen], edges.bytes[chosen], self.layers)
-        return int(sizes[1:][self.direct[1:-1]].min()) if self.direct[1:-1].any() else 0
 
     def step_bytes(self, low: IntArray, high: IntArray, *, losses: int, copies: int) -> IntArray:
         """Returns `stage_bytes.step_bytes` of many stages.

@@ -7,9 +7,10 @@ goes through configurations, `cut/` prices the cuts of one, `proof/` bounds them
 
 from planner.milp.explain import configuration_of, parts_ns
 from planner.milp.instance import Instance, changed
+from planner.milp.limits import Effort
 from planner.milp.pins import Pins, pins
 from planner.milp.question import Question, grids_of, refuse_impossible
-from planner.milp.search.state import ConfigurationState, Effort, SearchState
+from planner.milp.search.state import ConfigurationState, SearchState
 from planner.milp.solve import solve, solve_or_none, solve_with_search
 
 __all__ = [

@@ -9,11 +9,8 @@ from typing import Literal, Protocol
 import numpy as np
 
 from planner.arrays import IntArray
+from planner.milp import limits
 from planner.milp.configurations.configurations import (
-    DEEPEST,
-    FREE_CHUNKS,
-    MOST_ACTIONS,
-    MOST_FORWARDS,
     SEARCHED,
     Configuration,
     shapes,
@@ -25,7 +22,7 @@ from planner.milp.instance import Instance
 from planner.milp.pins import Pins, told
 from planner.milp.search.descent import UNFIT_NS, Answer, judge
 from planner.model import ONE_HOLDER, ONE_STAGE, one_holder
-from planner.plan import MOST_NEAR, PlannedConfiguration, Rival, RivalKind, SearchSpace
+from planner.plan import MOST_NEAR, PlannedConfiguration, Rival, RivalKind, SearchCounts, SearchSpace
 from planner.schedule import FAMILIES, Action, Kind
 
 _RUNNERS = 4
@@ -48,27 +45,27 @@ def searched_space(space: Instance) -> SearchSpace:
     names = pins.schedules or SEARCHED
     several = any(isinstance(FAMILIES[name].chunks, int) for name in names)
     changes, gathers = looked_at(space.layers) if grids else (None, None)
-    forwards = MOST_FORWARDS if not pins.schedules and pins.out_of_order is not False else None
+    forwards = limits.MOST_FORWARDS if not pins.schedules and pins.out_of_order is not False else None
     return SearchSpace(
         families=names,
         fixed=told(pins),
-        most_workers=pins.pipeline or DEEPEST,
-        most_actions=MOST_ACTIONS,
-        free_chunks=FREE_CHUNKS if several and pins.chunks is None else None,
+        most_workers=pins.pipeline or limits.DEEPEST,
+        most_actions=limits.MOST_ACTIONS,
+        free_chunks=limits.FREE_CHUNKS if several and pins.chunks is None else None,
         parts="any" if pins.schedules else "none" if pins.out_of_order is False else "one_worker",
         most_forwards=forwards,
         equal_parts=pins.update == "rolling" and pins.out_of_order is not False,
-        cuts="all" if space.boundaries.all() else "chained",
+        cuts="all",
         recompute=_recomputation(space),
         shard=(pins.shard,) if pins.shard is not None else (False,) if space.joint else (False, True),
         grids=tuple(grids),
         grid_changes=changes,
         gathers=gathers,
-        limits=tuple(limits(space)),
+        limits=tuple(_of_the_model(space)),
     )
 
 
-def limits(space: Instance) -> Iterator[str]:
+def _of_the_model(space: Instance) -> Iterator[str]:
     """Yields what the model itself does not allow of a plan, each with its cause in one line."""
     graph = space.profile.graph
     if found := one_holder(graph):
@@ -84,6 +81,24 @@ def _recomputation(space: Instance) -> Literal["none", "all", "whole_stages", "f
     if space.pins.recompute is not None:
         return "all" if space.pins.recompute else "none"
     return "first_layers" if space.parts_recompute else "whole_stages"
+
+
+def counts(
+    configurations: int, *, left: int, taken_up: int, unfinished: int, rescheduled: int
+) -> SearchCounts:
+    """Returns what became of the configurations.
+
+    Args: those `left` were not looked into, and their bounds do not rule them out; of those `taken_up` some are
+    `unfinished`.
+    """
+    solved = max(0, min(taken_up, configurations) - unfinished)
+    return SearchCounts(
+        configurations=configurations,
+        solved=solved,
+        ruled_out=max(0, configurations - solved - unfinished - left),
+        open=unfinished + left,
+        rescheduled=rescheduled,
+    )
 
 
 def rivals(space: Instance, best: CutProblem, looked: Sequence[Answered]) -> Iterator[Rival]:

@@ -15,7 +15,8 @@ import numpy as np
 from planner.arrays import IntArray
 from planner.cluster import Cluster, Link, Links, total_devices, with_more, with_node_groups
 from planner.errors import BadInput
-from planner.milp.configurations.configurations import MOST_ACTIONS, Configuration
+from planner.milp import limits
+from planner.milp.configurations.configurations import Configuration
 from planner.milp.configurations.spatial_choices import choices
 from planner.milp.cut.problem import CutProblem
 from planner.milp.instance import Instance, changed, short_bytes
@@ -90,7 +91,7 @@ def _indivisible(instance: Instance, *, brief: bool = False) -> str:
     if brief:
         return f"there are {there}"
     if any(instance.batch % micro == 0 for micro in instance.micros()):
-        more = f"are more than {MOST_ACTIONS:,} actions a step on some device: profile larger micro-batches"
+        more = f"are more than {limits.MOST_ACTIONS:,} actions a step on some device: profile larger micro-batches"
         return f"no plan of {instance.batch} samples: with {there} there {more}"
     return f"no plan of {instance.batch} samples: no data x pipeline divides them with {there}"
 

@@ -17,12 +17,13 @@ from planner.arrays import NS_PER_S, BoolArray, IntArray
 from planner.cluster import Cluster, Group
 from planner.cost import GridChoice, Prices, Tables, price, sharded
 from planner.errors import BadInput, Violation
+from planner.milp import limits
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.configurations.placement import PlacementCosts
 from planner.milp.configurations.spatial_choices import asked, choice_of, choices, needs_space, none_of
 from planner.milp.cut.frozen_order import WorkMeter
 from planner.milp.cut.problem import CutProblem
-from planner.milp.cut.recompute_least import PARTED, alone
+from planner.milp.cut.recompute_least import alone
 from planner.milp.pins import Pins
 from planner.milp.problems import FAMILY, Orders, Problems, arranged, pinned_cut
 from planner.milp.proof.feasible import windows
@@ -31,7 +32,6 @@ from planner.profile import CostKey, Profile, corrected
 from planner.schedule import FAMILIES
 
 WHOLE = GridChoice()
-_ANYWHERE = 24  # layers up to which every boundary is looked at, whether stages talk across it or not
 
 
 class TablesKey(NamedTuple):
@@ -207,32 +207,20 @@ class Instance:
         late = shape.family == FAMILY and shape.update == "rolling"
         return late and shape.pipes == 1 and not (shape.shard or counted or self.precision == "fp16")
 
-    @cached_property
-    def boundaries(self) -> BoolArray:
-        """Returns where a model may be cut, [layers + 1].
-
-        Larger models are cut only where a layer hangs on the one before it, so that every stage feeds the next.
-        """
-        direct = self.whole(self.micros()[0]).direct
-        every: BoolArray = np.ones(self.layers + 1, np.bool_)
-        return every if self.layers <= _ANYWHERE or self.pins.stages is not None else direct
-
     def _allowed(self, shape: Configuration) -> BoolArray:
-        """Returns the boundaries of a configuration; where the last stage shares samples, it has all of the layers on shares."""
-        if not shape.shared:
-            return self.boundaries
-        found = self.boundaries.copy()
-        found[shape.whole_from + 1 : -1] = False
+        """Returns the boundaries of a configuration, [layers + 1].
+
+        Where the last stage shares samples, it has all of the layers on shares.
+        """
+        found: BoolArray = np.ones(self.layers + 1, np.bool_)
+        if shape.shared:
+            found[shape.whole_from + 1 : -1] = False
         return found
 
     @property
     def parts_recompute(self) -> bool:
         """Returns whether stages may recompute some of their layers, where samples are whole."""
-        return self.execution == "eager" and self.layers <= PARTED
-
-    @cached_property
-    def chained(self) -> bool:
-        return bool(self.whole(self.micros()[0]).direct[self.boundaries].all())
+        return self.execution == "eager" and self.layers <= limits.PARTED_LAYERS
 
     def cluster_link_ns(self, size: int) -> float:
         """Returns the time of one message over the longest distance.

@@ -10,8 +10,8 @@ from planner.cluster import Cluster, total_devices, with_memory, with_network, w
 from planner.errors import BadInput
 from planner.milp.instance import Instance
 from planner.milp.layer_orders import orders
+from planner.milp.limits import Effort
 from planner.milp.pins import SAMPLES, Pins, check_space, pins, told, with_stages
-from planner.milp.search.state import Effort
 from planner.profile import Profile
 from planner.schedule import FAMILIES, ROUNDS_BY_PART, rounds_by_part
 

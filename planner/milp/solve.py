@@ -10,10 +10,11 @@ from planner.milp import infeasible
 from planner.milp.configurations.configurations import SEARCHED, Configuration
 from planner.milp.instance import Instance, changed
 from planner.milp.layer_orders import orders
+from planner.milp.limits import Effort
 from planner.milp.question import Question
 from planner.milp.search.descent import UNFIT_NS, judge
 from planner.milp.search.search import ranked, thriftier
-from planner.milp.search.state import Effort, SearchState
+from planner.milp.search.state import SearchState
 from planner.milp.write_plan import plan_of
 from planner.plan import Plan
 from planner.schedule import FAMILIES

@@ -243,7 +243,9 @@ def _cuts(space: SearchSpace) -> str:
         case "too_many":
             return f"{said}; the layers have too many other orders to be compared"
         case "balanced" if not orders.others:
-            return f"{said}; no other order of the layers balances the stages better"
+            return (
+                f"{said}; other orders were compared at the depths of the best plans, and none was searched"
+            )
         case "balanced":
             others = plural(orders.others, "other order")
             return f"{said} and in {others} of balanced stages; the bound is about {orders.proved} of them"

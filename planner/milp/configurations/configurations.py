@@ -14,6 +14,7 @@ from math import prod
 from typing import Literal
 
 from planner.cluster import Cluster, total_devices
+from planner.milp import limits
 from planner.milp.pins import Pins, Update
 from planner.schedule import FAMILIES
 
@@ -23,12 +24,6 @@ OUTER_DATA: tuple[AxisName, ...] = ("data", "pipeline", "spatial")
 OUTER_PIPELINE: tuple[AxisName, ...] = ("pipeline", "data", "spatial")
 SEARCHED = tuple(name for name in FAMILIES if name != "listed")  # `listed` is settings, no order of its own
 NO_LIMIT = 1 << 60
-MOST_FORWARDS = 1024  # forwards of a device up to which `overlap` is considered, unless it is pinned
-DEEPEST = 64  # pipeline workers at most, unless their number is pinned
-MOST_ACTIONS = (
-    1 << 17
-)  # actions of a replica and step; a longer order is neither readable nor quick to simulate
-FREE_CHUNKS = 2  # how many of the least numbers of chunks are tried, where a family allows any
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -143,7 +138,7 @@ def _with_data(
 ) -> Iterator[Configuration]:
     grid, whole_from, then, then_from, shared = split
     replicas = data * prod(grid)
-    deepest = min(layers, total // replicas, DEEPEST)
+    deepest = min(layers, total // replicas, limits.DEEPEST)
     depths = range(1, deepest + 1) if pinned.pipeline is None else [pinned.pipeline]
     names = pinned.schedules or SEARCHED
     for workers in depths:
@@ -199,7 +194,7 @@ def _overlaps(workers: int, forwards: int, grid: tuple[int, ...], pinned: Pins) 
     """
     if pinned.schedules:
         return not grid
-    return pinned.out_of_order is not False and workers == 1 and not grid and forwards <= MOST_FORWARDS
+    return pinned.out_of_order is not False and workers == 1 and not grid and forwards <= limits.MOST_FORWARDS
 
 
 def _free(value: bool | None) -> tuple[bool, ...]:
@@ -244,7 +239,11 @@ def _variants(
                 actions = 4 * workers * chunks * micros
                 if in_one and chunks > 1:
                     continue
-                if pinned.pairs in (None, pairs) and workers * chunks <= layers and actions <= MOST_ACTIONS:
+                if (
+                    pinned.pairs in (None, pairs)
+                    and workers * chunks <= layers
+                    and actions <= limits.MOST_ACTIONS
+                ):
                     yield name, pairs, chunks
 
 
@@ -257,7 +256,9 @@ def _pairs(workers: int, micros: int, pinned: Pins) -> list[int]:
 
 def _chunks(name: str, pinned: Pins) -> tuple[int, ...]:
     allowed = FAMILIES[name].chunks
-    options = tuple(range(allowed, allowed + FREE_CHUNKS)) if isinstance(allowed, int) else tuple(allowed)
+    options = (
+        tuple(range(allowed, allowed + limits.FREE_CHUNKS)) if isinstance(allowed, int) else tuple(allowed)
+    )
     if pinned.chunks is None:
         return options
     fits = pinned.chunks >= allowed if isinstance(allowed, int) else pinned.chunks in allowed

@@ -12,16 +12,12 @@ from math import prod
 
 from planner.cost import Grid, GridChoice, Prices, row_of, shown
 from planner.errors import BadInput
+from planner.milp import limits
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.pins import NO_GATHER, SAMPLES, Pins
 from planner.model import ModelGraph
 from planner.profile import CostKey, Profile
 from planner.spatial import NoRule, Price
-
-EVERY = 24  # layers up to which a gather is considered before each of them
-_FEW = 6  # places for a gather, in larger models
-_PAIRS = 8  # layers up to which a change of the grid is considered before each of them
-_FEW_PAIRS = 4
 
 
 def choices(
@@ -64,7 +60,10 @@ def _sharing(
 
 def looked_at(layers: int) -> tuple[int | None, int | None]:
     """Returns before how many layers a change of the grid and a gather are considered at most; None is before any."""
-    return _FEW_PAIRS if layers > _PAIRS else None, _FEW if layers > EVERY else None
+    return (
+        limits.REGRIDS if layers > limits.REGRIDDED_LAYERS else None,
+        limits.GATHERS if layers > limits.GATHERED_LAYERS else None,
+    )
 
 
 def _of_grid(prices: Prices, setting: CostKey, grid: Grid, named: Collection[str]) -> Iterator[GridChoice]:
@@ -83,7 +82,7 @@ def _of_grid(prices: Prices, setting: CostKey, grid: Grid, named: Collection[str
 
 def _few(prices: Prices) -> int:
     count = len(prices.graph.layers)
-    return _FEW if count > EVERY else count
+    return limits.GATHERS if count > limits.GATHERED_LAYERS else count
 
 
 def _changing(
@@ -95,7 +94,7 @@ def _changing(
     """
     last = _latest(prices, grid)
     cut = _on_shards(prices, last)[1:] if last is not None else []
-    few = _FEW_PAIRS if len(prices.graph.layers) > _PAIRS else len(prices.graph.layers)
+    few = limits.REGRIDS if len(prices.graph.layers) > limits.REGRIDDED_LAYERS else len(prices.graph.layers)
     for at in _spread(prices, cut, few, named):
         yield from _sharing(prices, setting, GridChoice(grid, 0, then, at), few, named)
         latest = _latest_after(prices, GridChoice(grid, 0, then, at))

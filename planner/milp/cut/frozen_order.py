@@ -8,13 +8,12 @@ from functools import cached_property
 import numpy as np
 
 from planner.arrays import BoolArray, IntArray
+from planner.milp import limits
 from planner.milp.pins import Update
 from planner.plan import Hop
 from planner.schedule import Kind, Schedule
 from planner.simulate import Compiled, compile, memory_rows
 
-_LONG = 4096  # actions of an order that is compiled for one pattern of messages at a time
-_SLOW = 2048  # actions of an order that takes longer to compile than many others to simulate
 _NEAR = 1 / 8  # of the stages: a message so far that one cut has, another will have from the next stage on
 
 
@@ -71,7 +70,7 @@ class Order:
     @property
     def slow(self) -> bool:
         """Returns whether the order takes long to compile, so that it is compiled as seldom as can be."""
-        return self.actions > _SLOW
+        return self.actions > limits.SLOW_ACTIONS
 
     @cached_property
     def single(self) -> bool:
@@ -97,7 +96,7 @@ class Order:
         key = (np.packbits(pattern).tobytes(), update)
         if key not in self._compiled:
             meter.compiled(self.actions)
-            if self.actions > _LONG:
+            if self.actions > limits.LONG_ACTIONS:
                 self._compiled.clear()  # each takes megabytes, and the latest pattern holds those before it
             self._compiled[key] = compile(self.schedule, self._routes(pattern), update=update)
         return self._compiled[key]

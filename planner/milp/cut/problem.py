@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 
@@ -23,12 +24,87 @@ class CutRow:
 
 @dataclass(frozen=True, kw_only=True)
 class CutProblem(StageCosts):
+    """The cuts of one configuration. Rows are about the cuts asked for, times are those of any cut.
+
+    Where all neighbours talk (`silent` 0), a row may have a stage wait for its neighbour, whatever they send.
+    """
+
     def times(self, cuts: IntArray, most: int | None = None) -> IntArray:
         """Simulates each cut.
 
-        Args: `cuts` [cut, boundary].
+        Args: `cuts` [cut, boundary], which need not be among the cuts asked for.
         Returns: nanoseconds of each cut; of a cut that takes more than `most`, something between.
         """
+        out: IntArray = np.zeros(len(cuts), np.int64)
+        told = self.talks(cuts)
+        for view, own in ((self.talking, told), (self.any, ~told)):
+            if own.any():
+                out[own] = view.simulated(cuts[own], most)
+        return out
+
+    def talks(self, cuts: IntArray) -> BoolArray:
+        """Returns [cut]: whether all neighbours on different workers talk.
+
+        Args: `cuts` [cut, boundary].
+        """
+        return self.tables.talk.everywhere(self.bounds(cuts), self.apart)
+
+    @cached_property
+    def talking(self) -> Self:
+        """Returns the problem of the cuts in which all neighbours talk."""
+        return self if self.chained else replace(self, silent=0)
+
+    def exact_ns(self, cut: IntArray, ns: int) -> int:
+        """Returns the time of a cut of which `critical_of` says `ns`: where neighbours do not talk, it may be less."""
+        exact = self.silent != 0 or bool(self.talks(cut[None, :])[0])
+        return ns if exact else int(self.times(cut[None, :])[0])
+
+    @cached_property
+    def any(self) -> Self:
+        """Returns the problem of all cuts."""
+        return self if self.silent is None else replace(self, silent=None)
+
+    def silent_at(self, boundary: int) -> Self:
+        """Returns the problem of the cuts in which this boundary is the first whose stages do not talk."""
+        return replace(self, silent=boundary)
+
+    @cached_property
+    def quiet(self) -> tuple[IntArray, IntArray]:
+        """Returns the least begin and the largest end of the stages beside the silent boundary, by its layer.
+
+        Returns: [layer] twice; the begin is no less than the layer where the boundary cannot be.
+        """
+        assert self.silent
+        ends, last, at = self.tables.talk.ends, self.layers, np.arange(self.layers)
+        least = at + 1 if self.silent < self.stages - 1 else np.full(len(at), last)
+        begins, most = at.copy(), np.zeros_like(at)
+        for j in at[1:].tolist():
+            widest = 0 if self.silent == 1 else j - 1
+            if ends[widest, j] > least[j]:
+                begins[j] = (
+                    0 if self.silent == 1 else int(np.searchsorted(ends[:j, j], least[j], side="right"))
+                )
+                most[j] = min(last, int(ends[widest, j]) - 1)
+        return begins, most
+
+    def joined(self, stage: int, begins: IntArray, ends: IntArray) -> BoolArray | None:
+        """Returns [begin, end]: which stages the cuts asked for may have; None where that is not limited.
+
+        Args: `stage` is its number, `begins` and `ends` are layers.
+        """
+        if not self.silent or self.chained or stage not in (self.silent - 1, self.silent):
+            return None
+        least, most = self.quiet
+        if stage == self.silent:
+            inside = np.minimum(begins, self.layers - 1)
+            told: BoolArray = (ends[None, :] <= most[inside][:, None]) & (least[inside] < begins)[:, None]
+            return told
+        inside = np.minimum(ends, self.layers - 1)
+        told = (begins[:, None] >= least[inside][None, :]) & (least[inside] < ends)[None, :]
+        return told
+
+    def simulated(self, cuts: IntArray, most: int | None) -> IntArray:
+        """Returns `times` of cuts that are among those asked for."""
         spans = self.durations(cuts)
         out: IntArray = np.zeros(len(spans.kinds), np.int64)
         if self.implied:
@@ -111,6 +187,18 @@ class CutProblem(StageCosts):
         """
         assert self.chained
         return self._critical(spans, rough=True)
+
+    def loads(self) -> list[CutRow]:
+        """Returns the rows of what each worker computes: they hold for every cut."""
+        compute, found = [KINDS.index(kind) for kind in COMPUTE], []
+        for order in self.schedule.orders:
+            kinds: IntArray = np.zeros((len(KINDS), self.stages), np.int64)
+            for action in order:
+                kinds[KINDS.index(action.kind), action.stage] += 1
+            own = np.zeros_like(kinds)
+            own[compute] = kinds[compute]
+            found.append(CutRow(kinds=own, hops=np.zeros((2, self.stages, self.stages), np.int64)))
+        return found
 
     @cached_property
     def _neighbours(self) -> BoolArray:

@@ -24,7 +24,6 @@ from planner.simulate import PART_NAMES
 # parts that may be less where some layers of a stage are recomputed than where all are
 _LESS = [PART_NAMES.index(name) for name in ("held", "kept", "workspace", "splitting", "weighing")]
 _SAVED = PART_NAMES.index("saved")
-PARTED = 300  # layers of a model up to which stages may recompute some of theirs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -24,6 +24,9 @@ class Sizes:
     tables: Tables
     order: Order
     until: IntArray | None = None  # [stage]: where what it recomputes ends, once that is settled
+    # The only cuts asked for: 0 is where all neighbours talk, p where stage p is the first that does not talk with the
+    # one before it. None is all cuts.
+    silent: int | None = None
 
     @property
     def schedule(self) -> Schedule:
@@ -40,6 +43,26 @@ class Sizes:
     @property
     def holders(self) -> int:
         return self.shape.holders
+
+    @cached_property
+    def chained(self) -> bool:
+        """Returns whether every stage waits for the one before it and on its way back for the next, in all cuts asked
+        for.
+        """
+        return self.silent == 0 or not self.apart or self.tables.talk.always(self.stages)
+
+    @cached_property
+    def apart(self) -> list[int]:
+        """Returns the boundaries whose stages lie on different workers; on one worker its order has them wait."""
+        place = np.array(self.order.schedule.place)
+        found: list[int] = (np.flatnonzero((place[:, 1:] != place[:, :-1]).any(0)) + 1).tolist()
+        return found
+
+    def talk_at(self, boundary: int) -> bool:
+        """Returns whether the stages beside a boundary wait for each other in all cuts asked for."""
+        return (
+            self.chained or boundary not in self.apart or (self.silent is not None and boundary < self.silent)
+        )
 
     def fixed_bytes(self, low: IntArray, high: IntArray) -> IntArray:
         """Returns the bytes that a stage holds throughout a step in one pipe: its state and what lies beside it.

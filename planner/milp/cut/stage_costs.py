@@ -16,6 +16,7 @@ import numpy as np
 from planner.arrays import BoolArray, FloatArray, IntArray
 from planner.cluster import NOISE, Sum
 from planner.cost import hop_bytes
+from planner.milp import limits
 from planner.milp.configurations.placement import Placement
 from planner.milp.cut.frozen_order import WorkMeter
 from planner.milp.cut.recompute_least import LeastRecompute, settled
@@ -23,8 +24,6 @@ from planner.milp.cut.stage_bytes import Sizes
 from planner.schedule import Kind
 
 KINDS = tuple(Kind)
-_GRIDS = 100  # kept at a time
-_TABLED = 300  # layers up to which what a single problem needs of every interval is kept
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
 
 
@@ -69,11 +68,6 @@ class StageCosts(Sizes):
     flagged: ClassVar[bool] = (
         False  # whether a flag a stage follows the boundaries; see `planner.milp.cut.recompute_choice`
     )
-
-    @cached_property
-    def chained(self) -> bool:
-        """Returns whether every stage feeds the next one and gets a gradient back; then neighbours always talk."""
-        return bool(self.tables.direct[self.allowed].all())
 
     @property
     def moments(self) -> tuple[IntArray, ...]:
@@ -168,7 +162,7 @@ class StageCosts(Sizes):
         """
         least = self.least
         assert least is not None
-        if self.layers > _TABLED:
+        if self.layers > limits.TABLED_LAYERS:
             return least.redone_ns(stage, begins[:, None], np.maximum(ends[None, :], begins[:, None]))
         key = GridKey("again", self.tables.key, (least, stage))
         table = self._grid(key, lambda i, j: least.redone_ns(stage, i, j))
@@ -244,6 +238,15 @@ class StageCosts(Sizes):
         handed = (sync_ns + 1) // 2 if self.shape.shard else 0
         return ns + handed + self.update_ns
 
+    def updates_sooner(self, other: StageCosts, known: dict[tuple[object, ...], bool]) -> bool:
+        """Returns whether updates of some stage take less than in another problem; `known` keeps what was found."""
+        kinds = {(other.sums[p], other.slowness[p]): p for p in range(other.stages)}
+        key = (other.shape.micro, other.holders, other.tie, frozenset(kinds))
+        if key not in known:
+            pairs = ((self.step_grid(p), other.step_grid(p)) for p in kinds.values())
+            known[key] = any(bool((a < b).any()) for a, b in pairs)
+        return known[key]
+
     def sync_grid(self, stage: int) -> IntArray:
         """Returns `sync_ns` of every interval.
 
@@ -284,7 +287,7 @@ class StageCosts(Sizes):
 
     def _grid(self, key: GridKey, price: Callable[[IntArray, IntArray], IntArray]) -> IntArray:
         if key not in self.grids:
-            if len(self.grids) >= _GRIDS:
+            if len(self.grids) >= limits.GRIDS:
                 self.grids.clear()
             every = np.arange(self.layers + 1)
             self.grids[key] = price(every[:, None], np.maximum(every[None, :], every[:, None]))

@@ -10,23 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from planner.milp import limits
+from planner.milp.configurations.spatial_choices import needs_space
 from planner.milp.instance import Instance, changed
 from planner.milp.layer_orders.elements import ElementWork, Sent
 from planner.milp.layer_orders.lattice import TooManyIdeals, best_stages
+from planner.milp.limits import Effort
 from planner.milp.pins import NO_GATHER, Pins
 from planner.milp.search.descent import UNFIT_NS
 from planner.milp.search.search import ranked, search
-from planner.milp.search.state import Effort, SearchState
+from planner.milp.search.state import SearchState
 from planner.model import ModelGraph, alone, dependences, misplaced
 from planner.plan import Certificate, LayerOrders
 from planner.profile import Profile
 from planner.schedule import Kind
-
-_EVERY = 24  # layers up to which all orders are searched
-_ORDERS = 12  # if they are no more than these
-_DEPTHS = 2  # whose best balanced stages give an order
-_IDEALS = 20_000
-_SHARE = 0.5  # of the work allowed, over all other orders together
 
 Names = tuple[str, ...]
 
@@ -56,12 +53,9 @@ def searched(instance: Instance, effort: Effort) -> Searched:
     Raises: Infeasible where the model's own order has no configuration.
     """
     first = search(instance, effort)
-    pins = instance.pins
-    # Stages of whole samples are left to be chosen.
-    free = pins.stages is None and pins.pipeline != 1 and pins.spatial in (None, 1)
-    if not free or alone(instance.profile.graph):
+    if not _free(instance.pins) or alone(instance.profile.graph):
         return Searched(best=first)
-    every = _every(instance.profile.graph) if instance.layers <= _EVERY else None
+    every = _every(instance.profile.graph) if instance.layers <= limits.ORDERED_LAYERS else None
     try:
         chosen = list(_balanced(first)) if every is None else every
     except TooManyIdeals:
@@ -80,9 +74,17 @@ def searched(instance: Instance, effort: Effort) -> Searched:
     )
 
 
+def _free(pins: Pins) -> bool:
+    """Returns whether stages of whole samples are left to be chosen: other orders have no samples cut in space."""
+    return pins.stages is None and pins.pipeline != 1 and pins.spatial in (None, 1) and not needs_space(pins)
+
+
 def _others(first: SearchState, orders: Sequence[Names], effort: Effort) -> Iterator[SearchState]:
     """Yields the searches of other orders; each has to beat the best plan before it."""
-    limit, share = first.limit, replace(effort, work_ns=_SHARE * effort.work_ns / max(1, len(orders)))
+    limit, share = (
+        first.limit,
+        replace(effort, work_ns=limits.ORDERS_SHARE * effort.work_ns / max(1, len(orders))),
+    )
     for names in orders:
         asked = in_order(first.instance, names)
         if ranked(asked):
@@ -99,7 +101,7 @@ def in_order(instance: Instance, names: Sequence[str]) -> Instance:
     return changed(
         instance,
         profile=replace(instance.profile, graph=instance.profile.graph.ordered(names)),
-        pins=replace(instance.pins, spatial=1, grid=None, gather=None),
+        pins=replace(instance.pins, spatial=1, grid=None, gather=None, regrid=None),
     )
 
 
@@ -118,7 +120,7 @@ def _every(graph: ModelGraph) -> list[Names] | None:
         begun = open_.pop()
         if len(begun) == len(names):
             found.append(begun)
-            if len(found) > _ORDERS + 1:
+            if len(found) > limits.ORDERS + 1:
                 return None
         done = set(begun)
         ready = [name for name in names if name not in done and before[name] <= done]
@@ -140,8 +142,8 @@ def _balanced(first: SearchState) -> Iterator[Names]:
     met = [tried for tried in first.tried.values() if tried.answer is not None and tried.shape.stages > 1]
     met.sort(key=lambda tried: (tried.answer.ns if tried.answer else UNFIT_NS, tried.shape))
     depths = {tried.shape.stages: tried.shape.micro for tried in reversed(met)}
-    for depth in list(dict.fromkeys(tried.shape.stages for tried in met))[:_DEPTHS]:
-        best = best_stages(_work(first.instance, depths[depth]), depth, ideals=_IDEALS)
+    for depth in list(dict.fromkeys(tried.shape.stages for tried in met))[: limits.ORDER_DEPTHS]:
+        best = best_stages(_work(first.instance, depths[depth]), depth, ideals=limits.IDEALS)
         assert best is not None, "any stages fit where sizes do not count"
         order = tuple(names[k] for stage in best.elements for k in stage)
         if order not in known:
@@ -188,4 +190,6 @@ def as_pinned(profile: Profile, pinned: Pins) -> tuple[Profile, Pins]:
     in_space = pinned.spatial not in (None, 1) or pinned.gather not in (None, NO_GATHER) or pinned.regrid
     if names == [layer.name for layer in graph.layers] or in_space:
         return profile, pinned
-    return replace(profile, graph=graph.ordered(names)), replace(pinned, spatial=1, grid=None, gather=None)
+    return replace(profile, graph=graph.ordered(names)), replace(
+        pinned, spatial=1, grid=None, gather=None, regrid=None
+    )

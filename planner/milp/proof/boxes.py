@@ -62,8 +62,8 @@ class Box:
         return tuple(np.where(alive, 0.0, np.inf) for alive in self.alive)
 
     @cached_property
-    def hops(self) -> _Hops:
-        return _Hops(self)
+    def hops(self) -> Hops:
+        return Hops(self.problem, self.low, self.high)
 
     def bottleneck(self, costs: Sequence[IntArray] | Sequence[FloatArray]) -> IntArray:
         """Returns the boundaries along which the largest cost of a stage is least; `costs` are shaped as `alive`."""
@@ -236,18 +236,17 @@ class Box:
         return self if same else replace(self, low=low, high=high)
 
 
-class _Hops:
-    """The least nanoseconds of messages over a box; NOTHING where a cut of the box may lack the message."""
+class Hops:
+    """The least nanoseconds of messages between windows; NOTHING where a cut of the windows may lack the message."""
 
-    def __init__(self, box: Box) -> None:
-        self.box = box
-        self.problem = box.problem
+    def __init__(self, problem: CutProblem, low: IntArray, high: IntArray) -> None:
+        self.problem, self.low, self.high = problem, low, high
         self._near: dict[int, tuple[FloatArray, FloatArray]] = {}
         self._far: dict[tuple[int, int, int], float] = {}
 
     def at(self, hops: FloatArray, p: int) -> FloatArray:
         """Returns [row, c_p] nanoseconds of the messages between stages p - 1 and p."""
-        total: FloatArray = np.zeros((len(hops), int(self.box.high[p] - self.box.low[p]) + 1))
+        total: FloatArray = np.zeros((len(hops), int(self.high[p] - self.low[p]) + 1))
         for way, share in ((0, hops[:, 0, p - 1, p]), (1, hops[:, 1, p, p - 1])):
             if share.any():
                 total = total + share[:, None] * self._between(p)[way]
@@ -259,19 +258,25 @@ class _Hops:
         return self._near[p]
 
     def _measure(self, p: int) -> tuple[FloatArray, FloatArray]:
-        every, box = self.problem.tables.edges, self.box
-        edges = every.between(int(box.low[p]), int(box.high[p]))
-        j = box.window(p)[:, None]
-        begin, end = np.minimum(box.high[p - 1], j - 1), np.maximum(box.low[p + 1], j + 1)
+        low, high = self.low, self.high
+        edges = self.problem.tables.edges.between(int(low[p]), int(high[p]))
+        j = np.arange(low[p], high[p] + 1)[:, None]
+        begin, end = np.minimum(high[p - 1], j - 1), np.maximum(low[p + 1], j + 1)
         crosses = (edges.previous < j) & (j <= edges.consumer) & (edges.consumer < end)
-        act = (crosses & (edges.made >= begin)) @ edges.bytes
-        grad = (crosses & (edges.previous >= begin) & edges.backward) @ edges.bytes
+        sure = (
+            (crosses & (edges.made >= begin)) @ edges.bytes,
+            (crosses & (edges.previous >= begin) & edges.backward) @ edges.bytes,
+        )
+        if talk := self.problem.talk_at(p):
+            least = self.problem.tables.talk.least_bytes[:, low[p] : high[p] + 1]
+            sure = np.maximum(sure[0], least[0]), np.maximum(sure[1], least[1])
         latency, byte = self.problem.latency_ns[p - 1, p], self.problem.byte_ns[p - 1, p]
-        priced = [np.where(size > 0, np.ceil(size * byte + latency - NOISE), NOTHING) for size in (act, grad)]
+        absent = 0.0 if talk else NOTHING
+        priced = [np.where(size > 0, np.ceil(size * byte + latency - NOISE), absent) for size in sure]
         return priced[0], priced[1]
 
     def far(self, hops: FloatArray) -> FloatArray:
-        """Returns [row] nanoseconds of the messages that skip a stage, for any cut of the box."""
+        """Returns [row] nanoseconds of the messages that skip a stage, for any cut of the windows."""
         total: FloatArray = np.zeros(len(hops))
         for way, a, b in np.argwhere(hops.any(0)).tolist():
             if abs(a - b) > 1:
@@ -281,7 +286,8 @@ class _Hops:
         return total
 
     def _skip(self, way: int, sender: int, receiver: int) -> float:
-        edges, low, high = self.problem.tables.edges, self.box.low, self.box.high
+        """Returns nanoseconds of a message; none where a cut without it has all messages between neighbours there."""
+        edges, low, high = self.problem.tables.edges, self.low, self.high
         early, late = min(sender, receiver), max(sender, receiver)
         source = edges.previous if way else edges.made
         sure = (source >= high[early]) & (source < low[early + 1]) & (edges.previous < low[late])
@@ -290,5 +296,5 @@ class _Hops:
             sure = sure & edges.backward
         size = int(edges.bytes[sure].sum())
         line = size * self.problem.byte_ns[early, late] + self.problem.latency_ns[early, late]
-        absent = 0.0 if self.problem.chained else NOTHING
+        absent = 0.0 if all(map(self.problem.talk_at, range(early + 1, late + 1))) else NOTHING
         return float(np.ceil(line - NOISE)) if size else absent

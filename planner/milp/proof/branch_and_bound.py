@@ -89,7 +89,7 @@ class ProofState:
             return number
         row, value = self.problem.critical_of(self.pool.columns[number])
         if self.pinned is None or (cut[: len(self.pinned)] == self.pinned).all():
-            self._consider(cut, value)
+            self._consider(cut, self.problem.exact_ns(cut, value))
         if not len(self.pool.rows) or value > known:
             self.pool.add_row(row)
         return number
@@ -189,11 +189,7 @@ class Tree:
         """Returns the box without what single rows refute: boundaries first, then arcs where that is cheap."""
         most = self.record.most
         rows = self.pool.weights.part(self.pool.active())
-        spans = (
-            self.lines.narrowed(rows, most, box.low, box.high)
-            if self.problem.chained
-            else (box.low, box.high)
-        )
+        spans = self.lines.narrowed(rows, most, box.low, box.high)
         narrow = None if spans is None else box.narrowed(*spans)
         for _ in range(_ROUNDS):
             if narrow is None:

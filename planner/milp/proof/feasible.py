@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
-from planner.arrays import IntArray
+from planner.arrays import BoolArray, IntArray
 from planner.milp.cut.problem import CutProblem
 from planner.milp.proof.boxes import Box
 from planner.milp.proof.weights import Weights, empty, stack
@@ -19,13 +19,48 @@ from planner.simulate import undominated
 def windows(problem: CutProblem) -> tuple[IntArray, IntArray]:
     """Returns the lowest and the highest value of every boundary without empty stages, and of every flag.
 
-    Args: `problem` is the cut problem of one configuration.
+    Args: `problem` is the cut problem of one configuration, whatever cuts of it are asked for.
     Returns: [boundary, then flag] twice.
     """
     depth, layers = problem.stages, problem.layers
     low = np.array([*range(depth), layers], np.int64)
     high = np.array([0, *(layers - depth + p for p in range(1, depth)), layers], np.int64)
     return problem.pointed(low, 0), problem.pointed(high, 1)
+
+
+def silent_parts(
+    problem: CutProblem, low: IntArray, high: IntArray
+) -> Iterator[tuple[CutProblem, tuple[IntArray, IntArray]]]:
+    """Yields the problems of the cuts in which some neighbours do not talk, with their windows.
+
+    Args: `low` and `high` are the windows of all cuts.
+    """
+    for boundary in problem.apart:
+        part = problem.silent_at(boundary)
+        narrow = quieted(part, low, high)
+        if narrow is not None:
+            yield part, narrow
+
+
+def quieted(problem: CutProblem, low: IntArray, high: IntArray) -> tuple[IntArray, IntArray] | None:
+    """Returns windows as narrow as the silent boundary of a problem makes them; None where they hold no such cut.
+
+    Args: `low` and `high` are [boundary, then flag].
+    """
+    p, least, most = problem.silent, *problem.quiet
+    assert p
+    begins, at, ends = ((int(low[b]), int(high[b])) for b in (p - 1, p, p + 1))
+    layers = np.arange(at[0], at[1] + 1)
+    nearest = np.minimum(layers - 1, begins[1]), np.maximum(layers + 1, ends[0])
+    may = problem.allowed[layers] & (least[layers] <= nearest[0]) & (most[layers] >= nearest[1])
+    may &= problem.tables.talk.ends[nearest[0], layers] > nearest[1]
+    if not may.any():
+        return None
+    low, high, own = low.copy(), high.copy(), layers[may]
+    low[p], high[p] = own[0], own[-1]
+    low[p - 1] = max(begins[0], int(least[own].min()))
+    high[p + 1] = min(ends[1], int(most[own].max()))
+    return low, high
 
 
 def reachable(problem: CutProblem, limit: float) -> bool:
@@ -42,7 +77,7 @@ def reachable(problem: CutProblem, limit: float) -> bool:
     split = any(action.kind is Kind.I for order in problem.schedule.orders for action in order)
     back = inputs + weights if split else backward
     count, at, last = problem.shape.micros, 0, problem.layers
-    hop, hops = problem.tables.least_direct_bytes, 0.0
+    hop, hops = problem.tables.talk.least, 0.0
     for p in range(problem.stages):
         if p > 0:
             hops += problem.latency_ns[p - 1, p] + hop * problem.byte_ns[p - 1, p]
@@ -69,11 +104,16 @@ def every_cut(problem: CutProblem, low: IntArray, high: IntArray) -> Box | None:
     """
     edges = zip(problem.bounds(low), problem.bounds(high), strict=True)
     spans = [np.arange(a, b + 1) for a, b in edges]
-    alive = tuple(
-        (begin[:, None] < end[None, :]) & problem.allowed[begin][:, None] & problem.allowed[end][None, :]
-        for begin, end in pairwise(spans)
-    )
+    alive = tuple(_arcs(problem, p, begin, end) for p, (begin, end) in enumerate(pairwise(spans)))
     return Box(problem=problem, low=low, high=high, alive=alive).trimmed()
+
+
+def _arcs(problem: CutProblem, stage: int, begins: IntArray, ends: IntArray) -> BoolArray:
+    """Returns [begin, end]: which stages there are."""
+    found: BoolArray = begins[:, None] < ends[None, :]
+    joined = problem.joined(stage, begins, ends)
+    found = found if joined is None else found & joined
+    return found & problem.allowed[begins][:, None] & problem.allowed[ends][None, :]
 
 
 def whole(problem: CutProblem, low: IntArray, high: IntArray) -> Box | None:

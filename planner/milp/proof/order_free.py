@@ -57,7 +57,7 @@ class _Free:
     """The order-free bound of one cut: durations of its actions, and how often each worker does them."""
 
     def __init__(self, problem: CutProblem, cut: IntArray) -> None:
-        self.problem, self.chained = problem, problem.chained
+        self.problem, self.chained = problem, bool(problem.talks(cut[None, :])[0])
         spans = problem.durations(cut)
         self.take = {kind: spans.kinds[0, KINDS.index(kind)].tolist() for kind in KINDS}
         self.wire: IntArray = np.zeros(2 * problem.stages**2, np.int64)

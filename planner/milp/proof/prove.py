@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from planner.arrays import IntArray
+from planner.milp import limits
 from planner.milp.cut.problem import CutProblem, CutRow
 from planner.milp.proof.boxes import ROUNDING, Box
 from planner.milp.proof.branch_and_bound import ProofState, Tree
@@ -22,11 +23,6 @@ from planner.milp.proof.multipliers import RowMixLP, RowPool
 from planner.milp.proof.separable import SeparableRows
 from planner.milp.proof.weights import Weights, stack
 from planner.milp.search.descent import Answer, even
-
-_ROUNDS = 60  # mixtures of rows tried at first
-_MOMENTS = 20_000_000  # rows of memory, times pairs of stages, up to which arcs are built
-_KEPT = 200_000  # rows kept of a configuration that is left open, times its pairs of stages
-_ARCS = 2_000_000  # arcs that windows may span, up to which they are built
 
 Windows = tuple[IntArray, IntArray]
 
@@ -44,20 +40,17 @@ class ConfigurationProof:
     tight: bool = False  # whether memory excludes a cut that could have won
     root: Box | None = None
     tree: Tree | None = None
-    rounds: int = _ROUNDS
+    rounds: int = limits.ROUNDS
     rows: list[CutRow] = field(default_factory=list)  # useful for this order, whatever its costs
-    timed: tuple[float, Windows | None] | None = (
-        None  # what time alone says: a bound, and where a better cut lies
-    )
+    timed: tuple[float, Windows | None] | None = None  # by time alone: a bound, and where a better cut is
 
     def __post_init__(self) -> None:
         edges = None if self.spans is None else tuple(map(self.problem.bounds, self.spans))
         self.record = self._fresh(edges[0] if edges is not None and (edges[0] == edges[1]).all() else None)
 
     def _fresh(self, pinned: IntArray | None) -> ProofState:
-        """Returns an empty record; it has no rows of memory where the first look sees boundaries alone."""
-        memory = stack([], self.problem.stages) if self.problem.chained else memory_weights(self.problem)
-        return ProofState(RowPool(problem=self.problem, memory=memory), pinned)
+        """Returns an empty record; it has no rows of memory, since the first look sees boundaries alone."""
+        return ProofState(RowPool(problem=self.problem, memory=stack([], self.problem.stages)), pinned)
 
     @property
     def open(self) -> bool:
@@ -83,13 +76,13 @@ class ConfigurationProof:
             return
         self._surround()
         self.timed = self.bound, self.spans
-        if self.spans is not None and not _fits(self.problem, *self.spans):
+        if self.spans is not None and not fits_surely(self.problem, *self.spans):
             self.tight = True
             self._grow()
         if self.spans is not None and _point(self.spans):
             self.record.learn(self.spans[0])
             self.spans = None
-        if self.root is None and len(self.record.pool.rows) * self.problem.stages**2 > _KEPT:
+        if self.root is None and len(self.record.pool.rows) * self.problem.stages**2 > limits.KEPT_ROWS:
             self._forget()
 
     def _adopt(self, bound: float, spans: Windows | None) -> None:
@@ -114,9 +107,8 @@ class ConfigurationProof:
         self._begin()
         if self.record.answer is not None:
             self.record.learn(self.record.answer.cut)
-        if self.problem.chained:
-            bound, self.spans = surrounded(self.record, SeparableRows(self.problem), self.spans, self.rounds)
-            self.bound = max(self.bound, bound)
+        bound, self.spans = surrounded(self.record, SeparableRows(self.problem), self.spans, self.rounds)
+        self.bound = max(self.bound, bound)
         self.rows = self.record.pool.useful()
 
     def _begin(self) -> None:
@@ -125,10 +117,23 @@ class ConfigurationProof:
             return
         for row in self.rows:
             self.record.pool.add_row(row)
-        if self.rows:
+        if self.problem.silent:
+            self._begin_apart()
+        elif self.rows:
             self.record.learn(even(self.problem))
         else:
             self.record.around(even(self.problem))
+
+    def _begin_apart(self) -> None:
+        """Begins with what the workers have to do, and with rows of a cut that spreads it: few others hold."""
+        assert self.spans is not None
+        pool = self.record.pool
+        for row in self.problem.loads():
+            pool.add_row(row)
+        rows = pool.weights
+        _, cut = SeparableRows(self.problem).least(rows.mixed(np.full(len(rows), 1 / len(rows))), *self.spans)
+        if len(cut):
+            self.record.around(cut)
 
     def _forget(self) -> None:
         """Drops the rows: of many stages they take megabytes each. They are learnt again if the proof continues."""
@@ -158,8 +163,8 @@ class ConfigurationProof:
         """Returns whether arcs and rows of memory are few enough to be built."""
         shared = (self.problem.hosted > 0).sum(1) > 1
         moments = sum(len(rows) for rows, many in zip(self.problem.moments, shared, strict=True) if many)
-        small = moments * self.problem.stages**2 <= _MOMENTS
-        return small and self.spans is not None and _cells(self.problem, *self.spans) <= _ARCS
+        small = moments * self.problem.stages**2 <= limits.MOMENTS
+        return small and self.spans is not None and _cells(self.problem, *self.spans) <= limits.ARCS
 
     def _grow(self) -> None:
         """Builds the arcs that fit and that single rows do not refute, where they are not too many."""
@@ -202,7 +207,7 @@ def _point(spans: Windows) -> bool:
     return bool((spans[0] == spans[1]).all())
 
 
-def _fits(problem: CutProblem, low: IntArray, high: IntArray) -> bool:
+def fits_surely(problem: CutProblem, low: IntArray, high: IntArray) -> bool:
     """Returns whether every cut of the windows surely fits; False where the configuration chooses which stages
     recompute. Each stage is taken as large as any that the windows allow, in each part of its memory.
     """
@@ -210,7 +215,7 @@ def _fits(problem: CutProblem, low: IntArray, high: IntArray) -> bool:
         return False
     if (most_bytes(problem) <= problem.available_bytes).all():
         return True
-    if _cells(problem, low, high) > _ARCS:
+    if _cells(problem, low, high) > limits.ARCS:
         return False
     spans = [slice(a, b + 1) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
     fixed = np.array([problem.fixed_grid[pair].max() for pair in pairwise(spans)])
@@ -237,10 +242,7 @@ def _may_exceed(box: Box) -> bool:
 
 _PATIENCE = 10  # mixtures without a better bound, before the tree takes over
 _GAIN = 2e-4  # share of the limit that a bound must gain to count as better
-_TRIAL, _HOPE = (
-    40,
-    0.6,
-)  # mixtures tried in any case; a bound below so much of the limit is then left as it is
+_TRIAL, _HOPE = 40, 0.6  # mixtures tried in any case; a bound below that share of the limit is left
 _NARROWINGS = 3
 
 

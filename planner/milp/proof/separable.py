@@ -9,23 +9,26 @@ Where neighbours always talk, a row of path counts is at least `constant + sum o
     update       the same of elements, and half of a sum where holders hand round what they share
     messages     what layer j hands on from the one before it crosses boundary j in every cut
 
+Where only some neighbours talk, messages count as far as every cut of the windows has them (`boxes.Hops`). A row that
+counts another message says nothing of some cuts. The two stages beside a silent boundary begin and end near to it.
+
 Its least value over increasing boundaries is a running minimum, stage by stage. Any convex combination of rows is a
 row. So `least` is a lower bound, and `narrowed` drops the boundaries at which every cut exceeds the limit.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
 import numpy as np
 
-from planner.arrays import FloatArray, IntArray
+from planner.arrays import BoolArray, FloatArray, IntArray
 from planner.cluster import Sum
 from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.stage_costs import COMPUTE
-from planner.milp.proof.boxes import ROUNDING, STEP, SYNC
+from planner.milp.proof.boxes import ROUNDING, STEP, SYNC, Hops
 from planner.milp.proof.weights import Weights
 
 Span = tuple[int, int]
@@ -34,9 +37,10 @@ _SLACK = ROUNDING / 2  # what a sum over stages may be off by before it is round
 
 @dataclass(frozen=True, eq=False)
 class SeparableRows:
-    """The rows of one problem as functions of single boundaries; every stage feeds the next."""
+    """The rows of one problem as functions of single boundaries."""
 
     problem: CutProblem
+    _hops: dict[tuple[bytes, bytes], Hops] = field(default_factory=dict)
 
     @cached_property
     def places(self) -> IntArray:
@@ -55,15 +59,11 @@ class SeparableRows:
     def _bytes(self) -> FloatArray:
         """Returns [column, place]: gradients, elements, bytes that cross the place on their way on and back, and 1."""
         tables, places = self.problem.tables, self.places
-        edges = tables.edges
         rows = [
             table[0, places] + more[places]
             for table, more in zip((tables.gradients, tables.elements), _twice(self.problem), strict=True)
         ]
-        for chosen in (edges.consumer == edges.made + 1, (edges.consumer == edges.made + 1) & edges.backward):
-            sizes = np.bincount(edges.consumer[chosen], edges.bytes[chosen], tables.layers + 1)
-            rows.append(sizes[places])
-        return np.stack([*rows, np.ones(len(places))])
+        return np.stack([*rows, *tables.talk.least_bytes[:, places], np.ones(len(places))])
 
     @cached_property
     def _sum_slopes(self) -> FloatArray:
@@ -83,7 +83,8 @@ class SeparableRows:
         """Returns the functions h_p of several rows.
 
         Args: `weights` are rows of time.
-        Returns: [row, boundary, place] nanoseconds; the two ends count at place 0 and at the last place alone.
+        Returns: [row, boundary, place] nanoseconds; the two ends count at place 0 and at the last place alone. Messages
+            are left out where not all neighbours talk.
         """
         rows, depth = len(weights), self.problem.stages
         kinds = weights.kinds
@@ -92,11 +93,11 @@ class SeparableRows:
         before = np.zeros((rows, depth + 1, len(self._bytes)))
         before[:, 1:, :2] += spread
         before[:, :-1, :2] -= spread
-        inner = np.arange(1, depth)
+        inner = np.arange(1, depth if self.problem.chained else 1)
         act, grad = weights.hops[:, 0, inner - 1, inner], weights.hops[:, 1, inner, inner - 1]
         byte = self.problem.byte_ns[inner - 1, inner]
-        before[:, 1:depth, 2], before[:, 1:depth, 3] = act * byte, grad * byte
-        before[:, 1:depth, 4] = (act + grad) * self.problem.latency_ns[inner - 1, inner]
+        before[:, inner, 2], before[:, inner, 3] = act * byte, grad * byte
+        before[:, inner, 4] = (act + grad) * self.problem.latency_ns[inner - 1, inner]
         total: FloatArray = before @ self._bytes
         work = np.moveaxis(kinds[:, : len(COMPUTE)], 1, 2)
         if len(self._work) == 1:
@@ -123,19 +124,23 @@ class SeparableRows:
         """
         spans = self._spans(low, high)
         self.problem.meter.priced(sum(last - first for first, last in spans))
-        total = self._parts(weights, spans)
+        total, constants = self._parts(weights, low, high)
         values = [total[0][0]]
         for p in range(1, len(total)):
-            values.append(_onward(values[-1], spans[p - 1], spans[p]) + total[p][0])
+            values.append(self._onward(p - 1, values[-1], spans) + total[p][0])
         best = float(values[-1].min(initial=np.inf))
         if not np.isfinite(best):
             return np.inf, np.zeros(0, np.int64)
         at = [spans[-1][0] + int(values[-1].argmin())]
         for p in range(len(values) - 2, -1, -1):
-            at.append(spans[p][0] + int(values[p][: at[-1] - spans[p][0]].argmin()))
+            before = values[p][: at[-1] - spans[p][0]]
+            arcs = self._arcs(p, spans[p], (at[-1], at[-1] + 1))
+            if arcs is not None:
+                before = np.where(arcs[: len(before), 0], before, np.inf)
+            at.append(spans[p][0] + int(before.argmin()))
         cut = low.copy()  # where there are flags, with their least values
         cut[: len(at)] = self.places[at[::-1]]
-        return best + float(self._constants(weights)[0]), cut
+        return best + float(constants[0]), cut
 
     def narrowed(
         self, weights: Weights, most: float, low: IntArray, high: IntArray
@@ -147,11 +152,11 @@ class SeparableRows:
         """
         depth, spans = self.problem.stages, self._spans(low, high)
         self.problem.meter.priced(3 * len(weights) * sum(last - first for first, last in spans))
-        total = self._parts(weights, spans)
+        total, constants = self._parts(weights, low, high)
         ahead = [total[0]]
         for p in range(1, depth + 1):
-            ahead.append(_onward(ahead[-1], spans[p - 1], spans[p]) + total[p])
-        behind = np.repeat(self._constants(weights)[:, None], total[depth].shape[1], 1)
+            ahead.append(self._onward(p - 1, ahead[-1], spans) + total[p])
+        behind = np.repeat(constants[:, None], total[depth].shape[1], 1)
         low, high = low.copy(), high.copy()
         for p in range(depth, -1, -1):
             left = np.flatnonzero((ahead[p] + behind <= most).all(0))
@@ -159,7 +164,7 @@ class SeparableRows:
                 return None
             low[p], high[p] = self.places[spans[p][0] + left[[0, -1]]]
             if p > 0:
-                behind = _backward(behind + total[p], spans[p], spans[p - 1])
+                behind = self._backward(p - 1, behind + total[p], spans)
         return low, high
 
     def _spans(self, low: IntArray, high: IntArray) -> list[Span]:
@@ -168,24 +173,61 @@ class SeparableRows:
         first, last = np.searchsorted(self.places, low), np.searchsorted(self.places, high, side="right")
         return list(zip(first.tolist(), np.maximum(first, last).tolist(), strict=True))
 
-    def _parts(self, weights: Weights, spans: list[Span]) -> list[FloatArray]:
-        """Returns `heights` of each boundary within its window."""
-        heights = self.heights(weights)
-        return [heights[:, p, first:last] for p, (first, last) in enumerate(spans)]
+    def _parts(self, weights: Weights, low: IntArray, high: IntArray) -> tuple[list[FloatArray], FloatArray]:
+        """Returns `heights` of each boundary within its window, and the constants of the rows."""
+        heights, spans, constants = self.heights(weights), self._spans(low, high), self._constants(weights)
+        parts = [heights[:, p, first:last] for p, (first, last) in enumerate(spans)]
+        if self.problem.chained:
+            return parts, constants
+        low, high = self.problem.bounds(low), self.problem.bounds(high)
+        key = (low.tobytes(), high.tobytes())
+        if key not in self._hops:
+            self._hops.clear()
+            self._hops[key] = Hops(self.problem, low, high)
+        hops = self._hops[key]
+        for p in range(1, self.problem.stages):
+            at = self.places[slice(*spans[p])] - low[p]
+            parts[p] = parts[p] + hops.at(weights.hops, p)[:, at]
+        return parts, constants + hops.far(weights.hops)
+
+    def _arcs(self, stage: int, here: Span, there: Span) -> BoolArray | None:
+        """Returns [begin, end] of places: which stages the cuts asked for may have; None where that is not limited."""
+        begins, ends = self.places[slice(*here)], self.places[slice(*there)]
+        joined = self.problem.joined(stage, begins, ends)
+        return None if joined is None else joined & (begins[:, None] < ends[None, :])
+
+    def _onward(self, stage: int, values: FloatArray, spans: list[Span]) -> FloatArray:
+        """Returns, for every place of the window behind a stage, the least value at a place before the stage."""
+        here, there = spans[stage], spans[stage + 1]
+        arcs = self._arcs(stage, here, there)
+        if arcs is not None:
+            return _along(values, arcs)
+        most = np.minimum(
+            np.arange(*there) - here[0], here[1] - here[0]
+        )  # how many places of this window come before
+        return _running(values)[..., np.maximum(most, 0)]
+
+    def _backward(self, stage: int, values: FloatArray, spans: list[Span]) -> FloatArray:
+        """Returns, for every place of the window before a stage, the least value at a place behind the stage."""
+        there, here = spans[stage], spans[stage + 1]
+        arcs = self._arcs(stage, there, here)
+        if arcs is not None:
+            return _along(values, arcs.T)
+        most = np.minimum(here[1] - 1 - np.arange(*there), here[1] - here[0])
+        return _running(values[..., ::-1])[..., np.maximum(most, 0)]
 
 
-def _onward(values: FloatArray, here: Span, there: Span) -> FloatArray:
-    """Returns, for every place of the next window, the least value at a place before it."""
-    most = np.minimum(
-        np.arange(*there) - here[0], here[1] - here[0]
-    )  # how many places of this window come before
-    return _running(values)[..., np.maximum(most, 0)]
-
-
-def _backward(values: FloatArray, here: Span, there: Span) -> FloatArray:
-    """Returns, for every place of the window before, the least value at a place after it."""
-    most = np.minimum(here[1] - 1 - np.arange(*there), here[1] - here[0])
-    return _running(values[..., ::-1])[..., np.maximum(most, 0)]
+def _along(values: FloatArray, arcs: BoolArray) -> FloatArray:
+    """Returns, for every end, the least value at a begin from which there is an arc; infinite without one."""
+    out: FloatArray = np.full((*values.shape[:-1], arcs.shape[1]), np.inf)
+    begins, ends = np.flatnonzero(arcs.any(1)), np.flatnonzero(arcs.any(0))
+    if len(begins) < len(ends):
+        for k in begins.tolist():
+            out[..., arcs[k]] = np.minimum(out[..., arcs[k]], values[..., k, None])
+    else:
+        for k in ends.tolist():
+            out[..., k] = values[..., arcs[:, k]].min(-1)
+    return out
 
 
 def _running(values: FloatArray) -> FloatArray:

@@ -19,6 +19,10 @@ With N micro-batches on D workers and P pipes, and all bounds of means that the 
              starts, so that for any shares `u` of 1 among them, T takes of a layer in the i-th at least
              `(u_i + .. + u_k) n t + (u_1 + .. + u_i) sum`, n micro-batches a pipe, and the least over i bounds it
 
+Where some stage does not talk with the one before it, micro-batches may pass by: what comes before a layer and after it
+is then the longest way through the layers themselves, messages and heads count nothing. `Passed` has those ways. Both
+kinds of cuts are bounded apart, and the less of the two holds for all.
+
 Under a rolling update a worker computes for the next step while others end this one, so others' first and last work
 does not delay it. Heads count only with whole backward passes: the cycle through the first stage carries them.
 """
@@ -26,7 +30,6 @@ does not delay it. Heads count only with whole backward passes: the cycle throug
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 
@@ -35,43 +38,8 @@ from planner.cluster import Sum
 from planner.cost import Tables
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.instance import Instance
-from planner.schedule import FAMILIES, Kind
-
-
-@dataclass(frozen=True, eq=False)
-class LayerWork:
-    """The nanoseconds of every layer for one micro-batch, [layer]."""
-
-    forward: IntArray
-    back: IntArray  # what its gradient waits for on its way to the layer before
-    last: IntArray  # everything from then on: the weight half of a split backward included
-    total: IntArray
-    splits: bool  # a weight half may come last
-
-    @cached_property
-    def head(self) -> IntArray:
-        return np.cumsum(self.forward) - self.forward
-
-    @cached_property
-    def tail(self) -> IntArray:
-        return np.zeros_like(self.back) if self.splits else np.cumsum(self.back) - self.back
-
-    @cached_property
-    def returned(self) -> IntArray:
-        """Returns when a gradient reaches each layer at the earliest."""
-        own: IntArray = self.forward.sum() + np.cumsum(self.back[::-1])[::-1] - self.back
-        return own
-
-    @cached_property
-    def chain(self) -> int:
-        return int((self.forward + self.back).sum())
-
-    @cached_property
-    def part(self) -> float:
-        """Returns the least share of any layer's work that the stages after it must wait for."""
-        head = self.forward if self.splits else self.forward + self.back
-        busy = self.total > 0
-        return float((head[busy] / self.total[busy]).min(initial=1.0))
+from planner.milp.proof.layer_work import LayerWork, Passed, layer_work
+from planner.schedule import FAMILIES
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,23 +51,48 @@ class TotalsBound:
     _layers: dict[tuple[object, ...], float] = field(default_factory=dict)
     _hops: dict[object, float] = field(default_factory=dict)
     _bytes: dict[tuple[object, bool], IntArray] = field(default_factory=dict)
+    _passed: dict[int, Passed] = field(default_factory=dict)
 
     def work(self, shape: Configuration) -> LayerWork:
         tables, family = self.instance.tables(shape), FAMILIES[shape.family]
         splits, mixes = family.splits, family.mixes or bool(shape.listed)
         key = (tables.key, splits, mixes, shape.recompute)
         if key not in self._works:
-            self._works[key] = _work(tables, splits, mixes, shape.recompute)
+            self._works[key] = layer_work(tables, splits, mixes, shape.recompute)
         return self._works[key]
 
-    def _longest(self, shape: Configuration, fullest: int) -> float:
+    def passed(self, shape: Configuration) -> Passed:
+        """Returns the work of layers in cuts where some neighbours do not talk."""
+        work = self.work(shape)
+        if id(work) not in self._passed:
+            self._passed[id(work)] = Passed(work, self.instance.tables(shape).edges)
+        return self._passed[id(work)]
+
+    def _talking(self, shape: Configuration) -> tuple[bool, ...]:
+        """Returns which kinds of cuts a configuration has: those in which all neighbours talk, and others."""
+        always = shape.workers == 1 or self.instance.tables(shape).talk.always(shape.stages)
+        return (True,) if always else (True, False)
+
+    def _longest(self, shape: Configuration, fullest: int, talking: bool) -> float:
         """Returns the longest layer with its micro-batches and what must come before and after it."""
-        work, apart = self.work(shape), self.instance.chained and shape.update == "barrier"
-        where = (shape.workers, shape.chunks) if apart else None
-        key = (self.instance.tables(shape).key, shape.family, shape.listed, shape.recompute, fullest, where)
+        work, apart = self.work(shape), shape.update == "barrier"
+        where = (shape.workers, shape.chunks) if apart and talking else None
+        key = (
+            self.instance.tables(shape).key,
+            shape.family,
+            shape.listed,
+            shape.recompute,
+            fullest,
+            where,
+            talking,
+        )
         if key not in self._layers:
-            before = self._hops_before(shape) * self._hop_ns(shape) * (1 if work.splits else 2)
-            around = work.head + work.tail + before if apart else 0
+            around: IntArray | FloatArray = np.zeros(1)
+            if apart and talking:
+                before = self._hops_before(shape) * self._hop_ns(shape) * (1 if work.splits else 2)
+                around = work.around + before
+            elif apart:
+                around = self.passed(shape).around
             self._layers[key] = float((around + fullest * work.total).max())
         return self._layers[key]
 
@@ -107,7 +100,7 @@ class TotalsBound:
         """Returns what a message between stages takes at least."""
         tables = self.instance.tables(shape)
         if (known := self._hops.get(tables.key)) is None:
-            size = tables.least_direct_bytes
+            size = tables.talk.least
             known = self._hops[tables.key] = self.instance.machines.least_hop_ns(size)
         return known if shape.workers > 1 else 0.0
 
@@ -128,14 +121,21 @@ class TotalsBound:
         rate = tables.step_ns_per_element / share
         return float(tables.elements[0, -1]) * rate * shape.pipes / shape.workers
 
-    def free_ns(self, shape: Configuration) -> float:
-        """Returns the bound of load, layer, chain, hops and heads, in nanoseconds."""
-        work, barrier, chained = self.work(shape), shape.update == "barrier", self.instance.chained
+    def free_ns(self, shape: Configuration, *, talking: bool | None = None) -> float:
+        """Returns the bound of load, layer, chain, hops and heads, in nanoseconds.
+
+        Args: `talking` asks for the cuts in which all neighbours talk, or for the others; None for both.
+        """
+        asked = self._talking(shape) if talking is None else (talking,)
+        return min(self._free_ns(shape, each) for each in asked)
+
+    def _free_ns(self, shape: Configuration, talking: bool) -> float:
+        work, barrier = self.work(shape), shape.update == "barrier"
         fullest = -(-shape.micros // shape.pipes)
         load = float(work.total.sum()) * shape.micros / shape.workers
-        least = max(load + self.step_ns(shape), self._longest(shape, fullest))
-        if not chained:
-            return least
+        least = max(load + self.step_ns(shape), self._longest(shape, fullest, talking))
+        if not talking:
+            return max(least, float(self.passed(shape).chain)) if barrier else least
         hop, ways = (self._hop_ns(shape), 1 if work.splits else 2) if barrier else (0.0, 0)
         least = max(least, float(work.chain) + 2 * hop * _hops(shape))
         if barrier:
@@ -145,9 +145,16 @@ class TotalsBound:
             least = max(least, _heads(shape, work, ways * hop))
         return least
 
-    def summed_ns(self, shape: Configuration) -> float:
-        """Returns the bound of everything, gradient sums included, in nanoseconds."""
-        least = self.free_ns(shape)
+    def summed_ns(self, shape: Configuration, *, talking: bool | None = None) -> float:
+        """Returns the bound of everything, gradient sums included, in nanoseconds.
+
+        Args: `talking` as in `free_ns`.
+        """
+        asked = self._talking(shape) if talking is None else (talking,)
+        return min(self._summed_ns(shape, each) for each in asked)
+
+    def _summed_ns(self, shape: Configuration, talking: bool) -> float:
+        least = self._free_ns(shape, talking)
         if shape.holders == 1:
             return least
         even = self._even(shape)
@@ -160,7 +167,7 @@ class TotalsBound:
         step = self.step_ns(shape) + (0.5 * queue if shape.shard else 0.0)
         if shape.update == "rolling":
             return max(least, queue)
-        if not self.instance.chained:
+        if not talking:
             return max(least, queue + step)
         forward = float(work.forward.sum()) + self._hop_ns(shape) * _hops(shape)
         least = max(least, forward + float(work.back[-1]) + queue + step)
@@ -203,17 +210,6 @@ class TotalsBound:
         """Returns whether a sum over more devices takes no less: not where they bring more network cards."""
         groups = self.instance.cluster.nodes
         return all(g.devices_per_node == 1 for g in groups) or sum(g.count for g in groups) == 1
-
-
-def _work(tables: Tables, splits: bool, mixes: bool, recompute: bool) -> LayerWork:
-    """Returns the work of layers; mixed whole and split backwards count the shorter, with as late a weight half."""
-    layers = {kind: np.diff(tables.time_ns[kind]) for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)}
-    whole, halves = layers[Kind.B], layers[Kind.I] + layers[Kind.W]
-    back, last = (layers[Kind.I], halves) if splits else (whole, whole)
-    if mixes:
-        back, last = np.minimum(layers[Kind.I], whole), np.minimum(halves, whole)
-    total = layers[Kind.F] + last + layers[Kind.R] * int(recompute)
-    return LayerWork(forward=layers[Kind.F], back=back, last=last, total=total, splits=splits or mixes)
 
 
 def _hops_to(shape: Configuration, stage: IntArray) -> IntArray:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.arrays import BoolArray, FloatArray, IntArray
+from planner.milp import limits
 from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.stage_costs import COMPUTE
 from planner.milp.proof.boxes import Box
@@ -14,9 +15,7 @@ from planner.schedule import Kind
 
 UNFIT_NS = 1 << 60  # the time of a cut that does not fit
 _STEPS = (1, 2, 4, 8)
-_DESCENT_NS = 1e9  # work that one descent may do, by the meter
 _TURNED = 0.3  # share of the flags that a kick turns
-_LONGEST_BLOCK = 2  # boundaries that move together at most, where there are many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +64,7 @@ def descend(problem: CutProblem, low: IntArray, high: IntArray, start: IntArray)
     """
     best = _pick(problem, start[None, :])
     moves = neighbours(problem)
-    stop_ns = problem.meter.spent_ns + _DESCENT_NS
+    stop_ns = problem.meter.spent_ns + limits.DESCENT_NS
     while True:
         near = allowed(problem, (best.cut if best else start) + moves, low, high)
         most = None if best is None else best.ns
@@ -106,7 +105,7 @@ def neighbours(problem: CutProblem) -> IntArray:
     Returns: [move, point] differences.
     """
     stages, first_flag = problem.stages, problem.stages + 1
-    longest = stages - 1 if stages <= 16 else _LONGEST_BLOCK
+    longest = stages - 1 if stages <= 16 else limits.LONGEST_BLOCK
     edges = _edge_moves(stages, longest)
     moves: IntArray = np.zeros((len(edges), problem.width), np.int64)
     moves[:, :first_flag] = edges

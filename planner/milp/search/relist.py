@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.errors import BadInput
+from planner.milp import limits
 from planner.milp.cut.frozen_order import Order
 from planner.milp.cut.problem import CutProblem
 from planner.milp.search.descent import UNFIT_NS, Answer, descend, judge
@@ -25,11 +26,6 @@ from planner.simulate import PART_NAMES
 if TYPE_CHECKING:
     from planner.milp.search.state import ConfigurationState, SearchState
 
-ROUNDS = 4
-ALIKE = 0.1  # orders of plans slower than the best by more than this share are not rescheduled
-_FAMILIES = 4  # families whose best plans are rescheduled, besides the best plan
-_KEPT = 2  # rescheduled orders of each plan that enter
-_MOST_ACTIONS = 4096  # actions of an order at most; rescheduling a longer one takes too long
 _LISTING_NS = 250_000.0  # work of rescheduling one action, by the meter
 
 
@@ -44,9 +40,9 @@ def grow(state: SearchState) -> int:
         return 0
     seen: set[tuple[object, ...]] = set()
     count = 0
-    for turn in range(ROUNDS):
+    for turn in range(limits.RELISTINGS):
         entered: list[ConfigurationState] = []
-        for tried in _worth(state, 1 + (_FAMILIES if turn == 0 else 0)):
+        for tried in _worth(state, 1 + (limits.RELISTED_FAMILIES if turn == 0 else 0)):
             key = (tried.shape, None if tried.answer is None else tried.answer.cut.tobytes())
             if key not in seen:
                 seen.add(key)
@@ -62,7 +58,9 @@ def grow(state: SearchState) -> int:
 def _worth(state: SearchState, most: int) -> list[ConfigurationState]:
     """Returns the best plan, and of each other family the best plan that comes near it."""
     near = [
-        t for t in state.tried.values() if t.answer is not None and t.answer.ns <= state.limit * (1 + ALIKE)
+        t
+        for t in state.tried.values()
+        if t.answer is not None and t.answer.ns <= state.limit * (1 + limits.ALIKE)
     ]
     near.sort(key=lambda tried: (tried.answer.ns if tried.answer else UNFIT_NS, tried.shape))
     firsts: dict[str, ConfigurationState] = (
@@ -78,7 +76,7 @@ def _enter(state: SearchState, tried: ConfigurationState) -> Iterator[Configurat
     answer = tried.answer
     problem = tried.problem if answer is None else tried.problem.settled(answer.cut)
     enough = state.instance.meter.spent_ns < state.effort.work_ns
-    if answer is None or not enough or problem.stages == 1 or problem.order.actions > _MOST_ACTIONS:
+    if answer is None or not enough or problem.stages == 1 or problem.order.actions > limits.RELISTED_ACTIONS:
         return
     better = []
     for schedule in _orders(problem, answer):
@@ -91,7 +89,7 @@ def _enter(state: SearchState, tried: ConfigurationState) -> Iterator[Configurat
             ns = int(judge(new.problem, answer.cut[None, :])[0])
             if ns < answer.ns:
                 better.append((ns, shape, new))
-    for ns, _, new in sorted(better, key=lambda entry: entry[:2])[:_KEPT]:
+    for ns, _, new in sorted(better, key=lambda entry: entry[:2])[: limits.RELISTED_KEPT]:
         state.take(new, Answer(cut=answer.cut, ns=ns))
         spans = state.instance.windows(new.problem)
         if spans is not None:
@@ -103,9 +101,9 @@ def _orders(problem: CutProblem, answer: Answer) -> Iterator[Schedule]:
     """Yields orders with as many micro-batches in flight as the order itself, then with as many as memory allows."""
     costs = costs_of(stage_times(problem, answer.cut), hops(problem, answer.cut))
     known = {problem.schedule.orders}
-    for limits in (None, *([] if problem.order.recomputing else [_room(problem, answer)])):
+    for room in (None, *([] if problem.order.recomputing else [_room(problem, answer)])):
         problem.meter.spent_ns += _LISTING_NS * problem.order.actions
-        for schedule in _listed(problem.schedule, costs, limits):
+        for schedule in _listed(problem.schedule, costs, room):
             if schedule.orders not in known:
                 known.add(schedule.orders)
                 yield schedule

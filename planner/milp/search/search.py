@@ -16,27 +16,23 @@ from itertools import product
 import numpy as np
 
 from planner.errors import Infeasible
-from planner.milp import explain, formulation, infeasible
+from planner.milp import explain, formulation, infeasible, limits
 from planner.milp.configurations.configurations import Configuration, shapes
 from planner.milp.cut.problem import CutProblem
 from planner.milp.instance import Instance
+from planner.milp.limits import Effort
 from planner.milp.proof.boxes import ROUNDING, Box
+from planner.milp.proof.layer_work import LayerWork
 from planner.milp.proof.prove import ConfigurationProof
 from planner.milp.proof.separable import SeparableRows
-from planner.milp.proof.totals import LayerWork, TotalsBound
+from planner.milp.proof.totals import TotalsBound
 from planner.milp.search import relist
 from planner.milp.search.descent import UNFIT_NS, Answer, even, judge
-from planner.milp.search.state import ConfigurationState, Effort, Rows, SearchState
+from planner.milp.search.state import ConfigurationState, Rows, SearchState
 from planner.schedule import FAMILIES
 
 _PLAINEST = list(FAMILIES)  # on one worker many families take the same time: the plainest is named
-_EVEN, _FIRST = 40, 6  # shapes whose even cut is simulated, and that are answered, before any is looked into
-_HOPE = 1.2  # of the best answer so far: an even cut that takes more is not descended from
-_GLANCES = 0.1  # of the work allowed is for those even cuts
-_MOST_ARCS = 3000  # beyond, the program is left unwritten and the tree's proof stands alone
-_ARCS_PROVED = 500  # where everything is proved already, and the program only states it
 _FILTERS = 2  # of what the program is written over
-_LOOKS = 0.85  # of it is spent by the end of first looks; shapes left then keep the bound of their totals
 
 
 @dataclass(kw_only=True)
@@ -72,7 +68,7 @@ class Waiting:
 
     def _enough(self) -> bool:
         spent = self.state.instance.meter.spent_ns
-        return self.state.limit < UNFIT_NS and spent > _LOOKS * self.state.effort.work_ns
+        return self.state.limit < UNFIT_NS and spent > limits.LOOKS * self.state.effort.work_ns
 
 
 def search(
@@ -115,12 +111,12 @@ def solve_program(state: SearchState) -> None:
         return
     if state.best.closing is None:
         spans = state.instance.windows(state.best.problem)
-        state.best.closing = ConfigurationProof(problem=state.best.problem, spans=spans)
+        state.best.closing = ConfigurationProof(problem=state.best.problem.talking, spans=spans)
         state.best.closing.look(state.best.answer, state.limit)
     others = [tried for tried in state.open if tried is not state.best and tried.bound_ns < state.limit]
     given = [(tried, _open_part(state, tried)) for tried in [state.best, *others]]
     parts = [part for _, part in given if part is not None]
-    most = _MOST_ARCS if others else _ARCS_PROVED
+    most = limits.PROGRAM_ARCS if others else limits.PROVED_ARCS
     if not parts or sum(int(a.sum()) for part in parts for a in part.box.alive) > most:
         return
     done = formulation.solve(parts, state.limit, nodes=state.effort.program_nodes)
@@ -140,8 +136,8 @@ def _open_part(state: SearchState, tried: ConfigurationState) -> formulation.Ope
     pool, most = tried.closing.record.pool, state.limit + ROUNDING
     rows = pool.weights.part(pool.active())
     box: Box | None = tried.closing.root
-    if box is not None and tried.problem.chained:
-        spans = SeparableRows(tried.problem).narrowed(rows, most, box.low, box.high)
+    if box is not None:
+        spans = SeparableRows(box.problem).narrowed(rows, most, box.low, box.high)
         box = None if spans is None else box.narrowed(*spans)
     for _ in range(_FILTERS):
         box = None if box is None else box.filtered(rows, most)
@@ -194,13 +190,22 @@ def _first_answers(state: SearchState, configurations: list[Configuration]) -> N
     firsts: dict[str, Configuration] = {}
     for shape in configurations:
         firsts.setdefault(shape.family, shape)
-    ahead = dict.fromkeys([*configurations[:_FIRST], *firsts.values(), *configurations[_FIRST:_EVEN]])
-    meter, most = state.instance.meter, _GLANCES * state.effort.work_ns
+    ahead = dict.fromkeys(
+        [
+            *configurations[: limits.FIRST_ANSWERS],
+            *firsts.values(),
+            *configurations[limits.FIRST_ANSWERS : limits.EVEN_CUTS],
+        ]
+    )
+    meter, most = state.instance.meter, limits.GLANCES * state.effort.work_ns
     looked = [state.look(shape) for shape in ahead if meter.spent_ns < most]
     known = [tried for tried in looked if tried is not None]
     if state.instance.pins.stages is None:
         known = sorted(known, key=lambda tried: (_even_ns(tried.problem), tried.shape))
-    chosen = [*known[:_FIRST], *(tried for tried in known if firsts[tried.shape.family] == tried.shape)]
+    chosen = [
+        *known[: limits.FIRST_ANSWERS],
+        *(tried for tried in known if firsts[tried.shape.family] == tried.shape),
+    ]
     every = {tried.shape: tried for tried in chosen}.values()
     for tried in sorted(every, key=lambda tried: tried.shape.chunks * (tried.shape.workers == 1)):
         hopeless = state.instance.pins.stages is None and _hopeless(state, tried)
@@ -221,7 +226,7 @@ def _hopeless(state: SearchState, tried: ConfigurationState) -> bool:
         and shape.chunks < own.chunks
         and (shape.data, shape.workers, shape.micro) == (own.data, 1, own.micro)
     ]
-    return ns > _HOPE * state.limit or ns >= min(fewer, default=UNFIT_NS)
+    return ns > limits.HOPE * state.limit or ns >= min(fewer, default=UNFIT_NS)
 
 
 def _even_ns(problem: CutProblem) -> int:

@@ -12,47 +12,28 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from planner.milp import explain, formulation
+from planner.milp import explain, formulation, limits
 from planner.milp.configurations.configurations import Configuration
 from planner.milp.cut.frozen_order import Order
 from planner.milp.cut.problem import CutProblem, CutRow
 from planner.milp.cut.recompute_choice import RecomputeProblem
 from planner.milp.instance import Instance, short_bytes
+from planner.milp.limits import Effort
 from planner.milp.pins import Update
 from planner.milp.proof.boxes import ROUNDING, Box
-from planner.milp.proof.feasible import whole
+from planner.milp.proof.feasible import silent_parts, whole
 from planner.milp.proof.order_free import order_free_bound_ns
-from planner.milp.proof.prove import ConfigurationProof
+from planner.milp.proof.prove import ConfigurationProof, Windows, fits_surely
 from planner.milp.proof.totals import TotalsBound
 from planner.milp.search.descent import UNFIT_NS, Answer, balanced, descend, even, kicked
-from planner.plan import Certificate, SearchCounts
+from planner.plan import Certificate
 
-_FIRST = 6  # shapes whose answers are polished before any is proved
-_KICKS = 6
-_CHOICES = 10  # times as many boxes, and twice as many kicks, where flags are to be chosen
-_WORK_NS = 40e9  # of `Meter`
-_PROGRAM_NODES = 2000  # of the mixed-integer program
-_PLAIN = 0.75  # of the work left is for shapes without flags first
-_BOXES = 100  # of one shape at first, divided by its depth
-_NODES = 3000  # boxes of one shape in a turn at most, divided by its depth
-
-
-Rows = dict[tuple[Order, Update], list[CutRow]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effort:
-    """The work that a search may do, in counts, never in seconds: the same input gives the same plan."""
-
-    nodes: int = _NODES
-    kicks: int = _KICKS
-    program_nodes: int = _PROGRAM_NODES
-    work_ns: float = _WORK_NS
+Rows = dict[tuple[Order, Update, int], list[CutRow]]
 
 
 @dataclass(kw_only=True)
 class ConfigurationState:
-    """One configuration, as far as it was looked into."""
+    """One configuration, as far as it was looked into; or some of its cuts, where `problem.silent` says which."""
 
     shape: Configuration
     problem: CutProblem
@@ -78,10 +59,7 @@ class SearchState:
     bounded: int = 0  # shapes that their bound alone ruled out
     left: list[int] = field(default_factory=list)  # bounds of shapes that were not looked into
     program: formulation.ProgramOutcome | None = None
-    pays: dict[tuple[object, ...], bool] = field(
-        default_factory=dict
-    )  # shared updates, by what they depend on
-
+    pays: dict[tuple[object, ...], bool] = field(default_factory=dict)  # shared updates, by their causes
     rows: Rows = field(default_factory=dict)  # of orders that several shapes have
 
     def __post_init__(self) -> None:
@@ -122,7 +100,9 @@ class SearchState:
                 self.take(*self._decided(tried.problem, answer))
         elif answer is not None and answer.better(tried.answer):
             tried.answer = answer
-            if answer.ns < self.limit:
+            if tried.problem.silent is not None:
+                self.take(self.tried[tried.shape], answer)
+            elif answer.ns < self.limit:
                 self.best = tried
 
     def _decided(self, problem: RecomputeProblem, answer: Answer) -> tuple[ConfigurationState, Answer]:
@@ -134,12 +114,44 @@ class SearchState:
 
     def close(self, tried: ConfigurationState) -> bool:
         """Takes a first look, which refutes a configuration or bounds it; returns whether memory narrows it."""
-        problem, learnt = tried.problem, (tried.problem.order, tried.shape.update)
-        plain = self.tried.get(replace(tried.shape, sparing=False)) if problem.flagged else None
+        plain = self.tried.get(replace(tried.shape, sparing=False)) if tried.problem.flagged else None
         known = None if plain is None else plain.closing
+        spans = self.instance.windows(tried.problem)
+        over = self.floors.summed_ns(tried.shape, talking=True) > self.limit - 1
+        self._look_at(tried, tried.problem.talking, None if over else spans, known)
+        if tried.closing is not None and tried.closing.open:
+            self.open.append(tried)
+        assert tried.closing is not None
+        least = self._totals(tried.shape, talking=False)
+        tight = tried.closing.tight
+        if spans is None or tried.problem.chained or least >= self.limit:
+            return tight
+        for apart, narrow in silent_parts(tried.problem, *spans):
+            closing = ConfigurationProof(problem=apart, spans=narrow)
+            part = ConfigurationState(shape=tried.shape, problem=apart, bound_ns=least, closing=closing)
+            self.open.append(part)
+            tight = tight or not fits_surely(apart, *narrow)
+        return tight
+
+    def _totals(self, shape: Configuration, *, talking: bool) -> int:
+        """Returns the bound of a configuration's totals, but no more than the limit."""
+        return min(int(np.ceil(self.floors.summed_ns(shape, talking=talking) - ROUNDING)), self.limit)
+
+    def _look_at(
+        self,
+        tried: ConfigurationState,
+        problem: CutProblem,
+        spans: Windows | None,
+        known: ConfigurationProof | None,
+    ) -> None:
+        """Takes a first look at cuts of a configuration, in these windows.
+
+        Args: `known` is the proof of the configuration in which no stage recomputes, if there is one.
+        """
+        learnt = (problem.order, tried.shape.update, problem.silent or 0)
         tried.closing = ConfigurationProof(
             problem=problem,
-            spans=self.instance.windows(problem),
+            spans=spans,
             rows=self.rows.get(learnt, []) if known is None else known.rows,
             timed=None if known is None else known.timed,
         )
@@ -147,37 +159,51 @@ class SearchState:
         if known is None:
             self.rows[learnt] = tried.closing.rows
         self._learn(tried)
-        if tried.closing.open:
-            self.open.append(tried)
-        return tried.closing.tight
 
     def _learn(self, tried: ConfigurationState) -> None:
         assert tried.closing is not None
         self.take(tried, tried.closing.record.answer)
-        least = min(int(np.ceil(self.floors.summed_ns(tried.shape) - ROUNDING)), self.limit)
-        tried.bound_ns = max(tried.closing.bound_ns, least)
+        talking = tried.closing.problem.chained
+        tried.bound_ns = max(tried.closing.bound_ns, self._totals(tried.shape, talking=talking))
 
     def prove(self) -> None:
         """Continues open proofs, a few boxes each, the lowest bound first; stops at the least bound in `left`."""
         self._polish()
         meter, most = self.instance.meter, self.effort.work_ns
-        plain = [tried for tried in self.open if not tried.problem.flagged]
-        if len(plain) < len(self.open):  # what is known without flags refutes most of what has them
-            self._take_further(plain, self.effort.nodes, meter.spent_ns + _PLAIN * (most - meter.spent_ns))
-        self._take_further(self.open, self.effort.nodes, most)
+        talking = [tried for tried in self.open if not tried.problem.silent]
+        plain = [tried for tried in talking if not tried.problem.flagged]
+        if len(plain) < len(talking):  # what is known without flags refutes most of what has them
+            self._take_further(
+                plain, self.effort.nodes, meter.spent_ns + limits.PLAIN * (most - meter.spent_ns)
+            )
+        self._take_further(talking, self.effort.nodes, most)
+        self._prove_silent()
         self.open = [tried for tried in self.open if self._left(tried)]
         flagged = [tried for tried in self.open if tried.problem.flagged]
-        self._take_further(flagged, _CHOICES * self.effort.nodes, most)
+        self._take_further(flagged, limits.CHOICES * self.effort.nodes, most)
         self.open = [tried for tried in self.open if self._left(tried)]
 
+    def _prove_silent(self) -> None:
+        """Proves cuts in which some neighbours do not talk; of large models with a share of the work."""
+        silent = [tried for tried in self.open if tried.problem.silent and tried.bound_ns < self.limit]
+        most = self.effort.work_ns
+        if self.instance.layers > limits.SMALL_LAYERS:
+            most = self.instance.meter.spent_ns + limits.SILENT * self.effort.work_ns
+        for tried in sorted(silent, key=lambda x: (x.bound_ns, x.shape, x.problem.silent or 0)):
+            if self.instance.meter.spent_ns < most and tried.closing is not None:
+                self._look_at(tried, tried.problem, tried.closing.spans, None)
+        self._take_further(silent, self.effort.nodes, most)
+
     def _take_further(self, given: list[ConfigurationState], nodes: int, work_ns: float) -> None:
-        meter, least, boxes = self.instance.meter, min(self.left, default=UNFIT_NS), _BOXES
+        meter, least, boxes = self.instance.meter, min(self.left, default=UNFIT_NS), limits.BOXES
         while boxes <= nodes and meter.spent_ns < work_ns:
             lowest = [tried for tried in given if tried.bound_ns < least and self._left(tried)]
             if not lowest:
                 return
             # Flags to be chosen come last: what is known of the others refutes most of them.
-            for tried in sorted(lowest, key=lambda x: (x.problem.flagged, x.bound_ns, x.shape)):
+            for tried in sorted(
+                lowest, key=lambda x: (x.problem.flagged, x.bound_ns, x.shape, x.problem.silent or 0)
+            ):
                 if tried.bound_ns < self.limit and meter.spent_ns < work_ns:
                     self._prove(tried, max(1, boxes // tried.shape.stages), work_ns)
             boxes *= 4
@@ -186,7 +212,7 @@ class SearchState:
         """Runs descents from the best cuts of the first looks: a better answer refutes more than any bound."""
         met = [tried for tried in self.open if tried.answer is not None and tried.closing is not None]
         met.sort(key=lambda tried: (tried.answer.ns if tried.answer else UNFIT_NS, tried.shape))
-        for tried in met[:_FIRST]:
+        for tried in met[: limits.FIRST_ANSWERS]:
             spans = self.instance.windows(tried.problem)
             if spans is not None and tried.answer is not None:
                 self.take(tried, descend(tried.problem, *spans, tried.answer.cut))
@@ -201,7 +227,8 @@ class SearchState:
         self._learn(tried)
         root = tried.closing.root
         if fresh and root is not None and self._left(tried):
-            self.answer(tried, root)
+            if tried.problem.silent is None:
+                self.answer(tried, root)
             known = tried.answer or tried.closing.record.answer
             if known is not None:
                 kicks = self.effort.kicks * (2 if tried.problem.flagged else 1)
@@ -243,20 +270,12 @@ class SearchState:
         if not self._may_share(shape) or self.least_ns(shared) > self.limit - 1:
             return
         plain, other = self.look(shape), self.look(shared)
-        if plain is not None and other is not None and self._pays(plain.problem, other.problem):
+        if plain is not None and other is not None and other.problem.updates_sooner(plain.problem, self.pays):
             yield shared
 
     def _may_share(self, shape: Configuration) -> bool:
         free = self.instance.pins.shard is not False and not self.instance.joint
         return free and not shape.shard and shape.holders > 1
-
-    def _pays(self, plain: CutProblem, shared: CutProblem) -> bool:
-        kinds = {(plain.sums[p], plain.slowness[p]): p for p in range(plain.stages)}
-        key = (plain.shape.micro, plain.holders, plain.tie, frozenset(kinds))
-        if key not in self.pays:
-            pairs = ((shared.step_grid(p), plain.step_grid(p)) for p in kinds.values())
-            self.pays[key] = any(bool((a < b).any()) for a, b in pairs)
-        return self.pays[key]
 
     def certificate(self) -> Certificate:
         """Returns the certificate of the best plan."""
@@ -269,22 +288,14 @@ class SearchState:
             objective_ns=objective,
             bound_ns=bound,
             order_free_bound_ns=order_free_bound_ns(best.problem, best.answer.cut),
-            searched=self._counts(objective),
+            searched=explain.counts(
+                self.considered,
+                left=sum(ns < objective for ns in self.left),
+                taken_up=sum(tried.closing is not None for tried in self.tried.values()),
+                unfinished=len({tried.shape for tried in self.open if tried.bound_ns < objective}),
+                rescheduled=self.listed,
+            ),
             space=explain.searched_space(self.instance),
             chosen=explain.priced("chosen", best),
             rivals=tuple(explain.rivals(self.instance, best.problem, list(self.tried.values()))),
-        )
-
-    def _counts(self, objective_ns: int) -> SearchCounts:
-        """What became of the configurations: those left are ruled out where the best answer has reached their bound."""
-        unfinished = sum(tried.bound_ns < objective_ns for tried in self.open)
-        left = sum(bound < objective_ns for bound in self.left)
-        taken_up = sum(tried.closing is not None for tried in self.tried.values())
-        solved = max(0, min(taken_up, self.considered) - unfinished)
-        return SearchCounts(
-            configurations=self.considered,
-            solved=solved,
-            ruled_out=max(0, self.considered - solved - unfinished - left),
-            open=unfinished + left,
-            rescheduled=self.listed,
         )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from planner.cluster import Cluster
-from planner.milp import Question, solve_or_none
+from planner.milp import Question, limits, solve_or_none
 from planner.plan import Plan
 from planner.profile import Profile, Seconds
 from planner.schedule import FAMILIES
@@ -113,6 +114,113 @@ def unasked(seed: int) -> Case:
     return replace(ample, cluster=cluster(nodes, latency_s=wire[0], bandwidth=wire[1], memory=most))
 
 
+# `PARTED_LAYERS` is not among them: it takes recomputation of single layers out of the space, which exhaustion has.
+LOW = {
+    "TABLED_LAYERS": 2,
+    "ORDERED_LAYERS": 2,
+    "SMALL_LAYERS": 2,
+    "IDEALS": 30,
+    "SILENT": 0.5,
+    "EVEN_CUTS": 2,
+    "FIRST_ANSWERS": 1,
+    "PROGRAM_ARCS": 20,
+    "RELISTED_ACTIONS": 24,
+    "MOMENTS": 200,
+    "ARCS": 10,
+    "KEPT_ROWS": 20,
+    "GRIDS": 3,
+    "LONG_ACTIONS": 16,
+    "SLOW_ACTIONS": 8,
+    "LONGEST_BLOCK": 1,
+}
+
+
+@contextmanager
+def low_limits() -> Iterator[None]:
+    """Sets the thresholds of the solver so low that small questions cross each of them; puts them back afterwards."""
+    known = {name: getattr(limits, name) for name in LOW}
+    try:
+        for name, value in LOW.items():
+            setattr(limits, name, value)
+        yield
+    finally:
+        for name, value in known.items():
+            setattr(limits, name, value)
+
+
+def branched(seed: int) -> Case:
+    """Models whose layers often do not read the one before them: towers, blocks of branches, heads of attention,
+    encoders with skips. Families and memory are as in `case`.
+    """
+    rng = random.Random(seed)
+    given = case(seed)
+    count = rng.randint(4, 8)
+    reads = rng.choice([_towers, _branches, _heads, _skipping])(rng, count)
+    blocks = [replace(block, reads=reads[k]) for k, block in enumerate(chain(count, seed))]
+    costs = profile(blocks, scale=rng.choice([1, 10]))
+    nodes = cluster(
+        rng.choice([2, 3, 4]),
+        latency_s=rng.choice([1e-9, 5e-7]),
+        memory=rng.choice([1 << 40, 1 << 40, 400_000, 200_000]),
+        bandwidth=rng.choice([1e9, 1e11]),
+    )
+    return replace(given, profile=replace(costs, optimizer=given.profile.optimizer), cluster=nodes)
+
+
+def _towers(rng: random.Random, count: int) -> list[tuple[int, ...]]:
+    """Two towers behind one stem, or each behind the batch, joined by the last layer."""
+    begin = rng.randint(2, count - 2)
+    reads: list[tuple[int, ...]] = [(k - 1,) for k in range(count)]
+    reads[begin] = (rng.choice([0, -1]),)
+    reads[-1] = tuple(sorted({begin - 1, count - 2}))
+    return reads
+
+
+def _branches(rng: random.Random, count: int) -> list[tuple[int, ...]]:
+    """Layers that read one of the last few, and join what nothing else reads."""
+    reads: list[tuple[int, ...]] = [(-1,)]
+    for k in range(1, count):
+        reads.append((rng.randint(max(0, k - 3), k - 1),))
+    read = {source for row in reads for source in row}
+    reads[-1] = tuple(sorted({*reads[-1], *(k for k in range(count - 1) if k not in read)}))
+    return reads
+
+
+def _heads(rng: random.Random, count: int) -> list[tuple[int, ...]]:
+    """Some layers read the same one, and the layer behind them reads all of them."""
+    reads: list[tuple[int, ...]] = [(-1,)]
+    while len(reads) < count:
+        first, heads = len(reads), min(rng.randint(1, 3), max(1, count - len(reads) - 1))
+        reads += [(first - 1,)] * heads
+        reads += [tuple(range(first, first + heads))] if len(reads) < count else []
+    return reads[:count]
+
+
+def _skipping(rng: random.Random, count: int) -> list[tuple[int, ...]]:
+    """An encoder and a decoder with skips between them, of which the decoder begins anew."""
+    reads: list[tuple[int, ...]] = [(k - 1,) for k in range(count)]
+    middle = count // 2
+    reads[middle] = (rng.choice([middle - 1, 0]),)
+    for k in range(middle + 1, count):
+        reads[k] = tuple(sorted({k - 1, rng.randint(max(0, middle - (k - middle)), k - 1)}))
+    return reads
+
+
+def in_own_order(given: Case, plan: Plan | None) -> list[str]:
+    """What is wrong of a plan whose certificate is about the model's own order of layers: its bound, its memory."""
+    best = _best([given.profile], given)
+    if plan is None or best is None:
+        wrong = plan is None and best is not None
+        return [f"the solver finds nothing, exhaustion {best.ns} ns"] if wrong and best is not None else []
+    ns, proof = plan.prediction.step_ns, plan.certificate
+    found = [] if proof is not None else ["no certificate"]
+    if proof is not None and proof.bound_ns > best.ns:
+        found.append(
+            f"the bound is {proof.bound_ns} ns of {ns} ns, exhaustion finds {best.ns} ns ({best.family})"
+        )
+    return found + [str(each) for each in violations(plan, profile=given.profile, cluster=given.cluster)]
+
+
 def answer(given: Case) -> Plan | None:
     """The solver's."""
     fix, named = {"update": given.update}, given.families or None
@@ -126,15 +234,17 @@ def exhausted(given: Case) -> tuple[oracle.Best | None, bool]:
     """The best of all orders of the layers, or of the model's own where these are too many; whether of all. Where no
     family is named `overlap` is for one worker only."""
     every = oracle.orders(given.profile, ORDERS)
+    return _best(every or [given.profile], given), bool(every)
+
+
+def _best(profiles: Sequence[Profile], given: Case) -> oracle.Best | None:
     asked = [(given.families, None)] if given.families else [(FROZEN, None), (("overlap",), 1)]
     found = [
         oracle.best(costs, given.cluster, given.batch, names, update=given.update, deepest=deepest)
-        for costs in every or [given.profile]
+        for costs in profiles
         for names, deepest in asked
     ]
-    return min((best for best in found if best is not None), key=lambda best: best.ns, default=None), bool(
-        every
-    )
+    return min((best for best in found if best is not None), key=lambda best: best.ns, default=None)
 
 
 def differences(given: Case, plan: Plan | None) -> list[str]:

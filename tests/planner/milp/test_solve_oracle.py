@@ -8,10 +8,20 @@ import pytest
 
 from planner.plan import Plan
 from tests.draws import numbers
-from tests.planner.milp.random_cases import Case, answer, case, crowded, differences, unasked
+from tests.planner.milp.random_cases import (
+    Case,
+    answer,
+    branched,
+    case,
+    crowded,
+    differences,
+    in_own_order,
+    low_limits,
+    unasked,
+)
 
 FAMILIES = ("1f1b", "gpipe", "chimera", "zb-h1", "zb-v", "interleaved", "chimera-zb", "wave", "v-min")
-SEEDS, PACKED, UNASKED = 40, 16, 10  # `benchmarks.oracle` asks two thousand
+SEEDS, PACKED, UNASKED, BRANCHED = 40, 16, 10, 20  # `benchmarks.oracle` asks two thousand
 
 
 def small(seed: int) -> Case:
@@ -49,6 +59,22 @@ def test_some_of_the_stages_of_a_worker_recompute_in_these_cases() -> None:
 @pytest.mark.parametrize("seed", numbers(UNASKED))
 def test_no_family_is_faster_than_the_plan_where_none_is_named(seed: int) -> None:
     assert differences(unasked(seed), answer(unasked(seed))) == []
+
+
+@pytest.mark.parametrize("seed", numbers(BRANCHED))
+def test_no_plan_beats_the_bound_of_a_branched_model_however_low_the_limits_of_the_solver(seed: int) -> None:
+    given = branched(seed)
+    with low_limits():
+        plan = answer(given)
+    assert in_own_order(given, plan) == []
+
+
+@pytest.mark.parametrize("seed", numbers(PACKED))
+def test_no_plan_beats_the_bound_of_any_model_however_low_the_limits_of_the_solver(seed: int) -> None:
+    given = small(seed)
+    with low_limits():
+        plan = answer(given)
+    assert in_own_order(given, plan) == []
 
 
 @pytest.mark.parametrize("seed", [200834, 200883, 201286])

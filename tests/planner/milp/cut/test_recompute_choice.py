@@ -225,7 +225,7 @@ def test_a_shape_without_arcs_keeps_its_bound_when_the_program_is_solved(
         return 0.0, spans
 
     monkeypatch.setattr(closing, "surrounded", looked)
-    monkeypatch.setattr(closing, "_fits", lambda *given: False)
+    monkeypatch.setattr(closing, "fits_surely", lambda *given: False)
     monkeypatch.setattr(ConfigurationProof, "_light", lambda self: self.problem.shape.micros == 4)
     found = SearchState(instance=space, effort=Effort())
     few, many = (Configuration(**{**vars(ONE), "micros": micros, "data": 4 // micros}) for micros in (2, 4))

@@ -13,10 +13,8 @@ import pytest
 from planner.cluster import Cluster, Correction, Corrections
 from planner.cost import stage_bytes
 from planner.errors import Infeasible
-from planner.milp import Question, solve, solve_or_none
-from planner.milp import instance as space
+from planner.milp import Question, limits, solve, solve_or_none
 from planner.milp.configurations.configurations import Configuration
-from planner.milp.cut import stage_costs as stages
 from planner.milp.cut.stage_costs import KINDS
 from planner.milp.search.descent import judge
 from planner.model import Buffer
@@ -95,7 +93,7 @@ def test_models_too_large_for_tables_of_every_interval_get_the_same_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tabled = plan_of(60_000)
-    monkeypatch.setattr(stages, "_TABLED", 0)
+    monkeypatch.setattr(limits, "TABLED_LAYERS", 0)
     assert plan_of(60_000) == tabled
 
 
@@ -107,7 +105,7 @@ def test_a_stage_recomputes_no_more_of_its_layers_than_it_must(monkeypatch: pyte
     assert some.certificate is not None and some.certificate.space is not None
     assert some.certificate.space.recompute == "first_layers"
     assert loads(dump(some)) == some
-    monkeypatch.setattr(space, "PARTED", 0)
+    monkeypatch.setattr(limits, "PARTED_LAYERS", 0)
     whole = plan_of(75_000)
     assert not any(stage.recompute_before for stage in whole.stages)
     assert some.prediction.step_ns < whole.prediction.step_ns

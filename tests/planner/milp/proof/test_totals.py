@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations, pairwise, product
 
@@ -15,7 +16,7 @@ from planner.milp import Instance, pins
 from planner.milp.configurations.configurations import OUTER_DATA, Configuration, shapes
 from planner.milp.cut.problem import CutProblem
 from planner.milp.proof.boxes import ROUNDING
-from planner.milp.proof.feasible import windows
+from planner.milp.proof.feasible import every_cut, quieted, windows
 from planner.milp.proof.separable import SeparableRows
 from planner.milp.proof.totals import TotalsBound, _hops_to
 from planner.milp.proof.weights import weigh
@@ -108,39 +109,89 @@ def test_no_cut_of_a_shape_is_faster_than_its_floor(seed: int) -> None:
             )
 
 
+def branched(seed: int) -> Instance:
+    """The question of a model in which many layers do not read the one before them."""
+    given, rng = space(seed), random.Random(seed)
+    blocks = chain(rng.randint(5, 8), seed, skips=rng.choice([0, 2, 4]), loose=True)
+    return replace(given, profile=uneven(profile(blocks, scale=10), rng))
+
+
+def views(problem: CutProblem) -> Iterator[tuple[CutProblem, IntArray]]:
+    """Yields the problems of which the cuts of one are made up, each with its cuts."""
+    every, talk = cuts(problem), problem.tables.talk
+    if not len(every):
+        return
+    told = problem.talks(every)
+    yield problem.talking, every[told]
+    for p in problem.apart if not told.all() else ():
+        first = talk.ends[every[:, p - 1], every[:, p]] > every[:, p + 1]
+        first &= talk.everywhere(every, [q for q in problem.apart if q < p])
+        yield problem.silent_at(p), every[first]
+
+
 @pytest.mark.parametrize("seed", range(SEEDS))
+def test_no_cut_is_faster_than_the_floor_of_its_kind(seed: int) -> None:
+    given = branched(seed)
+    floors = TotalsBound(given)
+    for problem in posed(given, seed):
+        assert sum(len(own) for _, own in views(problem)) == len(cuts(problem))
+        for view, own in views(problem):
+            if len(own):
+                least = int(problem.times(own).min()) + ROUNDING
+                floor = floors.summed_ns(problem.shape, talking=view.chained)
+                assert floors.summed_ns(problem.shape) <= floor <= least, str(problem.shape)
+
+
+@pytest.mark.parametrize("seed", range(2 * SEEDS))
 def test_no_cut_is_faster_than_any_row_as_a_sum_over_its_boundaries(seed: int) -> None:
-    given = space(seed)
-    for problem in (each for each in posed(given, seed) if each.chained):
-        every = cuts(problem)
-        if not len(every):
-            continue
-        times, lines, spans = problem.times(every), SeparableRows(problem), windows(problem)
-        rows = [problem.critical(every[k])[0] for k in {0, len(every) // 2, len(every) - 1}]
+    given = space(seed) if seed < SEEDS else branched(seed)
+    for problem in posed(given, seed):
+        assert (problem.times(cuts(problem)) == problem.any.simulated(cuts(problem), None)).all()
+        for view, own in views(problem):
+            if len(own):
+                _rows_hold(view, own)
+
+
+def _rows_hold(problem: CutProblem, every: IntArray) -> None:
+    """Checks rows that cuts of a problem teach against all of its cuts, within its windows and as sums."""
+    times, lines, spans = problem.times(every), SeparableRows(problem), windows(problem)
+    rows = [problem.critical(every[k])[0] for k in {0, len(every) // 2, len(every) - 1}] + problem.loads()
+    most = int(np.quantile(times, 0.3))
+    if problem.chained:
         rough, ns = problem.rough(problem.durations(every[0]))
         assert ns <= times[0]
         rows.append(rough)
-        most = int(np.quantile(times, 0.3))
         told = problem.times(every, most)
         assert (told[times <= most] == times[times <= most]).all()
         assert (told[times > most] > most).all()
         assert (told <= times).all()
-        if problem.shape.update == "barrier":
-            rows += problem.slowed(every[len(every) // 3], 1.3)
-        for row in rows:
-            weights = weigh(row)
+    else:
+        narrow = quieted(problem, *spans)
+        assert narrow is not None
+        spans = narrow
+        assert ((every >= spans[0]) & (every <= spans[1])).all()
+    if problem.shape.update == "barrier":
+        rows += problem.slowed(every[len(every) // 3], 1.3)
+    box = every_cut(problem, *spans)
+    assert box is not None
+    for row in rows:
+        weights = weigh(row)
+        value, cut = lines.least(weights, *spans)
+        assert value <= times.min()
+        assert box.least(weights)[0] <= times.min() + ROUNDING
+        assert (np.diff(cut) > 0).all()
+        most = float(np.quantile(times, 0.3))
+        narrow = lines.narrowed(weights, most, *spans)
+        filtered = box.filtered(weights, most)
+        for kept in every[times <= most]:
+            assert narrow is not None and filtered is not None
+            assert ((kept >= narrow[0]) & (kept <= narrow[1])).all()
+            assert ((kept >= filtered.low) & (kept <= filtered.high)).all()
+        if problem.chained:
             heights = lines.heights(weights)[0]
             at = np.searchsorted(lines.places, every)
             values = heights[np.arange(problem.stages + 1), at].sum(1)
-            value, _ = lines.least(weights, *spans)
-            assert value <= times.min()
-            assert abs(value - (values.min() + lines._constants(weights)[0])) < 1e-3 * max(1.0, value)
-            most = float(np.quantile(times, 0.3))
-            narrow = lines.narrowed(weights, most, *spans)
-            for kept in every[times <= most]:
-                assert narrow is not None
-                assert (kept >= narrow[0]).all()
-                assert (kept <= narrow[1]).all()
+            assert value <= values.min() + lines._constants(weights)[0] + 1e-3 * max(1.0, value)
 
 
 def test_an_idle_first_stage_does_not_hold_up_a_rolling_split_backward() -> None:

@@ -1,0 +1,70 @@
+"""Every threshold of the solver, in one place: what limits the space that is searched, and what limits the work.
+
+Tests patch them low, so that small questions cross each of them and exhaustion can check the answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# The space: what a certificate says was left out
+DEEPEST = 64  # pipeline workers at most, unless their number is pinned
+# actions of a replica and step; a longer order is neither readable nor quick to simulate
+MOST_ACTIONS = 1 << 17
+MOST_FORWARDS = 1024  # forwards of a device up to which `overlap` is considered, unless it is pinned
+FREE_CHUNKS = 2  # how many of the least numbers of chunks are tried, where a family allows any
+GATHERED_LAYERS = 24  # layers up to which a gather is considered before each of them
+GATHERS = 6  # places for a gather, in larger models
+REGRIDDED_LAYERS = 8  # layers up to which a change of the grid is considered before each of them
+REGRIDS = 4  # places for a change of the grid, in larger models
+PARTED_LAYERS = 300  # layers of a model up to which stages may recompute some of theirs
+ORDERED_LAYERS = 24  # layers up to which all orders of the layers are searched
+ORDERS = 12  # if they are no more than these
+ORDER_DEPTHS = 2  # depths whose best balanced stages give an order
+IDEALS = 20_000  # sets of layers that are searched for them
+
+# The search: what is looked into, and how long; whatever is not keeps the bound of its totals
+ORDERS_SHARE = 0.5  # of the work allowed, over all other orders together
+EVEN_CUTS = 40  # configurations whose even cut is simulated before any is looked into
+FIRST_ANSWERS = 6  # of them that are answered, and whose answers are polished before any is proved
+HOPE = 1.2  # of the best answer so far: an even cut that takes more is not descended from
+GLANCES = 0.1  # of the work allowed is for those even cuts
+LOOKS = 0.85  # of the work allowed is spent by the end of first looks
+WORK_NS = 40e9  # of `WorkMeter`
+KICKS = 6  # descents from random neighbours of an answer
+CHOICES = 10  # times as many boxes, and twice as many kicks, where flags are to be chosen
+PLAIN = 0.75  # of the work left is for configurations without flags first
+SMALL_LAYERS = 24  # beyond so many layers cuts where some neighbours do not talk have a share of the work
+SILENT = 0.05  # that share
+BOXES = 100  # of one configuration at first, divided by its depth
+NODES = 3000  # boxes of one configuration in a turn at most, divided by its depth
+PROGRAM_NODES = 2000  # of the mixed-integer program
+PROGRAM_ARCS = 3000  # beyond, the program is left unwritten and the bound of the tree stands alone
+PROVED_ARCS = 500  # where everything is proved already, and the program only states it
+RELISTINGS = 4  # rounds in which orders of the best plans are rescheduled
+ALIKE = 0.1  # orders of plans slower than the best by more than this share are not rescheduled
+RELISTED_FAMILIES = 4  # families whose best plans are rescheduled, besides the best plan
+RELISTED_KEPT = 2  # rescheduled orders of each plan that enter
+RELISTED_ACTIONS = 4096  # actions of an order at most; rescheduling a longer one takes too long
+DESCENT_NS = 1e9  # work that one descent may do, by the meter
+LONGEST_BLOCK = 2  # boundaries that move together at most, where there are many
+ROUNDS = 60  # mixtures of rows that a first look tries
+MOMENTS = 20_000_000  # rows of memory, times pairs of stages, up to which arcs are built
+ARCS = 2_000_000  # arcs that windows may span, up to which they are built
+KEPT_ROWS = 200_000  # rows kept of a configuration that is left open, times its pairs of stages
+
+# Ways to the same result: what is tabled, kept or compiled
+GRIDS = 100  # tables over all intervals that are kept at a time
+TABLED_LAYERS = 300  # layers up to which what a single problem needs of every interval is kept
+LONG_ACTIONS = 4096  # actions of an order that is compiled for one pattern of messages at a time
+SLOW_ACTIONS = 2048  # actions of an order that takes longer to compile than many others to simulate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """The work that a search may do, in counts, never in seconds: the same input gives the same plan."""
+
+    nodes: int = NODES
+    kicks: int = KICKS
+    program_nodes: int = PROGRAM_NODES
+    work_ns: float = WORK_NS
