@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from benchmarks.harness import Cell, Result, Table, main
 from benchmarks.pool import PlanFailed, Pool, pool
 from planner.calibrate import Observation, fit
-from planner.calibrate.repredict import repredicted
+from planner.calibrate.refine import repredicted
 from planner.cluster import Cluster, Corrections, Link, Links, NodeGroup
 from planner.errors import Infeasible
 from planner.measure import measure

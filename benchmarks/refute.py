@@ -22,7 +22,7 @@ from benchmarks.fidelity import machines, slowed
 from benchmarks.harness import Cell, Result, Table, main
 from benchmarks.pool import PlanFailed, Pool, pool
 from planner.calibrate import fit
-from planner.calibrate.repredict import nominal_plan
+from planner.calibrate.refine import nominal_plan
 from planner.cluster import Corrections
 from planner.measure import measure
 from planner.milp import Instance, Question, solve_with_search

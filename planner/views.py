@@ -22,7 +22,7 @@ VIEWS: dict[Face, dict[str, str]] = {
         "planner.simulate.run_record:RunRecord": "planner.show.values:run_text",
         "planner.show.side_by_side:SideBySide": "planner.show.side_by_side:versus_text",
         "runtime.launch.handle:StepRows": "planner.show.values:lines_text",
-        "runtime.launch.runs:Runs": "planner.show.values:runs_text",
+        "runtime.launch.status:Runs": "planner.show.values:runs_text",
     },
     "html": {
         "planner.plan.plan:Plan": "planner.show.values:plan_html",
@@ -37,7 +37,7 @@ VIEWS: dict[Face, dict[str, str]] = {
         "planner.show.side_by_side:SideBySide": "planner.show.side_by_side:versus_html",
         "runtime.launch.handle:Handle": "planner.show.values:preformatted",
         "runtime.launch.handle:StepRows": "planner.show.values:lines_html",
-        "runtime.launch.runs:Runs": "planner.show.values:lines_html",
+        "runtime.launch.status:Runs": "planner.show.values:lines_html",
         "runtime.rehearse.report:Rehearsal": "planner.show.values:preformatted",
     },
     "figure": {

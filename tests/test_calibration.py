@@ -9,7 +9,7 @@ import pytest
 
 import shardwright as sw
 from benchmarks.fidelity import slowed
-from planner.calibrate.repredict import repredicted
+from planner.calibrate.refine import repredicted
 from planner.cluster import Correction, Corrections
 from planner.cluster import cluster as clusters
 from planner.cluster import corrections as fitted

@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 from typer.models import ArgumentInfo, ParameterInfo
 
 import shardwright
-from planner.cli.schemas import MODELS, text
+from docs.reference.schemas import MODELS, text
 from planner.errors import BadInput
 from planner.plan import StageTimes
 from planner.schedule import FAMILIES, generate

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 from planner.calibrate import lines
 from planner.calibrate.lines import Sample, line_through
-from planner.calibrate.repredict import nominal_plan, repredicted
+from planner.calibrate.refine import nominal_plan, repredicted
 from planner.cluster import Correction, Corrections
 from planner.errors import BadInput
 from planner.plan import Plan, coordinates, rank_of, world_size

@@ -96,8 +96,8 @@ def _renamed(traced: Traced) -> Traced:
     """Returns the graph with other names for the constants that have none of the user's; training has such, too."""
     names = {name: OWN + name for name in traced.constants if name.startswith("constant.")}
     sources = {
-        x: replace(source, name=names.get(source.name, source.name)) if source.kind == "constant" else source
-        for x, source in traced.sources.items()
+        x: replace(s, name=names.get(s.name, s.name)) if s.kind == "constant" else s
+        for x, s in traced.sources.items()
     }
     constants = {names.get(name, name): tensor for name, tensor in traced.constants.items()}
     return replace(traced, sources=sources, constants=constants)
@@ -125,8 +125,7 @@ def _ahead(traced: Traced, operation: OpOverload, x: fx.Node) -> fx.Node:
 def _placed(captured: Captured, traced: Traced, probes: tuple[Probe, Probe]) -> Slicing:
     """Returns the graph in the layers of the training, with what layers do not hold passed to them."""
     holders = _Holders(captured, traced).by_source()
-    placer = _Placer(captured, traced, probes[0], holders)
-    grouping = placer.run()
+    grouping = (placer := _Placer(captured, traced, probes[0], holders)).run()
     passed: dict[tuple[fx.Node, int], fx.Node] = {}
     for node in placer.nodes:
         layer = grouping.layer_of[node]

@@ -1,7 +1,6 @@
 """Every text about a plan's certificate, three lines, and the list of the proof.
 
-`plan_lines` is what `plan` prints, and `proof_text` what `--proof` adds. The table that `--explain` adds is made in
-`planner.show.rivals`. The report, notebooks and `--json` are made from the same values.
+`plan_lines` is what `plan` prints, and `proof_text` what `--proof` adds; `rivals.py` makes the table of `--explain`.
 """
 
 from __future__ import annotations

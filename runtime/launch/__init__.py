@@ -14,11 +14,10 @@ from planner.doors import later
 from runtime.launch.compare_with_one_process import check_text, checked
 from runtime.launch.finished import as_dict, comparison, comparison_text, drift, observation, record
 from runtime.launch.handle import Handle, has_slurm, launch, launch_inline, launch_local, launch_slurm
-from runtime.launch.runs import Runs, runs
-from runtime.launch.status import Status, cancel, lines_of, of, status_text
+from runtime.launch.status import Runs, Status, cancel, lines_of, of, runs, status_text
 
 if TYPE_CHECKING:
-    from runtime.launch.script import Run
+    from runtime.launch.handle import Run
 
 __all__ = [
     "Handle",

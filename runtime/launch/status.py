@@ -1,6 +1,8 @@
 """The status and the logs of a run, read from its folder alone, while it runs and after it has ended.
 
 Nothing here needs torch, so that `status`, `logs` and `cancel` answer at once.
+
+The runs of a folder, as a list that shows itself as a table.
 """
 
 from __future__ import annotations
@@ -8,17 +10,20 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from planner import plan as plans
 from planner.errors import BadInput
 from planner.files import open_regular
+from planner.shown import Shown
+from planner.simulate import RunRecord
 from planner.timeline import WARM_UP_STEPS
 from planner.units import format_duration
 from runtime import checkpoint as checkpoints
 from runtime import runfolder, slurm
 from runtime.backend import Backend
+from runtime.launch import finished, status
 from runtime.local import LocalBackend
 from runtime.runfolder import JUDGED_STEPS, Paths, StepMetrics, open_run, outcome_of, outside_bars, steps_of
 
@@ -214,3 +219,60 @@ def lines_of(
         if last:
             return
         time.sleep(poll_s)
+
+
+_HEADS = ("", "run", "state", "step", "loss", "predicted", "measured")
+
+
+@dataclass(frozen=True, repr=False)
+class Runs(Shown):
+    """Several runs, the newest first. `runs[0]` is the record of the newest."""
+
+    folders: tuple[Path, ...]  # the newest first
+
+    def __len__(self) -> int:
+        return len(self.folders)
+
+    def __repr__(self) -> str:
+        return super().__repr__() if self.folders else "no runs"
+
+    def __getitem__(self, at: int) -> RunRecord:
+        return finished.record(self.folders[at])
+
+    def to_rows(self) -> list[dict[str, object]]:
+        """Returns the status of each run as a dictionary."""
+        return [asdict(status.of(folder)) for folder in self.folders]
+
+    def to_dict(self) -> dict[str, object]:
+        return {"runs": self.to_rows()}
+
+    def heads(self) -> tuple[str, ...]:
+        return _HEADS
+
+    def lines(self) -> list[tuple[str, ...]]:
+        found = [status.of(folder) for folder in self.folders]
+        return [
+            (
+                str(at),
+                self.folders[at].name,
+                each.state,
+                f"{each.step} of {each.steps}",
+                "" if each.loss is None else f"{each.loss:.4f}",
+                format_duration(each.predicted_step_s * 1e9),
+                "" if each.measured_step_s is None else format_duration(each.measured_step_s * 1e9),
+            )
+            for at, each in enumerate(found)
+        ]
+
+
+def runs(folder: Path) -> Runs:
+    """Finds the run folders in a folder.
+
+    Args: `folder` holds run folders directly, or is one itself.
+    Raises: BadInput where there is no such folder.
+    """
+    if not folder.is_dir():
+        raise BadInput("no such folder", where=str(folder), allowed="one that holds run folders")
+    inside = [folder, *(path for path in folder.iterdir() if path.is_dir())]
+    found = [path for path in inside if Paths(path).job.exists()]
+    return Runs(tuple(sorted(found, key=lambda path: Paths(path).job.stat().st_mtime_ns, reverse=True)))

@@ -4,8 +4,7 @@ In come a rank, the number of ranks and a place to meet; out comes a `World` tha
 Start at `world.py`; `mesh.py` says who is where in a plan, `rendezvous.py` how ranks find each other.
 """
 
-from runtime.world.mesh import RankMesh
-from runtime.world.world import World, alone, join
+from runtime.world.world import RankMesh, World, alone, join
 
 __all__ = [
     "RankMesh",

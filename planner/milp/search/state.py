@@ -2,7 +2,7 @@
 
 `search.py` decides which configuration is looked into when. A first look (`proof/prove.py`) comes first. Then what is
 open continues in turns, the lowest bound first: descents find better answers, trees better bounds. When the allowed
-work is done, the winner and what is left go into one mixed-integer program (`formulation.py`) where it is small.
+work is done, the winner and what is left go into one mixed-integer program (`formulation.py`) if small.
 """
 
 from __future__ import annotations
@@ -279,9 +279,8 @@ class SearchState:
 
     def certificate(self) -> Certificate:
         """Returns the certificate of the best plan."""
-        assert self.best is not None
         best = self.best
-        assert best.answer is not None
+        assert best is not None and best.answer is not None
         objective = best.answer.ns
         bound = min([objective, *(tried.bound_ns for tried in self.open), *self.left])
         return Certificate(

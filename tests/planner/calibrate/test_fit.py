@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from planner.calibrate import Observation, fit
-from planner.calibrate.repredict import nominal_plan, repredicted
+from planner.calibrate.refine import nominal_plan, repredicted
 from planner.cluster import Correction, Corrections
 from planner.errors import BadInput
 from planner.milp import Question, solve

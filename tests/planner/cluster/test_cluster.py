@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.cli import schemas
+from docs.reference import schemas
 from planner.cluster import Cluster, Link, Links, NodeGroup, Slot, links, with_nodes
 from planner.cluster import cluster as machines
 from planner.errors import BadInput
@@ -63,7 +63,7 @@ def test_the_examples_are_as_large_as_they_say() -> None:
 def test_the_schemas_are_in_step_with_the_code(name: str) -> None:
     committed = (PLANS / name).read_text()
     assert json.loads(committed) == json.loads(schemas.text(schemas.MODELS[name])), (
-        f"plans/{name} is out of step: renew it with `python -m planner.cli.schemas`"
+        f"plans/{name} is out of step: renew it with `python -m docs.reference.schemas`"
     )
 
 

@@ -1,4 +1,4 @@
-"""The JSON Schemas of our files, for editors and other programs. Renew them with `python -m planner.cli.schemas`."""
+"""The JSON Schemas of our files, for editors and other programs. Renew them with `python -m docs.reference.schemas`."""
 
 from __future__ import annotations
 
