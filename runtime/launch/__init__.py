@@ -17,7 +17,7 @@ from runtime.launch.handle import Handle, has_slurm, launch, launch_inline, laun
 from runtime.launch.status import Runs, Status, cancel, lines_of, of, runs, status_text
 
 if TYPE_CHECKING:
-    from runtime.launch.handle import Run
+    from runtime.launch.script import Run
 
 __all__ = [
     "Handle",

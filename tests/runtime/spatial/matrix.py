@@ -12,7 +12,7 @@ from pathlib import Path
 
 from planner.plan import Plan
 from planner.workload import workload as workloads
-from runtime.launch.handle import Run
+from runtime.launch.script import Run
 from runtime.runfolder import mean_loss
 from runtime.train import Model, job_of, prepare
 from tests.pool import Pool

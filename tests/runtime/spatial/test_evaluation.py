@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from planner.workload import workload as workloads
-from runtime.launch.handle import Run
+from runtime.launch.script import Run
 from runtime.train import Model, job_of, prepare
 from tests.pool import Pool
 from tests.runtime.jobs import captured_of

@@ -14,7 +14,7 @@ import torch
 from planner.capture.evaluation import evaluation_of
 from planner.capture.stage_modules import whole
 from planner.workload import workload as workloads
-from runtime.launch.handle import Run
+from runtime.launch.script import Run
 from runtime.rank.evaluation import EvaluationStage
 from runtime.runfolder import Paths
 from runtime.runfolder import job as jobs
