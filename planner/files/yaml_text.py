@@ -47,6 +47,10 @@ def parse_yaml(text: str, *, name: str) -> dict[str, Data]:
     return _parse(text, name, None)
 
 
+class _TooMany(BadInput):
+    """A text holds more values than are read."""
+
+
 class Position(NamedTuple):
     """A place in a text: the line, from 1, and the key that was found there."""
 
@@ -57,10 +61,10 @@ class Position(NamedTuple):
 def locate(text: str, key: Key) -> Position:
     """Finds the line of a key in a text, or of the nearest key that encloses it.
 
-    Args: steps of `key` that are not in the text are passed over, and so is what stands behind the first error.
+    Args: steps of `key` that are not in the text are passed over, and so is what stands behind MAX_VALUES.
     """
     lines: dict[Key, int] = {}
-    with suppress(BadInput):
+    with suppress(_TooMany):
         _parse(text, "", lines)
     found: Key = ()
     for step in key:
@@ -136,7 +140,8 @@ class _Reader:
     def value(self, event: yaml.Event, key: Key) -> Data:
         self.left -= 1
         if not self.left:
-            self.fail(event, "holds too many values", f"at most {MAX_VALUES:,}")
+            where = f"{self.name}:{_line(event)}"
+            raise _TooMany("holds too many values", where=where, allowed=f"at most {MAX_VALUES:,}")
         if self.lines is not None:
             self.lines.setdefault(key, _line(event))
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):

@@ -66,7 +66,7 @@ def _own(paths: Paths, new: Sequence[Path]) -> int | None:
         if not new:
             _check_owner(found, paths.root)
         names = os.listdir(handle)
-        if not set(names) <= _LEFT and paths.job.name not in names:
+        if names and not {paths.job.name, paths.launching.name}.intersection(names):
             allowed = "a new folder, an empty one, or a run folder"
             raise BadInput("is neither empty nor a run folder", where=str(paths.root), allowed=allowed)
         _check_inside(handle, names, paths.root)
@@ -80,13 +80,13 @@ def _own(paths: Paths, new: Sequence[Path]) -> int | None:
         os.close(handle)
 
 
-_LEFT = {*(path.name for path in Paths(Path()).folders), "holder.json"}  # by a launch that was killed
-
-
 def _check_inside(handle: int, names: Iterable[str], where: Path) -> None:
     """Raises BadInput where one of the names in a folder is a link, a pipe or a device, or another user's."""
     for name in names:
-        found = os.stat(name, dir_fd=handle, follow_symlinks=False)
+        try:
+            found = os.stat(name, dir_fd=handle, follow_symlinks=False)
+        except FileNotFoundError:  # another launch has removed it meanwhile
+            continue
         if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
             raise BadInput(
                 "is a link, a pipe or a device", where=str(where / name), allowed="files and folders"
