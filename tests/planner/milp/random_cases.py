@@ -126,7 +126,6 @@ LOW = {
     "PROGRAM_ARCS": 20,
     "RELISTED_ACTIONS": 24,
     "MOMENTS": 200,
-    "ARCS": 10,
     "KEPT_ROWS": 20,
     "GRIDS": 3,
     "LONG_ACTIONS": 16,
