@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.arrays import BoolArray, IntArray
-from planner.cost.intervals import Rectangles
 from planner.cost.shared_weights import (
+    Rectangles,
     arriving_at_made,
     early_table,
     reused,

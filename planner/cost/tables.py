@@ -16,8 +16,8 @@ import numpy as np
 
 from planner.arrays import NS_PER_S, BoolArray, IntArray
 from planner.cost.activation_tables import Moving, Walking, moving
-from planner.cost.intervals import Rectangles, running_maximum
 from planner.cost.messages import Edges, Talk, edges
+from planner.cost.shared_weights import Rectangles, running_maximum
 from planner.errors import BadInput
 from planner.model import ModelGraph
 from planner.plan import Plan
