@@ -50,12 +50,13 @@ def importing_beside(folder: Path) -> Iterator[None]:
 
 
 def outside(name: str, folders: Iterable[Path]) -> Path | None:
-    """Returns the file of a workload that lies in none of some folders, None where it does or is no file.
+    """Returns the file or folder of a workload that lies in none of some folders, None where it does or is a module.
 
-    A module is found in the current folder, or was installed by the user.
+    A module is found in the current folder, or was installed by the user. The folder of a captured model holds no
+    code, but names classes and functions that are called.
     Args: `name` is as a plan names its workload.
     """
-    if not name.endswith(".py"):
+    if not name.endswith(".py") and not Path(name).is_dir():
         return None
     path = Path(name).resolve()
     return None if any(path.is_relative_to(folder.resolve()) for folder in folders) else path
