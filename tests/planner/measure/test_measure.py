@@ -171,11 +171,11 @@ def test_a_journal_of_another_model_is_begun_anew(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("warm_starts")
 def test_an_interrupted_profile_leaves_its_rows_in_the_journal(tmp_path: Path) -> None:
-    work = workload(tmp_path, "\n    if len(x) > 1: import time; time.sleep(600)")
+    work = workload(tmp_path, "\n    if len(x) > 3: import time; time.sleep(600)")
     path = tmp_path / "profile.yaml"
     program = (
         "import sys; from pathlib import Path; from planner import measure; from planner.workload import load\n"
-        "measure.profile(load(sys.argv[1]), micros=(1, 2), journal=Path(sys.argv[2]), seconds_per_row=0.001)"
+        "measure.profile(load(sys.argv[1]), micros=(1, 4), journal=Path(sys.argv[2]), seconds_per_row=0.001)"
     )
     running = subprocess.Popen(
         [sys.executable, "-c", program, work.name, str(path)],
