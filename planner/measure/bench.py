@@ -107,7 +107,7 @@ def bench_of(
             where=workload.where,
             allowed=f"one micro-batch a profile, such as {micros[0]}",
         )
-    unchecked = check_training(captured, workload)
+    unchecked = check_training(captured, workload, samples=min(micros))
     way = Way(
         precision=precision, device=device, compiled=execution == "compiled", split=split, spatial=spatial
     )
