@@ -34,10 +34,11 @@ def unnamed(where: str) -> BadInput:
     Args: `where` is the user's line. The export takes such a tensor for a number, without the name of its weight.
     """
     return BadInput(
-        "forward() uses a tensor that is no parameter or buffer of the model, as '.data' of one is",
+        "forward() uses a tensor that is no parameter or buffer of the model, as '.data' of one or an entry of a list is",
         where=where,
-        allowed="'.detach()' for what is read, 'with torch.no_grad()' around what writes the tensor itself; "
-        "and no torch.autograd.grad in forward(), but the gradient as a formula, or such a module as opaque",
+        allowed="a tensor, by register_buffer in __init__; in the place of '.data' '.detach()' for what is read, and "
+        "'with torch.no_grad()' around what writes the tensor itself; no torch.autograd.grad in forward(), but the "
+        "gradient as a formula, or such a module as opaque",
     )
 
 

@@ -142,23 +142,25 @@ class Reachable:
                 ):
                     self._open.append((f"{base.__qualname__}.{x.__name__}", x))
 
-    def _numbers(self, path: str, value: object) -> None:
+    def _numbers(self, path: str, value: Any) -> None:
+        undo: Undo | None = None
+        state: object
         if isinstance(value, np.ndarray):
-            kept = value.copy()
-            self.words[path] = (
-                f"{value.dtype} of {list(value.shape)} {hash(value.tobytes()) if value.dtype != object else ''}"
+            kept, state = (
+                value.copy(),
+                (value.dtype, value.shape, value.tobytes() if value.dtype != object else 0),
             )
-            self._undo.append(lambda: np.copyto(value, kept) if value.flags.writeable else None)
+            undo = functools.partial(np.copyto, value, kept) if value.flags.writeable else None
         elif isinstance(value, torch.Generator):
-            state = value.get_state()
-            self.words[path] = f"generator {hash(state.numpy().tobytes())}"
-            self._undo.append(lambda: value.set_state(state))
+            state, drawn = value.get_state().numpy().tobytes(), value.get_state()
+            undo = functools.partial(value.set_state, drawn)
         elif isinstance(value, random.Random):
-            drawn = value.getstate()
-            self.words[path] = f"generator {hash(drawn)}"
-            self._undo.append(lambda: value.setstate(drawn))
+            state = value.getstate()
+            undo = functools.partial(value.setstate, state)
         else:
-            self.words[path] = f"generator {hash(repr(_state_of(value)))}"
+            state = repr(value.get_state() if hasattr(value, "get_state") else value.bit_generator.state)
+        self.words[path] = f"{type(value).__name__} {hash(state)}"
+        self._undo += [undo] if undo else []
 
     def _container(self, path: str, value: Any) -> None:
         entries = list(value.items() if isinstance(value, Mapping) else enumerate(value))
@@ -241,7 +243,7 @@ class Reachable:
             slots = vars(base).get("__slots__", ())
             for key in (slots,) if isinstance(slots, str) else slots:
                 if hasattr(value, key):
-                    self._undo.append(functools.partial(_put_slot, value, key, getattr(value, key)))
+                    self._undo.append(functools.partial(_set, value, key, getattr(value, key)))
                     self._open.append((f"{path}.{key}", getattr(value, key)))
         self._open.append((path, kind))
 
@@ -250,15 +252,9 @@ def _is_data(value: object) -> bool:
     return not isinstance(value, NO_DATA) and not hasattr(type(value), "__get__")
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for part in code.co_consts:
-        if isinstance(part, types.CodeType):
-            yield from _names(part)
-
-
-def _state_of(value: object) -> object:
-    return value.get_state() if isinstance(value, np.random.RandomState) else value.bit_generator.state  # type: ignore[attr-defined]
+def _names(code: types.CodeType) -> list[str]:
+    inner = [part for part in code.co_consts if isinstance(part, types.CodeType)]
+    return [*code.co_names, *(name for part in inner for name in _names(part))]
 
 
 def _content(cell: types.CellType) -> tuple[object, ...]:
@@ -273,6 +269,11 @@ def _fill(cell: types.CellType, content: tuple[object, ...]) -> None:
         cell.cell_contents = content[0]
 
 
+def _set(value: object, key: str, kept: object) -> None:
+    if getattr(value, key, None) is not kept:
+        object.__setattr__(value, key, kept)  # also where its class is frozen
+
+
 def _set_back(kind: type, data: Mapping[str, object]) -> None:
     for key in [key for key, x in vars(kind).items() if not key.startswith("__") and _is_data(x)]:
         if key not in data:
@@ -280,12 +281,6 @@ def _set_back(kind: type, data: Mapping[str, object]) -> None:
     for key, value in data.items():
         if vars(kind).get(key) is not value:
             setattr(kind, key, value)
-
-
-def _put_slot(value: object, key: str, kept: object) -> None:
-    """Puts back what a slot held, if it is another by now, also where the class is frozen."""
-    if getattr(value, key, None) is not kept:
-        object.__setattr__(value, key, kept)
 
 
 def _refill(container: Any, kept: Any) -> None:

@@ -73,8 +73,8 @@ def refused(failure: Exception, where: str) -> BadInput:
             else BadInput(error.what, where=where_raised(error, where), allowed=error.allowed)
         )
     text = str(error)
-    if "a fake tensor in the exported program constant" in text:
-        return unnamed(where)
+    if "a fake tensor in the exported program constant" in text or "from fake tensor input" in text:
+        return unnamed(where_raised(error, where))
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     place, code = where_raised(error, where), ""
     call = re.search(

@@ -41,10 +41,13 @@ def check_training(
     source: Workload | nn.Module,
     batch: Batch | Pair | None = None,
     loss: Loss | None = None,
+    *,
+    samples: int = SMALL,
 ) -> str:
     """Runs the user's own module for some steps beside its captured graph; the module is afterwards as it was.
 
-    Args: `captured` is what `capture` made of the other arguments.
+    Args: `captured` is what `capture` made of the other arguments; `samples` is the batch of a step. A module that does
+        not run with one sample, as a BatchNorm over nothing else, takes two.
     Returns: why the module was not run so, in one line; empty where it was.
     Raises: BadInput with what changes from step to step and where, if the graph trains otherwise.
     """
@@ -60,7 +63,8 @@ def check_training(
             "a module needs batch and loss", allowed="check_training(captured, module, batch, loss)"
         )
     batch = batch if callable(batch) else repeated(batch)
-    large = _too_large(captured)
+    samples = samples if captured.graph.symbolic_batch else captured.graph.captured_micro
+    large = _too_large(captured, samples)
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -68,26 +72,24 @@ def check_training(
                 return _on_fake_tensors(captured, build, batch, loss, where, large)
             watched = _Watched(captured, build(), batch, loss, where)
             with watched.as_it_was():
-                _train(watched)
+                _train(watched, samples)
     except _Unrun as error:
+        if captured.graph.symbolic_batch and samples < SMALL:
+            return check_training(captured, source, batch, loss, samples=SMALL)
         return f"the module was not run beside its captured graph: {error}"
     return ""
 
 
-def _too_large(captured: Captured) -> str:
+def _too_large(captured: Captured, samples: int) -> str:
     """Returns what makes a model too large to run for real, in words; empty where it is small enough."""
     graph = captured.graph
     held = sum(x.bytes for x in graph.parameters) + sum(x.bytes for x in graph.buffers)
     if held > LARGEST_BYTES:
         return f"its tensors take {held / 2**30:.1f} GiB, more than {LARGEST_BYTES / 2**30:.0f}"
-    flops = sum(layer.fixed_flops + layer.sample_flops * _samples(captured) for layer in graph.layers)
+    flops = sum(layer.fixed_flops + layer.sample_flops * samples for layer in graph.layers)
     if flops > LARGEST_FLOPS:
         return f"a forward pass takes {flops / 1e9:.0f} GFLOP, more than {LARGEST_FLOPS / 1e9:.0f}"
     return ""
-
-
-def _samples(captured: Captured) -> int:
-    return SMALL if captured.graph.symbolic_batch else captured.graph.captured_micro
 
 
 @dataclass
@@ -164,12 +166,12 @@ class _Watched:
         return after
 
 
-def _train(watched: _Watched) -> None:
+def _train(watched: _Watched, samples: int) -> None:
     """Trains module and graph for some steps side by side."""
     trained = Beside(watched.captured, watched.module, watched.where, watched.start)
     for step in range(STEPS):
         torch.manual_seed(STEPS + step)
-        given = example(watched.batch, _samples(watched.captured), None)
+        given = example(watched.batch, samples, None)
         values = watched.captured.batch_values(*pytree.tree_map_only(Tensor, Tensor.clone, given))
         torch.manual_seed(step)
         own = _own_step(watched, given, step)
@@ -206,7 +208,8 @@ def _on_fake_tensors(
             with mode, FakeCopyMode(mode):
                 module = copy.deepcopy(module)
         watched = _Watched(captured, module, batch, loss, where)
-        given, operations = example(batch, _samples(captured), mode), list[list[str]]()
+        samples = SMALL if captured.graph.symbolic_batch else captured.graph.captured_micro
+        given, operations = example(batch, samples, mode), list[list[str]]()
         module.train()
         for _ in range(STEPS):
             with mode:

@@ -110,14 +110,15 @@ def bench_of(
     micros = tuple(sorted(set(micros)))
     captured = capture(workload, micro=micros)
     check_sizes(captured.layout, captured.layout.traced.graph.nodes)
-    unchecked = check_training(captured, workload)
+    served = tuple(filter(captured.graph.serves, micros))
+    unchecked = check_training(captured, workload, samples=min(served))
     way = Way(
         precision=precision, device=device, compiled=execution == "compiled", split=split, spatial=spatial
     )
     return Bench(
         batch_of=workload.batch,
         captured=captured,
-        micros=tuple(filter(captured.graph.serves, micros)),
+        micros=served,
         execution=execution,
         way=way,
         grids=request.grids,

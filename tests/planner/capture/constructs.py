@@ -396,6 +396,22 @@ def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
     return y - self.helper.h
 
 
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    scale: float
+
+
+@equal("a frozen object with slots", keep(settings=lambda: Frozen(2.0)))
+def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    return y * self.settings.scale
+
+
+@equal("a module that needs two samples", keep(norm=lambda: nn.BatchNorm1d(3)))
+def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
+    self.ema = self.ema + mean(y)
+    return self.norm(y) - self.ema  # type: ignore[no-any-return]
+
+
 @refused("a class attribute with a tensor", "h'")
 def _(self: Any, y: Tensor, x: Tensor) -> Tensor:
     kind = type(self)

@@ -24,7 +24,7 @@ def checked(
     module: nn.Module, loss: Callable[..., object] = F.mse_loss, opaque: list[str] | None = None
 ) -> Captured:
     captured = capture(module, batch, loss, opaque=opaque or [])
-    assert check_training(captured, module, batch, loss) == ""
+    assert check_training(captured, module, batch, loss, samples=1) == ""
     return captured
 
 
