@@ -91,6 +91,8 @@ def judged(words: Sequence[str]) -> Verdict:
     except BaseException as error:
         fault = f"ends in {type(error).__name__}: {error}"
     text = out.getvalue()
+    if not fault and "error: unexpected" in text:
+        fault = text[text.index("error: unexpected") :].partition("\n")[0]
     if not fault and status not in OURS:
         fault = f"ends with status {status}"
     if not fault and status and text.count("error: ") != 1 and "Traceback" in text:

@@ -32,7 +32,7 @@ from planner.capture.fake_run import Probe, probe
 from planner.capture.functional import functionalise
 from planner.capture.layers import group
 from planner.capture.opaque import Opaque, observe
-from planner.capture.refusals import depends_on_values, refused
+from planner.capture.refusals import depends_on_values, refuse_unready, refused
 from planner.capture.slices import Slicing
 from planner.capture.trace import trace
 from planner.capture.traced_graph import CannotTrace, Traced, computes_alike
@@ -96,6 +96,7 @@ class Tracing:
     def of(cls, origin: Origin, *, training: bool = True) -> Tracing:
         """Builds the module of an origin, to be traced in training mode or in evaluation mode."""
         mode, module = origin.build()
+        refuse_unready(module, origin.where)
         refuse_hooks(module, origin.where, origin.opaque)
         return cls(origin, module, mode, training)
 

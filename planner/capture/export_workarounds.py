@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.parameter import UninitializedParameter
 from torch.utils.weak import WeakIdKeyDictionary
 
 from planner.capture.traced_graph import SYNCHRONISED, Traced
@@ -32,7 +31,6 @@ def exportable(module: nn.Module) -> Iterator[Callable[[Traced], None]]:
     Yields: a function that puts the real operations back into the graph that was traced meanwhile.
     Raises: BadInput for a module that no export can take in any form, with what to hand over instead.
     """
-    _refuse_unready(module)
     with (
         _cumulative(module) as names,
         _synchronised(module) as shared,
@@ -48,24 +46,6 @@ def exportable(module: nn.Module) -> Iterator[Callable[[Traced], None]]:
             functions.restore(traced)
 
         yield restore
-
-
-def _refuse_unready(module: nn.Module) -> None:
-    """Refuses lazy modules, whose weights have no sizes yet, and compiled ones, whose operations cannot be seen."""
-    for name, part in module.named_modules():
-        said = f"module '{name}'" if name else "the model"
-        if any(isinstance(x, UninitializedParameter) for x in part._parameters.values()):
-            raise BadInput(
-                f"{said} is lazy ({type(part).__name__}): its weights have no sizes before the first forward pass",
-                where="build()",
-                allowed="one forward pass of an example in build() before it returns the module",
-            )
-        if isinstance(part, torch.jit.ScriptModule):
-            raise BadInput(
-                f"{said} is TorchScript, whose operations cannot be seen",
-                where="build()",
-                allowed="the module as it is before torch.jit.script or torch.jit.trace",
-            )
 
 
 @contextlib.contextmanager

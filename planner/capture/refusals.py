@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import traceback
 
+import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from planner.capture.flatten import unnamed
 from planner.errors import BadInput
@@ -13,10 +15,6 @@ from planner.workload import where_raised
 
 # What a failed export says, or the user's line and the functions it ran in, and what to do about it.
 CURES: tuple[tuple[str, str], ...] = (
-    (
-        r"uninitialized parameter|LazyModule",
-        "call the module once in build(), on one sample, so that lazy modules have shapes",
-    ),
     (r"layerdrop|LayerDrop|layer_drop", "layerdrop=0 in the model's configuration"),
     (
         r"_compute_mask_indices|_mask_hidden_states|apply_spec_augment",
@@ -28,7 +26,7 @@ CURES: tuple[tuple[str, str], ...] = (
     ),
     (r"past_key_value|DynamicCache|use_cache", "use_cache=False in the model's configuration"),
     (
-        r"pack_padded_sequence|PackedSequence|_pack_padded",
+        r"pack_padded_sequence|PackedSequence|_pack_padded|pad_packed|max_batch_size",
         "padded sequences, with a mask where the loss must not see the padding",
     ),
     (r"nested_tensor|NestedTensor", "padded tensors with a mask in the place of nested tensors"),
@@ -58,6 +56,28 @@ def module_of(error: BaseException) -> str:
     paths = {id(part): path for module in found[:2] for path, part in module.named_modules()}
     path = next((paths[id(module)] for module in reversed(found) if id(module) in paths), "")
     return re.sub(r"^(_export_root\.?)?(model\.?|loss$)?", "", path)
+
+
+def refuse_unready(module: nn.Module, where: str) -> None:
+    """Refuses lazy modules, whose weights have no sizes yet, and compiled ones, whose operations cannot be seen.
+
+    Args: `where` names the workload.
+    Raises: BadInput, which names the module.
+    """
+    for name, part in module.named_modules():
+        said = f"module '{name}'" if name else "the model"
+        if any(isinstance(x, UninitializedParameter) for x in part._parameters.values()):
+            raise BadInput(
+                f"{said} is lazy ({type(part).__name__}): its weights have no sizes before the first forward pass",
+                where=where,
+                allowed="one forward pass of an example in build() before it returns the module",
+            )
+        if isinstance(part, torch.jit.ScriptModule) and type(part).__name__ != "TopLevelTracedModule":
+            raise BadInput(
+                f"{said} is TorchScript, whose operations cannot be seen",
+                where=where,
+                allowed="the module as it is before torch.jit.script",
+            )
 
 
 def refused(failure: Exception, where: str) -> BadInput:

@@ -233,7 +233,7 @@ INSTEAD = "the same in an autograd.Function that forward() calls, or in the work
 
 
 def refuse_hooks(module: nn.Module, where: str, opaque: Collection[str]) -> None:
-    """Refuses hooks on gradients that were registered before the capture, and modules of TorchScript.
+    """Refuses hooks on gradients that were registered before the capture.
 
     Args: modules below the paths in `opaque` may have hooks of their own.
     Raises: BadInput, which names the parameter or module.
@@ -248,11 +248,6 @@ def refuse_hooks(module: nn.Module, where: str, opaque: Collection[str]) -> None
     for name, part in module.named_modules():
         if f"{name}.".startswith(inside):
             continue
-        if isinstance(part, torch.jit.ScriptModule) and type(part).__name__ != "TopLevelTracedModule":
-            said = f"module '{name}' is of TorchScript" if name else "the model is of TorchScript"
-            raise BadInput(
-                f"{said}, which no export follows", where=where, allowed="the module before torch.jit.script"
-            )
         for kind in ("backward_hook", "backward_pre_hook"):
             if getattr(part, f"_{kind}s"):
                 said = f"module '{name}'" if name else "the model"

@@ -83,6 +83,7 @@ def test_whose_job_has_ended_is_followed(said: list[str], paths: Paths, words: d
 
 def test_no_run_of_this_machine_begins_beside_a_job(paths: Paths, words: dict[str, list[str]]) -> None:
     plan = plan_yaml.load(Path("plans/mlp-chimera.yaml"))
+    paths.launching.mkdir()  # as in every run folder
     leave(paths, "7")
     words["7"] = ["RUNNING"]
     with pytest.raises(BadInput, match="job 7 trains in this folder"):
