@@ -210,7 +210,8 @@ def _widest(answers: list[_Answer], nothing: int, resolution: float) -> tuple[in
 def _best(answers: list[_Answer]) -> list[Plan]:
     """Returns the plans that no thriftier plan equals, with the best lower bound that holds for each.
 
-    A larger limit is never slower, so its bound holds for smaller limits too.
+    A larger limit is never slower, so its bound holds for smaller limits too, as far as both have the same orders. An
+    order that was rescheduled under the smaller limit alone may be faster; the plan then keeps its own bound.
     """
     front: list[Plan] = []
     bound = 0
@@ -221,13 +222,17 @@ def _best(answers: list[_Answer]) -> list[Plan]:
         bound = max(bound, proof.bound_ns)
         thriftier = [a for a in answers if a.uses < answer.uses]
         if all(a.plan.prediction.step_ns > answer.plan.prediction.step_ns for a in thriftier):
-            front.append(_with_bound(answer.plan, bound))
+            front.append(with_bound(answer.plan, bound))
     return front
 
 
-def _with_bound(plan: Plan, bound_ns: int) -> Plan:
+def with_bound(plan: Plan, bound_ns: int) -> Plan:
+    """Returns a plan with a higher lower bound, unless the plan itself is faster than that.
+
+    Args: `bound_ns` is of a question whose answer is never slower.
+    """
     proof = plan.certificate
-    if proof is None or proof.bound_ns >= bound_ns:
+    if proof is None or not proof.bound_ns < bound_ns <= proof.objective_ns:
         return plan
     return plan.model_copy(update={"certificate": proof.model_copy(update={"bound_ns": bound_ns})})
 

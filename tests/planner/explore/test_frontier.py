@@ -6,6 +6,7 @@ import pytest
 
 from planner.cluster import Cluster, with_at_most
 from planner.explore import Frontier, FrontierRow, frontier
+from planner.explore.frontier import with_bound
 from planner.milp import Question, changed, solve_or_none
 from planner.profile import Profile
 from planner.verify import violations
@@ -86,3 +87,10 @@ def test_limits_of_devices_stay_those_of_the_machines(found: Frontier, machines:
     row: FrontierRow
     for row in found.rows:
         assert {memory.limit for memory in row.plan.prediction.memory} == {capacity}
+
+
+def test_a_bound_that_a_plan_refutes_is_not_carried_to_it(found: Frontier) -> None:
+    plan = found.rows[-1].plan
+    assert plan.certificate is not None
+    carried = with_bound(plan, plan.certificate.objective_ns + 1)
+    assert carried.certificate == plan.certificate
