@@ -61,10 +61,8 @@ class Reachable:
         """
         paths = dict.fromkeys((*self.words, *later.words))
         found = [path for path in paths if self.words.get(path) != later.words.get(path)]
-        return [
-            f"'{path}' ({self.words.get(path, 'nothing')}, then {later.words.get(path, 'nothing')})"
-            for path in sorted(found, key=len)
-        ]
+        was, now = ({path: each.words.get(path, "nothing") for path in found} for each in (self, later))
+        return [f"'{path}' ({was[path]}, then {now[path]})" for path in sorted(found, key=len)]
 
     def written(self, later: Reachable) -> list[str]:
         """Returns the paths of tensors that were replaced or written since.
@@ -146,10 +144,8 @@ class Reachable:
         undo: Undo | None = None
         state: object
         if isinstance(value, np.ndarray):
-            kept, state = (
-                value.copy(),
-                (value.dtype, value.shape, value.tobytes() if value.dtype != object else 0),
-            )
+            kept = value.copy()
+            state = value.dtype, value.shape, value.tobytes() if value.dtype != object else 0
             undo = functools.partial(np.copyto, value, kept) if value.flags.writeable else None
         elif isinstance(value, torch.Generator):
             state, drawn = value.get_state().numpy().tobytes(), value.get_state()
@@ -163,19 +159,16 @@ class Reachable:
         self._undo += [undo] if undo else []
 
     def _container(self, path: str, value: Any) -> None:
-        entries = list(value.items() if isinstance(value, Mapping) else enumerate(value))
+        entries = _entries(value)
         self.words[path] = f"{type(value).__name__} of {len(entries)}"
         if isinstance(value, dict | list | collections.deque | set):
-            self._undo.append(
-                functools.partial(
-                    _refill, value, type(value)(value) if not isinstance(value, dict) else dict(value)
-                )
-            )
+            kept = dict(entries) if isinstance(value, dict) else [x for _, x in entries]
+            self._undo.append(functools.partial(_refill, value, kept))
+        if len(entries) >= MOST // 100:
+            return
         if isinstance(value, set | frozenset):
-            self.words[path] += (
-                f" {hash(repr(sorted(map(repr, value))))}" if len(entries) < MOST // 100 else ""
-            )
-        elif len(entries) < MOST // 100:
+            self.words[path] += f" {hash(repr(sorted(repr(x) for _, x in entries)))}"
+        else:
             self._open += [(f"{path}[{key!r:.40}]", x) for key, x in entries]
 
     def _function(
@@ -285,8 +278,23 @@ def _set_back(kind: type, data: Mapping[str, object]) -> None:
 
 def _refill(container: Any, kept: Any) -> None:
     """Puts back the entries of a dictionary, list, deque or set, if they are others by now."""
-    rows = [list(x.items() if isinstance(x, dict) else x) for x in (container, kept)]
-    flat = [[y for row in x for y in row] if isinstance(container, dict) else x for x in rows]
-    if len(flat[0]) != len(flat[1]) or any(a is not b for a, b in zip(*flat, strict=True)):
-        container.clear()
-        (container.update if isinstance(container, dict | set) else container.extend)(kept)
+    base, named = _base(container), isinstance(container, dict)
+    rows = [[x for row in _entries(each) for x in (row if named else row[1:])] for each in (container, kept)]
+    if len(rows[0]) != len(rows[1]) or any(a is not b for a, b in zip(*rows, strict=True)):
+        base.clear(container)
+        (base.extend if hasattr(base, "extend") else base.update)(container, kept)
+
+
+def _base(container: object) -> Any:
+    """Returns the class of Python's own that a container is of: methods of a subclass may do anything, as import."""
+    kinds = (collections.OrderedDict, dict, list, tuple, collections.deque, set, frozenset)
+    return next((kind for kind in kinds if isinstance(container, kind)), None)
+
+
+def _entries(container: Any) -> list[tuple[Any, Any]]:
+    """Returns keys or numbers with the values of a container; none of one that is not of Python's own."""
+    base = _base(container)
+    made = (
+        base.items(container) if isinstance(container, dict) else base and enumerate(base.__iter__(container))
+    )
+    return list(made or ())

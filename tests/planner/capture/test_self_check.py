@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 from collections.abc import Callable
+from typing import NoReturn
 
 import pytest
 import torch
@@ -71,3 +73,28 @@ def test_a_loss_with_a_state_is_refused(name: str) -> None:
     make, words = LOSSES[name]
     with pytest.raises(BadInput, match=words):
         checked(nn.Linear(4, 3), make())
+
+
+class Importing(dict[str, int]):
+    """What a library hands out as a table, and fills when it is asked."""
+
+    def items(self) -> NoReturn:
+        raise ValueError("no such module")
+
+    keys = values = __iter__ = items  # type: ignore[assignment]
+
+
+class WithTable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.table = Importing(a=1)
+        self.names = collections.OrderedDict(b=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        return y
+
+
+def test_tables_with_code_of_their_own_are_not_asked() -> None:
+    assert checked(WithTable()) is not None
