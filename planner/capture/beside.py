@@ -77,7 +77,7 @@ class Beside:
         same = {name: x.grad for name, x in self.stage.named_parameters()}
         for name, x in grads.items():
             a, b = (torch.zeros(()) if y is None else y.to_dense() for y in (same.get(name), x))
-            if not self._near(a, b, CLOSE, CLOSE * max(dense)):
+            if not self._near(a, b, CLOSE, CLOSE * max(dense, default=0.0)):
                 return f"parameter '{name}' gets another gradient"
         return ""
 

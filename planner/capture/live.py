@@ -122,6 +122,12 @@ def recipe_of(loop: LiveLoop, module: nn.Module) -> dict[str, Json]:
 
 
 def _optimizer(optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[str, Json]:
+    if optimizer.state:
+        raise BadInput(
+            "the optimizer has taken steps already, and its state does not travel",
+            where="optimizer",
+            allowed="a new optimizer for the model",
+        )
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     known = inspect.signature(type(optimizer)).parameters  # a subclass may fix what its base has as a default
     defaults = {name: x for name, x in optimizer.defaults.items() if name in known}

@@ -10,7 +10,7 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -46,7 +46,12 @@ class _Loss(nn.Module):
         self.function = [function]  # in a list: a loss that is a module keeps its tensors to itself
 
     def forward(self, outputs: object, targets: object) -> object:
-        return self.function[0](outputs, targets)
+        made = self.function[0](outputs, targets)
+        if isinstance(made, Mapping):
+            raise BadInput(
+                "loss() gives a dictionary", where="loss", allowed="one tensor, or a pair (sum, count)"
+            )
+        return made
 
 
 class _Attributes:
@@ -145,12 +150,24 @@ def _mode(whole: nn.Module, training: bool) -> Iterator[None]:
     try:
         with contextlib.nullcontext() if training else _NoOperations():  # type: ignore[no-untyped-call]
             whole.train(training)
+        if training and isinstance(model := whole.model, nn.Module) and before[model]:
+            _refuse_mixed(model, before)
         yield
     finally:
         for part, trained in before.items():
             part.training = trained
         if not training:
             assign(whole, attributes, changed(attributes, plain_attributes(whole)))
+
+
+def _refuse_mixed(model: nn.Module, before: Mapping[nn.Module, bool]) -> None:
+    """Raises BadInput where a part of a model that trains was put into evaluation mode, which a trace would end."""
+    for name, part in model.named_modules():
+        if part.training and not before.get(part, True):
+            raise BadInput(
+                f"module '{name}' is in evaluation mode and the model is not; a plan trains it in training mode",
+                allowed="its own train() that keeps it in evaluation mode, or the model in one mode",
+            )
 
 
 class _NoOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -16,6 +16,7 @@ from planner.measure.passes import BackwardSplit, SpatialSplit
 from planner.measure.process.protocol import MeasureRequest
 from planner.measure.spatial_walk import cut_situations
 from planner.measure.specimens import PRECISIONS, Situation, Way, situations
+from planner.model import served as serving
 from planner.profile import CostKey
 from planner.workload import Workload
 
@@ -111,6 +112,12 @@ def bench_of(
     captured = capture(workload, micro=micros)
     check_sizes(captured.layout, captured.layout.traced.graph.nodes)
     served = tuple(filter(captured.graph.serves, micros))
+    if not served:
+        raise BadInput(
+            f"micro-batches {list(micros)} are not served",
+            where=workload.where,
+            allowed=serving(captured.graph),
+        )
     unchecked = check_training(captured, workload, samples=min(served))
     way = Way(
         precision=precision, device=device, compiled=execution == "compiled", split=split, spatial=spatial

@@ -5,7 +5,7 @@ build, batch, loss and more. Whatever is wrong in them is one BadInput with the 
 Start reading in `workload.py`.
 """
 
-from planner.workload.model_folder import MODEL, SAMPLES, VERSION, WEIGHTS, ModelFolder, flat
+from planner.workload.model_folder import MODEL, SAMPLES, STORED, VERSION, WEIGHTS, ModelFolder, flat
 from planner.workload.optimizers import check_optimizer, joint_optimizer, of_nothing
 from planner.workload.user_file import outside, parse_settings
 from planner.workload.workload import Workload, is_users, load, where_raised
@@ -13,6 +13,7 @@ from planner.workload.workload import Workload, is_users, load, where_raised
 __all__ = [
     "MODEL",
     "SAMPLES",
+    "STORED",
     "VERSION",
     "WEIGHTS",
     "ModelFolder",

@@ -11,11 +11,11 @@ import importlib
 import json
 import socket
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from planner.errors import BadInput
 from planner.workload.user_file import kind_of
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 VERSION = 1
 MODEL, WEIGHTS, SAMPLES = "model.json", "weights.safetensors", "samples.safetensors"
 MOST_BYTES = 2**30
+STORED = "stored"  # the batch itself is the dataset
 SOCKET = "socket:"  # the address of a dataset that a notebook on this machine serves
 Json = Any  # what json.loads gives
 
@@ -74,8 +75,11 @@ class ModelFolder:
 
     def batch(self, n: int) -> tuple[object, object]:
         """Returns a batch of `n` samples: those of the stored one, repeated where it has fewer."""
+        return self._rows(range(n))
+
+    def _rows(self, numbers: Sequence[int]) -> tuple[object, object]:
         tensors, shape = self._samples
-        inputs, targets = (_unflat(part, tensors, n) for part in shape)
+        inputs, targets = (_unflat(part, tensors, numbers) for part in shape)
         return inputs, targets
 
     def refuse(self, *given: object) -> object:
@@ -96,7 +100,7 @@ class ModelFolder:
             "dataset": self.dataset,
             "collate": self.collate,
         }
-        served = str(recipe.get("dataset")).startswith(SOCKET)
+        served = str(recipe.get("dataset")).startswith((SOCKET, STORED))
         named = {role for role in known if recipe.get(role)} | ({"collate"} if served else set())
         return found | {role: known[role] for role in known if role in named}
 
@@ -126,7 +130,12 @@ class ModelFolder:
         address = str(self.data["recipe"]["dataset"])
         if address.startswith(SOCKET):
             return self._served
-        return self._factory("dataset")()
+        return self._factory("dataset")() if address != STORED else range(self._stored)
+
+    @property
+    def _stored(self) -> int:
+        tensors, shape = self._samples
+        return next(tensors[x["tensor"]].shape[0] for part in shape for x in _tensor_rows(part))
 
     @cached_property
     def _served(self) -> ServedSamples:
@@ -135,6 +144,8 @@ class ModelFolder:
 
     def collate(self, samples: list[object]) -> object:
         """Joins samples by the recipe's function, or where the notebook serves them."""
+        if self.data["recipe"]["dataset"] == STORED:
+            return self._rows(cast(list[int], samples))
         if str(self.data["recipe"]["dataset"]).startswith(SOCKET):
             return self._served.joined(samples)
         return self._factory("collate")(samples)
@@ -190,7 +201,7 @@ class ServedSamples:
         if "error" in head:
             raise BadInput(f"the dataset raised {head['error']}", where="loader")
         tensors = load(body)
-        inputs, targets = (_unflat(part, tensors, 0) for part in head["batch"])
+        inputs, targets = (_unflat(part, tensors, ()) for part in head["batch"])
         return inputs, targets
 
 
@@ -261,12 +272,21 @@ def flat(tree: object, tensors: dict[str, torch.Tensor], rows: int) -> Json:
     )
 
 
-def _unflat(shape: Mapping[str, Json], tensors: Mapping[str, torch.Tensor], n: int) -> object:
+def _tensor_rows(shape: Mapping[str, Json]) -> Iterator[Mapping[str, Json]]:
+    """Yields the tensors of a nesting that grow with the batch."""
+    if shape.get("rows"):
+        yield shape
+    for inner in shape.values():
+        for part in inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ():
+            yield from _tensor_rows(part)
+
+
+def _unflat(shape: Mapping[str, Json], tensors: Mapping[str, torch.Tensor], n: Sequence[int]) -> object:
     if "tensor" in shape:
         import torch
 
         tensor = tensors[shape["tensor"]]
-        return tensor[torch.arange(n) % tensor.shape[0]] if shape["rows"] else tensor
+        return tensor[torch.tensor(list(n)) % tensor.shape[0]] if shape["rows"] else tensor
     if "dict" in shape:
         return {key: _unflat(x, tensors, n) for key, x in shape["dict"].items()}
     if "plain" in shape:

@@ -109,5 +109,7 @@ def _drawn(row: Parameter, number: int) -> Tensor:
 
 
 def _apart(start: Tensor, together: Tensor, alone: Tensor) -> bool:
+    if not start.numel():
+        return False
     way = max(float((together - start).abs().max()), float((alone - start).abs().max()))
     return not float((together - alone).abs().max()) <= TOLERANCE * way

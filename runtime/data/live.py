@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from planner.capture import LiveLoop, write_model
 from planner.errors import BadInput
-from planner.workload import Workload, flat, load
+from planner.workload import STORED, Workload, flat, load
 from runtime.data.batches import seeded
 
 TARGETS = ("labels", "label", "targets", "target")
@@ -50,6 +50,8 @@ def live_workload(
             batch = served.joined([served.sample(i) for i in range(count)])
         if loop.dataset is None:
             loop = replace(loop, dataset=served.start(), collate=None)
+    elif loop.dataset is None:
+        loop = replace(loop, dataset=STORED)
     if batch is None:
         raise BadInput("a live model needs an example batch", where="Workload", allowed="batch= or loader=")
     write_model(folder, model, pair_of(batch), loss if callable(loss) else own_loss, loop)
@@ -85,6 +87,8 @@ class Served:
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._data, self._collate = cast(Any, loader.dataset), loader.collate_fn
         self.length = len(self._data)
+        if not self.length:
+            raise BadInput("the loader's dataset has no samples", where="Workload")
 
     def sample(self, index: int) -> object:
         """Returns one sample of the dataset."""

@@ -449,3 +449,17 @@ def test_inputs_of_a_class_are_refused_with_what_a_batch_may_hold() -> None:
     with pytest.raises(BadInput, match="Unsupported input type") as caught:
         capture(Held(), lambda n: (Holder(torch.randn(n, 4)), torch.randn(n, 3)), F.mse_loss)
     assert "dictionaries" in caught.value.allowed
+
+
+def test_a_part_that_was_put_into_evaluation_mode_alone_is_refused() -> None:
+    module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    module[1].eval()
+    with pytest.raises(BadInput, match="module '1' is in evaluation mode"):
+        capture(module, batch, F.mse_loss)
+    module.eval()  # as a whole it is put into training mode, as a pretrained one is
+    assert capture(module, batch, F.mse_loss).graph.layers
+
+
+def test_a_dictionary_is_no_loss() -> None:
+    with pytest.raises(BadInput, match="gives a dictionary"):
+        capture(nn.Linear(4, 3), batch, lambda o, t: {"loss": F.mse_loss(o, t), "share": o.mean()})

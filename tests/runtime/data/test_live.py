@@ -138,3 +138,24 @@ def test_a_batch_of_names_is_input_and_its_labels_are_targets() -> None:
     assert pair_of({"words": words, "labels": labels}) == ({"words": words, "labels": labels}, labels)
     with pytest.raises(BadInput, match="a batch is Tensor"):
         pair_of(words)
+
+
+def test_an_optimizer_that_has_taken_steps_is_refused(tmp_path: Path) -> None:
+    module = net()
+    optimizer = torch.optim.Adam(module.parameters())
+    module(torch.zeros(4, 2)).sum().backward()
+    optimizer.step()
+    pair = (torch.zeros(4, 2), torch.zeros(4, 1))
+    with pytest.raises(BadInput, match="has taken steps already"):
+        live_workload(
+            module, pair, nn.functional.mse_loss, None, LiveLoop(optimizer=optimizer), tmp_path / "m.model"
+        )
+
+
+def test_a_batch_without_a_loader_is_the_dataset(tmp_path: Path) -> None:
+    pair = (torch.arange(6.0).reshape(3, 2), torch.arange(3.0)[:, None])
+    workload = live_workload(net(), pair, nn.functional.mse_loss, None, LiveLoop(), tmp_path / "m.model")
+    data = workload.dataset()
+    assert len(data) == 3  # type: ignore[arg-type]
+    inputs, targets = workload.collate([data[2], data[0]])  # type: ignore[index]
+    assert torch.equal(inputs, pair[0][[2, 0]]) and torch.equal(targets, pair[1][[2, 0]])  # type: ignore[arg-type]
