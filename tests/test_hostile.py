@@ -112,6 +112,7 @@ def test_300_inputs_by_seed_show_no_fault(tmp_path: Path) -> None:
 
 
 def test_a_fault_is_seen(place: hostile.Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place.folder)  # where the traceback of an unforeseen error is kept
     monkeypatch.setattr("planner.terminal.console.printable", str)
     monkeypatch.setattr("planner.shown.printable", str)
     file = place.file(json.dumps(hostile.at_key(place.data("cluster"), ("name",), EVIL)))

@@ -78,11 +78,7 @@ def repeated(pair: Pair) -> Batch:
     """
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise BadInput("batch is no pair", allowed="a function batch(n), or one example (inputs, targets)")
-    rows = next((x.shape[0] for x in pytree.tree_leaves(pair) if isinstance(x, Tensor) and x.ndim), 0)
-    if not rows:
-        raise BadInput(
-            "the example batch has no samples", allowed="tensors with samples along their first dim"
-        )
+    rows = rows_of(pair)
 
     def batch(n: int) -> Pair:
         def take(leaf: object) -> object:
@@ -93,6 +89,19 @@ def repeated(pair: Pair) -> Batch:
         return cast(Pair, pytree.tree_map(take, tuple(pair)))
 
     return batch
+
+
+def rows_of(pair: object) -> int:
+    """Returns the samples of an example batch: the first size of its first tensor.
+
+    Raises: BadInput where it has none.
+    """
+    rows = next((x.shape[0] for x in pytree.tree_leaves(pair) if isinstance(x, Tensor) and x.ndim), 0)
+    if not rows:
+        raise BadInput(
+            "the example batch has no samples", allowed="tensors with samples along their first dim"
+        )
+    return int(rows)
 
 
 def uneven(small: Pair, large: Pair, span: Span) -> str:

@@ -64,9 +64,11 @@ def capture(
     Raises: BadInput with the user's line, where the module cannot be captured.
     Example: capture(nn.Linear(8, 1), lambda n: (torch.rand(n, 8), torch.rand(n, 1)), nn.functional.mse_loss)
     """
+    asked = (micro,) if isinstance(micro, int) else tuple(micro)
     if isinstance(source, Workload) and source.folder is not None:
         data = source.folder.data
-        return from_data(data["captured"], source.folder.tensors(WEIGHTS), data["evaluation"])
+        found = from_data(data["captured"], source.folder.tensors(WEIGHTS), data["evaluation"])
+        return found.without(dict.fromkeys(asked, f"the model is captured for {served(found.graph)}"))
     if isinstance(source, Workload):
         opaque = [*opaque, *source.opaque]
         where = source.where
@@ -78,7 +80,6 @@ def capture(
     batch = batch if callable(batch) else repeated(batch)
     build = partial(_build, source, for_real=bool(opaque))
     origin = Origin(where=where, build=build, batch=batch, loss=loss, opaque=opaque)
-    asked = (micro,) if isinstance(micro, int) else tuple(micro)
     with during("capturing the model"):
         return Tracing.of(origin).serving(asked, one=not isinstance(micro, int) or micro == 1)
 

@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from planner.capture.batch import rows_of
 from planner.capture.capture import capture
 from planner.capture.captured import Captured, Loss
 from planner.capture.evaluation import evaluation_of
@@ -66,16 +67,20 @@ def write_model(
 ) -> Captured:
     """Writes a live model as a folder that `load` takes.
 
-    Args: `folder` is made; a model that it holds is replaced. `pair` is one batch, (inputs, targets), with samples
+    Args: `folder` is made, or holds a model, which is replaced. `pair` is one batch, (inputs, targets), with samples
         along the first dimension.
     Returns: the captured model.
     Raises: BadInput with the path of what cannot travel, before anything is written.
     """
+    if folder.exists() and not (folder / MODEL).is_file() and any(folder.iterdir()):
+        raise BadInput(
+            "holds something else than a model", where=str(folder), allowed="a new or empty folder"
+        )
     captured = capture(module, pair, loss)
     check_training(captured, module, pair, loss)
     evaluation, more = _evaluation(captured)
     samples: dict[str, Tensor] = {}
-    rows = max(x.shape[0] for x in _tensors(pair) if x.ndim)
+    rows = rows_of(pair)
     data = {
         "version": VERSION,
         "captured": to_data(captured),
@@ -100,10 +105,6 @@ def _evaluation(captured: Captured) -> tuple[dict[str, Json], dict[str, Tensor]]
         return to_data(evaluated), evaluated.layout.traced.constants
     except BadInput as error:
         return {"refused": str(error)}, {}
-
-
-def _tensors(tree: object) -> list[Tensor]:
-    return [x for x in torch.utils._pytree.tree_leaves(tree) if isinstance(x, Tensor)]
 
 
 def recipe_of(loop: LiveLoop, module: nn.Module) -> dict[str, Json]:

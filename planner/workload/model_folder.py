@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from planner.errors import BadInput
+from planner.files import read_text
 from planner.workload.user_file import kind_of
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 MODEL, WEIGHTS, SAMPLES = "model.json", "weights.safetensors", "samples.safetensors"
+PARTS = {"captured": dict, "evaluation": dict, "batch": list, "recipe": dict}  # of model.json
 MOST_BYTES = 2**30
 STORED = "stored"  # the batch itself is the dataset
 SOCKET = "socket:"  # the address of a dataset that a notebook on this machine serves
@@ -44,16 +46,18 @@ class ModelFolder:
         Raises: BadInput where it is no such file.
         """
         file = self.path / MODEL
-        if file.stat().st_size > MOST_BYTES:
-            raise BadInput(f"'{file}' is larger than any model", allowed=f"at most {MOST_BYTES} bytes")
+        text = read_text(file, max_bytes=MOST_BYTES)
         try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise BadInput(f"cannot be read: {error}", where=str(file)) from error
         if not isinstance(found, dict) or found.get("version") != VERSION:
             raise BadInput(
                 "is no model of this version", where=str(file), allowed=f"version {VERSION}; or update"
             )
+        for part, kind in PARTS.items():
+            if not isinstance(found.get(part), kind):
+                raise BadInput(f"has no '{part}'", where=str(file), allowed="a file that sw.Workload wrote")
         return found
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
@@ -93,15 +97,16 @@ class ModelFolder:
             "loss": self.refuse,
             "batch": self.batch,
         }
-        recipe = self.data.get("recipe", {})
+        recipe = self.data["recipe"]
         known: dict[str, Callable[..., object]] = {
             "optimizer": self.optimizer,
             "lr_schedule": self.lr_schedule,
             "dataset": self.dataset,
             "collate": self.collate,
         }
-        served = str(recipe.get("dataset")).startswith((SOCKET, STORED))
-        named = {role for role in known if recipe.get(role)} | ({"collate"} if served else set())
+        address = str(recipe.get("dataset"))
+        joined = {"collate"} if address == STORED or address.startswith(SOCKET) else set()
+        named = {role for role in known if recipe.get(role)} | joined
         return found | {role: known[role] for role in known if role in named}
 
     def optimizer(self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
@@ -162,9 +167,6 @@ class ServedSamples:
 
     def __init__(self, path: str, length: int) -> None:
         self._path, self._length = path, length
-        self._open: dict[
-            int, socket.socket
-        ] = {}  # by process: a rank's workers have connections of their own
 
     def __len__(self) -> int:
         return self._length
@@ -257,18 +259,15 @@ def flat(tree: object, tensors: dict[str, torch.Tensor], rows: int) -> Json:
         name = str(len(tensors))
         tensors[name] = tree.detach().cpu().contiguous().clone()
         return {"tensor": name, "rows": bool(tree.ndim and tree.shape[0] == rows)}
-    if isinstance(tree, Mapping):
-        return {"dict": {str(key): flat(x, tensors, rows) for key, x in tree.items()}}
-    if isinstance(tree, list | tuple):
-        return {
-            type(tree).__name__ if type(tree) in (list, tuple) else "tuple": [
-                flat(x, tensors, rows) for x in tree
-            ]
-        }
+    if isinstance(tree, Mapping) and all(isinstance(key, str) for key in tree):
+        return {"dict": {key: flat(x, tensors, rows) for key, x in tree.items()}}
+    if type(tree) in (list, tuple):
+        return {type(tree).__name__: [flat(x, tensors, rows) for x in cast(Sequence[object], tree)]}
     if tree is None or isinstance(tree, bool | int | float | str):
         return {"plain": tree}
     raise BadInput(
-        f"a batch holds {kind_of(tree)}", allowed="tensors, numbers, texts in tuples, lists and dicts"
+        f"a batch holds {kind_of(tree)}",
+        allowed="tensors, numbers, texts in plain tuples, lists and dictionaries by text",
     )
 
 

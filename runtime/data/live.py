@@ -6,9 +6,11 @@ What travels are numbers and tensors, on a socket in a folder of the caller's ow
 
 from __future__ import annotations
 
+import atexit
 import json
 import multiprocessing
 import os
+import shutil
 import socketserver
 import struct
 import tempfile
@@ -47,14 +49,17 @@ def live_workload(
         served = Served(loader)
         if batch is None:
             count = min(EXAMPLE_SAMPLES, served.length)
-            batch = served.joined([served.sample(i) for i in range(count)])
+            with seeded(0):  # the notebook draws on as if nothing had been
+                batch = served.joined([served.sample(i) for i in range(count)])
         if loop.dataset is None:
             loop = replace(loop, dataset=served.start(), collate=None)
     elif loop.dataset is None:
         loop = replace(loop, dataset=STORED)
     if batch is None:
         raise BadInput("a live model needs an example batch", where="Workload", allowed="batch= or loader=")
-    write_model(folder, model, pair_of(batch), loss if callable(loss) else own_loss, loop)
+    if loss is not None and not callable(loss):
+        raise BadInput(f"loss is {type(loss).__name__}", where="Workload", allowed="loss(outputs, targets)")
+    write_model(folder, model, pair_of(batch), loss or own_loss, loop)
     return load(str(folder))
 
 
@@ -104,6 +109,7 @@ class Served:
         Returns: the address, for the folder of the model.
         """
         path = Path(tempfile.mkdtemp(prefix="shardwright-samples-")) / "socket"
+        atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
         fork = multiprocessing.get_context("fork")
         ready = fork.Event()
         process = fork.Process(target=self._serve, args=(str(path), ready), daemon=True)
@@ -131,6 +137,7 @@ class Served:
 
             def service_actions(self) -> None:
                 if os.getppid() != parent:
+                    shutil.rmtree(Path(path).parent, ignore_errors=True)
                     os._exit(0)
 
         with Server(path, Answer) as server:
