@@ -11,6 +11,7 @@ import contextlib
 import copy
 import random
 from collections.abc import Collection, Iterator
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -205,19 +206,32 @@ def refusing_draws() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _refusing_seeds() -> Iterator[None]:
-    originals = torch.manual_seed, torch.seed
+    # The functions themselves stay as they are: dynamo keeps a table of them, and may fill it while this is entered.
+    module: Any = torch.random
+    original = module.default_generator
+    try:
+        module.default_generator = _RefusesSeeds(original)
+        yield
+    finally:
+        module.default_generator = original
 
-    def refused(*_: object) -> object:
+
+class _RefusesSeeds:
+    """The generator that torch.manual_seed and torch.seed reach, as it is but for being seeded."""
+
+    def __init__(self, original: torch.Generator) -> None:
+        self.original = original
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.original, name)
+
+    def manual_seed(self, *_: object) -> NoReturn:
         raise BadInput(
             "forward() seeds the random numbers of torch, which a plan draws by step, sample and operation",
             allowed="numbers without a seed of their own; fixed ones as a buffer made in __init__",
         )
 
-    try:
-        torch.manual_seed = torch.random.manual_seed = torch.seed = torch.random.seed = refused  # type: ignore
-        yield
-    finally:
-        torch.manual_seed, torch.seed = torch.random.manual_seed, torch.random.seed = originals
+    seed = manual_seed
 
 
 def _drawn() -> dict[str, object]:
