@@ -16,10 +16,10 @@ from benchmarks.harness import Cell, Result, Table, above, main
 from planner.errors import BadInput
 from planner.plan import Plan
 from planner.schedule import FAMILIES, generate
+from tests.captures import captured_of
 from tests.pool import Pool
 from tests.runtime import compare
 from tests.runtime.compare import Distance
-from tests.runtime.jobs import captured_of
 from tests.runtime.plans import plan_for
 
 HERE = "tests/runtime/workloads/"

@@ -18,12 +18,13 @@ from random import Random
 from statistics import median
 
 from benchmarks.harness import Cell, Result, Table, above, main
-from runtime.launch import launch_local
+from runtime.launch import launch_inline, launch_local
 from runtime.runfolder import Paths, outcome, steps_of
 from tests.slurm import cluster as clusters
 from tests.slurm.cluster import Cluster
 from tests.slurm.folders import own
 from tests.slurm.jobs import Gate, launch, paced_plan, task, until, until_step
+from tests.slurm.plans import plan_over
 from tests.slurm.warm import Warm
 
 STEPS = 8
@@ -118,6 +119,15 @@ def overhead(cluster: Cluster, warm: Warm, folder: Path) -> tuple[float, float]:
     return plain, outcome.attempts(run.paths)[0].begin_s - queued
 
 
+def whole_gpt2(warm: Warm, folder: Path) -> Row:
+    """Returns the largest relative difference of two losses on four nodes from one process's, and the aim."""
+    shape = {"family": "1f1b", "workers": 2, "micros": 2, "data": 2, "micro": 1}
+    plan = plan_over("gpt2", arguments={"seq": "8"}, ranks_a_node=1, **shape)  # all weights, and short texts
+    done = launch(warm, plan, folder / "gpt2", steps=2, deadline_s=600.0).wait(600.0).check().losses
+    alone = launch_inline(plan, folder / "inline", steps=2).losses
+    return len(done), max(abs(done[step] / alone[step] - 1) for step in alone)
+
+
 @contextmanager
 def test_cluster() -> Iterator[tuple[Cluster, Warm, Path]]:
     old = dict(os.environ)
@@ -150,6 +160,7 @@ def slurm_tables(repeats: int) -> list[Table]:
         queued, again = node_death(cluster, warm, folder / "node")
         del os.environ["PACED_GATE"]
         plain, supervised = overhead(cluster, warm, folder / "plain")
+        gpt2 = whole_gpt2(warm, folder)
     seen, restarted, losses = zip(*deaths, strict=True)
     same = sum(found == calm for found in losses)
     killed: Row = (repeats, same, median(seen), max(seen), median(restarted), max(restarted))
@@ -177,6 +188,12 @@ def slurm_tables(repeats: int) -> list[Table]:
             title="Launching",
             columns=("plain srun, there and back, s", "from sbatch until srun is called for the ranks, s"),
             rows=[(plain, supervised)],
+        ),
+        Table(
+            title="GPT-2 small on four nodes, in replicas and stages, beside one process",
+            columns=("steps", "largest relative difference of a loss"),
+            rows=[gpt2],
+            notes=("its four ranks hold 8 GiB",),
         ),
     ]
 

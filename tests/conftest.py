@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from planner.views import install
 from tests import draws
+from tests.captures import FOLDER
 from tests.pool import Pool
 from tests.warm_python import WarmPython
 
@@ -22,6 +25,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     config.option.loadscopereorder = False  # by numbers of tests
     return Turns(config, log)  # type: ignore[arg-type]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if FOLDER not in os.environ:  # all processes of this run inherit it
+        os.environ[FOLDER] = tempfile.mkdtemp(prefix="captures-")
+        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(FOLDER)))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

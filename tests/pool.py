@@ -134,7 +134,7 @@ def serve(address: str, preload: Sequence[str]) -> None:
         importlib.import_module(name)
     import torch
 
-    from tests.runtime.jobs import captured_of
+    from tests.captures import captured_of
     from tests.seeding import spare_absent_devices
 
     spare_absent_devices()

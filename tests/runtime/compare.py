@@ -14,9 +14,9 @@ from runtime.checkpoint import checkpoint as checkpoints
 from runtime.checkpoint import integrity
 from runtime.runfolder import mean_loss
 from runtime.train import Model, job_of, prepare
+from tests.captures import captured_of
 from tests.pool import Pool
 from tests.runtime import reference
-from tests.runtime.jobs import captured_of
 from tests.runtime.reference import Reference
 
 

@@ -13,7 +13,7 @@ from planner.plan import Plan
 from planner.workload import Workload
 from runtime.messages import in_order_of
 from runtime.train import Model
-from tests.runtime.jobs import captured_of
+from tests.captures import captured_of
 
 ROOT = Path(__file__).parents[2]
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
-from planner.capture import Captured
 from planner.plan import yaml as plan_yaml
-from planner.workload import Workload
 from runtime.checkpoint import checkpoint as checkpoints
 from runtime.rank import sleeping
 from runtime.runfolder import Losses, Paths
@@ -21,21 +17,7 @@ from runtime.train import Model, NoPulse, train_rank
 from runtime.train import script as runs
 from runtime.train.training import Training
 from runtime.world import world as groups
-
-
-@lru_cache(maxsize=64)
-def _captured(workload: str, arguments: tuple[tuple[str, str], ...], micro: int) -> tuple[Workload, Captured]:
-    from planner.capture import capture
-    from planner.workload import workload as workloads
-
-    loaded = workloads.load(workload, dict(arguments))
-    captured = capture(loaded)
-    return loaded, captured if captured.graph.symbolic_batch else capture(loaded, micro=micro)
-
-
-def captured_of(workload: str, arguments: Mapping[str, object], micro: int) -> tuple[Workload, Captured]:
-    """A worker serves many tests of few models."""
-    return _captured(workload, tuple((k, str(v)) for k, v in sorted(arguments.items())), micro)
+from tests.captures import captured_of
 
 
 def model_of(paths: Paths) -> Model:

@@ -13,9 +13,9 @@ from planner.plan import Plan
 from planner.schedule import FAMILIES, Overlap, generate
 from runtime.runfolder import Losses, mean_loss
 from runtime.train import Model, job_of, prepare
+from tests.captures import captured_of
 from tests.pool import Pool
 from tests.runtime.compare import apart, together
-from tests.runtime.jobs import captured_of
 from tests.runtime.plans import plan_for
 from tests.runtime.workloads.optimised import KINDS
 

@@ -10,9 +10,9 @@ import pytest
 from planner.errors import BadInput
 from planner.plan import Plan
 from planner.schedule import FAMILIES, generate
+from tests.captures import captured_of
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run
-from tests.runtime.jobs import captured_of
 from tests.runtime.plans import plan_for
 
 FAMILY_NAMES = sorted(FAMILIES)

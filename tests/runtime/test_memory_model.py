@@ -22,8 +22,8 @@ from runtime.rank import Rank
 from runtime.rehearse.rehearse import runs
 from runtime.stage import Split
 from runtime.train import Model
+from tests.captures import captured_of
 from tests.draws import numbers
-from tests.runtime.jobs import captured_of
 
 PLANS = 12
 TINY = {"lstm": {"size": "tiny"}}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.captures import captured_of
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run
-from tests.runtime.jobs import captured_of
 from tests.runtime.test_equality import HERE, plan_of
 
 # workload, arguments, shape of the plan; sizes keep gradients far from rounding noise

@@ -15,10 +15,10 @@ from planner.schedule import FAMILIES, Overlap
 from runtime.checkpoint import checkpoint as checkpoints
 from runtime.checkpoint import integrity
 from runtime.train import Model, job_of, prepare
+from tests.captures import captured_of
 from tests.pool import Pool
 from tests.runtime import reference
 from tests.runtime.compare import apart
-from tests.runtime.jobs import captured_of
 from tests.runtime.overlaps import STEPS, Combination, difference, drawn, train
 from tests.runtime.test_equality import HERE, plan_of
 from tests.runtime.workloads.optimised import KINDS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.runtime.jobs import captured_of
+from tests.captures import captured_of
 
 HERE = "tests/runtime/workloads/"
 

@@ -13,7 +13,7 @@ import pytest
 from planner.plan import Plan
 from runtime.slurm import job, measure_jobs
 from runtime.train import Model
-from tests.runtime.jobs import captured_of
+from tests.captures import captured_of
 from tests.slurm import cluster as clusters
 from tests.slurm.cluster import Cluster
 from tests.slurm.folders import own

@@ -6,7 +6,7 @@ from math import prod
 
 from planner.plan import Plan, schedule_of
 from planner.simulate import compile, duration_vector, period
-from tests.runtime.jobs import captured_of
+from tests.captures import captured_of
 from tests.runtime.plans import plan_for
 from tests.runtime.spatial.test_plans import spatially
 

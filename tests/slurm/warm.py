@@ -93,7 +93,7 @@ def serve(address: str) -> None:
 
 def _capture(folder: str) -> None:
     from planner.plan import yaml as plan_yaml
-    from tests.runtime.jobs import captured_of
+    from tests.captures import captured_of
 
     plan = plan_yaml.load(Path(folder) / "plan.yaml")
     captured_of(plan.model.workload, plan.model.arguments, plan.batch.micro)
@@ -160,7 +160,7 @@ def _be_the_task(client: socket.socket, streams: list[int], request: dict[str, o
 def _run(module: str, words: list[str]) -> int:
     from planner.plan import plan
     from runtime.train import Model
-    from tests.runtime.jobs import captured_of
+    from tests.captures import captured_of
 
     def of(plan: plan.Plan, workload: object = None) -> Model:
         return Model(plan, *captured_of(plan.model.workload, plan.model.arguments, plan.batch.micro))

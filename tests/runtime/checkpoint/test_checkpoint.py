@@ -16,8 +16,8 @@ from runtime.checkpoint import Checkpoint, CheckpointPart, CheckpointWriter, Fac
 from runtime.checkpoint import checkpoint as checkpoints
 from runtime.launch import launch_inline
 from runtime.train import Model, job_of, prepare
+from tests.captures import captured_of
 from tests.pool import Pool
-from tests.runtime.jobs import captured_of
 from tests.runtime.plans import plan_for
 from tests.runtime.test_equality import HERE, plan_of
 

@@ -15,7 +15,7 @@ from planner.errors import BadInput
 from runtime.checkpoint import checkpoint as checkpoints
 from runtime.checkpoint import pretrained
 from runtime.train import Model, job_of, prepare
-from tests.runtime.jobs import captured_of
+from tests.captures import captured_of
 from tests.runtime.test_equality import HERE, plan_of
 
 BRANCHES = HERE + "branches.py"

@@ -15,7 +15,7 @@ from planner.workload import workload as workloads
 from runtime.data import Batches, Wanted
 from runtime.data.batches import Stream
 from runtime.launch import launch_inline
-from tests.runtime.jobs import captured_of
+from tests.captures import captured_of
 from tests.runtime.test_equality import plan_of
 
 DATASET = """

@@ -13,8 +13,8 @@ from runtime.execute import static_bytes
 from runtime.runfolder import Paths
 from runtime.runfolder import job as jobs
 from runtime.train import Model, job_of, prepare
+from tests.captures import captured_of
 from tests.pool import Pool
-from tests.runtime.jobs import captured_of
 from tests.runtime.test_equality import HERE, plan_of
 
 KIB = 1024

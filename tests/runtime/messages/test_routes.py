@@ -6,7 +6,7 @@ import pytest
 
 from planner.errors import BadPlan
 from runtime.messages import check_hops, routes_of, stages_of_layers
-from tests.runtime.jobs import captured_of
+from tests.captures import captured_of
 from tests.runtime.plans import hops_of, plan_for
 from tests.runtime.test_equality import HERE
 

@@ -16,8 +16,8 @@ from planner.plan import Plan
 from planner.workload import workload as workloads
 from runtime.launch.script import Run
 from runtime.train import Model, job_of, prepare
+from tests.captures import captured_of
 from tests.pool import Pool
-from tests.runtime.jobs import captured_of
 from tests.runtime.spatial.test_plans import spatially
 from tests.runtime.test_equality import HERE, plan_of
 

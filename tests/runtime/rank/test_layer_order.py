@@ -13,9 +13,9 @@ from planner.errors import BadPlan
 from planner.plan import Plan
 from runtime.messages import in_order_of
 from runtime.train import Model
+from tests.captures import captured_of
 from tests.pool import Pool
 from tests.runtime.compare import run
-from tests.runtime.jobs import captured_of
 from tests.runtime.plans import plan_for
 from tests.runtime.test_equality import HERE
 

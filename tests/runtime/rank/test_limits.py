@@ -16,9 +16,9 @@ from planner.verify import violations
 from planner.workload import load
 from runtime.spatial import AloneShard
 from runtime.train import Model, job_of, prepare
+from tests.captures import captured_of
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run
-from tests.runtime.jobs import captured_of
 from tests.runtime.test_equality import HERE, plan_of
 
 STATES = HERE + "states.py"

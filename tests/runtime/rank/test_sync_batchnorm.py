@@ -10,9 +10,9 @@ import torch
 from planner.capture.stage_modules import whole
 from runtime.checkpoint import checkpoint as checkpoints
 from runtime.checkpoint import integrity
+from tests.captures import captured_of
 from tests.pool import Pool
 from tests.runtime.compare import apart, run
-from tests.runtime.jobs import captured_of
 from tests.runtime.reference import batch_of
 from tests.runtime.test_equality import HERE, plan_of
 

@@ -23,8 +23,8 @@ from runtime.rehearse.fake_world import world_of
 from runtime.rehearse.message_survey import MADE_UP, made_up_states
 from runtime.runfolder import Paths
 from runtime.train import Model, NoPulse, job_of, prepare
+from tests.captures import captured_of
 from tests.pool import Pool
-from tests.runtime.jobs import captured_of
 from tests.runtime.plans import MS
 from tests.runtime.spatial.test_plans import VOLUME
 from tests.runtime.spatial.test_plans import plan_of as spatial_plan

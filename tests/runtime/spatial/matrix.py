@@ -15,8 +15,8 @@ from planner.workload import workload as workloads
 from runtime.launch.script import Run
 from runtime.runfolder import mean_loss
 from runtime.train import Model, job_of, prepare
+from tests.captures import captured_of
 from tests.pool import Pool
-from tests.runtime.jobs import captured_of
 from tests.runtime.spatial.test_plans import plan_of
 
 WORKLOAD = "tests/runtime/spatial/workloads/networks.py"

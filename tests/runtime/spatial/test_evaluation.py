@@ -11,8 +11,8 @@ import pytest
 from planner.workload import workload as workloads
 from runtime.launch.script import Run
 from runtime.train import Model, job_of, prepare
+from tests.captures import captured_of
 from tests.pool import Pool
-from tests.runtime.jobs import captured_of
 from tests.runtime.spatial.test_plans import VOLUME, plan_of
 from tests.runtime.train.test_script import SCRIPT
 

@@ -26,9 +26,9 @@ from runtime.rehearse.rehearse import runs
 from runtime.spatial import AloneShard
 from runtime.stage import Split
 from runtime.train import Model
+from tests.captures import captured_of
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run
-from tests.runtime.jobs import captured_of
 from tests.runtime.spatial.test_planned import machines
 from tests.runtime.spatial.test_shares import CLASSIFIER
 

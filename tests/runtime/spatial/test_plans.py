@@ -10,9 +10,9 @@ from planner.capture.stage_modules import whole
 from planner.errors import BadInput
 from planner.plan import Axes, Place, Plan, Regrid, coordinates, world_size
 from runtime.spatial.stages import analyse_stages
+from tests.captures import captured_of
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run
-from tests.runtime.jobs import captured_of
 from tests.runtime.plans import plan_for
 
 CLASSIFIER = "tests/runtime/spatial/workloads/classifier.py"

@@ -23,9 +23,9 @@ from runtime.spatial.analyse import analyse
 from runtime.spatial.regrid import Moved
 from runtime.spatial.shard import shard
 from runtime.spatial.stages import Silence, analyse_stages
+from tests.captures import captured_of
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run
-from tests.runtime.jobs import captured_of
 from tests.runtime.spatial import threads
 from tests.runtime.spatial.equality import part
 from tests.runtime.spatial.test_plans import VOLUME, plan_of

@@ -16,9 +16,9 @@ from planner.spatial import NoRule
 from runtime.spatial.ranks import shares_of
 from runtime.spatial.stages import analyse_stages
 from runtime.train import Model, job_of, prepare
+from tests.captures import captured_of
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run
-from tests.runtime.jobs import captured_of
 from tests.runtime.spatial.test_plans import plan_of
 from tests.runtime.train.test_script import SCRIPT
 

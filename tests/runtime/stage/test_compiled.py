@@ -8,7 +8,7 @@ import torch
 from planner.capture.stage_modules import whole
 from runtime.stage import compile_stage, graph_of
 from runtime.stage.compiled import blocks
-from tests.runtime.jobs import captured_of
+from tests.captures import captured_of
 from tests.runtime.test_equality import HERE
 
 MLP = HERE + "mlp.py"

@@ -14,7 +14,7 @@ from planner.capture.stage_modules import whole
 from runtime.stage import WeightStore
 from runtime.stage import graph_edits as rewrite
 from runtime.stage.halves import Stored, Walked
-from tests.runtime.jobs import captured_of
+from tests.captures import captured_of
 
 WORKLOAD = str(Path(__file__).parents[1] / "workloads" / "mixed_weights.py")
 NOTHING: set[str] = set()

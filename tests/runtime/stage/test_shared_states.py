@@ -8,9 +8,9 @@ import pytest
 
 from planner.errors import BadPlan
 from runtime.rank import check_supported
+from tests.captures import captured_of
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run
-from tests.runtime.jobs import captured_of
 from tests.runtime.test_equality import HERE, plan_of
 
 STATES = HERE + "states.py"

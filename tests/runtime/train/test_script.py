@@ -20,8 +20,8 @@ from runtime.runfolder import Paths
 from runtime.runfolder import job as jobs
 from runtime.stage import Keys
 from runtime.train import Model, job_of, prepare
+from tests.captures import captured_of
 from tests.pool import Pool
-from tests.runtime.jobs import captured_of
 from tests.runtime.test_equality import HERE, plan_of
 
 SCRIPT = """

@@ -17,10 +17,10 @@ from runtime.launch import launch_inline
 from runtime.rank import check_supported
 from runtime.stage import Keys, key_random_operations, random_operations
 from runtime.train import Model, prepare
+from tests.captures import captured_of
 from tests.pool import Pool
 from tests.runtime import compare
 from tests.runtime.compare import apart, distance, expected, run
-from tests.runtime.jobs import captured_of
 from tests.runtime.plans import plan_for
 from tests.runtime.test_equality import HERE, plan_of
 

@@ -13,7 +13,7 @@ from planner.schedule import Overlap
 from runtime.update import Bucket, Flat, GradientSync, buckets_of, groups_of
 from runtime.update.optimizer import share_of
 from runtime.world import RankMesh
-from tests.runtime.jobs import captured_of
+from tests.captures import captured_of
 from tests.runtime.plans import plan_for
 from tests.runtime.test_equality import HERE
 
