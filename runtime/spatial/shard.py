@@ -28,10 +28,8 @@ from runtime.spatial.exchange import fetched, memory_format
 from runtime.spatial.group import SampleGroup, enter
 from runtime.spatial.kernels import convolution, overlapped_convolution, overlapped_pool, pooling
 from runtime.spatial.kernels.reshapes import plain
-from runtime.spatial.kernels.samples import kernel_of
-from runtime.spatial.kernels.table import KERNELS
-from runtime.spatial.operation import Site, Use
-from runtime.spatial.regrid import Moved
+from runtime.spatial.kernels.table import KERNELS, kernel_of
+from runtime.spatial.operation import Moved, Site, Use
 
 ATEN = torch.ops.aten
 

@@ -9,7 +9,7 @@ import pytest
 from planner.capture.stage_modules import whole
 from planner.errors import BadInput
 from planner.plan import Axes, Place, Plan, Regrid, coordinates, world_size
-from runtime.spatial.stages import analyse_stages
+from runtime.spatial.ranks import analyse_stages
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run
 from tests.runtime.jobs import captured_of

@@ -20,9 +20,9 @@ from planner.spatial.regrid import mesh_of
 from planner.spatial.traffic import traffic
 from runtime.spatial import SampleGroup
 from runtime.spatial.analyse import analyse
-from runtime.spatial.regrid import Moved
+from runtime.spatial.operation import Moved
+from runtime.spatial.ranks import Silence, analyse_stages
 from runtime.spatial.shard import shard
-from runtime.spatial.stages import Silence, analyse_stages
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run
 from tests.runtime.jobs import captured_of
