@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from planner.capture.batch import example
 from planner.capture.capture import Sizes, Tracing, build_fake, probed
 from planner.capture.captured import Captured, Origin
 from planner.capture.describe import describe
@@ -54,6 +55,23 @@ class Forward:
         place = next((line_of(self.nodes[x.name]) for x in self.operations if x.place == error.where), "")
         where = ", ".join(filter(None, (place, f"module '{error.where}'" if error.where else "")))
         return BadInput(error.what, where=where, allowed=error.allowed)
+
+
+def sample_of(workload: Workload) -> tuple[int, ...]:
+    """Returns the shape of one sample that the workload's model takes, samples and channels first.
+
+    Raises: BadInput where the batch has no single tensor of at least three dimensions as its input.
+    """
+    mode, _ = build_fake(workload, for_real=False)
+    inputs, _ = example(workload.batch, 1, mode)
+    if not isinstance(inputs, Tensor) or inputs.dim() < 3:
+        given = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
+        raise BadInput(
+            f"batch() gives inputs {given}",
+            where=workload.where,
+            allowed="one tensor: samples, channels, space",
+        )
+    return tuple(int(n) for n in inputs.shape)
 
 
 def forward_of(workload: Workload, shape: Sequence[int], dtype: torch.dtype) -> Forward:
