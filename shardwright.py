@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from planner.show import SideBySide
     from planner.simulate import RunRecord
     from planner.timeline import Timeline
+    from runtime.infer import InferStatus
     from runtime.launch import Handle, Run, Runs
     from runtime.rehearse import Rehearsal
 
@@ -76,6 +77,7 @@ __all__ = [
     "capture",
     "compare",
     "frontier",
+    "infer",
     "launch",
     "load_plan",
     "load_profile",
@@ -329,6 +331,37 @@ def rehearse(chosen: Plan, *, device: str = "cpu", steps: int = 3, threads: int 
     from runtime import rehearse
 
     return rehearse.rehearse(chosen, device=device, steps=steps, threads=threads)
+
+
+def infer(
+    workload: str | Path,
+    *,
+    weights: str | Path,
+    input: str | Path,  # as the command says
+    output: str | Path,
+    on_line: Callable[[str], None] | None = None,
+    settings: Mapping[str, str | int | float | bool] | None = None,
+    **options: object,
+) -> InferStatus:
+    """Applies a trained model to a volume larger than memory, and waits for it.
+
+    Args: `weights` is a run folder or safetensors; `input` and `output` are volumes (.npy, .zarr, .h5; slices of TIFF as
+      input, and PATH:ARRAY); `options` are those of the command, such as `mode`, `chunk`, `workers`, `mask`, `memory` in
+      bytes; `settings` are arguments of the workload; `on_line` is told how it goes on.
+    Returns: the state, with `checksum`, `done`, and the tasks that were set `aside`.
+    Raises: BadInput, which names what needs all of space, or whatever else can be known before it starts.
+    """
+    from runtime import infer as inference
+
+    request = inference.InferRequest(
+        workload=str(workload),
+        weights=str(weights),
+        input=str(input),
+        output=str(output),
+        settings={name: str(value) for name, value in (settings or {}).items()},
+        **options,  # type: ignore[arg-type]
+    )
+    return inference.run(inference.prepared(request), on_line or (lambda line: None))
 
 
 def runs(folder: str | Path = "runs") -> Runs:

@@ -28,8 +28,8 @@ from benchmarks.harness import Cell, Table, below, cell
 from runtime.spatial import GroupWire, SampleGroup
 from runtime.spatial.analyse import analyse
 from runtime.spatial.group import Message, Operation, Wire
+from runtime.spatial.ranks import Silence
 from runtime.spatial.shard import shard
-from runtime.spatial.stages import Silence
 from tests.runtime.spatial.equality import Reference, entries, part, reference, stage_of
 
 RANKS = 2

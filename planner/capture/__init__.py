@@ -12,7 +12,9 @@ from planner.capture.capture import capture
 from planner.capture.captured import Captured
 from planner.capture.evaluation import drawing_order, evaluation_of
 from planner.capture.export_workarounds import average_batch_norm, share_of_latest
+from planner.capture.fake_run import entered
 from planner.capture.functional import random
+from planner.capture.inference import Forward, converted, forward_of, sample_of
 from planner.capture.live import LiveLoop, initial, write_model
 from planner.capture.live_bytes import LiveBytes, meter_of, storage_of
 from planner.capture.opaque import OpaqueLayer, opaque_layers
@@ -35,6 +37,7 @@ __all__ = [
     "SYNCHRONISED",
     "Captured",
     "Decay",
+    "Forward",
     "LiveBytes",
     "LiveLoop",
     "OpaqueLayer",
@@ -46,10 +49,13 @@ __all__ = [
     "capture",
     "check_sizes",
     "check_training",
+    "converted",
     "cut",
     "decays",
     "drawing_order",
+    "entered",
     "evaluation_of",
+    "forward_of",
     "initial",
     "layer_module",
     "materialise",
@@ -59,6 +65,7 @@ __all__ = [
     "opaque_layers",
     "operation_of",
     "random",
+    "sample_of",
     "samples_of",
     "share_of_latest",
     "storage_of",

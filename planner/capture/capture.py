@@ -24,7 +24,6 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from planner.capture.attention import restore_causal_flags
 from planner.capture.batch import Batch, Span, example, growing_dims, held, repeated, uneven
 from planner.capture.captured import Captured, Loss, Origin
 from planner.capture.describe import NotAffine, describe
@@ -33,7 +32,7 @@ from planner.capture.functional import functionalise
 from planner.capture.layers import group
 from planner.capture.opaque import Opaque, observe
 from planner.capture.refusals import depends_on_values, refuse_unready, refused
-from planner.capture.slices import Slicing
+from planner.capture.slices import Slicing, restore_causal_flags
 from planner.capture.trace import trace
 from planner.capture.traced_graph import CannotTrace, Traced, computes_alike
 from planner.capture.travel import from_data
@@ -78,7 +77,7 @@ def capture(
         if batch is None or loss is None:
             raise BadInput("a module needs batch and loss", allowed="capture(module, batch, loss)")
     batch = batch if callable(batch) else repeated(batch)
-    build = partial(_build, source, for_real=bool(opaque))
+    build = partial(build_fake, source, for_real=bool(opaque))
     origin = Origin(where=where, build=build, batch=batch, loss=loss, opaque=opaque)
     with during("capturing the model"):
         return Tracing.of(origin).serving(asked, one=not isinstance(micro, int) or micro == 1)
@@ -269,7 +268,7 @@ def _with_loss_layer(traced: Traced) -> Traced:
     return traced
 
 
-def _build(source: Workload | nn.Module, *, for_real: bool) -> tuple[FakeTensorMode | None, nn.Module]:
+def build_fake(source: Workload | nn.Module, *, for_real: bool) -> tuple[FakeTensorMode | None, nn.Module]:
     """Builds the module of a workload on fake tensors if its code can, else for real."""
     if isinstance(source, nn.Module):
         return None, source

@@ -53,7 +53,7 @@ def evaluation_of(captured: Captured, micro: int) -> Captured:
         return captured.origin.evaluated_as(captured)
 
     def read(traced: Traced, module: nn.Module, sizes: Sizes) -> tuple[ModelGraph, Slicing]:
-        functional, probes = probed(_without_writes(_renamed(traced)), module, sizes)
+        functional, probes = probed(without_writes(_renamed(traced)), module, sizes)
         layout = _placed(captured, functional, probes)
         return describe(layout, module, training=False), layout
 
@@ -103,8 +103,8 @@ def _renamed(traced: Traced) -> Traced:
     return replace(traced, sources=sources, constants=constants)
 
 
-def _without_writes(traced: Traced) -> Traced:
-    """Gives every state that the graph writes a copy, which is written in its place."""
+def without_writes(traced: Traced) -> Traced:
+    """Returns the graph in which every state that it writes has a copy, which is written in its place."""
     states = {x: source.name for x, source in traced.sources.items() if source.kind in OWNERS}
     written = use_of_states(traced.graph, states).written
     for x in [x for x, name in states.items() if name in written]:

@@ -4,7 +4,7 @@ In: a Typer application, and the tools that the runtime lends (`Tools`). Out: th
 Start reading in `app.py` (options that commands share), then `plan.py`; each command imports what it needs when it runs.
 """
 
-from planner.cli.app import Force, Json, PlanFile, RunFolder, Tools, add_command, answer, app, completing
+from planner.cli.app import Force, Json, PlanFile, RunFolder, Set, Tools, add_command, answer, app, completing
 from planner.cli.calibrate import register_calibrate
 from planner.cli.profile import register
 
@@ -13,6 +13,7 @@ __all__ = [
     "Json",
     "PlanFile",
     "RunFolder",
+    "Set",
     "Tools",
     "add_command",
     "answer",

@@ -7,6 +7,7 @@ Start with `layout.py` (how a tensor lies on a grid), `rule.py` (what a rule is 
 Then read `segment.py` (a whole model) and `traffic.py` (its price).
 """
 
+from planner.spatial.alignment import alignment
 from planner.spatial.layout import (
     Cut,
     Layout,
@@ -18,6 +19,7 @@ from planner.spatial.layout import (
     rank_at,
     whole,
 )
+from planner.spatial.need import HERE, WAYS_OUT, Box, Need, Reach, local_shape
 from planner.spatial.operation import (
     GETITEM,
     INPUT,
@@ -47,6 +49,7 @@ __all__ = [
     "COUNTS",
     "CUBIC",
     "GETITEM",
+    "HERE",
     "INPUT",
     "LOSSES",
     "NONE",
@@ -58,6 +61,8 @@ __all__ = [
     "SPACE",
     "STATE",
     "TARGET",
+    "WAYS_OUT",
+    "Box",
     "Call",
     "Cost",
     "Cut",
@@ -66,10 +71,12 @@ __all__ = [
     "Grid",
     "Grids",
     "Layout",
+    "Need",
     "NoRule",
     "Operation",
     "Placed",
     "Price",
+    "Reach",
     "Ref",
     "Resplit",
     "RowRun",
@@ -77,6 +84,7 @@ __all__ = [
     "Step",
     "Traffic",
     "adaptive_rows",
+    "alignment",
     "call_of",
     "check_grid",
     "coordinates",
@@ -84,6 +92,7 @@ __all__ = [
     "entry",
     "front_padding",
     "grown",
+    "local_shape",
     "middle_of",
     "neighbours",
     "price",

@@ -32,6 +32,9 @@ class Call:
     parts: str = PARTS  # that its tensors are, for errors
     layer: str = ""  # that it belongs to, where that is not `where`
     first: bool = False  # of its layer there is none before: a gather has no place
+    wanted: Mapping[int, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # axis -> points that results shall have
 
     def get(self, name: str, default: Argument = None) -> Argument:
         """Returns an argument.

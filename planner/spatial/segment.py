@@ -83,7 +83,7 @@ def propagate(
         mesh = (grids.ranks,) if sharing else mesh_of(now, grids.ranks)
         reads = {name: layouts[name][0] for name in operation.reads() if name in layouts}
         if not all(layout.whole for layout in reads.values()):
-            _check_write(operation, made, reads, sample_shares.SHARE if sharing else PARTS)
+            check_write(operation, made, reads, sample_shares.SHARE if sharing else PARTS)
         if sharing:
             moves = _shared(operation, reads, lying, samples, inside, grids.ranks, made)
         else:
@@ -178,7 +178,7 @@ def with_targets(
     return propagate(operations, given, gather_before, grids), given
 
 
-def _check_write(
+def check_write(
     operation: Operation, made: Mapping[str, Operation], reads: Mapping[str, Layout], parts: str
 ) -> None:
     """Raises NoRule for a write through a view, which would be lost where the view has become a copy."""

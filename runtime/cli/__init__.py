@@ -5,7 +5,7 @@ people, or one JSON object.
 Start reading in `launch.py` and `runs.py`. Each command imports what it needs when it runs.
 """
 
-from runtime.cli.for_planner import backward_split, spatial_split, tools
+from runtime.cli.doctor import backward_split, spatial_split, tools
 from runtime.cli.launch import register
 
 __all__ = [

@@ -14,6 +14,7 @@ from planner.cli import Json, PlanFile
 from planner.errors import BadInput, Interrupted
 from runtime.cli import runs
 from runtime.cli import slurm as slurm_options
+from runtime.cli.infer import register_infer
 from runtime.runfolder import unused
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ def register(app: typer.Typer) -> None:
         about="Train by a plan: in one process, in processes here, or as a job of SLURM.",
         example="shardwright launch plan.yaml --local --steps 20 --wait",
     )
+    register_infer(app)
     runs.register_rehearse(app)
     runs.register_runs(app)
 

@@ -15,7 +15,10 @@ from planner.errors import BadInput
 from planner.shown import one_line, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from planner.plan import Plan
+    from runtime.infer import InferFolder
     from runtime.probe import Found
 
 
@@ -54,11 +57,26 @@ def trusted(plan: Plan, file: Path, *, trust: bool) -> None:
 
 
 def status(run: RunFolder, as_json: Json = False) -> None:
-    """Say where a run stands: its state and why, step, loss, speed beside the plan's, time left."""
+    """Say where a run stands: its state and why, step, loss, speed beside the plan's, time left; or an inference."""
     from runtime import launch as launching
 
+    if inferred := _inferred(run):
+        from runtime import infer
+
+        state = infer.status_of(inferred)
+        data = asdict(state) | {"state": state.state}
+        terminal.Output(as_json=as_json).result(data, lambda: infer.status_text(state))
+        return
     found = launching.of(run)
     terminal.Output(as_json=as_json).result(asdict(found), lambda: launching.status_text(found))
+
+
+def _inferred(folder: Path) -> InferFolder | None:
+    """Returns the tasks of an inference where the folder is theirs, or that of the output beside them."""
+    from runtime.infer import InferFolder
+
+    found = (InferFolder(folder), InferFolder.beside(str(folder)))
+    return next((each for each in found if each.job.exists()), None)
 
 
 def logs(
@@ -70,11 +88,23 @@ def logs(
     """Print what the ranks and the job of a run have written."""
     from runtime import launch as launching
 
+    lines: Iterator[tuple[str, str]]
+    if (inferred := _inferred(run)) is not None:
+        from runtime import infer
+
+        if rank is not None:
+            raise BadInput("an inference has no ranks", where="--rank")
+        lines = launching.followed(
+            lambda: sorted(inferred.logs.glob("*")),
+            lambda: follow and not as_json and infer.status_of(inferred).state == "unfinished",
+        )
+    else:
+        lines = launching.lines_of(run, rank, follow=follow and not as_json)
     if as_json:
-        rows = [{"file": file, "line": line} for file, line in launching.lines_of(run, rank, follow=False)]
+        rows = [{"file": file, "line": line} for file, line in lines]
         terminal.Output(as_json=True).result({"run": str(run), "lines": rows}, str)
         return
-    for file, line in launching.lines_of(run, rank, follow=follow):
+    for file, line in lines:
         print(printable(line if rank is not None else f"{file}: {line}"), flush=True)
 
 

@@ -14,7 +14,7 @@ from planner.doors import later
 from runtime.launch.compare_with_one_process import check_text, checked
 from runtime.launch.finished import as_dict, comparison, comparison_text, drift, observation, record
 from runtime.launch.handle import Handle, has_slurm, launch, launch_inline, launch_local, launch_slurm
-from runtime.launch.status import Runs, Status, cancel, lines_of, of, runs, status_text
+from runtime.launch.status import Runs, Status, cancel, followed, lines_of, of, runs, status_text
 
 if TYPE_CHECKING:
     from runtime.launch.script import Run
@@ -31,6 +31,7 @@ __all__ = [
     "comparison",
     "comparison_text",
     "drift",
+    "followed",
     "has_slurm",
     "launch",
     "launch_inline",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -202,10 +202,25 @@ def lines_of(
     The beginning of a log above 4 MiB is left out.
     Yields: the name of the log without its suffix, and a line without its newline.
     """
+    yield from followed(
+        lambda: log_files(folder, rank),
+        lambda: follow and of(folder).state in ("queued", "running"),
+        poll_s,
+    )
+
+
+def followed(
+    files: Callable[[], Sequence[Path]], goes_on: Callable[[], bool], poll_s: float = 0.5
+) -> Iterator[tuple[str, str]]:
+    """Yields the lines of log files, and those that are added while something goes on.
+
+    Args: `files` gives the logs that there are by now.
+    Yields: as `lines_of` does.
+    """
     at: dict[Path, int] = {}
     while True:
-        last = not follow or of(folder).state not in ("queued", "running")
-        for path in log_files(folder, rank):
+        last = not goes_on()
+        for path in files():
             with open_regular(path) as file:
                 start = at.setdefault(path, max(0, file.seek(0, 2) - MOST_LOG_BYTES))
                 file.seek(start)

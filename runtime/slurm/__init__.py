@@ -12,9 +12,9 @@ from runtime.slurm.job import SlurmBackend, backend_of, queue, test_only
 from runtime.slurm.limits import known
 from runtime.slurm.measure_jobs import run
 from runtime.slurm.options import NAMED, Options, load, over, pairs, site_file
-from runtime.slurm.script import text
+from runtime.slurm.script import array_text, text
 from runtime.slurm.state import Queued, of
-from runtime.slurm.submit import cancel, prepared, request
+from runtime.slurm.submit import cancel, prepared, queue_script, request
 from runtime.slurm.task_layout import read
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Queued",
     "SlurmBackend",
     "answers",
+    "array_text",
     "ask",
     "backend_of",
     "cancel",
@@ -35,6 +36,7 @@ __all__ = [
     "parse",
     "prepared",
     "queue",
+    "queue_script",
     "read",
     "refuse",
     "request",

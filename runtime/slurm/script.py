@@ -7,6 +7,7 @@ checkpoint. All text in it is quoted, so that it can only mean itself.
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,6 +146,42 @@ def _step(request: JobRequest, options: Options) -> Iterator[str]:
         words = container_words(container, request.folder, cuda=request.cuda)
         yield "  " + " ".join(map(word, words)) + " \\"
     yield f"  {word(options.python or request.python)} -P -m {TASK} {word(str(request.folder))}"
+
+
+def array_text(folder: Path, elements: int, directory: str, cuda: bool, options: Options) -> str:
+    """Returns the batch script of an array whose elements share the tasks of a folder.
+
+    Args: `folder` is that of the tasks; `directory` is where workers start; `options` are those of the site and user.
+    Raises: BadInput for a path or name that cannot stand in a script.
+    """
+    lines = [
+        "#!/bin/bash",
+        directive("job-name", options.job_name or "infer"),
+        *named(options),
+        directive("array", f"0-{elements - 1}"),
+        "#SBATCH --nodes=1",
+        "#SBATCH --ntasks=1",
+        f"#SBATCH --cpus-per-task={options.cpus_per_task or 1}",
+        *([directive("gres", "gpu:1")] if cuda and options.gpu_flag == "gres" else []),
+        *([directive("gpus-per-node", "1")] if cuda and options.gpu_flag != "gres" else []),
+        directive("chdir", directory),
+        directive("output", str(folder / "logs" / "%A_%a.out")),
+        "#SBATCH --open-mode=append",
+        "#SBATCH --requeue",
+        *(directive(key, value) for key, value in sorted(options.sbatch.items())),
+        "",
+        comment(f"Written by shardwright: {elements} workers that share the tasks of a folder."),
+        comment("Elements may be cancelled and the script submitted again at any time."),
+        "set -e",
+        *surroundings(options),
+        f"export OMP_NUM_THREADS={options.cpus_per_task or 1}",
+        "exec srun \\",
+    ]
+    if options.container is not None:
+        words = container_words(options.container, folder, cuda=cuda)
+        lines.append("  " + " ".join(map(word, words)) + " \\")
+    program = f"  {word(options.python or sys.executable)} -P -m runtime.infer.work {word(str(folder))}"
+    return "\n".join([*lines, program, ""])
 
 
 def container_words(container: Container, folder: Path, *, cuda: bool) -> list[str]:

@@ -170,3 +170,13 @@ def prepared(
         flexible.write(paths)
     write_whole(paths.script, text)
     return paths, warnings
+
+
+def queue_script(path: Path) -> str:
+    """Submits a batch script that belongs to no run folder.
+
+    Args: `path` is where the script lies, which stays there.
+    Returns: the number of the job.
+    Raises: SlurmError with SLURM's reason where the script is refused.
+    """
+    return commands.submit(path)

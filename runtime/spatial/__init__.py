@@ -7,14 +7,15 @@ Start at `ranks.py` (`sharing`: the groups of a plan), then `analyse.py` (what i
 `planner.spatial`.
 """
 
+from runtime.spatial.box import BoxRunner
 from runtime.spatial.group import GroupWire, SampleGroup
 from runtime.spatial.kernels.norm import OverReplicas
-from runtime.spatial.ranks import sharing
+from runtime.spatial.ranks import AloneShard, sharing
 from runtime.spatial.shard import called
-from runtime.spatial.stages import AloneShard
 
 __all__ = [
     "AloneShard",
+    "BoxRunner",
     "GroupWire",
     "OverReplicas",
     "SampleGroup",

@@ -26,12 +26,10 @@ from planner.spatial import Fetch, Placed, Resplit, Step, call_of
 from runtime.spatial.analyse import Analysed
 from runtime.spatial.exchange import fetched, memory_format
 from runtime.spatial.group import SampleGroup, enter
-from runtime.spatial.kernels import convolution, overlapped_convolution, overlapped_pool, pooling
+from runtime.spatial.kernels import convolution, overlapped_convolution, pooling
 from runtime.spatial.kernels.reshapes import plain
-from runtime.spatial.kernels.samples import kernel_of
-from runtime.spatial.kernels.table import KERNELS
-from runtime.spatial.operation import Site, Use
-from runtime.spatial.regrid import Moved
+from runtime.spatial.kernels.table import KERNELS, kernel_of
+from runtime.spatial.operation import Moved, Site, Use
 
 ATEN = torch.ops.aten
 
@@ -148,14 +146,14 @@ class _Writer:
 
     def _pooled(self, node: fx.Node, done: Placed, step: Step) -> bool:
         call = call_of(done.operation, done.inputs)
-        plain = overlapped_pool.plain_arguments(call, step.output.cut_dims)
+        plain = pooling.plain_arguments(call, step.output.cut_dims)
         if plain is None:
             return False
         kernel = call.integers("kernel_size", len(plain.stride))
         found = self._split(step, step.fetches["self"], plain, kernel)
         if found is None:
             return False
-        self._replace(node, done, overlapped_pool.Pooled(found[0], kernel, found[1], self.mesh), node.args[0])
+        self._replace(node, done, pooling.Pooled(found[0], kernel, found[1], self.mesh), node.args[0])
         return True
 
     def _split(

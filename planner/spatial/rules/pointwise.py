@@ -34,7 +34,7 @@ def _target(call: Call, shape: tuple[int, ...], layouts: Iterable[Layout]) -> di
             assert cut is not None
             if cut.size != shape[dim + shift]:
                 raise call.refuse("its operands do not line up along a cut dimension")
-            target.setdefault(dim + shift, cut)
+            target.setdefault(dim + shift, Cut(cut.axis, call.wanted.get(cut.axis, cut.points)))
     if len({cut.axis for cut in target.values()}) < len(target):
         raise call.refuse("its operands are cut along different dimensions")
     return dict(sorted(target.items()))

@@ -47,7 +47,8 @@ def _statistics(call: Call, source: Layout, groups: int) -> Step:
     """Returns the Step that reduces a mean and a sum of squares a group forward, with the count; two sums backward."""
     if set(source.cut_dims) & {0, 1}:
         raise call.refuse("its batch or channels are cut")
-    return Step((source,), axes=source.axes, reduced=2 * groups + 1, reduced_backward=2 * groups)
+    count = 1 if groups else 0  # of what a statistic is taken over
+    return Step((source,), axes=source.axes, reduced=2 * groups + count, reduced_backward=2 * groups)
 
 
 def layer_norm(call: Call) -> Step:

@@ -32,9 +32,12 @@ def _with_rows(call: Call, chosen: Mapping[int, Picked], fill: float = 0.0) -> S
         cut = source.cuts[dim]
         assert cut is not None
         parts = len(cut.points) - 1
-        if len(rows) < parts:
+        if cut.axis in call.wanted:
+            points = call.wanted[cut.axis]
+        elif len(rows) < parts:
             raise call.too_few(len(rows), parts)
-        points = points if full(points) else even(len(rows), parts)
+        elif not full(points):
+            points = even(len(rows), parts)
         wanted = [rows[a:b] for a, b in itertools.pairwise(points)]
         fetch = listed(dim, cut, wanted, fill)
         cuts[dim] = Cut(cut.axis, points)
@@ -164,6 +167,7 @@ def concatenate(call: Call) -> Step:
     if any(len(layout.shape) != ndim for _, layout in parts):
         raise call.refuse("its parts differ in dimensions")
     found = {i: c for _, layout in reversed(parts) for i, c in enumerate(layout.cuts) if c is not None}
+    found = {i: Cut(c.axis, call.wanted.get(c.axis, c.points)) for i, c in found.items()}
     if len({cut.axis for cut in found.values()}) < len(found):
         raise call.refuse("its parts are cut along different dimensions")
     along = None if stacked else found.pop(dim, None)
@@ -174,7 +178,7 @@ def concatenate(call: Call) -> Step:
     if stacked:
         cuts.insert(dim, None)
     if along is not None:
-        target = Cut(along.axis, even(shape[dim], len(along.points) - 1))
+        target = Cut(along.axis, call.wanted.get(along.axis, even(shape[dim], len(along.points) - 1)))
         cuts[dim] = target
         for name, needed in zip((n for n, _ in parts), _parts(call, parts, dim, target), strict=True):
             fetches[name] = (*fetches[name], needed)
@@ -184,7 +188,7 @@ def concatenate(call: Call) -> Step:
 
 def _parts(call: Call, parts: Sequence[tuple[str, Layout]], dim: int, target: Cut) -> Iterator[Fetch]:
     """Yields what each rank takes of every part, so that its rows of the whole follow each other."""
-    if not all(a < b for a, b in zip(target.points, target.points[1:], strict=False)):
+    if target.axis not in call.wanted and not full(target.points):
         raise call.too_few(target.size, len(target.points) - 1)
     offset = 0
     for _, layout in parts:

@@ -53,10 +53,12 @@ def spatial_dims(call: Call, layout: Layout, count: int) -> dict[int, int]:
 
 
 def output_cut(call: Call, cut: Cut, size: int) -> Cut:
-    """Returns the cut of an output dimension in the proportions of the input's.
+    """Returns the cut of an output dimension in the proportions of the input's, or the one that is wanted.
 
     Raises: NoRule where fewer rows are left than there are ranks.
     """
+    if cut.axis in call.wanted:
+        return Cut(cut.axis, call.wanted[cut.axis])
     points = scaled(cut.points, size)
     if not full(points):
         raise call.too_few(size, len(points) - 1)

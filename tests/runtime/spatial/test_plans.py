@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from runtime.spatial.stages import analyse_stages
 
 from planner.capture.stage_modules import whole
 from planner.errors import BadInput
 from planner.plan import Axes, Place, Plan, Regrid, coordinates, world_size
-from runtime.spatial.stages import analyse_stages
+from runtime.spatial.ranks import analyse_stages
 from tests.captures import captured_of
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from runtime.spatial.stages import Silence, analyse_stages
 from torch import Tensor
 
 from models import cosmoflow, unet3d
@@ -20,9 +21,9 @@ from planner.spatial.regrid import mesh_of
 from planner.spatial.traffic import traffic
 from runtime.spatial import SampleGroup
 from runtime.spatial.analyse import analyse
-from runtime.spatial.regrid import Moved
+from runtime.spatial.operation import Moved
+from runtime.spatial.ranks import Silence, analyse_stages
 from runtime.spatial.shard import shard
-from runtime.spatial.stages import Silence, analyse_stages
 from tests.captures import captured_of
 from tests.pool import Pool
 from tests.runtime.compare import distance, expected, run

@@ -13,8 +13,7 @@ from planner.errors import BadPlan
 from planner.plan import Plan, Regrid, dump
 from planner.plan.yaml import parse
 from planner.spatial import NoRule
-from runtime.spatial.ranks import shares_of
-from runtime.spatial.stages import analyse_stages
+from runtime.spatial.ranks import analyse_stages, shares_of
 from runtime.train import Model, job_of, prepare
 from tests.captures import captured_of
 from tests.pool import Pool

@@ -12,7 +12,7 @@ from planner.spatial import coordinates
 from runtime.spatial import SampleGroup
 from runtime.spatial.analyse import analyse
 from runtime.spatial.kernels.overlapped_convolution import Overlapped
-from runtime.spatial.kernels.overlapped_pool import Pooled
+from runtime.spatial.kernels.pooling import Pooled
 from runtime.spatial.shard import shard
 from tests.runtime.spatial import threads
 from tests.runtime.spatial.equality import (

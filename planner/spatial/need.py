@@ -1,0 +1,300 @@
+"""Says which rows of its input a model needs for a box of its output: the walk back through the rules.
+
+A box is computed as the shard of an imaginary rank in the middle of others, whose halo is already there. So the same
+rules, and the same kernels, that split a sample over ranks compute a volume box by box.
+
+    reach = Reach(operations, "x", "y")     # BadInput names what needs all of space
+    need = reach.of(((0, 64), (64, 128)))   # rows of the output along each axis
+    need.input                              # rows of the input along each axis, with the true borders
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import Final
+
+from planner.errors import BadInput
+from planner.spatial.layout import Cut, Layout, whole
+from planner.spatial.operation import GETITEM, INPUT, STATE, TARGET, Operation, Ref
+from planner.spatial.rows_needed import Fetch, RowRun
+from planner.spatial.rule import Call, NoRule, Step, call_of
+from planner.spatial.rules.table import rule
+from planner.spatial.segment import Placed, check_write
+
+Rows = tuple[int, int]  # from the first to behind the last
+Box = tuple[Rows, ...]  # of each axis
+HERE: Final = 1  # the box's coordinate along every axis: rows before it, its own, rows behind it
+GIVEN = (INPUT, TARGET, STATE)
+BOXES: Final = "boxes of a volume"
+LARGEST = 2**27  # elements of a tensor that every box would make whole
+WAYS_OUT: Final = (
+    "--mode blend, which comes near it, or --devices N, which computes whole samples on several devices"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One box of the output: the rows of the input that it takes, and how each operation computes its part."""
+
+    output: Box
+    input: Box
+    placed: tuple[Placed, ...]  # in order; those without a Step compute what every box computes alike
+    layouts: Mapping[str, tuple[Layout, ...]]  # of every tensor; the box is at coordinate HERE of each axis
+
+    @property
+    def elements(self) -> int:
+        """Returns how many numbers the operations make for this box, the measure of its work."""
+        made = (x for done in self.placed for x in self.layouts[done.operation.name])
+        return sum(prod(local_shape(layout)) for layout in made if not layout.whole)
+
+
+def local_shape(layout: Layout) -> tuple[int, ...]:
+    """Returns the shape of the part of a tensor that a box holds.
+
+    Args: `layout` is of a `Need`.
+    """
+    return tuple(
+        n if cut is None else cut.points[HERE + 1] - cut.points[HERE]
+        for n, cut in zip(layout.shape, layout.cuts, strict=True)
+    )
+
+
+class Reach:
+    """The reach of a model over space; refuses a model of which some part needs all of space at once."""
+
+    def __init__(self, operations: Sequence[Operation], source: str, result: str) -> None:
+        """Walks forward once, to see where each tensor has its space.
+
+        Args: `operations` are those of a model in evaluation mode, in order; `source` is the input, samples and
+            channels first; `result` is the output.
+        Raises: BadInput, which names the module and its operation, where it cannot be computed box by box.
+        """
+        self.source, self.result = source, result
+        self.made = {x.name: x for x in operations}
+        needed = _needed(operations, result)
+        self.operations = tuple(x for x in needed if x.operation not in GIVEN)
+        self._states = {x.name: (whole(x.outputs[0]),) for x in needed if x.operation in GIVEN}
+        shape = self.made[source].outputs[0]
+        cuts = (None, None, *(Cut(axis, (0, n)) for axis, n in enumerate(shape[2:])))
+        _, self.layouts = self._walk(Layout(shape, cuts), self._checked)
+        if self.layouts[result][0].whole:
+            raise BadInput(
+                f"the model's output of shape {self.made[result].outputs[0]} has no space",
+                where=self.made[result].place,
+                allowed="a model that gives numbers for every place",
+            )
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Returns the shape of the whole input, samples and channels first."""
+        return self.layouts[self.source][0].shape
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Returns the shape of the whole output."""
+        return self.layouts[self.result][0].shape
+
+    @cached_property
+    def output_dims(self) -> tuple[int, ...]:
+        """Returns the dimension of the output that belongs to each axis of space, in the order of axes."""
+        layout = self.layouts[self.result][0]
+        return tuple(sorted(layout.cut_dims, key=lambda dim: axis_of(layout, dim)))
+
+    @property
+    def output_space(self) -> tuple[int, ...]:
+        """Returns the rows of the whole output along each axis of space."""
+        return tuple(self.output_shape[dim] for dim in self.output_dims)
+
+    def of(self, box: Box) -> Need:
+        """Returns what a box of the output needs, and how each operation computes its part of it.
+
+        Args: `box` has rows of the output along each axis of space, in the order of `output_dims`.
+        """
+        axes = sorted(self.spaces(self.result))
+        rows = self._back(dict(zip(axes, box, strict=True)))
+
+        def step(operation: Operation, reads: Mapping[str, Layout]) -> Step:
+            sizes = self.spaces(operation.name)
+            wanted = {axis: (0, *own, sizes[axis]) for axis, own in rows[operation.name].items()}
+            return here(rule(asked(operation, reads, wanted)))
+
+        found = rows[self.source]
+        placed, layouts = self._walk(_laid(self.layouts[self.source][0], found), step)
+        return Need(box, tuple(found[axis] for axis in sorted(found)), placed, layouts)
+
+    def _back(self, result: Mapping[int, Rows]) -> dict[str, dict[int, Rows]]:
+        """Returns the rows of every tensor that the given rows of the result need, along each axis."""
+        rows: dict[str, dict[int, Rows]] = {self.result: dict(result), self.source: {}}
+        for operation in reversed(self.operations):
+            for name, axis, needed in self._needs(operation, rows.get(operation.name, {})):
+                known = rows.setdefault(name, {})
+                if needed is not None:
+                    low, high = known.get(axis, needed)
+                    known[axis] = min(low, needed[0]), max(high, needed[1])
+        for name in self.layouts:  # of what only fill is needed, one row stands for none
+            missing = dict.fromkeys(self.spaces(name), (0, 1))
+            rows[name] = missing | rows.get(name, {})
+        return rows
+
+    def _needs(
+        self, operation: Operation, rows: Mapping[int, Rows]
+    ) -> Iterator[tuple[str, int, Rows | None]]:
+        """Yields the rows of each tensor that an operation reads for the given rows of its result."""
+        sizes = self.spaces(operation.name)
+        if operation.operation == GETITEM:
+            yield from ((operation.reads()[0], axis, own) for axis, own in rows.items())
+            return
+        wanted = {axis: (0, *rows.get(axis, (0, 1)), n) for axis, n in sizes.items()}
+        reads = {name: self.proportional(name, wanted, sizes) for name in operation.reads()}
+        if all(layout.whole for layout in reads.values()):
+            return
+        step = rule(asked(operation, reads, wanted))
+        for argument, name in named(operation):
+            layout = reads[name]
+            for dim in layout.cut_dims:
+                cut, fetch = layout.cuts[dim], step.fetch(argument, dim)
+                assert cut is not None
+                yield name, cut.axis, cut.rows(HERE) if fetch is None else _span(fetch.runs[HERE])
+
+    def proportional(
+        self, name: str, points: Mapping[int, Sequence[int]], sizes: Mapping[int, int]
+    ) -> Layout:
+        """Returns a tensor's layout in the proportions of points of another, which cover what they stand for.
+
+        Args: `points` are of a tensor of the given `sizes`, by axis.
+        """
+        layout = self.layouts[name][0]
+        for dim in layout.cut_dims:
+            axis, n = axis_of(layout, dim), layout.shape[dim]
+            made = sizes.get(axis, n)
+            low, *inner, high = points.get(axis, (0, 0, n, n))
+            ends = [p * n // made for p in inner[:-1]] + [-(-p * n // made) for p in inner[-1:]]
+            layout = layout.with_cut(dim, Cut(axis, (low, *ends, high * n // made)))
+        return layout
+
+    def _walk(
+        self, given: Layout, step_of: Callable[[Operation, Mapping[str, Layout]], Step]
+    ) -> tuple[tuple[Placed, ...], dict[str, tuple[Layout, ...]]]:
+        """Returns every operation with its Step, and the layouts of all tensors."""
+        layouts: dict[str, tuple[Layout, ...]] = {**self._states, self.source: (given,)}
+        placed = []
+        for operation in self.operations:
+            reads = {name: layouts[name][0] for name in operation.reads()}
+            step = None
+            if operation.operation == GETITEM:
+                index = operation.arguments["index"]
+                assert isinstance(index, int)
+                layouts[operation.name] = (layouts[operation.reads()[0]][index],)
+            elif all(layout.whole for layout in reads.values()):
+                layouts[operation.name] = tuple(map(whole, operation.outputs))
+            else:
+                step = step_of(operation, reads)
+                layouts[operation.name] = step.outputs
+            placed.append(Placed(operation, step, reads))
+        for operation in self.operations:
+            _check_size(operation, layouts[operation.name])
+        return tuple(placed), layouts
+
+    def _checked(self, operation: Operation, reads: Mapping[str, Layout]) -> Step:
+        """Returns the Step of an operation for all of space as one box.
+
+        Raises: BadInput where it sums over space, or where its rule cannot cut it.
+        """
+        try:
+            check_write(operation, self.made, reads, BOXES)
+            step = rule(asked(operation, reads, {}))
+        except NoRule as error:
+            raise BadInput(
+                f"{error.what}: it needs all of space", where=error.where, allowed=WAYS_OUT
+            ) from error
+        if step.reduced or "adaptive" in operation.operation:
+            raise BadInput(
+                f"{operation.operation} needs all of space", where=operation.place, allowed=WAYS_OUT
+            )
+        return step
+
+    def spaces(self, name: str) -> dict[int, int]:
+        """Returns the rows of a whole tensor along each axis of space that it has, by axis.
+
+        Args: `name` is of the tensor, or of the operation that makes several.
+        """
+        layout = next((x for x in self.layouts[name] if not x.whole), self.layouts[name][0])
+        return {axis_of(layout, dim): layout.shape[dim] for dim in layout.cut_dims}
+
+
+def here(step: Step) -> Step:
+    """Returns a Step in which only the box in the middle wants rows.
+
+    Args: `step` is a rule's answer for rows before the box, of the box, and behind it.
+    """
+    fetches = {name: tuple(map(_alone, found)) for name, found in step.fetches.items()}
+    return replace(step, fetches=fetches)
+
+
+def _alone(fetch: Fetch) -> Fetch:
+    runs = tuple(own if i == HERE else () for i, own in enumerate(fetch.runs))
+    return replace(fetch, runs=runs, sizes=tuple(n if i == HERE else 0 for i, n in enumerate(fetch.sizes)))
+
+
+def asked(operation: Operation, reads: Mapping[str, Layout], wanted: Mapping[int, tuple[int, ...]]) -> Call:
+    """Returns the question to a rule with the points that the results shall have.
+
+    Args: `wanted` has points by axis.
+    """
+    return replace(call_of(operation, reads), wanted=wanted, parts=BOXES)
+
+
+def _needed(operations: Sequence[Operation], result: str) -> list[Operation]:
+    """Returns the operations that the result depends on, in their order."""
+    wanted = {result}
+    found = []
+    for operation in reversed(operations):
+        if operation.name in wanted:
+            wanted.update(operation.reads())
+            found.append(operation)
+    return found[::-1]
+
+
+def axis_of(layout: Layout, dim: int) -> int:
+    """Returns the axis of space along which a dimension is cut.
+
+    Args: `dim` is one of the layout's cut dimensions.
+    """
+    cut = layout.cuts[dim]
+    assert cut is not None
+    return cut.axis
+
+
+def _laid(layout: Layout, rows: Mapping[int, Rows]) -> Layout:
+    for dim in layout.cut_dims:
+        axis = axis_of(layout, dim)
+        layout = layout.with_cut(dim, Cut(axis, (0, *rows[axis], layout.shape[dim])))
+    return layout
+
+
+def _span(runs: Sequence[RowRun]) -> Rows | None:
+    ends = [row for run in runs for row in (run.start, run.start + (run.length - 1) * run.step)]
+    return (min(ends), max(ends) + 1) if ends else None
+
+
+def named(operation: Operation) -> Iterator[tuple[str, str]]:
+    """Yields the argument and the tensor of everything that an operation reads; a list's entries are numbered."""
+    for argument, value in operation.arguments.items():
+        listed = isinstance(value, tuple)
+        values = value if isinstance(value, tuple) else (value,)
+        entries = ((f"{argument}.{i}" if listed else argument, x) for i, x in enumerate(values))
+        yield from ((name, x.name) for name, x in entries if isinstance(x, Ref))
+
+
+def _check_size(operation: Operation, layouts: Sequence[Layout]) -> None:
+    """Refuses a tensor that every box would make as large as the volume."""
+    for layout in layouts:
+        if layout.whole and prod(layout.shape) > LARGEST:
+            raise BadInput(
+                f"{operation.operation} makes {prod(layout.shape):,} numbers for all of space at once",
+                where=operation.place,
+                allowed="what is made from the input, which is cut with it",
+            )

@@ -1,0 +1,257 @@
+"""A model applied to a volume: the numbers of any box of the output, exact or blended."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from planner.capture import Captured, Forward, converted, forward_of, sample_of
+from planner.errors import BadInput
+from planner.spatial import Box, Reach
+from planner.workload import Workload, load
+from runtime import checkpoint as checkpoints
+from runtime.infer.blend import Blend, within
+from runtime.infer.folder import InferJob
+from runtime.infer.storage import Numbers, Volume, opened
+from runtime.runfolder import Paths
+from runtime.spatial import BoxRunner
+
+Mode = Literal["exact", "blend"]
+INDEX = "index.json"
+DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
+
+
+class Applied:
+    """A model with its weights and the volume that it is applied to."""
+
+    def __init__(self, job: InferJob) -> None:
+        """Opens the volume, and captures the model for its shape.
+
+        Args: `job` may lack the chunk still.
+        Raises: BadInput where model, weights and volume do not go together, or the model needs all of space.
+        """
+        self.job = job
+        self.workload = load(job.workload, job.settings)
+        self.volume = opened(job.input)
+        self.dtype: torch.dtype = DTYPES[job.dtype]
+        self.device = torch.device(job.device)
+        self.shape = (1, *_with_channels(self.volume, self.workload, job.input))
+
+    @property
+    def space(self) -> tuple[int, ...]:
+        """Returns the rows of the input volume along each axis of space."""
+        return self.shape[2:]
+
+    @cached_property
+    def forward(self) -> Forward:
+        """Returns the model, captured for the whole volume, or for one patch of a blended one."""
+        space = self.space if self.job.mode == "exact" else self.blend.patch
+        return forward_of(self.workload, (*self.shape[:2], *space), self.dtype)
+
+    @cached_property
+    def reach(self) -> Reach:
+        """Returns what boxes of the output need.
+
+        Raises: BadInput, which names what needs all of space.
+        """
+        try:
+            return Reach(self.forward.operations, self.forward.source, self.forward.result)
+        except BadInput as error:
+            raise self.forward.line(error) from None
+
+    @cached_property
+    def module(self) -> nn.Module:
+        """Returns the user's module with the weights of the job, in evaluation mode."""
+        module = converted(self.workload.build(), self.dtype).eval().requires_grad_(False)
+        load_weights(module, Path(self.job.weights), self.forward.captured)
+        return module.to(self.device)
+
+    @cached_property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Returns what the captured operations read, by name."""
+        found = dict(self.forward.captured.initial(self.module))
+        constants = self.forward.captured.layout.traced.constants
+        found |= {name: tensor for name, tensor in constants.items() if name not in found}
+        return {name: tensor.to(self.device) for name, tensor in found.items()}
+
+    @cached_property
+    def runner(self) -> BoxRunner:
+        return BoxRunner(self.forward, self.tensors)
+
+    @cached_property
+    def blend(self) -> Blend:
+        """Returns the patches of a blended output."""
+        return Blend(self.space, tuple(self.job.patch), tuple(self.job.overlap))
+
+    @cached_property
+    def output_shape(self) -> tuple[int, ...]:
+        """Returns the shape of the output volume: the model's without the sample."""
+        shapes = {x.name: x.outputs[0] for x in self.forward.operations}
+        made = shapes[self.forward.result]
+        if self.job.mode == "blend":
+            if made[2:] != self.blend.patch:
+                raise BadInput(
+                    f"the model makes {made[2:]} of a patch of {self.blend.patch}",
+                    where="--mode blend",
+                    allowed="a model whose output has the size of its input; --mode exact takes others",
+                )
+            made = (*made[:2], *self.space)
+        if made[0] != 1:
+            raise BadInput(f"the model makes {made[0]} samples of one", where=self.job.workload)
+        return made[1:]
+
+    @property
+    def output_dtype(self) -> np.dtype[np.generic]:
+        """Returns the type of the numbers in the output volume; numpy has no bfloat16, which becomes float32."""
+        kind = self.forward.dtype
+        made = torch.float32 if kind == torch.bfloat16 else kind
+        return np.dtype(torch.empty(0, dtype=made).numpy().dtype)
+
+    @property
+    def output_space(self) -> tuple[int, ...]:
+        """Returns the rows of the output along each axis of space."""
+        return self.reach.output_space if self.job.mode == "exact" else self.space
+
+    def output_box(self, box: Box) -> Box:
+        """Returns a box of space as rows along every dimension of the output volume."""
+        dims = self.reach.output_dims if self.job.mode == "exact" else range(2, len(self.shape))
+        rows = dict(zip(dims, box, strict=True))
+        return tuple(rows.get(dim + 1, (0, n)) for dim, n in enumerate(self.output_shape))
+
+    def read(self, box: Box) -> tuple[Tensor, int]:
+        """Returns the input in a box as one sample, and how many of its numbers are not finite."""
+        inner = box if len(self.volume.shape) == len(box) else ((0, self.volume.shape[0]), *box)
+        values = self.volume.read(inner)
+        odd = int(values.size - np.isfinite(values).sum()) if values.dtype.kind in "fc" else 0
+        numbers = torch.from_numpy(np.ascontiguousarray(values.astype(_plain(values.dtype), copy=False)))
+        return numbers.to(self.device, self.dtype).reshape(1, self.shape[1], *numbers.shape[-len(box) :]), odd
+
+    @torch.no_grad()
+    def compute(self, box: Box) -> tuple[Numbers, int]:
+        """Computes a box of the output.
+
+        Args: `box` has rows along each axis of space.
+        Returns: the numbers, with the dimensions of the output volume, and how many numbers read are not finite.
+        """
+        if self.job.mode == "exact":
+            need = self.reach.of(box)
+            x, odd = self.read(need.input)
+            made = self.runner(need, x)
+        else:
+            made, odd = self.blend.box(box, self.read, self._patch)
+        found = made[0].float() if made.dtype == torch.bfloat16 else made[0]
+        return found.cpu().contiguous().numpy().astype(self.output_dtype, copy=False), odd
+
+    def _patch(self, x: Tensor) -> Tensor:
+        """Returns the module's output for one patch, averaged over all flips where that is asked for."""
+        if not self.job.flips:
+            return self._whole(x)
+        dims = range(2, x.dim())
+        total = torch.zeros((), device=x.device)
+        for number in range(2 ** len(dims)):
+            turned = [dim for i, dim in enumerate(dims) if number >> i & 1]
+            made = self._whole(x.flip(turned)).flip(turned)
+            total = made if number == 0 else total + made
+        mean: Tensor = total / 2 ** len(dims)
+        return mean
+
+    def _whole(self, x: Tensor) -> Tensor:
+        made: Tensor = self.module(x)
+        return made
+
+    @torch.no_grad()
+    def blend_error(self, box: Box) -> float:
+        """Returns how far a blended box is from the same box computed whole, relative to its largest number.
+
+        Args: `box` is small enough to be computed whole.
+        """
+        x, _ = self.read(box)
+        whole = self._patch(x)
+        inner = Blend(tuple(x.shape[2:]), tuple(self.job.patch), tuple(self.job.overlap))
+
+        sizes = tuple((0, n) for n in x.shape[2:])
+
+        def part(rows: Box) -> tuple[Tensor, int]:
+            return within(x, rows, sizes), 0
+
+        made, _ = inner.box(sizes, part, self._patch)
+        return float((made - whole).abs().max() / whole.abs().max().clamp(min=1e-30))
+
+
+def _plain(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
+    """Returns a type that torch has for the numbers of a volume, in this machine's order of bytes."""
+    wider = {"uint16": "int32", "uint32": "int64", "uint64": "float64", "bool": "uint8"}
+    return np.dtype(wider.get(dtype.name, dtype.newbyteorder("=").name))
+
+
+def _with_channels(volume: Volume, workload: Workload, name: str) -> tuple[int, ...]:
+    """Returns the shape of a volume with its channels first.
+
+    Raises: BadInput where the model takes other channels, or has another number of axes.
+    """
+    example = sample_of(workload)
+    channels, axes = example[1], len(example) - 2
+    found = volume.shape if len(volume.shape) == axes + 1 else (1, *volume.shape)
+    if len(found) != axes + 1 or found[0] != channels:
+        wanted = f"{channels} channels, then {axes} axes of space"
+        plain = f"; or {axes} axes alone" if channels == 1 else ""
+        raise BadInput(f"has the shape {volume.shape}", where=name, allowed=wanted + plain)
+    return found
+
+
+def weights_of(name: str) -> Path:
+    """Returns the file or folder of weights that a run or a file stands for.
+
+    Args: `name` is a run folder, of which the last complete checkpoint counts, or a safetensors file or folder.
+    Raises: BadInput where there is none.
+    """
+    path = Path(name)
+    if Paths(path).checkpoints.is_dir():
+        last = checkpoints.latest(Paths(path).checkpoints)
+        if last is None:
+            raise BadInput("has no complete checkpoint", where=name, allowed="a run that has saved one")
+        return last.folder
+    if not path.exists():
+        raise BadInput(
+            "is neither a run nor a file", where=name, allowed="a run folder or a .safetensors file"
+        )
+    return path
+
+
+def digest_of(path: Path) -> str:
+    """Returns a digest of a file, or of all files in a folder, by which workers know the same weights."""
+    found = hashlib.sha256()
+    for file in sorted(x for x in path.rglob("*") if x.is_file()) if path.is_dir() else [path]:
+        found.update(file.name.encode())
+        with file.open("rb") as data:
+            while block := data.read(2**20):
+                found.update(block)
+    return found.hexdigest()[:16]
+
+
+def load_weights(module: nn.Module, path: Path, captured: Captured) -> None:
+    """Gives a module its weights, in place; buffers that a file lacks stay as they were built.
+
+    Args: `path` is from `weights_of`; `captured` is of the same model.
+    Raises: BadInput where a parameter is missing or has another shape.
+    """
+    known = dict(module.named_parameters()) | dict(module.named_buffers())
+    if (path / INDEX).is_file():
+        found = checkpoints.Checkpoint.open(path).whole()
+        wanted = {name: tensor.shape for name, tensor in known.items() if name in captured.graph.parameter}
+        wrong = [name for name in wanted if name not in found or found[name].shape != wanted[name]]
+        if wrong:
+            raise BadInput(f"has no '{wrong[0]}' of shape {tuple(wanted[wrong[0]])}", where=str(path))
+    else:
+        found = checkpoints.read(path, captured)
+    with torch.no_grad():
+        for name, tensor in found.items():
+            if name in known:
+                known[name].copy_(tensor)

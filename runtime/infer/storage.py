@@ -1,0 +1,263 @@
+"""Volumes on disk, read and written box by box: npy, zarr, HDF5, and folders of TIFF slices.
+
+    volume = opened("scan.zarr:raw")       # shape, dtype, chunks
+    volume.read(((0, 64), (0, 64)))        # rows along every dimension
+    created(Path("out.npy"), shape, dtype, chunks).write(box, numbers)
+
+A write that the disk does not take raises OSError.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.errors import BadInput
+from planner.spatial import Box
+
+Numbers = NDArray[Any]
+EXTRA: Final = "pip install 'shardwright[volumes]'"
+TIFF = (".tif", ".tiff")
+ZARR, HDF5, NPY = (".zarr",), (".h5", ".hdf5"), (".npy",)
+READ = "a .npy file, a .zarr folder, an .h5 file or a folder of .tif slices; PATH:ARRAY names an array inside"
+DEFAULT = "output"  # the array in an HDF5 file that is written
+
+
+class Volume(Protocol):
+    """An array on disk."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunks: tuple[int, ...]  # of the storage: what is written whole; ones where any box may be
+
+    def read(self, box: Box) -> Numbers:
+        """Returns the numbers in a box.
+
+        Args: `box` has rows along every dimension.
+        """
+
+    def write(self, box: Box, values: Numbers) -> None:
+        """Writes the numbers of a box.
+
+        Args: `box` covers whole chunks, except where the array ends.
+        Raises: OSError where they cannot be written.
+        """
+
+
+def at(box: Box) -> tuple[slice, ...]:
+    """Returns a box as an index."""
+    return tuple(slice(low, high) for low, high in box)
+
+
+def opened(name: str) -> Volume:
+    """Opens a volume to be read.
+
+    Args: `name` is a path, with ":ARRAY" behind it where a file holds several arrays.
+    Raises: BadInput where there is none, it cannot be read, or a library is missing.
+    """
+    path, inner = _parted(name)
+    try:
+        if path.suffix in NPY:
+            return NpyVolume(path)
+        if path.suffix in ZARR:
+            return ZarrVolume(path, inner, write=False)
+        if path.suffix in HDF5:
+            return Hdf5Volume(path, inner, write=False)
+        if path.is_dir() and any(file.suffix.lower() in TIFF for file in path.iterdir()):
+            return TiffSlices(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise BadInput(f"cannot be read: {error}", where=str(path), allowed=READ) from error
+    raise BadInput("is no volume", where=str(path), allowed=READ)
+
+
+def created(path: Path, shape: Sequence[int], dtype: np.dtype[Any], chunks: Sequence[int]) -> Volume:
+    """Makes a volume of zeros.
+
+    Args: `path` does not exist; its suffix says of which kind; `chunks` are those of the storage where it has any.
+    Raises: BadInput where it cannot be made.
+    """
+    shape, chunks = tuple(shape), tuple(chunks)
+    try:
+        if path.suffix in NPY:
+            return NpyVolume.create(path, shape, dtype)
+        if path.suffix in ZARR:
+            library = _library("zarr")
+            library.create_array(
+                str(path), shape=shape, chunks=chunks, dtype=dtype, fill_value=0, zarr_format=3
+            )
+        elif path.suffix in HDF5:
+            with _library("h5py").File(path, "x") as file:
+                file.create_dataset(DEFAULT, shape, dtype, chunks=chunks, fillvalue=0)
+        else:
+            raise BadInput("is of no kind that can be written", where=str(path), allowed=".npy, .zarr or .h5")
+    except OSError as error:
+        raise BadInput(f"cannot be written: {error.strerror or error}", where=str(path)) from error
+    return written(path)
+
+
+def written(path: Path) -> Volume:
+    """Opens a volume that `created` has made, to be written further."""
+    if path.suffix in NPY:
+        return NpyVolume(path)
+    if path.suffix in ZARR:
+        return ZarrVolume(path, "", write=True)
+    return Hdf5Volume(path, DEFAULT, write=True)
+
+
+def one_writer(path: Path) -> bool:
+    """Returns whether only one process at a time may write a volume of this kind."""
+    return path.suffix in HDF5
+
+
+def _parted(name: str) -> tuple[Path, str]:
+    if Path(name).exists() or ":" not in name:
+        return Path(name), ""
+    path, _, inner = name.rpartition(":")
+    return Path(path), inner
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise BadInput(f"{name} is not installed", where="volumes", allowed=EXTRA) from error
+
+
+class NpyVolume:
+    """One array in a .npy file; written by plain writes, so that a full disk is an error and no signal."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._numbers = np.load(path, mmap_mode="r", allow_pickle=False)
+        self.shape, self.dtype = tuple(self._numbers.shape), self._numbers.dtype
+        self.chunks = (1,) * len(self.shape)
+
+    @classmethod
+    def create(cls, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NpyVolume:
+        """Makes a file of zeros with all the room that it needs.
+
+        Raises: OSError where the disk has too little room.
+        """
+        header: dict[str, Any] = {
+            "shape": shape,
+            "fortran_order": False,
+            "descr": np.lib.format.dtype_to_descr(dtype),
+        }
+        with path.open("xb") as file:
+            try:
+                np.lib.format.write_array_header_2_0(file, header)
+                size = file.tell() + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+                file.flush()
+                os.posix_fallocate(file.fileno(), 0, size)
+            except OSError:
+                path.unlink()
+                raise
+        return cls(path)
+
+    def read(self, box: Box) -> Numbers:
+        return np.array(self._numbers[at(box)])
+
+    def write(self, box: Box, values: Numbers) -> None:
+        values = np.ascontiguousarray(values, self.dtype)
+        whole = len(self.shape)  # of the last dimensions, those that the box has all of
+        while whole and box[whole - 1] == (0, self.shape[whole - 1]):
+            whole -= 1
+        runs = values.reshape(*values.shape[: max(0, whole - 1)], -1)
+        first = self._numbers.offset
+        steps = [int(np.prod(self.shape[dim + 1 :], dtype=np.int64)) for dim in range(len(self.shape))]
+        file = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            for index in np.ndindex(*runs.shape[:-1]):
+                rows = (*index, *[0] * (len(box) - len(index)))
+                place = sum((low + i) * step for (low, _), i, step in zip(box, rows, steps, strict=True))
+                _write_all(file, runs[index].tobytes(), first + place * self.dtype.itemsize)
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+
+def _write_all(file: int, data: bytes, place: int) -> None:
+    left = memoryview(data)
+    while left:
+        count = os.pwrite(file, left, place)
+        left, place = left[count:], place + count
+
+
+class ZarrVolume:
+    """One array of a zarr folder; a chunk is a file of its own."""
+
+    def __init__(self, path: Path, inner: str, *, write: bool) -> None:
+        found = _library("zarr").open(str(path), mode="r+" if write else "r", path=inner or None)
+        if not hasattr(found, "shape"):
+            names = ", ".join(f"{path}:{name}" for name, _ in found.arrays()) or "an array"
+            raise BadInput("is a group", where=f"{path}:{inner}" if inner else str(path), allowed=names)
+        self._array = found
+        self.shape, self.dtype = tuple(found.shape), np.dtype(found.dtype)
+        self.chunks = tuple(found.chunks)
+        self._folder = path
+
+    def read(self, box: Box) -> Numbers:
+        return np.asarray(self._array[at(box)])
+
+    def write(self, box: Box, values: Numbers) -> None:
+        self._array[at(box)] = values
+
+
+class Hdf5Volume:
+    """One array of an HDF5 file, which is opened anew each time; read by many, written by one."""
+
+    def __init__(self, path: Path, inner: str, *, write: bool) -> None:
+        self._path, self._h5, self._mode = path, _library("h5py"), "r+" if write else "r"
+        with self._h5.File(path, "r") as file:
+            names = [name for name, found in file.items() if hasattr(found, "shape")]
+            name = inner or (names[0] if len(names) == 1 else "")
+            if name not in file or not hasattr(file[name], "shape"):
+                allowed = ", ".join(f"{path}:{found}" for found in names)
+                raise BadInput(f"has no array '{name}'", where=str(path), allowed=allowed)
+            self._name = name
+            self.shape, self.dtype = tuple(file[name].shape), file[name].dtype
+            self.chunks = tuple(file[name].chunks or (1,) * len(self.shape))
+
+    def read(self, box: Box) -> Numbers:
+        with self._h5.File(self._path, "r") as file:
+            return np.asarray(file[self._name][at(box)])
+
+    def write(self, box: Box, values: Numbers) -> None:
+        with self._h5.File(self._path, self._mode) as file:
+            file[self._name][at(box)] = values
+        with self._path.open("rb+") as done:
+            os.fsync(done.fileno())
+
+
+class TiffSlices:
+    """A folder of TIFF files in the order of their names, each one slice of the volume; read only."""
+
+    def __init__(self, path: Path) -> None:
+        self._tiff = _library("tifffile")
+        self._files = sorted(file for file in path.iterdir() if file.suffix.lower() in TIFF)
+        with self._tiff.TiffFile(self._files[0]) as first:
+            page = first.pages[0]
+            self.shape, self.dtype = (len(self._files), *page.shape), np.dtype(page.dtype)
+        self.chunks = (1, *self.shape[1:])
+
+    def read(self, box: Box) -> Numbers:
+        (low, high), *inner = box
+        slices = [self._slice(file)[at(tuple(inner))] for file in self._files[low:high]]
+        return np.stack(slices) if slices else np.empty([b - a for a, b in box], self.dtype)
+
+    def _slice(self, file: Path) -> Numbers:
+        found = np.asarray(self._tiff.imread(file))
+        if found.shape != self.shape[1:]:
+            raise BadInput(
+                f"is {found.shape}", where=str(file), allowed=f"{self.shape[1:]}, as the first slice"
+            )
+        return found
+
+    def write(self, box: Box, values: Numbers) -> None:
+        raise BadInput("slices are only read", where="output", allowed=".npy, .zarr or .h5")

@@ -1,0 +1,133 @@
+"""Computes one box of a model's output from the rows of the input that it needs, with the kernels of shards.
+
+    run = BoxRunner(forward, tensors)
+    y = run(reach.of(box), x)     # x has exactly the rows of `Need.input`, y those of the box
+
+A box is a shard whose halo is there already, so nothing is sent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from planner.capture import Forward, entered, named_arguments
+from planner.spatial import GETITEM, HERE, Fetch, Need, Placed, Step, call_of
+from runtime.spatial.exchange import fetched
+from runtime.spatial.group import Message, Operation, SampleGroup
+from runtime.spatial.kernels.table import KERNELS
+from runtime.spatial.operation import Local
+
+
+@dataclass
+class Nobody:
+    """The wire of a box: there is nobody to talk to."""
+
+    rank: int
+    size: int
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+        """Returns at once.
+
+        Raises: AssertionError where rows would have to come from elsewhere.
+        """
+        assert not sends and not receives, "a box has all the rows that it needs"
+        return lambda: None
+
+    def all_reduce(self, tensor: Tensor, operation: Operation) -> None:
+        raise AssertionError("nothing is summed over the boxes of a volume")
+
+
+class BoxRunner:
+    """A captured forward pass that computes boxes of its output."""
+
+    def __init__(self, forward: Forward, tensors: Mapping[str, Tensor]) -> None:
+        """Takes the weights.
+
+        Args: `tensors` has the parameters, buffers and constants by the user's names, on the device that computes.
+        """
+        self._forward, self._values = forward, forward.captured.layout.probes[0].value
+        self._states = {forward.nodes[name]: tensors[source.name] for name, source in forward.states.items()}
+        space = len(self._shape(forward.source)) - 2
+        grid = (2 * HERE + 1,) * space
+        self._mesh = SampleGroup(grid, Nobody(prod(grid) // 2, prod(grid)))
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        value = self._values[self._forward.nodes[name]]
+        assert isinstance(value, Tensor)
+        return tuple(value.shape)
+
+    @torch.no_grad()
+    def __call__(self, need: Need, x: Tensor) -> Tensor:
+        """Computes one box.
+
+        Args: `need` is of the box; `x` is one sample, channels first, with the rows of `need.input`.
+        Returns: the model's output for the box, one sample.
+        """
+        nodes = self._forward.nodes
+        held: dict[fx.Node, object] = {**self._states, nodes[self._forward.source]: x}
+        left = Counter(name for done in need.placed for name in done.operation.reads())
+        left[self._forward.result] += 1
+        for done in need.placed:
+            node = nodes[done.operation.name]
+            with entered(node.meta["context"]):
+                held[node] = self._run(done, node, held)
+            for name in done.operation.reads():
+                left[name] -= 1
+                if not left[name]:
+                    del held[nodes[name]]
+        made = held[nodes[self._forward.result]]
+        assert isinstance(made, Tensor)
+        return self._cropped(made, need)
+
+    def _run(self, done: Placed, node: fx.Node, held: Mapping[fx.Node, object]) -> object:
+        def fill(value: object) -> object:
+            return held.get(value, self._values.get(value)) if isinstance(value, fx.Node) else value
+
+        args, kwargs = (pytree.tree_map(fill, given) for given in (node.args, node.kwargs))
+        assert callable(node.target)
+        if done.step is None or done.operation.operation == GETITEM:
+            return node.target(*args, **kwargs)
+        given = named_arguments(node.target, args, kwargs)
+        arguments = {name: self._brought(done.step, name, value) for name, value in given.items()}
+        call = call_of(done.operation, done.inputs)
+        local = Local(node.target, call, done.step, self._mesh, arguments)
+        return KERNELS[done.operation.operation](local)
+
+    def _brought(self, step: Step, name: str, value: object) -> object:
+        if isinstance(value, list | tuple) and any(isinstance(x, Tensor) for x in value):
+            return [self._brought(step, f"{name}.{i}", x) for i, x in enumerate(value)]
+        return self._rows(value, step.fetches.get(name, ())) if isinstance(value, Tensor) else value
+
+    def _rows(self, x: Tensor, fetches: Sequence[Fetch]) -> Tensor:
+        """Returns the rows that an operation wants of a tensor; a view where they follow each other."""
+        if all(len(fetch.runs[HERE]) == 1 and fetch.runs[HERE][0].step == 1 for fetch in fetches):
+            return _padded(x, fetches)
+        for fetch in fetches:
+            x = fetched(x, fetch, self._mesh)
+        return x
+
+    def _cropped(self, made: Tensor, need: Need) -> Tensor:
+        """Returns the rows of the box where the rules made some more."""
+        layout = need.layouts[self._forward.result][0]
+        cuts = sorted((cut.axis, dim, cut.rows(HERE)[0]) for dim, cut in enumerate(layout.cuts) if cut)
+        for (_, dim, first), (low, high) in zip(cuts, need.output, strict=True):
+            made = made.narrow(dim, low - first, high - low)
+        return made
+
+
+def _padded(x: Tensor, fetches: Sequence[Fetch]) -> Tensor:
+    amounts = [0] * (2 * x.dim())
+    for fetch in fetches:
+        (run,), base = fetch.runs[HERE], 0 if fetch.points is None else fetch.points[HERE]
+        x = x.narrow(fetch.dim, run.start - base, run.length)
+        place = 2 * (x.dim() - 1 - fetch.dim)
+        amounts[place], amounts[place + 1] = run.at, fetch.sizes[HERE] - run.at - run.length
+    return F.pad(x, amounts, value=fetches[0].fill) if any(amounts) else x

@@ -1,0 +1,84 @@
+"""Volumes on disk: every kind gives back what was written in boxes, and says what is wrong in one message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.errors import BadInput
+from runtime.infer.storage import created, opened, written
+
+LIBRARIES = {".npy": "numpy", ".zarr": "zarr", ".h5": "h5py"}
+SHAPE, CHUNKS = (3, 10, 7, 9), (3, 4, 7, 4)
+
+
+@pytest.mark.parametrize("suffix", LIBRARIES)
+@pytest.mark.parametrize("dtype", ["float32", "int64", "uint8"])
+def test_boxes_come_back_as_they_were_written(tmp_path: Path, suffix: str, dtype: str) -> None:
+    pytest.importorskip(LIBRARIES[suffix])
+    numbers = np.random.default_rng(0).integers(0, 200, SHAPE).astype(dtype)
+    path = tmp_path / f"volume{suffix}"
+    volume = created(path, SHAPE, np.dtype(dtype), CHUNKS)
+    assert not volume.read(((0, 3), (0, 10), (0, 7), (0, 9))).any()
+    for a in range(0, 10, 4):
+        for b in range(0, 9, 4):
+            box = ((0, 3), (a, min(a + 4, 10)), (0, 7), (b, min(b + 4, 9)))
+            volume.write(box, numbers[:, a : a + 4, :, b : b + 4])
+    again = opened(str(path))
+    assert again.shape == SHAPE and again.dtype == dtype
+    assert np.array_equal(again.read(((0, 3), (0, 10), (0, 7), (0, 9))), numbers)
+    assert np.array_equal(written(path).read(((1, 2), (3, 9), (2, 5), (4, 6))), numbers[1:2, 3:9, 2:5, 4:6])
+
+
+def test_any_box_of_an_npy_file_may_be_written(tmp_path: Path) -> None:
+    numbers, random = np.zeros(SHAPE, "f4"), np.random.default_rng(0)
+    volume = created(tmp_path / "volume.npy", SHAPE, np.dtype("f4"), CHUNKS)
+    for _ in range(30):
+        box = tuple(tuple(sorted(random.choice(n + 1, 2, replace=False).tolist())) for n in SHAPE)
+        place = tuple(slice(*rows) for rows in box)
+        numbers[place] = random.standard_normal(numbers[place].shape)
+        volume.write(box, numbers[place])
+    assert np.array_equal(np.load(tmp_path / "volume.npy"), numbers)
+
+
+def test_an_array_inside_of_a_file_is_named_behind_a_colon(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "scan.h5", "w") as file:
+        file["raw"], file["labels"] = np.ones((2, 3)), np.zeros((2, 3))
+    assert opened(f"{tmp_path}/scan.h5:raw").read(((0, 2), (0, 3))).all()
+    with pytest.raises(BadInput, match=r"scan\.h5:labels, .*scan\.h5:raw"):
+        opened(f"{tmp_path}/scan.h5")
+
+
+def test_slices_of_tiff_are_one_volume_in_the_order_of_their_names(tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    numbers = np.random.default_rng(0).integers(0, 99, (4, 5, 6)).astype("uint16")
+    for i, page in enumerate(numbers):
+        tifffile.imwrite(tmp_path / f"{i:03d}.tif", page)
+    volume = opened(str(tmp_path))
+    assert volume.shape == numbers.shape
+    assert np.array_equal(volume.read(((1, 3), (0, 5), (2, 4))), numbers[1:3, :, 2:4])
+
+
+def test_a_volume_that_is_none_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "torn.npy").write_bytes(b"\x93NUMPY\x01")
+    (tmp_path / "text.txt").write_text("no")
+    for name in ("torn.npy", "text.txt", "missing.npy"):
+        with pytest.raises(BadInput, match=name):
+            opened(str(tmp_path / name))
+    with pytest.raises(BadInput, match=r"\.npy, \.zarr or \.h5"):
+        created(tmp_path / "out.png", (1,), np.dtype("f4"), (1,))
+
+
+def test_a_pickle_in_an_npy_file_is_not_opened(tmp_path: Path) -> None:
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(BadInput, match="cannot be read"):
+        opened(str(tmp_path / "objects.npy"))
+
+
+def test_a_disk_with_too_little_room_is_an_error_before_anything_is_computed(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="cannot be written"):
+        created(tmp_path / "huge.npy", (2**20, 2**20, 2**12), np.dtype("f8"), (1, 1, 1))
+    assert not (tmp_path / "huge.npy").exists()

@@ -1,0 +1,243 @@
+"""Boxes of a volume: what the rules say they need is enough, is not too much, and gives the whole volume's numbers.
+
+Weights and inputs of the equality tests are small integers, so that sums are exact in any order: one wrong row, or one
+row too few, would show as a difference, and rounding cannot.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from planner.capture import Forward, forward_of
+from planner.errors import BadInput
+from planner.spatial import Box, Reach, alignment
+from planner.workload import Workload
+from runtime.spatial import BoxRunner
+
+SIZES = {1: (61,), 2: (37, 22), 3: (15, 13, 10)}
+STEPS = {1: (17,), 2: (16, 7), 3: (8, 12, 7)}
+CONVOLUTION = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+MAXIMUM = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
+AVERAGE = {1: nn.AvgPool1d, 2: nn.AvgPool2d, 3: nn.AvgPool3d}
+BATCH_NORM = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
+Build = Callable[[int], nn.Module]
+
+
+class UNet(nn.Module):
+    """A U-Net whose skips take odd sizes: one resized to its skip, one padded to it."""
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.first, self.second, self.deepest = block(d, 2, 3), block(d, 3, 4), block(d, 4, 4)
+        self.up_second, self.up_first = block(d, 8, 4), TRANSPOSED[d](4, 3, 2, stride=2)
+        self.pool, self.out = MAXIMUM[d](2), CONVOLUTION[d](6, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.first(x)
+        second = self.second(self.pool(first))
+        deepest = F.interpolate(self.deepest(self.pool(second)), size=second.shape[2:], mode="nearest")
+        up = self.up_first(self.up_second(torch.cat([second, deepest], 1)))
+        missing = [n for a, b in zip(first.shape[:1:-1], up.shape[:1:-1], strict=True) for n in (0, a - b)]
+        return self.out(torch.cat([first, F.pad(up, missing, mode="replicate")], 1))
+
+
+class Mixed(nn.Module):
+    """Rows that are turned round, shifted and summed over channels."""
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.first, self.second = CONVOLUTION[d](2, 4, 3, padding=1), CONVOLUTION[d](4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = x + self.second(torch.relu(x))
+        return (
+            x.amax(1, keepdim=True) - torch.flip(x, [2]).sum(1, keepdim=True) + x.narrow(1, 0, 1).roll(2, -1)
+        )
+
+
+def block(d: int, inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(CONVOLUTION[d](inputs, outputs, 3, padding=1), BATCH_NORM[d](outputs), nn.ReLU())
+
+
+def chain(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(*layers)
+
+
+NETWORKS: dict[str, Build] = {
+    "same": lambda d: chain(block(d, 2, 4), CONVOLUTION[d](4, 3, 3, padding=1)),
+    "valid": lambda d: chain(CONVOLUTION[d](2, 4, 3), nn.ReLU(), CONVOLUTION[d](4, 3, 5)),
+    "even": lambda d: chain(CONVOLUTION[d](2, 4, 4, padding="same"), CONVOLUTION[d](4, 3, 2, padding=1)),
+    "dilated": lambda d: chain(
+        CONVOLUTION[d](2, 4, 3, dilation=2, padding=2), CONVOLUTION[d](4, 3, 3, dilation=3, padding=1)
+    ),
+    "strided": lambda d: chain(
+        CONVOLUTION[d](2, 4, 3, stride=2, padding=1), CONVOLUTION[d](4, 3, 3, stride=2)
+    ),
+    "transposed": lambda d: chain(
+        CONVOLUTION[d](2, 4, 3, stride=2, padding=1),
+        TRANSPOSED[d](4, 3, 3, stride=2, padding=1, output_padding=1),
+        TRANSPOSED[d](3, 2, 4, stride=3, padding=1),
+    ),
+    "interpolated": lambda d: chain(
+        CONVOLUTION[d](2, 4, 3, padding=1),
+        nn.Upsample(scale_factor=2, mode=LINEAR[d]),
+        CONVOLUTION[d](4, 3, 3, padding=1),
+        nn.Upsample(scale_factor=2, mode="nearest"),
+    ),
+    "bordered": lambda d: chain(
+        CONVOLUTION[d](2, 4, 3, padding=1, padding_mode="reflect"),
+        CONVOLUTION[d](4, 3, 5, padding=2, padding_mode="replicate"),
+        CONVOLUTION[d](3, 3, 3, padding=1, padding_mode="circular"),
+    ),
+    "pooled": lambda d: chain(
+        MAXIMUM[d](3, 2, 1),
+        AVERAGE[d](2, 2),
+        CONVOLUTION[d](2, 3, 3, padding=1),
+        AVERAGE[d](2, 1, ceil_mode=True),
+    ),
+    "mixed": Mixed,
+    "unet": UNet,
+}
+
+
+def workload(build: Callable[[], nn.Module]) -> Workload:
+    functions = {"build": build, "batch": lambda n: None, "loss": lambda outputs, targets: None}
+    return Workload(name="a model", where="model.py", arguments={}, functions=functions)
+
+
+def captured(module: nn.Module, shape: tuple[int, ...]) -> tuple[Forward, Reach, BoxRunner]:
+    forward = forward_of(workload(lambda: module), shape, torch.float64)
+    tensors = {**module.state_dict(), **forward.captured.layout.traced.constants}
+    return forward, Reach(forward.operations, forward.source, forward.result), BoxRunner(forward, tensors)
+
+
+def boxes(space: tuple[int, ...], steps: tuple[int, ...]) -> Iterator[Box]:
+    for first in itertools.product(*(range(0, n, step) for n, step in zip(space, steps, strict=True))):
+        yield tuple((a, min(a + step, n)) for a, step, n in zip(first, steps, space, strict=True))
+
+
+def at(box: Box) -> tuple[slice, ...]:
+    return (slice(None), slice(None), *(slice(*rows) for rows in box))
+
+
+def integral(module: nn.Module) -> nn.Module:
+    """Gives a module small integers, and norms that only add them."""
+    torch.manual_seed(0)
+    module = module.double().eval()
+    for tensor in module.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.copy_(torch.randint(-2, 3, tensor.shape))
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            part.eps = 0.0
+            part.running_var.fill_(1.0)  # type: ignore[union-attr, operator]
+    return module
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_boxes_give_the_numbers_of_the_whole_volume(name: str, d: int) -> None:
+    module = integral(NETWORKS[name](d))
+    x = torch.randint(-3, 4, (1, 2, *SIZES[d])).double()
+    _, reach, run = captured(module, tuple(x.shape))
+    expected = module(x).detach()
+    made = torch.full_like(expected, torch.nan)
+    for box in boxes(reach.output_space, STEPS[d]):
+        need = reach.of(box)
+        made[at(box)] = run(need, x[at(need.input)])
+    assert reach.output_shape == tuple(expected.shape)
+    assert torch.equal(made, expected)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_any_numbers_differ_by_rounding_alone(name: str) -> None:
+    torch.manual_seed(0)
+    module = NETWORKS[name](2).double().eval()
+    x = torch.randn(1, 2, *SIZES[2], dtype=torch.float64)
+    _, reach, run = captured(module, tuple(x.shape))
+    expected = module(x).detach()
+    for box in boxes(reach.output_space, STEPS[2]):
+        need = reach.of(box)
+        assert torch.allclose(run(need, x[at(need.input)]), expected[at(box)], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_first_and_the_last_row_of_the_margin_are_needed_and_none_beyond(name: str) -> None:
+    torch.manual_seed(1)
+    module = NETWORKS[name](1).double().eval()
+    for part in module.modules():
+        if isinstance(part, nn.ReLU):
+            part.forward = lambda x: x * 1.5  # type: ignore[method-assign]  # which hides no row
+        if isinstance(part, nn.MaxPool1d):
+            part.forward = nn.AvgPool1d(part.kernel_size, part.stride, part.padding).forward  # type: ignore[method-assign]
+    x = torch.randn(1, 2, *SIZES[1], dtype=torch.float64, requires_grad=True)
+    _, reach, _ = captured(module, tuple(x.shape))
+    expected = module(x)
+    for box in boxes(reach.output_space, (5,)):
+        ((low, high),) = reach.of(box).input
+        (gradient,) = torch.autograd.grad(expected[at(box)].square().sum(), x, retain_graph=True)
+        rows = gradient.abs().sum((0, 1)).nonzero().flatten()
+        slack = 1 if name == "interpolated" else 0  # a weight of nothing
+        assert low <= int(rows[0]) <= low + slack, box
+        assert high - slack <= int(rows[-1]) + 1 <= high, box
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("same", 1), ("strided", 1), ("transposed", 6), ("interpolated", 4), ("unet", 4)]
+)
+def test_the_alignment_is_the_least_common_multiple_of_strides(name: str, expected: int) -> None:
+    _, reach, _ = captured(NETWORKS[name](1).double(), (1, 2, 193))
+    assert alignment(reach) == (expected,)
+    first, again = (reach.of(((n, n + 12),)).input[0] for n in (48, 48 + expected))
+    assert first[1] - first[0] == again[1] - again[0]
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(2, 1, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(2).transpose(1, 2)
+        return self.attention(rows, rows, rows, need_weights=False)[0].transpose(1, 2).reshape(x.shape)
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (chain(nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4)), "aten.instance_norm"),
+        (chain(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4)), "aten.group_norm"),
+        (chain(nn.AdaptiveAvgPool2d(1), nn.Conv2d(2, 4, 1), nn.Upsample((9, 8))), "aten.adaptive_avg_pool2d"),
+        (chain(nn.AdaptiveAvgPool2d(3), nn.Upsample((9, 8))), "aten.adaptive_avg_pool2d"),
+        (Attention(), "needs all of space"),
+    ],
+)
+def test_what_needs_all_of_space_is_refused_by_name_with_two_ways_out(module: nn.Module, said: str) -> None:
+    with pytest.raises(BadInput, match=said) as error:
+        captured(module.double(), (1, 2, 9, 8))
+    assert "needs all of space" in str(error.value)
+    assert "--mode blend" in str(error.value) and "--devices" in str(error.value)
+
+
+def test_a_batch_norm_with_running_statistics_is_exact_and_one_without_is_refused() -> None:
+    captured(chain(nn.BatchNorm2d(2), nn.Conv2d(2, 2, 3)).double(), (1, 2, 9, 8))
+    with pytest.raises(BadInput, match=r"batch_norm.* needs all of space"):
+        captured(nn.BatchNorm2d(2, track_running_stats=False).double(), (1, 2, 9, 8))
+
+
+def test_a_volume_larger_than_any_memory_is_walked_in_no_time() -> None:
+    forward = forward_of(workload(lambda: UNet(3)), (1, 2, 20000, 20000, 10001), torch.float32)
+    reach = Reach(forward.operations, forward.source, forward.result)
+    need = reach.of(((8000, 8064), (16, 64), (9964, 10001)))
+    assert alignment(reach) == (4, 4, 4)
+    assert need.input[2][1] == 10001 and need.input[0][0] < 8000 < 8064 < need.input[0][1]
+    assert all(high - low < 100 for low, high in need.input)
