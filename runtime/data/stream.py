@@ -162,6 +162,7 @@ class Flowing(Dataset[object]):
     def __init__(self, data: torch.utils.data.IterableDataset[object], stream: Stream) -> None:
         self._data, self._stream = data, stream
         self._at = -1  # the position that comes next
+        self._epoch = -1
         self._samples: Iterator[object] = iter(())
 
     def at(self, position: int) -> object:
@@ -171,7 +172,7 @@ class Flowing(Dataset[object]):
         """
         epoch, place = divmod(position, self._stream.epoch_samples)
         first = position - place
-        if not first <= self._at <= position:
+        if epoch != self._epoch or self._at > position:
             self._begin(epoch, first)
         while True:
             with seeded(mix(self._stream.seed, self._at)):
@@ -191,7 +192,7 @@ class Flowing(Dataset[object]):
             self._data.set_epoch(epoch)
         with seeded(mix(self._stream.seed, first)):
             self._samples = iter(self._data)
-        self._at = first
+        self._at, self._epoch = first, epoch
 
 
 class Pass(NamedTuple):
