@@ -124,8 +124,12 @@ def Workload(
     loader: object = None,
     optimizer: object = None,
     lr_schedule: object = None,
+    valid: object = None,
+    metrics: Callable[..., object] | None = None,
+    callbacks: Mapping[str, str] | None = None,
     dataset: str | None = None,
     collate: str | None = None,
+    sampler: str | None = None,
     folder: str | Path | None = None,
 ) -> LiveWorkload:
     """Makes a workload of a model that stands in a notebook; its ranks need none of your code.
@@ -133,16 +137,26 @@ def Workload(
     Args: `batch` is one (inputs, targets) with the samples along their first dimension; a DataLoader `loader` may
       stand in its place, and is then what is trained on here. `loss(outputs, targets)` gives a mean, or (sum,
       count); without it the model's own `loss` output counts. `optimizer` is one made for the model, or a class;
-      `lr_schedule` is functools.partial(a class, its settings). `dataset` and `collate` are "module:function" for
-      ranks on other machines. `folder` is where the captured model is kept, next to here by default.
+      `lr_schedule` is functools.partial(a class, its settings). `valid` is a dataset or DataLoader to evaluate
+      between steps; `metrics(outputs, targets)` gives {name: (sum, count)} of it. `callbacks` has "module:function" for
+      on_step, on_evaluation, on_checkpoint and on_failure. `dataset`, `collate`, `sampler` and `valid` are
+      "module:function" for ranks on other machines. `folder` is where the captured model is kept, next to here by default.
     Returns: what `profile`, `plan` and `launch` take in the place of a module file.
     Raises: BadInput with the path of what cannot travel as data.
     """
     from planner.capture import LiveLoop
     from runtime.data import live_workload
 
-    loop = LiveLoop(optimizer=optimizer, lr_schedule=lr_schedule, dataset=dataset, collate=collate)  # type: ignore[arg-type]
-    return live_workload(model, batch, loss, loader, loop, Path(folder) if folder else None)
+    loop = LiveLoop(
+        optimizer=optimizer,  # type: ignore[arg-type]
+        lr_schedule=lr_schedule,  # type: ignore[arg-type]
+        dataset=dataset,
+        collate=collate,
+        sampler=sampler,
+        metrics=metrics,
+        callbacks=callbacks or {},
+    )
+    return live_workload(model, batch, loss, loader, loop, Path(folder) if folder else None, valid)
 
 
 def profile(

@@ -73,7 +73,7 @@ def _write(path: Path, captured: Captured) -> None:
 
 def _read(path: Path, loaded: Workload) -> Captured:
     """Returns the model that was written, with the user's code as its origin, as a capture has it."""
-    from planner.capture.capture import _build
+    from planner.capture.capture import build_fake
     from planner.capture.captured import Origin
     from planner.capture.travel import from_data
 
@@ -82,7 +82,7 @@ def _read(path: Path, loaded: Workload) -> Captured:
     )
     origin = Origin(
         where=loaded.where,
-        build=partial(_build, loaded, for_real=False),
+        build=partial(build_fake, loaded, for_real=False),
         batch=loaded.batch,
         loss=loaded.functions["loss"],
         opaque=(),

@@ -370,7 +370,7 @@ def _evaluation(
         before = torch.get_rng_state()
         made = _scalars(workload.loss(call(module, _copy(inputs)), _copy(targets)))
         draws = not torch.equal(before, torch.get_rng_state())
-    found = training.evaluate(dict.fromkeys(range(MICROS), values))
+    found = training.evaluate_batch(dict.fromkeys(range(MICROS), values))
     a, b = found[0][LOSS], float(made[0])
     if not draws and abs(a - b) > LOSS_APART * max(abs(b), 1e-3):
         raise Differs(f"evaluation: the loss is {a:.9g}, of module.eval() {b:.9g}")

@@ -10,10 +10,10 @@ flat graph without writes, `layers.py` groups operations into layers, `describe.
 
 from planner.capture.capture import capture
 from planner.capture.captured import Captured
-from planner.capture.evaluation import drawing_order, evaluation_of
+from planner.capture.evaluation import evaluation_of
 from planner.capture.export_workarounds import average_batch_norm, share_of_latest
 from planner.capture.fake_run import entered
-from planner.capture.functional import random
+from planner.capture.functional import drawing_order, random
 from planner.capture.inference import Forward, converted, forward_of, sample_of
 from planner.capture.live import LiveLoop, initial, write_model
 from planner.capture.live_bytes import LiveBytes, meter_of, storage_of

@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from planner.capture.batch import Batch, Span, example, growing_dims, held, repeated, uneven
-from planner.capture.captured import Captured, Loss, Origin
+from planner.capture.captured import Captured, Loss, Metrics, Origin
 from planner.capture.describe import NotAffine, describe
 from planner.capture.fake_run import Probe, probe
 from planner.capture.functional import functionalise
@@ -51,6 +51,7 @@ def capture(
     batch: Batch | tuple[object, object] | None = None,
     loss: Loss | None = None,
     *,
+    metrics: Metrics | None = None,
     micro: int | Sequence[int] = (1, 2),
     opaque: Sequence[str] = (),
 ) -> Captured:
@@ -71,14 +72,14 @@ def capture(
     if isinstance(source, Workload):
         opaque = [*opaque, *source.opaque]
         where = source.where
-        batch, loss = source.batch, source.functions["loss"]
+        batch, loss, metrics = source.batch, source.functions["loss"], source.functions.get("metrics")
     else:
         where = type(source).__name__
         if batch is None or loss is None:
             raise BadInput("a module needs batch and loss", allowed="capture(module, batch, loss)")
     batch = batch if callable(batch) else repeated(batch)
     build = partial(build_fake, source, for_real=bool(opaque))
-    origin = Origin(where=where, build=build, batch=batch, loss=loss, opaque=opaque)
+    origin = Origin(where=where, build=build, batch=batch, loss=loss, opaque=opaque, metrics=metrics)
     with during("capturing the model"):
         return Tracing.of(origin).serving(asked, one=not isinstance(micro, int) or micro == 1)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -13,10 +15,11 @@ from planner.capture.layers import FREE, Grouping
 from planner.capture.slices import Slicing
 from planner.capture.traced_graph import named_leaves
 from planner.errors import BadInput
-from planner.model import Buffer, ModelGraph, Parameter, misplaced
+from planner.model import Buffer, ModelGraph, Parameter, misplaced, served
 from planner.shown import Shown
 
 Loss = Callable[..., object]
+Metrics = Callable[..., object]  # outputs, targets -> {name: (sum, count)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,20 +31,72 @@ class Origin:
     batch: Batch
     loss: Loss
     opaque: Sequence[str]
+    metrics: Metrics | None = None
+
+
+# Of the metrics traced last; a trace undoes what it changes in objects that a loss reaches.
+_NAMES: ContextVar[tuple[str, ...]] = ContextVar("names of metrics", default=())
+
+
+class LossAndMetrics:
+    """A loss with the user's metrics after it: for each a sum and a count, under the names that these have."""
+
+    def __init__(self, loss: Loss, metrics: Metrics | None) -> None:
+        self._loss, self._metrics = loss, metrics
+        _NAMES.set(())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Returns the names that the metrics had when they were last traced."""
+        return _NAMES.get()
+
+    def __call__(self, outputs: object, targets: object) -> object:
+        loss = self._loss(outputs, targets)
+        if self._metrics is None or isinstance(loss, Mapping):
+            return loss
+        found = self._metrics(outputs, targets)
+        if not isinstance(found, Mapping) or not all(
+            isinstance(x, tuple | list) and len(x) == 2 for x in found.values()
+        ):
+            raise BadInput(
+                f"metrics() gives {type(found).__name__}",
+                where="metrics",
+                allowed="{name: (sum, count), ...}",
+            )
+        _NAMES.set(tuple(map(str, found)))
+        numbers = [_number(part, name) for name, pair in found.items() for part in pair]
+        return (*(loss if isinstance(loss, tuple | list) else (loss,)), *numbers)
+
+
+def _number(value: object, name: str) -> Tensor:
+    """Returns a sum or a count as a tensor of its own in double precision, so that counts stay exact."""
+    if not isinstance(value, Tensor):
+        return torch.ones((), dtype=torch.float64) * value  # type: ignore[operator]
+    if value.ndim:
+        raise BadInput(
+            f"metrics()['{name}'] has a tensor of shape {tuple(value.shape)}",
+            where="metrics",
+            allowed="a sum and a count over the batch, each one number",
+        )
+    return value.to(torch.float64).clone()
 
 
 @dataclass(frozen=True)
 class Recorded:
     """What a model that travelled knows of its origin: how it is evaluated."""
 
-    evaluated: Callable[[], Captured]  # raises BadInput where it could not be captured in evaluation mode
+    evaluated: Callable[[int], Captured]  # raises BadInput where it could not be captured in evaluation mode
 
-    def evaluated_as(self, captured: Captured) -> Captured:
+    def evaluated_as(self, captured: Captured, micro: int) -> Captured:
         """Returns the model in evaluation mode, with its layers in the order of the training.
 
-        Raises: BadInput where evaluation reads a layer that comes later in this order.
+        Args: `micro` is the micro-batch that it is to serve.
+        Raises: BadInput where evaluation reads a layer that comes later in this order, or was not captured for
+            such micro-batches.
         """
-        found, names = self.evaluated(), [layer.name for layer in captured.graph.layers]
+        if not captured.graph.serves(micro) and not (micro == 1 and captured.graph.symbolic_batch):
+            raise BadInput(f"micro-batch {micro} in evaluation mode", allowed=served(captured.graph))
+        found, names = self.evaluated(micro), [layer.name for layer in captured.graph.layers]
         for late, needed in misplaced(found.graph, names):
             raise BadInput(
                 f"in evaluation mode, layer '{late}' reads '{needed}', which comes later in this plan"
@@ -59,6 +114,9 @@ class Captured(Shown):
     left_out: Mapping[int, str] = field(
         default_factory=dict
     )  # micro-batches asked for and not served, and why
+    metrics: tuple[
+        str, ...
+    ] = ()  # of a model in evaluation mode: names of the sums and counts after its loss
 
     def ordered(self, names: Sequence[str]) -> Captured:
         """Returns the captured model with its layers in another order.
@@ -71,7 +129,7 @@ class Captured(Shown):
         layout, place = self.layout, [graph.index[name] for name in self.layout.grouping.names]
         moved = {x: i if i == FREE else place[i] for x, i in layout.grouping.layer_of.items()}
         grouping = Grouping(names=list(names), layer_of=moved)
-        return Captured(graph, Slicing(layout.traced, grouping, layout.probes), self.origin)
+        return replace(self, graph=graph, layout=Slicing(layout.traced, grouping, layout.probes), left_out={})
 
     def without(self, left: Mapping[int, str]) -> Captured:
         """Returns the captured model with the reasons why it does not serve some micro-batches.

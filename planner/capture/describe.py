@@ -26,19 +26,19 @@ class NotAffine(Exception):
     """A tensor that crosses layers grows faster than the batch: only one batch size can be described."""
 
 
-def describe(layout: Slicing, module: nn.Module, *, training: bool = True) -> ModelGraph:
+def describe(layout: Slicing, module: nn.Module, *, training: bool = True, more: int = 0) -> ModelGraph:
     """Returns the ModelGraph of a captured model.
 
     Args: `module` has the parameters and buffers, which the graph names and sizes; a graph for `training` needs a
-        loss with a gradient.
+        loss with a gradient; `more` numbers of metrics come after those of the loss.
     Raises: NotAffine where a tensor between layers grows faster than the batch.
     """
-    return _Describer(layout, module, training).run()
+    return _Describer(layout, module, training, more).run()
 
 
 class _Describer:
-    def __init__(self, layout: Slicing, module: nn.Module, training: bool) -> None:
-        self.layout, self.module, self.training = layout, module, training
+    def __init__(self, layout: Slicing, module: nn.Module, training: bool, more: int) -> None:
+        self.layout, self.module, self.training, self.more = layout, module, training, more
         self.traced = layout.traced
         self.probe = layout.probes[0]
         self.names = layout.grouping.names
@@ -81,7 +81,8 @@ class _Describer:
         return tuple(map(to_text, operations)) if slides else ()
 
     def _loss_kind(self) -> Literal["mean", "sum_count"]:
-        shapes = [tuple(tensor.shape) for tensor in map(self._tensor, self.traced.outputs)]
+        outputs = self.traced.outputs[: len(self.traced.outputs) - self.more]
+        shapes = [tuple(tensor.shape) for tensor in map(self._tensor, outputs)]
         if any(shapes) or len(shapes) not in (1, 2):
             raise BadInput(
                 f"loss() gives tensors of shapes {shapes}",

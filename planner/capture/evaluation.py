@@ -26,10 +26,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from planner.capture.batch import Span
 from planner.capture.capture import Sizes, Tracing, probed
-from planner.capture.captured import Captured, Recorded
+from planner.capture.captured import Captured, LossAndMetrics, Recorded
 from planner.capture.describe import describe
 from planner.capture.fake_run import Probe
-from planner.capture.functional import STATISTICS, random, states_written
+from planner.capture.functional import STATISTICS, states_written
 from planner.capture.layers import FREE, Grouper, Grouping, stack_of
 from planner.capture.slices import SIZES, Slicing
 from planner.capture.state_use import use_of_states
@@ -45,39 +45,34 @@ OWN = "evaluation."  # before the names of constants that the trace in evaluatio
 def evaluation_of(captured: Captured, micro: int) -> Captured:
     """Returns a model as `eval()` makes it run, with the layers of the captured training.
 
-    Args: `captured` has its layers in the order of the plan; `micro` is the micro-batch where one alone is served.
+    Args: `captured` has its layers in the order of the plan; `micro` is the micro-batch that is to be served.
     Returns: layers of the same names in the same order, of which some may do nothing.
     Raises: BadInput with the user's line, where the model cannot be captured in evaluation mode.
     """
     if isinstance(captured.origin, Recorded):
-        return captured.origin.evaluated_as(captured)
+        return captured.origin.evaluated_as(captured, micro)
+    measured = LossAndMetrics(captured.origin.loss, captured.origin.metrics)
 
     def read(traced: Traced, module: nn.Module, sizes: Sizes) -> tuple[ModelGraph, Slicing]:
-        functional, probes = probed(without_writes(_renamed(traced)), module, sizes)
+        functional, probes = probed(without_writes(_renamed(traced, own)), module, sizes)
         layout = _placed(captured, functional, probes)
-        return describe(layout, module, training=False), layout
+        return describe(layout, module, training=False, more=2 * len(measured.names)), layout
 
-    graph = captured.graph
+    graph, own = captured.graph, OWN if micro > 1 else OWN + "one."
     span = Span(small=captured.layout.probes[0].n, least=graph.least_micro, most=graph.most_micro or None)
-    several = graph.symbolic_batch and micro > 1  # an export takes it for granted that a batch is none of one
+    several = (
+        graph.symbolic_batch and graph.serves(micro) and micro > 1
+    )  # an export takes it for granted that a batch is none of one
     try:
         with _undisturbed():
-            made = Tracing.of(captured.origin, training=False)
+            made = Tracing.of(replace(captured.origin, loss=measured), training=False)
             graph, layout = made.read(span if several else None, micro, read)
         if graph.loss_kind != captured.graph.loss_kind:
             raise BadInput("loss() gives another number of tensors than in training", where="loss")
     except BadInput as error:
         said = f"in evaluation mode: {error.what}"
         raise BadInput(said, where=error.where, allowed=error.allowed) from error
-    return Captured(graph, layout, captured.origin)
-
-
-def drawing_order(captured: Captured) -> dict[fx.Node, int]:
-    """Returns the number of each random operation of a model, whatever the order of its layers.
-
-    Args: `captured` comes from `evaluation_of`.
-    """
-    return {node: i for i, node in enumerate(filter(random, captured.layout.traced.graph.nodes))}
+    return Captured(graph, layout, captured.origin, metrics=measured.names)
 
 
 @contextlib.contextmanager
@@ -92,9 +87,9 @@ def _undisturbed() -> Iterator[None]:
         np.random.set_state(numbers)
 
 
-def _renamed(traced: Traced) -> Traced:
+def _renamed(traced: Traced, own: str) -> Traced:
     """Returns the graph with other names for the constants that have none of the user's; training has such, too."""
-    names = {name: OWN + name for name in traced.constants if name.startswith("constant.")}
+    names = {name: own + name for name in traced.constants if name.startswith("constant.")}
     sources = {
         x: replace(s, name=names.get(s.name, s.name)) if s.kind == "constant" else s
         for x, s in traced.sources.items()

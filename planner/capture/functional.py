@@ -258,3 +258,8 @@ def drop_unused(graph: fx.Graph, outputs: set[fx.Node]) -> None:
         effect = random(node) or (states_written(node) and "local" not in node.meta)
         if not (node.users or node in outputs or node.op == "placeholder" or effect):
             graph.erase_node(node)
+
+
+def drawing_order(graph: fx.Graph) -> dict[fx.Node, int]:
+    """Returns the number of each random operation of a model, whatever the order of its layers."""
+    return {node: i for i, node in enumerate(filter(random, graph.nodes))}

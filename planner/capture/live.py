@@ -13,7 +13,7 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,14 @@ from torch import Tensor, nn
 
 from planner.capture.batch import rows_of
 from planner.capture.capture import capture
-from planner.capture.captured import Captured, Loss
+from planner.capture.captured import Captured, Loss, Metrics
 from planner.capture.evaluation import evaluation_of
 from planner.capture.self_check import check_training
+from planner.capture.traced_graph import computes_alike
 from planner.capture.travel import to_data
 from planner.errors import BadInput
 from planner.model import Buffer, Parameter
-from planner.workload import MODEL, SAMPLES, VERSION, WEIGHTS, Workload, flat
+from planner.workload import CALLBACKS, MODEL, SAMPLES, VERSION, WEIGHTS, Workload, flat
 
 Json = Any  # what json.dumps takes
 
@@ -42,6 +43,10 @@ class LiveLoop:
     lr_schedule: Callable[..., torch.optim.lr_scheduler.LRScheduler] | None = None
     dataset: str | None = None  # module:factory
     collate: str | None = None  # module:function
+    sampler: str | None = None  # module:function
+    metrics: Metrics | None = None
+    valid_dataset: str | None = None  # module:factory
+    callbacks: Mapping[str, str] = field(default_factory=dict)  # role -> module:function
 
 
 def initial(captured: Captured, workload: Workload) -> dict[str, Tensor]:
@@ -76,7 +81,7 @@ def write_model(
         raise BadInput(
             "holds something else than a model", where=str(folder), allowed="a new or empty folder"
         )
-    captured = capture(module, pair, loss)
+    captured = capture(module, pair, loss, metrics=loop.metrics)
     check_training(captured, module, pair, loss)
     evaluation, more = _evaluation(captured)
     samples: dict[str, Tensor] = {}
@@ -99,12 +104,30 @@ def write_model(
 
 
 def _evaluation(captured: Captured) -> tuple[dict[str, Json], dict[str, Tensor]]:
-    """Returns the model in evaluation mode as data, with its constants; or why it cannot be evaluated."""
+    """Returns the model in evaluation mode as data, with its constants; or why it cannot be evaluated.
+
+    Under "one" is the model for a batch of one sample, where it computes otherwise.
+    """
     try:
         evaluated = evaluation_of(captured, captured.graph.captured_micro)
-        return to_data(evaluated), evaluated.layout.traced.constants
     except BadInput as error:
         return {"refused": str(error)}, {}
+    traced = evaluated.layout.traced
+    if captured.graph.symbolic_batch and not traced.symbolic and evaluated.metrics:
+        raise BadInput(
+            "metrics() can be captured for one batch size only, and the model for any",
+            where="metrics",
+            allowed="sizes as targets.shape[0] or targets.numel(): Python's len() makes them constants",
+        )
+    if not traced.symbolic:
+        return to_data(evaluated), traced.constants
+    try:
+        one = evaluation_of(captured, 1)
+    except BadInput as error:
+        return to_data(evaluated) | {"one": {"refused": str(error)}}, traced.constants
+    if computes_alike(traced, one.layout.traced, 1):
+        return to_data(evaluated), traced.constants
+    return to_data(evaluated) | {"one": to_data(one)}, traced.constants | one.layout.traced.constants
 
 
 def recipe_of(loop: LiveLoop, module: nn.Module) -> dict[str, Json]:
@@ -113,6 +136,7 @@ def recipe_of(loop: LiveLoop, module: nn.Module) -> dict[str, Json]:
     Raises: BadInput for what a name and settings cannot say, such as a schedule with a function of one's own.
     """
     found: dict[str, Json] = {"dataset": loop.dataset, "collate": loop.collate}
+    found |= {"valid_dataset": loop.valid_dataset, "sampler": loop.sampler, **_callbacks(loop.callbacks)}
     if isinstance(loop.optimizer, torch.optim.Optimizer):
         found["optimizer"] = _optimizer(loop.optimizer, module)
     elif loop.optimizer is not None:
@@ -120,6 +144,17 @@ def recipe_of(loop: LiveLoop, module: nn.Module) -> dict[str, Json]:
     if loop.lr_schedule is not None:
         found["lr_schedule"] = _made_by(loop.lr_schedule, torch.optim.lr_scheduler.LRScheduler, "lr_schedule")
     return {role: value for role, value in found.items() if value}
+
+
+def _callbacks(given: Mapping[str, str]) -> dict[str, Json]:
+    wrong = next((x for x in given.items() if x[0] not in CALLBACKS or not isinstance(x[1], str)), None)
+    if wrong is not None:
+        raise BadInput(
+            f"callback {wrong[0]}={wrong[1]!r:.60}",
+            where="callbacks",
+            allowed=f"'module:function' of {', '.join(CALLBACKS)}; a module file has functions of its own",
+        )
+    return dict(given)
 
 
 def _optimizer(optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[str, Json]:

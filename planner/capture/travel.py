@@ -75,6 +75,7 @@ def to_data(captured: Captured) -> dict[str, Json]:
         "symbolic": traced.symbolic,
         "micro": traced.micro,
         "probes": [each.n for each in layout.probes],
+        "metrics": list(captured.metrics),
     }
 
 
@@ -201,7 +202,8 @@ def from_data(
     return found
 
 
-def _evaluated(data: Mapping[str, Json], constants: Mapping[str, Tensor]) -> Captured:
+def _evaluated(data: Mapping[str, Json], constants: Mapping[str, Tensor], micro: int) -> Captured:
+    data = data.get("one", data) if micro == 1 else data
     if "nodes" not in data:
         raise BadInput(str(data.get("refused", "the model was written without its evaluation")))
     return from_data(data, constants)
@@ -236,7 +238,8 @@ def _made(data: Mapping[str, Json], constants: Mapping[str, Tensor], origin: Rec
     trainable = {row.name: row.trainable for row in described.parameters}
     first = probe(traced, int(data["probes"][0]), trainable)
     second = probe(traced, int(data["probes"][1]), trainable) if traced.symbolic else first
-    return Captured(described, Slicing(traced, grouping, (first, second)), origin)
+    metrics = tuple(str(name) for name in data.get("metrics", ()))
+    return Captured(described, Slicing(traced, grouping, (first, second)), origin, metrics=metrics)
 
 
 def _like(row: Mapping[str, Json]) -> Like:

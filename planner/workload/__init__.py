@@ -5,20 +5,24 @@ build, batch, loss and more. Whatever is wrong in them is one BadInput with the 
 Start reading in `workload.py`.
 """
 
-from planner.workload.model_folder import MODEL, SAMPLES, STORED, VERSION, WEIGHTS, ModelFolder, flat
+from planner.workload.model_folder import CALLBACKS, MODEL, SAMPLES, STORED, VERSION, WEIGHTS, ModelFolder
 from planner.workload.optimizers import check_optimizer, joint_optimizer, of_nothing
-from planner.workload.user_file import outside, parse_settings
-from planner.workload.workload import Workload, is_users, load, where_raised
+from planner.workload.served import SOCKET, flat
+from planner.workload.user_file import is_users, outside, parse_settings, where_raised
+from planner.workload.workload import Workload, evaluable, load
 
 __all__ = [
+    "CALLBACKS",
     "MODEL",
     "SAMPLES",
+    "SOCKET",
     "STORED",
     "VERSION",
     "WEIGHTS",
     "ModelFolder",
     "Workload",
     "check_optimizer",
+    "evaluable",
     "flat",
     "is_users",
     "joint_optimizer",

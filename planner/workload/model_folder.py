@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import importlib
 import json
-import socket
-import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from planner.errors import BadInput
 from planner.files import read_text
+from planner.workload.served import SOCKET, ServedSample, ServedSamples, tensor_rows, unflat
 from planner.workload.user_file import kind_of
 
 if TYPE_CHECKING:
@@ -28,8 +27,8 @@ VERSION = 1
 MODEL, WEIGHTS, SAMPLES = "model.json", "weights.safetensors", "samples.safetensors"
 PARTS = {"captured": dict, "evaluation": dict, "batch": list, "recipe": dict}  # of model.json
 MOST_BYTES = 2**30
+CALLBACKS = ("on_step", "on_evaluation", "on_checkpoint", "on_failure")
 STORED = "stored"  # the batch itself is the dataset
-SOCKET = "socket:"  # the address of a dataset that a notebook on this machine serves
 Json = Any  # what json.loads gives
 
 
@@ -83,7 +82,7 @@ class ModelFolder:
 
     def _rows(self, numbers: Sequence[int]) -> tuple[object, object]:
         tensors, shape = self._samples
-        inputs, targets = (_unflat(part, tensors, numbers) for part in shape)
+        inputs, targets = (unflat(part, tensors, numbers) for part in shape)
         return inputs, targets
 
     def refuse(self, *given: object) -> object:
@@ -101,13 +100,16 @@ class ModelFolder:
         known: dict[str, Callable[..., object]] = {
             "optimizer": self.optimizer,
             "lr_schedule": self.lr_schedule,
-            "dataset": self.dataset,
-            "collate": self.collate,
+            "dataset": partial(self.dataset, "dataset"),
+            "valid_dataset": partial(self.dataset, "valid_dataset"),
+            "sampler": self.sampler,
         }
-        address = str(recipe.get("dataset"))
-        joined = {"collate"} if address == STORED or address.startswith(SOCKET) else set()
-        named = {role for role in known if recipe.get(role)} | joined
-        return found | {role: known[role] for role in known if role in named}
+        named = {role: function for role, function in known.items() if recipe.get(role)}
+        called = {role: partial(self._call, role) for role in CALLBACKS if recipe.get(role)}
+        return found | named | called | ({"collate": self.collate} if "dataset" in named else {})
+
+    def _call(self, role: str, happened: object) -> object:
+        return self._factory(role)(happened)
 
     def optimizer(self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
         """Makes the optimizer of the recipe for the parameters that a rank holds."""
@@ -130,92 +132,46 @@ class ModelFolder:
         made = imported(recipe["class"], torch.optim.lr_scheduler.LRScheduler, str(self.path))
         return made(optimizer, **_tupled(recipe["options"]))  # type: ignore[no-any-return]
 
-    def dataset(self) -> object:
-        """Returns the dataset that the recipe's factory makes, or the one that a notebook on this machine serves."""
-        address = str(self.data["recipe"]["dataset"])
+    def dataset(self, role: str) -> object:
+        """Returns a dataset that the recipe's factory makes, or one that a notebook on this machine serves.
+
+        Args: `role` is dataset or valid_dataset.
+        """
+        address = str(self.data["recipe"][role])
         if address.startswith(SOCKET):
-            return self._served
-        return self._factory("dataset")() if address != STORED else range(self._stored)
+            return ServedSamples(address)
+        return self._factory(role)() if address != STORED else range(self._stored)
+
+    def sampler(self, data: object, seed: int, epoch: int) -> object:
+        """Returns the indices of an epoch, by the recipe's function or the sampler of the notebook's loader."""
+        address = str(self.data["recipe"]["sampler"])
+        if address.startswith(SOCKET):
+            return ServedSamples(address).order(seed, epoch)
+        return self._factory("sampler")(data, seed, epoch)
 
     @property
     def _stored(self) -> int:
         tensors, shape = self._samples
-        return next(tensors[x["tensor"]].shape[0] for part in shape for x in _tensor_rows(part))
-
-    @cached_property
-    def _served(self) -> ServedSamples:
-        path, _, length = str(self.data["recipe"]["dataset"]).removeprefix(SOCKET).rpartition(":")
-        return ServedSamples(path, int(length))
+        return next(tensors[x["tensor"]].shape[0] for part in shape for x in tensor_rows(part))
 
     def collate(self, samples: list[object]) -> object:
-        """Joins samples by the recipe's function, or where the notebook serves them."""
-        if self.data["recipe"]["dataset"] == STORED:
+        """Joins samples by the recipe's function, by torch's own, or where the notebook serves them."""
+        first, recipe = samples[0], self.data["recipe"]
+        if isinstance(first, ServedSample):
+            return ServedSamples(first.address).joined(cast(list[ServedSample], samples))
+        if recipe.get("collate"):
+            return self._factory("collate")(samples)
+        if recipe["dataset"] == STORED and isinstance(first, int):
             return self._rows(cast(list[int], samples))
-        if str(self.data["recipe"]["dataset"]).startswith(SOCKET):
-            return self._served.joined(samples)
-        return self._factory("collate")(samples)
+        from torch.utils.data import default_collate
+
+        return default_collate(samples)
 
     def _factory(self, role: str) -> Callable[..., object]:
         found = _attribute(self.data["recipe"][role], str(self.path))
         if not callable(found):
             raise BadInput(f"{role} is {kind_of(found)}", where=str(self.path), allowed="module:function")
         return found
-
-
-class ServedSamples:
-    """A dataset of the notebook that launched a run: what is asked for here is drawn there, under the seed of here."""
-
-    def __init__(self, path: str, length: int) -> None:
-        self._path, self._length = path, length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> tuple[int, int]:
-        """Returns what stands for a sample: its index, and the seed that it is to be drawn under."""
-        import torch
-
-        if not 0 <= index < self._length:
-            raise IndexError(index)
-        return index, torch.initial_seed()
-
-    def joined(self, drawn: Sequence[Any]) -> object:
-        """Returns the batch of samples, drawn and joined by the notebook's own loader.
-
-        Raises: BadInput where the notebook has ended, or its dataset raised.
-        """
-        from safetensors.torch import load
-
-        asked = {"indices": [index for index, _ in drawn], "seeds": [seed for _, seed in drawn]}
-        try:
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.connect(self._path)
-                connection.sendall(json.dumps(asked).encode() + b"\n")
-                sizes = struct.unpack(">QQ", _received(connection, 16))
-                text, body = (_received(connection, size) for size in sizes)
-        except OSError as error:
-            raise BadInput(
-                f"the dataset's process has ended: {error}",
-                where=self._path,
-                allowed="launch from a notebook that runs, or Workload(dataset='module:function')",
-            ) from error
-        head = json.loads(text)
-        if "error" in head:
-            raise BadInput(f"the dataset raised {head['error']}", where="loader")
-        tensors = load(body)
-        inputs, targets = (_unflat(part, tensors, ()) for part in head["batch"])
-        return inputs, targets
-
-
-def _received(connection: socket.socket, size: int) -> bytes:
-    parts, left = [], size
-    while left:
-        part = connection.recv(min(left, 2**20))
-        if not part:
-            raise ConnectionError("it closed its end")
-        parts.append(part)
-        left -= len(part)
-    return b"".join(parts)
 
 
 def imported(name: str, base: type, where: str) -> type:
@@ -245,51 +201,3 @@ def _attribute(name: str, where: str) -> object:
 def _tupled(options: Mapping[str, Json]) -> dict[str, object]:
     """Returns options with tuples in the place of lists, as torch's optimizers have them."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-
-
-def flat(tree: object, tensors: dict[str, torch.Tensor], rows: int) -> Json:
-    """Returns the nesting of a batch as data, and puts its tensors into `tensors`.
-
-    Args: a tensor of `rows` along its first dimension grows with the batch.
-    Raises: BadInput for leaves that are neither tensors nor numbers, texts or None.
-    """
-    import torch
-
-    if isinstance(tree, torch.Tensor):
-        name = str(len(tensors))
-        tensors[name] = tree.detach().cpu().contiguous().clone()
-        return {"tensor": name, "rows": bool(tree.ndim and tree.shape[0] == rows)}
-    if isinstance(tree, Mapping) and all(isinstance(key, str) for key in tree):
-        return {"dict": {key: flat(x, tensors, rows) for key, x in tree.items()}}
-    if type(tree) in (list, tuple):
-        return {type(tree).__name__: [flat(x, tensors, rows) for x in cast(Sequence[object], tree)]}
-    if tree is None or isinstance(tree, bool | int | float | str):
-        return {"plain": tree}
-    raise BadInput(
-        f"a batch holds {kind_of(tree)}",
-        allowed="tensors, numbers, texts in plain tuples, lists and dictionaries by text",
-    )
-
-
-def _tensor_rows(shape: Mapping[str, Json]) -> Iterator[Mapping[str, Json]]:
-    """Yields the tensors of a nesting that grow with the batch."""
-    if shape.get("rows"):
-        yield shape
-    for inner in shape.values():
-        for part in inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ():
-            yield from _tensor_rows(part)
-
-
-def _unflat(shape: Mapping[str, Json], tensors: Mapping[str, torch.Tensor], n: Sequence[int]) -> object:
-    if "tensor" in shape:
-        import torch
-
-        tensor = tensors[shape["tensor"]]
-        return tensor[torch.tensor(list(n)) % tensor.shape[0]] if shape["rows"] else tensor
-    if "dict" in shape:
-        return {key: _unflat(x, tensors, n) for key, x in shape["dict"].items()}
-    if "plain" in shape:
-        return shape["plain"]
-    ((kind, parts),) = shape.items()
-    made: Sequence[object] = [_unflat(x, tensors, n) for x in parts]
-    return tuple(made) if kind == "tuple" else made

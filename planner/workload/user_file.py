@@ -10,12 +10,15 @@ The values that `--set name=value` gives come in the type that each argument has
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import inspect
 import math
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -23,6 +26,8 @@ from types import ModuleType
 
 from planner.errors import BadInput
 
+MODELS = Path(__file__).resolve().parents[2] / "models"
+NOT_USERS = ("<", str(Path(__file__).parents[1]), str(Path(inspect.getfile(inspect)).parent))
 OURS = ("models", "planner", "runtime", "shardwright")
 
 
@@ -215,3 +220,73 @@ def kind_of(value: object) -> str:
     """
     name = type(value).__name__
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def where_raised(error: BaseException, fallback: str) -> str:
+    """Finds the innermost line of the user's in the trace of an error: outside torch, Python and this package.
+
+    Returns: file:line, or `fallback` where there is none.
+    """
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if is_users(frame.filename):
+            return f"{frame.filename}:{frame.lineno}"
+    return fallback
+
+
+def is_users(file: str) -> bool:
+    """Returns whether a file of code is the user's: outside torch, Python and this package.
+
+    Args: `file` is the name that its code objects have.
+    """
+    return not file.startswith(NOT_USERS) and "site-packages" not in file
+
+
+def import_named(name: str) -> tuple[ModuleType, str]:
+    if name.endswith(".py"):
+        return _import_file(Path(name), name)
+    if name.isidentifier() and (MODELS / f"{name}.py").is_file():
+        return _import_file(MODELS / f"{name}.py", name)
+    bad = [part for part in name.split(".") if not part.isidentifier()]
+    if bad:
+        raise BadInput(f"'{name}' is no workload", allowed=_allowed())
+    try:
+        with importing_beside(Path.cwd()):
+            module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
+            raise BadInput(f"cannot be imported: {error}", where=where_raised(error, name)) from error
+        raise BadInput(f"there is no workload '{name}'", allowed=_allowed()) from None
+    except (Exception, SystemExit) as error:
+        raise _failed_import(error, name) from error
+    return module, module.__file__ or name
+
+
+def _import_file(path: Path, name: str) -> tuple[ModuleType, str]:
+    if not path.is_file():
+        raise BadInput(f"there is no file '{path}'", allowed=_allowed())
+    # The path is part of the name, so that two files called train.py are two modules.
+    key = "workload_" + path.stem + "_" + hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
+    spec = importlib.util.spec_from_file_location(key, path.resolve())
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[key] = module  # dataclasses and pickling look their module up there
+    try:
+        with nullcontext() if path.parent == MODELS else importing_beside(path.resolve().parent):
+            spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[key]
+        raise _failed_import(error, str(path)) from error
+    return module, str(path)
+
+
+def _failed_import(error: BaseException, where: str) -> BadInput:
+    if isinstance(error, SyntaxError):
+        place = f"{error.filename or where}:{error.lineno or 1}"
+    else:
+        place = where_raised(error, where)
+    return BadInput(f"cannot be imported: {type(error).__name__}: {error}", where=place)
+
+
+def _allowed() -> str:
+    known = sorted(path.stem for path in MODELS.glob("*.py") if not path.stem.startswith("_"))
+    return f"file.py, package.module, a model's folder, or one of {', '.join(known)}"

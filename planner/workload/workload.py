@@ -8,29 +8,32 @@ Whatever is wrong there is a BadInput that names the file and the function.
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import inspect
-import sys
-import traceback
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from planner.errors import BadInput, ShardwrightError
-from planner.workload.model_folder import MODEL, ModelFolder
-from planner.workload.user_file import Scalar, bind, importing_beside, kind_of
+from planner.workload.model_folder import CALLBACKS, MODEL, ModelFolder
+from planner.workload.user_file import Scalar, bind, import_named, kind_of, where_raised
 
 if TYPE_CHECKING:
     import torch
 
 REQUIRED = ("build", "batch", "loss")
-OPTIONAL = ("optimizer", "lr_schedule", "dataset", "collate")
-MODELS = Path(__file__).resolve().parents[2] / "models"
-NOT_USERS = ("<", str(Path(__file__).parents[1]), str(Path(inspect.getfile(inspect)).parent))
+OPTIONAL = (
+    "optimizer",
+    "lr_schedule",
+    "dataset",
+    "collate",
+    "valid_dataset",
+    "sampler",
+    "metrics",
+    *CALLBACKS,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,17 +132,32 @@ class Workload:
                 )
 
     def dataset(self) -> object | None:
-        """Returns the user's map-style dataset; None where batches come from `batch`."""
+        """Returns the user's dataset, map-style or an IterableDataset that states its length; None where batches come
+        from `batch`."""
+        from torch.utils.data import IterableDataset
+
         if "dataset" not in self.functions:
             return None
         data = self.call("dataset")
-        if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-            raise BadInput(
-                f"dataset() returned {kind_of(data)}",
-                where=self.where,
-                allowed="a map-style dataset: __len__ and __getitem__",
-            )
+        if not (
+            hasattr(data, "__len__") and (hasattr(data, "__getitem__") or isinstance(data, IterableDataset))
+        ):
+            allowed = "a map-style dataset (__len__ and __getitem__), or an IterableDataset with __len__"
+            raise BadInput(f"dataset() returned {kind_of(data)}", where=self.where, allowed=allowed)
         return data
+
+    def valid_dataset(self) -> object | None:
+        """Returns the user's dataset to evaluate between steps, which is map-style; None where there is none."""
+        if "valid_dataset" not in self.functions:
+            return None
+        return evaluable(self.call("valid_dataset"), f"{self.where}: valid_dataset()")
+
+    def sampler(self, data: object) -> Callable[[int, int], object] | None:
+        """Returns the user's function of (seed, epoch) to the indices of an epoch; None where there is none.
+
+        Args: `data` is the dataset of the training.
+        """
+        return partial(self.call, "sampler", data) if "sampler" in self.functions else None
 
     def collate(self, samples: list[object]) -> tuple[object, object]:
         """Joins samples of the dataset into a batch, by the user's function or torch's own.
@@ -177,6 +195,16 @@ class Workload:
         return made[0], made[1]
 
 
+def evaluable(data: object, where: str) -> object:
+    """Returns a dataset that can be evaluated: one with indices, since its last samples make a batch of their own.
+
+    Raises: BadInput for anything else.
+    """
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        raise BadInput(kind_of(data), where=where, allowed="a map-style dataset: __len__ and __getitem__")
+    return data
+
+
 def load(name: str, settings: Mapping[str, str] | None = None) -> Workload:
     """Finds and imports a workload.
 
@@ -186,7 +214,7 @@ def load(name: str, settings: Mapping[str, str] | None = None) -> Workload:
     """
     if (Path(name) / MODEL).is_file():
         return _from_folder(name, settings or {})
-    module, where = _import(name)
+    module, where = import_named(name)
     found: dict[str, Callable[..., object]] = {}
     for role in (*REQUIRED, *OPTIONAL):
         function = getattr(module, role, None)
@@ -218,73 +246,3 @@ def _opaque(module: ModuleType, where: str) -> tuple[str, ...]:
     if not isinstance(paths, list | tuple) or not all(isinstance(path, str) for path in paths):
         raise BadInput(f"'opaque' is {kind_of(paths)}", where=where, allowed="a list of module paths")
     return tuple(paths)
-
-
-def where_raised(error: BaseException, fallback: str) -> str:
-    """Finds the innermost line of the user's in the trace of an error: outside torch, Python and this package.
-
-    Returns: file:line, or `fallback` where there is none.
-    """
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if is_users(frame.filename):
-            return f"{frame.filename}:{frame.lineno}"
-    return fallback
-
-
-def is_users(file: str) -> bool:
-    """Returns whether a file of code is the user's: outside torch, Python and this package.
-
-    Args: `file` is the name that its code objects have.
-    """
-    return not file.startswith(NOT_USERS) and "site-packages" not in file
-
-
-def _import(name: str) -> tuple[ModuleType, str]:
-    if name.endswith(".py"):
-        return _import_file(Path(name), name)
-    if name.isidentifier() and (MODELS / f"{name}.py").is_file():
-        return _import_file(MODELS / f"{name}.py", name)
-    bad = [part for part in name.split(".") if not part.isidentifier()]
-    if bad:
-        raise BadInput(f"'{name}' is no workload", allowed=_allowed())
-    try:
-        with importing_beside(Path.cwd()):
-            module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
-            raise BadInput(f"cannot be imported: {error}", where=where_raised(error, name)) from error
-        raise BadInput(f"there is no workload '{name}'", allowed=_allowed()) from None
-    except (Exception, SystemExit) as error:
-        raise _failed_import(error, name) from error
-    return module, module.__file__ or name
-
-
-def _import_file(path: Path, name: str) -> tuple[ModuleType, str]:
-    if not path.is_file():
-        raise BadInput(f"there is no file '{path}'", allowed=_allowed())
-    # The path is part of the name, so that two files called train.py are two modules.
-    key = "workload_" + path.stem + "_" + hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
-    spec = importlib.util.spec_from_file_location(key, path.resolve())
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[key] = module  # dataclasses and pickling look their module up there
-    try:
-        with nullcontext() if path.parent == MODELS else importing_beside(path.resolve().parent):
-            spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[key]
-        raise _failed_import(error, str(path)) from error
-    return module, str(path)
-
-
-def _failed_import(error: BaseException, where: str) -> BadInput:
-    if isinstance(error, SyntaxError):
-        place = f"{error.filename or where}:{error.lineno or 1}"
-    else:
-        place = where_raised(error, where)
-    return BadInput(f"cannot be imported: {type(error).__name__}: {error}", where=place)
-
-
-def _allowed() -> str:
-    known = sorted(path.stem for path in MODELS.glob("*.py") if not path.stem.startswith("_"))
-    return f"file.py, package.module, a model's folder, or one of {', '.join(known)}"

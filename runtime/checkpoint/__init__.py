@@ -10,10 +10,9 @@ from runtime.checkpoint.checkpoint import (
     CheckpointPart,
     CheckpointWriter,
     latest,
-    remove_partial,
     write_initial,
 )
-from runtime.checkpoint.integrity import PREFIX, Facts, complete, last_sound
+from runtime.checkpoint.integrity import PREFIX, Facts, complete, folder_of, last_sound, remove_partial
 from runtime.checkpoint.interval import steps_between, write_s
 from runtime.checkpoint.pretrained import read
 
@@ -24,6 +23,7 @@ __all__ = [
     "CheckpointWriter",
     "Facts",
     "complete",
+    "folder_of",
     "last_sound",
     "latest",
     "read",

@@ -21,10 +21,10 @@ from safetensors import SafetensorError, safe_open
 from planner.errors import BadInput
 from runtime.checkpoint.integrity import (
     INDEX,
-    PREFIX,
     SUM_OF_INDEX,
     Facts,
     complete,
+    folder_of,
     inside,
     read_index,
     settle,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 VERSION = 2
-MODEL, STATE = "model/", "optimizer/"
+MODEL, STATE, AVERAGE = "model/", "optimizer/", "average/"
 POLL_S = 0.05
 PARTS_S = 600.0  # how long the first rank waits for the parts of the others
 
@@ -83,9 +83,17 @@ class Checkpoint:
             found.setdefault(name, {})[part] = tensor
         return found
 
-    def whole(self) -> dict[str, Tensor]:
-        """Returns the state_dict of the user's module, with tied tensors under each of their names."""
+    def averages(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Reads the averages of some parameters, where the run has kept any."""
+        return self._read({name: AVERAGE + name for name in names if AVERAGE + name in self.files})
+
+    def whole(self, *, averaged: bool = False) -> dict[str, Tensor]:
+        """Returns the state_dict of the user's module, with tied tensors under each of their names.
+
+        Args: with `averaged`, trained parameters are the averages that the run has kept.
+        """
         tensors = self.parameters(set(self.names.values()))
+        tensors |= self.averages(tensors) if averaged else {}
         return {name: tensors[own] for name, own in self.names.items()}
 
     def _read(self, keys: Mapping[str, str]) -> dict[str, Tensor]:
@@ -121,6 +129,7 @@ class CheckpointPart:
     tensors: Mapping[str, Tensor]  # parameters and buffers by name
     state: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     settings: Mapping[str, Mapping[str, Mapping[str, object]]] = field(default_factory=dict)
+    averages: Mapping[str, Tensor] = field(default_factory=dict)  # of parameters by name
 
     def copied(self) -> CheckpointPart:
         """Returns a copy on the host, apart from what training goes on to change."""
@@ -129,6 +138,7 @@ class CheckpointPart:
             tensors={name: _copy(tensor) for name, tensor in self.tensors.items()},
             state={name: {key: _copy(x) for key, x in row.items()} for name, row in self.state.items()},
             settings=self.settings,
+            averages={name: _copy(tensor) for name, tensor in self.averages.items()},
         )
 
 
@@ -166,15 +176,15 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def save(self, part: CheckpointPart, facts: Facts) -> None:
+    def save(self, part: CheckpointPart, facts: Facts, spared: int | None = None) -> None:
         """Starts to write a checkpoint; returns when the tensors are copied.
 
-        Args: `part` is this rank's; `facts` are the same on all ranks.
+        Args: `part` is this rank's; `facts` are the same on all ranks; the checkpoint of step `spared` stays.
         Raises: the error of the checkpoint before, if it failed.
         """
         self.wait()
         copied = part.copied()
-        self._thread = threading.Thread(target=self._guarded, args=(copied, facts))
+        self._thread = threading.Thread(target=self._guarded, args=(copied, facts, spared))
         self._thread.start()
 
     def wait(self) -> None:
@@ -187,14 +197,14 @@ class CheckpointWriter:
         if self._error is not None:
             raise self._error
 
-    def _guarded(self, part: CheckpointPart, facts: Facts) -> None:
+    def _guarded(self, part: CheckpointPart, facts: Facts, spared: int | None) -> None:
         try:
-            self._write(part, facts)
+            self._write(part, facts, spared)
         except BaseException as error:
             self._error = error
 
-    def _write(self, part: CheckpointPart, facts: Facts) -> None:
-        folder = self._folder / f"{PREFIX}{facts.step:08d}"
+    def _write(self, part: CheckpointPart, facts: Facts, spared: int | None) -> None:
+        folder = folder_of(self._folder, facts.step)
         if (folder / INDEX).exists():
             return  # a run that was resumed from an earlier step has come here before
         building = folder.with_suffix(".partial")
@@ -202,8 +212,10 @@ class CheckpointWriter:
         write_part(building, part)
         if self._rank == self._ranks[0]:
             publish(building, folder, self._ranks, facts, self._names)
+            stays = None if spared is None else folder_of(self._folder, spared)
             for old in complete(self._folder)[: -self._keep]:
-                shutil.rmtree(old)
+                if old != stays:
+                    shutil.rmtree(old)
         else:
             _until(folder.exists, f"'{folder.name}' was never complete")
 
@@ -211,6 +223,7 @@ class CheckpointWriter:
 def write_part(folder: Path, part: CheckpointPart) -> None:
     """Writes one rank's part whole or not at all, with the sum of its file."""
     flat = {MODEL + name: tensor for name, tensor in part.tensors.items()}
+    flat |= {AVERAGE + name: tensor for name, tensor in part.averages.items()}
     flat |= {f"{STATE}{name}/{key}": x for name, row in part.state.items() for key, x in row.items()}
     file = f"part-{part.rank:05d}.safetensors"
     new = folder / (file + ".new")
@@ -269,7 +282,7 @@ def write_initial(
     Args: `folder` has the checkpoints of a run; `tensors` are all of the model's, by name.
     Returns: the checkpoint.
     """
-    target = folder / f"{PREFIX}{facts.step:08d}"
+    target = folder_of(folder, facts.step)
     building = target.with_suffix(".partial")
     building.mkdir(parents=True)
     write_part(
@@ -277,15 +290,6 @@ def write_initial(
     )
     publish(building, target, [0], facts, names)
     return Checkpoint.open(target)
-
-
-def remove_partial(folder: Path) -> None:
-    """Removes checkpoints that a run was ended in the middle of.
-
-    Args: `folder` has the checkpoints of a run.
-    """
-    for path in folder.glob(PREFIX + "*.partial"):
-        shutil.rmtree(path)
 
 
 def _until(done: Callable[[], bool], otherwise: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -119,6 +120,14 @@ def sum_of(path: Path) -> str:
     return f"{size} {total:08x}"
 
 
+def folder_of(folder: Path, step: int) -> Path:
+    """Returns the folder that the complete checkpoint of a step has.
+
+    Args: `folder` has the checkpoints of a run.
+    """
+    return folder / f"{PREFIX}{step:08d}"
+
+
 def complete(folder: Path) -> list[Path]:
     """Returns the folders of complete checkpoints, in the order of steps.
 
@@ -166,3 +175,12 @@ def last_sound(folder: Path, tell: Callable[[str], None]) -> Path:
             f"checkpoint {path.name} is spoiled ({what}); it is now {aside.name}, and the one before it is used"
         )
     raise BadInput("no sound checkpoint is left", where=str(folder))
+
+
+def remove_partial(folder: Path) -> None:
+    """Removes checkpoints that a run was ended in the middle of.
+
+    Args: `folder` has the checkpoints of a run.
+    """
+    for path in folder.glob(PREFIX + "*.partial"):
+        shutil.rmtree(path)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from runtime.runfolder import Result
 
 Backend = Literal["inline", "local", "slurm"]
+LOOP = ("ema", "grad_norm", "eval_every", "best_by", "keep_best", "patience", "keep")
+DATA = ("data_workers", "pin_memory", "drop_last")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,24 @@ class LaunchOptions:
         str,
         typer.Option(help="whose norm that is: step, or previous, so that no update waits for all gradients"),
     ] = "step"
+    ema: Annotated[
+        float | None, typer.Option(help="decay of an average of the weights, which is what is evaluated")
+    ] = None
+    grad_norm: Annotated[
+        bool, typer.Option("--grad-norm", help="record the gradients' norm, also unclipped")
+    ] = False
+    eval_every: Annotated[int, typer.Option(help="steps between evaluations of valid_dataset(); 0: none")] = 0
+    best_by: Annotated[
+        str, typer.Option(metavar="NAME[:max]", help="value of an evaluation that tells what is best")
+    ] = "loss"
+    keep_best: Annotated[bool, typer.Option("--keep-best", help="keep the best one's checkpoint")] = False
+    patience: Annotated[int, typer.Option(help="evaluations without a better one, then stop; 0: never")] = 0
+    keep: Annotated[int, typer.Option(help="newest checkpoints that are kept")] = 2
+    data_workers: Annotated[int, typer.Option(help="processes of a rank that load samples")] = 0
+    pin_memory: Annotated[
+        bool | None, typer.Option("--pin-memory/--no-pin-memory", help="of batches; by default under cuda")
+    ] = None
+    drop_last: Annotated[bool, typer.Option("--drop-last", help="end epochs with a whole step")] = False
     save_every: Annotated[int, typer.Option(help="steps between checkpoints; 0: one at the end")] = 0
     failures: Annotated[
         float | None,
@@ -169,7 +189,7 @@ def _settings(given: LaunchOptions, plan: Plan, folder: Path, backend: Backend) 
     save_every = given.save_every
     if given.failures is not None:
         save_every = _save_every(plan, folder, given.failures, save_every, given.out)
-    settings = given.named("seed", "device", "rendezvous", "clip_norm", "clip_by")
+    settings = given.named("seed", "device", "rendezvous", "clip_norm", "clip_by", *LOOP, *DATA)
     settings |= {"save_every": save_every, "weights": str(given.weights.resolve()) if given.weights else ""}
     if given.script:
         script, *arguments = given.script

@@ -8,9 +8,11 @@ Start at `batches.py`; `regions.py` is for datasets that read a part of a sample
 from runtime.data.batches import Batches, Wanted
 from runtime.data.live import live_workload
 from runtime.data.regions import Region, Rows
+from runtime.data.stream import Pass
 
 __all__ = [
     "Batches",
+    "Pass",
     "Region",
     "Rows",
     "Wanted",

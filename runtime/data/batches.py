@@ -1,58 +1,30 @@
 """The samples that a step is made of, and the tensors of those that this rank consumes.
 
-The run is one endless stream of samples: epoch after epoch, each in the permutation that (seed, epoch) gives,
-or the synthetic samples 0, 1, 2, ..., each a function of (seed, index). Micro-batch g of a step (numbered
-over all replicas) takes the g-th `micro` samples of the step's share of the stream. So every sample comes
-exactly once an epoch whatever the plan, and where a run stands is one number.
+The run is one endless stream of samples (`stream.py`), or the synthetic samples 0, 1, 2, ..., each a function of
+(seed, index). Micro-batch g of a step (numbered over all replicas) takes the g-th `micro` samples of the step's share
+of the stream. So every sample comes exactly once an epoch whatever the plan, and where a run stands is one number.
+An evaluation goes over its dataset once, in order (`once`).
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from itertools import repeat
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from planner.errors import BadInput, ShardwrightError
 from planner.model import ModelGraph
 from planner.workload import Workload, where_raised
 from runtime.data.regions import Needed, Region, Rows, check_shapes, part_of, settled
+from runtime.data.stream import Flowing, Pass, Stream, length_of, mix, passes, seeded, stream_of
 
 Sample = object
 Pair = tuple[object, object]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stream:
-    """The endless stream of samples: a position in it gives the index of a sample."""
-
-    seed: int
-    length: int | None  # of the dataset; None: synthetic, an index for every position
-
-    def index(self, position: int) -> int:
-        if self.length is None:
-            return position
-        epoch, place = divmod(position, self.length)
-        return int(permutation(self.seed, epoch, self.length)[place])
-
-
-@lru_cache(maxsize=2)
-def permutation(seed: int, epoch: int, length: int) -> Tensor:
-    return torch.randperm(length, generator=torch.Generator().manual_seed(mix(seed, epoch)))
-
-
-def mix(seed: int, index: int) -> int:
-    """Returns a seed of its own for every index, of at most 63 bits; 64-bit odd multipliers, as in splitmix."""
-    x = (seed * 0x9E3779B97F4A7C15 + index * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & (2**64 - 1)
-    x ^= x >> 31
-    return (x * 0x94D049BB133111EB & (2**64 - 1)) >> 1
 
 
 class Synthetic(Dataset[Sample]):
@@ -107,13 +79,16 @@ class Drawn(Dataset[Sample]):
         self._data, self._seed = data, seed
         self.region = region if getattr(data, "regions", False) is True else ()
 
+    def _at(self, position: int, asked: object) -> Sample:
+        return self._data.at(position) if isinstance(self._data, Flowing) else self._data[asked]  # type: ignore[index]
+
     def __getitem__(self, drawn: tuple[int, int]) -> tuple[int, Sample]:
         """Returns the index of a sample, for messages about it, and the sample."""
         position, index = drawn
         asked = (index, tuple(slice(*rows) for rows in self.region)) if self.region else index
         with seeded(mix(self._seed, position)):
             try:
-                return index, self._data[asked]  # type: ignore[index]
+                return index, self._at(position, asked)
             except ShardwrightError:
                 raise
             except Exception as error:
@@ -170,24 +145,6 @@ def listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
 
 
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seeds torch, numpy and Python, and puts their generators back afterwards as if nothing had been.
-
-    Without an accelerator torch.manual_seed would keep each call, with a traceback, for devices that never come.
-    """
-    before, arrays = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        (torch if torch.accelerator.is_available() else torch.default_generator).manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed & 0xFFFFFFFF)
-        try:
-            yield
-        finally:
-            random.setstate(before)
-            np.random.set_state(arrays)
-
-
 class Batches:
     """The batches of a run, step by step: {micro-batch: {Value: tensor}} for what this rank reads."""
 
@@ -201,25 +158,31 @@ class Batches:
         graph: ModelGraph | None = None,
         pinned: bool = False,
         workers: int = 0,
+        drop_last: bool = False,
+        evaluated: object | None = None,
     ) -> None:
         """Opens the workload's dataset, or draws synthetic samples where it has none.
 
-        Args: `values_of` takes inputs and targets to tensors by Value; `graph` is to check shapes by.
+        Args: `values_of` takes inputs and targets to tensors by Value; `graph` is to check shapes by. `drop_last` ends
+            an epoch with its last whole step. `evaluated` is a dataset to go over once instead of the workload's.
         """
-        data = workload.dataset()
-        self._graph = graph
+        self._graph, self._collate = graph, workload.collate
         self._wanted, self._values_of, self._pinned, self._workers = wanted, values_of, pinned, workers
-        self._collate: Callable[[list[Sample]], Pair]
-        length: int | None
+        if evaluated is not None:
+            length = length_of(evaluated, workload.where, "the dataset that is evaluated")
+            self.stream = Stream(seed=seed, length=length, in_order=True)
+            self._data = Drawn(evaluated, seed, wanted.region)
+            return
+        data = workload.dataset()
+        self.stream = stream_of(workload, data, seed, wanted.step_samples if drop_last else 1)
         if data is None:
             made = Synthetic(workload, seed)
-            self._data, self._collate, length = Drawn(made, seed, ()), made.join, None
+            self._data, self._collate = Drawn(made, seed, ()), made.join
+        elif isinstance(data, IterableDataset):
+            self._data = Drawn(Flowing(data, self.stream), seed, ())
+            self._workers = min(workers, 1)  # each would read the whole stream
         else:
-            self._data, self._collate = Drawn(data, seed, wanted.region), workload.collate
-            length = len(data)  # type: ignore[arg-type]
-        if length == 0:
-            raise BadInput("dataset() has no samples", where=workload.where)
-        self.stream = Stream(seed=seed, length=length)
+            self._data = Drawn(data, seed, wanted.region)
 
     def steps(self, first_sample: int) -> Iterator[dict[int, Mapping[str, Tensor]]]:
         """Yields the tensors of one step after the other, for ever.
@@ -231,10 +194,31 @@ class Batches:
             while True:
                 yield {}
         if self._data.region and self._graph is not None:
-            self._data = self._settled(next(self._indices(first_sample)), self._graph)
+            self._data = self._settled(next(self._indices(first_sample)), self._graph, self._wanted.micro)
         pairs = iter(self._loader(self._data, self._indices(first_sample), self._workers))
         while True:
-            yield {micro: self._named(*next(pairs)) for micro in self._wanted.micros}
+            yield {
+                micro: self._named(*next(pairs), micro=self._wanted.micro) for micro in self._wanted.micros
+            }
+
+    def once(self) -> Iterator[tuple[Pass, dict[int, Mapping[str, Tensor]]]]:
+        """Yields the passes of one evaluation, in which every sample counts once.
+
+        Yields: the pass, and {micro-batch: {Value: tensor on the host}}; empty for a rank that reads nothing.
+        """
+        wanted, length = self._wanted, self.stream.length
+        assert length is not None, "what is evaluated is a dataset"
+        every = passes(length, wanted.micro, wanted.step_samples // wanted.micro)
+        if not wanted.micros:
+            yield from zip(every, repeat({}))
+            return
+        slots = [(each, wanted.first + number) for each in every for number in wanted.micros]
+        indices = [[(at, at) for at in each.samples(slot)] for each, slot in slots]
+        if self._data.region and self._graph is not None:
+            self._data = self._settled(indices[0], self._graph, every[0].micro)
+        pairs = iter(self._loader(self._data, indices, self._workers))
+        for each in every:
+            yield each, {number: self._named(*next(pairs), micro=each.micro) for number in wanted.micros}
 
     def _loader(
         self, data: Drawn, indices: Iterable[list[tuple[int, int]]], workers: int
@@ -249,7 +233,7 @@ class Batches:
             generator=torch.Generator(),  # leaves the global one alone
         )
 
-    def _settled(self, indices: list[tuple[int, int]], graph: ModelGraph) -> Drawn:
+    def _settled(self, indices: list[tuple[int, int]], graph: ModelGraph, micro: int) -> Drawn:
         """Returns the samples as they are read here: by the region where all that comes so can be used,
         otherwise whole."""
 
@@ -259,26 +243,26 @@ class Batches:
             return self._chosen(*pair)
 
         wanted, region = self._wanted, self._data.region
-        needed = Needed(graph=graph, micro=wanted.micro, parts=wanted.parts, region=region)
+        needed = Needed(graph=graph, micro=micro, parts=wanted.parts, region=region)
         by_region = settled(needed, lambda: read(self._data), lambda: read(self._data.whole()))
         return self._data if by_region else self._data.whole()
 
     def _chosen(self, inputs: object, targets: object) -> dict[str, Tensor]:
         return {n: t for n, t in self._values_of(inputs, targets).items() if n in self._wanted.values}
 
-    def _named(self, numbers: Sequence[int], pair: Pair) -> dict[str, Tensor]:
+    def _named(self, numbers: Sequence[int], pair: Pair, *, micro: int) -> dict[str, Tensor]:
         try:
-            return self._read(*pair)
+            return self._read(*pair, micro)
         except BadInput as error:
             samples = f"samples {listed(numbers)}"
             where = f"{error.where}, of {samples}" if error.where else samples
             raise BadInput(error.what, where=where, allowed=error.allowed) from error
 
-    def _read(self, inputs: object, targets: object) -> dict[str, Tensor]:
+    def _read(self, inputs: object, targets: object, micro: int) -> dict[str, Tensor]:
         """Returns a batch's tensors on the host; a stage takes what it reads to its device when it reads it."""
         values, wanted, region = self._chosen(inputs, targets), self._wanted, self._data.region
         if self._graph is not None:
-            needed = Needed(graph=self._graph, micro=wanted.micro, parts=wanted.parts, region=region)
+            needed = Needed(graph=self._graph, micro=micro, parts=wanted.parts, region=region)
             check_shapes(values, needed)
         return {name: part_of(x, wanted.parts.get(name, ()), region) for name, x in values.items()}
 

@@ -23,19 +23,25 @@ from typing import Any, cast
 import torch
 from safetensors.torch import save
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, default_collate
 
 from planner.capture import LiveLoop, write_model
 from planner.errors import BadInput
-from planner.workload import STORED, Workload, flat, load
-from runtime.data.batches import seeded
+from planner.workload import SOCKET, STORED, Workload, flat, load
+from runtime.data.stream import mix, seeded
 
 TARGETS = ("labels", "label", "targets", "target")
 EXAMPLE_SAMPLES = 4
 
 
 def live_workload(
-    model: nn.Module, batch: object, loss: object, loader: object, loop: LiveLoop, folder: Path | None
+    model: nn.Module,
+    batch: object,
+    loss: object,
+    loader: object,
+    loop: LiveLoop,
+    folder: Path | None,
+    valid: object = None,
 ) -> Workload:
     """Writes a live model as a folder and returns its workload; a loader's samples are served from here.
 
@@ -43,17 +49,21 @@ def live_workload(
     Raises: BadInput where neither batch nor loader is given, or something cannot travel as data.
     """
     folder = folder or Path(f"{type(model).__name__.lower()}.model")
+    parts: dict[str, Loaded] = {}
     if loader is not None:
-        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-            raise BadInput("loader is no DataLoader of a dataset with indices", where="Workload")
-        served = Served(loader)
+        parts["train"] = first = Loaded(_loader(loader, "loader"))
         if batch is None:
-            count = min(EXAMPLE_SAMPLES, served.length)
+            count = min(EXAMPLE_SAMPLES, first.length)
             with seeded(0):  # the notebook draws on as if nothing had been
-                batch = served.joined([served.sample(i) for i in range(count)])
-        if loop.dataset is None:
-            loop = replace(loop, dataset=served.start(), collate=None)
-    elif loop.dataset is None:
+                batch = first.joined([first.sample(i) for i in range(count)])
+    if valid is not None and not isinstance(valid, str):
+        collate = parts["train"].collate if parts else default_collate
+        made = valid if isinstance(valid, DataLoader) else DataLoader(cast(Any, valid), collate_fn=collate)
+        parts["valid"] = Loaded(_loader(made, "valid"))
+    elif valid is not None:
+        loop = replace(loop, valid_dataset=valid)
+    loop = _with_addresses(loop, parts) if parts else loop
+    if loop.dataset is None:
         loop = replace(loop, dataset=STORED)
     if batch is None:
         raise BadInput("a live model needs an example batch", where="Workload", allowed="batch= or loader=")
@@ -61,6 +71,29 @@ def live_workload(
         raise BadInput(f"loss is {type(loss).__name__}", where="Workload", allowed="loss(outputs, targets)")
     write_model(folder, model, pair_of(batch), loss or own_loss, loop)
     return load(str(folder))
+
+
+def _loader(loader: object, role: str) -> DataLoader[Any]:
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        raise BadInput(
+            f"{role} is no DataLoader of a dataset with indices",
+            where="Workload",
+            allowed="a map-style dataset; an IterableDataset as dataset='module:function'",
+        )
+    return loader
+
+
+def _with_addresses(loop: LiveLoop, parts: Mapping[str, Loaded]) -> LiveLoop:
+    """Starts to serve, and returns the loop with the addresses of what is served."""
+    if loop.dataset is not None and "valid" not in parts:
+        return loop
+    path = Served(parts).start()
+    address = {name: f"{SOCKET}{path}#{name}:{each.length}" for name, each in parts.items()}
+    if "train" in address and loop.dataset is None:
+        loop = replace(loop, dataset=address["train"], collate=None)
+        if loop.sampler is None and parts["train"].ordered:
+            loop = replace(loop, sampler=address["train"])
+    return replace(loop, valid_dataset=address["valid"]) if "valid" in address else loop
 
 
 def own_loss(outputs: object, targets: object) -> object:
@@ -86,14 +119,37 @@ def pair_of(batch: object) -> tuple[object, object]:
     )
 
 
-class Served:
-    """The samples of a loader, drawn here and asked for by ranks."""
+class Loaded:
+    """A loader's samples, drawn here."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        self._data, self._collate = cast(Any, loader.dataset), loader.collate_fn
+        self._data, self.collate = cast(Any, loader.dataset), loader.collate_fn
+        self._loader = loader
         self.length = len(self._data)
         if not self.length:
             raise BadInput("the loader's dataset has no samples", where="Workload")
+
+    @property
+    def ordered(self) -> bool:
+        """Returns whether the loader has an order of its own: anything but torch's plain shuffling."""
+        return type(self._batches) is not BatchSampler or type(self._loader.sampler) is not RandomSampler
+
+    @property
+    def _batches(self) -> object:
+        return self._loader.batch_sampler
+
+    def order(self, seed: int, epoch: int) -> list[int]:
+        """Returns the indices of an epoch by the loader's own sampler, drawn under (seed, epoch)."""
+        own = type(self._batches) not in (BatchSampler, type(None))
+        sampler = cast(Any, self._batches if own else self._loader.sampler)
+        for each in (sampler, cast(Any, getattr(sampler, "sampler", None))):
+            if hasattr(each, "set_epoch"):
+                each.set_epoch(epoch)
+            if isinstance(getattr(each, "generator", None), torch.Generator):
+                each.generator.manual_seed(mix(seed, epoch))
+        with seeded(mix(seed, epoch)):
+            found = [int(i) for part in sampler for i in part] if own else [int(i) for i in sampler]
+        return found
 
     def sample(self, index: int) -> object:
         """Returns one sample of the dataset."""
@@ -101,12 +157,19 @@ class Served:
 
     def joined(self, samples: list[object]) -> tuple[object, object]:
         """Returns samples as a batch (inputs, targets), by the loader's own function."""
-        return pair_of(self._collate(samples))
+        return pair_of(self.collate(samples))
+
+
+class Served:
+    """Loaders of a notebook by name, whose samples ranks ask for."""
+
+    def __init__(self, parts: Mapping[str, Loaded]) -> None:
+        self._parts = dict(parts)
 
     def start(self) -> str:
         """Starts the process that serves.
 
-        Returns: the address, for the folder of the model.
+        Returns: the path of the socket.
         """
         path = Path(tempfile.mkdtemp(prefix="shardwright-samples-")) / "socket"
         atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
@@ -118,7 +181,7 @@ class Served:
             raise BadInput(
                 "the dataset cannot be served from this process", allowed="dataset='module:function'"
             )
-        return f"socket:{path}:{self.length}"
+        return str(path)
 
     def _serve(self, path: str, ready: Any) -> None:  # Any: an event of multiprocessing
         torch.set_num_threads(1)
@@ -129,7 +192,7 @@ class Served:
                 for line in self.rfile:
                     asked = json.loads(line)
                     with lock:
-                        answer = served._answer(asked["indices"], asked["seeds"])
+                        answer = served._answer(asked)
                     self.wfile.write(answer)
 
         class Server(socketserver.ThreadingUnixStreamServer):
@@ -144,17 +207,27 @@ class Served:
             ready.set()
             server.serve_forever()
 
-    def _answer(self, indices: list[int], seeds: list[int]) -> bytes:
+    def _answer(self, asked: Mapping[str, Any]) -> bytes:
         tensors: dict[str, torch.Tensor] = {}
         head: dict[str, object]
         try:
-            samples = []
-            for index, seed in zip(indices, seeds, strict=True):
-                with seeded(seed):
-                    samples.append(self.sample(index))
-            with seeded(seeds[0]):  # a collate function may draw, too
-                head = {"batch": [flat(part, tensors, -1) for part in self.joined(samples)]}
+            part = self._parts[asked["part"]]
+            if "order" in asked:
+                head = {"order": part.order(*asked["order"])}
+            else:
+                head = {
+                    "batch": [flat(x, tensors, -1) for x in _drawn(part, asked["indices"], asked["seeds"])]
+                }
         except Exception as error:  # the user's dataset ran: it may raise anything
             head = {"error": f"{type(error).__name__}: {error}"}
         text, body = json.dumps(head).encode(), save(tensors)
         return struct.pack(">QQ", len(text), len(body)) + text + body
+
+
+def _drawn(part: Loaded, indices: list[int], seeds: list[int]) -> tuple[object, object]:
+    samples = []
+    for index, seed in zip(indices, seeds, strict=True):
+        with seeded(seed):
+            samples.append(part.sample(index))
+    with seeded(seeds[0]):  # a collate function may draw, too
+        return part.joined(samples)

@@ -8,9 +8,10 @@ run.wait().check().losses
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -21,13 +22,13 @@ from planner.simulate import RunRecord
 from runtime import local, slurm
 from runtime.backend import Backend
 from runtime.launch import finished, status
-from runtime.runfolder import Outcome, Paths, Result, result_of, steps_of, unused
+from runtime.runfolder import Evaluated, Outcome, Paths, Result, evaluations_of, result_of, steps_of, unused
 
 if TYPE_CHECKING:
     from planner.workload import Workload
 
 Where = Literal["local", "slurm"]
-HEADS = ("step", "loss", "seconds")
+HEADS = ("step", "loss", "seconds", "samples_per_second", "learning_rate", "gradient_norm")
 
 
 class StepRows(Shown, list[dict[str, float]]):
@@ -36,10 +37,10 @@ class StepRows(Shown, list[dict[str, float]]):
     """
 
     def heads(self) -> tuple[str, ...]:
-        return HEADS
+        return tuple(head for head in HEADS if any(not math.isnan(row[head]) for row in self))
 
     def lines(self) -> list[list[str]]:
-        return [[f"{row[head]:.6g}" for head in HEADS] for row in self]
+        return [[f"{row[head]:.6g}" for head in self.heads()] for row in self]
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,11 +79,13 @@ class Handle(Shown):
         return "\n".join(line for _, line in status.lines_of(self.folder, rank, follow=False))
 
     def metrics(self) -> StepRows:
-        """Returns the steps so far: number, mean loss, and seconds of each."""
-        found = steps_of(self.paths)
-        return StepRows(
-            {"step": step, "loss": row.loss, "seconds": row.seconds} for step, row in found.items()
-        )
+        """Returns the steps so far: number, mean loss, seconds, samples a second, learning rate, and the gradients'
+        norm. A value that is not known is NaN."""
+        return StepRows({"step": step, **asdict(row)} for step, row in steps_of(self.paths).items())
+
+    def evaluations(self) -> list[Evaluated]:
+        """Returns the evaluations of `valid_dataset()` so far, by step: loss, metrics, and whether it was the best."""
+        return evaluations_of(self.paths)
 
     def cancel(self) -> None:
         """Ends the run. It can be resumed from its last complete checkpoint.

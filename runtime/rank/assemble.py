@@ -21,6 +21,7 @@ from runtime.rank.rank import Feed, Rank
 from runtime.runfolder import COUNT
 from runtime.stage import AnyStage, Keys
 from runtime.update import (
+    Averages,
     Bucket,
     Flat,
     GradientSync,
@@ -126,6 +127,7 @@ def _updater(
         schedule=lr_schedule,
         world=world.group,
         previous=_previous(options, world, flats, squares),
+        averages=Averages(flats, options.ema) if options.ema is not None else None,
     )
 
 

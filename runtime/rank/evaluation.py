@@ -22,7 +22,7 @@ from runtime.execute import AUTOCAST, Interpreter, Pulse, Tensors, Tracer, forwa
 from runtime.messages import routes_of
 from runtime.rank.parts import RankParts
 from runtime.rank.rank import Feed
-from runtime.runfolder import COUNT, LOSS
+from runtime.runfolder import LOSS
 from runtime.stage import Keys, key_random_operations
 from runtime.update import Updater
 from runtime.world import World
@@ -55,7 +55,7 @@ class EvaluationStage:
             results = self._module._run(*given, *self._states)
         made: dict[str, Tensor] = dict(zip(self._module.outputs, results, strict=True))
         if LOSS in made:
-            self.losses[micro] = {name: made[name] for name in (LOSS, COUNT) if name in made}
+            self.losses[micro] = {name: x for name, x in made.items() if name.startswith(LOSS[:-1])}
         return made
 
     def backward(self, micro: int, grads: Tensors) -> dict[str, Tensor]:
@@ -95,16 +95,23 @@ def _beating(pulse: Pulse) -> Iterator[None]:
 class Evaluation:
     """The stages of one rank that evaluate, with their messages. All ranks make and run it at the same time."""
 
-    def __init__(self, parts: RankParts, idle: Mapping[str, Tensor], updater: Updater, pulse: Pulse) -> None:
+    def __init__(
+        self, parts: RankParts, idle: Mapping[str, Tensor], updater: Updater, pulse: Pulse, micro: int
+    ) -> None:
         """Captures the model in evaluation mode and cuts it as the plan cuts it.
 
-        Args: `parts` are those of the training; `idle` are tensors that no layer of it uses, on the first
+        Args: `parts` are those of the training; `micro` is the micro-batch to be served; `idle` are tensors that no layer of it uses, on the first
             rank; `updater` is the training's and has nothing to do here.
         Raises: BadInput or BadPlan, where the model cannot be evaluated under this plan.
         """
         plan, world = parts.plan, parts.world
         with _beating(pulse):
-            captured = evaluation_of(parts.captured, plan.batch.micro)
+            captured = evaluation_of(parts.captured, micro)
+        if not captured.graph.symbolic_batch and captured.graph.captured_micro != micro:
+            raise BadInput(
+                f"in evaluation mode the model serves no micro-batch of {micro}", where="evaluation"
+            )
+        self.metrics = captured.metrics
         every = cut(captured, parts.edges)
         outer = {value.name for value in captured.graph.values if value.role != "hidden"}
         reads = {i: [name for name in module.inputs if name in outer] for i, module in enumerate(every)}
@@ -115,10 +122,10 @@ class Evaluation:
             raise BadPlan(
                 "the ranks have derived different programs of an evaluation: versions or files differ"
             )
-        sharing = parts.sharing.of_others(plan, every) if parts.sharing else None
+        sharing = parts.sharing.of_others(plan, every, micro) if parts.sharing else None
         self._feed = Feed(reads, world.device)
         modules = {stage: every[stage] for _, stage in parts.held}
-        draws = drawing_order(captured)
+        draws = drawing_order(captured.layout.traced.graph)
         for module in modules.values():
             module.place(world.device)
             numbers = [draws[node] for node in module._slice.nodes if node in draws]

@@ -52,6 +52,7 @@ class RankOptions:
     seed: int = 0
     clip_norm: float | None = None
     clip_by: ClipBy = "step"
+    ema: float | None = None  # decay of the average of parameters
     made_up: bool = False  # what comes from other ranks is: no number is judged
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,14 @@ from runtime.world import RankMesh, World
 
 Node = tuple[int, int]  # pipe, stage
 T = TypeVar("T")
-Evaluate = Callable[[Mapping[int, Tensors]], dict[int, dict[str, float]]]
+
+
+class Evaluate(Protocol):
+    """The model as its `eval()` makes it run, for one micro-batch; `metrics` names what comes after the loss."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]: ...
+    def __call__(self, values: Mapping[int, Tensors]) -> dict[int, dict[str, float]]: ...
 
 
 @dataclass
@@ -64,8 +71,9 @@ class Rank:
     interpreter: Interpreter
     tracer: Tracer
     feed: Feed
-    make_evaluation: Callable[[], Evaluate]
+    make_evaluation: Callable[[int], Evaluate]  # of a micro-batch
     scaler: Scaler | None = None
+    evaluations: dict[int, Evaluate] = field(default_factory=dict)  # by micro-batch
 
     def step(
         self, step: int, values: Mapping[int, Tensors], run: Callable[[int], None] | None = None
@@ -89,6 +97,11 @@ class Rank:
         for state in self.shared:
             state.finish()
         return self.losses()
+
+    @property
+    def tells(self) -> bool:
+        """Returns whether this rank tells its losses: those that share a sample in space have the same ones."""
+        return self.mesh.by_rank[self.world.rank].spatial == 0
 
     def wanted(self) -> Wanted:
         """Returns the samples and Values that this rank reads of a batch."""
@@ -124,20 +137,25 @@ class Rank:
         held = [*self.parameters.values(), *self.buffers.values(), *self.idle.values()]
         return [*held, *flat, *(tensor for row in state for tensor in row.values())]
 
-    def evaluate(self, values: Mapping[int, Tensors]) -> dict[int, dict[str, float]]:
-        """Computes the losses of one batch in evaluation mode. No state changes.
+    def evaluate(self, values: Mapping[int, Tensors], micro: int) -> dict[int, dict[str, float]]:
+        """Computes the losses and metrics of one batch in evaluation mode, of the averaged parameters where there are
+        any. No state changes.
 
         All ranks call this at the same time.
-        Args: `values` has the batch by micro-batch of this replica.
-        Returns: micro-batch over all replicas -> loss and count.
+        Args: `values` has the batch by micro-batch of this replica, each of `micro` samples.
+        Returns: micro-batch over all replicas -> loss and count, then a sum and a count for each metric.
         Raises: BadInput or BadPlan, where the model cannot be evaluated as its `eval()` makes it run.
         """
         self.updater.settle()
-        return self._evaluate(values)
+        averages = self.updater.averages
+        with averages.in_place() if averages is not None else nullcontext():
+            return self.evaluation(micro)(values)
 
-    @cached_property
-    def _evaluate(self) -> Evaluate:
-        return self.make_evaluation()
+    def evaluation(self, micro: int) -> Evaluate:
+        """Returns the model in evaluation mode for one micro-batch, which is captured when it is first asked for."""
+        if micro not in self.evaluations:
+            self.evaluations[micro] = self.make_evaluation(micro)
+        return self.evaluations[micro]
 
     def losses(self) -> dict[int, dict[str, float]]:
         """Returns the losses of the last step: micro-batch over all replicas -> loss and count."""
@@ -159,6 +177,8 @@ class Rank:
             self.updater.previous.resume(checkpoint.facts.extra["norm"])
         self.updater.catch_up(checkpoint.facts.step)
         names = [name for flat in self.flats for name in flat.bucket.names]
+        if self.updater.averages is not None:
+            self.updater.averages.load(checkpoint.averages(names))
         load_state(
             self.updater.optimizers, self.flats, SavedState(checkpoint.state(names), checkpoint.settings)
         )
@@ -168,7 +188,9 @@ class Rank:
         self.updater.settle()
         previous = self.updater.previous.norm() if self.updater.previous is not None else None
         norm = {} if previous is None else {"norm": previous}
-        return norm if self.scaler is None else asdict(self.scaler)
+        averages = self.updater.averages
+        kept = {} if averages is None else {"ema": averages.decay}
+        return kept | (norm if self.scaler is None else asdict(self.scaler))
 
     def part(self) -> CheckpointPart:
         """Returns this rank's part of a checkpoint: the tensors that it holds first, and the optimizer state
@@ -189,6 +211,11 @@ class Rank:
             first = self.mesh.holders(stages)[0] if stages else 0
             if first == self.world.rank:
                 tensors[row.name] = here[row.name]
+        averages = self.updater.averages.named() if self.updater.averages is not None else {}
         return CheckpointPart(
-            rank=self.world.rank, tensors=tensors, state=saved.tensors, settings=saved.settings
+            rank=self.world.rank,
+            tensors=tensors,
+            state=saved.tensors,
+            settings=saved.settings,
+            averages={name: x for name, x in averages.items() if name in tensors},
         )

@@ -4,14 +4,20 @@ is dropped.
 The rank's own calls of torch.distributed run as they are, with their buffers and handles. Only the process
 group behind them is another, which answers at once. A sum leaves a tensor as it is, as if all other ranks had
 added nothing. Parts that come from other ranks are zeros.
+
+Finds what every hop of a plan carries without another rank: all stages run once on tensors without
+contents.
+
+Shapes, strides and types that a stage sends depend on its operations, and on no number. So one micro-batch
+goes forward through all stages of this rank's group, and back.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -22,9 +28,18 @@ from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
     Store,
     _create_work_from_future,
 )
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.futures import Future
 
+from planner.capture import Captured
 from planner.errors import BadInput
+from planner.model import Buffer, ModelGraph, Parameter
+from planner.plan import Plan
+from planner.schedule import Kind
+from runtime.execute import Tensors
+from runtime.messages import DenseLayout, Direction, Edge, Routes
+from runtime.rank import RankOptions, RankParts
+from runtime.stage import AnyStage
 from runtime.world import World
 
 NAME = "rehearsal"
@@ -134,3 +149,76 @@ def world_of(rank: int, size: int, device: torch.device) -> Iterator[AloneWorld]
     finally:
         dist.destroy_process_group()
         sys.excepthook = hook
+
+
+MADE_UP = RankOptions(made_up=True)
+
+
+def layouts(plan: Plan, captured: Captured, batch: Tensors, world: World) -> dict[Edge, list[DenseLayout]]:
+    """Returns the layout of every Value that a hop carries, by hop.
+
+    Args: `batch` is one micro-batch; `world` is that of a rank, whose part of the samples counts.
+    """
+    eager = plan.model_copy(update={"execution": "eager"})
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        parts = RankParts(eager, captured, world, MADE_UP)
+        # Recomputation makes the same tensors again.
+        orders = (tuple(a for a in order if a.kind is not Kind.R) for order in parts.schedule.orders)
+        parts.schedule = replace(parts.schedule, orders=tuple(orders))
+        parts.held = tuple((0, stage) for stage in range(parts.schedule.stages))
+        modules = parts.modules(lambda names: {name: _empty(_row(captured.graph, name)) for name in names})
+        stages = [stage for _, stage in sorted(parts.stages(modules, {}).items())]
+        values = {name: mode.from_tensor(tensor).to(world.device) for name, tensor in batch.items()}
+        return _through(stages, parts.routes, values)
+
+
+def _through(stages: Sequence[AnyStage], routes: Routes, batch: Tensors) -> dict[Edge, list[DenseLayout]]:
+    found: dict[Edge, list[DenseLayout]] = {}
+    values = dict(batch)
+    for number, stage in enumerate(stages):
+        made = stage.forward(0, {name: values[name] for name in stage.module.inputs})
+        values |= made
+        _note(found, routes, "act", number, made)
+    carried: dict[tuple[int, str], Tensor] = {}  # by the stage that takes it
+    for number, stage in reversed(list(enumerate(stages))):
+        own = {name for _, names in routes.arriving("grad", number) for name in names}
+        passed = stage.backward(0, {name: carried[number, name] for name in own})
+        _note(found, routes, "grad", number, passed)
+        for receiver, names in routes.leaving("grad", number):
+            carried |= {(receiver, name): passed[name] for name in names}
+    return found
+
+
+def _note(
+    found: dict[Edge, list[DenseLayout]], routes: Routes, direction: Direction, stage: int, made: Tensors
+) -> None:
+    for receiver, names in routes.leaving(direction, stage):
+        found[direction, stage, receiver] = [DenseLayout.of(made[name]) for name in names]
+
+
+def made_up_states(graph: ModelGraph) -> Callable[[Sequence[str]], Mapping[str, Tensor]]:
+    """Returns a loader of made-up parameters and buffers, by their names.
+
+    Weights are about one over their fan-in, so that values do not grow from layer to layer. Variances are
+    positive.
+    Args: `graph` has their shapes and types.
+    """
+
+    def load(names: Sequence[str]) -> dict[str, Tensor]:
+        found = {}
+        for name in names:
+            tensor = fill(_empty(_row(graph, name)))
+            if name in graph.parameter and tensor.is_floating_point() and tensor.ndim > 1:
+                tensor /= max(1, tensor[0].numel())
+            found[name] = tensor
+        return found
+
+    return load
+
+
+def _row(graph: ModelGraph, name: str) -> Parameter | Buffer:
+    return graph.parameter[name] if name in graph.parameter else graph.buffer[name]
+
+
+def _empty(row: Parameter | Buffer) -> Tensor:
+    return torch.empty(row.shape, dtype=getattr(torch, row.dtype))

@@ -15,7 +15,7 @@ from runtime.data import Batches
 from runtime.execute import SILENT, WAITS, ActionCall, Tensors, static_bytes
 from runtime.messages import DenseLayout, Edge
 from runtime.rank import Rank, assemble
-from runtime.rehearse.message_survey import MADE_UP, made_up_states
+from runtime.rehearse.fake_world import MADE_UP, made_up_states
 from runtime.train import Model, NoPulse
 from runtime.world import World
 

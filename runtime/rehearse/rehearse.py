@@ -24,8 +24,7 @@ from planner.schedule import check_schedule
 from planner.terminal import Report
 from planner.workload import Workload
 from runtime.messages import DenseLayout, Edge, stages_of_layers
-from runtime.rehearse.fake_world import world_of
-from runtime.rehearse.message_survey import layouts
+from runtime.rehearse.fake_world import layouts, world_of
 from runtime.rehearse.rank import Rehearsed, rehearsed
 from runtime.rehearse.report import Rehearsal, compared
 from runtime.train import Model

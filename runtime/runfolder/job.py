@@ -29,15 +29,28 @@ class Job:
     clip_by: Literal["step", "previous"] = "step"  # whose norm that limits
     save_every: int = 0  # steps; 0 saves at the end only
     keep: int = 2  # complete checkpoints
+    eval_every: int = 0  # steps between evaluations of valid_dataset(); 0 for none
+    best_by: str = "loss"  # the value of an evaluation that tells what is best, and :max where more is better
+    keep_best: bool = False  # a checkpoint of the best evaluation, beside the newest
+    patience: int = 0  # evaluations without a better one, after which the training stops; 0 for never
+    ema: float | None = None  # decay of an average of the parameters, which is what is evaluated
+    grad_norm: bool = False  # whether the gradients' norm is recorded where nothing else needs it
     threads: int = 1  # of each rank
     memory_step: int = 0  # the step whose peak of memory is measured, slowly; 0 for none
     data_workers: int = 0  # processes that load samples, a rank that reads any
+    pin_memory: bool | None = None  # of batches on the host; by default where the device is cuda
+    drop_last: bool = False  # whether an epoch ends with its last whole step
     device: Literal["cpu", "cuda"] = "cpu"
     deadline_s: float = 60.0  # without any progress of a rank
     rendezvous: str = "file"  # where ranks meet, in the words of `meeting`
     script: tuple[str, ...] = ()  # a user's own, with its arguments, instead of the workload's training
     restarts: int = 0  # times that a run which fails goes on from its last complete checkpoint by itself
     generation: int = 0  # counts restarts, so that the rendezvous of one is never met by another
+
+    @property
+    def limit(self) -> float | None:
+        """Returns the norm that gradients are clipped to; infinite where it is only to be recorded."""
+        return float("inf") if self.clip_norm is None and self.grad_norm else self.clip_norm
 
     def write(self, paths: Paths) -> None:
         """Writes `job.json` in the run folder, whole or not at all."""
@@ -50,6 +63,8 @@ _WHOLE = {  # the least and the most
     "seed": (0, 2**63 - 1),
     "save_every": (0, MOST),
     "keep": (1, MOST),
+    "eval_every": (0, MOST),
+    "patience": (0, MOST),
     "threads": (1, 4096),
     "memory_step": (0, MOST),
     "data_workers": (0, 4096),
@@ -70,11 +85,18 @@ def check(job: Job) -> Job:
             raise BadInput(
                 f"{name} is {value!r}", where="launch", allowed=f"a whole number, {least} to {most}"
             )
-    for name in ("deadline_s", "clip_norm"):
+    for name in ("deadline_s", "clip_norm", "ema"):
         value = getattr(job, name)
         wrong = isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf")
         if value is not None and wrong:
             raise BadInput(f"{name} is {value!r}", where="launch", allowed="a number above 0")
+    if job.ema is not None and not 0 < job.ema < 1:
+        raise BadInput(
+            f"ema is {job.ema!r}", where="launch", allowed="a decay between 0 and 1, such as 0.999"
+        )
+    if not job.eval_every and (job.patience or job.keep_best):
+        wrong_name = "patience" if job.patience else "keep_best"
+        raise BadInput(f"{wrong_name} without evaluations", where="launch", allowed="eval_every, too")
     for name in ("content", "device", "clip_by"):
         allowed = get_args(get_type_hints(Job)[name])
         if getattr(job, name) not in allowed:

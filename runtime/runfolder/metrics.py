@@ -6,24 +6,27 @@ Nothing here needs torch, so that a run is shown at once.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import TypedDict, cast
+from typing import NotRequired, TypedDict, cast
 
 from planner.errors import BadInput
 from planner.files import whole_lines
 from planner.plan import Plan
 from planner.timeline import WARM_UP_STEPS
 from planner.units import format_duration
+from runtime.runfolder.durable import append
 from runtime.runfolder.job import MOST
 from runtime.runfolder.paths import Paths
 
 MOST_BYTES = 2**31  # of one rank's file: about ten million steps
 JUDGED_STEPS = 10  # the last steps, whose median is compared with the bars of the prediction
+OPTIONAL = ("samples", "learning_rate", "gradient_norm")
 LOSS = "loss:0"
 COUNT = "loss:1"
 
@@ -37,6 +40,9 @@ class StepMetrics:
 
     loss: float
     seconds: float  # of the slowest rank that has a share of the loss
+    samples_per_second: float = math.nan
+    learning_rate: float = math.nan
+    gradient_norm: float = math.nan  # before clipping; where something needed it
 
 
 def mean_loss(losses: Losses) -> float:
@@ -73,6 +79,13 @@ class _Try:
     micros: int
     losses: dict[int, dict[str, float]]
     seconds: float
+    samples: float = math.nan
+    rate: float = math.nan
+    norm: float = math.nan
+
+    def metrics(self) -> StepMetrics:
+        samples_per_second = self.samples / self.seconds if self.seconds else math.nan
+        return StepMetrics(mean_loss(self.losses), self.seconds, samples_per_second, self.rate, self.norm)
 
 
 class _Row(TypedDict):
@@ -81,6 +94,9 @@ class _Row(TypedDict):
     micros: int
     seconds: float
     losses: dict[str, dict[str, float]]
+    samples: NotRequired[int]  # of the step, over all replicas
+    learning_rate: NotRequired[float]
+    gradient_norm: NotRequired[float]
 
 
 class MetricLines:
@@ -102,13 +118,15 @@ class MetricLines:
                     self._add(row)
         for key in [key for key, one in self._tries.items() if len(one.losses) == one.micros]:
             one = self._tries.pop(key)
-            yield *key, StepMetrics(mean_loss(one.losses), one.seconds)
+            yield *key, one.metrics()
 
     def _add(self, row: _Row) -> None:
         key = row["generation"], row["step"]
         one = self._tries.setdefault(key, _Try(row["micros"], {}, 0.0))
         one.losses.update({int(micro): losses for micro, losses in row["losses"].items()})
         one.seconds = max(one.seconds, row["seconds"])
+        one.samples = row.get("samples", one.samples)
+        one.rate, one.norm = row.get("learning_rate", one.rate), row.get("gradient_norm", one.norm)
 
     def _rows(self, path: Path) -> Iterator[_Row]:
         """Yields the new whole lines of one rank's file.
@@ -130,7 +148,8 @@ def _row(line: bytes, path: Path) -> _Row | None:
     """
     try:
         row = json.loads(line)
-        if all(is_right(row[name]) for name, is_right in _RIGHT.items()):
+        optional = all(_number(row.get(name, 0.0)) for name in OPTIONAL)
+        if optional and all(is_right(row[name]) for name, is_right in _RIGHT.items()):
             return cast(_Row, row)
     except RecursionError:
         pass
@@ -163,6 +182,50 @@ _RIGHT: Mapping[str, Callable[[object], bool]] = {
     "seconds": lambda value: _number(value) and 0 <= value <= MOST,  # type: ignore[operator]
     "losses": _losses,
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """One evaluation: the mean loss over all samples, and the metrics as sums over counts."""
+
+    step: int
+    samples: int
+    values: Mapping[str, float]  # "loss", then the user's metrics
+    best: bool = False  # of all so far
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns the evaluation as one flat dictionary."""
+        return {"step": self.step, "samples": self.samples, "best": self.best, **self.values}
+
+
+def write_evaluation(paths: Paths, found: Evaluated, generation: int) -> None:
+    """Adds an evaluation to the run folder."""
+    append(paths.evaluations, json.dumps(found.to_dict() | {"generation": generation}))
+
+
+def evaluations_of(paths: Paths) -> list[Evaluated]:
+    """Returns the evaluations of a run by step; one that was done again counts as it was done last.
+
+    Raises: BadInput where the file holds anything else.
+    """
+    found: dict[int, Evaluated] = {}
+    for line in (
+        whole_lines(paths.evaluations, start=0, max_bytes=MOST_BYTES) if paths.evaluations.exists() else ()
+    ):
+        try:
+            row = json.loads(line)
+            values = {
+                str(k): float(x) for k, x in row.items() if k not in ("step", "samples", "best", "generation")
+            }
+            one = Evaluated(
+                step=int(row["step"]), samples=int(row["samples"]), best=bool(row["best"]), values=values
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise BadInput(
+                f"holds a line that is no evaluation: {error}", where=str(paths.evaluations)
+            ) from error
+        found[one.step] = one
+    return [found[step] for step in sorted(found)]
 
 
 def outside_bars(plan: Plan, measured_ns: float) -> str:

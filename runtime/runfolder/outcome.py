@@ -147,19 +147,20 @@ def write_cause(paths: Paths, rank: int, error: BaseException) -> None:
     cause = Cause(
         rank=rank,
         time_ns=time.monotonic_ns(),
-        secondary=_is_secondary(error),
+        secondary=is_secondary(error),
         what=f"rank {rank}: {type(error).__name__}: {error}",
         where=traceback.format_exception(error),
     )
     write_durably(paths, paths.cause(rank), json.dumps(asdict(cause)))
 
 
-def _is_secondary(error: BaseException) -> bool:
+def is_secondary(error: BaseException) -> bool:
     """Returns whether an error follows from another rank's end: a lost connection or a timeout of a
     communication call.
     """
     words = ("Connection closed by peer", "Connection reset", "Timed out waiting", "Broken pipe", "NCCL")
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    told = getattr(error, "secondary", False) is True  # by the rank that failed
+    return told or (isinstance(error, RuntimeError) and any(word in str(error) for word in words))
 
 
 def tell(paths: Paths, outcome: Outcome) -> None:

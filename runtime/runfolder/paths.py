@@ -72,6 +72,11 @@ class Paths:
         return self.root / "metrics.jsonl"
 
     @property
+    def evaluations(self) -> Path:
+        """Returns the file of evaluations of a dataset, one a line."""
+        return self.root / "evaluations.jsonl"
+
+    @property
     def script(self) -> Path:
         """Returns the script that sbatch is given."""
         return self.root / "launch.sbatch"

@@ -47,16 +47,18 @@ class Sharing:
             mesh = SampleGroup(self.analysed[stage].grid, wire)
             shard(module, self.analysed[stage], mesh, overlap=stage not in owing)
 
-    def of_others(self, plan: Plan, every: Sequence[StageModule]) -> Sharing:
+    def of_others(self, plan: Plan, every: Sequence[StageModule], micro: int) -> Sharing:
         """Returns the same group for other operations of the plan's stages, as of an evaluation.
 
-        Args: `every` are all stages of the plan.
+        Args: `every` are all stages of the plan; `micro` is their micro-batch, which may be another one.
         Raises: BadPlan where they take another part of the batch, NoRule for what cannot be done on shards.
         """
+        if shares_of(plan) and micro % plan.axes.spatial:
+            raise BadPlan(f"{plan.axes.spatial} ranks cannot share {micro} samples evenly")
         made = replace(self, analysed=_analysed(plan, every))
         for before, after in zip(self.analysed, made.analysed, strict=True):
             for name, layout in after.batch.items():
-                if before.batch.get(name, layout) != layout:
+                if before.batch.get(name, layout).cuts != layout.cuts:
                     raise BadPlan(f"in evaluation mode another part of '{name}' is needed: use spatial: 1")
         return made
 

@@ -6,9 +6,8 @@ own script.
 Start reading in `training.py`; `prepare.py` checks everything that can be known beforehand.
 """
 
-from runtime.train.inline import open_inline, train_inline
 from runtime.train.prepare import Model, job_of, prepare, prepare_folder
-from runtime.train.script import StepLoop, launched, run_script
+from runtime.train.script import StepLoop, launched, open_inline, run_script, train_inline
 from runtime.train.stop import Agreed, block, listen
 from runtime.train.training import NoPulse, sleep_rank, train_rank, training_of
 

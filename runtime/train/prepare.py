@@ -62,7 +62,11 @@ def prepare(model: Model, folder: Path, job: Job, refuse: Refuse = lambda _: Non
     Raises: BadPlan or BadInput; a new folder is then removed again.
     """
     check_supported(model.plan, model.captured)
-    updates.check(model.plan, model.captured.graph, job.clip_norm, job.clip_by)
+    updates.check(model.plan, model.captured.graph, job.limit, job.clip_by)
+    if job.eval_every and "valid_dataset" not in model.workload.functions:
+        raise BadInput(
+            "eval_every needs a dataset to evaluate", where=model.workload.where, allowed="valid_dataset()"
+        )
     joint = check_optimizer(model.workload, model.captured.graph)
     for found in refused(model.plan, model.captured.graph, joint):
         raise BadPlan(str(found))
@@ -134,6 +138,11 @@ def write_start(paths: Paths, model: Model, job: Job) -> Checkpoint:
 def _check_resumed(begin: Checkpoint, captured: Captured, job: Job) -> None:
     if begin.facts.fingerprint != captured.graph.fingerprint:
         raise BadInput("the checkpoint is of another model", where=str(begin.folder))
+    if "ema" in begin.facts.extra and job.ema is None:
+        decay = begin.facts.extra["ema"]
+        raise BadInput(
+            "the run keeps averages of its parameters", where=str(begin.folder), allowed=f"ema {decay:g}"
+        )
     if begin.facts.seed != job.seed:
         raise BadInput(
             f"seed {job.seed}", where=str(begin.folder), allowed=f"{begin.facts.seed}, as it began"

@@ -1,6 +1,6 @@
-"""The steps of one training as methods, for a user's own script or notebook.
+"""Training from a process of the user's own: step by step, or a whole plan in this one process.
 
-Every call returns the same on all ranks.
+Every call of a `StepLoop` returns the same on all ranks.
 """
 
 from __future__ import annotations
@@ -10,19 +10,25 @@ import runpy
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from planner.errors import BadInput
+from planner.plan import Axes, Memory, Place, Plan, ScheduleChoice, StagePlan, StageTimes
+from planner.plan import Batch as PlannedBatch
+from planner.schedule import generate
+from planner.workload import Workload
 from runtime import checkpoint as checkpoints
+from runtime import runfolder
 from runtime.execute import Pulse
-from runtime.runfolder import COUNT, LOSS, Job, Losses, Paths, mean_loss, release
-from runtime.train.prepare import Model
-from runtime.train.training import Batch, Training, training_of
+from runtime.runfolder import Job, Outcome, Paths, Result, release, result_of, tell
+from runtime.train.prepare import Model, Refuse, job_of, prepare
+from runtime.train.training import Batch, NoPulse, Training, training_of
+from runtime.world import alone
 
 
 class _Launched(NamedTuple):
@@ -69,17 +75,26 @@ class StepLoop:
         start = time.monotonic()
         losses = self._training.step(batch)
         self._training.record(losses, time.monotonic() - start)
-        return self._mean(losses)
+        return self._training.loss_of(losses)
 
-    def evaluate(self, batch: Batch) -> float:
-        """Evaluates one batch as the model runs after `eval()`; no state changes.
+    def evaluate(self, data: object | None = None) -> dict[str, float]:
+        """Evaluates a dataset as the model runs after `eval()`, each sample once; no state changes.
 
         The first call captures the model in evaluation mode, which takes about as long as its capture did.
+        Args: `data` is a map-style dataset, the same on all ranks; without it, the workload's `valid_dataset()`.
+        Returns: "loss" and the workload's metrics by name, the same on all ranks.
+        Raises: BadInput or BadPlan with the user's line, where the model cannot be captured in evaluation mode.
+        """
+        return dict(self._training.evaluate(data).values)
+
+    def evaluate_batch(self, batch: Batch) -> float:
+        """Evaluates one batch as the model runs after `eval()`; no state changes.
+
         Args: `batch` is like those of `batches()`.
         Returns: the mean loss, the same on all ranks.
         Raises: BadInput or BadPlan with the user's line, where the model cannot be captured in evaluation mode.
         """
-        return self._mean(self._training.evaluate(batch))
+        return self._training.loss_of(self._training.evaluate_batch(batch))
 
     def save(self) -> None:
         """Writes a checkpoint of the step just done in the background. All ranks call it.
@@ -119,22 +134,6 @@ class StepLoop:
         if error is None:
             self.close()
 
-    def _mean(self, losses: Losses) -> float:
-        """Returns the mean loss of a step on every rank, the same to the bit.
-
-        Each micro-batch is told by one rank, and is zero on the others, so that a sum over ranks is exact.
-        """
-        plan, world = self._training.plan, self._training.world
-        table = torch.zeros(plan.batch.micros * plan.axes.data, 2, dtype=torch.float64)
-        told = losses if self._training.rank.mesh.by_rank[self.rank].spatial == 0 else {}
-        for micro, row in told.items():
-            table[micro, 0], table[micro, 1] = row[LOSS], row.get(COUNT, 0.0)
-        if world.group is not None:
-            dist.all_reduce(table, group=world.group)
-        counted = self._training.graph.loss_kind == "sum_count"
-        rows = [{LOSS: loss, COUNT: count} if counted else {LOSS: loss} for loss, count in table.tolist()]
-        return mean_loss(dict(enumerate(rows)))
-
 
 def launched() -> Training | None:
     """Returns the training of this rank where it was launched to run a script."""
@@ -150,3 +149,99 @@ def run_script(paths: Paths, job: Job, model: Model, rank: int, pulse: Pulse | N
     sys.argv = list(job.script)
     sys.path.insert(0, os.path.dirname(os.path.abspath(job.script[0])))
     runpy.run_path(job.script[0], run_name="__main__")
+
+
+def train_inline(
+    plan: Plan,
+    folder: Path | str,
+    *,
+    steps: int,
+    workload: Workload | None = None,
+    refuse: Refuse,
+    **settings: object,
+) -> Result:
+    """Trains a plan in this process: all layers in one stage, the micro-batches of all replicas one after
+    another.
+
+    Args: `settings` are fields of Job; `refuse` raises BadInput where somebody else uses the folder.
+    Returns: losses and Timeline of the finished run.
+    Raises: whatever the training raises, after it was written down as the outcome.
+    """
+    training = open_inline(plan, folder, steps=steps, workload=workload, refuse=refuse, **settings)
+    paths, before = training.paths, torch.get_num_threads()
+    torch.set_num_threads(training.job.threads)
+    try:
+        training.run()
+        training.leave()
+    except KeyboardInterrupt:
+        tell(paths, Outcome("interrupted", cause="by Ctrl-C"))
+        raise
+    except BaseException as error:
+        tell(paths, Outcome("failed", 0, f"{type(error).__name__}: {error}"))
+        raise
+    finally:
+        torch.set_num_threads(before)
+        runfolder.release(paths)
+    tell(paths, done := Outcome("done"))
+    return result_of(paths, 1, done)
+
+
+def open_inline(
+    plan: Plan,
+    folder: Path | str,
+    *,
+    steps: int,
+    workload: Workload | None = None,
+    refuse: Refuse,
+    **settings: object,
+) -> Training:
+    """Prepares a run folder and opens its training in this process, ready for the first step.
+
+    Args: `settings` are fields of Job; `refuse` raises BadInput where somebody else uses the folder.
+    Returns: a training that goes on from the last complete checkpoint of the folder.
+    """
+    model = Model.of(one_process(plan), workload)
+    paths, job = prepare(model, Path(folder), job_of(plan, steps, settings), refuse)
+    begin = checkpoints.latest(paths.checkpoints)
+    assert begin is not None
+    return Training(model, begin, alone(torch.device(job.device)), job, paths, NoPulse())
+
+
+def one_process(plan: Plan) -> Plan:
+    """Returns the same training without its parallelism.
+
+    Returns: a plan with one stage on one rank, and with the samples and micro-batches of `plan`.
+    """
+    micros = plan.batch.micros * plan.axes.data
+    schedule = generate("1f1b", workers=1, micros=micros)
+    choice = ScheduleChoice(
+        family="1f1b",
+        pairs=1,
+        chunks=1,
+        place=schedule.place,
+        pipe_of=schedule.pipe_of,
+        orders=tuple(schedule.to_text().splitlines()),
+        settings=dict(schedule.settings),
+    )
+    total = StageTimes(
+        **{name: sum(getattr(t, name) for t in plan.times) for name in StageTimes.model_fields}
+    )
+    memory = Memory(
+        **{name: sum(getattr(row, name) for row in plan.prediction.memory) for name in Memory.model_fields}
+    )
+    layers = tuple(name for stage in plan.stages for name in stage.layers)
+    return plan.model_copy(
+        update={
+            "axes": Axes(order=plan.axes.order),
+            "batch": PlannedBatch(samples=plan.batch.samples, micro=plan.batch.micro, micros=micros),
+            "schedule": choice,
+            "stages": (
+                StagePlan(layers=layers, recompute_before="", spatial=(), gather_before="", regrid=()),
+            ),
+            "places": (Place(rank=0, node=0, slot=0, data=0, pipeline=0, spatial=0),),
+            "times": (total,),
+            "hops": (),
+            "prediction": plan.prediction.model_copy(update={"memory": (memory,)}),
+            "shard_optimizer": False,
+        }
+    )

@@ -7,19 +7,26 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 
-from planner.capture import Captured
 from planner.plan import Plan
-from planner.workload import Workload
 from runtime import checkpoint as checkpoints
 from runtime import world as worlds
 from runtime.checkpoint import Checkpoint, CheckpointWriter, Facts
-from runtime.data import Batches
 from runtime.execute import Pulse, Tensors
+from runtime.loop import Around
 from runtime.rank import Rank, RankOptions, assemble, sleeping
-from runtime.runfolder import DriftWatch, Heartbeat, Job, Losses, Paths, append
+from runtime.runfolder import (
+    DriftWatch,
+    Evaluated,
+    Heartbeat,
+    Job,
+    Losses,
+    Paths,
+    append,
+)
 from runtime.train.prepare import Model
 from runtime.train.stop import NO_STOP, Stop
 from runtime.train.tensorboard import Board, board
@@ -50,12 +57,13 @@ class Training:
             make_optimizer=workload.optimizer,
             lr_schedule=workload.lr_schedule,
             load=start.parameters,
-            options=RankOptions(seed=job.seed, clip_norm=job.clip_norm, clip_by=job.clip_by),
+            options=RankOptions(seed=job.seed, clip_norm=job.limit, clip_by=job.clip_by, ema=job.ema),
             pulse=pulse,
         )
         self.rank.resume(start)
         self.done, self.sample = start.facts.step, start.facts.sample
-        self._batches = self._data(captured, workload)
+        self._around = Around(self.rank, workload, captured, job, paths, pulse)
+        self._around.resume(start)
         self._writer = CheckpointWriter(
             paths.checkpoints,
             rank=world.rank,
@@ -70,20 +78,9 @@ class Training:
         samples = self.plan.batch.samples
         return board(self.paths, first=self.done + 1, generation=self.job.generation, samples=samples)
 
-    def _data(self, captured: Captured, workload: Workload) -> Batches:
-        return Batches(
-            workload,
-            self.rank.wanted(),
-            captured.batch_values,
-            seed=self.job.seed,
-            graph=self.graph,
-            pinned=self.world.device.type == "cuda",
-            workers=self.job.data_workers,
-        )
-
     def batches(self) -> Iterator[Batch]:
         """Yields the batches from where the training stands, without end."""
-        return self._batches.steps(self.sample)
+        return self._around.samples.steps(self.sample)
 
     def step(self, batch: Batch) -> Losses:
         """Trains one step.
@@ -113,21 +110,38 @@ class Training:
             sample=self.sample,
             seed=self.job.seed,
             fingerprint=self.graph.fingerprint,
-            extra=self.rank.extra(),
+            extra=self._around.extra(),
         )
-        self._writer.save(self.rank.part(), facts)
+        self._writer.save(self.rank.part(), facts, self._around.spared)
         self.write_trace()
+        if self._around.callbacks.wants("on_checkpoint"):
+            self._writer.wait()
+            self._call("on_checkpoint", checkpoint=checkpoints.folder_of(self.paths.checkpoints, self.done))
 
     def write_trace(self) -> None:
         self.rank.tracer.save(self.paths.rank_trace(self.world.rank))
 
-    def evaluate(self, batch: Batch) -> Losses:
+    def evaluate_batch(self, batch: Batch) -> Losses:
         """Evaluates one batch; no state changes.
 
         Args: `batch` is like those of `batches()`.
         Returns: the losses of micro-batches whose last stage is on this rank.
         """
-        return self.rank.evaluate(batch)
+        return self.rank.evaluate(batch, self.plan.batch.micro)
+
+    def evaluate(self, data: object | None = None) -> Evaluated:
+        """Evaluates a dataset, each sample once; no state changes. All ranks call it and get the same.
+
+        Args: `data` is a map-style dataset; the workload's `valid_dataset()` where it is not given.
+        """
+        return self._around.evaluate(self.done, data)
+
+    def loss_of(self, losses: Losses) -> float:
+        """Returns the mean loss of a step on every rank, the same to the bit.
+
+        Args: `losses` are those on this rank.
+        """
+        return self._around.loss_of(losses)
 
     def flush(self) -> None:
         """Waits until the checkpoint that is being written is complete."""
@@ -149,8 +163,10 @@ class Training:
             "generation": self.job.generation,  # a step may be done again, and under another plan
             "micros": self.plan.batch.micros * self.plan.axes.data,  # of all replicas
             "seconds": seconds,
+            "samples": self.plan.batch.samples,
             "losses": losses,
         }
+        row |= self._around.of_update()
         append(self.paths.rank_metrics(self.world.rank), json.dumps(row))
         if self._board is not None:
             self._board.look()
@@ -167,8 +183,15 @@ class Training:
         Args: `stop` is asked before every step; a training that stops leaves a checkpoint.
         Returns: whether the last step of the job is done.
         """
+        try:
+            return self._run(stop)
+        except Exception as error:
+            self._around.failed(self.done, error)
+            raise
+
+    def _run(self, stop: Stop) -> bool:
         data, drift = self.batches(), DriftWatch(self.plan)
-        while self.done < self.job.steps and not stop.before(self.done + 1):
+        while self.done < self.job.steps and not self._around.watch.ended and not stop.before(self.done + 1):
             start = time.monotonic()
             measure = self.job.memory_step == self.done + 1
             losses = (self.measured_step if measure else self.step)(next(data))
@@ -176,13 +199,35 @@ class Training:
             self.record(losses, took_s)
             if self.world.rank == 0 and (said := drift.step(took_s)):
                 print(f"step {self.done}: {said}", flush=True)
-            if self.done == self.job.steps or (self.job.save_every and self.done % self.job.save_every == 0):
+            if self._around.callbacks.wants("on_step"):
+                told = {"loss": self.loss_of(losses), "seconds": took_s, **self._around.of_update()}
+                self._call("on_step", **told)
+            if self._due():
                 self.save()
-        finished = self.done >= self.job.steps
+        finished = self.done >= self.job.steps or self._around.watch.ended
         if not finished:
             self.save()
         self.finish()
         return finished
+
+    def _due(self) -> bool:
+        """Evaluates where it is due, and returns whether a checkpoint is due."""
+        job, found = self.job, self._around.validate(self.done)
+        if found is not None:
+            self._call("on_evaluation", values=found.values, best=found.best)
+        best = found is not None and found.best and job.keep_best
+        every = bool(job.save_every and self.done % job.save_every == 0)
+        return best or every or self._around.watch.ended or self.done == job.steps
+
+    def _call(self, role: str, **told: Any) -> None:
+        """Calls a callback; where it raises, all ranks write a checkpoint and end."""
+        error = self._around.call(role, self.done, **told)
+        if error is not None:
+            if role != "on_checkpoint":
+                self._around.callbacks.forget("on_checkpoint")
+                self.save()
+            self.finish()
+            raise error
 
 
 def sleep_rank(paths: Paths, job: Job, plan: Plan, rank: int) -> None:

@@ -4,6 +4,7 @@ In come stages' parameters and the user's optimizer; `Updater` does what SYNC an
 Start at `gradient_sums.py` (buckets and their sums), then `optimizer.py` (updates).
 """
 
+from runtime.update.average import Averages
 from runtime.update.clipping import ClipBy, PreviousNorm, Squares, check
 from runtime.update.gradient_sums import Bucket, Flat, GradientSync, OnSum, buckets_of, groups_of, trained
 from runtime.update.optimizer import (
@@ -17,6 +18,7 @@ from runtime.update.optimizer import (
 )
 
 __all__ = [
+    "Averages",
     "Bucket",
     "ClipBy",
     "Flat",

@@ -105,6 +105,11 @@ class PreviousNorm:
         if self._group is not None:
             self._work = dist.all_reduce(self._coming, group=self._group, async_op=True)
 
+    @property
+    def known(self) -> float | None:
+        """Returns the norm that was known last, without waiting for a sum."""
+        return self._norm
+
     def norm(self) -> float | None:
         """Returns the norm of the last step whose updates are all made; None before the first."""
         if self._coming is not None:

@@ -21,6 +21,7 @@ from planner.errors import BadInput
 from planner.workload import of_nothing
 from runtime.execute import NotFinite
 from runtime.stage import Scaler
+from runtime.update.average import Averages
 from runtime.update.clipping import PreviousNorm, Squares, too_long_by
 from runtime.update.gradient_sums import Bucket, Flat, GradientSync
 
@@ -86,6 +87,7 @@ class Updater:
         schedule: LrSchedule | None = None,
         world: dist.ProcessGroup | None = None,
         previous: PreviousNorm | None = None,
+        averages: Averages | None = None,
     ) -> None:
         """Makes the user's optimizer for each bucket of the rank.
 
@@ -95,7 +97,7 @@ class Updater:
         """
         self._sync, self._clip_norm, self._count = sync, clip_norm, count
         self._squares, self._world, self._scaler = squares, world, scaler
-        self.previous = previous
+        self.previous, self.averages = previous, averages
         self.shares = {flat.bucket: share_of(flat, rank, sharded) for flat in sync.flats}
         self.optimizers: dict[Bucket, torch.optim.Optimizer] = {}
         for flat in sync.flats:
@@ -107,6 +109,15 @@ class Updater:
         self._schedules = {bucket: each for bucket, each in made.items() if each is not None}
         self._prepared = self._skipped = False
         self.norm: float | None = None  # of the last step, where it was needed
+        self._rates: dict[Bucket, float] = {}  # of each bucket's last update
+
+    @property
+    def rate(self) -> float | None:
+        """Returns the learning rate of the first group here, with which this step's gradients are applied."""
+        for bucket, optimizer in self.optimizers.items():
+            late = any(flat.bucket == bucket for flat in self._sync.left())
+            return _rate(optimizer) if late else self._rates.get(bucket)
+        return None
 
     def begin(self) -> None:
         """Starts a step of gradient sums and updates."""
@@ -161,10 +172,14 @@ class Updater:
         if self.previous is not None:
             self.previous.clip(flat)
         optimizer = self.optimizers.get(flat.bucket)
+        if optimizer is not None:
+            self._rates[flat.bucket] = _rate(optimizer)
         if optimizer is not None and not self._skipped:
             optimizer.step()
         for owner, start, end in self.shares[flat.bucket].ranges if not self._skipped else ():
             self._sync.hand_round(flat, owner, start, end)
+        if self.averages is not None:
+            self.averages.update(flat)
         self._advance(flat.bucket, 1, quietly=self._skipped)
         self._sync.updated(flat)
 
@@ -205,6 +220,10 @@ class Updater:
     def _divide(self, by: float) -> None:
         for flat in self._sync.flats if by != 1.0 else ():
             flat.grads.div_(by)
+
+
+def _rate(optimizer: torch.optim.Optimizer) -> float:
+    return float(optimizer.param_groups[0].get("lr", math.nan))
 
 
 def _made(make: Make, named: Sequence[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from planner.capture import Captured, StageModule
 from planner.capture.stage_modules import whole
 from planner.workload import Workload
-from runtime.data.batches import mix
+from runtime.data.stream import mix
 
 
 @dataclass

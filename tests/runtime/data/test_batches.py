@@ -13,7 +13,7 @@ from planner.errors import BadInput
 from planner.workload import Workload
 from planner.workload import workload as workloads
 from runtime.data import Batches, Wanted
-from runtime.data.batches import Stream
+from runtime.data.stream import Stream
 from runtime.launch import launch_inline
 from tests.captures import captured_of
 from tests.runtime.test_equality import plan_of

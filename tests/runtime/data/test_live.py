@@ -15,8 +15,8 @@ import shardwright as sw
 from planner.capture import LiveLoop, capture
 from planner.errors import BadInput
 from planner.workload import Workload, load
-from runtime.data.batches import mix, permutation, seeded
-from runtime.data.live import Served, live_workload, pair_of
+from runtime.data.live import Loaded, Served, live_workload, pair_of
+from runtime.data.stream import mix, permutation, seeded
 from runtime.launch import launch_inline
 
 LAPTOP = str(Path(__file__).parents[3] / "plans" / "clusters" / "laptop.yaml")
@@ -80,7 +80,9 @@ def test_an_error_of_a_served_dataset_is_told_where_it_is_read() -> None:
         def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
             raise KeyError("no such file")
 
-    answer = Served(DataLoader(Broken()))._answer([0], [0])
+    answer = Served({"train": Loaded(DataLoader(Broken()))})._answer(
+        {"part": "train", "indices": [0], "seeds": [0]}
+    )
     assert b"no such file" in answer
 
 
@@ -89,7 +91,7 @@ def test_a_live_model_trains_as_a_loop_by_hand_does(tmp_path: Path) -> None:
     start = copy.deepcopy(module.state_dict())
     module[0].weight.data *= 1.5  # as it stands when it is handed over
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-4, momentum=0.9)
-    loader = DataLoader(Noisy(), batch_size=4)
+    loader = DataLoader(Noisy(), batch_size=4, shuffle=True)
     workload = live_workload(
         module, None, nn.functional.mse_loss, loader, LiveLoop(optimizer=optimizer), tmp_path / "net.model"
     )

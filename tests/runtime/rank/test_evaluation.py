@@ -33,7 +33,7 @@ out, times = Path(sys.argv[1]), int(sys.argv[2])
 with Run.open("ignored.yaml") as run:
     losses, evaluated = [], []
     for batch in run.batches():
-        evaluated.append([run.evaluate(batch) for _ in range(times)])
+        evaluated.append([run.evaluate_batch(batch) for _ in range(times)])
         losses.append(run.step(batch))
         if run.steps_done == {STEPS}:
             break

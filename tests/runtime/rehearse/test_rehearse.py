@@ -19,8 +19,7 @@ from runtime.rank import assemble
 from runtime.rank.parts import Load
 from runtime.rehearse import rehearse
 from runtime.rehearse import report as rehearse_report
-from runtime.rehearse.fake_world import world_of
-from runtime.rehearse.message_survey import MADE_UP, made_up_states
+from runtime.rehearse.fake_world import MADE_UP, made_up_states, world_of
 from runtime.runfolder import Paths
 from runtime.train import Model, NoPulse, job_of, prepare
 from tests.captures import captured_of

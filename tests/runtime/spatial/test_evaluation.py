@@ -42,7 +42,7 @@ def test_evaluation_and_training_alternate_as_in_one_process(name: str, pool: Po
     trained, evaluated = [], []
     with Run.open(plan, tmp_path / "alone", workload=workloads.load(VOLUME, arguments)) as run:
         for batch in run.batches():
-            evaluated.append(run.evaluate(batch))
+            evaluated.append(run.evaluate_batch(batch))
             trained.append(run.step(batch))
             if run.steps_done == 3:
                 break

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from runtime.spatial.stages import analyse_stages
 
 from planner.capture.stage_modules import whole
 from planner.errors import BadInput

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from runtime.spatial.stages import Silence, analyse_stages
 from torch import Tensor
 
 from models import cosmoflow, unet3d

@@ -34,7 +34,7 @@ out = Path(sys.argv[1])
 with Run.open("ignored.yaml") as run:
     losses, evaluated = [], []
     for batch in run.batches():
-        evaluated.append(run.evaluate(batch))
+        evaluated.append(run.evaluate_batch(batch))
         losses.append(run.step(batch))
         if run.steps_done == 3:
             break
@@ -61,7 +61,7 @@ def alone(plan_shape: dict[str, object], workload: str, folder: Path) -> list[ob
     losses, evaluated = [], []
     with Run.open(plan, folder / "alone", workload=workloads.load(workload)) as run:
         for batch in run.batches():
-            evaluated.append(run.evaluate(batch))
+            evaluated.append(run.evaluate_batch(batch))
             losses.append(run.step(batch))
             if run.steps_done == 3:
                 break
