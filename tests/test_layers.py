@@ -57,6 +57,7 @@ ORDER = (
     "runtime.data",
     "runtime.spatial",
     "runtime.update",
+    "runtime.sharding",
     "runtime.checkpoint",
     "runtime.rank",
     "runtime.train",
@@ -87,7 +88,7 @@ USES_TORCH = ("planner.capture", "planner.measure", "planner.workload")  # and a
 DRAWS = ("planner.shown", "planner.notebook")
 VIEWS = ("_repr_html_", "plot")
 MOST_LINES = 300
-MOST_FILES = 300
+MOST_FILES = 307
 
 
 # The real tree

@@ -113,6 +113,7 @@ def _stages(posed: CutProblem, cut: IntArray) -> tuple[StagePlan, ...]:
                 spatial=grid,
                 gather_before=gather,
                 regrid=regrid,
+                shard=None,
             )
         )
     return tuple(found)

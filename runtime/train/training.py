@@ -49,7 +49,7 @@ class Training:
             world,
             make_optimizer=workload.optimizer,
             lr_schedule=workload.lr_schedule,
-            load=start.parameters,
+            load=start,
             options=RankOptions(seed=job.seed, clip_norm=job.clip_norm, clip_by=job.clip_by),
             pulse=pulse,
         )
