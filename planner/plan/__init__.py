@@ -57,8 +57,10 @@ if TYPE_CHECKING:
         shard_of,
         shard_ranks,
         shared_by_element,
+        told_shared,
         unit_names,
         units_of_parameters,
+        updaters,
     )
     from planner.plan.yaml import dump, load
 
@@ -102,8 +104,10 @@ __all__ = [
     "shared_by_element",
     "shared_from",
     "stage_rows",
+    "told_shared",
     "unit_names",
     "units_of_parameters",
+    "updaters",
     "world_size",
 ]
 
@@ -127,8 +131,10 @@ __getattr__ = later(
             "shard_of",
             "shard_ranks",
             "shared_by_element",
+            "told_shared",
             "unit_names",
             "units_of_parameters",
+            "updaters",
         ),
         "yaml": (
             "dump",

@@ -1,7 +1,8 @@
 """Says how each stage of a plan shares its parameters among replicas, in which units, and what is not allowed of it.
 
 A unit is a run of consecutive layers whose parameters are gathered, freed and summed together. By default it is one
-repeated block: layers whose names agree up to their first number, such as all of `blocks.3`. A parameter that layers
+repeated block: layers whose names agree up to their first number, such as all of `blocks.3`. Layers without a number
+are a unit with those of the same module. A parameter that layers
 of several units use is a unit of its own. Units follow from the names alone, so every rank derives the same ones.
 """
 
@@ -40,6 +41,26 @@ def shard_ranks(plan: Plan, shard: StageShard) -> int:
     return shard.ranks or plan.axes.data
 
 
+def told_shared(plan: Plan) -> str:
+    """Returns what replicas share by element, in words; "" where that is nothing."""
+    shards = {
+        stage.shard for stage in plan.stages if stage.shard is not None and stage.shard.what in BY_ELEMENT
+    }
+    return " and ".join(sorted(f"{each.what} over {shard_ranks(plan, each)}" for each in shards))
+
+
+def updaters(plan: Plan, stage: int) -> int:
+    """Returns among how many ranks the update of a stage is shared; 1 where each makes all of it.
+
+    Args: `stage` is a number of a stage.
+    """
+    shard = shard_of(plan, stage)
+    if shard is None:
+        return 1
+    holders = len(plan.schedule.place) * plan.axes.data * plan.axes.spatial
+    return shard_ranks(plan, shard) if shard.what in BY_ELEMENT else holders
+
+
 def shared_by_element(plan: Plan) -> bool:
     """Returns whether replicas share the gradients or the parameters of some stage."""
     return any(stage.shard is not None and stage.shard.what in BY_ELEMENT for stage in plan.stages)
@@ -50,7 +71,7 @@ def unit_names(layers: Sequence[str], pattern: str = "") -> list[str]:
 
     Args: `layers` are names in the order of the plan; `pattern` has as many parts as the name of a unit, such as
         `blocks.*`; empty is one repeated block.
-    Returns: a name for each layer; layers outside of all blocks are units of those that stand together.
+    Returns: a name for each layer; layers that no pattern matches are units of those that stand together.
 
     >>> unit_names(["embedding", "blocks.0.norm", "blocks.0.up", "blocks.1.norm", "head"])
     ['embedding', 'blocks.0', 'blocks.0', 'blocks.1', 'head']
@@ -67,8 +88,8 @@ def _block(layer: str, pattern: str) -> str:
     if pattern:
         name = ".".join(parts[: pattern.count(".") + 1])
         return name if fnmatchcase(name, pattern) else ""
-    first = next((i for i, part in enumerate(parts) if part.isdecimal()), None)
-    return "" if first is None else ".".join(parts[: first + 1])
+    first = next((i for i, part in enumerate(parts) if part.isdecimal()), len(parts) - 2)
+    return ".".join(parts[: max(1, first + 1)])
 
 
 def units_of_parameters(plan: Plan, graph: ModelGraph) -> dict[str, str]:

@@ -6,7 +6,7 @@ Start reading in `workload.py`.
 """
 
 from planner.workload.model_folder import MODEL, SAMPLES, STORED, VERSION, WEIGHTS, ModelFolder, flat
-from planner.workload.optimizers import check_optimizer, joint_optimizer, of_nothing
+from planner.workload.optimizers import check_optimizer, joint_optimizer, of_nothing, whole_optimizer
 from planner.workload.user_file import outside, parse_settings
 from planner.workload.workload import Workload, is_users, load, where_raised
 
@@ -27,4 +27,5 @@ __all__ = [
     "outside",
     "parse_settings",
     "where_raised",
+    "whole_optimizer",
 ]

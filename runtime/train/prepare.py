@@ -13,11 +13,11 @@ from planner import plan as plans
 from planner import workload as workloads
 from planner.capture import Captured, capture, initial
 from planner.errors import BadInput, BadPlan
-from planner.plan import Plan, refused, schedule_of
+from planner.plan import Plan, refused, schedule_of, shared_by_element
 from planner.program import violations
 from planner.schedule import check_schedule
 from planner.shown import printable
-from planner.workload import Workload, check_optimizer
+from planner.workload import Workload, check_optimizer, whole_optimizer
 from runtime import checkpoint as checkpoints
 from runtime import runfolder
 from runtime import update as updates
@@ -64,7 +64,8 @@ def prepare(model: Model, folder: Path, job: Job, refuse: Refuse = lambda _: Non
     check_supported(model.plan, model.captured)
     updates.check(model.plan, model.captured.graph, job.clip_norm, job.clip_by)
     joint = check_optimizer(model.workload, model.captured.graph)
-    for found in refused(model.plan, model.captured.graph, joint):
+    whole = whole_optimizer(model.workload, model.captured.graph) if shared_by_element(model.plan) else ""
+    for found in refused(model.plan, model.captured.graph, joint, whole):
         raise BadPlan(str(found))
     _check_program(model.plan, job)
     with runfolder.claimed(folder, refuse) as paths:
