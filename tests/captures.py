@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,18 +73,10 @@ def _write(path: Path, captured: Captured) -> None:
 
 def _read(path: Path, loaded: Workload) -> Captured:
     """Returns the model that was written, with the user's code as its origin, as a capture has it."""
-    from planner.capture.capture import build_fake
-    from planner.capture.captured import Origin
+    from planner.capture.capture import origin_of
     from planner.capture.travel import from_data
 
     found = from_data(
         json.loads((path / "model.json").read_text()), load_file(path / "constants.safetensors")
     )
-    origin = Origin(
-        where=loaded.where,
-        build=partial(build_fake, loaded, for_real=False),
-        batch=loaded.batch,
-        loss=loaded.functions["loss"],
-        opaque=(),
-    )
-    return replace(found, origin=origin)
+    return replace(found, origin=origin_of(loaded))

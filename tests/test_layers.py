@@ -57,6 +57,7 @@ ORDER = (
     "runtime.data",
     "runtime.spatial",
     "runtime.update",
+    "runtime.sharding",
     "runtime.checkpoint",
     "runtime.rank",
     "runtime.loop",
@@ -90,7 +91,7 @@ DRAWS = ("planner.shown", "planner.notebook")
 VIEWS = ("_repr_html_", "plot")
 MOST_LINES = 300
 MOST_FILES = 300  # in the rooms of the house as it was built
-LATER_ROOMS = ("runtime.infer", "runtime.loop")
+LATER_ROOMS = ("runtime.infer", "runtime.loop", "runtime.sharding")
 MOST_IN_A_ROOM = 12
 
 

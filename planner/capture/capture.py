@@ -70,18 +70,36 @@ def capture(
         found = from_data(data["captured"], source.folder.tensors(WEIGHTS), data["evaluation"])
         return found.without(dict.fromkeys(asked, f"the model is captured for {served(found.graph)}"))
     if isinstance(source, Workload):
-        opaque = [*opaque, *source.opaque]
-        where = source.where
-        batch, loss, metrics = source.batch, source.functions["loss"], source.functions.get("metrics")
+        origin = origin_of(source, opaque)
+    elif batch is None or loss is None:
+        raise BadInput("a module needs batch and loss", allowed="capture(module, batch, loss)")
     else:
-        where = type(source).__name__
-        if batch is None or loss is None:
-            raise BadInput("a module needs batch and loss", allowed="capture(module, batch, loss)")
-    batch = batch if callable(batch) else repeated(batch)
-    build = partial(build_fake, source, for_real=bool(opaque))
-    origin = Origin(where=where, build=build, batch=batch, loss=loss, opaque=opaque, metrics=metrics)
+        origin = Origin(
+            where=type(source).__name__,
+            build=partial(build_fake, source, for_real=bool(opaque)),
+            batch=batch if callable(batch) else repeated(batch),
+            loss=loss,
+            opaque=opaque,
+            metrics=metrics,
+        )
     with during("capturing the model"):
         return Tracing.of(origin).serving(asked, one=not isinstance(micro, int) or micro == 1)
+
+
+def origin_of(workload: Workload, opaque: Sequence[str] = ()) -> Origin:
+    """Returns what a workload is traced from.
+
+    Args: `opaque` has paths of opaque modules beside those that the workload names.
+    """
+    opaque = [*opaque, *workload.opaque]
+    return Origin(
+        where=workload.where,
+        build=partial(build_fake, workload, for_real=bool(opaque)),
+        batch=workload.batch,
+        loss=workload.functions["loss"],
+        opaque=opaque,
+        metrics=workload.functions.get("metrics"),
+    )
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,8 @@ class StageModule(nn.Module):
     def materialise(self, tensors: Mapping[str, Tensor], device: torch.device | str = "cpu") -> None:
         """Loads copies of the stage's own tensors on a device.
 
-        Args: `tensors` has them by name, and may have more; constants need not be given.
+        Args: `tensors` has them by name, and may have more; constants need not be given. A NaN that is
+            expanded to a shape stands for a parameter that is loaded later, and stays.
         Raises: BadInput for a tensor that is missing, or of another shape or type.
         """
         for slot in self._states:
@@ -121,12 +122,12 @@ class StageModule(nn.Module):
                     where=f"stage {self.index}",
                     allowed=f"{held.dtype} {tuple(held.shape)}",
                 )
-            fresh = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device=device)
-            fresh.copy_(tensor.detach())
-            if isinstance(held, nn.Parameter):
-                setattr(self, slot, nn.Parameter(fresh, requires_grad=held.requires_grad))
-            else:
-                setattr(self, slot, fresh)
+            fresh = tensor.detach()
+            if any(tensor.stride()) or tensor.numel() < 2 or not tensor.reshape(-1)[0].isnan():
+                fresh = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device=device)
+                fresh.copy_(tensor.detach())
+            trained = isinstance(held, nn.Parameter) and held.requires_grad
+            setattr(self, slot, nn.Parameter(fresh, trained) if isinstance(held, nn.Parameter) else fresh)
         self.place(torch.device(device))
 
     def place(self, device: torch.device) -> None:

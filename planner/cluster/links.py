@@ -130,6 +130,16 @@ class Sum:
         lines = [base + size * slope for base, slope in zip(self.base_ns, self.slope_ns, strict=True)]
         return np.where(size > 0, np.ceil(np.minimum(*lines) - NOISE), 0).astype(np.int64)
 
+    def of_parts(self, ranks: int) -> Sum:
+        """Returns the time of sums in which each rank has one part of the bytes.
+
+        Args: `ranks` are as many as there are parts; 0 is of sums that need not be made.
+        """
+        base, slope = self.base_ns, self.slope_ns
+        if ranks == 0:
+            return Sum(base_ns=(0.0, 0.0), slope_ns=(0.0, 0.0))
+        return Sum(base_ns=base, slope_ns=(slope[0] / ranks, slope[1] / ranks))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Group:

@@ -18,6 +18,7 @@ from planner.arrays import NS_PER_S, BoolArray, IntArray
 from planner.cost.activation_tables import Moving, Walking, moving
 from planner.cost.messages import Edges, Talk, edges
 from planner.cost.shared_weights import Rectangles, running_maximum
+from planner.cost.unit_tables import UnitTables, unit_tables
 from planner.errors import BadInput
 from planner.model import ModelGraph
 from planner.plan import Plan
@@ -71,6 +72,11 @@ class Tables:
     def talk(self) -> Talk:
         """Returns which neighbouring stages send each other messages."""
         return Talk(edges=self.edges, layers=self.layers)
+
+    @cached_property
+    def units(self) -> UnitTables:
+        """Returns the bytes of units whose parameters are gathered together."""
+        return unit_tables(self.graph)
 
     @cached_property
     def typical_crossing_bytes(self) -> int:

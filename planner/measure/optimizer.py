@@ -18,7 +18,7 @@ from planner.measure.timing import Clock, spread_of
 from planner.measure.work import Counter
 from planner.model import ModelGraph, Parameter
 from planner.profile import OptimizerCost, Seconds
-from planner.workload import Workload, joint_optimizer
+from planner.workload import Workload, joint_optimizer, whole_optimizer
 
 TIMED_ELEMENTS = 8 * 2**20  # beyond the caches, as the real ones are
 COUNTED_ELEMENTS = 2**16
@@ -42,7 +42,7 @@ def measured_optimizer(
     whole = spread_of(*visits)
     each = Seconds(median=whole.median / elements, spread=whole.spread / elements)
     transient = _transient(workload, graph, device, on_gpu=False)
-    return _cost(optimizer, elements, each, transient, joint=bool(joint_optimizer(workload, graph)))
+    return _cost(optimizer, elements, each, transient, **_judged(workload, graph))
 
 
 def roofline_optimizer(workload: Workload, graph: ModelGraph, device: Device) -> OptimizerCost:
@@ -60,7 +60,13 @@ def roofline_optimizer(workload: Workload, graph: ModelGraph, device: Device) ->
     traffic = sum(work.traffic_bytes for work in counter.work)
     each = Seconds(median=traffic / elements / device.memory_bytes_per_s)
     transient = _transient(workload, graph, "cpu", device.name != "cpu")
-    return _cost(optimizer, elements, each, transient, joint=bool(joint_optimizer(workload, graph)))
+    return _cost(optimizer, elements, each, transient, **_judged(workload, graph))
+
+
+def _judged(workload: Workload, graph: ModelGraph) -> dict[str, bool]:
+    """Returns whether the optimizer looks at all parameters together, and whether it updates each by element."""
+    joint = bool(joint_optimizer(workload, graph))
+    return {"joint": joint, "by_element": not joint and not whole_optimizer(workload, graph)}
 
 
 def _step(workload: Workload, optimizer: torch.optim.Optimizer) -> None:
@@ -125,6 +131,7 @@ def _cost(
     transient: tuple[float, float],
     *,
     joint: bool,
+    by_element: bool,
 ) -> OptimizerCost:
     tensors = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, torch.Tensor)]
     state_bytes = sum(x.nbytes for x in tensors if x.ndim)
@@ -137,6 +144,7 @@ def _cost(
         largest_bytes_per_parameter=transient[0],
         other_bytes_per_parameter=transient[1],
         joint=joint,
+        by_element=by_element,
     )
 
 

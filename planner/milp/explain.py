@@ -43,6 +43,7 @@ def searched_space(space: Instance) -> SearchSpace:
     pins = space.pins
     grids = sorted({choice.grid for micro in space.micros() for choice in space.splits(micro) if choice.grid})
     names = pins.schedules or SEARCHED
+    free = pins.shard is None and pins.held is None and space.execution == "eager" and not space.joint
     several = any(isinstance(FAMILIES[name].chunks, int) for name in names)
     changes, gathers = looked_at(space.layers) if grids else (None, None)
     forwards = limits.MOST_FORWARDS if not pins.schedules and pins.out_of_order is not False else None
@@ -58,6 +59,7 @@ def searched_space(space: Instance) -> SearchSpace:
         cuts="all",
         recompute=_recomputation(space),
         shard=(pins.shard,) if pins.shard is not None else (False,) if space.joint else (False, True),
+        held=("gradients", "parameters") if free and space.profile.optimizer.by_element else (),
         grids=tuple(grids),
         grid_changes=changes,
         gathers=gathers,
@@ -176,6 +178,8 @@ def configuration_of(shape: Configuration) -> PlannedConfiguration:
         recompute="all" if shape.recompute else "where_needed" if shape.sparing else "none",
         recomputed=shape.chosen,
         shard=shape.shard,
+        held=shape.held,
+        ranks=shape.ranks,
         innermost=shape.axes[-2] if shape.data > 1 and shape.workers > 1 else None,
         mirrored=shape.mirrored,
         rescheduled=bool(shape.listed),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -18,13 +18,13 @@ from planner.cluster import Cluster, Group
 from planner.cost import GridChoice, Prices, Tables, price, sharded
 from planner.errors import BadInput, Violation
 from planner.milp import limits
-from planner.milp.configurations.configurations import Configuration
+from planner.milp.configurations.configurations import Configuration, can_share
 from planner.milp.configurations.placement import PlacementCosts
 from planner.milp.configurations.spatial_choices import asked, choice_of, choices, needs_space, none_of
 from planner.milp.cut.frozen_order import WorkMeter
 from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.recompute_least import alone
-from planner.milp.pins import Pins
+from planner.milp.pins import Held, Pins
 from planner.milp.problems import FAMILY, Orders, Problems, arranged, pinned_cut
 from planner.milp.proof.feasible import windows
 from planner.model import refusals
@@ -73,7 +73,9 @@ class Instance:
 
         Args: `shape` is any; see `planner.model.refusals`.
         """
-        return self._permitted(shape.data, shape.spatial, shape.pipes, shape.stages, shape.shard)
+        return self._permitted(
+            shape.data, shape.spatial, shape.pipes, shape.stages, shape.shard or bool(shape.held)
+        )
 
     @cached_property
     def _permitted(self) -> Callable[..., bool]:
@@ -99,6 +101,18 @@ class Instance:
     def joint(self) -> str:
         """Returns the name of an optimizer that looks at all parameters together; "" for any other."""
         return self.profile.optimizer.name if self.profile.optimizer.joint else ""
+
+    def shares(self, shape: Configuration) -> tuple[tuple[Held, int], ...]:
+        """Returns what replicas of a configuration may share by element, each with how many do.
+
+        These are all replicas, and those in one node where there are several nodes.
+        """
+        wide = can_share(shape.data, shape.spatial, shape.family, shape.data) and shape.update == "barrier"
+        if not wide or not self.profile.optimizer.by_element or self.execution != "eager":
+            return ()
+        near = self.cluster.nodes[0].devices_per_node // shape.workers
+        every = {shape.data, near if near > 1 and shape.data % near == 0 else shape.data}
+        return tuple((held, ranks) for held in get_args(Held)[1:] for ranks in sorted(every))
 
     @property
     def layers(self) -> int:
@@ -194,7 +208,7 @@ class Instance:
         if configuration.sparing and not alone(configuration):
             return self.problems.choosing(problem)
         if configuration.sparing:
-            by_layer = self.parts_recompute and not configuration.grid
+            by_layer = self.parts_recompute and not (configuration.grid or configuration.held)
             return self.problems.sparing(problem, by_layer=by_layer)
         return arranged(problem, self._own_cut) if self.at_use(configuration) else problem
 
@@ -205,7 +219,7 @@ class Instance:
         """
         counted = self.profile.graph.loss_kind == "sum_count"
         late = shape.family == FAMILY and shape.update == "rolling"
-        return late and shape.pipes == 1 and not (shape.shard or counted or self.precision == "fp16")
+        return late and shape.pipes == 1 and not (shape.updaters > 1 or counted or self.precision == "fp16")
 
     def _allowed(self, shape: Configuration) -> BoolArray:
         """Returns the boundaries of a configuration, [layers + 1].
@@ -253,9 +267,12 @@ def short_bytes(instance: Instance, shape: Configuration) -> int:
 
     Returns: bytes that no cut can do without, 0 where the state fits.
     """
-    tables, share = instance.whole(shape.micro), shape.holders if shape.shard else 1
+    tables, share = instance.whole(shape.micro), shape.updaters
+    trained = float(tables.gradients[0, -1])
     state = tables.elements[0, -1] * tables.state_bytes_per_element / share
-    whole = float(tables.parameters[0, -1] + tables.gradients[0, -1] + state)
+    parts = {"": 0, "gradients": 1, "parameters": 2}[shape.held]  # of parameters and gradients
+    spared = parts * trained * (1 - 1 / share)
+    whole = float(tables.parameters[0, -1]) + trained + state - spared
     most = max(group.limit_bytes for group in instance.cluster.nodes)
     return max(0, int(shape.pipes * whole / shape.workers) - most)
 

@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
-from typing import Final, Literal
+from typing import Final, Literal, TypedDict
 
 from planner.errors import BadInput
 from planner.model import ModelGraph
 from planner.schedule import FAMILIES
 
 Update = Literal["rolling", "barrier"]
+Held = Literal["", "gradients", "parameters"]  # what replicas share by element
 SAMPLES: Final = "samples"  # written in place of a grid: from the layer on, ranks share whole samples
 NO_GATHER: Final = "none"  # written in place of the layer before which shards are gathered
 
@@ -59,6 +60,8 @@ class Pins:
     chunks: int | None = None
     recompute: bool | None = None
     shard: bool | None = None
+    held: Held | None = None
+    ranks: int | None = None  # replicas that share it
     update: Update = "barrier"
     stages: tuple[tuple[str, ...], ...] | None = None  # layers of each stage
     devices: int | None = None  # at most
@@ -93,7 +96,7 @@ def pins(fix: Mapping[str, object], schedules: Sequence[str] | None) -> Pins:
         pairs=_whole(fix, "pairs"),
         chunks=_whole(fix, "chunks"),
         recompute=_flag(fix, "recompute"),
-        shard=_flag(fix, "shard"),
+        **_shard(fix),
         update=_update(fix),
         stages=_stages(fix),
         devices=_whole(fix, "devices"),
@@ -146,19 +149,30 @@ def _flag(fix: Mapping[str, object], key: str) -> bool | None:
     value = fix.get(key)
     if value is None:
         return None
-    known = {
-        "true": True,
-        "1": True,
-        "yes": True,
-        "on": True,
-        "false": False,
-        "0": False,
-        "no": False,
-        "off": False,
-    }
+    known = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(
+        ("false", "0", "no", "off"), False
+    )
     if (text := str(value).lower()) not in known:
         raise BadInput(f"{key} is {value!r}", where="fix", allowed="true or false")
     return known[text]
+
+
+class _Shard(TypedDict, total=False):
+    shard: bool | None
+    held: Held
+    ranks: int | None
+
+
+def _shard(fix: Mapping[str, object]) -> _Shard:
+    """Returns what replicas share: by whole parameters as a flag, by element with the number of ranks."""
+    what, _, ranks = str(fix.get("shard")).partition(":")
+    if what not in ("gradients", "parameters"):
+        return {} if fix.get("shard") is None else {"shard": _flag(fix, "shard"), "held": ""}
+    if ranks and (not ranks.isdecimal() or int(ranks) < 2):
+        allowed = "true, false, gradients or parameters, these perhaps with ranks such as parameters:8"
+        raise BadInput(f"shard is {fix['shard']!r}", where="fix", allowed=allowed)
+    held: Held = "gradients" if what == "gradients" else "parameters"
+    return {"shard": False, "held": held, "ranks": int(ranks) if ranks else None}
 
 
 def _update(fix: Mapping[str, object]) -> Update:
@@ -193,6 +207,7 @@ def _cuts(fix: Mapping[str, object]) -> tuple[str, ...] | None:
 _FIELDS = {
     "schedule": ("schedules",),
     "spatial": ("spatial", "grid", "gather", "regrid"),
+    "shard": ("shard", "held", "ranks"),
 }  # where a key is not the field itself
 
 
@@ -218,27 +233,6 @@ def with_stages(pinned: Pins, graph: ModelGraph) -> Pins:
     return replace(pinned, cuts=None, stages=stages)
 
 
-def check_space(pinned: Pins, graph: ModelGraph) -> Pins:
-    """Returns the pins unchanged, after it has checked their gather and their changes of the grid.
-
-    Args: `graph` has the layers that may be named.
-    Raises: BadInput where a layer is unknown or the first, or where samples are pinned to be whole.
-    """
-    turns = [turn.rpartition(":")[0] for turn in (pinned.regrid or "").split(",") if turn]
-    named = [("regrid", layer) for layer in turns]
-    named += [("gather", pinned.gather)] if pinned.gather not in (None, "", NO_GATHER) else []
-    for key, layer in named:
-        if layer not in graph.index:
-            layers = ", ".join(x.name for x in graph.layers)
-            raise BadInput(f"{key}: no layer is called '{layer}'", where="fix", allowed=f"{layers:.400}")
-        if graph.index[layer] == 0:
-            raise BadInput(f"{key} at '{layer}', the first layer", where="fix", allowed="a layer behind it")
-        if pinned.spatial == 1:
-            what = f"{key} at '{layer}' needs samples that are cut in space, and spatial is 1"
-            raise BadInput(what, where="fix", allowed="a degree such as spatial=2, or none fixed")
-    return pinned
-
-
 def _boundary(word: str, names: Sequence[str]) -> int:
     if word in names:
         return names.index(word)
@@ -262,7 +256,9 @@ def told(pinned: Pins) -> dict[str, str]:
     found = {
         "micro": pinned.micro,
         "recompute": pinned.recompute,
-        "shard": pinned.shard,
+        "shard": (f"{pinned.held}:{pinned.ranks}" if pinned.ranks else pinned.held)
+        if pinned.held
+        else pinned.shard,
         "schedule": families or None,
         "pairs": pinned.pairs,
         "chunks": pinned.chunks,

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.arrays import BoolArray, IntArray
+from planner.cluster import Sum
 from planner.cost import Tables
 from planner.errors import BadInput
 from planner.milp.configurations.configurations import Configuration
@@ -24,6 +25,7 @@ from planner.milp.cut.problem import CutProblem
 from planner.milp.cut.recompute_choice import RecomputeMoments, RecomputeProblem
 from planner.milp.cut.recompute_least import LeastRecompute
 from planner.milp.cut.stage_costs import COMPUTE, KINDS, GridKey
+from planner.milp.cut.unit_times import row_sum, with_units
 from planner.milp.search.descent import even, judge, near
 from planner.plan import StageTimes
 from planner.profile import Profile, launch_ns
@@ -103,16 +105,27 @@ class Problems:
         latency = np.maximum.reduce([machine.latency_ns[np.ix_(pipe, pipe)] for pipe in place])
         byte = np.maximum.reduce([machine.byte_ns[np.ix_(pipe, pipe)] for pipe in place])
         groups = tuple(tuple(sorted(set(place[:, s].tolist()))) for s in stages)
+        sums = self.machines.worker_sums(configuration, groups)
+        tie = self.machines.worker_sums(configuration, (tuple(range(configuration.workers)),))[0]
+        prefix, launch = _prefixes(tables, slowness), [launch_ns(fitted, kind) for kind in COMPUTE]
+        rows: tuple[Sum, ...] = ()
+        if configuration.held:
+            rows = tuple(row_sum(self.machines, configuration, group[0]) for group in groups)
+            several = configuration.holders > configuration.ranks
+            sums = tuple(each.of_parts(configuration.ranks if several else 0) for each in sums)
+            tie = tie.of_parts(configuration.ranks)
+            launch = with_units(configuration, tables, rows, prefix, launch)
         return CutProblem(
             shape=configuration,
             tables=tables,
             order=order,
             mesh=machine,
-            prefix_ns=_prefixes(tables, slowness),
-            launch_ns=np.array([launch_ns(fitted, kind) for kind in COMPUTE], np.int64),
+            prefix_ns=prefix,
+            launch_ns=np.array(launch, np.int64),
             update_ns=launch_ns(fitted, Kind.STEP),
-            sums=self.machines.worker_sums(configuration, groups),
-            tie=self.machines.worker_sums(configuration, (tuple(range(configuration.workers)),))[0],
+            sums=sums,
+            rows=rows,
+            tie=tie,
             latency_ns=latency,
             byte_ns=byte,
             slowness=slowness,

@@ -8,10 +8,11 @@ from math import prod
 
 from planner.cluster import Cluster, total_devices, with_memory, with_network, with_nodes
 from planner.errors import BadInput
+from planner.milp.configurations.spatial_choices import check_space
 from planner.milp.instance import Instance
 from planner.milp.layer_orders import orders
 from planner.milp.limits import Effort
-from planner.milp.pins import SAMPLES, Pins, check_space, pins, told, with_stages
+from planner.milp.pins import SAMPLES, Pins, pins, told, with_stages
 from planner.profile import Profile
 from planner.schedule import FAMILIES, ROUNDS_BY_PART, rounds_by_part
 

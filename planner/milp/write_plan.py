@@ -28,6 +28,7 @@ from planner.plan import (
     Provenance,
     ScheduleChoice,
     StagePlan,
+    StageShard,
     StageTimes,
     places,
 )
@@ -101,7 +102,9 @@ def schedule_choice(posed: CutProblem) -> ScheduleChoice:
 
 def _stages(posed: CutProblem, cut: IntArray) -> tuple[StagePlan, ...]:
     names = [layer.name for layer in posed.tables.graph.layers]
-    choice, found = choice_of(posed.shape), []
+    choice, found = choice_of(posed.shape), list[StagePlan]()
+    held, ranks = posed.shape.held, posed.shape.ranks
+    shard = StageShard(what=held, ranks=ranks if ranks < posed.shape.data else 0, unit="") if held else None
     for p, (i, j) in enumerate(pairwise(cut.tolist())):
         grid, gather, regrid = stage_of(choice, (i, j), names)
         until = j if posed.until is None else int(posed.until[p])
@@ -113,6 +116,7 @@ def _stages(posed: CutProblem, cut: IntArray) -> tuple[StagePlan, ...]:
                 spatial=grid,
                 gather_before=gather,
                 regrid=regrid,
+                shard=shard,
             )
         )
     return tuple(found)
@@ -178,11 +182,11 @@ _KEPT = [PART_NAMES.index(name) for name in ("saved", "held", "kept", "shared")]
 
 def memory(posed: CutProblem, cut: IntArray) -> tuple[Memory, ...]:
     """A worker: its peak, by what holds it. The parts add up to what the solver held against the limit."""
-    low, high, tables = cut[:-1], cut[1:], posed.tables
+    low, high = cut[:-1], cut[1:]
     moving = posed.moving_bytes(low, high)
     parts = {
-        "parameters": tables.parameters[low, high],
-        "gradients": tables.gradients[low, high],
+        "parameters": posed.parameter_bytes(low, high),
+        "gradients": posed.gradient_bytes(low, high),
         "optimizer": posed.state_bytes(low, high),
     }
     total = posed.memory(cut[None, :])[0]

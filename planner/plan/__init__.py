@@ -33,6 +33,7 @@ from planner.plan.plan import (
     Regrid,
     ScheduleChoice,
     StagePlan,
+    StageShard,
     StageTimes,
     grids_of,
     shared_from,
@@ -51,9 +52,20 @@ if TYPE_CHECKING:
         stage_rows,
         world_size,
     )
+    from planner.plan.sharding import (
+        BY_ELEMENT,
+        shard_of,
+        shard_ranks,
+        shared_by_element,
+        told_shared,
+        unit_names,
+        units_of_parameters,
+        updaters,
+    )
     from planner.plan.yaml import dump, load
 
 __all__ = [
+    "BY_ELEMENT",
     "MOST_NEAR",
     "Axes",
     "Batch",
@@ -74,6 +86,7 @@ __all__ = [
     "SearchCounts",
     "SearchSpace",
     "StagePlan",
+    "StageShard",
     "StageTimes",
     "as_planned",
     "coordinates",
@@ -86,8 +99,15 @@ __all__ = [
     "ranks_of_worker",
     "refused",
     "schedule_of",
+    "shard_of",
+    "shard_ranks",
+    "shared_by_element",
     "shared_from",
     "stage_rows",
+    "told_shared",
+    "unit_names",
+    "units_of_parameters",
+    "updaters",
     "world_size",
 ]
 
@@ -105,6 +125,16 @@ __getattr__ = later(
             "rank_of",
             "ranks_of_worker",
             "world_size",
+        ),
+        "sharding": (
+            "BY_ELEMENT",
+            "shard_of",
+            "shard_ranks",
+            "shared_by_element",
+            "told_shared",
+            "unit_names",
+            "units_of_parameters",
+            "updaters",
         ),
         "yaml": (
             "dump",

@@ -41,6 +41,10 @@ class PlannedConfiguration(Part):
         default=(), description="the stages that recompute, where they are chosen"
     )
     shard: Flag = Field(default=False, description="optimizer state is sharded over the replicas")
+    held: Literal["", "gradients", "parameters"] = Field(
+        default="", description="what replicas share by element"
+    )
+    ranks: Natural = Field(default=0, description="replicas that share it")
     innermost: Axis | None = Field(
         default=None, description="axis of neighbouring ranks, where there is a choice"
     )
@@ -119,6 +123,9 @@ class SearchSpace(Part):
         description="`whole_stages` and `first_layers`: where memory excludes a cut"
     )
     shard: tuple[Flag, ...] = Field(description="whether optimizer state may be sharded")
+    held: tuple[Literal["gradients", "parameters"], ...] = Field(
+        default=(), description="what replicas may share by element, where memory asks for it"
+    )
     grids: tuple[tuple[Count, ...], ...] = Field(
         default=(), description="ways to split samples besides whole ones"
     )

@@ -14,6 +14,7 @@ from planner.cluster import Cluster
 from planner.errors import BadPlan, Infeasible, Violation
 from planner.model import ModelGraph, misplaced, refusals
 from planner.plan.plan import Axes, Place, Plan
+from planner.plan.sharding import refused_shards, shard_of
 from planner.schedule import Schedule, parse_orders
 
 
@@ -140,12 +141,14 @@ def ranks_of_worker(axes: Axes, worker: int) -> tuple[int, ...]:
     return tuple(sorted(rank_of(axes, Coordinates(data, worker, spatial)) for data, spatial in shards))
 
 
-def refused(plan: Plan, graph: ModelGraph, joint: str = "") -> Iterator[Violation]:
+def refused(plan: Plan, graph: ModelGraph, joint: str = "", whole: str = "") -> Iterator[Violation]:
     """Yields what the model itself does not allow of a plan, as `planner.model.refusals` has it.
 
-    Args: `graph` is the model, in any order; `joint` names an optimizer that looks at all parameters together.
+    Args: `graph` is the model, in any order; `joint` names an optimizer that looks at all parameters together, and
+        `whole` one that needs whole parameters.
     """
-    return refusals(
+    yield from refused_shards(plan, graph, whole)
+    yield from refusals(
         graph,
         data=plan.axes.data,
         spatial=plan.axes.spatial,
@@ -153,6 +156,6 @@ def refused(plan: Plan, graph: ModelGraph, joint: str = "") -> Iterator[Violatio
         compiled=plan.execution == "compiled",
         micro=plan.batch.micro,
         stages=len(plan.stages),
-        shard=plan.shard_optimizer,
+        shard=any(shard_of(plan, stage) is not None for stage in range(len(plan.stages))),
         joint=joint,
     )

@@ -84,6 +84,21 @@ class Regrid(Part):
     )
 
 
+class StageShard(Part):
+    """What the replicas of a stage share, in place of each holding all of it."""
+
+    what: Literal["state", "gradients", "parameters"] = Field(
+        description="optimizer state; gradients and state; parameters, gradients and state"
+    )
+    ranks: Natural = Field(
+        default=0, description="data replicas that hold one copy among them; 0 is all of them"
+    )
+    unit: str = Field(
+        default="",
+        description="layers gathered and summed together, such as blocks.*; empty: one repeated block",
+    )
+
+
 class StagePlan(Part):
     layers: tuple[str, ...]
     recompute: Flag = False
@@ -95,6 +110,9 @@ class StagePlan(Part):
         "", description="layer from which on samples are whole; empty: where rules end"
     )
     regrid: tuple[Regrid, ...] = Field((), description="where samples are re-split on the way, in order")
+    shard: StageShard | None = Field(
+        None, description="what replicas share; shard_optimizer is {what: state}"
+    )
 
 
 class Place(Part):

@@ -44,9 +44,11 @@ def dump(plan: Plan) -> str:
     if plan.certificate is not None:
         data["certificate"] = compact(plan.certificate)
     for stage in data["stages"]:
-        for key in ("recompute_before", "gather_before", "regrid"):
+        for key in ("recompute_before", "gather_before", "regrid", "shard"):
             if not stage[key]:
                 del stage[key]
+        if "shard" in stage:
+            stage["shard"] = {key: value for key, value in stage["shard"].items() if value}
         for turn in stage.get("regrid", ()):
             del turn["spatial" if turn["samples"] else "samples"]
     data["places"] = [" ".join(map(str, row.values())) for row in data["places"]]

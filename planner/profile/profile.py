@@ -124,6 +124,7 @@ class OptimizerCost:
     # parameters one by one or all at once.
     largest_bytes_per_parameter: float = 0.0
     other_bytes_per_parameter: float = 0.0
+    by_element: bool | None = None  # it updates parts of a parameter as it does the whole; None: not tried
     joint: bool = False  # it looks at all parameters together, as one that clips inside step() does
 
 

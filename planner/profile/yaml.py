@@ -107,7 +107,9 @@ def dumps(profile: Profile) -> str:
         "source": profile.source,
         "versions": dict(profile.versions),
         **({"others": profile.others} if profile.others else {}),
-        "optimizer": {k: x for k, x in asdict(profile.optimizer).items() if x or k != "joint"},
+        "optimizer": {
+            k: x for k, x in asdict(profile.optimizer).items() if x or k not in ("joint", "by_element")
+        },
         "graph": profile.graph.to_dict(),
         "costs": [
             key._asdict() | asdict(cost)

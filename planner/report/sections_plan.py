@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.plan import Plan, StagePlan
+from planner.plan import Plan, StagePlan, told_shared
 from planner.report.advice import advice
 from planner.report.contents import Contents
 from planner.report.widgets import MOST_LISTED, facts, mesh, meter, page_table, scatter, section, strip
@@ -159,7 +159,7 @@ def provenance(found: Contents) -> str:
         ("precision", escaped(f"{plan.precision}, {plan.execution}")),
         (
             "optimizer",
-            escaped(plan.optimizer) + (", state shared among replicas" if plan.shard_optimizer else ""),
+            ", ".join([escaped(plan.optimizer), *_shared(plan)]),
         ),
         ("order", f"{escaped(plan.schedule.family)}, update {plan.schedule.update}"),
         *((f"{name}", escaped(version)) for name, version in plan.provenance.versions.items()),
@@ -175,3 +175,9 @@ def next_steps(found: Contents) -> str:
         for what, command in advice(found)
     )
     return section("next", "What to try next", f'<ul class="plain next">{items}</ul>') if items else ""
+
+
+def _shared(plan: Plan) -> list[str]:
+    """Returns what replicas share, for the optimizer's line."""
+    state = ["state shared among replicas"] if plan.shard_optimizer else []
+    return state + [f"replicas share {told}" for told in [told_shared(plan)] if told]

@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.cluster import Group, Sum
 from planner.cost import GridChoice, Prices, Tables, setting_of, sharded, stage_bytes
-from planner.plan import Plan, StagePlan, as_planned
+from planner.plan import Plan, StagePlan, as_planned, updaters
 from planner.profile import Profile
 from planner.schedule import FAMILIES
 from planner.simulate import StageBytes
@@ -39,9 +39,8 @@ def moving(plan: Plan, costs: Profile) -> list[StageBytes] | None:
         found = [
             _on_shards(tables, stage, whole.update) for stage, whole in zip(plan.stages, found, strict=True)
         ]
-    holders = len(plan.schedule.place) * plan.axes.data * plan.axes.spatial
-    share = holders if plan.shard_optimizer else 1
-    return [replace(each, update=each.update // share) for each in found]
+    shares = (updaters(plan, stage) for stage in range(len(found)))
+    return [replace(each, update=each.update // share) for each, share in zip(found, shares, strict=True)]
 
 
 def _choice(stages: Sequence[StagePlan], costs: Profile, ranks: int) -> GridChoice | None:

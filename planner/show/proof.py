@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from planner.plan import MOST_NEAR, Certificate, Plan, SearchSpace, world_size
+from planner.plan import MOST_NEAR, Certificate, Plan, SearchSpace, told_shared, world_size
 from planner.show.rivals import error_of, paired, rival_rows
 from planner.units import format_duration, format_percent, format_rate, number_word, plural
 
@@ -64,16 +64,14 @@ def how(plan: Plan) -> str:
     grid = next((stage.spatial for stage in plan.stages if stage.spatial), ())
     parts.append(f"each sample in {'x'.join(map(str, grid))} shards" if axes.spatial > 1 else "")
     parts.append(f"{plural(batch.micros, 'micro-batch', 'micro-batches')} of {batch.micro}")
-    recomputed = sum(stage.recompute for stage in plan.stages)
-    extra = []
+    recomputed, extra = sum(stage.recompute for stage in plan.stages), list[str]()
     if schedule.chunks > 1 and axes.pipeline == 1 and axes.data * axes.spatial > 1:
         extra.append("gradients are summed while the backward pass runs")
     if recomputed:
         extra.append(f"{recomputed} of {plural(len(plan.stages), 'stage')} recompute")
-    if plan.shard_optimizer:
-        extra.append("optimizer state is sharded")
-    if schedule.update == "rolling":
-        extra.append("updates overlap with the next step")
+    extra += ["optimizer state is sharded"] if plan.shard_optimizer else []
+    extra += [f"replicas share {told}"] if (told := told_shared(plan)) else []
+    extra += ["updates overlap with the next step"] if schedule.update == "rolling" else []
     return "; ".join([", ".join(part for part in parts if part), *extra])
 
 
@@ -207,6 +205,8 @@ def _space(space: SearchSpace, rescheduled: int) -> Iterator[tuple[str, str]]:
     state = "state sharded over replicas"
     either = f"{state} where memory or time asks for it, in all stages alike"
     yield "optimizer", either if len(space.shard) > 1 else state if space.shard[0] else "state not sharded"
+    if space.held:
+        yield "replicas", f"share {' or '.join(space.held)} where memory asks for it"
 
 
 def _schedules(space: SearchSpace, rescheduled: int) -> str:

@@ -151,6 +151,7 @@ def configuration_text(found: PlannedConfiguration, *, family: bool = True, micr
     some = f"recompute in {numbered('stage', found.recomputed)}" if found.recomputed else ""
     words += [word for word in (again, some) if word]
     words += ["optimizer state sharded"] if found.shard else []
+    words += [f"{found.held} shared by {found.ranks}"] if found.held else []
     words += ["first stage on the last devices"] if found.mirrored else []
     words += ["pipeline innermost"] if found.innermost == "pipeline" else []
     words += ["rescheduled"] if found.rescheduled else []

@@ -10,7 +10,7 @@ from planner.arrays import NS_PER_S
 from planner.cost import copies_of_statistics, losses_held, setting_of, stage_bytes, step_bytes
 from planner.errors import Violation
 from planner.model import ModelGraph
-from planner.plan import Plan, StagePlan, grids_of, schedule_of, shared_from
+from planner.plan import BY_ELEMENT, Plan, StagePlan, grids_of, schedule_of, shard_of, shared_from, updaters
 from planner.profile import CostKey, LayerCost, Profile, corrected
 from planner.schedule import Kind, Schedule
 from planner.simulate import StageBytes, peaks
@@ -99,7 +99,7 @@ def _times(plan: Plan, profile: Profile) -> Iterator[Violation]:
 def _memory(plan: Plan, profile: Profile) -> Iterator[Violation]:
     """Yields the workers whose planned memory is less than their stages and their order need at least."""
     schedule = schedule_of(plan)
-    found = peaks(schedule, [_needs(plan, profile, stage, schedule) for stage in plan.stages])
+    found = peaks(schedule, [_needs(plan, profile, stage) for stage in range(len(plan.stages))])
     for worker, planned in enumerate(plan.prediction.memory):
         held, moving = _resident(plan, profile, schedule, worker), found[worker].bytes
         said = planned.total - planned.margin
@@ -116,7 +116,7 @@ def _resident(plan: Plan, profile: Profile, schedule: Schedule, worker: int) -> 
     for row in schedule.place:
         for stage, holder in enumerate(row):
             if holder == worker:
-                total += _stage_state(plan, profile, stage, replicas=len(schedule.place))
+                total += _stage_state(plan, profile, stage)
                 total += _stage_step(plan, profile, stage, replicas=len(schedule.place), losses=losses)
     return total
 
@@ -127,7 +127,7 @@ def _stage_step(plan: Plan, profile: Profile, stage: int, *, replicas: int, loss
     return step_bytes(profile, chosen.layers, setting_of(plan), losses=losses, copies=copies)
 
 
-def _stage_state(plan: Plan, profile: Profile, stage: int, *, replicas: int) -> int:
+def _stage_state(plan: Plan, profile: Profile, stage: int) -> int:
     graph: ModelGraph = profile.graph
     layers = [graph.layer[name] for name in plan.stages[stage].layers]
     parameters = [graph.parameter[name] for name in {name for layer in layers for name in layer.parameters}]
@@ -135,24 +135,28 @@ def _stage_state(plan: Plan, profile: Profile, stage: int, *, replicas: int) -> 
     trained = [parameter for parameter in parameters if parameter.trainable]
     state = sum(prod(p.shape) for p in trained) * profile.optimizer.state_bytes_per_parameter
     state += len(trained) * profile.optimizer.state_bytes_per_tensor
-    holders = replicas * plan.axes.data * plan.axes.spatial if plan.shard_optimizer else 1
+    share, shard = updaters(plan, stage), shard_of(plan, stage)
     weights = sum(p.bytes for p in parameters) + sum(b.bytes for b in buffers)
-    return weights + sum(p.bytes for p in trained) + int(state / holders)
+    gradients = sum(p.bytes for p in trained)
+    if shard is not None and shard.what == "parameters":
+        weights += gradients // share - gradients
+    parted = shard is not None and shard.what in BY_ELEMENT
+    return weights + (gradients // share if parted else gradients) + int(state / share)
 
 
-def _needs(plan: Plan, profile: Profile, stage: StagePlan, schedule: Schedule) -> StageBytes:
+def _needs(plan: Plan, profile: Profile, number: int) -> StageBytes:
     """Returns the least that one micro-batch takes in a stage, by part.
 
     On shards this is the largest shard's even share of what layers keep, from whole samples or from shards,
     whichever is less.
     """
+    stage = plan.stages[number]
     shards = plan.axes.spatial if stage.spatial else 1
     rows = {} if shards == 1 else dict(_leanest(plan, profile, stage, shards))
     least = replace(profile, costs={**profile.costs, **rows}) if rows else profile
     again = stage.recompute
     found = stage_bytes(least, stage.layers, setting_of(plan), recompute=again, before=_before(stage))
-    share = schedule.pipes * plan.axes.data * plan.axes.spatial if plan.shard_optimizer else 1
-    found = replace(found, update=found.update // share)
+    found = replace(found, update=found.update // updaters(plan, number))
     if shards == 1:
         return _of_parts(found, plan.axes.spatial)
     return StageBytes(**{name: size // shards for name, size in asdict(found).items()} | {"workspace": 0})

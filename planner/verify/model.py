@@ -78,7 +78,8 @@ def violations(plan: Plan, graph: ModelGraph, profile: Profile | None = None) ->
         of Values; without it they are those of the capture.
     """
     joint = profile.optimizer.name if profile is not None and profile.optimizer.joint else ""
-    limits = refused(plan, graph, joint)
+    whole = profile.optimizer.name if profile is not None and profile.optimizer.by_element is False else ""
+    limits = refused(plan, graph, joint, whole)
     return [*limits, *_in_order(plan, graph), *_backwards(plan, graph), *_hops(plan, graph, profile)]
 
 

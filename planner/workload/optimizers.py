@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from planner.errors import BadInput
@@ -74,6 +74,52 @@ def joint_optimizer(workload: Workload, graph: ModelGraph) -> str:
     return name if any(_apart(start[x], together[x], alone[x]) for x in start) else ""
 
 
+def whole_optimizer(workload: Workload, graph: ModelGraph) -> str:
+    """Returns the name of the user's optimizer where it needs whole parameters; "" where it updates by element.
+
+    It updates stand-ins whole, and in two parts: of one row, with as many dims. One that factors its state over rows
+    and columns, or scales by the norm of a parameter, makes something else of parts.
+    Args: `graph` has the model's parameters.
+    """
+    rows = [
+        row for row in _chosen([row for row in graph.parameters if row.trainable]) if math.prod(row.shape) > 1
+    ]
+    if not rows:
+        return ""
+    try:
+        name, whole = _trained(workload, rows)
+    except Exception:
+        return "the optimizer"
+    try:
+        first, rest = (_trained(workload, rows, part)[1] for part in (_first_part, _rest))
+    except Exception:
+        return name
+    for row in rows:
+        joined = _joined(first[row.name], rest[row.name])
+        if _apart(_drawn(row, 0).reshape(-1), whole[row.name].reshape(-1), joined):
+            return name
+    return ""
+
+
+def _joined(first: Tensor, rest: Tensor) -> Tensor:
+    import torch
+
+    return torch.cat([first.reshape(-1), rest.reshape(-1)])
+
+
+def _first_part(tensor: Tensor) -> Tensor:
+    return _row_of(tensor, slice(0, max(1, tensor.numel() // 3)))
+
+
+def _rest(tensor: Tensor) -> Tensor:
+    return _row_of(tensor, slice(max(1, tensor.numel() // 3), None))
+
+
+def _row_of(tensor: Tensor, part: slice) -> Tensor:
+    own = tensor.reshape(-1)[part].clone()
+    return own.view(*[1] * (tensor.ndim - 1), own.numel())
+
+
 def _chosen(rows: Sequence[Parameter]) -> list[Parameter]:
     """Returns a few parameters from all over a model, and one of each rank and type."""
     spread = rows[:: max(1, math.ceil(len(rows) / MOST))]
@@ -81,11 +127,16 @@ def _chosen(rows: Sequence[Parameter]) -> list[Parameter]:
     return list({row.name: row for row in (*spread, *kinds.values())}.values())
 
 
-def _trained(workload: Workload, rows: Sequence[Parameter]) -> tuple[str, dict[str, Tensor]]:
-    """Returns the name of the optimizer, and what a few steps of it make of stand-ins that it is given together."""
+def _trained(
+    workload: Workload, rows: Sequence[Parameter], part: Callable[[Tensor], Tensor] = lambda tensor: tensor
+) -> tuple[str, dict[str, Tensor]]:
+    """Returns the name of the optimizer, and what a few steps of it make of stand-ins that it is given together.
+
+    Args: `part` is applied to stand-ins and their gradients first.
+    """
     from torch.nn import Parameter as Trained
 
-    named = [(row.name, Trained(_drawn(row, 0))) for row in rows]
+    named = [(row.name, Trained(part(_drawn(row, 0)))) for row in rows]
     try:
         optimizer = workload.optimizer(iter(named))
     except BadInput as failure:
@@ -94,7 +145,7 @@ def _trained(workload: Workload, rows: Sequence[Parameter]) -> tuple[str, dict[s
         return "", {name: parameter.detach() for name, parameter in named}
     for step, scale in enumerate(SCALES, 1):
         for row, (_, parameter) in zip(rows, named, strict=True):
-            parameter.grad = scale * (_drawn(row, 1) + 0.1 * _drawn(row, step + 1))
+            parameter.grad = part(scale * (_drawn(row, 1) + 0.1 * _drawn(row, step + 1)))
         optimizer.step()
     return type(optimizer).__name__, {name: parameter.detach() for name, parameter in named}
 

@@ -7,12 +7,9 @@ it: a rank takes from the parts what it holds. Optimizer state stands beside eac
 
 from __future__ import annotations
 
-import json
-import shutil
-import threading
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,23 +17,22 @@ from safetensors import SafetensorError, safe_open
 
 from planner.errors import BadInput
 from runtime.checkpoint.integrity import (
+    AVERAGE,
     INDEX,
-    SUM_OF_INDEX,
+    MODEL,
+    OF_PIECES,
+    STATE,
+    VERSION,
     Facts,
+    PiecesOfTensor,
     complete,
-    folder_of,
     inside,
     read_index,
-    settle,
 )
+from runtime.checkpoint.tensor_file import Elements, TensorFile
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-VERSION = 2
-MODEL, STATE, AVERAGE = "model/", "optimizer/", "average/"
-POLL_S = 0.05
-PARTS_S = 600.0  # how long the first rank waits for the parts of the others
 
 
 @dataclass(frozen=True)
@@ -48,6 +44,8 @@ class Checkpoint:
     files: Mapping[str, str]  # tensor -> part
     settings: dict[str, dict[str, dict[str, object]]]  # of groups, and plain state, by parameter
     names: Mapping[str, str]  # in the state_dict of the user's module, and of the tensors
+    pieces: Mapping[str, PiecesOfTensor] = field(default_factory=dict)
+    _headers: dict[str, TensorFile] = field(default_factory=dict)  # of parts that were read in part
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
@@ -57,9 +55,10 @@ class Checkpoint:
         Raises: BadInput where there is no index, or it is none of this version.
         """
         index = read_index(folder)
-        if index.version != VERSION:
-            raise BadInput(f"version {index.version}", where=str(folder / INDEX), allowed=str(VERSION))
-        return cls(folder, index.facts, index.files, index.settings, index.names)
+        if index.version not in (VERSION, OF_PIECES):
+            allowed = f"{VERSION}, {OF_PIECES}"
+            raise BadInput(f"version {index.version}", where=str(folder / INDEX), allowed=allowed)
+        return cls(folder, index.facts, index.files, index.settings, index.names, index.pieces)
 
     def parameters(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Reads parameters and buffers.
@@ -76,7 +75,7 @@ class Checkpoint:
         Returns: name -> key -> tensor, on the host.
         """
         wanted = {STATE + name for name in names}
-        keys = {key: key for key in self.files if key.startswith(STATE) and key.rpartition("/")[0] in wanted}
+        keys = {key: key for key in (*self.files, *self.pieces) if key.rpartition("/")[0] in wanted}
         found: dict[str, dict[str, Tensor]] = {}
         for key, tensor in self._read(keys).items():
             name, _, part = key.removeprefix(STATE).rpartition("/")
@@ -96,7 +95,57 @@ class Checkpoint:
         tensors |= self.averages(tensors) if averaged else {}
         return {name: tensors[own] for name, own in self.names.items()}
 
+    def region(self, name: str, start: int, stop: int) -> Tensor:
+        """Reads some elements of a parameter, and nothing else.
+
+        Args: elements are those of the tensor laid flat.
+        Returns: a tensor of one dim, on the host.
+        Raises: BadInput where the checkpoint lacks them.
+        """
+        return self._elements(MODEL + name, start, stop)
+
+    def state_of(self, part: Elements) -> dict[str, tuple[Tensor, bool]]:
+        """Reads the optimizer state of a part of a parameter.
+
+        Returns: tensors by key, and whether the state has the parameter's shape: then they are the part's elements,
+            in one dim; otherwise all of the state.
+        """
+        keys = [k for k in (*self.files, *self.pieces) if k.rpartition("/")[0] == STATE + part.name]
+        alike = {key for key in keys if self._shape(key) == part.shape}
+        whole = self._read({key: key for key in keys if key not in alike})
+        found = whole | {key: self._elements(key, part.start, part.stop) for key in alike}
+        return {key.rpartition("/")[2]: (tensor, key in alike) for key, tensor in found.items()}
+
+    def _file(self, part: str) -> TensorFile:
+        if part not in self._headers:
+            self._headers[part] = TensorFile.open(inside(self.folder, part))
+        return self._headers[part]
+
+    def _shape(self, key: str) -> tuple[int, ...]:
+        return self.pieces[key].shape if key in self.pieces else self._file(self.files[key]).shape(key)
+
+    def _elements(self, key: str, start: int, stop: int) -> Tensor:
+        import torch  # slow to load, and `status` reads checkpoints
+
+        if key in self.files:
+            return self._file(self.files[key]).read(key, start, stop)
+        if key not in self.pieces:
+            raise BadInput(f"has no '{key}'", where=str(self.folder))
+        spans = ((part, a, max(a, start), min(b, stop)) for part, (a, b) in self.pieces[key].parts.items())
+        read = [
+            (low, self._file(part).read(key, low - a, high - a)) for part, a, low, high in spans if low < high
+        ]
+        return torch.cat([tensor for _, tensor in sorted(read, key=lambda each: each[0])])
+
     def _read(self, keys: Mapping[str, str]) -> dict[str, Tensor]:
+        apart = {name: key for name, key in keys.items() if key in self.pieces}
+        found = self._read_whole({name: key for name, key in keys.items() if key not in apart})
+        for name, key in apart.items():
+            row = self.pieces[key]
+            found[name] = self._elements(key, 0, prod(row.shape)).view(row.shape)
+        return found
+
+    def _read_whole(self, keys: Mapping[str, str]) -> dict[str, Tensor]:
         by_part: dict[str, list[tuple[str, str]]] = {}
         for name, key in keys.items():
             part = self.files.get(key)
@@ -119,182 +168,3 @@ def latest(folder: Path) -> Checkpoint | None:
     Args: `folder` has the checkpoints of a run.
     """
     return Checkpoint.open(steps[-1]) if (steps := complete(folder)) else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointPart:
-    """One rank's contribution to a checkpoint."""
-
-    rank: int
-    tensors: Mapping[str, Tensor]  # parameters and buffers by name
-    state: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
-    settings: Mapping[str, Mapping[str, Mapping[str, object]]] = field(default_factory=dict)
-    averages: Mapping[str, Tensor] = field(default_factory=dict)  # of parameters by name
-
-    def copied(self) -> CheckpointPart:
-        """Returns a copy on the host, apart from what training goes on to change."""
-        return CheckpointPart(
-            rank=self.rank,
-            tensors={name: _copy(tensor) for name, tensor in self.tensors.items()},
-            state={name: {key: _copy(x) for key, x in row.items()} for name, row in self.state.items()},
-            settings=self.settings,
-            averages={name: _copy(tensor) for name, tensor in self.averages.items()},
-        )
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()
-
-
-def _apart(tensor: Tensor) -> Tensor:
-    """Returns the tensor itself where it has its memory to itself, otherwise a copy."""
-    alone = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
-    return tensor.detach() if alone else _copy(tensor)
-
-
-class CheckpointWriter:
-    """Writes checkpoints of a run in the background, one at a time."""
-
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        rank: int,
-        ranks: Sequence[int],
-        names: Mapping[str, str],
-        keep: int,
-        beat: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Prepares the writing of one rank's parts.
-
-        Args: `ranks` are all that write, of which the first publishes; `names` are those of the user's
-            state_dict; `keep` counts complete checkpoints that stay; `beat` is called while a write is waited
-            for, which may take long and is no hanging.
-        """
-        self._beat = beat
-        self._folder, self._rank, self._ranks, self._names, self._keep = folder, rank, ranks, names, keep
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    def save(self, part: CheckpointPart, facts: Facts, spared: int | None = None) -> None:
-        """Starts to write a checkpoint; returns when the tensors are copied.
-
-        Args: `part` is this rank's; `facts` are the same on all ranks; the checkpoint of step `spared` stays.
-        Raises: the error of the checkpoint before, if it failed.
-        """
-        self.wait()
-        copied = part.copied()
-        self._thread = threading.Thread(target=self._guarded, args=(copied, facts, spared))
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Waits until no write is under way; raises its error if it failed."""
-        while self._thread is not None:
-            self._thread.join(POLL_S)
-            self._beat()
-            if not self._thread.is_alive():
-                self._thread = None
-        if self._error is not None:
-            raise self._error
-
-    def _guarded(self, part: CheckpointPart, facts: Facts, spared: int | None) -> None:
-        try:
-            self._write(part, facts, spared)
-        except BaseException as error:
-            self._error = error
-
-    def _write(self, part: CheckpointPart, facts: Facts, spared: int | None) -> None:
-        folder = folder_of(self._folder, facts.step)
-        if (folder / INDEX).exists():
-            return  # a run that was resumed from an earlier step has come here before
-        building = folder.with_suffix(".partial")
-        building.mkdir(parents=True, exist_ok=True)
-        write_part(building, part)
-        if self._rank == self._ranks[0]:
-            publish(building, folder, self._ranks, facts, self._names)
-            stays = None if spared is None else folder_of(self._folder, spared)
-            for old in complete(self._folder)[: -self._keep]:
-                if old != stays:
-                    shutil.rmtree(old)
-        else:
-            _until(folder.exists, f"'{folder.name}' was never complete")
-
-
-def write_part(folder: Path, part: CheckpointPart) -> None:
-    """Writes one rank's part whole or not at all, with the sum of its file."""
-    flat = {MODEL + name: tensor for name, tensor in part.tensors.items()}
-    flat |= {AVERAGE + name: tensor for name, tensor in part.averages.items()}
-    flat |= {f"{STATE}{name}/{key}": x for name, row in part.state.items() for key, x in row.items()}
-    file = f"part-{part.rank:05d}.safetensors"
-    new = folder / (file + ".new")
-    try:
-        from safetensors.torch import save_file  # torch is slow to load, and `status` reads checkpoints
-
-        save_file(flat, new)
-    except BaseException:
-        new.unlink(missing_ok=True)  # where the disk is full, others need the room to say so
-        raise
-    new.rename(folder / file)
-    sums = {file: settle(folder / file)}
-    fragment = {"files": dict.fromkeys(flat, file), "settings": part.settings, "sums": sums}
-    path = folder / f"part-{part.rank:05d}.json"
-    path.with_suffix(".new").write_text(json.dumps(fragment))
-    path.with_suffix(".new").rename(path)
-
-
-def publish(
-    building: Path, folder: Path, ranks: Sequence[int], facts: Facts, names: Mapping[str, str]
-) -> None:
-    """Waits for every part, writes the index and gives the folder its name.
-
-    Args: `building` has the parts; `folder` is its final name; `names` are those of the user's state_dict.
-    Raises: TimeoutError where a rank writes no part in time.
-    """
-    files: dict[str, str] = {}
-    settings: dict[str, object] = {}
-    sums: dict[str, str] = {}
-    for rank in ranks:
-        path = building / f"part-{rank:05d}.json"
-        _until(path.exists, f"rank {rank} wrote no part of '{folder.name}'")
-        fragment = json.loads(path.read_text())
-        files |= fragment["files"]
-        settings |= fragment["settings"]
-        sums |= fragment["sums"]
-        path.unlink()
-    index = {
-        "version": VERSION,
-        "facts": asdict(facts),
-        "files": files,
-        "settings": settings,
-        "names": dict(names),
-        "sums": sums,
-    }
-    (building / INDEX).write_text(json.dumps(index, sort_keys=True))
-    (building / SUM_OF_INDEX).write_text(settle(building / INDEX))
-    building.rename(folder)
-
-
-def write_initial(
-    folder: Path, tensors: Mapping[str, Tensor], facts: Facts, names: Mapping[str, str]
-) -> Checkpoint:
-    """Writes checkpoint 0 before any rank starts, as one part.
-
-    Args: `folder` has the checkpoints of a run; `tensors` are all of the model's, by name.
-    Returns: the checkpoint.
-    """
-    target = folder_of(folder, facts.step)
-    building = target.with_suffix(".partial")
-    building.mkdir(parents=True)
-    write_part(
-        building, CheckpointPart(rank=0, tensors={name: _apart(tensor) for name, tensor in tensors.items()})
-    )
-    publish(building, target, [0], facts, names)
-    return Checkpoint.open(target)
-
-
-def _until(done: Callable[[], bool], otherwise: str) -> None:
-    end = time.monotonic() + PARTS_S
-    while not done():
-        if time.monotonic() > end:
-            raise TimeoutError(otherwise)
-        time.sleep(POLL_S)

@@ -14,6 +14,7 @@ import shutil
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 
 from planner.errors import BadInput
@@ -21,6 +22,8 @@ from planner.files import WrongKey, decode, open_regular, read_bytes, read_text
 
 INDEX = "index.json"
 SUM_OF_INDEX = "index.sum"
+VERSION, OF_PIECES = 2, 3  # of an index without pieces, and with some
+MODEL, STATE, AVERAGE = "model/", "optimizer/", "average/"  # before the names of tensors
 PREFIX, SPOILED = "step-", "spoiled-"
 BLOCK_BYTES = 2**22
 INDEX_BYTES = 64 * 2**20  # a hundred thousand tensors take a third of it
@@ -40,6 +43,14 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PiecesOfTensor:
+    """A tensor whose elements lie in several parts, under its name in each: laid flat, from a start to a stop."""
+
+    shape: tuple[int, ...]
+    parts: dict[str, tuple[int, int]]  # part -> start, stop
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointIndex:
     """The index of a checkpoint as it stands on disk."""
 
@@ -49,6 +60,7 @@ class CheckpointIndex:
     names: dict[str, str]
     sums: dict[str, str]  # part -> size and checksum
     settings: dict[str, dict[str, dict[str, object]]]
+    pieces: dict[str, PiecesOfTensor] = field(default_factory=dict)  # of tensors that are in no single part
 
 
 def read_index(checkpoint: Path) -> CheckpointIndex:
@@ -67,8 +79,17 @@ def read_index(checkpoint: Path) -> CheckpointIndex:
         raise BadInput(f"no complete checkpoint: {error}", where=str(path)) from error
     if not _two_deep(settings):
         raise BadInput("no complete checkpoint: its settings are none", where=str(path))
-    for part in {*index.files.values(), *index.sums}:
+    for part in {
+        *index.files.values(),
+        *index.sums,
+        *(p for row in index.pieces.values() for p in row.parts),
+    }:
         inside(checkpoint, part)
+    for name, row in index.pieces.items():
+        ends = sorted(row.parts.values())
+        joined = [0, *(stop for _, stop in ends)] == [*(start for start, _ in ends), prod(row.shape)]
+        if not joined or min(row.shape, default=0) < 0:
+            raise BadInput(f"the parts of '{name}' do not make it up", where=str(path))
     return replace(index, settings=settings)
 
 

@@ -16,14 +16,15 @@ from planner.plan import Plan
 from planner.timeline import COLLECTIVE, Event, encode
 from runtime.execute import Interpreter, Pulse, Tracer, program_of
 from runtime.rank.evaluation import Evaluation
-from runtime.rank.parts import Load, Node, RankOptions, RankParts
+from runtime.rank.parts import Node, RankOptions, RankParts
 from runtime.rank.rank import Feed, Rank
 from runtime.runfolder import COUNT
+from runtime.sharding import Load
 from runtime.stage import AnyStage, Keys
 from runtime.update import (
+    AnyFlat,
     Averages,
     Bucket,
-    Flat,
     GradientSync,
     LrSchedule,
     Make,
@@ -58,7 +59,7 @@ def assemble(
     if not world.agree(program.digest + captured.graph.fingerprint):
         raise BadPlan("the ranks have derived different programs: versions or files differ between nodes")
     modules = parts.modules(load)
-    flats = parts.flats()
+    flats = parts.flats(load)
     groups = groups_of(parts.buckets, parts.mesh, world.rank, world.new_group)
     shared = parts.shared_states(modules)
     stages = parts.stages(modules, shared)
@@ -88,6 +89,7 @@ def assemble(
         buffers=parts.buffers,
         idle=idle,
         flats=flats,
+        units=parts.units,
         updater=updater,
         shared=[one for found in shared.values() for one in found],
         keys=parts.keys,
@@ -102,7 +104,7 @@ def assemble(
 
 def _updater(
     parts: RankParts,
-    flats: Sequence[Flat],
+    flats: Sequence[AnyFlat],
     groups: Mapping[Bucket, dist.ProcessGroup],
     stages: Mapping[Node, AnyStage],
     make: Make,
@@ -118,9 +120,7 @@ def _updater(
     return Updater(
         GradientSync(flats, groups, uncounted, _traced_sums(tracer, parts.keys)),
         make,
-        rank=world.rank,
         squares=squares,
-        sharded=parts.plan.shard_optimizer,
         clip_norm=options.clip_norm if options.clip_by == "step" else None,
         count=((lambda: 1.0) if options.made_up else losses) if counted else None,
         scaler=parts.scale.scaler,
@@ -132,7 +132,7 @@ def _updater(
 
 
 def _previous(
-    options: RankOptions, world: World, flats: Sequence[Flat], squares: Squares
+    options: RankOptions, world: World, flats: Sequence[AnyFlat], squares: Squares
 ) -> PreviousNorm | None:
     if options.clip_norm is None or options.clip_by == "step":
         return None
@@ -172,4 +172,4 @@ def _idle(parts: RankParts, load: Load) -> dict[str, Tensor]:
     """Returns the parameters and buffers that no layer uses. The first rank keeps them for the checkpoints."""
     rows: list[Parameter | Buffer] = [*parts.graph.parameters, *parts.graph.buffers]
     unused = [row.name for row in rows if not row.users]
-    return dict(load(unused)) if parts.world.rank == 0 and unused else {}
+    return dict(load.parameters(unused)) if parts.world.rank == 0 and unused else {}

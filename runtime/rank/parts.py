@@ -19,6 +19,7 @@ from runtime import update as updates
 from runtime.execute import AUTOCAST
 from runtime.messages import Routes, Transport, check_hops, in_order_of, routes_of, stages_of_layers
 from runtime.rank import sync_batchnorm
+from runtime.sharding import Load, RankUnits, SharedFlat, StageUnits, flats_of, shared_buckets, stand_in
 from runtime.spatial import sharing
 from runtime.stage import (
     AnyStage,
@@ -38,11 +39,10 @@ from runtime.stage import (
     shared_states,
     states_of,
 )
-from runtime.update import ClipBy, Flat, buckets_of, trained
+from runtime.update import AnyFlat, ClipBy, buckets_of, trained
 from runtime.world import RankMesh, World
 
 Node = tuple[int, int]  # pipe, stage
-Load = Callable[[Sequence[str]], Mapping[str, Tensor]]  # tensors of a checkpoint by name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +89,9 @@ class RankParts:
         self.routes = routes_of(self.graph, self.stage_of)
         check_hops(self.routes, plan.hops)
         self.keys = Keys(options.seed, world.device)
+        found = buckets_of(self.graph, self.stage_of, self.mesh, trained(self.captured))
+        self.buckets = shared_buckets(found, plan, self.graph, self.mesh)
+        self.units = RankUnits([])
         self.parameters: dict[str, nn.Parameter] = {}
         self.buffers: dict[str, Tensor] = {}
         scaler = Scaler() if plan.precision == "fp16" else None
@@ -113,12 +116,20 @@ class RankParts:
         self.draws = stages.numbered(every, self.graph)
         for stage, module in enumerate(every):
             if any(stage == number for _, number in self.held):
-                module.materialise(load(self._rows(module)), self.world.device)
+                module.materialise(self._loaded(module, load), self.world.device)
                 stages.share_parameters(module, self.parameters)
                 stages.share_buffers(module, self.buffers)
                 stages.key_random_operations(module, self.keys, self.draws[stage])
                 mine[stage] = module
         return mine
+
+    def _loaded(self, module: StageModule, load: Load) -> Mapping[str, Tensor]:
+        """Returns the tensors of a stage, with stand-ins for those of which ranks hold parts."""
+        apart = {name for each in self.buckets if each.shared == "parameters" for name in each.names}
+        rows = self._rows(module)
+        absent = {name: tensor for name, tensor in module.named_parameters() if name in apart}
+        here = load.parameters([name for name in rows if name not in apart])
+        return {**here, **{name: stand_in(tensor, self.world.device) for name, tensor in absent.items()}}
 
     def transport(self, routes: Routes) -> Transport:
         """Returns this rank's side of all messages.
@@ -140,14 +151,14 @@ class RankParts:
         names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
         return [name for name in names if name in self.graph.parameter or name in self.graph.buffer]
 
-    def flats(self) -> list[Flat]:
-        """Returns the gradient buckets of this rank, each with its parameters and gradients in flat tensors."""
-        self.buckets = buckets_of(self.graph, self.stage_of, self.mesh, trained(self.captured))
-        mine = [bucket for bucket in self.buckets if self.world.rank in bucket.ranks]
-        return [
-            Flat(bucket, self.parameters, [node for node in self.held if node[1] in bucket.stages])
-            for bucket in mine
-        ]
+    def flats(self, load: Load) -> list[AnyFlat]:
+        """Returns the gradient buckets of this rank, each with its parameters and gradients in flat tensors.
+
+        All ranks call this at one time; `load` returns the parts of parameters that ranks share.
+        """
+        mine = flats_of(self.buckets, self.parameters, self.held, self.world, load.region)
+        self.units = RankUnits([flat for flat in mine if isinstance(flat, SharedFlat)])
+        return mine
 
     def shared_states(self, modules: Mapping[int, StageModule]) -> dict[int, list[SharedState]]:
         """Returns the buffers to keep equal, by stage.
@@ -210,6 +221,7 @@ class RankParts:
         for stage, store in stores.items():
             for part in parts[stage]:
                 stages.store_weights(part, store)
+        units = {stage: self.units.of(stage, module) for stage, module in modules.items()}
         for module in modules.values() if self.plan.execution == "compiled" else ():
             compile_stage(module, [self.graph.layer[name].signature for name in module.layers])
         made: dict[Node, AnyStage] = {}
@@ -223,6 +235,7 @@ class RankParts:
                     stores.get(stage),
                     recompute=Kind.R in kinds[stage] and part is parts[stage][0],
                     on_forward=seen if len(parts[stage]) == 1 else None,
+                    units=units[stage],
                 )
                 for part in parts[stage]
             ]
@@ -255,6 +268,7 @@ class RankParts:
         *,
         recompute: bool,
         on_forward: Callable[[int], AbstractContextManager[object]] | None,
+        units: StageUnits | None,
     ) -> TorchStage:
         return TorchStage(
             module,
@@ -269,22 +283,18 @@ class RankParts:
             read=use.read,
             autocast=AUTOCAST[self.plan.precision],
             on_forward=on_forward,
-            diagnose=None if self.sharing else partial(first_bad_layer, self.captured, module),
+            units=units,
+            diagnose=None if self.sharing or units else partial(first_bad_layer, self.captured, module),
             made_up=self.options.made_up,
         )
 
     def _split(self, module: StageModule, kinds: Collection[Kind]) -> SplitWay:
-        if Kind.I not in kinds:
-            return "none"
-        if self.plan.execution == "compiled":
-            return "none"  # its backward is one compiled function, which frees what it has saved
+        if Kind.I not in kinds or self.plan.execution == "compiled":
+            return "none"  # a compiled backward is one function, which frees what it has saved
         large = {name for name, p in module.named_parameters() if p.requires_grad and p.ndim > 1}
         return "store" if large <= stages.could_owe(module) else "walk"
 
 
 def _kinds(schedule: Schedule) -> dict[int, set[Kind]]:
-    found: dict[int, set[Kind]] = {stage: set() for stage in range(schedule.stages)}
     actions: list[Action] = [action for order in schedule.orders for action in order]
-    for action in actions:
-        found[action.stage].add(action.kind)
-    return found
+    return {stage: {a.kind for a in actions if a.stage == stage} for stage in range(schedule.stages)}

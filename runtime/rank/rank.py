@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from planner.model import Buffer, ModelGraph, Parameter
 from planner.plan import Plan
 from runtime import execute
-from runtime.checkpoint import Checkpoint, CheckpointPart
+from runtime.checkpoint import Checkpoint, CheckpointPart, Elements
 from runtime.data import Region, Rows, Wanted
 from runtime.execute import Interpreter, Tensors, Tracer
 from runtime.messages import Transport, stages_of_layers
+from runtime.sharding import RankUnits
 from runtime.stage import AnyStage, Keys, Scaler, SharedState
-from runtime.update import Flat, SavedState, Updater, load_state, state_of
+from runtime.update import AnyFlat, Flat, OwnPart, SavedState, Updater, load_state, state_of
 from runtime.world import RankMesh, World
 
 Node = tuple[int, int]  # pipe, stage
@@ -63,7 +64,8 @@ class Rank:
     parameters: dict[str, nn.Parameter]
     buffers: dict[str, Tensor]
     idle: dict[str, Tensor]  # parameters and buffers that no layer uses, on the first rank
-    flats: list[Flat]
+    flats: list[AnyFlat]
+    units: RankUnits
     updater: Updater
     shared: list[SharedState]
     keys: Keys
@@ -133,7 +135,7 @@ class Rank:
         state.
         """
         state = state_of(self.updater.optimizers, self.flats).tensors.values()
-        flat = [tensor for each in self.flats for tensor in (each.values, each.grads)]
+        flat = [tensor for each in self.flats for tensor in each.kept()]
         held = [*self.parameters.values(), *self.buffers.values(), *self.idle.values()]
         return [*held, *flat, *(tensor for row in state for tensor in row.values())]
 
@@ -148,7 +150,7 @@ class Rank:
         """
         self.updater.settle()
         averages = self.updater.averages
-        with averages.in_place() if averages is not None else nullcontext():
+        with averages.in_place() if averages is not None else nullcontext(), self.units.whole():
             return self.evaluation(micro)(values)
 
     def evaluation(self, micro: int) -> Evaluate:
@@ -176,12 +178,25 @@ class Rank:
         if self.updater.previous is not None and "norm" in checkpoint.facts.extra:
             self.updater.previous.resume(checkpoint.facts.extra["norm"])
         self.updater.catch_up(checkpoint.facts.step)
-        names = [name for flat in self.flats for name in flat.bucket.names]
+        optimizers = self.updater.optimizers
+        whole = [flat for flat in self.flats if isinstance(flat, Flat)]
+        names = [name for flat in whole for name in flat.bucket.names]
         if self.updater.averages is not None:
             self.updater.averages.load(checkpoint.averages(names))
-        load_state(
-            self.updater.optimizers, self.flats, SavedState(checkpoint.state(names), checkpoint.settings)
-        )
+        load_state(optimizers, whole, SavedState(checkpoint.state(names), checkpoint.settings))
+        parts = [flat for flat in self.flats if not isinstance(flat, Flat)]
+        pieces = [piece for flat in parts for piece in flat.pieces()]
+        states = {
+            piece.name: {
+                key: found.view(piece.tensor.shape) if alike else found
+                for key, (found, alike) in checkpoint.state_of(self._elements(piece)).items()
+            }
+            for piece in pieces
+        }
+        load_state(optimizers, parts, SavedState(states, checkpoint.settings))
+
+    def _elements(self, piece: OwnPart) -> Elements:
+        return Elements(piece.name, self.graph.parameter[piece.name].shape, piece.start, piece.stop)
 
     def extra(self) -> dict[str, float]:
         """Returns the numbers that go on from step to step beside parameters and optimizer state, by name."""
@@ -198,24 +213,39 @@ class Rank:
         """
         self.updater.settle()
         saved = state_of(self.updater.optimizers, self.flats)
+        tensors = self._first_held()
+        elements: dict[str, Elements] = {}
         for flat in self.flats:
-            if not self.updater.shares[flat.bucket].ranges and flat.bucket.ranks[0] != self.world.rank:
-                for name in flat.bucket.names:
-                    del saved.tensors[name], saved.settings[name]
+            counted = {name for name, _ in flat.counted(self.world.rank)}
+            shared = not isinstance(flat, Flat)
+            for name in flat.bucket.names if shared else ():
+                tensors.pop(name, None)
+            for piece in flat.pieces():
+                if piece.name not in counted:
+                    saved.tensors.pop(piece.name, None)
+                    saved.settings.pop(piece.name, None)
+                elif shared:
+                    tensors[piece.name] = piece.tensor
+                    elements[piece.name] = self._elements(piece)
+        averages = self.updater.averages.named() if self.updater.averages is not None else {}
+        return CheckpointPart(
+            rank=self.world.rank,
+            averages={name: x for name, x in averages.items() if name in tensors},
+            tensors=tensors,
+            state=saved.tensors,
+            settings=saved.settings,
+            elements=elements,
+        )
+
+    def _first_held(self) -> dict[str, Tensor]:
+        """Returns the parameters and buffers of which this rank is the first holder."""
         here = {**self.parameters, **self.buffers, **self.idle}
         stage_of = stages_of_layers(self.plan, self.graph)
-        tensors: dict[str, Tensor] = {}
+        found: dict[str, Tensor] = {}
         rows: list[Parameter | Buffer] = [*self.graph.parameters, *self.graph.buffers]
         for row in rows:
             stages = {stage_of[self.graph.index[user]] for user in row.users}
             first = self.mesh.holders(stages)[0] if stages else 0
             if first == self.world.rank:
-                tensors[row.name] = here[row.name]
-        averages = self.updater.averages.named() if self.updater.averages is not None else {}
-        return CheckpointPart(
-            rank=self.world.rank,
-            tensors=tensors,
-            state=saved.tensors,
-            settings=saved.settings,
-            averages={name: x for name, x in averages.items() if name in tensors},
-        )
+                found[row.name] = here[row.name]
+        return found

@@ -15,10 +15,11 @@ goes forward through all stages of this rank's group, and back.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from math import prod
 
 import torch
 import torch.distributed as dist
@@ -86,6 +87,15 @@ class _Silence(ProcessGroup):
         self, tensors: list[Tensor], options: object = None
     ) -> dist.Work:
         return _done(tensors)
+
+    def allgather(  # type: ignore[override]
+        self, outputs: list[list[Tensor]], own: list[Tensor], options: object = None
+    ) -> dist.Work:
+        """Fills the other ranks' parts with made-up numbers."""
+        for part in outputs[0]:
+            fill(part)
+        outputs[0][self.rank()].copy_(own[0])
+        return _done(outputs)
 
     def alltoall_base(
         self, output: Tensor, sent: Tensor, sizes: list[int], sent_sizes: list[int], options: object = None
@@ -159,17 +169,18 @@ def layouts(plan: Plan, captured: Captured, batch: Tensors, world: World) -> dic
 
     Args: `batch` is one micro-batch; `world` is that of a rank, whose part of the samples counts.
     """
-    eager = plan.model_copy(update={"execution": "eager"})
+    stages = tuple(stage.model_copy(update={"shard": None}) for stage in plan.stages)
+    eager = plan.model_copy(update={"execution": "eager", "stages": stages})
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         parts = RankParts(eager, captured, world, MADE_UP)
         # Recomputation makes the same tensors again.
         orders = (tuple(a for a in order if a.kind is not Kind.R) for order in parts.schedule.orders)
         parts.schedule = replace(parts.schedule, orders=tuple(orders))
         parts.held = tuple((0, stage) for stage in range(parts.schedule.stages))
-        modules = parts.modules(lambda names: {name: _empty(_row(captured.graph, name)) for name in names})
-        stages = [stage for _, stage in sorted(parts.stages(modules, {}).items())]
+        modules = parts.modules(_Unfilled(captured.graph))
+        ran = [stage for _, stage in sorted(parts.stages(modules, {}).items())]
         values = {name: mode.from_tensor(tensor).to(world.device) for name, tensor in batch.items()}
-        return _through(stages, parts.routes, values)
+        return _through(ran, parts.routes, values)
 
 
 def _through(stages: Sequence[AnyStage], routes: Routes, batch: Tensors) -> dict[Edge, list[DenseLayout]]:
@@ -196,29 +207,38 @@ def _note(
         found[direction, stage, receiver] = [DenseLayout.of(made[name]) for name in names]
 
 
-def made_up_states(graph: ModelGraph) -> Callable[[Sequence[str]], Mapping[str, Tensor]]:
-    """Returns a loader of made-up parameters and buffers, by their names.
+@dataclass(frozen=True)
+class MadeUpStates:
+    """A loader of made-up parameters and buffers, by their names.
 
     Weights are about one over their fan-in, so that values do not grow from layer to layer. Variances are
     positive.
-    Args: `graph` has their shapes and types.
     """
 
-    def load(names: Sequence[str]) -> dict[str, Tensor]:
-        found = {}
-        for name in names:
-            tensor = fill(_empty(_row(graph, name)))
-            if name in graph.parameter and tensor.is_floating_point() and tensor.ndim > 1:
-                tensor /= max(1, tensor[0].numel())
-            found[name] = tensor
-        return found
+    graph: ModelGraph  # has their shapes and types
 
-    return load
+    def parameters(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Returns made-up tensors by name."""
+        return {name: self._made(name, _row(self.graph, name).shape) for name in names}
+
+    def region(self, name: str, start: int, stop: int) -> Tensor:
+        """Returns made-up elements of a tensor, in one dim."""
+        return self._made(name, (stop - start,))
+
+    def _made(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        row = _row(self.graph, name)
+        tensor = fill(torch.empty(shape, dtype=getattr(torch, row.dtype)))
+        if name in self.graph.parameter and tensor.is_floating_point() and len(row.shape) > 1:
+            tensor /= max(1, prod(row.shape[1:]))
+        return tensor
+
+
+class _Unfilled(MadeUpStates):
+    """A loader of tensors that hold nothing in particular."""
+
+    def _made(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return torch.empty(shape, dtype=getattr(torch, _row(self.graph, name).dtype))
 
 
 def _row(graph: ModelGraph, name: str) -> Parameter | Buffer:
     return graph.parameter[name] if name in graph.parameter else graph.buffer[name]
-
-
-def _empty(row: Parameter | Buffer) -> Tensor:
-    return torch.empty(row.shape, dtype=getattr(torch, row.dtype))

@@ -15,7 +15,7 @@ from runtime.data import Batches
 from runtime.execute import SILENT, WAITS, ActionCall, Tensors, static_bytes
 from runtime.messages import DenseLayout, Edge
 from runtime.rank import Rank, assemble
-from runtime.rehearse.fake_world import MADE_UP, made_up_states
+from runtime.rehearse.fake_world import MADE_UP, MadeUpStates
 from runtime.train import Model, NoPulse
 from runtime.world import World
 
@@ -77,7 +77,7 @@ def alone(model: Model, world: World, layouts: Mapping[Edge, Sequence[DenseLayou
         world,
         make_optimizer=model.workload.optimizer,
         lr_schedule=model.workload.lr_schedule,
-        load=made_up_states(model.captured.graph),
+        load=MadeUpStates(model.captured.graph),
         options=MADE_UP,
         pulse=NoPulse(),
     )

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from planner.errors import BadInput
-from planner.plan import Place, Plan, schedule_of
+from planner.plan import Place, Plan, schedule_of, shared_by_element
 from planner.schedule import check_schedule
 from planner.terminal import Report
 from planner.workload import Workload
@@ -119,7 +119,7 @@ def distinct(model: Model) -> list[Place]:
 def _updated(model: Model) -> dict[int, int]:
     """Returns the number of elements that each rank updates, where the optimizer's state is sharded."""
     graph, plan = model.captured.graph, model.plan
-    if not plan.shard_optimizer:
+    if not plan.shard_optimizer or shared_by_element(plan):
         return {}
     found: dict[int, int] = {}
     for bucket in buckets_of(

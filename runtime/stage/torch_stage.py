@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,14 @@ class Live:
     owed: Owed | None = None
 
 
+class Gathered(Protocol):
+    """The parameters of a stage that are here only while they are used; see `runtime.sharding`."""
+
+    def pack(self, tensor: Tensor) -> object: ...
+    def unpack(self, kept: Any) -> Tensor: ...
+    def backward(self) -> AbstractContextManager[None]: ...
+
+
 class TorchStage:
     """One stage of one pipe on one rank; `runtime.execute` calls it by the actions of the schedule."""
 
@@ -62,15 +70,16 @@ class TorchStage:
         on_forward: Callable[[int], AbstractContextManager[object]] | None = None,
         diagnose: Callable[[Tensors], str] | None = None,
         made_up: bool = False,
+        units: Gathered | None = None,
     ) -> None:
         """Prepares a stage whose module has its tensors and its edits.
 
         Args: `needs_grad` names inputs that need a gradient; `split` is how the backward is halved, with
             `store` for "store"; `written` are buffers that the forward writes, `read` those of them that it
             reads as well; `diagnose` names the layer where NaN began; `made_up` inputs excuse NaN in what is
-            made of them.
+            made of them; `units` are parameters that are not always here.
         """
-        self.module, self._scale, self._keys = module, scale, keys
+        self.module, self._scale, self._keys, self._units = module, scale, keys, units
         self._needs_grad, self.first_micro = frozenset(needs_grad), first_micro
         self._split, self._store, self._recompute = split, store, recompute
         self._autocast, self._on_forward, self._diagnose = autocast, on_forward, diagnose
@@ -132,7 +141,8 @@ class TorchStage:
         Returns: gradients of the stage's inputs by name; those of parameters are added to their `.grad`.
         """
         live = self._live.pop(micro)
-        with nullcontext() if self._store is None else self._store.paying_at_once():
+        paying = nullcontext() if self._store is None else self._store.paying_at_once()
+        with paying, nullcontext() if self._units is None else self._units.backward():
             backward.whole(self._roots(micro, live, grads))
         return live.boundary.collect()
 
@@ -173,14 +183,20 @@ class TorchStage:
 
     def _saved(self) -> AbstractContextManager[object]:
         """Returns a context in which autograd saves copies of buffers that a later forward writes before its backward."""
-        if not self._read or not torch.is_grad_enabled() or graph_of(self.module) is not self.module._run:
-            return nullcontext()  # a compiled stage saves no buffer that it writes
+        units, compiled = (
+            self._units,
+            graph_of(self.module) is not self.module._run,
+        )  # saves none that it writes
+        if not torch.is_grad_enabled() or compiled or not (self._read or units):
+            return nullcontext()
         written = {getattr(self.module, slot).untyped_storage()._cdata for slot in self._read}
 
-        def pack(tensor: Tensor) -> Tensor:
-            return tensor.clone() if tensor.untyped_storage()._cdata in written else tensor
+        def pack(tensor: Tensor) -> object:
+            tensor = tensor.clone() if tensor.untyped_storage()._cdata in written else tensor
+            return tensor if units is None else units.pack(tensor)
 
-        return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+        unpack = (lambda tensor: tensor) if units is None else units.unpack
+        return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
     def _entered(self, live: Live) -> dict[str, Tensor]:
         """Returns inputs under autograd; from here on the graph holds what it needs of them."""

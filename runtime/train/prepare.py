@@ -13,11 +13,11 @@ from planner import plan as plans
 from planner import workload as workloads
 from planner.capture import Captured, capture, initial
 from planner.errors import BadInput, BadPlan
-from planner.plan import Plan, refused, schedule_of
+from planner.plan import Plan, refused, schedule_of, shared_by_element
 from planner.program import violations
 from planner.schedule import check_schedule
 from planner.shown import printable
-from planner.workload import Workload, check_optimizer
+from planner.workload import Workload, check_optimizer, whole_optimizer
 from runtime import checkpoint as checkpoints
 from runtime import runfolder
 from runtime import update as updates
@@ -67,8 +67,15 @@ def prepare(model: Model, folder: Path, job: Job, refuse: Refuse = lambda _: Non
         raise BadInput(
             "eval_every needs a dataset to evaluate", where=model.workload.where, allowed="valid_dataset()"
         )
+    if job.ema is not None and shared_by_element(model.plan):
+        raise BadInput(
+            "ema averages whole parameters, and this plan shares their elements among replicas",
+            where="launch",
+            allowed="no ema, or a plan with `--fix shard=none` or `shard=state`",
+        )
     joint = check_optimizer(model.workload, model.captured.graph)
-    for found in refused(model.plan, model.captured.graph, joint):
+    whole = whole_optimizer(model.workload, model.captured.graph) if shared_by_element(model.plan) else ""
+    for found in refused(model.plan, model.captured.graph, joint, whole):
         raise BadPlan(str(found))
     _check_program(model.plan, job)
     with runfolder.claimed(folder, refuse) as paths:

@@ -236,7 +236,9 @@ def one_process(plan: Plan) -> Plan:
             "batch": PlannedBatch(samples=plan.batch.samples, micro=plan.batch.micro, micros=micros),
             "schedule": choice,
             "stages": (
-                StagePlan(layers=layers, recompute_before="", spatial=(), gather_before="", regrid=()),
+                StagePlan(
+                    layers=layers, recompute_before="", spatial=(), gather_before="", regrid=(), shard=None
+                ),
             ),
             "places": (Place(rank=0, node=0, slot=0, data=0, pipeline=0, spatial=0),),
             "times": (total,),

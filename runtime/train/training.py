@@ -56,7 +56,7 @@ class Training:
             world,
             make_optimizer=workload.optimizer,
             lr_schedule=workload.lr_schedule,
-            load=start.parameters,
+            load=start,
             options=RankOptions(seed=job.seed, clip_norm=job.limit, clip_by=job.clip_by, ema=job.ema),
             pulse=pulse,
         )

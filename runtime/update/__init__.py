@@ -6,30 +6,36 @@ Start at `gradient_sums.py` (buckets and their sums), then `optimizer.py` (updat
 
 from runtime.update.average import Averages
 from runtime.update.clipping import ClipBy, PreviousNorm, Squares, check
-from runtime.update.gradient_sums import Bucket, Flat, GradientSync, OnSum, buckets_of, groups_of, trained
+from runtime.update.flats import AnyFlat, Bucket, Flat, OwnPart, Shared, buckets_of, owners
+from runtime.update.gradient_sums import GradientSync, OnSum, groups_of, trained
 from runtime.update.optimizer import (
     LrSchedule,
     Make,
     SavedState,
     Updater,
     load_state,
-    owners,
     state_of,
 )
+from runtime.update.ordered_sum import Line, add_up
 
 __all__ = [
+    "AnyFlat",
     "Averages",
     "Bucket",
     "ClipBy",
     "Flat",
     "GradientSync",
+    "Line",
     "LrSchedule",
     "Make",
     "OnSum",
+    "OwnPart",
     "PreviousNorm",
     "SavedState",
+    "Shared",
     "Squares",
     "Updater",
+    "add_up",
     "buckets_of",
     "check",
     "groups_of",

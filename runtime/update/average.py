@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from runtime.update.gradient_sums import Bucket, Flat
+from runtime.update.flats import AnyFlat, Bucket, Flat
 
 
 class Averages:
@@ -17,12 +17,16 @@ class Averages:
     They begin with the parameters that the training begins with. All holders of a bucket come to the same values.
     """
 
-    def __init__(self, flats: Sequence[Flat], decay: float) -> None:
-        self.decay, self._flats = decay, tuple(flats)
-        self._values: dict[Bucket, Tensor] = {flat.bucket: flat.values.detach().clone() for flat in flats}
+    def __init__(self, flats: Sequence[AnyFlat], decay: float) -> None:
+        self.decay = decay
+        self._flats = tuple(
+            flat for flat in flats if isinstance(flat, Flat)
+        )  # the only ones: `prepare` refuses others
+        self._values: dict[Bucket, Tensor] = {x.bucket: x.values.detach().clone() for x in self._flats}
 
-    def update(self, flat: Flat) -> None:
+    def update(self, flat: AnyFlat) -> None:
         """Takes in the parameters of a bucket after its update."""
+        assert isinstance(flat, Flat)
         with torch.no_grad():
             self._values[flat.bucket].lerp_(flat.values, 1.0 - self.decay)
 

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from planner.errors import BadPlan
 from planner.model import ModelGraph
-from planner.plan import Plan, schedule_of
+from planner.plan import Plan, schedule_of, shard_of
 from planner.schedule import overlap_of, updates_at_use
 from planner.simulate import SQUARE_BYTES, SQUARED_ELEMENTS
 from runtime.execute import NotFinite
-from runtime.update.gradient_sums import Bucket, Flat
+from runtime.update.flats import AnyFlat, Bucket
 
 WAY_OUT = "plan with update: barrier"
 ClipBy = Literal["step", "previous"]  # whose norm
@@ -52,13 +52,13 @@ class Squares:
         self._row, self._rank = {name: row for row, name in enumerate(names)}, rank
         self.table = torch.zeros(len(names), dtype=torch.float64, device=device)  # 0 where others count
 
-    def take(self, flat: Flat) -> None:
-        """Adds up the squares of a bucket's gradients; a parameter counts once, on the first of its holders.
+    def take(self, flat: AnyFlat) -> None:
+        """Adds up the squares of a bucket's gradients; an element counts once.
 
         Args: `flat` has gradients that are summed already.
         """
-        for name, (start, end) in flat.ranges.items() if flat.bucket.ranks[0] == self._rank else ():
-            pieces = torch.split(flat.grads[start:end], SQUARED_ELEMENTS)
+        for name, gradient in flat.counted(self._rank):
+            pieces = torch.split(gradient, SQUARED_ELEMENTS)
             self.table[self._row[name]] = torch.stack([_square(piece) for piece in pieces]).sum()
 
 
@@ -72,7 +72,7 @@ class PreviousNorm:
     """Clipping by the norm of the step before, and the sum that makes the norm of this one."""
 
     def __init__(
-        self, limit: float, flats: Sequence[Flat], squares: Squares, group: dist.ProcessGroup | None
+        self, limit: float, flats: Sequence[AnyFlat], squares: Squares, group: dist.ProcessGroup | None
     ) -> None:
         self._limit, self._squares, self._group = limit, squares, group
         self._mine = frozenset(flat.bucket for flat in flats)
@@ -86,7 +86,7 @@ class PreviousNorm:
         if not self._mine:
             self._launch()
 
-    def clip(self, flat: Flat) -> None:
+    def clip(self, flat: AnyFlat) -> None:
         """Clips a bucket's gradients in place, and adds them to this step's norm.
 
         Args: `flat` has gradients that are summed already.
@@ -161,7 +161,7 @@ def _reasons(plan: Plan, graph: ModelGraph, clipped: bool) -> list[tuple[bool, s
             "a loss of (sum, count): its mean is known when every micro-batch is counted",
         ),
         (
-            plan.shard_optimizer,
+            any(shard_of(plan, stage) for stage in range(len(plan.stages))),
             "a sharded optimizer: updates are handed round on the link that the sums are on",
         ),
     ]

@@ -1,9 +1,6 @@
 """Gradients: where they are added up, and the one sum over everybody who holds a parameter.
 
-A tied weight on two stages, the two ends of a Chimera pair and data-parallel replicas are the same thing
-here: a set of ranks. Parameters with the same users' stages share that set, so they share a bucket. A bucket
-is one flat buffer whose views are the parameters' `.grad`, with one sum a step, launched when the last
-contribution is in.
+A bucket has one sum a step, launched when the last contribution is in.
 
 A single process leaves a parameter without a gradient alone (no weight decay, no momentum). A flat gradient
 would be zero there, which an optimizer does not leave alone. So only parameters that a gradient of the loss
@@ -15,75 +12,26 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol, cast
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, fx
 
 from planner.capture import Captured
-from planner.model import ModelGraph
 from runtime.execute import clock_ns
-from runtime.update.ordered_sum import Line, add_up
+from runtime.update.flats import AnyFlat, Bucket, Flat, Node
+from runtime.update.ordered_sum import Line, add_up, add_up_parts
 from runtime.world import RankMesh
 
-Node = tuple[int, int]  # pipe, stage
 
+class OwnSums(Protocol):
+    """A bucket that sums its gradients by itself as they come, and gathers what other ranks have updated."""
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Trained parameters of one type that live on the same stages; every rank derives the same buckets."""
+    def complete(self) -> Callable[[], object]:
+        """Starts what is left of a step's sums, and returns what waits for it."""
 
-    stages: tuple[int, ...]
-    ranks: tuple[int, ...]
-    dtype: str
-    names: tuple[str, ...]
-
-
-def buckets_of(
-    graph: ModelGraph, stage_of: Sequence[int], mesh: RankMesh, trained: Collection[str]
-) -> tuple[Bucket, ...]:
-    """Returns the buckets of a model, in an order that is the same on every rank.
-
-    Args: `stage_of` has the stage of each layer; `trained` names the parameters that a training changes.
-    Returns: one bucket for each set of stages and type.
-    """
-    found: dict[tuple[tuple[int, ...], str], list[str]] = {}
-    for parameter in graph.parameters:
-        if parameter.name in trained:
-            stages = tuple(sorted({stage_of[graph.index[user]] for user in parameter.users}))
-            found.setdefault((stages, parameter.dtype), []).append(parameter.name)
-    return tuple(
-        Bucket(stages, mesh.holders(stages), dtype, tuple(names))
-        for (stages, dtype), names in sorted(found.items())
-    )
-
-
-class Flat:
-    """One bucket on one rank: its parameters and their gradients, each as one buffer."""
-
-    def __init__(self, bucket: Bucket, parameters: Mapping[str, Tensor], nodes: Iterable[Node]) -> None:
-        """Moves the parameters of a bucket into one buffer; they stay views of it, and so do their gradients.
-
-        Args: `parameters` by name have at least those of the bucket; `nodes` are the (pipe, stage) on this
-            rank that hold them.
-        """
-        self.bucket, self.nodes = bucket, frozenset(nodes)
-        self.parameters = {name: parameters[name] for name in bucket.names}
-        owned = list(self.parameters.values())
-        total = sum(p.numel() for p in owned)
-        self.values = torch.empty(total, dtype=owned[0].dtype, device=owned[0].device)
-        self.ranges: dict[str, tuple[int, int]] = {}
-        start = 0
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                end = start + parameter.numel()
-                self.ranges[name] = (start, end)
-                self.values[start:end].copy_(parameter.reshape(-1))
-                parameter.data = self.values[start:end].view(parameter.shape)
-                start = end
-        self.grads = torch.zeros_like(self.values)  # in the memory that the loaded parameters have left
-        for name, (start, end) in self.ranges.items():
-            self.parameters[name].grad = self.grads[start:end].view(self.parameters[name].shape)
+    def gather_updated(self) -> None:
+        """Gets what other ranks have updated."""
 
 
 @dataclass(slots=True)
@@ -110,7 +58,7 @@ class GradientSync:
 
     def __init__(
         self,
-        flats: Sequence[Flat],
+        flats: Sequence[AnyFlat],
         groups: Mapping[Bucket, dist.ProcessGroup],
         uncounted: Collection[str] = (),
         on_sum: OnSum | None = None,
@@ -124,7 +72,7 @@ class GradientSync:
         self.flats, self._groups, self._uncounted = tuple(flats), groups, frozenset(uncounted)
         self._on_sum = on_sum
         self._lines: dict[dist.ProcessGroup, Line] = {}
-        self._by_node: dict[Node, list[Flat]] = {}
+        self._by_node: dict[Node, list[AnyFlat]] = {}
         for flat in flats:
             for node in flat.nodes:
                 self._by_node.setdefault(node, []).append(flat)
@@ -139,9 +87,8 @@ class GradientSync:
             else:
                 self._renew(flat)
 
-    def _renew(self, flat: Flat) -> None:
-        """Sets gradients to zero; they are never let go, since they are views."""
-        flat.grads.zero_()
+    def _renew(self, flat: AnyFlat) -> None:
+        flat.renew()
         self._state[flat.bucket] = _State(set(flat.nodes))
 
     def launch(self, node: Node) -> None:
@@ -155,7 +102,9 @@ class GradientSync:
             if state.launches:
                 continue
             state.due = True
-            if flat.bucket in self._groups:
+            if not isinstance(flat, Flat):
+                state.complete = self._own_sum(flat)
+            elif flat.bucket in self._groups:
                 for name in self._uncounted & flat.ranges.keys():
                     start, end = flat.ranges[name]
                     flat.grads[start:end].zero_()
@@ -168,16 +117,31 @@ class GradientSync:
         share a bucket. Between GPUs the order is NCCL's.
         """
         group, on_host = self._groups[flat.bucket], flat.grads.device.type == "cpu"
-        ended = self._ended(flat.bucket) if on_host else None
-        if on_host and len(flat.bucket.ranks) > 2:
+        ended, add = self._ended(flat.bucket) if on_host else None, partial(add_up, flat.grads, group)
+        if flat.share.ranges and on_host:
+            spans = {rank: (start, end) for rank, start, end in flat.share.ranges}
+            owned = [spans.get(rank, (0, 0)) for rank in flat.bucket.ranks]
+            add = partial(add_up_parts, flat.grads, owned, group)
+        if on_host and (flat.share.ranges or len(flat.bucket.ranks) > 2):
             if group not in self._lines:
                 self._lines[group] = Line()
-            return self._lines[group].launch(partial(add_up, flat.grads, group), ended).result
+            return self._lines[group].launch(add, ended).result
         work = dist.all_reduce(flat.grads, group=group, async_op=True)
         assert isinstance(work, dist.Work)
         if ended is not None:
             work.get_future().then(lambda _: ended())
         return work.wait
+
+    def _own_sum(self, flat: AnyFlat) -> Callable[[], object]:
+        """Completes the sums of a bucket that has summed its gradients as they came."""
+        ended, complete = self._ended(flat.bucket), cast(OwnSums, flat).complete()
+
+        def wait() -> None:
+            complete()
+            if ended is not None:
+                ended()
+
+        return wait
 
     def _ended(self, bucket: Bucket) -> Callable[[], None] | None:
         if self._on_sum is None:
@@ -185,18 +149,18 @@ class GradientSync:
         start, told = clock_ns(), self._on_sum(bucket)
         return lambda: told(start, clock_ns())
 
-    def due(self, node: Node) -> list[Flat]:
+    def due(self, node: Node) -> list[AnyFlat]:
         """Returns the buckets that a STEP of a stage updates.
 
         Args: `node` is a (pipe, stage) of this rank.
         """
         return [flat for flat in self._by_node.get(node, ()) if self._state[flat.bucket].due]
 
-    def left(self) -> list[Flat]:
+    def left(self) -> list[AnyFlat]:
         """Returns the buckets that are still to be updated."""
         return [flat for flat in self.flats if self._state[flat.bucket].due]
 
-    def wait(self, flats: Iterable[Flat]) -> None:
+    def wait(self, flats: Iterable[AnyFlat]) -> None:
         """Waits until the sums of these buckets are complete.
 
         Args: `flats` must have been launched.
@@ -210,19 +174,23 @@ class GradientSync:
                 state.complete()
                 state.complete = None
 
-    def hand_round(self, flat: Flat, owner: int, start: int, end: int) -> None:
-        """Broadcasts what one holder of a bucket has updated, after the sums that were launched before.
+    def hand_round(self, flat: AnyFlat) -> None:
+        """Sends what each holder of a bucket has updated to the others, after the sums that were launched before.
 
-        Args: `owner` is the rank that updated; `start` and `end` are elements of the bucket's buffer.
+        Args: `flat` is updated on this rank.
         """
-        group = self._groups[flat.bucket]
-        send = partial(dist.broadcast, flat.values[start:end], owner, group=group)
-        if group in self._lines:
-            self._lines[group].launch(send).result()
-        else:
-            send()
+        if not isinstance(flat, Flat):
+            cast(OwnSums, flat).gather_updated()
+            return
+        for owner, start, end in flat.share.ranges:
+            group = self._groups[flat.bucket]
+            send = partial(dist.broadcast, flat.values[start:end], owner, group=group)
+            if group in self._lines:
+                self._lines[group].launch(send).result()
+            else:
+                send()
 
-    def updated(self, flat: Flat) -> None:
+    def updated(self, flat: AnyFlat) -> None:
         """Notes the update of a bucket, so that its gradients can start anew.
 
         Args: `flat` was due.
@@ -245,12 +213,12 @@ def groups_of(
     Replicas of one pipeline worker launch the same sums in the same order, so one communicator serves all of
     them.
     Args: `new_group` is collective, and returns None to ranks that are no part of the group.
-    Returns: the groups of this rank's buckets that have several holders.
+    Returns: the groups of this rank's buckets that have several holders, but of those shared by element.
     """
     mine: dict[Bucket, dist.ProcessGroup] = {}
     replicas: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
     for bucket in buckets:
-        if len(bucket.ranks) < 2:
+        if len(bucket.ranks) < 2 or bucket.by_element:
             continue
         alike = len({mesh.by_rank[each].pipeline for each in bucket.ranks}) == 1
         group = replicas[bucket.ranks] if bucket.ranks in replicas else new_group(bucket.ranks)

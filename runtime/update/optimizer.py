@@ -23,51 +23,12 @@ from runtime.execute import NotFinite
 from runtime.stage import Scaler
 from runtime.update.average import Averages
 from runtime.update.clipping import PreviousNorm, Squares, too_long_by
-from runtime.update.gradient_sums import Bucket, Flat, GradientSync
+from runtime.update.flats import AnyFlat, Bucket
+from runtime.update.gradient_sums import GradientSync
 
 Settings = dict[str, dict[str, object]]
 LrSchedule = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler | None]
 Make = Callable[[Iterable[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """This rank's share of a bucket: the parameters that it updates, and who updates the others."""
-
-    names: tuple[str, ...]
-    ranges: tuple[
-        tuple[int, int, int], ...
-    ]  # rank, start, end in the flat buffer; empty where all update all
-
-
-def owners(ranks: Sequence[int], sizes: Mapping[str, int]) -> dict[str, int]:
-    """Shares the parameters of a bucket among its holders, by the middle of each parameter in the flat buffer.
-
-    Args: `sizes` has the elements of each parameter, in the buffer's order.
-    Returns: one of `ranks` for each parameter.
-    """
-    total, start, found = sum(sizes.values()), 0, {}
-    for name, size in sizes.items():
-        found[name] = ranks[min(len(ranks) - 1, (2 * start + size) // 2 * len(ranks) // total)]
-        start += size
-    return found
-
-
-def share_of(flat: Flat, rank: int, sharded: bool) -> Share:
-    """Returns this rank's share of a bucket: neighbouring parameters, about as many elements for each holder.
-
-    Args: without `sharded` every holder updates all of it.
-    """
-    ranks, names = flat.bucket.ranks, flat.bucket.names
-    if not sharded or len(ranks) == 1:
-        return Share(names, ())
-    owner = owners(ranks, {name: flat.parameters[name].numel() for name in names})
-    ranges = []
-    for each in ranks:
-        own = [flat.ranges[name] for name in names if owner[name] == each]
-        if own:
-            ranges.append((each, own[0][0], own[-1][1]))
-    return Share(tuple(name for name in names if owner[name] == rank), tuple(ranges))
 
 
 class Updater:
@@ -78,9 +39,7 @@ class Updater:
         sync: GradientSync,
         make: Make,
         *,
-        rank: int,
         squares: Squares,
-        sharded: bool = False,
         clip_norm: float | None = None,
         count: Callable[[], float] | None = None,
         scaler: Scaler | None = None,
@@ -91,17 +50,16 @@ class Updater:
     ) -> None:
         """Makes the user's optimizer for each bucket of the rank.
 
-        Args: `sharded` has each holder keep the state of its share; `count` returns what this rank's losses
+        Args: `count` returns what this rank's losses
             are a mean of, where losses come as (sum, count); `schedule` makes a learning rate schedule, or
             None; `world` is the group of all ranks.
         """
         self._sync, self._clip_norm, self._count = sync, clip_norm, count
         self._squares, self._world, self._scaler = squares, world, scaler
         self.previous, self.averages = previous, averages
-        self.shares = {flat.bucket: share_of(flat, rank, sharded) for flat in sync.flats}
         self.optimizers: dict[Bucket, torch.optim.Optimizer] = {}
         for flat in sync.flats:
-            named = [(name, flat.parameters[name]) for name in self.shares[flat.bucket].names]
+            named = [(piece.name, piece.tensor) for piece in flat.pieces()]
             optimizer = _made(make, named) if named else None  # type: ignore[arg-type]
             if optimizer is not None:
                 self.optimizers[flat.bucket] = optimizer
@@ -166,7 +124,7 @@ class Updater:
         for flat in self._sync.left():
             self._update(flat)
 
-    def _update(self, flat: Flat) -> None:
+    def _update(self, flat: AnyFlat) -> None:
         """Updates one bucket; a step that is left out counts for learning rates too."""
         self._sync.wait([flat])
         if self.previous is not None:
@@ -176,8 +134,8 @@ class Updater:
             self._rates[flat.bucket] = _rate(optimizer)
         if optimizer is not None and not self._skipped:
             optimizer.step()
-        for owner, start, end in self.shares[flat.bucket].ranges if not self._skipped else ():
-            self._sync.hand_round(flat, owner, start, end)
+        if not self._skipped:
+            self._sync.hand_round(flat)
         if self.averages is not None:
             self.averages.update(flat)
         self._advance(flat.bucket, 1, quietly=self._skipped)
@@ -244,7 +202,7 @@ class SavedState:
     settings: dict[str, Settings]  # name -> "group" | "state" -> key -> plain value
 
 
-def state_of(optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence[Flat]) -> SavedState:
+def state_of(optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence[AnyFlat]) -> SavedState:
     """Returns the state of this rank's optimizers, by parameter name.
 
     Args: `flats` are the rank's buckets.
@@ -263,7 +221,7 @@ def state_of(optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence
 
 
 def load_state(
-    optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence[Flat], saved: SavedState
+    optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence[AnyFlat], saved: SavedState
 ) -> None:
     """Puts saved state into this rank's optimizers.
 
@@ -278,12 +236,12 @@ def load_state(
 
 
 def _members(
-    optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence[Flat]
+    optimizers: Mapping[Bucket, torch.optim.Optimizer], flats: Sequence[AnyFlat]
 ) -> Iterator[tuple[dict[str, object], str, dict[str, object]]]:
     """Yields group, name and state of every parameter that is updated here."""
     for flat in flats:
         optimizer = optimizers.get(flat.bucket)
-        names = {id(parameter): name for name, parameter in flat.parameters.items()}
+        names = {id(piece.tensor): piece.name for piece in flat.pieces()}
         for group in optimizer.param_groups if optimizer else ():
             for parameter in group["params"]:
                 yield group, names[id(parameter)], optimizer.state[parameter]  # type: ignore[union-attr]

@@ -8,7 +8,7 @@ adds up one part of the buffer, the first rank's numbers first, and hands it to 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from threading import Thread, current_thread
@@ -40,6 +40,26 @@ def add_up(buffer: Tensor, group: dist.ProcessGroup) -> None:
         for share in others:
             share.copy_(total)
         dist.all_to_all_single(piece, shares, sizes, mine, group=group)
+
+
+def add_up_parts(buffer: Tensor, parts: Sequence[tuple[int, int]], group: dist.ProcessGroup) -> None:
+    """Sums each part of a buffer on one rank, each element in the order of ranks; collective.
+
+    Half as many bytes as `add_up` are sent. The other parts of the buffer stay addends.
+    Args: `buffer` is dense, of one dim, on the host; `parts` has start and end of the part of each rank.
+    """
+    ranks, here = dist.get_world_size(group), dist.get_rank(group)
+    step = PIECE // ranks
+    for first in range(0, max(end - start for start, end in parts), step):
+        spans = [(min(start + first, end), min(start + first + step, end)) for start, end in parts]
+        sizes = [end - start for start, end in spans]
+        shares = buffer.new_empty(ranks * sizes[here])
+        sent = torch.cat([buffer[start:end] for start, end in spans])
+        dist.all_to_all_single(shares, sent, [sizes[here]] * ranks, sizes, group=group)
+        total, *others = shares.view(ranks, sizes[here])
+        for share in others:
+            total.add_(share)
+        buffer[slice(*spans[here])].copy_(total)
 
 
 class _Job(NamedTuple):

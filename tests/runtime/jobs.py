@@ -16,6 +16,7 @@ from runtime.runfolder import job as jobs
 from runtime.train import Model, NoPulse, train_rank
 from runtime.train import script as runs
 from runtime.train.training import Training
+from runtime.update import OwnPart
 from runtime.world import world as groups
 from tests.captures import captured_of
 
@@ -92,13 +93,22 @@ def sleep(rank: int, ranks: int, rendezvous: Path, *, folder: str) -> None:
     world.close()
 
 
+def _of(piece: OwnPart, shared: bool) -> str:
+    """The name of a parameter, and of which elements of it where a rank has some."""
+    span = f"[{piece.start}:{piece.stop}]"
+    return f"{piece.name}{span}" if shared else piece.name
+
+
 def record(training: Training, root: Path, rank: int, step: int) -> None:
     held = training.rank
     held.updater.settle()
     if step == 1:
         grads = {
-            n: p.grad.clone() for flat in held.flats for n, p in flat.parameters.items() if p.grad is not None
+            _of(piece, flat.bucket.by_element): piece.tensor.grad.clone()
+            for flat in held.flats
+            for piece in flat.pieces()
         }
         save_file(grads, root / f"grads-{rank}.safetensors")
-    tensors = {name: tensor.detach().clone() for name, tensor in {**held.parameters, **held.buffers}.items()}
+    with held.units.whole():
+        tensors = {n: tensor.detach().clone() for n, tensor in {**held.parameters, **held.buffers}.items()}
     save_file(tensors, root / f"after-{step}-{rank}.safetensors")

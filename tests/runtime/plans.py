@@ -18,6 +18,7 @@ from planner.plan import (
     Provenance,
     ScheduleChoice,
     StagePlan,
+    StageShard,
     StageTimes,
     coordinates,
     world_size,
@@ -61,6 +62,9 @@ def plan_for(
     hop_ns: int = 0,
     update: str = "barrier",
     overlap: Overlap | None = None,
+    sharing: str = "",
+    ranks: int = 0,
+    unit: str = "",
 ) -> Plan:
     plain = generate(family, workers=workers, micros=micros, pairs=pairs)
     schedule = with_recompute(overlapped(plain, overlap or Overlap()), recompute)
@@ -92,6 +96,7 @@ def plan_for(
                 recompute=i in recompute,
                 recompute_before=names[a + recompute_first] if i in recompute and recompute_first else "",
                 spatial=(),
+                shard=StageShard(what=sharing, ranks=ranks, unit=unit) if sharing else None,  # type: ignore[arg-type]
             )
             for i, (a, b) in enumerate(pairwise(bounds))
         ),

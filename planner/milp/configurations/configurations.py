@@ -15,7 +15,7 @@ from typing import Literal
 
 from planner.cluster import Cluster, total_devices
 from planner.milp import limits
-from planner.milp.pins import Pins, Update
+from planner.milp.pins import Held, Pins, Update
 from planner.schedule import FAMILIES
 
 AxisName = Literal["data", "pipeline", "spatial"]
@@ -50,6 +50,10 @@ class Configuration:
     mirrored: bool = False  # whether the first stage is on the last devices
     sparing: bool = False  # only stages that would not fit otherwise recompute; `recompute`: all do
     chosen: tuple[int, ...] = ()  # just these stages recompute
+    held: Held = (
+        ""  # what replicas share by element besides state; `shard` shares state alone, by whole parameters
+    )
+    ranks: int = 0  # replicas that hold one copy of it among them
 
     @property
     def spatial(self) -> int:
@@ -76,6 +80,21 @@ class Configuration:
         """Returns how many copies of a stage's parameters there are, over all replicas, spatial ranks and pipes."""
         return self.data * self.spatial * self.pipes
 
+    @property
+    def updaters(self) -> int:
+        """Returns among how many ranks the updates of a stage are shared."""
+        return self.holders if self.shard else max(1, self.ranks)
+
+    @property
+    def hands_on(self) -> bool:
+        """Returns whether updated parameters are handed round after an update."""
+        return self.shard or self.held == "gradients"
+
+    @property
+    def sharing(self) -> tuple[Held, int]:
+        """Returns everything that the bytes of a stage depend on of how replicas share it."""
+        return self.held, self.updaters
+
     def __str__(self) -> str:
         extra = [f"pairs {self.pairs}"] if FAMILIES[self.family].paired else []
         extra += [f"chunks {self.chunks}"] if self.chunks > 1 else []
@@ -83,6 +102,7 @@ class Configuration:
         extra += ["recompute where needed"] if self.sparing else []
         extra += [f"recompute in stages {', '.join(map(str, self.chosen))}"] if self.chosen else []
         extra += ["sharded optimizer"] if self.shard else []
+        extra += [f"{self.held} over {self.ranks}"] if self.held else []
         space = f" x spatial {'x'.join(map(str, self.grid))}" if self.grid else ""
         extra += [f"{'x'.join(map(str, self.then))} from layer {self.then_from} on"] if self.then else []
         how = "shared" if self.shared else "whole"
@@ -150,6 +170,8 @@ def _with_data(
                     continue
                 if family == "overlap" and not _overlaps(workers, chunks * micros, grid, pinned):
                     continue
+                if pinned.held and not can_share(data, prod(grid), family, pinned.ranks or data):
+                    continue
                 every = product(_free(pinned.recompute), _free(pinned.shard), _directions(cluster, workers))
                 for recompute, shard, mirrored in every:
                     if shard and replicas * (2 * pairs if FAMILIES[family].paired else 1) == 1:
@@ -172,7 +194,17 @@ def _with_data(
                         then_from=then_from,
                         shared=shared,
                         mirrored=mirrored,
+                        held=pinned.held or "",
+                        ranks=(pinned.ranks or data) if pinned.held else 0,
                     )
+
+
+def can_share(data: int, spatial: int, family: str, ranks: int) -> bool:
+    """Returns whether replicas may share gradients or parameters by element; the runtime asks the same of a plan.
+
+    Args: `data` and `spatial` are degrees; `ranks` share one copy.
+    """
+    return ranks > 1 and data % ranks == 0 and spatial == 1 and not FAMILIES[family].splits
 
 
 def _directions(cluster: Cluster, workers: int) -> tuple[bool, ...]:

@@ -35,7 +35,7 @@ from planner.cluster import (
 from planner.milp.configurations.configurations import AxisName, Configuration
 from planner.spatial import neighbours
 
-_TYPICAL_BYTES = 1 << 12  # of statistics that a group sums
+TYPICAL_BYTES = 1 << 12  # of statistics that a group sums
 _SMALL_BYTES, _LARGE_BYTES = 1, 1 << 42  # before and beyond where a ring overtakes trees
 
 
@@ -166,7 +166,7 @@ class PlacementCosts:
         return Group(
             latency_ns=max(start for start, _ in lines),
             byte_ns=max(slope for _, slope in lines),
-            sum=max(sums, key=lambda each: int(each.ns(np.array([_TYPICAL_BYTES]))[0])),
+            sum=max(sums, key=lambda each: int(each.ns(np.array([TYPICAL_BYTES]))[0])),
         )
 
     def sums(self, groups: Sequence[Sequence[Slot]]) -> list[Sum]:

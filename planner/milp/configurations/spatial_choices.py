@@ -256,3 +256,24 @@ def choice_of(shape: Configuration) -> GridChoice:
     Args: `shape` with grid, gather and change of the grid.
     """
     return GridChoice(shape.grid, shape.whole_from, shape.then, shape.then_from, shape.shared)
+
+
+def check_space(pinned: Pins, graph: ModelGraph) -> Pins:
+    """Returns the pins unchanged, after it has checked their gather and their changes of the grid.
+
+    Args: `graph` has the layers that may be named.
+    Raises: BadInput where a layer is unknown or the first, or where samples are pinned to be whole.
+    """
+    turns = [turn.rpartition(":")[0] for turn in (pinned.regrid or "").split(",") if turn]
+    named = [("regrid", layer) for layer in turns]
+    named += [("gather", pinned.gather)] if pinned.gather not in (None, "", NO_GATHER) else []
+    for key, layer in named:
+        if layer not in graph.index:
+            layers = ", ".join(x.name for x in graph.layers)
+            raise BadInput(f"{key}: no layer is called '{layer}'", where="fix", allowed=f"{layers:.400}")
+        if graph.index[layer] == 0:
+            raise BadInput(f"{key} at '{layer}', the first layer", where="fix", allowed="a layer behind it")
+        if pinned.spatial == 1:
+            what = f"{key} at '{layer}' needs samples that are cut in space, and spatial is 1"
+            raise BadInput(what, where="fix", allowed="a degree such as spatial=2, or none fixed")
+    return pinned

@@ -153,8 +153,7 @@ class RecomputeProblem(CutProblem):
         Args: `flag` is 0 where the stage recomputes nothing: it keeps what it has saved.
         Returns: [begin, end, part].
         """
-        share = self.holders if self.shape.shard else 1
-        key = GridKey("counted", self.tables.key, (share, flag, self.order.owes))
+        key = GridKey("counted", self.tables.key, (self.shape.sharing, flag, self.order.owes))
         return self._grid(key, lambda i, j: self._counted(i, j, flag))
 
     def _counted(self, low: IntArray, high: IntArray, flag: int) -> IntArray:

@@ -70,8 +70,32 @@ class Sizes:
         Args: `low` and `high` are boundaries: layers low .. high - 1.
         """
         tables, (losses, copies) = self.tables, self._throughout
-        state = tables.parameters[low, high] + tables.gradients[low, high] + self.state_bytes(low, high)
-        return state + tables.step_bytes(low, high, losses=losses, copies=copies)
+        held = self.parameter_bytes(low, high) + self.gradient_bytes(low, high) + self.state_bytes(low, high)
+        return held + tables.step_bytes(low, high, losses=losses, copies=copies)
+
+    def parameter_bytes(self, low: IntArray, high: IntArray) -> IntArray:
+        """Returns the bytes of parameters and buffers that a rank holds between their uses."""
+        every, trained = self.tables.parameters[low, high], self.tables.gradients[low, high]
+        return every - trained + self._part(trained) if self.shape.held == "parameters" else every
+
+    def gradient_bytes(self, low: IntArray, high: IntArray) -> IntArray:
+        """Returns the bytes of gradients that a rank holds throughout a step."""
+        every = self.tables.gradients[low, high]
+        return self._part(every) if self.shape.held else every
+
+    def _part(self, size: IntArray) -> IntArray:
+        return -(-size // self.shape.ranks)
+
+    def unit_bytes(self, low: IntArray, high: IntArray) -> IntArray:
+        """Returns the bytes of units on top while an action runs: gathered ones, and gradients that are summed.
+
+        Two neighbouring units are gathered at a time, and the gradients of two are there: of one that comes to be, and
+        of the one before on its way.
+        """
+        units = self.tables.units
+        pair = units.pair[low, high]
+        both = {"": 0, "gradients": 1, "parameters": 2}[self.shape.held]
+        return both * pair + (units.wide[low, high] if both else 0)
 
     @cached_property
     def _throughout(self) -> tuple[int, int]:
@@ -89,6 +113,8 @@ class Sizes:
     def _updated(self, low: IntArray, high: IntArray) -> IntArray:
         """Returns the elements that the busiest holder of a stage updates: shared state is dealt out by whole parameters."""
         every = self.tables.elements[low, high]
+        if self.shape.held:
+            return self._part(every)
         if not self.shape.shard:
             return every
         shared: IntArray = -(-every // self.holders) + self.tables.whole_elements[low, high]
@@ -151,6 +177,8 @@ class Sizes:
         """
         tables = self.tables
         parts = tables.moving_parts(low, high, again) | {"update": self.update_bytes(low, high)}
+        if self.shape.held:
+            parts["workspace"] = parts["workspace"] + self.unit_bytes(low, high)
         if self.order.owes:
             parts["saved"] = parts["saved"] + tables.owing[high] - tables.owing[low]
         return np.stack([parts[name] for name in PART_NAMES], -1)

@@ -54,6 +54,7 @@ class StageCosts(Sizes):
     launch_ns: IntArray  # [compute kind]: of every action besides its layers
     update_ns: int  # of every update besides
     sums: tuple[Sum, ...]  # a stage
+    rows: tuple[Sum, ...]  # a stage: over replicas that share by element
     tie: Sum  # over every device, for parameters that several stages use
     latency_ns: FloatArray  # [stage, stage]
     byte_ns: FloatArray
@@ -104,10 +105,7 @@ class StageCosts(Sizes):
         return []
 
     def redoes(self, flag: int) -> bool:
-        """Tells whether `again_ns` says what recomputing takes.
-
-        Args: `flag` of the stage.
-        """
+        """Tells whether `again_ns` says what recomputing takes; `flag` is the stage's."""
         return self.least is not None
 
     @cached_property
@@ -235,8 +233,9 @@ class StageCosts(Sizes):
         """
         rate = self.tables.step_ns_per_element * self.slowness[stage]
         ns: IntArray = np.ceil(self._updated(low, high) * rate - NOISE).astype(np.int64)
-        handed = (sync_ns + 1) // 2 if self.shape.shard else 0
-        return ns + handed + self.update_ns
+        if self.shape.held == "gradients":
+            sync_ns = self.rows[stage].ns(self.tables.gradients[low, high])
+        return ns + (sync_ns + 1) // 2 * int(self.shape.hands_on) + self.update_ns
 
     def updates_sooner(self, other: StageCosts, known: dict[tuple[object, ...], bool]) -> bool:
         """Returns whether updates of some stage take less than in another problem; `known` keeps what was found."""
@@ -256,14 +255,15 @@ class StageCosts(Sizes):
         return self._grid(key, lambda i, j: self.sync_ns(stage, i, j))
 
     def step_grid(self, stage: int) -> IntArray:
-        shared = (self.holders, self.sums[stage], self.tie) if self.shape.shard else ()
+        shared = (self.shape.sharing, self.sums[stage], self.tie) if self.shape.updaters > 1 else ()
         key = GridKey("step", self.tables.key, (self.slowness[stage], *shared))
         return self._grid(key, lambda i, j: self.step_ns(stage, i, j))
 
     @cached_property
     def fixed_grid(self) -> IntArray:
-        share = self.holders if self.shape.shard else 1
-        return self._grid(GridKey("fixed", self.tables.key, (share, self._throughout)), self.fixed_bytes)
+        return self._grid(
+            GridKey("fixed", self.tables.key, (self.shape.sharing, self._throughout)), self.fixed_bytes
+        )
 
     def moving_grid(self, stage: int, flag: int = 0) -> IntArray:
         return self._moving_grid(self._again[stage])
@@ -281,8 +281,7 @@ class StageCosts(Sizes):
         return most
 
     def _moving_grid(self, again: np.bool_) -> IntArray:
-        share = self.holders if self.shape.shard else 1
-        key = GridKey("moving", self.tables.key, (share, bool(again), self.order.owes))
+        key = GridKey("moving", self.tables.key, (self.shape.sharing, bool(again), self.order.owes))
         return self._grid(key, lambda i, j: self.moving_of(i, j, again))
 
     def _grid(self, key: GridKey, price: Callable[[IntArray, IntArray], IntArray]) -> IntArray:

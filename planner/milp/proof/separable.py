@@ -76,7 +76,7 @@ class SeparableRows:
     @cached_property
     def _step_slopes(self) -> FloatArray:
         problem = self.problem
-        share = problem.holders if problem.shape.shard else 1
+        share = problem.shape.updaters
         return np.array(problem.slowness) * problem.tables.step_ns_per_element / share
 
     def heights(self, weights: Weights) -> FloatArray:

@@ -117,7 +117,7 @@ class TotalsBound:
     def step_ns(self, shape: Configuration) -> float:
         """Returns the nanoseconds that updates take on a worker, on average."""
         tables = self.instance.tables(shape)
-        share = shape.holders if shape.shard else 1
+        share = shape.updaters
         rate = tables.step_ns_per_element / share
         return float(tables.elements[0, -1]) * rate * shape.pipes / shape.workers
 
@@ -155,7 +155,7 @@ class TotalsBound:
 
     def _summed_ns(self, shape: Configuration, talking: bool) -> float:
         least = self._free_ns(shape, talking)
-        if shape.holders == 1:
+        if shape.holders == 1 or shape.held:
             return least
         even = self._even(shape)
         if shape.pipes > 1 and not even:
@@ -197,7 +197,7 @@ class TotalsBound:
         tables, work = self.instance.tables(shape), self.work(shape)
         fullest = -(-shape.micros // shape.pipes)
         each = np.arange(tables.layers)
-        share = shape.holders if shape.shard else 1
+        share = shape.updaters
         after = _least(sums, tables.gradients[each, each + 1])
         after = after + tables.elements[each, each + 1] * (tables.step_ns_per_element / share)
         hop, last = self._hop_ns(shape), shape.stages - 1

@@ -258,6 +258,13 @@ def thriftier(instance: Instance, shape: Configuration) -> Iterator[Configuratio
         if changed and (not sharded or (shape.holders > 1 and not instance.joint)):
             some = again and not shape.recompute and not instance.at_use(replace(shape, shard=sharded))
             yield replace(shape, recompute=again and not some, sparing=some, shard=sharded)
+    free = pinned.shard is None and pinned.held is None and not shape.held and not instance.joint
+    for held, ranks in instance.shares(shape) if free else ():
+        for again in recompute:
+            some = again and not shape.recompute
+            yield replace(
+                shape, held=held, ranks=ranks, shard=False, recompute=again and not some, sparing=some
+            )
 
 
 Bubble = Callable[[Configuration, LayerWork], float]

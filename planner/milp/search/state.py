@@ -275,7 +275,7 @@ class SearchState:
 
     def _may_share(self, shape: Configuration) -> bool:
         free = self.instance.pins.shard is not False and not self.instance.joint
-        return free and not shape.shard and shape.holders > 1
+        return free and not shape.shard and not shape.held and shape.holders > 1
 
     def certificate(self) -> Certificate:
         """Returns the certificate of the best plan."""

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from planner.errors import BadInput
 from planner.plan import Plan
 from planner.schedule import Overlap
-from runtime.checkpoint import Checkpoint, CheckpointPart, CheckpointWriter, Facts, integrity
+from runtime.checkpoint import Checkpoint, CheckpointPart, CheckpointWriter, Facts, integrity, writer
 from runtime.checkpoint import checkpoint as checkpoints
 from runtime.launch import launch_inline
 from runtime.train import Model, job_of, prepare
@@ -132,12 +132,12 @@ def test_a_checkpoint_without_all_its_parts_does_not_count(tmp_path: Path) -> No
 
 def test_half_written_checkpoints_are_removed_when_a_run_starts_again(tmp_path: Path) -> None:
     (tmp_path / "step-00000007.partial").mkdir()
-    checkpoints.remove_partial(tmp_path)
+    integrity.remove_partial(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_another_version_is_refused_by_name(tmp_path: Path) -> None:
-    checkpoints.write_initial(tmp_path, {"a": torch.zeros(1)}, FACTS, {})
+    writer.write_initial(tmp_path, {"a": torch.zeros(1)}, FACTS, {})
     index = tmp_path / "step-00000000" / "index.json"
     index.write_text(json.dumps(json.loads(index.read_text()) | {"version": 99}))
     with pytest.raises(BadInput, match="version 99"):

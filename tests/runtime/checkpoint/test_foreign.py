@@ -37,7 +37,17 @@ WRONG: dict[str, Any] = {
     "a sum of a number": {**RIGHT, "sums": {PART: 0}},
     "settings of text": {**RIGHT, "settings": "x"},
     "settings one deep": {**RIGHT, "settings": {"w": {"lr": 0.1}}},
-    "another version": {**RIGHT, "version": 3},
+    "another version": {**RIGHT, "version": 4},
+    "pieces with a gap": {
+        **RIGHT,
+        "version": 3,
+        "pieces": {"model/w": {"shape": [4], "parts": {PART: [1, 4]}}},
+    },
+    "a piece above": {
+        **RIGHT,
+        "version": 3,
+        "pieces": {"model/w": {"shape": [4], "parts": {"../x": [0, 4]}}},
+    },
 }
 
 
@@ -51,7 +61,9 @@ def made(folder: Path, index: str) -> Path:
 @pytest.mark.parametrize("name", WRONG)
 def test_an_index_that_is_none_is_one_message(name: str, tmp_path: Path) -> None:
     checkpoint = made(tmp_path, json.dumps(WRONG[name]))
-    with pytest.raises(BadInput, match=r"no complete checkpoint|which is no file in it|version 3"):
+    with pytest.raises(
+        BadInput, match=r"no complete checkpoint|which is no file in it|version 4|do not make it up"
+    ):
         Checkpoint.open(checkpoint)
     (checkpoint / judge.SUM_OF_INDEX).write_text(judge.settle(checkpoint / judge.INDEX))
     assert judge.flaw(checkpoint)

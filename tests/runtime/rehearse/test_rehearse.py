@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,10 +16,9 @@ from planner.timeline import Timeline
 from runtime.launch import compare_with_one_process as rehearse_check
 from runtime.launch.compare_with_one_process import Checked
 from runtime.rank import assemble
-from runtime.rank.parts import Load
 from runtime.rehearse import rehearse
 from runtime.rehearse import report as rehearse_report
-from runtime.rehearse.fake_world import MADE_UP, made_up_states, world_of
+from runtime.rehearse.fake_world import MADE_UP, MadeUpStates, world_of
 from runtime.runfolder import Paths
 from runtime.train import Model, NoPulse, job_of, prepare
 from tests.captures import captured_of
@@ -145,14 +144,12 @@ def test_a_rank_loads_and_makes_no_more_than_its_own_part(shape: dict[str, objec
     whole = sum(row.bytes for row in captured.graph.parameters)
     for rank in range(4):
         asked: set[str] = set()
-        load = made_up_states(captured.graph)
 
-        def own(
-            names: Sequence[str], asked: set[str] = asked, load: Load = load
-        ) -> Mapping[str, torch.Tensor]:
-            assert asked or live.peak < 64 * 1024
-            asked.update(names)
-            return load(names)
+        class Own(MadeUpStates):
+            def parameters(self, names: Sequence[str], asked: set[str] = asked) -> dict[str, torch.Tensor]:
+                assert asked or live.peak < 64 * 1024
+                asked.update(names)
+                return super().parameters(names)
 
         with world_of(rank, 4, torch.device("cpu")) as world, LiveBytes(()) as live:
             made = assemble(
@@ -161,7 +158,7 @@ def test_a_rank_loads_and_makes_no_more_than_its_own_part(shape: dict[str, objec
                 world,
                 make_optimizer=workload.optimizer,
                 lr_schedule=workload.lr_schedule,
-                load=own,
+                load=Own(captured.graph),
                 options=MADE_UP,
                 pulse=NoPulse(),
             )

@@ -11,7 +11,7 @@ from torch import nn
 
 from planner.schedule import Overlap
 from runtime.update import Bucket, Flat, GradientSync, buckets_of, groups_of
-from runtime.update.optimizer import share_of
+from runtime.update.flats import share_of
 from runtime.world import RankMesh
 from tests.captures import captured_of
 from tests.runtime.plans import plan_for

@@ -1,0 +1,172 @@
+"""Says how each stage of a plan shares its parameters among replicas, in which units, and what is not allowed of it.
+
+A unit is a run of consecutive layers whose parameters are gathered, freed and summed together. By default it is one
+repeated block: layers whose names agree up to their first number, such as all of `blocks.3`. Layers without a number
+are a unit with those of the same module. A parameter that layers
+of several units use is a unit of its own. Units follow from the names alone, so every rank derives the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from itertools import groupby
+
+from planner.errors import Violation
+from planner.model import ModelGraph
+from planner.plan.plan import Plan, StageShard
+from planner.schedule import Kind, parse_orders
+
+STATE = StageShard(what="state")
+BY_ELEMENT = (
+    "gradients",
+    "parameters",
+)  # cut between any two elements, so the optimizer must be element-wise
+
+
+def shard_of(plan: Plan, stage: int) -> StageShard | None:
+    """Returns what replicas of a stage share; None where each holds everything.
+
+    Args: `stage` is a number of a stage; `shard_optimizer: true` is read as `{what: state}` of all stages.
+    """
+    own = plan.stages[stage].shard
+    return own if own is not None else STATE if plan.shard_optimizer else None
+
+
+def shard_ranks(plan: Plan, shard: StageShard) -> int:
+    """Returns how many replicas hold one copy among them, where gradients or parameters are shared.
+
+    Args: `shard` has 0 ranks where it means all replicas.
+    """
+    return shard.ranks or plan.axes.data
+
+
+def told_shared(plan: Plan) -> str:
+    """Returns what replicas share by element, in words; "" where that is nothing."""
+    shards = {
+        stage.shard for stage in plan.stages if stage.shard is not None and stage.shard.what in BY_ELEMENT
+    }
+    return " and ".join(sorted(f"{each.what} over {shard_ranks(plan, each)}" for each in shards))
+
+
+def updaters(plan: Plan, stage: int) -> int:
+    """Returns among how many ranks the update of a stage is shared; 1 where each makes all of it.
+
+    Args: `stage` is a number of a stage.
+    """
+    shard = shard_of(plan, stage)
+    if shard is None:
+        return 1
+    holders = len(plan.schedule.place) * plan.axes.data * plan.axes.spatial
+    return shard_ranks(plan, shard) if shard.what in BY_ELEMENT else holders
+
+
+def shared_by_element(plan: Plan) -> bool:
+    """Returns whether replicas share the gradients or the parameters of some stage."""
+    return any(stage.shard is not None and stage.shard.what in BY_ELEMENT for stage in plan.stages)
+
+
+def unit_names(layers: Sequence[str], pattern: str = "") -> list[str]:
+    """Returns the unit of each layer.
+
+    Args: `layers` are names in the order of the plan; `pattern` has as many parts as the name of a unit, such as
+        `blocks.*`; empty is one repeated block.
+    Returns: a name for each layer; layers that no pattern matches are units of those that stand together.
+
+    >>> unit_names(["embedding", "blocks.0.norm", "blocks.0.up", "blocks.1.norm", "head"])
+    ['embedding', 'blocks.0', 'blocks.0', 'blocks.1', 'head']
+    """
+    found: list[str] = []
+    for block, run in groupby(layers, lambda name: _block(name, pattern)):
+        own = list(run)
+        found += [block or own[0]] * len(own)
+    return found
+
+
+def _block(layer: str, pattern: str) -> str:
+    parts = layer.partition("#")[0].split(".")
+    if pattern:
+        name = ".".join(parts[: pattern.count(".") + 1])
+        return name if fnmatchcase(name, pattern) else ""
+    first = next((i for i, part in enumerate(parts) if part.isdecimal()), len(parts) - 2)
+    return ".".join(parts[: max(1, first + 1)])
+
+
+def units_of_parameters(plan: Plan, graph: ModelGraph) -> dict[str, str]:
+    """Returns the unit of every parameter that a layer uses.
+
+    Args: `graph` is the model of the plan.
+    Returns: names of units by parameter; a parameter of several units has one that joins their names.
+    """
+    unit_of: dict[str, str] = {}
+    for stage in plan.stages:
+        names = unit_names(stage.layers, stage.shard.unit if stage.shard else "")
+        unit_of |= dict(zip(stage.layers, names, strict=True))
+    return {
+        row.name: " + ".join(sorted({unit_of[user] for user in row.users}))
+        for row in graph.parameters
+        if row.users
+    }
+
+
+def refused_shards(plan: Plan, graph: ModelGraph, whole: str = "") -> Iterator[Violation]:
+    """Yields what cannot be had of the sharing that a plan asks for.
+
+    Args: `graph` is the model; `whole` names an optimizer that needs whole parameters, "" is any other.
+    """
+    for index, stage in enumerate(plan.stages):
+        if stage.shard is not None:
+            where = f"stages[{index}].shard"
+            told = _of_state if stage.shard.what == "state" else _of_elements
+            for message in told(plan, index, stage.shard):
+                yield Violation(rule="shard", where=where, message=message)
+    if whole and shared_by_element(plan):
+        message = (
+            "updates parameters as wholes, so that no rank can update a part of one: an element-wise optimizer such "
+            "as AdamW, or what: state"
+        )
+        yield Violation(rule="optimizer", where=whole, message=message)
+    yield from _apart(plan, graph)
+
+
+def _of_state(plan: Plan, index: int, shard: StageShard) -> Iterator[str]:
+    if shard.ranks or shard.unit:
+        yield "shares optimizer state by whole parameters among all holders: neither ranks nor unit"
+
+
+def _of_elements(plan: Plan, index: int, shard: StageShard) -> Iterator[str]:
+    data, stage = plan.axes.data, plan.stages[index]
+    ranks = shard_ranks(plan, shard)
+    if ranks < 2 or data % ranks:
+        yield (
+            f"shares {shard.what} among {ranks} ranks, but the stage has {data} data replicas: a divisor of data from "
+            "2 on; pipes and shards of a sample do not share them"
+        )
+    if plan.axes.spatial > 1:
+        yield f"shares {shard.what}, which does not go with samples cut in space: spatial: 1, or what: state"
+    if plan.execution == "compiled":
+        yield f"shares {shard.what}, which does not go with compiled stages: execution: eager, or what: state"
+    if stage.recompute_before:
+        yield (
+            f"shares {shard.what}, and '{stage.recompute_before}' ends what the stage recomputes: units do not end "
+            "inside of a recomputed part; recompute all of the stage, or none of it"
+        )
+    orders = parse_orders(plan.schedule.orders)
+    if any(a.stage == index and a.kind in (Kind.I, Kind.W) for order in orders for a in order):
+        yield (
+            f"shares {shard.what}, and its backward is split in two (actions I and W): a family with whole backwards, "
+            "such as 1f1b, or what: state"
+        )
+    units = unit_names(stage.layers, shard.unit)
+    if shard.unit and not any(_block(name, shard.unit) for name in stage.layers):
+        yield f"has unit '{shard.unit}', which no layer is part of; the stage has {', '.join(units)[:200]}"
+
+
+def _apart(plan: Plan, graph: ModelGraph) -> Iterator[Violation]:
+    """Yields parameters of several stages that these share otherwise: their gradients could not be summed."""
+    stage_of = {name: index for index, stage in enumerate(plan.stages) for name in stage.layers}
+    for row in graph.parameters:
+        stages = sorted({stage_of[user] for user in row.users if user in stage_of})
+        if len({shard_of(plan, stage) for stage in stages}) > 1:
+            message = f"is in stages {', '.join(map(str, stages))}, which do not share it alike: the same shard in all"
+            yield Violation(rule="shard", where=f"'{row.name}'", message=message)

@@ -1,0 +1,19 @@
+"""Gradients and parameters that replicas share by element: each holds a part of every unit, and all of it while used.
+
+In come buckets, and who shares them; out come `SharedFlat`s, whose gradients are summed as they come, and stages
+whose parameters are gathered before a unit runs and let go behind it. Start at `flats.py` (one bucket on one rank),
+then `stages.py` (units of a stage as its graph runs). Which stage shares what is decided in the plan.
+"""
+
+from runtime.sharding.flats import Load, SharedFlat, flats_of, shared_buckets, stand_in
+from runtime.sharding.stages import RankUnits, StageUnits
+
+__all__ = [
+    "Load",
+    "RankUnits",
+    "SharedFlat",
+    "StageUnits",
+    "flats_of",
+    "shared_buckets",
+    "stand_in",
+]

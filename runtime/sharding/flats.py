@@ -1,0 +1,291 @@
+"""One bucket on one rank of several that share its gradients, or its parameters too.
+
+Ranks lie in rows and columns. A row holds one copy of the bucket: the data replicas of one pipeline worker, or some
+of them. Rank i of a row has part i of every unit, so ranks of a column have the same part. Gradients of a unit are
+summed over the row as soon as the last of them is there, and over the column once a step. That is how replicas in
+several nodes, both pipes of a Chimera pair and stages with a tied weight come to the same sum.
+
+A unit is padded to a multiple of the row's length. Its parts are equal then, whatever its parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby, pairwise
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from planner.model import ModelGraph
+from planner.plan import BY_ELEMENT, Plan, shard_of, shard_ranks, units_of_parameters
+from runtime.sharding.wires import Wait, Wires, scatter_sum
+from runtime.update import AnyFlat, Bucket, Flat, OwnPart, add_up
+from runtime.world import RankMesh, World
+
+Node = tuple[int, int]  # pipe, stage
+
+
+class Load(Protocol):
+    """Loads tensors of a checkpoint by name, whole or in part."""
+
+    def parameters(self, names: Sequence[str]) -> Mapping[str, Tensor]: ...  # and buffers
+    def region(self, name: str, start: int, stop: int) -> Tensor: ...  # elements of a tensor laid flat
+
+
+def shared_buckets(
+    buckets: Iterable[Bucket], plan: Plan, graph: ModelGraph, mesh: RankMesh
+) -> tuple[Bucket, ...]:
+    """Returns the buckets with what their holders share, as the plan has it; names are then in the order of units.
+
+    Args: `buckets` are those of all stages; `graph` is the model in the order of the plan.
+    """
+    unit_of = units_of_parameters(plan, graph)
+    return tuple(_shared(bucket, plan, mesh, unit_of) for bucket in buckets)
+
+
+def _shared(bucket: Bucket, plan: Plan, mesh: RankMesh, unit_of: Mapping[str, str]) -> Bucket:
+    shard = shard_of(plan, bucket.stages[0])
+    if shard is None or shard.what not in BY_ELEMENT:
+        return bucket if shard is None else replace(bucket, shared=shard.what)
+    at = {unit: position for position, unit in enumerate(dict.fromkeys(unit_of[n] for n in bucket.names))}
+    names = sorted(bucket.names, key=lambda name: at[unit_of[name]])
+    units = tuple(tuple(run) for _, run in groupby(names, unit_of.__getitem__))
+    length, rows = shard_ranks(plan, shard), []
+    key = lambda rank: mesh.by_rank[rank].pipeline  # noqa: E731
+    for _, own in groupby(sorted(bucket.ranks, key=key), key):
+        replicas = sorted(own, key=lambda rank: mesh.by_rank[rank].data)
+        rows += [tuple(replicas[i : i + length]) for i in range(0, len(replicas), length)]
+    return replace(bucket, names=tuple(names), shared=shard.what, rows=tuple(rows), units=units)
+
+
+def stand_in(parameter: Tensor, device: torch.device | None = None) -> Tensor:
+    """Returns what stands for a parameter while no rank of this process holds it: its shape, and NaN for every number.
+
+    Args: `parameter` has shape and type; the `device` is the parameter's where it is not given.
+    """
+    where = device or parameter.device
+    return torch.full((), torch.nan, dtype=parameter.dtype, device=where).expand(parameter.shape)
+
+
+@dataclass(eq=False)
+class FlatUnit:
+    """The parameters of a bucket that are gathered and summed together, as they are just now on this rank."""
+
+    names: tuple[str, ...]
+    ranges: dict[str, tuple[int, int]]  # in the unit
+    part: int  # elements of each rank
+    offset: int  # of this rank's part, in its buffers
+    whole: Tensor | None = None  # all parts, padded; kept where parameters are not shared
+    coming: Wait | None = None  # what waits for `whole`
+    grads: Tensor | None = None  # gradients of the backward at hand
+    arrived: set[str] = field(default_factory=set)
+
+
+class SharedFlat:
+    """One bucket on one rank: the part of it that this rank updates, and all of it while that is needed."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        parameters: Mapping[str, Tensor],
+        nodes: Iterable[Node],
+        rank: int,
+        wires: Wires,
+        groups: tuple[dist.ProcessGroup | None, dist.ProcessGroup | None],
+        region: Callable[[str, int, int], Tensor],
+    ) -> None:
+        """Lays out this rank's part of the bucket.
+
+        Args: `parameters` are whole where gradients are shared, and stand-ins where parameters are; `groups` are
+            those of the row and the column; `region` returns elements `start` to `stop` of a parameter.
+        """
+        self.bucket, self.nodes = bucket, frozenset(nodes)
+        self.parameters = {name: parameters[name] for name in bucket.names}
+        self._wires, (row, self._column) = wires, groups
+        assert row is not None
+        self._row = row
+        self.ranks = next(ranks for ranks in bucket.rows if rank in ranks)
+        self.place, self._first = self.ranks.index(rank), self.ranks == bucket.rows[0]
+        self.lets_go = bucket.shared == "parameters"
+        self.units = self._laid_out()
+        like = next(iter(self.parameters.values()))
+        total = sum(unit.part for unit in self.units)
+        self.values = torch.zeros(total if self.lets_go else 0, dtype=like.dtype, device=like.device)
+        self.grads = torch.zeros(total, dtype=like.dtype, device=like.device)
+        self.unit_of = {name: unit for unit in self.units for name in unit.names}
+        self.on_summed: Callable[[FlatUnit], None] = lambda unit: None
+        self._sending: Wait | None = None
+        self._pieces = [piece for unit in self.units for piece in self._cut(unit, region)]
+        for name, parameter in self.parameters.items():
+            parameter.grad = None
+            parameter.register_post_accumulate_grad_hook(partial(self._arrive, name))  # type: ignore[no-untyped-call]
+
+    def _laid_out(self) -> list[FlatUnit]:
+        units, offset = [], 0
+        for names in self.bucket.units:
+            sizes = [self.parameters[name].numel() for name in names]
+            ends = [sum(sizes[:count]) for count in range(len(sizes) + 1)]
+            part = -(-ends[-1] // len(self.ranks))
+            units.append(FlatUnit(names, dict(zip(names, pairwise(ends), strict=True)), part, offset))
+            offset += part
+        return units
+
+    @torch.no_grad()
+    def _cut(self, unit: FlatUnit, region: Callable[[str, int, int], Tensor]) -> Iterable[OwnPart]:
+        """Yields this rank's pieces of a unit, as parameters of as many dims as those that they are of."""
+        low = self.place * unit.part
+        high = low + unit.part
+        if not self.lets_go:
+            unit.whole = self.grads.new_zeros(unit.part * len(self.ranks))
+            for name, (start, end) in unit.ranges.items():
+                unit.whole[start:end].copy_(self.parameters[name].reshape(-1))
+                self.parameters[name].data = unit.whole[start:end].view(self.parameters[name].shape)
+        own = self.own_part(unit)
+        grads = self.grads[unit.offset : unit.offset + unit.part]
+        for name, (start, end) in unit.ranges.items():
+            first, last = max(start, low), min(end, high)
+            if first >= last:
+                continue
+            here = slice(first - low, last - low)
+            if self.lets_go:
+                own[here].copy_(region(name, first - start, last - start).reshape(-1))
+            shape = self.parameters[name].shape
+            cut = shape if last - first == end - start else (*[1] * (len(shape) - 1), last - first)
+            piece = nn.Parameter(own[here].view(cut))
+            piece.grad = grads[here].view(cut)
+            yield OwnPart(name, first - start, last - start, piece)
+
+    def own_part(self, unit: FlatUnit) -> Tensor:
+        """Returns this rank's values of a unit, padded."""
+        if self.lets_go:
+            return self.values[unit.offset : unit.offset + unit.part]
+        assert unit.whole is not None
+        return unit.whole[self.place * unit.part : (self.place + 1) * unit.part]
+
+    def pieces(self) -> Sequence[OwnPart]:
+        """Returns what this rank updates, in order."""
+        return self._pieces
+
+    def counted(self, rank: int) -> Iterable[tuple[str, Tensor]]:
+        """Returns the gradients of this rank's pieces where it is in the first row."""
+        if not self._first:
+            return []
+        return [(p.name, p.tensor.grad.view(-1)) for p in self._pieces if p.tensor.grad is not None]
+
+    def renew(self) -> None:
+        """Sets gradients to zero for another step."""
+        self.grads.zero_()
+
+    def kept(self) -> Sequence[Tensor]:
+        """Returns the buffers that live longer than a step."""
+        whole = [] if self.lets_go else [unit.whole for unit in self.units if unit.whole is not None]
+        return [self.values, self.grads, *whole]
+
+    def _arrive(self, name: str, parameter: Tensor) -> None:
+        """Takes the gradient of a parameter; the first of a unit opens its buffer, the last has it summed."""
+        unit, grad = self.unit_of[name], parameter.grad
+        if unit.grads is None:
+            assert grad is not None
+            unit.grads = self.grads.new_zeros(unit.part * len(self.ranks))
+            for each, (start, end) in unit.ranges.items():
+                self.parameters[each].grad = unit.grads[start:end].view(self.parameters[each].shape)
+            own = parameter.grad
+            assert own is not None
+            own.add_(grad)
+        unit.arrived.add(name)
+        if len(unit.arrived) == len(unit.names):
+            self._sum(unit)
+
+    def _sum(self, unit: FlatUnit) -> None:
+        """Starts the sum of a unit over the row; at most one is under way."""
+        grads, unit.grads = unit.grads, None
+        assert grads is not None
+        unit.arrived.clear()
+        for name in unit.names:
+            self.parameters[name].grad = None
+        self.on_summed(unit)
+        self._settle()
+        own = self.grads[unit.offset : unit.offset + unit.part]
+        self._sending = self._wires.launch(self._row, partial(scatter_sum, grads, own, self._row))
+
+    def _settle(self) -> None:
+        if self._sending is not None:
+            self._sending()
+            self._sending = None
+
+    def complete(self) -> Wait:
+        """Starts what is left of a step's sums, and returns what waits for it."""
+        for unit in self.units:
+            if unit.grads is not None:
+                self._sum(unit)
+        self._settle()
+        if self._column is None:
+            return lambda: None
+        return self._wires.launch(self._column, partial(add_up, self.grads, self._column))
+
+    def gather_updated(self) -> None:
+        """Gets what other ranks have updated; where parameters are let go, their next use gets it."""
+        if self.lets_go:
+            return
+        waits = [self._launch(unit, unit.whole) for unit in self.units if unit.whole is not None]
+        for wait in waits:
+            wait()
+
+    def _launch(self, unit: FlatUnit, whole: Tensor) -> Wait:
+        part = self.own_part(unit) if self.lets_go else self.own_part(unit).clone()
+        parts = list(torch.split(whole, unit.part))
+        return self._wires.launch(self._row, partial(dist.all_gather, parts, part, group=self._row))
+
+    def gather(self, unit: FlatUnit) -> None:
+        """Starts to gather a unit, if nobody has; all ranks of the row do so in one order."""
+        if unit.whole is None:
+            unit.whole = self.values.new_empty(unit.part * len(self.ranks))
+            unit.coming = self._launch(unit, unit.whole)
+
+    def have(self, unit: FlatUnit) -> Tensor:
+        """Returns a unit whole, with its parameters in it."""
+        self.gather(unit)
+        assert unit.whole is not None
+        if unit.coming is not None:
+            unit.coming()
+            unit.coming = None
+            for name, (start, end) in unit.ranges.items():
+                self.parameters[name].data = unit.whole[start:end].view(self.parameters[name].shape)
+        return unit.whole
+
+    def let_go(self, unit: FlatUnit) -> None:
+        """Lets a unit go, but for this rank's part."""
+        if unit.whole is None:
+            return
+        if unit.coming is not None:
+            unit.coming()
+        unit.whole = unit.coming = None
+        for name in unit.names:
+            self.parameters[name].data = stand_in(self.parameters[name])
+
+
+def flats_of(
+    buckets: Sequence[Bucket],
+    parameters: Mapping[str, Tensor],
+    held: Sequence[Node],
+    world: World,
+    region: Callable[[str, int, int], Tensor],
+) -> list[AnyFlat]:
+    """Returns what a rank holds of its buckets; all ranks call this, because communicators are made in one order.
+
+    Args: `buckets` are those of all stages; `held` are the (pipe, stage) of the rank; `region` returns elements
+        `start` to `stop` of a parameter.
+    """
+    wires, found = Wires(world.new_group), list[AnyFlat]()
+    for bucket in buckets:
+        groups = wires.of(bucket, world.rank)
+        nodes = [node for node in held if node[1] in bucket.stages]
+        if world.rank in bucket.ranks and not bucket.by_element:
+            found.append(Flat(bucket, parameters, nodes, world.rank))
+        elif world.rank in bucket.ranks:
+            found.append(SharedFlat(bucket, parameters, nodes, world.rank, wires, groups, region))
+    return found

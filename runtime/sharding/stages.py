@@ -1,0 +1,202 @@
+"""The units of a stage as its graph runs: gathered one ahead of their use, let go behind it, gathered again in backward.
+
+A stage's graph tells when a unit begins and ends. Between forward and backward autograd keeps where in its unit a
+parameter lies, in place of the parameter. So the memory is free, and backward finds the unit as it is gathered then.
+Whatever reads a parameter that is not gathered finds NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from planner.capture import StageModule
+from runtime.sharding.flats import FlatUnit, SharedFlat
+from runtime.stage import graph_of, states_of
+
+
+class Saved(NamedTuple):
+    """A view of a unit, as autograd keeps it."""
+
+    stage: StageUnits
+    position: int
+    offset: int
+    size: torch.Size
+    stride: tuple[int, ...]
+
+
+class StageUnits:
+    """The units of one stage, in the order in which its graph begins to use them."""
+
+    def __init__(self, rank: RankUnits, module: StageModule, flats: Sequence[SharedFlat]) -> None:
+        """Edits the graph of a stage: each unit is gathered before its first use and let go after its last one.
+
+        Args: `rank` has the units of all stages of this rank; `flats` are those of the stage.
+        """
+        self._rank, self._used = rank, set[int]()
+        spans = _spans(module, flats)
+        self._units = [(flat, unit) for flat, unit, _, _ in spans]
+        self._position = {id(unit): position for position, (_, unit) in enumerate(self._units)}
+        run = graph_of(module)
+        run.units = self  # type: ignore[assignment]
+        for position, (_, _, first, last) in enumerate(spans):
+            with run.graph.inserting_before(first):
+                run.graph.call_function(enter, (run.graph.create_node("get_attr", "units"), position))
+            with run.graph.inserting_after(last):
+                end = run.graph.create_node("get_attr", "units")
+            with run.graph.inserting_after(end):
+                run.graph.call_function(leave, (end, position))
+        run.recompile()
+
+    def enter(self, position: int) -> None:
+        """Waits for a unit in forward, and starts to gather the next one."""
+        flat, unit = self._units[position]
+        flat.have(unit)
+        if position + 1 < len(self._units):
+            after, following = self._units[position + 1]
+            after.gather(following)
+
+    def leave(self, position: int) -> None:
+        """Lets a unit go in forward."""
+        flat, unit = self._units[position]
+        flat.let_go(unit)
+
+    def pack(self, tensor: Tensor) -> Tensor | Saved:
+        """Returns what autograd keeps of a tensor: where it lies, if that is in a unit."""
+        storage = tensor.untyped_storage()._cdata
+        for position, (_, unit) in enumerate(self._units):
+            if unit.whole is not None and unit.whole.untyped_storage()._cdata == storage:
+                if tensor.dtype != unit.whole.dtype:
+                    return tensor
+                return Saved(self, position, int(tensor.storage_offset()), tensor.size(), tensor.stride())
+        return tensor
+
+    def unpack(self, kept: Tensor | Saved) -> Tensor:
+        """Returns the tensor that autograd needs in backward."""
+        if isinstance(kept, Tensor):
+            return kept
+        flat, unit = self._units[kept.position]
+        self._use(kept.position)
+        return torch.as_strided(flat.have(unit), kept.size, kept.stride, kept.offset)
+
+    def _use(self, position: int) -> None:
+        """Starts to gather the unit before the one that backward has come to."""
+        if position not in self._used:
+            self._used.add(position)
+            if position > 0:
+                flat, unit = self._units[position - 1]
+                flat.gather(unit)
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """Gathers units in backward while this is on; whatever is still gathered at the end is let go."""
+        self._used.clear()
+        self._rank.running = self
+        if self._units:
+            flat, unit = self._units[-1]
+            flat.gather(unit)
+        try:
+            yield
+        finally:
+            self._rank.running = None
+            for flat, unit in self._units:
+                flat.let_go(unit)
+
+    def summed(self, unit: FlatUnit) -> None:
+        """Lets a unit go whose gradients are all there."""
+        position = self._position[id(unit)]
+        self._use(position)
+        self._units[position][0].let_go(unit)
+
+
+class RankUnits:
+    """All units of one rank whose parameters are shared."""
+
+    def __init__(self, flats: Sequence[SharedFlat]) -> None:
+        """Takes the flats that let their parameters go.
+
+        Args: `flats` may have others, which stay as they are.
+        """
+        self.flats = [flat for flat in flats if flat.lets_go]
+        self.running: StageUnits | None = None  # the stage whose backward runs
+        for flat in self.flats:
+            flat.on_summed = self._summed
+
+    def _summed(self, unit: FlatUnit) -> None:
+        if self.running is not None:
+            self.running.summed(unit)
+
+    def of(self, stage: int, module: StageModule) -> StageUnits | None:
+        """Returns the units of a stage, after it has edited its graph; None where it has none.
+
+        Args: `module` is the stage's.
+        """
+        own = [flat for flat in self.flats if stage in flat.bucket.stages]
+        return StageUnits(self, module, own) if own else None
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Holds every parameter whole while this is on; all ranks do so at the same time."""
+        every = [(flat, unit) for flat in self.flats for unit in flat.units]
+        for flat, unit in every:
+            flat.have(unit)
+        try:
+            yield
+        finally:
+            for flat, unit in every:
+                flat.let_go(unit)
+
+
+def enter(units: StageUnits, position: int) -> None:
+    """Begins a unit in forward; called from a stage's graph.
+
+    Args: `position` is the unit's among those of the stage.
+    """
+    units.enter(position)
+
+
+def leave(units: StageUnits, position: int) -> None:
+    """Ends a unit in forward; called from a stage's graph.
+
+    Args: `position` is the unit's among those of the stage.
+    """
+    units.leave(position)
+
+
+_Span = tuple[SharedFlat, FlatUnit, fx.Node, fx.Node]
+
+
+def _spans(module: StageModule, flats: Sequence[SharedFlat]) -> list[_Span]:
+    """Returns the units of a stage with the first and the last node that uses each, in the order of the first."""
+    order = {node: position for position, node in enumerate(graph_of(module).graph.nodes)}
+    readers: Mapping[str, list[fx.Node]] = {name: _readers(node) for node, name in states_of(module).items()}
+    found: list[_Span] = []
+    for flat in flats:
+        for unit in flat.units:
+            nodes = sorted((n for name in unit.names for n in readers.get(name, ())), key=order.__getitem__)
+            if nodes:
+                found.append((flat, unit, nodes[0], nodes[-1]))
+    return sorted(found, key=lambda span: order[span[2]])
+
+
+def _readers(node: fx.Node) -> list[fx.Node]:
+    """Returns the nodes that read a parameter, also through views of it."""
+    found = []
+    for user in node.users:
+        if user.op == "output":
+            continue
+        found.append(user)
+        if _is_view(user):
+            found += _readers(user)
+    return found
+
+
+def _is_view(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(
+        row.alias_info is not None and not row.alias_info.is_write for row in schema.returns
+    )

@@ -1,0 +1,74 @@
+"""The wires of what ranks share: a communicator for each row and column, and the reduce-scatter over one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runtime.update import Bucket, Line
+
+CHUNK = 2**18  # elements of a reduce-scatter at a time; twice as many are held meanwhile
+Wait = Callable[[], object]
+
+
+class Wires:
+    """The communicators of what a rank shares, and one queue for each: all of its ranks launch in one order."""
+
+    def __init__(self, new_group: Callable[[Sequence[int]], dist.ProcessGroup | None]) -> None:
+        """Makes none yet.
+
+        Args: `new_group` is collective, and returns None to ranks that are no part of the group.
+        """
+        self._new_group = new_group
+        self._rows: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        self._lines: dict[dist.ProcessGroup, Line] = {}
+
+    def of(self, bucket: Bucket, rank: int) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
+        """Returns the communicators of a rank's row and column; all ranks call this for all buckets, in one order.
+
+        Returns: None for the column where the bucket has one row, and both None on ranks that do not hold it.
+        """
+        for row in bucket.rows:
+            if row not in self._rows:
+                self._rows[row] = self._new_group(row)
+        mine = next((self._rows[row] for row in bucket.rows if rank in row), None)
+        column = None
+        for ranks in zip(*bucket.rows, strict=True) if len(bucket.rows) > 1 else ():
+            made = self._new_group(sorted(ranks))
+            column = made if rank in ranks else column
+        return mine, column
+
+    def launch(self, group: dist.ProcessGroup, run: Callable[[], object]) -> Wait:
+        """Queues work on a communicator, and returns what waits for it.
+
+        Args: `run` is done after what was launched before, on a thread of its own.
+        """
+        if group not in self._lines:
+            self._lines[group] = Line()
+        return self._lines[group].launch(run).result
+
+
+def scatter_sum(buffer: Tensor, own: Tensor, group: dist.ProcessGroup) -> None:
+    """Adds the sum over a group of one part of each rank's buffer to a tensor; collective.
+
+    On the host each element is added up in the order of ranks, as `add_up` does.
+    Args: `buffer` has as many equal parts as the group has ranks; `own` gets the sum of this rank's part.
+    """
+    ranks = dist.get_world_size(group)
+    if buffer.device.type == "cuda":
+        found = torch.empty_like(own)
+        dist.reduce_scatter(found, list(torch.split(buffer, len(own))), group=group)
+        own.add_(found)
+        return
+    table, step = buffer.view(ranks, -1), max(1, CHUNK // ranks)
+    for first in range(0, table.shape[1], step):
+        sent = table[:, first : first + step].contiguous()
+        found = torch.empty_like(sent)
+        dist.all_to_all_single(found, sent, group=group)
+        total, *others = found
+        for other in others:
+            total.add_(other)
+        own[first : first + step].add_(total)

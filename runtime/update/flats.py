@@ -1,0 +1,190 @@
+"""What is updated together: buckets of parameters, each as flat buffers on the ranks that hold it.
+
+A tied weight on two stages, the two ends of a Chimera pair and data-parallel replicas are the same thing
+here: a set of ranks. Parameters with the same users' stages share that set, so they share a bucket. A bucket
+is one flat buffer whose views are the parameters' `.grad`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from planner.model import ModelGraph
+from planner.plan import BY_ELEMENT
+from runtime.world import RankMesh
+
+Node = tuple[int, int]  # pipe, stage
+Shared = Literal[
+    "none", "state", "gradients", "parameters"
+]  # what holders share in place of holding all of it
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Trained parameters of one type that live on the same stages; every rank derives the same buckets."""
+
+    stages: tuple[int, ...]
+    ranks: tuple[int, ...]
+    dtype: str
+    names: tuple[str, ...]
+    shared: Shared = "none"
+    rows: tuple[
+        tuple[int, ...], ...
+    ] = ()  # ranks that hold one copy among them, where that is shared by element
+    units: tuple[tuple[str, ...], ...] = ()  # names that are gathered and summed together
+
+    @property
+    def by_element(self) -> bool:
+        """Returns whether a rank may hold a part of a parameter's gradient."""
+        return self.shared in BY_ELEMENT
+
+
+def buckets_of(
+    graph: ModelGraph, stage_of: Sequence[int], mesh: RankMesh, trained: Collection[str]
+) -> tuple[Bucket, ...]:
+    """Returns the buckets of a model, in an order that is the same on every rank.
+
+    Args: `stage_of` has the stage of each layer; `trained` names the parameters that a training changes.
+    Returns: one bucket for each set of stages and type.
+    """
+    found: dict[tuple[tuple[int, ...], str], list[str]] = {}
+    for parameter in graph.parameters:
+        if parameter.name in trained:
+            stages = tuple(sorted({stage_of[graph.index[user]] for user in parameter.users}))
+            found.setdefault((stages, parameter.dtype), []).append(parameter.name)
+    return tuple(
+        Bucket(stages, mesh.holders(stages), dtype, tuple(names))
+        for (stages, dtype), names in sorted(found.items())
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """This rank's share of a bucket: the parameters that it updates, and who updates the others."""
+
+    names: tuple[str, ...]
+    ranges: tuple[
+        tuple[int, int, int], ...
+    ]  # rank, start, end in the flat buffer; empty where all update all
+
+
+class OwnPart(NamedTuple):
+    """What one rank updates of a parameter: elements `start` to `stop`, as a parameter of the optimizer."""
+
+    name: str
+    start: int
+    stop: int
+    tensor: Tensor
+
+
+class AnyFlat(Protocol):
+    """One bucket on one rank, whatever of it this rank holds."""
+
+    bucket: Bucket
+    nodes: frozenset[Node]
+    parameters: dict[str, Tensor]
+    grads: Tensor  # of what this rank updates, and perhaps more
+
+    def pieces(self) -> Sequence[OwnPart]:
+        """Returns what this rank updates, in order."""
+
+    def counted(self, rank: int) -> Iterable[tuple[str, Tensor]]:
+        """Returns the gradients that a rank counts for all holders, by name, once they are summed."""
+
+    def renew(self) -> None:
+        """Sets gradients to zero for another step."""
+
+    def kept(self) -> Sequence[Tensor]:
+        """Returns the buffers that live longer than a step."""
+
+
+class Flat:
+    """One bucket on one rank: its parameters and their gradients, each as one buffer."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        parameters: Mapping[str, Tensor],
+        nodes: Iterable[Node],
+        rank: int | None = None,
+    ) -> None:
+        """Moves the parameters of a bucket into one buffer; they stay views of it, and so do their gradients.
+
+        Args: `parameters` by name have at least those of the bucket; `nodes` are the (pipe, stage) on this
+            rank that hold them; `rank` is the bucket's first where it is not given.
+        """
+        self.bucket, self.nodes = bucket, frozenset(nodes)
+        self.parameters = {name: parameters[name] for name in bucket.names}
+        owned = list(self.parameters.values())
+        total = sum(p.numel() for p in owned)
+        self.values = torch.empty(total, dtype=owned[0].dtype, device=owned[0].device)
+        self.ranges: dict[str, tuple[int, int]] = {}
+        start = 0
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                end = start + parameter.numel()
+                self.ranges[name] = (start, end)
+                self.values[start:end].copy_(parameter.reshape(-1))
+                parameter.data = self.values[start:end].view(parameter.shape)
+                start = end
+        self.grads = torch.zeros_like(self.values)  # in the memory that the loaded parameters have left
+        for name, (start, end) in self.ranges.items():
+            self.parameters[name].grad = self.grads[start:end].view(self.parameters[name].shape)
+        self.share = share_of(self, bucket.ranks[0] if rank is None else rank, bucket.shared == "state")
+
+    def pieces(self) -> Sequence[OwnPart]:
+        """Returns the parameters that this rank updates."""
+        own = ((name, self.parameters[name]) for name in self.share.names)
+        return [OwnPart(name, 0, parameter.numel(), parameter) for name, parameter in own]
+
+    def counted(self, rank: int) -> Iterable[tuple[str, Tensor]]:
+        """Returns the gradients that a rank counts: all on the first holder, or those that it updates alone.
+
+        Args: `rank` is the one that this bucket is on.
+        """
+        if not self.share.ranges and self.bucket.ranks[0] != rank:
+            return []
+        return [(name, self.grads[slice(*self.ranges[name])]) for name in self.share.names]
+
+    def renew(self) -> None:
+        """Sets gradients to zero; they are never let go, since they are views."""
+        self.grads.zero_()
+
+    def kept(self) -> Sequence[Tensor]:
+        """Returns the buffers of parameters and gradients."""
+        return [self.values, self.grads]
+
+
+def owners(ranks: Sequence[int], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Shares the parameters of a bucket among its holders, by the middle of each parameter in the flat buffer.
+
+    Args: `sizes` has the elements of each parameter, in the buffer's order.
+    Returns: one of `ranks` for each parameter.
+    """
+    total, start, found = sum(sizes.values()), 0, {}
+    for name, size in sizes.items():
+        found[name] = ranks[min(len(ranks) - 1, (2 * start + size) // 2 * len(ranks) // total)]
+        start += size
+    return found
+
+
+def share_of(flat: Flat, rank: int, sharded: bool) -> Share:
+    """Returns this rank's share of a bucket: neighbouring parameters, about as many elements for each holder.
+
+    Args: without `sharded` every holder updates all of it.
+    """
+    ranks, names = flat.bucket.ranks, flat.bucket.names
+    if not sharded or len(ranks) == 1:
+        return Share(names, ())
+    owner = owners(ranks, {name: flat.parameters[name].numel() for name in names})
+    ranges = []
+    for each in ranks:
+        own = [flat.ranges[name] for name in names if owner[name] == each]
+        if own:
+            ranges.append((each, own[0][0], own[-1][1]))
+    return Share(tuple(name for name in names if owner[name] == rank), tuple(ranges))

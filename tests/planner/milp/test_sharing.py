@@ -1,0 +1,88 @@
+"""Plans whose replicas share gradients or parameters: asked for by pins, found where memory asks for them, verified."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.cluster import Cluster
+from planner.errors import BadInput, Infeasible
+from planner.milp import Question, solve
+from planner.plan import Plan, StageShard, dump
+from planner.profile import Profile
+from planner.verify import violations
+from tests.planner.milp.instances import Block, cluster, profile
+
+MIB = 2**20
+
+
+def costs(*, by_element: bool | None = True, weight: int = 8 * MIB) -> Profile:
+    """Eight layers, each a unit, whose state is far larger than what they make."""
+    blocks = [
+        Block(
+            forward=10**6,
+            input_grad=10**6,
+            weight_grad=10**6,
+            out=1024,
+            own=1024,
+            weight=weight,
+            reads=(k - 1,),
+        )
+        for k in range(8)
+    ]
+    made = profile(blocks)
+    return replace(
+        made, optimizer=replace(made.optimizer, by_element=by_element, state_bytes_per_parameter=8.0)
+    )
+
+
+def machines(memory: int, devices: int = 4) -> Cluster:
+    return cluster(devices, memory=memory)
+
+
+def planned(memory: int, fix: dict[str, object], costs: Profile | None = None) -> Plan:
+    known = costs or COSTS
+    plan = solve(Question(profile=known, cluster=machines(memory), batch=4, fix=fix, schedules=["1f1b"]))
+    assert violations(plan, profile=known, cluster=machines(memory)) == []
+    return plan
+
+
+COSTS = costs()
+DATA = {"data": 4, "pipeline": 1, "recompute": False}
+
+
+def test_what_is_asked_for_is_planned_and_held() -> None:
+    whole = planned(2**30, DATA | {"shard": False}).prediction.memory[0]
+    state = 8 * 8 * MIB
+    assert (whole.parameters, whole.gradients, whole.optimizer) == (state, state, 2 * state)
+    for asked, parts, ranks in (("gradients", 1, 4), ("parameters", 2, 4), ("parameters:2", 2, 2)):
+        plan = planned(2**30, DATA | {"shard": asked})
+        held = plan.prediction.memory[0]
+        assert plan.stages[0].shard == StageShard(what=asked.partition(":")[0], ranks=0 if ranks == 4 else 2)
+        assert held.gradients == state // ranks and held.optimizer == 2 * state // ranks
+        assert held.parameters == (state // ranks if parts == 2 else state)
+        assert "shard: {what: " in dump(plan)
+
+
+def test_a_model_that_fits_only_in_parts_is_planned_in_parts() -> None:
+    state = 8 * 8 * MIB
+    assert planned(5 * state, DATA).stages[0].shard is None
+    tight = planned(int(1.6 * state), DATA)
+    assert tight.stages[0].shard == StageShard(what="parameters")
+    with pytest.raises(Infeasible):
+        planned(int(1.6 * state), DATA | {"shard": True})
+    with pytest.raises(Infeasible):
+        planned(int(1.6 * state), DATA, costs(by_element=False))
+
+
+def test_an_old_profile_plans_as_it_did() -> None:
+    for memory in (5 * 64 * MIB, 3 * 64 * MIB):
+        plan = planned(memory, DATA, costs(by_element=None))
+        assert all(stage.shard is None for stage in plan.stages)
+
+
+@pytest.mark.parametrize("value", ["parameters:1", "parameters:x", "all"])
+def test_a_sharing_that_is_none_is_one_message(value: str) -> None:
+    with pytest.raises(BadInput, match="shard is"):
+        planned(2**30, {"shard": value})

@@ -1,0 +1,62 @@
+"""Trainings whose gradients or parameters replicas share equal those where each holds all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.pool import Pool
+from tests.runtime.compare import Run, run
+from tests.runtime.test_equality import HERE, plan_of
+
+SHARED = ("state", "gradients", "parameters")
+
+
+def apart(a: Run, b: Run) -> float:
+    """The largest difference of a loss, or of a parameter relative to its largest element."""
+    found = [abs(x - y) for x, y in zip(a.losses, b.losses, strict=True)]
+    for x, y in zip(a.after, b.after, strict=True):
+        assert x.keys() == y.keys()
+        found += [float((x[n].double() - y[n].double()).abs().max()) for n in x]
+    return max(found)
+
+
+def pair(
+    pool: Pool,
+    folder: Path,
+    workload: str,
+    arguments: dict[str, str],
+    sharing: str,
+    ranks: int = 0,
+    **shape: object,
+) -> float:
+    whole = run(pool, plan_of(workload, arguments, **shape), folder / "whole", steps=3)
+    plan = plan_of(workload, arguments, sharing=sharing, ranks=ranks, **shape)
+    return apart(whole, run(pool, plan, folder / "shared", steps=3))
+
+
+@pytest.mark.parametrize("sharing", SHARED)
+@pytest.mark.parametrize("data", [2, 3])
+def test_a_step_of_one_micro_batch_is_the_same_to_the_bit(
+    sharing: str, data: int, pool: Pool, tmp_path: Path
+) -> None:
+    shape: dict[str, object] = {"family": "1f1b", "workers": 1, "micros": 1, "data": data}
+    assert pair(pool, tmp_path, HERE + "mlp.py", {"layers": "5"}, sharing, **shape) == 0.0
+
+
+@pytest.mark.parametrize("sharing", SHARED)
+def test_ties_frozen_layers_and_several_micro_batches_make_no_difference(
+    sharing: str, pool: Pool, tmp_path: Path
+) -> None:
+    shape: dict[str, object] = {"family": "1f1b", "workers": 2, "micros": 3, "data": 2}
+    found = pair(pool, tmp_path, HERE + "branches.py", {"double": "True"}, sharing, **shape)
+    assert found <= (0.0 if sharing == "state" else 1e-12)
+
+
+@pytest.mark.parametrize("sharing", ["gradients", "parameters"])
+def test_pipes_rows_and_recomputation_make_no_difference(sharing: str, pool: Pool, tmp_path: Path) -> None:
+    shape: dict[str, object] = {"family": "chimera", "workers": 2, "micros": 2, "data": 2}
+    assert pair(pool, tmp_path / "a", HERE + "branches.py", {"double": "True"}, sharing, **shape) <= 1e-12
+    rows: dict[str, object] = {"family": "1f1b", "workers": 1, "micros": 2, "data": 4, "recompute": [0]}
+    assert pair(pool, tmp_path / "b", HERE + "branches.py", {"double": "True"}, sharing, 2, **rows) <= 1e-12
