@@ -1,18 +1,17 @@
 """What idle nodes are worth: the decision over whole logs, against equal shares and the ceiling, and how long it takes.
 
 The public log is that of Summit which BFTrainer's authors published. It is fetched, or read from a copy of their folder
-`dataset` that `--log` names. Where it cannot be had, its tables say "not run".
+`dataset` that the variable SHARDWRIGHT_BFTRAINER names. Where it cannot be had, its tables say "not run".
 The synthetic logs have the published statistics: 8 % of nodes idle, more than half of the spells shorter than ten
 minutes.
 """
 
 from __future__ import annotations
 
-import argparse
+import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from math import log
 from pathlib import Path
 from random import Random
@@ -36,6 +35,7 @@ from planner.scavenge import (
     replay,
 )
 
+COPY = "SHARDWRIGHT_BFTRAINER"
 AIM_S, AIM_AHEAD, AIM_EFFICIENCY = 0.5, 0.07, 0.88
 LOOKS = (10.0, 60.0, 120.0, 300.0, 600.0)
 AT_ONCE = 10
@@ -177,11 +177,7 @@ def public(copy: Path | None, quick: bool) -> Iterator[Table]:
             yield table_of(whole.cut(seconds=days * 86400), title, jobs, looks)
 
 
-def run(quick: bool, copy: Path | None = None) -> Result:
-    """Returns all tables.
-
-    Args: `copy` is a folder with the authors' files; None fetches them.
-    """
+def run(quick: bool) -> Result:
     jobs = repeated([power_law()], AT_ONCE)
     looks = (120.0,) if quick else LOOKS
     drawn_logs = [
@@ -190,7 +186,8 @@ def run(quick: bool, copy: Path | None = None) -> Result:
     ours = [
         table_of(each, f"Synthetic log, seed {seed}", jobs, looks) for seed, each in enumerate(drawn_logs)
     ]
-    found = list(public(copy, quick))
+    copy = os.environ.get(COPY)
+    found = list(public(Path(copy) if copy else None, quick))
     tables = [*ours, *found]
     decided = Table(
         title="One decision",
@@ -229,9 +226,4 @@ def _missed(tables: Sequence[Table], quick: bool) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--log", type=Path)
-    given, rest = parser.parse_known_args()
-    bound = partial(run, copy=given.log)
-    bound.__module__ = run.__module__
-    main(bound, rest)
+    main(run)
