@@ -125,7 +125,7 @@ class StepLoop:
         Each micro-batch is told by one rank, and is zero on the others, so that a sum over ranks is exact.
         """
         plan, world = self._training.plan, self._training.world
-        table = torch.zeros(plan.batch.micros * plan.axes.data, 2, dtype=torch.float64)
+        table = torch.zeros(plan.batch.whole, 2, dtype=torch.float64)
         told = losses if self._training.rank.mesh.by_rank[self.rank].spatial == 0 else {}
         for micro, row in told.items():
             table[micro, 0], table[micro, 1] = row[LOSS], row.get(COUNT, 0.0)
