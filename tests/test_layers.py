@@ -88,7 +88,7 @@ USES_TORCH = ("planner.capture", "planner.measure", "planner.workload")  # and a
 DRAWS = ("planner.shown", "planner.notebook")
 VIEWS = ("_repr_html_", "plot")
 MOST_LINES = 300
-MOST_FILES = 305  # 300, and those of `scavenge`
+MOST_FILES = 306  # 300, those of `scavenge`, and one of uneven shares
 
 
 # The real tree
