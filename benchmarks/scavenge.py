@@ -181,7 +181,7 @@ def run(quick: bool) -> Result:
     jobs = repeated([power_law()], AT_ONCE)
     looks = (120.0,) if quick else LOOKS
     drawn_logs = [
-        synthetic(seed, 128 if quick else 1024, 0.5 if quick else 3.7) for seed in range(1 if quick else 2)
+        synthetic(seed, 128 if quick else 256, 0.5 if quick else 1.0) for seed in range(1 if quick else 2)
     ]
     ours = [
         table_of(each, f"Synthetic log, seed {seed}", jobs, looks) for seed, each in enumerate(drawn_logs)

@@ -9,12 +9,15 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from planner import files
 from planner import plan as plans
-from planner.arrays import NS_PER_S
+from planner.arrays import NS_PER_S, FloatArray, IntArray
 from planner.errors import BadInput
 from planner.plan import Plan
 
@@ -34,6 +37,11 @@ class Curve:
         if not self.rates or min(self.rates) < 1 or min(self.rates.values()) <= 0:
             raise BadInput("a curve has no size, or a size or rate that is not above 0", where="curve")
         object.__setattr__(self, "rates", dict(sorted(self.rates.items())))
+
+    @cached_property
+    def arrays(self) -> tuple[IntArray, FloatArray]:
+        """Returns the sizes and their rates, 0 nodes first."""
+        return np.array([0, *self.rates]), np.array([0.0, *self.rates.values()])
 
     def rate(self, nodes: int) -> float:
         """Returns samples a second.

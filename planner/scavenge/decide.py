@@ -21,8 +21,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
-from planner.arrays import FloatArray
+from planner.arrays import FloatArray, IntArray
 from planner.errors import BadInput
 from planner.scavenge.curves import ElasticJob
 
@@ -54,10 +55,18 @@ def gain(holding: Holding, nodes: int, look_ahead_s: float, pool: str = "") -> f
 
     Args: `nodes` is a size of the job's curve, or 0; `pool` is where those nodes are.
     """
-    job = holding.job
-    moved = holding.broken or (nodes > 0 and holding.nodes > 0 and pool != holding.pool)
-    pause_s = job.up_s if nodes > holding.nodes else job.down_s if nodes < holding.nodes or moved else 0.0
-    return look_ahead_s * job.worth(nodes, pool) - holding.worth * pause_s
+    worth = np.array([holding.job.worth(nodes, pool)])
+    return float(_gains(holding, np.array([nodes]), worth, look_ahead_s, moved=pool != holding.pool)[0])
+
+
+def _gains(
+    holding: Holding, sizes: IntArray, worths: FloatArray, look_ahead_s: float, *, moved: bool = False
+) -> FloatArray:
+    """Returns the gain of every size; a job that was broken, or moves to another pool, starts again at any size."""
+    job, held = holding.job, holding.nodes
+    again = holding.broken or (moved and held > 0)
+    pauses = np.where(sizes > held, job.up_s, np.where((sizes < held) | again, job.down_s, 0.0))
+    return np.asarray(look_ahead_s * worths - holding.worth * pauses)
 
 
 def decide(
@@ -84,24 +93,19 @@ def knapsack(holdings: Sequence[Holding], idle: int, look_ahead_s: float = LOOK_
     Args: `idle` is the number of nodes that there are, held or not.
     """
     options = [_options(holding, idle, look_ahead_s) for holding in holdings]
-    unit = _unit([value for row in options for _, value in row])
-    best, choices = np.zeros(idle + 1), []
-    for row in options:
-        size, value = row[0]
-        after = _shifted(best, size) + round(value * unit)
-        choice = np.where(after > -np.inf, size, -1)
-        for size, value in row[1:]:
-            other = best[: idle + 1 - size] + round(value * unit)
-            better = other > after[size:]
-            after[size:][better] = other[better]
-            choice[size:][better] = size
-        best = after
-        choices.append(choice)
-    left, sizes = int(np.argmax(best)), list[int]()
-    for choice in reversed(choices):
-        sizes.append(int(choice[left]))
-        left -= sizes[-1]
-    return sizes[::-1]
+    unit = _unit([float(np.abs(gains).max()) for _, gains in options])
+    rounded = [(sizes, np.rint(gains * unit)) for sizes, gains in options]
+    best = [np.zeros(idle + 1)]
+    for sizes, gains in rounded:  # best[j][n] is the greatest gain of the first j jobs on at most n nodes
+        most = int(sizes.max())
+        room = np.concatenate([np.full(most, -np.inf), best[-1]])
+        best.append((sliding_window_view(room, idle + 1)[most - sizes] + gains[:, None]).max(axis=0))
+    left, chosen = idle, list[int]()
+    for before, (sizes, gains) in zip(best[-2::-1], reversed(rounded), strict=True):
+        fits = np.where(sizes <= left, before[np.maximum(left - sizes, 0)] + gains, -np.inf)
+        chosen.append(int(sizes[np.argmax(fits)]))  # the first of the best, which changes nothing if it can
+        left -= chosen[-1]
+    return chosen[::-1]
 
 
 def decide_by_milp(
@@ -166,10 +170,17 @@ def _solved(
     return [max(range(len(own)), key=lambda i, own=own: own[i].value()) for own in chosen]  # type: ignore[misc]
 
 
-def _options(holding: Holding, idle: int, look_ahead_s: float) -> list[tuple[int, float]]:
+def _options(holding: Holding, idle: int, look_ahead_s: float) -> tuple[IntArray, FloatArray]:
     """Returns every size with its gain; the one that changes nothing stands first, so that it wins ties."""
-    sizes = sorted({0, *_sizes(holding, "", idle)}, key=lambda nodes: (nodes != holding.nodes, nodes))
-    return [(nodes, gain(holding, nodes, look_ahead_s)) for nodes in sizes]
+    job, held = holding.job, holding.nodes
+    sizes, rates = job.curve.arrays
+    known = sizes <= idle
+    sizes, rates = sizes[known], rates[known]
+    first = np.flatnonzero(sizes == held)
+    if len(first):
+        order = np.concatenate([first, np.delete(np.arange(len(sizes)), first)])
+        sizes, rates = sizes[order], rates[order]
+    return sizes, _gains(holding, sizes, job.weight * rates, look_ahead_s)
 
 
 def _sizes(holding: Holding, pool: str, most: int) -> list[int]:
@@ -181,9 +192,3 @@ def _sizes(holding: Holding, pool: str, most: int) -> list[int]:
 def _unit(gains: Sequence[float]) -> float:
     largest = max(map(abs, gains), default=0.0)
     return _ONE / largest if largest else 1.0
-
-
-def _shifted(best: FloatArray, size: int) -> FloatArray:
-    found = np.full(len(best), -np.inf)
-    found[size:] = best[: len(best) - size]
-    return found
