@@ -25,8 +25,9 @@ from planner.plan import Certificate, Plan, ReplicaTimes, StageTimes
 from planner.profile import corrected
 from planner.simulate import period_of_plan, period_of_replica
 
+_ALONE, _PIPELINES = ("1f1b", "overlap"), ("1f1b", "zb-h1")  # families tried where none is named
 _SCOPE = "uneven shares at the cut and order that are best for the largest share on all replicas"
-MOST_TRIED = 12  # degrees and micro-batches whose cut is solved for uneven shares
+MOST_TRIED = 8  # degrees and micro-batches whose cut is solved for uneven shares
 _SCALED = ("forward_ns", "backward_ns", "input_grad_ns", "weight_grad_ns", "recompute_ns", "step_ns")
 
 
@@ -43,7 +44,10 @@ class Degrees:
 
 
 def speeds(instance: Instance) -> list[float]:
-    """Returns the slowness of every device of the cluster, as a multiple of the profiled device's times."""
+    """Returns the slowness of every device, as a multiple of the profiled device's times.
+
+    Args: `instance` has the cluster.
+    """
     cluster = instance.cluster
     profiled = _profiled_rate(cluster, instance.profile.device)
     return [_slowness(cluster.groups[slot.node], profiled) for slot in instance.machines.slots]
@@ -80,7 +84,11 @@ def _work_ns(instance: Instance, micro: int) -> float:
 
 
 def degrees(instance: Instance) -> list[Degrees]:
-    """Returns the degrees at which replicas of one speed each are not all alike, the most promising first."""
+    """Returns the degrees at which replicas of one speed each are not all alike.
+
+    Args: `instance` may have pins, which are kept.
+    Returns: the most promising first.
+    """
     slow, pinned = speeds(instance), instance.pins
     if len(set(slow)) < 2 or (pinned.spatial or 1) > 1 or instance.profile.graph.synchronised:
         return []
@@ -134,7 +142,15 @@ def uneven(instance: Instance, best: Plan, solve: Callable[[Instance], Plan | No
     for each in degrees(instance)[:MOST_TRIED]:
         if each.bound_ns >= found.prediction.step_ns:
             break
-        pins = replace(instance.pins, data=each.data, pipeline=each.workers, micro=each.micro, shard=False)
+        named = instance.pins.schedules or (_ALONE if each.workers == 1 else _PIPELINES)
+        pins = replace(
+            instance.pins,
+            schedules=named,
+            data=each.data,
+            pipeline=each.workers,
+            micro=each.micro,
+            shard=False,
+        )
         posed = replace(instance, batch=each.data * each.micro * max(each.shares), pins=pins)
         alike = solve(posed)
         if alike is None or alike.axes.order[0] != "data" or alike.schedule.update != "barrier":
