@@ -28,6 +28,7 @@ NOT_BENCHMARKS = {
     "replay",
     "sharing",
     "slow_link",
+    "summit",
 }
 
 

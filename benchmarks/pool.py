@@ -26,7 +26,7 @@ from planner.workload import workload as workloads
 from runtime.launch import observation
 from runtime.local import supervise
 from runtime.local.main import rank_main
-from runtime.runfolder import Outcome, Paths, result
+from runtime.runfolder import Outcome, result
 from runtime.train import Model, job_of, prepare, prepare_folder
 
 Content = Literal["layers", "sleep"]
@@ -47,8 +47,7 @@ class Pool:
     def run(self, plan: Plan, *, steps: int, content: Content, memory_step: int = 0) -> Observation:
         folder = self.folder / "run"
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        Paths(folder).plan.write_text(plan_yaml.dump(plan))
+        (self.folder / "plan.yaml").write_text(plan_yaml.dump(plan))  # a run folder has to be new
         ask = {"folder": str(folder), "steps": steps, "content": content, "memory_step": memory_step}
         self.asks.write(json.dumps(ask) + "\n")
         self.asks.flush()
@@ -83,7 +82,7 @@ def serve(asks: IO[str], answers: IO[str]) -> None:
 
 
 def _ended(folder: Path, steps: int, settings: dict[str, object], known: dict[str, Captured]) -> Outcome:
-    plan = plan_yaml.load(Paths(folder).plan)
+    plan = plan_yaml.load(folder.parent / "plan.yaml")
     job, model = job_of(plan, steps, settings), None
     if job.content == "sleep":
         paths, job = prepare_folder(plan, folder, job)

@@ -60,10 +60,13 @@ def commands() -> str:
         "something; 130 interrupted. `plan` and `launch` are also commands of their own. "
         "`shardwright --install-completion` completes commands and options in bash and zsh, after `plan` and `launch` too; `NO_COLOR` is respected.\n",
     ]
-    for command in shardwright._app().registered_commands:
+    app = shardwright._app()
+    groups = {f"{group.typer_instance.info.name} ": group.typer_instance for group in app.registered_groups}
+    own = [("", command) for command in app.registered_commands]
+    for prefix, command in [*own, *((word, c) for word, x in groups.items() for c in x.registered_commands)]:
         assert command.callback is not None
         parts += [
-            f"## shardwright {command.name}\n",
+            f"## shardwright {prefix}{command.name}\n",
             f"{inspect.getdoc(command.callback) or command.help or ''}\n",
         ]
         example = (command.epilog or "").removeprefix("Example: ")

@@ -14,6 +14,7 @@ from planner.cli import plan
 from planner.cli import report as reporting
 from planner.cli.app import Force, Json, Measure, Out, Set, Tools, add_command
 from planner.cli.inspect import _show_command, simulate, verify
+from planner.cli.scavenge import register_scavenge
 from planner.errors import BadInput
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def register(app: typer.Typer, tools: Tools) -> None:
     app.command("show", epilog="Example: shardwright show plan.yaml")(_show_command(tools))
     app.command("simulate", epilog="Example: shardwright simulate plan.yaml --svg timeline.svg")(simulate)
     reporting.register_report(app, tools.record)
+    register_scavenge(app)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from planner.cluster import with_more
-from planner.explore.scaling import Lemma, overhead
+from planner.explore.scaling import Lemma, computing_ns, overhead
 from planner.milp import (
     ConfigurationState,
     Question,
@@ -78,8 +78,8 @@ def explain(question: Question, *, more_bytes: int = GIB) -> Explanation:
     roomier = solve_or_none(larger, question.effort)
     return Explanation(
         plan=plan,
-        chosen=_part(found.best),
-        runners_up=tuple(_runners_up(found)),
+        chosen=_shared_out(plan) if plan.batch.shares else _part(found.best),
+        runners_up=(*([_part(found.best)] if plan.batch.shares else []), *_runners_up(found)),
         within_error=tuple(_near(found, found.limit * (1 + within))),
         error=error,
         within=within,
@@ -106,6 +106,15 @@ def _part(tried: ConfigurationState) -> PlanParts:
         step_ns=tried.answer.ns,
         parts_ns=parts_ns(tried.problem, tried.answer),
     )
+
+
+def _shared_out(plan: Plan) -> PlanParts:
+    """Returns what the step of a plan with uneven shares is made of, on its first replica."""
+    proof = plan.certificate
+    assert proof is not None and proof.chosen is not None and proof.chosen.configuration is not None
+    step_ns, busy_ns = plan.prediction.step_ns, computing_ns(plan)
+    parts = {"computing": busy_ns, "waiting, sums and messages": step_ns - busy_ns}
+    return PlanParts(configuration=proof.chosen.configuration, step_ns=step_ns, parts_ns=parts)
 
 
 def _others(found: SearchState) -> list[ConfigurationState]:

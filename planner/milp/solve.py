@@ -15,6 +15,7 @@ from planner.milp.question import Question
 from planner.milp.search.descent import UNFIT_NS, judge
 from planner.milp.search.search import ranked, thriftier
 from planner.milp.search.state import SearchState
+from planner.milp.uneven import uneven
 from planner.milp.write_plan import plan_of
 from planner.plan import Plan
 from planner.schedule import FAMILIES
@@ -38,6 +39,7 @@ def solve_with_search(instance: Instance, effort: Effort | None = None) -> tuple
     Raises: Infeasible as `solve`.
     """
     plan, search = _search(instance, effort or Effort())
+    plan = _with_shares(instance, plan, effort or Effort())
     if plan is None:
         raise Infeasible(infeasible.report(search.instance, search.queue, search.look, _fits))
     return plan, search
@@ -48,7 +50,17 @@ def solve_or_none(instance: Instance, effort: Effort | None = None) -> Plan | No
 
     Args: `instance` may come from `Question.instance` or `changed`.
     """
-    return _search(instance, effort or Effort())[0] if ranked(instance) else None
+    found = _search(instance, effort or Effort())[0] if ranked(instance) else None
+    return _with_shares(instance, found, effort or Effort())
+
+
+def _with_shares(instance: Instance, best: Plan | None, effort: Effort) -> Plan | None:
+    """Returns the fastest plan, with uneven shares where replicas on devices of different speed gain by them."""
+
+    def alike(posed: Instance) -> Plan | None:
+        return _search(posed, effort)[0] if ranked(posed) else None
+
+    return best and (uneven(instance, best, alike) or best)
 
 
 def _search(instance: Instance, effort: Effort) -> tuple[Plan | None, SearchState]:

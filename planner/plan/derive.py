@@ -7,15 +7,16 @@ A plan's stages, one after the other, name all layers. That is the order the cut
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from planner import cluster as clusters
 from planner.cluster import Cluster
 from planner.errors import BadPlan, Infeasible, Violation
 from planner.model import ModelGraph, misplaced, refusals
-from planner.plan.plan import Axes, Place, Plan
-from planner.plan.sharding import refused_shards, shard_of
-from planner.schedule import Schedule, parse_orders
+from planner.plan.plan import Axes, Place, Plan, StageTimes
+from planner.plan.sharding import refused_shards, shard_of, shared_by_element
+from planner.schedule import Kind, Schedule, parse_orders
 
 
 def layers_of(plan: Plan) -> tuple[str, ...]:
@@ -40,19 +41,53 @@ def as_planned(graph: ModelGraph, plan: Plan) -> ModelGraph:
     return graph.ordered(names)
 
 
-def schedule_of(plan: Plan) -> Schedule:
+def schedule_of(plan: Plan, replica: int | None = None) -> Schedule:
     """Returns the schedule that a plan's orders say.
 
-    Args: `plan` may have any orders; whether they can run is not checked.
+    Args: `plan` may have any orders; whether they can run is not checked. With a `replica`, the schedule is that of
+      its share: the same orders without the last micro-batches.
     """
     choice = plan.schedule
-    return Schedule(
+    whole = Schedule(
         family=choice.family,
         place=choice.place,
         pipe_of=choice.pipe_of,
         orders=parse_orders(choice.orders),
         settings=dict(choice.settings),
     )
+    share = whole.micros if replica is None else plan.batch.share(replica)
+    return whole if share >= whole.micros else shortened(whole, share)
+
+
+def shortened(schedule: Schedule, micros: int) -> Schedule:
+    """Returns a schedule of its first micro-batches alone.
+
+    What is left can run where the whole can, and holds no more at any time: dependences join actions of one
+    micro-batch only.
+    Args: `micros` is at most as many as the schedule has.
+    """
+    once = (Kind.SYNC, Kind.STEP)
+    orders = (tuple(a for a in order if a.kind in once or a.micro < micros) for order in schedule.orders)
+    return replace(schedule, pipe_of=schedule.pipe_of[:micros], orders=tuple(orders))
+
+
+def times_of(plan: Plan, replica: int) -> tuple[StageTimes, ...]:
+    """Returns the durations of every stage on the devices of one replica.
+
+    Args: `replica` is a number along the data axis.
+    """
+    own = (row.times for row in plan.replica_times if replica in row.replicas)
+    return next(own, plan.times)
+
+
+def distinct_replicas(plan: Plan) -> tuple[int, ...]:
+    """Returns one replica for every pair of share and durations; replica 0 alone where all are alike.
+
+    Args: `plan` may have any shares, as long as it has one for every replica.
+    """
+    count = len(plan.batch.shares) or 1
+    found = {(plan.batch.share(r), times_of(plan, r)): r for r in reversed(range(count))}
+    return tuple(sorted(found.values()))
 
 
 def stage_rows(plan: Plan) -> list[dict[str, object]]:
@@ -148,6 +183,12 @@ def refused(plan: Plan, graph: ModelGraph, joint: str = "", whole: str = "") -> 
         `whole` one that needs whole parameters.
     """
     yield from refused_shards(plan, graph, whole)
+    if plan.batch.shares and graph.synchronised:
+        message = f"'{graph.synchronised[0]}' has a SyncBatchNorm, whose replicas need equal shares"
+        yield Violation(rule="batch", where="batch.shares", message=message)
+    if plan.batch.shares and shared_by_element(plan):
+        message = "replicas that share elements gather and sum them together, so they need equal shares"
+        yield Violation(rule="batch", where="batch.shares", message=message)
     yield from refusals(
         graph,
         data=plan.axes.data,

@@ -51,7 +51,29 @@ class ModelRef(Part):
 class Batch(Part):
     samples: Count = Field(description="global batch, in samples")
     micro: Count = Field(description="samples of one micro-batch on one pipeline group")
-    micros: Count = Field(description="micro-batches a step of one pipeline group")
+    micros: Count = Field(description="micro-batches a step of one pipeline group; of the largest share")
+    shares: tuple[Count, ...] = Field(
+        default=(), description="micro-batches of each replica; empty: all alike"
+    )
+
+    @property
+    def whole(self) -> int:
+        """Returns the micro-batches of a step over all replicas."""
+        return self.samples // self.micro
+
+    def share(self, replica: int) -> int:
+        """Returns the micro-batches of one replica.
+
+        Args: `replica` is a number along the data axis.
+        """
+        return self.shares[replica] if self.shares else self.micros
+
+    def first(self, replica: int) -> int:
+        """Returns the number over all replicas of a replica's micro-batch 0.
+
+        Args: `replica` is a number along the data axis.
+        """
+        return sum(self.shares[:replica]) if self.shares else self.micros * replica
 
 
 class Axes(Part):
@@ -155,6 +177,13 @@ class StageTimes(Part):
     step_ns: Natural = 0
 
 
+class ReplicaTimes(Part):
+    """Durations on replicas whose devices take other times than those of replica 0."""
+
+    replicas: tuple[Natural, ...]
+    times: tuple[StageTimes, ...] = Field(description="one a stage")
+
+
 class Hop(Part):
     """One message a micro-batch between two stages: which Values, how many bytes, how long on the wire."""
 
@@ -211,6 +240,9 @@ class Plan(Part):
     stages: tuple[StagePlan, ...]
     places: tuple[PlaceRow, ...]
     times: tuple[StageTimes, ...] = Field(description="one a stage")
+    replica_times: tuple[ReplicaTimes, ...] = Field(
+        default=(), description="times of replicas whose devices differ, where shares do; others have `times`"
+    )
     hops: tuple[Hop, ...]
     prediction: Prediction
     certificate: Certificate | None = None

@@ -41,6 +41,10 @@ def dump(plan: Plan) -> str:
     data = plan.model_dump(mode="json")
     if data["fitted"] is None:
         del data["fitted"]
+    if not plan.batch.shares:
+        del data["batch"]["shares"]
+    if not plan.replica_times:
+        del data["replica_times"]
     if plan.certificate is not None:
         data["certificate"] = compact(plan.certificate)
     for stage in data["stages"]:

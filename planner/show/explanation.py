@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from planner.explore import Explanation, PlanParts
+from planner.plan import Plan, distinct_replicas, times_of
 from planner.show.rivals import configuration_text, rivals_text
-from planner.units import format_bytes, format_duration, format_percent
+from planner.simulate import period_of_replica
+from planner.units import format_bytes, format_duration, format_percent, numbered, plural
 
 _SEEN = 0.0005  # share of a step below which a part is not told
 
@@ -18,6 +20,7 @@ def explanation_text(found: Explanation) -> str:
     parts = [
         f"{table}\n" if table else "",
         _made_of(found.chosen),
+        _waits(found.plan),
         _hidden(found),
         _errors(found),
         _memory(found),
@@ -30,6 +33,24 @@ def _made_of(chosen: PlanParts) -> str:
     shares = {name: ns / max(chosen.step_ns, 1) for name, ns in chosen.parts_ns.items()}
     told = [f"{name} {format_percent(share)}" for name, share in shares.items() if share >= _SEEN]
     return f"Of its step: {', '.join(told)}."
+
+
+def _waits(plan: Plan) -> str:
+    """Returns which replicas wait for which, where their shares or their devices differ."""
+    alike = distinct_replicas(plan)
+    if len(alike) < 2:
+        return ""
+    kinds = {(plan.batch.share(r), times_of(plan, r)): r for r in alike}
+    members: dict[int, list[int]] = {r: [] for r in alike}
+    for r in range(plan.axes.data):
+        members[kinds[plan.batch.share(r), times_of(plan, r)]].append(r)
+    took = sorted(((period_of_replica(plan, r), r) for r in alike), reverse=True)
+    told = [
+        f"{numbered('replica', members[r])} ({plural(plan.batch.share(r), 'micro-batch', 'micro-batches')}) "
+        f"{'would take' if i else 'take'} {format_duration(ns)}"
+        for i, (ns, r) in enumerate(took)
+    ]
+    return f"Who waits for whom: {'; '.join(told)} alone, and the rest of a step they wait."
 
 
 def _hidden(found: Explanation) -> str:

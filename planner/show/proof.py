@@ -63,7 +63,8 @@ def how(plan: Plan) -> str:
     parts.append(_pipeline(plan))
     grid = next((stage.spatial for stage in plan.stages if stage.spatial), ())
     parts.append(f"each sample in {'x'.join(map(str, grid))} shards" if axes.spatial > 1 else "")
-    parts.append(f"{plural(batch.micros, 'micro-batch', 'micro-batches')} of {batch.micro}")
+    least = f"{min(batch.shares)} to " if batch.shares else ""
+    parts.append(f"{least}{plural(batch.micros, 'micro-batch', 'micro-batches')} of {batch.micro}")
     recomputed, extra = sum(stage.recompute for stage in plan.stages), list[str]()
     if schedule.chunks > 1 and axes.pipeline == 1 and axes.data * axes.spatial > 1:
         extra.append("gradients are summed while the backward pass runs")
@@ -182,10 +183,9 @@ def proof_list(plan: Plan) -> ProofList | None:
             f"bound, {met.open:,} left open"
         )
     space = [] if proof.space is None else list(_space(proof.space, 0 if met is None else met.rescheduled))
-    closing = [
-        ("Not searched", "tensor parallelism, uneven shares of the batch (docs/scope.md)"),
-        ("Assumed", "replicas run at the speed of the slowest"),
-    ]
+    left = "tensor parallelism" if plan.batch.shares else "tensor parallelism, uneven shares of the batch"
+    paced = "replicas run at the speed of the slowest"
+    closing = [("Not searched", f"{left} (docs/scope.md)"), ("Assumed", paced)]
     return ProofList(bounds, searched, space, closing if proof.space else closing[1:])
 
 

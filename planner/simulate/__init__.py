@@ -19,7 +19,13 @@ from planner.simulate.peaks import (
 )
 from planner.simulate.period import Bound, critical_counts, critical_path, period
 from planner.simulate.run_record import RunRecord
-from planner.simulate.simulate import period_of_plan, simulate, simulate_in_stride, simulate_plan
+from planner.simulate.simulate import (
+    period_of_plan,
+    period_of_replica,
+    simulate,
+    simulate_in_stride,
+    simulate_plan,
+)
 
 __all__ = [
     "LOOKAHEAD",
@@ -45,6 +51,7 @@ __all__ = [
     "peaks",
     "period",
     "period_of_plan",
+    "period_of_replica",
     "simulate",
     "simulate_in_stride",
     "simulate_plan",

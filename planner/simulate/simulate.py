@@ -28,7 +28,7 @@ import numpy as np
 
 from planner.arrays import IntArray
 from planner.errors import BadInput
-from planner.plan import Plan, schedule_of
+from planner.plan import Plan, distinct_replicas, schedule_of, times_of
 from planner.schedule import check_schedule, updates_at_use
 from planner.simulate.lifetimes import StageBytes
 from planner.simulate.longest_path import (
@@ -49,13 +49,15 @@ _STRIDES = 4
 def simulate_plan(plan: Plan, *, steps: int = 1) -> Timeline:
     """Simulates a plan by its own orders and durations, one rank a worker of the pipeline.
 
+    Where shares differ, the replica that takes longest is simulated: the others wait for it.
     Args: `steps` is how many follow each other.
     Raises: BadPlan with the grid drawn where the orders are no schedule.
     """
     update = plan.schedule.update
-    schedule = check_schedule(schedule_of(plan), plan.hops, barrier=update == "barrier")
-    compiled = compile(schedule, plan.hops, update=update)
-    return simulate(compiled, duration_vector(plan.times, plan.hops), steps=steps)
+    check_schedule(schedule_of(plan), plan.hops, barrier=update == "barrier")
+    last = max(distinct_replicas(plan), key=lambda replica: period_of_replica(plan, replica))
+    compiled = compile(schedule_of(plan, last), plan.hops, update=update)
+    return simulate(compiled, duration_vector(times_of(plan, last), plan.hops), steps=steps)
 
 
 def simulate_in_stride(plan: Plan) -> Timeline:
@@ -69,10 +71,18 @@ def simulate_in_stride(plan: Plan) -> Timeline:
 def period_of_plan(plan: Plan) -> int:
     """Returns the nanoseconds from one step to the next, by a plan's own orders and durations.
 
-    Args: `plan` holds orders that can run.
+    Args: `plan` holds orders that can run. Where shares differ, the replica that takes longest counts.
     """
-    compiled = compile(schedule_of(plan), plan.hops, update=plan.schedule.update)
-    return period(compiled, duration_vector(plan.times, plan.hops)).period_ns
+    return max(period_of_replica(plan, replica) for replica in distinct_replicas(plan))
+
+
+def period_of_replica(plan: Plan, replica: int) -> int:
+    """Returns the nanoseconds from one step to the next of one replica by itself.
+
+    Args: `replica` is a number along the data axis.
+    """
+    compiled = compile(schedule_of(plan, replica), plan.hops, update=plan.schedule.update)
+    return period(compiled, duration_vector(times_of(plan, replica), plan.hops)).period_ns
 
 
 def simulate(

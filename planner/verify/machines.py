@@ -1,5 +1,5 @@
 """Checks that a plan fits its machines: every rank on a device of its own, in the order in which ranks are
-launched.
+launched, and the batch shared out over replicas.
 """
 
 from __future__ import annotations
@@ -22,6 +22,46 @@ def rows(plan: Plan) -> Iterator[Violation]:
     if len(plan.places) != size:
         message = f"{axes.data} x {axes.pipeline} x {axes.spatial} ranks are {size}, not {len(plan.places)}"
         yield Violation(rule="places", where="places", message=message)
+
+
+def share_rows(plan: Plan) -> Iterator[Violation]:
+    """Yields shares that are not one for each replica, and durations of replicas that do not exist.
+
+    Args: `plan` may be any; nothing is counted through.
+    """
+    shares, data, micros = plan.batch.shares, plan.axes.data, plan.batch.micros
+    if shares and (len(shares) != data or max(shares) != micros):
+        message = f"are {list(shares)}; {data} replicas need {data}, and the largest is micros, {micros}"
+        yield Violation(rule="tables", where="batch.shares", message=message)
+    named = [replica for row in plan.replica_times for replica in row.replicas]
+    if len(set(named)) != len(named) or any(not 0 < replica < data for replica in named):
+        message = f"names the replicas {named}; each at most once, of 1 to {data - 1}"
+        yield Violation(rule="tables", where="replica_times", message=message)
+    if named and not shares:
+        message = "needs batch.shares: replicas with equal shares are timed as their slowest"
+        yield Violation(rule="tables", where="replica_times", message=message)
+    for index, row in enumerate(plan.replica_times):
+        if len(row.times) != len(plan.stages):
+            message = f"has {len(row.times)} rows; {len(plan.stages)} stages need {len(plan.stages)}"
+            yield Violation(rule="tables", where=f"replica_times[{index}]", message=message)
+
+
+def batch(plan: Plan) -> Iterator[Violation]:
+    """Yields a batch that its parts do not add up to, and a share too small for the pipes of its replica.
+
+    Args: `plan` has a share for each replica, or none.
+    """
+    own, data = plan.batch, plan.axes.data
+    whole = sum(own.shares) if own.shares else own.micros * data
+    if own.micro * whole != own.samples:
+        parts = f"the sum of shares {whole}" if own.shares else f"micros {own.micros} x data {data}"
+        message = f"micro {own.micro} x {parts} = {own.micro * whole}, not {own.samples}"
+        yield Violation(rule="batch", where="batch", message=message)
+    for replica, share in enumerate(own.shares):
+        idle = set(range(len(plan.schedule.place))) - set(plan.schedule.pipe_of[:share])
+        if idle:
+            message = f"is {share}, which leaves pipe {min(idle)} without a micro-batch; each carries one"
+            yield Violation(rule="batch", where=f"batch.shares[{replica}]", message=message)
 
 
 def table(plan: Plan) -> Iterator[Violation]:

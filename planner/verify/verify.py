@@ -15,7 +15,7 @@ from planner import schedule as schedules
 from planner.cluster import Cluster
 from planner.errors import BadInput, BadPlan, Violation
 from planner.model import ModelGraph
-from planner.plan import Plan, as_planned, schedule_of
+from planner.plan import Plan, as_planned, schedule_of, shortened
 from planner.profile import Profile
 from planner.program import Layout, lower
 from planner.program import violations as program_violations
@@ -102,6 +102,7 @@ def _tables_fit(plan: Plan) -> Iterator[Violation]:
     yield from fits("prediction.memory", len(plan.prediction.memory), workers, "pipeline workers")
     yield from fits("schedule.pipe_of", len(choice.pipe_of), plan.batch.micros, "micro-batches")
     yield from machines.rows(plan)
+    yield from machines.share_rows(plan)
     if not choice.place:
         yield Violation(rule="tables", where="schedule.place", message="has no pipe; one row a pipe")
     for pipe, row in enumerate(choice.place):
@@ -146,16 +147,6 @@ def _hops_have_ways(plan: Plan) -> Iterator[Violation]:
         if sender >= receiver if direction == "act" else sender <= receiver:
             message = "goes the wrong way; act to a later stage, grad to an earlier one"
             yield Violation(rule="hops", where=where, message=message)
-
-
-def _batch(plan: Plan) -> Iterator[Violation]:
-    batch, data = plan.batch, plan.axes.data
-    product = batch.micro * batch.micros * data
-    if product != batch.samples:
-        message = (
-            f"micro {batch.micro} x micros {batch.micros} x data {data} = {product}, not {batch.samples}"
-        )
-        yield Violation(rule="batch", where="batch", message=message)
 
 
 def _stages_have_layers(plan: Plan) -> Iterator[Violation]:
@@ -227,7 +218,8 @@ def _times(plan: Plan) -> Iterator[Violation]:
     """Yields stages whose forward takes no time although their backward does, and likewise for recomputing all of
     it.
     """
-    for index, (stage, times) in enumerate(zip(plan.stages, plan.times, strict=True)):
+    every = [plan.times, *(row.times for row in plan.replica_times)]
+    for index, stage, times in ((i, plan.stages[i], row[i]) for row in every for i in range(len(row))):
         back = times.backward_ns or times.input_grad_ns or times.weight_grad_ns
         whole = stage.recompute and not stage.recompute_before
         wrong = {"forward_ns": back and not times.forward_ns}
@@ -260,14 +252,16 @@ def _program(plan: Plan) -> Iterator[Violation]:
 
     A program of more than MOST_INSTRUCTIONS instructions is not judged, because that would take seconds.
     """
-    schedule = schedule_of(plan)
-    if sum(map(len, schedule.orders)) + 3 * len(plan.hops) * plan.batch.micros > MOST_INSTRUCTIONS:
+    whole = schedule_of(plan)
+    if sum(map(len, whole.orders)) + 3 * len(plan.hops) * plan.batch.micros > MOST_INSTRUCTIONS:
         return
-    for layout, where in LAYOUTS.items():
-        program = lower(schedule, plan.hops, plan.times, layout=layout)
-        for found in program_violations(program, schedule, streams=layout):
-            picture = draw(schedule.orders, found.marks) if found.marks else ""
-            yield Violation(rule="program", where=where, message=str(found), picture=picture)
+    for share in sorted({whole.micros, *plan.batch.shares}):
+        schedule = shortened(whole, share)
+        for layout, where in LAYOUTS.items():
+            program = lower(schedule, plan.hops, plan.times, layout=layout)
+            for found in program_violations(program, schedule, streams=layout):
+                picture = draw(schedule.orders, found.marks) if found.marks else ""
+                yield Violation(rule="program", where=where, message=str(found), picture=picture)
 
 
 def _certificate(plan: Plan) -> Iterator[Violation]:
@@ -283,7 +277,7 @@ def _certificate(plan: Plan) -> Iterator[Violation]:
 
 
 _RULES = (
-    _batch,
+    machines.batch,
     _stages_have_layers,
     model.grids,
     model.samples,

@@ -250,21 +250,22 @@ class _Hands:
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def program_of(plan: Plan, world: World) -> Program:
+def program_of(plan: Plan, world: World, replica: int | None = None) -> Program:
     """Returns the program of a plan, which every rank derives for itself, the same everywhere.
 
-    Args: `world` tells whether messages keep one order a rank (GPUs) or one a channel.
+    Args: `world` tells whether messages keep one order a rank (GPUs) or one a channel. With a `replica`, the program
+        is that of its share.
     """
-    return lower(schedule_of(plan), plan.hops, plan.times, layout=_layout(world))
+    return lower(schedule_of(plan, replica), plan.hops, plan.times, layout=_layout(world))
 
 
-def forward_program(plan: Plan, world: World, routes: Routes) -> Program:
+def forward_program(plan: Plan, world: World, routes: Routes, replica: int | None = None) -> Program:
     """Returns the program of a plan's forwards alone, in the plan's order.
 
     Args: `world` tells whether messages keep one order a rank (GPUs) or one a channel; `routes` has what
-        travels. Where that order would wait for ever, micro-batches go one after another.
+        travels; `replica` is as of `program_of`. Where that order would wait for ever, micro-batches go one after another.
     """
-    schedule = schedule_of(plan)
+    schedule = schedule_of(plan, replica)
     orders = tuple(tuple(a for a in order if a.kind is Kind.F) for order in schedule.orders)
     known = {(hop.sender, hop.receiver): hop.ns for hop in plan.hops if hop.direction == "act"}
     hops = [

@@ -125,7 +125,7 @@ class Around:
         rank = self._rank
         width, micros = (
             1 + (rank.graph.loss_kind == "sum_count"),
-            rank.plan.batch.micros * rank.plan.axes.data,
+            rank.plan.batch.whole,
         )
         only = {micro: {n: x for n, x in row.items() if n in (LOSS, COUNT)} for micro, row in losses.items()}
         table = told_by_all(rank.world, only, tells=rank.tells, width=width, micros=micros)

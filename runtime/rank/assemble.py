@@ -58,6 +58,8 @@ def assemble(
     program = program_of(plan, world)
     if not world.agree(program.digest + captured.graph.fingerprint):
         raise BadPlan("the ranks have derived different programs: versions or files differ between nodes")
+    if plan.batch.shares:
+        program = program_of(plan, world, parts.place.data)
     modules = parts.modules(load)
     flats = parts.flats(load)
     groups = groups_of(parts.buckets, parts.mesh, world.rank, world.new_group)

@@ -122,6 +122,8 @@ class Evaluation:
             raise BadPlan(
                 "the ranks have derived different programs of an evaluation: versions or files differ"
             )
+        if plan.batch.shares:
+            program = forward_program(plan, world, routes, parts.place.data)
         sharing = parts.sharing.of_others(plan, every, micro) if parts.sharing else None
         self._feed = Feed(reads, world.device)
         modules = {stage: every[stage] for _, stage in parts.held}
@@ -133,7 +135,7 @@ class Evaluation:
         if sharing is not None:
             sharing.shard(modules)
         tensors = {**parts.parameters, **parts.buffers, **_unused(parts.captured, captured, world, idle)}
-        first, autocast = parts.place.data * plan.batch.micros, AUTOCAST[plan.precision]
+        first, autocast = plan.batch.first(parts.place.data), AUTOCAST[plan.precision]
         self._stages = {
             node: EvaluationStage(modules[node[1]], tensors, parts.keys, first, autocast)
             for node in parts.held

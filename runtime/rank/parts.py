@@ -81,11 +81,11 @@ class RankParts:
         self.graph = captured.graph
         updates.check(plan, captured.graph, options.clip_norm, options.clip_by)
         self.stage_of = stages_of_layers(plan, self.graph)
-        self.schedule = schedule_of(plan)
         self.mesh = RankMesh.of(plan)
         self.held = self.mesh.held(world.rank)
         self.edges = [i for i in range(1, len(self.stage_of)) if self.stage_of[i] != self.stage_of[i - 1]]
         self.place = self.mesh.by_rank[world.rank]
+        self.schedule = schedule_of(plan, self.place.data)
         self.routes = routes_of(self.graph, self.stage_of)
         check_hops(self.routes, plan.hops)
         self.keys = Keys(options.seed, world.device)
@@ -98,8 +98,7 @@ class RankParts:
         self.scale = LossScale(self._loss_weight(), scaler)
 
     def _loss_weight(self) -> float:
-        whole = self.plan.batch.micros * self.plan.axes.data
-        return 1.0 / whole if self.graph.loss_kind == "mean" else 1.0
+        return 1.0 / self.plan.batch.whole if self.graph.loss_kind == "mean" else 1.0
 
     def modules(self, load: Load) -> dict[int, StageModule]:
         """Returns the stage modules of this rank, loaded one after another.
@@ -199,7 +198,7 @@ class RankParts:
     def _forwards(self, stage: int) -> int:
         """Returns how many forwards of a stage this rank runs in a step, over its pipes."""
         pipes = {pipe for pipe, held in self.held if held == stage}
-        return sum(pipe in pipes for pipe in self.plan.schedule.pipe_of)
+        return sum(pipe in pipes for pipe in self.schedule.pipe_of)
 
     def stages(
         self, modules: Mapping[int, StageModule], shared: Mapping[int, Sequence[SharedState]]
@@ -275,7 +274,7 @@ class RankParts:
             needs_grad={value.name for value in self.graph.values if value.needs_grad and value.producer},
             scale=self.scale,
             keys=self.keys,
-            first_micro=self.place.data * self.plan.batch.micros,
+            first_micro=self.plan.batch.first(self.place.data),
             split=split,
             store=store,
             recompute=recompute,

@@ -109,9 +109,10 @@ class Rank:
         """Returns the samples and Values that this rank reads of a batch."""
         batch, here = self.plan.batch, self.mesh.by_rank[self.world.rank]
         pipes = {pipe for pipe, stage in self.stages if self.feed.reads[stage]}
+        pipe_of = self.plan.schedule.pipe_of[: batch.share(here.data)]
         return Wanted(
-            micros=tuple(m for m, pipe in enumerate(self.plan.schedule.pipe_of) if pipe in pipes),
-            first=here.data * batch.micros,
+            micros=tuple(m for m, pipe in enumerate(pipe_of) if pipe in pipes),
+            first=batch.first(here.data),
             micro=batch.micro,
             step_samples=batch.samples,
             values=frozenset(name for names in self.feed.reads.values() for name in names),

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from planner.plan import Hop, Plan, StageTimes, schedule_of
+from planner.plan import Hop, Plan, StageTimes, schedule_of, times_of
 from runtime.execute import Interpreter, Pulse, Tensors, Tracer, program_of
 from runtime.messages import Routes, Transport
 from runtime.world import RankMesh, World
@@ -157,7 +157,9 @@ def sleeping(plan: Plan, world: World, pulse: Pulse) -> SleepRank:
 
     Args: `plan` gives times and bytes; `pulse` is beaten by every call of the rank.
     """
-    schedule, mesh, program = schedule_of(plan), RankMesh.of(plan), program_of(plan, world)
+    mesh = RankMesh.of(plan)
+    replica = mesh.by_rank[world.rank].data
+    schedule, program, times = schedule_of(plan), program_of(plan, world, replica), times_of(plan, replica)
     held, sleeper, tracer = mesh.held(world.rank), Sleeper(), Tracer(world.rank)
     groups = {}
     for stage in range(schedule.stages):
@@ -174,7 +176,7 @@ def sleeping(plan: Plan, world: World, pulse: Pulse) -> SleepRank:
     )
     stages = {
         (pipe, stage): SleepStage(
-            plan.times[stage],
+            times[stage],
             _leaving(plan.hops, "act", stage),
             _leaving(plan.hops, "grad", stage),
             sleeper,
@@ -187,7 +189,7 @@ def sleeping(plan: Plan, world: World, pulse: Pulse) -> SleepRank:
         stages=stages,
         routes=routes,
         carrier=transport,
-        updates=SleepUpdates(plan.times, groups, held, sleeper),
+        updates=SleepUpdates(times, groups, held, sleeper),
         feed=lambda stage, micro: {},
         pulse=pulse,
         tracer=tracer,

@@ -61,7 +61,7 @@ def shared_states(
     Returns: one value for each kind that there is.
     """
     micros, first_share = plan.batch.micros, place.spatial == 0
-    total, first = micros * plan.axes.data, micros * place.data
+    total, first = plan.batch.whole, plan.batch.first(place.data)
     decay = decays(graph_of(module).graph, use_of_states(graph_of(module).graph, states_of(module)))
     summed = {row.name: buffers[row.name] for row in written if not row.update}
     own = {name: buffer for name, buffer in summed.items() if name not in synchronised}

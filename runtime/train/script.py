@@ -212,7 +212,7 @@ def one_process(plan: Plan) -> Plan:
 
     Returns: a plan with one stage on one rank, and with the samples and micro-batches of `plan`.
     """
-    micros = plan.batch.micros * plan.axes.data
+    micros = plan.batch.whole
     schedule = generate("1f1b", workers=1, micros=micros)
     choice = ScheduleChoice(
         family="1f1b",
@@ -242,6 +242,7 @@ def one_process(plan: Plan) -> Plan:
             ),
             "places": (Place(rank=0, node=0, slot=0, data=0, pipeline=0, spatial=0),),
             "times": (total,),
+            "replica_times": (),
             "hops": (),
             "prediction": plan.prediction.model_copy(update={"memory": (memory,)}),
             "shard_optimizer": False,

@@ -161,7 +161,7 @@ class Training:
         row = {
             "step": self.done,
             "generation": self.job.generation,  # a step may be done again, and under another plan
-            "micros": self.plan.batch.micros * self.plan.axes.data,  # of all replicas
+            "micros": self.plan.batch.whole,  # of all replicas
             "seconds": seconds,
             "samples": self.plan.batch.samples,
             "losses": losses,
