@@ -22,6 +22,7 @@ from planner.capture import Forward, entered, named_arguments
 from planner.spatial import GETITEM, HERE, Fetch, Need, Placed, Step, call_of
 from runtime.spatial.exchange import fetched
 from runtime.spatial.group import Message, Operation, SampleGroup
+from runtime.spatial.kernels.reshapes import plain
 from runtime.spatial.kernels.table import KERNELS
 from runtime.spatial.operation import Local
 
@@ -95,11 +96,14 @@ class BoxRunner:
         assert callable(node.target)
         if done.step is None or done.operation.operation == GETITEM:
             return node.target(*args, **kwargs)
+        kernel = KERNELS[done.operation.operation]
+        if kernel is plain and not done.step.fetches:
+            return node.target(*args, **kwargs)
         given = named_arguments(node.target, args, kwargs)
         arguments = {name: self._brought(done.step, name, value) for name, value in given.items()}
         call = call_of(done.operation, done.inputs)
         local = Local(node.target, call, done.step, self._mesh, arguments)
-        return KERNELS[done.operation.operation](local)
+        return kernel(local)
 
     def _brought(self, step: Step, name: str, value: object) -> object:
         if isinstance(value, list | tuple) and any(isinstance(x, Tensor) for x in value):
