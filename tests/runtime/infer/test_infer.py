@@ -256,6 +256,24 @@ def test_a_norm_over_space_is_refused_and_blended_instead(place: Place, tmp_path
     assert flipped.checksum != first.checksum
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_devices_that_share_the_whole_volume_are_exact_with_norms_over_space(
+    place: Place, tmp_path: Path, devices: int
+) -> None:
+    folder, _ = place
+    module = load(str(folder / "net.py"), {"norm": "instance"}).build().eval()
+    save_file(module.state_dict(), tmp_path / "weights.safetensors")
+    with torch.no_grad():
+        expected = module(torch.from_numpy(np.load(folder / "in.npy"))[None, None])[0].numpy()
+    given: dict[str, Any] = {
+        "settings": {"norm": "instance"},
+        "weights": str(tmp_path / "weights.safetensors"),
+    }
+    found = inferred(folder, tmp_path / "out.npy", chunk="auto", devices=devices, **given)
+    assert found.state == "done" and found.total == 1
+    assert np.abs(np.load(tmp_path / "out.npy") - expected).max() < 1e-5 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
