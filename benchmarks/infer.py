@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from benchmarks.harness import Cell, Result, Table, above, below, main
 from runtime.infer import InferPlan, InferRequest, Tasks, prepared
+from runtime.infer.chunk import Work, best
 from runtime.infer.folder import boxes
 
 MODEL = """
@@ -53,11 +54,14 @@ def unet() -> nn.Module:
 
 
 def window(plan: InferPlan, memory: float) -> int:
-    """Returns the largest cube, in multiples of the strides, whose whole forward pass holds at most so many bytes."""
-    from runtime.infer.chunk import Work
-
+    """Returns the largest cube, in multiples of the strides, whose forward pass alone holds at most so many bytes."""
     work, side = Work(plan.applied), DEPTH
-    while side + DEPTH <= min(work.space) and work.of((side + DEPTH,) * 3)[1] <= memory:
+
+    def held(rows: int) -> float:
+        elements = work.other * (work.whole / np.array(work.space) * rows).prod(1)
+        return float((work.alive @ elements).max() * work.item)
+
+    while side + DEPTH <= min(work.space) and held(side + DEPTH) <= memory:
         side += DEPTH
     return side
 
@@ -91,11 +95,9 @@ def beside(
         )
 
     first = prepared(request(str(folder / "none.npy"), ",".join(map(str, shape))))
-    from runtime.infer.chunk import Work, _best
-
     work = Work(first.applied)
     memory = work.of(shape)[1] / 3  # what the volume would take is three times of what there is
-    chunk = _best(work, tuple(min(n, DEPTH) for n in shape), memory, None)
+    chunk = best(work, tuple(min(n, DEPTH) for n in shape), memory, None)
     side = window(first, memory)
     times: dict[str, list[float]] = {"ours": [], "0.25": [], "0.5": []}
     made: dict[str, Tensor] = {}

@@ -102,26 +102,28 @@ def work_on(folder: InferFolder, say: Callable[[str], None], applied: Applied | 
         raise BadInput("is not the model that this output was begun with", where=job.workload)
     output = written(Path(job.output))
     mask = opened(job.mask) if job.mask else None
-    for lease in tasks.work():
-        with lease:
-            try:
-                say(_done(applied, output, mask, lease))
-            except OSError as error:
-                if error.errno in FULL:
-                    raise _full(job) from error
-                say(_failed(lease, error))
-            except BadInput as error:
-                if isinstance(error.__context__, OSError) and error.__context__.errno in FULL:
-                    raise _full(job) from error
-                say(_failed(lease, error))
-            except (ShardwrightError, RuntimeError, ValueError, MemoryError) as error:
-                say(_failed(lease, error))
+    try:
+        for lease in tasks.work():
+            with lease:
+                try:
+                    say(_done(applied, output, mask, lease))
+                except (ShardwrightError, OSError, RuntimeError, ValueError, MemoryError) as error:
+                    if _is_full(error):
+                        raise
+                    say(_failed(lease, error))
+    except (BadInput, OSError) as error:
+        if _is_full(error):
+            said = "the disk is full; nothing that is done is lost"
+            allowed = "free some room, and type the same command again"
+            raise BadInput(said, where=job.output, allowed=allowed) from error
+        raise
     return status_of(folder)
 
 
-def _full(job: InferJob) -> BadInput:
-    said = "the disk is full; nothing that is done is lost"
-    return BadInput(said, where=job.output, allowed="free some room, and type the same command again")
+def _is_full(error: BaseException) -> bool:
+    """Returns whether an error is about a full disk, or was made of one that is."""
+    found = error if isinstance(error, OSError) else error.__context__
+    return isinstance(found, OSError) and found.errno in FULL
 
 
 def _failed(lease: Lease, error: Exception) -> str:

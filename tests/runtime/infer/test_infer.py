@@ -244,7 +244,7 @@ def test_a_norm_over_space_is_refused_and_blended_instead(place: Place, tmp_path
     module = load(str(folder / "net.py"), {"norm": "instance"}).build()
     save_file(module.state_dict(), tmp_path / "weights.safetensors")
     given = {"settings": {"norm": "instance"}, "weights": str(tmp_path / "weights.safetensors")}
-    with pytest.raises(BadInput, match=r"net\.py:15, module 'norm.*aten\.instance_norm needs all of space"):
+    with pytest.raises(BadInput, match=r"net\.py:13, module 'norm.*aten\.instance_norm needs all of space"):
         prepared(request(folder, tmp_path / "out.npy", **given))
     blended = {**given, "mode": "blend", "patch": "16", "overlap": "8"}
     plan = prepared(request(folder, tmp_path / "out.npy", **blended))
@@ -297,7 +297,7 @@ def test_what_is_wrong_is_one_message(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadInput) as error:
-        inferred(place[0], tmp_path / "out.npy", **changed)
+        inferred(place[0], **({"output": tmp_path / "out.npy"} | changed))
     assert said in str(error.value)
     assert not list(tmp_path.iterdir())
 
