@@ -42,7 +42,7 @@ from planner.spatial.rules.reshapes import RESHAPES
 from planner.spatial.rules.rows import ROWS
 from planner.spatial.rules.windows import divisors, front_padding
 from planner.spatial.sample_shares import grown, wider
-from planner.spatial.segment import SLIDING, Placed, Segment, with_targets
+from planner.spatial.segment import SLIDING, Placed, Segment, cut_model, with_targets
 from planner.spatial.traffic import Cost, Price, Traffic, price
 
 __all__ = [
@@ -88,6 +88,7 @@ __all__ = [
     "call_of",
     "check_grid",
     "coordinates",
+    "cut_model",
     "divisors",
     "entry",
     "front_padding",

@@ -45,7 +45,10 @@ class InferOptions:
     ] = ""
     flips: Annotated[bool, typer.Option("--flips", help="with --mode blend: the mean over all flips")] = False
     workers: Annotated[int, typer.Option(help="processes of this machine that share the tasks")] = 1
-    devices: Annotated[int, typer.Option(help="devices that share one task")] = 1
+    devices: Annotated[
+        int,
+        typer.Option(help="devices that share the whole volume at once, for models that need all of space"),
+    ] = 0
     local: Annotated[bool, typer.Option("--local", help="on this machine, as is also done without it")] = (
         False
     )

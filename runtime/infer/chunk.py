@@ -131,7 +131,7 @@ def choose(applied: Applied, memory: int, *, measure: bool = True) -> ChunkChoic
     work = Work(applied)
     base = tuple(min(n, a * ceil(LEAST / a)) for n, a in zip(work.space, work.alignment, strict=True))
     per_byte, limit = 1.0, float(memory)
-    chunk = _best(work, base, limit, None)
+    chunk = best(work, base, limit, None)
     if not measure:
         return _choice(work, chunk, None, limit)
     fits: tuple[tuple[int, ...], BoxCost] | None = None
@@ -142,7 +142,7 @@ def choose(applied: Applied, memory: int, *, measure: bool = True) -> ChunkChoic
             break
         predicted = work.of(chunk)[1]
         per_byte = max(per_byte * 2 if found is None else found.peak_bytes / predicted * 1.1, per_byte)
-        smaller = _best(work, base, min(memory / per_byte, predicted / 2 if found is None else memory), None)
+        smaller = best(work, base, min(memory / per_byte, predicted / 2 if found is None else memory), None)
         if smaller == chunk:
             break
         chunk = smaller
@@ -154,7 +154,7 @@ def choose(applied: Applied, memory: int, *, measure: bool = True) -> ChunkChoic
         )
     seconds = fits[1].seconds / work.of(chunk)[0]
     scale = max(1.0, fits[1].peak_bytes / work.of(chunk)[1])
-    better = _best(work, base, memory / scale, seconds)
+    better = best(work, base, memory / scale, seconds)
     if better != chunk and (again := measured(applied.job, work.middle(better))) is not None:
         rate = prod(chunk) / fits[1].seconds
         if again.peak_bytes <= memory and prod(better) / again.seconds > rate:
@@ -162,17 +162,20 @@ def choose(applied: Applied, memory: int, *, measure: bool = True) -> ChunkChoic
     return _choice(work, *fits, memory / scale)
 
 
-def _best(work: Work, unit: Sequence[int], limit: float, seconds: float | None) -> tuple[int, ...]:
-    """Returns the chunk of least time for all tasks whose bytes fit; the smallest where none does."""
+def best(work: Work, unit: Sequence[int], limit: float, seconds: float | None) -> tuple[int, ...]:
+    """Returns the chunk of least time for all tasks whose bytes fit; the smallest where none does.
+
+    Args: `unit` has the rows of which a chunk is a multiple; `limit` is in bytes; `seconds` are for a unit of work.
+    """
     rate = seconds or PER_TASK_S / max(1.0, work.of(unit)[0])
-    best, least = tuple(min(u, n) for u, n in zip(unit, work.space, strict=True)), float("inf")
+    found, least = tuple(map(min, unit, work.space)), float("inf")
     for chunk in itertools.product(*(lengths(n, u) for n, u in zip(work.space, unit, strict=True))):
         if work.of(chunk)[1] > limit:
             continue
         total, tasks = work.total(chunk)
         if (took := total * rate + tasks * PER_TASK_S) < least:
-            best, least = chunk, took
-    return best
+            found, least = chunk, took
+    return found
 
 
 def lengths(size: int, unit: int) -> list[int]:
@@ -219,17 +222,15 @@ def measured(job: InferJob, box: Box) -> BoxCost | None:
     Returns: what it took; None where the process was ended, as by the lack of memory.
     Raises: BadInput where it failed for another reason.
     """
-    asked = json.dumps({"job": asdict(job), "box": box, "threads": torch.get_num_threads()})
     program = [sys.executable, "-P", "-m", "runtime.infer.chunk"]
+    asked = json.dumps({"job": asdict(job), "box": box, "threads": torch.get_num_threads()})
     try:
         done = subprocess.run(program, input=asked, capture_output=True, text=True, timeout=MEASURE_S)
     except subprocess.TimeoutExpired:
         return None
-    if done.returncode == 0:
-        found = json.loads(done.stdout.splitlines()[-1])
-        return None if found is None else BoxCost(float(found[0]), int(found[1]))
-    if done.returncode < 0:
-        return None
+    if done.returncode <= 0:
+        found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
+        return found and BoxCost(float(found[0]), int(found[1]))
     raise BadInput(
         f"a box could not be computed: {done.stderr.strip().splitlines()[-1:]}", where="--chunk auto"
     )

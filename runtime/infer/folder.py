@@ -40,6 +40,7 @@ class InferJob:
     flips: bool = False
     dtype: str = "float32"
     device: str = "cpu"
+    devices: int = 0  # that share one task, the whole volume; 0: boxes, each on one
     fingerprint: str = ""  # of the model
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from planner.capture import Captured, Forward, converted, forward_of, sample_of
@@ -19,9 +21,9 @@ from planner.workload import Workload, load
 from runtime import checkpoint as checkpoints
 from runtime.infer.blend import Blend, within
 from runtime.infer.folder import InferJob
-from runtime.infer.storage import Numbers, Volume, opened
+from runtime.infer.storage import Numbers, Volume, opened, written
 from runtime.runfolder import Paths
-from runtime.spatial import BoxRunner
+from runtime.spatial import BoxRunner, GroupWire, ShardRunner
 
 Mode = Literal["exact", "blend"]
 INDEX = "index.json"
@@ -85,6 +87,12 @@ class Applied:
     def runner(self) -> BoxRunner:
         return BoxRunner(self.forward, self.tensors)
 
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Returns the parts of a whole volume that several devices share: all along the longest axis."""
+        longest = self.space.index(max(self.space))
+        return tuple(self.job.devices if axis == longest else 1 for axis in range(len(self.space)))
+
     @cached_property
     def blend(self) -> Blend:
         """Returns the patches of a blended output."""
@@ -117,11 +125,14 @@ class Applied:
     @property
     def output_space(self) -> tuple[int, ...]:
         """Returns the rows of the output along each axis of space."""
+        if self.job.devices:
+            return self.output_shape[1:]
         return self.reach.output_space if self.job.mode == "exact" else self.space
 
     def output_box(self, box: Box) -> Box:
         """Returns a box of space as rows along every dimension of the output volume."""
-        dims = self.reach.output_dims if self.job.mode == "exact" else range(2, len(self.shape))
+        boxed = self.job.mode == "exact" and not self.job.devices
+        dims = self.reach.output_dims if boxed else range(2, len(self.output_shape) + 1)
         rows = dict(zip(dims, box, strict=True))
         return tuple(rows.get(dim + 1, (0, n)) for dim, n in enumerate(self.output_shape))
 
@@ -183,6 +194,33 @@ class Applied:
 
         made, _ = inner.box(sizes, part, self._patch)
         return float((made - whole).abs().max() / whole.abs().max().clamp(min=1e-30))
+
+
+def share(job: InferJob, rank: int, meet: str) -> int:
+    """Computes one rank's part of a whole volume and writes it.
+
+    Args: `meet` is a folder in which the ranks of this try find each other.
+    Returns: how many numbers read are not finite.
+    """
+    cuda = job.device != "cpu"
+    applied = Applied(replace(job, device=f"cuda:{rank}") if cuda and job.devices > 1 else job)
+    dist.init_process_group(
+        "nccl" if cuda else "gloo", init_method=f"file://{meet}/file", rank=rank, world_size=job.devices
+    )
+    group = dist.group.WORLD
+    assert group is not None
+    runner = ShardRunner(applied.forward, applied.tensors, applied.grid, GroupWire(group))
+    x, odd = applied.read(runner.rows(applied.forward.source)[2:])
+    made = runner.shard(x)[0]
+    rows = runner.rows(applied.forward.result)[1:]
+    values = (made.float() if made.dtype == torch.bfloat16 else made).cpu().contiguous().numpy()
+    whole = all(pair == (0, n) for pair, n in zip(rows, applied.output_shape, strict=True))
+    for turn in range(job.devices):  # one after the other, since parts may lie in one chunk of the storage
+        if turn == rank and (rank == 0 or not whole):
+            written(Path(job.output)).write(rows, values.astype(applied.output_dtype, copy=False))
+        dist.barrier()
+    dist.destroy_process_group()
+    return odd
 
 
 def _plain(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:

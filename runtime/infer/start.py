@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from planner.errors import BadInput
+from planner.spatial import NoRule, cut_model
 from planner.units import format_bytes, format_duration
 from runtime.infer import chunk as chunks
 from runtime.infer.blend import default_overlap
@@ -48,7 +49,7 @@ class InferRequest:
     overlap: str = ""
     flips: bool = False
     workers: int = 1
-    devices: int = 1
+    devices: int = 0
     mask: str = ""
     dtype: str = "float32"
     device: str = "cpu"
@@ -163,6 +164,7 @@ def prepared(request: InferRequest, *, measure: bool = True) -> InferPlan:
         flips=request.flips,
         dtype=request.dtype,
         device=request.device,
+        devices=request.devices,
     )
     applied = Applied(job)
     if request.mode == "blend":
@@ -176,6 +178,8 @@ def prepared(request: InferRequest, *, measure: bool = True) -> InferPlan:
     with _threads(request.workers):
         error = _sample_error(applied) if job.mode == "blend" else None
     given = None if request.chunk == "auto" else _rows(request.chunk, "--chunk", space)
+    if request.devices:
+        given = _whole(applied)
     choice = None
     if given is None and job.mode == "exact":
         each = request.memory or free_memory(job.device) // request.workers
@@ -198,17 +202,20 @@ def _check(request: InferRequest) -> None:
         raise BadInput(f"'{request.dtype}'", where="--dtype", allowed=", ".join(DTYPES))
     if request.mode == "exact" and (request.patch or request.overlap or request.flips):
         raise BadInput("--patch, --overlap and --flips are of --mode blend", where="--mode exact")
-    if request.devices != 1:
+    boxed = request.mode != "exact" or request.chunk != "auto" or request.mask
+    if request.devices < 0 or (request.devices and boxed):
         raise BadInput(
-            f"{request.devices} devices for one task cannot be had yet",
+            f"{request.devices}",
             where="--devices",
-            allowed="1, with --workers for several processes that take tasks of their own",
+            allowed="1 or more, with --mode exact, without --chunk and --mask: they compute the whole volume at once",
         )
     if request.workers < 1:
         raise BadInput(f"{request.workers}", where="--workers", allowed="1 or more")
-    if request.workers > 1 and one_writer(Path(request.output)):
+    if (request.workers > 1 or request.devices > 1) and one_writer(Path(request.output)):
         raise BadInput(
-            "an HDF5 file is written by one process", where="--output", allowed="one worker, .zarr or .npy"
+            "an HDF5 file is written by one process",
+            where="--output",
+            allowed="one worker and device, .zarr or .npy",
         )
     if Path(request.output).resolve() == Path(request.input).resolve():
         raise BadInput("is the input, too", where="--output", allowed="another path")
@@ -219,6 +226,19 @@ def _check_mask(job: InferJob, space: tuple[int, ...]) -> None:
         raise BadInput(
             f"has the shape {opened(job.mask).shape}", where=job.mask, allowed=f"{space}, as the output"
         )
+
+
+def _whole(applied: Applied) -> tuple[int, ...]:
+    """Returns the whole output as one chunk, where the devices can share the volume."""
+    if applied.job.devices > max(applied.space):
+        raise BadInput(
+            f"{applied.job.devices} devices for {max(applied.space)} rows", where="--devices", allowed="fewer"
+        )
+    try:
+        cut_model(applied.forward.operations, applied.grid)
+    except NoRule as error:
+        raise applied.forward.line(error) from None
+    return applied.output_space
 
 
 def _sample_error(applied: Applied) -> float | None:

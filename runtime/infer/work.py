@@ -14,6 +14,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -26,7 +27,7 @@ from planner.files import write_whole
 from runtime import slurm
 from runtime.infer.folder import InferFolder, InferJob, InferStatus, box_of, status_of
 from runtime.infer.leases import Lease
-from runtime.infer.model import Applied
+from runtime.infer.model import Applied, share
 from runtime.infer.start import InferPlan
 from runtime.infer.storage import Numbers, Volume, created, opened, written
 
@@ -101,26 +102,28 @@ def work_on(folder: InferFolder, say: Callable[[str], None], applied: Applied | 
         raise BadInput("is not the model that this output was begun with", where=job.workload)
     output = written(Path(job.output))
     mask = opened(job.mask) if job.mask else None
-    for lease in tasks.work():
-        with lease:
-            try:
-                say(_done(applied, output, mask, lease))
-            except OSError as error:
-                if error.errno in FULL:
-                    raise _full(job) from error
-                say(_failed(lease, error))
-            except BadInput as error:
-                if isinstance(error.__context__, OSError) and error.__context__.errno in FULL:
-                    raise _full(job) from error
-                say(_failed(lease, error))
-            except (ShardwrightError, RuntimeError, ValueError, MemoryError) as error:
-                say(_failed(lease, error))
+    try:
+        for lease in tasks.work():
+            with lease:
+                try:
+                    say(_done(applied, output, mask, lease))
+                except (ShardwrightError, OSError, RuntimeError, ValueError, MemoryError) as error:
+                    if _is_full(error):
+                        raise
+                    say(_failed(lease, error))
+    except (BadInput, OSError) as error:
+        if _is_full(error):
+            said = "the disk is full; nothing that is done is lost"
+            allowed = "free some room, and type the same command again"
+            raise BadInput(said, where=job.output, allowed=allowed) from error
+        raise
     return status_of(folder)
 
 
-def _full(job: InferJob) -> BadInput:
-    said = "the disk is full; nothing that is done is lost"
-    return BadInput(said, where=job.output, allowed="free some room, and type the same command again")
+def _is_full(error: BaseException) -> bool:
+    """Returns whether an error is about a full disk, or was made of one that is."""
+    found = error if isinstance(error, OSError) else error.__context__
+    return isinstance(found, OSError) and found.errno in FULL
 
 
 def _failed(lease: Lease, error: Exception) -> str:
@@ -134,6 +137,8 @@ def _done(applied: Applied, output: Volume, mask: Volume | None, lease: Lease) -
     start, box = time.perf_counter(), box_of(lease.name)
     place, odd = applied.output_box(box), 0
     kept = mask.read(box) != 0 if mask is not None else None
+    if applied.job.devices:
+        return _shared(applied, output, lease)
     if kept is not None and not kept.any():
         values: Numbers = np.zeros([high - low for low, high in place], applied.output_dtype)
     else:
@@ -155,6 +160,34 @@ def _done(applied: Applied, output: Volume, mask: Volume | None, lease: Lease) -
     }
     lease.done(facts)
     return f"{lease.name}: {seconds:.2f} s" + (f", {odd} numbers read are not finite" if odd else "")
+
+
+def _shared(applied: Applied, output: Volume, lease: Lease) -> str:
+    """Has the whole volume computed by processes that share it, one for each device."""
+    start, ranks = time.perf_counter(), applied.job.devices
+    root = lease.folder
+    with tempfile.TemporaryDirectory(prefix="meet-", dir=root) as meet:
+        command = [sys.executable, "-P", "-m", "runtime.infer.work", str(root)]
+        running = [
+            subprocess.Popen(
+                [*command, str(rank), meet], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+            for rank in range(ranks)
+        ]
+        try:
+            said = [process.communicate()[0] for process in running]
+        finally:
+            for process in running:
+                process.kill()
+    failed = [text for process, text in zip(running, said, strict=True) if process.returncode]
+    if failed:
+        raise RuntimeError(failed[0].strip()[-1000:])
+    values = output.read(tuple((0, n) for n in output.shape))
+    odd = sum(json.loads(text.splitlines()[-1]) for text in said)
+    made = int(values.size - np.isfinite(values).sum()) if values.dtype.kind == "f" else 0
+    facts = {"checksum": digest(values), "odd": odd, "odd_made": made, "host": socket.gethostname()}
+    lease.done(facts | {"seconds": time.perf_counter() - start})
+    return f"{lease.name}: {time.perf_counter() - start:.2f} s on {ranks} devices"
 
 
 def digest(values: Numbers) -> str:
@@ -228,13 +261,16 @@ def queue(plan: InferPlan, elements: int, options: slurm.Options, *, test: bool)
     return folder, slurm.queue_script(script)
 
 
-def main(name: str) -> int:
-    """Works on a folder of tasks until nothing is left, and prints a line for each task.
+def main(name: str, rank: str = "", meet: str = "") -> int:
+    """Works on a folder of tasks until nothing is left, and prints a line for each task; or is one rank of a task.
 
     Returns: the exit status.
     """
     folder = InferFolder(Path(name).resolve())
     try:
+        if rank:
+            print(share(folder.read(), int(rank), meet), flush=True)
+            return 0
         found = work_on(folder, lambda line: print(line, flush=True))
     except ShardwrightError as error:
         print(error, file=sys.stderr, flush=True)

@@ -7,7 +7,7 @@ Start at `ranks.py` (`sharing`: the groups of a plan), then `analyse.py` (what i
 `planner.spatial`.
 """
 
-from runtime.spatial.box import BoxRunner
+from runtime.spatial.box import BoxRunner, ShardRunner
 from runtime.spatial.group import GroupWire, SampleGroup
 from runtime.spatial.kernels.norm import OverReplicas
 from runtime.spatial.ranks import AloneShard, sharing
@@ -19,6 +19,7 @@ __all__ = [
     "GroupWire",
     "OverReplicas",
     "SampleGroup",
+    "ShardRunner",
     "called",
     "sharing",
 ]

@@ -19,9 +19,10 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from planner.capture import Forward, entered, named_arguments
-from planner.spatial import GETITEM, HERE, Fetch, Need, Placed, Step, call_of
+from planner.spatial import GETITEM, HERE, Fetch, Need, Placed, Step, call_of, cut_model
 from runtime.spatial.exchange import fetched
-from runtime.spatial.group import Message, Operation, SampleGroup
+from runtime.spatial.group import Message, Operation, SampleGroup, Wire
+from runtime.spatial.kernels.reshapes import plain
 from runtime.spatial.kernels.table import KERNELS
 from runtime.spatial.operation import Local
 
@@ -71,11 +72,15 @@ class BoxRunner:
         Args: `need` is of the box; `x` is one sample, channels first, with the rows of `need.input`.
         Returns: the model's output for the box, one sample.
         """
+        return self._cropped(self._through(need.placed, x), need)
+
+    def _through(self, placed: Sequence[Placed], x: Tensor) -> Tensor:
+        """Returns what the operations make of an input, and lets go of every tensor after its last use."""
         nodes = self._forward.nodes
         held: dict[fx.Node, object] = {**self._states, nodes[self._forward.source]: x}
-        left = Counter(name for done in need.placed for name in done.operation.reads())
+        left = Counter(name for done in placed for name in done.operation.reads())
         left[self._forward.result] += 1
-        for done in need.placed:
+        for done in placed:
             node = nodes[done.operation.name]
             with entered(node.meta["context"]):
                 held[node] = self._run(done, node, held)
@@ -85,21 +90,30 @@ class BoxRunner:
                     del held[nodes[name]]
         made = held[nodes[self._forward.result]]
         assert isinstance(made, Tensor)
-        return self._cropped(made, need)
+        return made
 
     def _run(self, done: Placed, node: fx.Node, held: Mapping[fx.Node, object]) -> object:
         def fill(value: object) -> object:
-            return held.get(value, self._values.get(value)) if isinstance(value, fx.Node) else value
+            if not isinstance(value, fx.Node):
+                return value
+            found = held.get(value, self._values.get(value))
+            for fetch in done.gathers.get(value.name, ()):
+                assert isinstance(found, Tensor)
+                found = fetched(found, fetch, self._mesh)
+            return found
 
         args, kwargs = (pytree.tree_map(fill, given) for given in (node.args, node.kwargs))
         assert callable(node.target)
         if done.step is None or done.operation.operation == GETITEM:
             return node.target(*args, **kwargs)
+        kernel = KERNELS[done.operation.operation]
+        if kernel is plain and not done.step.fetches:
+            return node.target(*args, **kwargs)
         given = named_arguments(node.target, args, kwargs)
         arguments = {name: self._brought(done.step, name, value) for name, value in given.items()}
         call = call_of(done.operation, done.inputs)
         local = Local(node.target, call, done.step, self._mesh, arguments)
-        return KERNELS[done.operation.operation](local)
+        return kernel(local)
 
     def _brought(self, step: Step, name: str, value: object) -> object:
         if isinstance(value, list | tuple) and any(isinstance(x, Tensor) for x in value):
@@ -121,6 +135,42 @@ class BoxRunner:
         for (_, dim, first), (low, high) in zip(cuts, need.output, strict=True):
             made = made.narrow(dim, low - first, high - low)
         return made
+
+
+class ShardRunner(BoxRunner):
+    """A captured forward pass over a whole sample that ranks share: statistics over space are summed over them."""
+
+    def __init__(
+        self, forward: Forward, tensors: Mapping[str, Tensor], grid: Sequence[int], wire: Wire
+    ) -> None:
+        """Takes the weights, and works out this rank's shards.
+
+        Args: `grid` has the parts along each axis of space; `wire` reaches the other ranks.
+        Raises: NoRule, which names the operation that cannot be done on shards.
+        """
+        super().__init__(forward, tensors)
+        self._mesh = SampleGroup(tuple(grid), wire)
+        self._segment = cut_model(forward.operations, tuple(grid))
+
+    def rows(self, name: str) -> tuple[tuple[int, int], ...]:
+        """Returns the rows of a tensor that this rank holds, along every dimension.
+
+        Args: `name` is an operation's, such as that of the input or of the result.
+        """
+        return self._segment.layouts[name][0].region(self._mesh.coordinates)
+
+    @torch.no_grad()
+    def shard(self, x: Tensor) -> Tensor:
+        """Computes this rank's part of the output.
+
+        Args: `x` is one sample, channels first, with the rows of the input that this rank holds.
+        """
+        return self._through(self._segment.placed, x)
+
+    def _rows(self, x: Tensor, fetches: Sequence[Fetch]) -> Tensor:
+        for fetch in fetches:
+            x = fetched(x, fetch, self._mesh)
+        return x
 
 
 def _padded(x: Tensor, fetches: Sequence[Fetch]) -> Tensor:

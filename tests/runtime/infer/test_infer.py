@@ -244,7 +244,7 @@ def test_a_norm_over_space_is_refused_and_blended_instead(place: Place, tmp_path
     module = load(str(folder / "net.py"), {"norm": "instance"}).build()
     save_file(module.state_dict(), tmp_path / "weights.safetensors")
     given = {"settings": {"norm": "instance"}, "weights": str(tmp_path / "weights.safetensors")}
-    with pytest.raises(BadInput, match=r"net\.py:15, module 'norm.*aten\.instance_norm needs all of space"):
+    with pytest.raises(BadInput, match=r"net\.py:13, module 'norm.*aten\.instance_norm needs all of space"):
         prepared(request(folder, tmp_path / "out.npy", **given))
     blended = {**given, "mode": "blend", "patch": "16", "overlap": "8"}
     plan = prepared(request(folder, tmp_path / "out.npy", **blended))
@@ -254,6 +254,24 @@ def test_a_norm_over_space_is_refused_and_blended_instead(place: Place, tmp_path
     assert first.state == "done" and again.checksum == first.checksum
     flipped = inferred(folder, tmp_path / "flipped.npy", **(blended | {"flips": True}))
     assert flipped.checksum != first.checksum
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_devices_that_share_the_whole_volume_are_exact_with_norms_over_space(
+    place: Place, tmp_path: Path, devices: int
+) -> None:
+    folder, _ = place
+    module = load(str(folder / "net.py"), {"norm": "instance"}).build().eval()
+    save_file(module.state_dict(), tmp_path / "weights.safetensors")
+    with torch.no_grad():
+        expected = module(torch.from_numpy(np.load(folder / "in.npy"))[None, None])[0].numpy()
+    given: dict[str, Any] = {
+        "settings": {"norm": "instance"},
+        "weights": str(tmp_path / "weights.safetensors"),
+    }
+    found = inferred(folder, tmp_path / "out.npy", chunk="auto", devices=devices, **given)
+    assert found.state == "done" and found.total == 1
+    assert np.abs(np.load(tmp_path / "out.npy") - expected).max() < 1e-5 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize(
@@ -279,7 +297,7 @@ def test_what_is_wrong_is_one_message(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadInput) as error:
-        inferred(place[0], tmp_path / "out.npy", **changed)
+        inferred(place[0], **({"output": tmp_path / "out.npy"} | changed))
     assert said in str(error.value)
     assert not list(tmp_path.iterdir())
 
