@@ -13,10 +13,10 @@ from tests.runtime.test_equality import HERE
 MODELS = {
     "gpt2": (HERE + "gpt2.py", {"size": "tiny"}),
     "bert": (HERE + "bert.py", {"size": "tiny"}),
-    "resnet50": (HERE + "resnet50.py", {"size": "tiny"}),
+    "resnet50": (HERE + "resnet50.py", {"side": "32"}),
     "unet3d": (HERE + "unet3d.py", {"size": "tiny"}),
     "lstm": (HERE + "lstm.py", {"size": "tiny"}),
-    "mixed": (HERE + "mixed_weights.py", {}),
+    "llama": (HERE + "hf_llama.py", {}),
 }
 
 
