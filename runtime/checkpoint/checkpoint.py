@@ -139,7 +139,7 @@ class Checkpoint:
 
     def _read(self, keys: Mapping[str, str]) -> dict[str, Tensor]:
         apart = {name: key for name, key in keys.items() if key in self.pieces}
-        found = self._read_whole({name: key for name, key in keys.items() if key not in apart})
+        found = self._read_whole({name: key for name, key in keys.items() if name not in apart})
         for name, key in apart.items():
             row = self.pieces[key]
             found[name] = self._elements(key, 0, prod(row.shape)).view(row.shape)

@@ -231,9 +231,9 @@ class SharedFlat:
         """Gets what other ranks have updated; where parameters are let go, their next use gets it."""
         if self.lets_go:
             return
-        waits = [self._launch(unit, unit.whole) for unit in self.units if unit.whole is not None]
-        for wait in waits:
-            wait()
+        for unit in self.units:
+            assert unit.whole is not None
+            self._launch(unit, unit.whole)()  # one after the other: each holds a copy of its part meanwhile
 
     def _launch(self, unit: FlatUnit, whole: Tensor) -> Wait:
         part = self.own_part(unit) if self.lets_go else self.own_part(unit).clone()

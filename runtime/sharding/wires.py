@@ -67,7 +67,8 @@ def scatter_sum(buffer: Tensor, own: Tensor, group: dist.ProcessGroup) -> None:
     for first in range(0, table.shape[1], step):
         sent = table[:, first : first + step].contiguous()
         found = torch.empty_like(sent)
-        dist.all_to_all_single(found, sent, group=group)
+        sizes = [sent.shape[1]] * ranks
+        dist.all_to_all_single(found.view(-1), sent.view(-1), sizes, sizes, group=group)
         total, *others = found
         for other in others:
             total.add_(other)

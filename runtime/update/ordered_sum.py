@@ -101,11 +101,13 @@ def _end(jobs: SimpleQueue[_Job | None], thread: Thread) -> None:
 def _serve(jobs: SimpleQueue[_Job | None]) -> None:
     """Runs jobs until nobody can launch any more; what fails tells whoever waits for it."""
     while (job := jobs.get()) is not None:
+        done = job.done
         try:
             job.run()
             if job.ended is not None:
                 job.ended()
         except Exception as error:
-            job.done.set_exception(error)
+            done.set_exception(error)
         else:
-            job.done.set_result(None)
+            del job  # its tensors are gone before whoever waits makes others
+            done.set_result(None)

@@ -1,0 +1,28 @@
+"""Models of every kind train alike with gradients or parameters shared by replicas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.pool import Pool
+from tests.runtime.sharding.test_shared import pair
+from tests.runtime.test_equality import HERE
+
+MODELS = {
+    "gpt2": (HERE + "gpt2.py", {"size": "tiny"}),
+    "bert": (HERE + "bert.py", {"size": "tiny"}),
+    "resnet50": (HERE + "resnet50.py", {"side": "32"}),
+    "unet3d": (HERE + "unet3d.py", {"size": "tiny"}),
+    "lstm": (HERE + "lstm.py", {"size": "tiny"}),
+    "llama": (HERE + "hf_llama.py", {}),
+}
+
+
+@pytest.mark.parametrize("sharing", ["gradients", "parameters"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_trains_alike(name: str, sharing: str, pool: Pool, tmp_path: Path) -> None:
+    workload, arguments = MODELS[name]
+    shape: dict[str, object] = {"family": "1f1b", "workers": 1, "micros": 1, "data": 2}
+    assert pair(pool, tmp_path, workload, arguments, sharing, **shape) == 0.0

@@ -1,0 +1,165 @@
+"""What ranks that share gradients or parameters send each other, and what they put into checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+import torch
+
+from planner.errors import BadInput, BadPlan
+from planner.plan import Plan
+from runtime.checkpoint import Checkpoint, complete
+from runtime.train import Model, job_of, prepare
+from tests.pool import Pool
+from tests.runtime.compare import run
+from tests.runtime.jobs import captured_of
+from tests.runtime.plans import plan_for
+from tests.runtime.test_equality import HERE, plan_of
+
+MLP, LAYERS = HERE + "mlp.py", {"layers": "5", "width": "64"}
+
+
+def mlp(**shape: object) -> Plan:
+    return plan_of(MLP, LAYERS, **({"family": "1f1b", "workers": 1, "micros": 2, "data": 2} | shape))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("micros", [1, 2, 5])
+@pytest.mark.parametrize("sharing", ["state", "gradients", "parameters"])
+def test_bytes_at_the_wire_are_those_of_the_closed_forms(
+    sharing: str, micros: int, ranks: int, pool: Pool, tmp_path: Path
+) -> None:
+    plan = mlp(micros=micros, data=ranks, sharing=sharing)
+    model = Model(plan, *captured_of(MLP, LAYERS, 2))
+    paths, _ = prepare(model, tmp_path / "run", job_of(plan, 1, {}))
+    sent = pool.run("tests.runtime.sharding.wire:sent", ranks, folder=str(paths.root))
+    bytes_ = sum(row.bytes for row in model.captured.graph.parameters)
+    times = {"state": 2, "gradients": micros + 1, "parameters": 3 * micros}[sharing]
+    padding = 4 * 16 * ranks * times * ranks  # of every unit, at most
+    whole = times * (ranks - 1) * bytes_  # of all ranks together: each sends (s - 1)/s P a time
+    assert whole <= sum(sent) <= whole + padding, (sent, whole)
+
+
+def states(folder: Path) -> dict[str, torch.Tensor]:
+    found = Checkpoint.open(complete(folder / "checkpoints")[-1])
+    names = {key.removeprefix("model/") for key in (*found.files, *found.pieces) if key.startswith("model/")}
+    made = dict(found.parameters(names))
+    for name, row in found.state(names).items():
+        made |= {f"{name}/{key}": tensor for key, tensor in row.items()}
+    return made
+
+
+@pytest.mark.parametrize("sharing", ["gradients", "parameters"])
+def test_a_checkpoint_goes_on_under_any_other_plan_to_the_bit(
+    sharing: str, pool: Pool, tmp_path: Path
+) -> None:
+    def trained(plan: Plan, folder: Path, steps: int) -> dict[str, torch.Tensor]:
+        prepare(Model(plan, *captured_of(MLP, LAYERS, 2)), folder, job_of(plan, steps, {}))
+        pool.run("tests.runtime.sharding.wire:saved", len(plan.places), folder=str(folder), steps=steps)
+        return states(folder)
+
+    whole = trained(mlp(micros=1, data=4), tmp_path / "whole", 2)
+    shared = trained(mlp(micros=1, data=4, sharing=sharing, ranks=2), tmp_path / "shared", 2)
+    assert whole.keys() == shared.keys() and any("/" in name for name in whole)
+    assert all(float((whole[n] - shared[n]).abs().max()) <= 1e-6 for n in whole)
+    index = (complete(tmp_path / "shared" / "checkpoints")[-1] / "index.json").read_text()
+    assert '"version": 3' in index and '"pieces"' in index
+    for other in (mlp(micros=4, data=1), mlp(micros=2, workers=2, sharing="parameters")):
+        assert len(other.places) in (1, 4)
+        again = tmp_path / f"again-{len(other.places)}"
+        prepare(Model(other, *captured_of(MLP, LAYERS, 2)), again, job_of(other, 2, {}))
+        source = complete(tmp_path / "shared" / "checkpoints")[-1]
+        copytree(source, again / "checkpoints" / source.name)
+        pool.run("tests.runtime.sharding.wire:copied", len(other.places), folder=str(again), step=3)
+        copied = states(again)
+        assert copied.keys() == shared.keys()
+        assert all(torch.equal(copied[name], shared[name]) for name in shared)
+
+
+def test_a_rank_reads_its_own_elements_and_no_byte_beside_them(tmp_path: Path) -> None:
+    from runtime.checkpoint import Facts, write_initial
+
+    facts = Facts(step=0, sample=0, seed=0, fingerprint="")
+    tensor = torch.arange(10_000, dtype=torch.float32).view(100, 100)
+    made = write_initial(tmp_path, {"w": tensor}, facts, {})
+    assert torch.equal(made.region("w", 123, 4567), tensor.reshape(-1)[123:4567])
+    part = made.folder / made.files["model/w"]
+    part.write_bytes(part.read_bytes()[:-8])
+    with pytest.raises(BadInput, match=part.name):
+        Checkpoint.open(made.folder).region("w", 9_000, 10_000)
+
+
+WRONG: dict[str, tuple[Callable[[], Plan], str]] = {
+    "pipes": (lambda: mlp(family="chimera", workers=2, sharing="parameters", ranks=4), "among 4 ranks"),
+    "no divisor": (lambda: mlp(data=4, sharing="gradients", ranks=3), "3 ranks, but the stage has 4"),
+    "one replica": (lambda: mlp(data=1, sharing="parameters"), "1 ranks, but the stage has 1"),
+    "split": (lambda: mlp(family="zb-h1", workers=2, sharing="parameters"), "split in two"),
+    "a part": (
+        lambda: mlp(sharing="parameters", recompute=[0], recompute_first=2),
+        "inside of a recomputed part",
+    ),
+    "no unit": (lambda: mlp(sharing="parameters", unit="blocks.*"), "which no layer is part of"),
+    "compiled": (
+        lambda: mlp(sharing="parameters").model_copy(update={"execution": "compiled"}),
+        "does not go with compiled",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_shared_is_one_message_of_verify_and_of_the_run(name: str, tmp_path: Path) -> None:
+    from planner.verify import violations
+
+    make, message = WRONG[name]
+    plan, (workload, captured) = make(), captured_of(MLP, LAYERS, 2)
+    found = [each for each in violations(plan, graph=captured.graph) if each.rule == "shard"]
+    assert len(found) == len(plan.stages) and all(message in each.message for each in found), found
+    with pytest.raises(BadPlan, match=message):
+        prepare(Model(plan, workload, captured), tmp_path / "run", job_of(plan, 1, {}))
+
+
+def test_an_optimizer_that_needs_whole_parameters_is_refused_by_name(tmp_path: Path, pool: Pool) -> None:
+    file, arguments = HERE + "optimised.py", {"kind": "adafactor", "layers": "2", "width": "16"}
+    workload, captured = captured_of(file, arguments, 2)
+    shape: dict[str, object] = {
+        "family": "1f1b",
+        "workers": 1,
+        "micros": 1,
+        "data": 2,
+        "arguments": arguments,
+    }
+    plan = plan_for(captured.graph, file, sharing="parameters", **shape)  # type: ignore[arg-type]
+    with pytest.raises(BadPlan, match="Adafactor: updates parameters as wholes"):
+        prepare(Model(plan, workload, captured), tmp_path / "run", job_of(plan, 1, {}))
+    whole = run(pool, plan_for(captured.graph, file, **shape), tmp_path / "a", steps=2)  # type: ignore[arg-type]
+    state = plan_for(captured.graph, file, sharing="state", **shape)  # type: ignore[arg-type]
+    assert run(pool, state, tmp_path / "b", steps=2).losses == whole.losses
+
+
+@pytest.mark.parametrize("kind", ["adamw", "momentum", "adagrad", "rmsprop"])
+def test_an_optimizer_by_element_updates_parts_as_it_does_the_whole(
+    kind: str, tmp_path: Path, pool: Pool
+) -> None:
+    file, arguments = HERE + "optimised.py", {"kind": kind, "layers": "2", "width": "16"}
+    shape: dict[str, object] = {"family": "1f1b", "workers": 1, "micros": 1, "data": 2}
+    whole = run(pool, plan_of(file, arguments, **shape), tmp_path / "a", steps=4)
+    parts = run(pool, plan_of(file, arguments, sharing="parameters", **shape), tmp_path / "b", steps=4)
+    assert whole.losses == parts.losses
+    assert all(torch.equal(x[n], y[n]) for x, y in zip(whole.after, parts.after, strict=True) for n in x)
+
+
+@pytest.mark.parametrize("sharing", ["state", "gradients", "parameters"])
+def test_clipping_and_overflow_are_those_of_whole_gradients(sharing: str, tmp_path: Path, pool: Pool) -> None:
+    file, arguments = HERE + "branches.py", {"double": "True"}
+    shape: dict[str, object] = {"family": "1f1b", "workers": 2, "micros": 2, "data": 2}
+    whole = run(pool, plan_of(file, arguments, **shape), tmp_path / "a", steps=3, clip_norm=0.01)
+    parts = run(
+        pool, plan_of(file, arguments, sharing=sharing, **shape), tmp_path / "b", steps=3, clip_norm=0.01
+    )
+    assert max(abs(a - b) / abs(a) for a, b in zip(whole.losses, parts.losses, strict=True)) <= 1e-12
+    half = {"micros": 1, "precision": "fp16"}
+    a, b = (run(pool, mlp(sharing=s, **half), tmp_path / f"half-{s}", steps=4) for s in ("", sharing))
+    assert a.losses == b.losses
