@@ -28,6 +28,7 @@ ORDER = (
     "planner.files",
     "planner.model",
     "planner.workload",
+    "planner.recipes",
     "planner.schedule",
     "planner.timeline",
     "planner.spatial",
@@ -88,7 +89,7 @@ USES_TORCH = ("planner.capture", "planner.measure", "planner.workload")  # and a
 DRAWS = ("planner.shown", "planner.notebook")
 VIEWS = ("_repr_html_", "plot")
 MOST_LINES = 300
-MOST_FILES = 304  # 300, and 4 of runtime.loop
+MOST_FILES = 304  # 300, and those of runtime.loop and planner.recipes
 
 
 # The real tree

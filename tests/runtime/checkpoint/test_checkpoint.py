@@ -132,7 +132,7 @@ def test_a_checkpoint_without_all_its_parts_does_not_count(tmp_path: Path) -> No
 
 def test_half_written_checkpoints_are_removed_when_a_run_starts_again(tmp_path: Path) -> None:
     (tmp_path / "step-00000007.partial").mkdir()
-    checkpoints.remove_partial(tmp_path)
+    integrity.remove_partial(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
