@@ -28,6 +28,7 @@ ORDER = (
     "planner.files",
     "planner.model",
     "planner.workload",
+    "planner.recipes",
     "planner.schedule",
     "planner.timeline",
     "planner.spatial",

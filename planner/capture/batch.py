@@ -98,6 +98,12 @@ def rows_of(pair: object) -> int:
     """
     rows = next((x.shape[0] for x in pytree.tree_leaves(pair) if isinstance(x, Tensor) and x.ndim), 0)
     if not rows:
+        other = next((x for x in pytree.tree_leaves(pair) if x is not None), None)
+        if other is not None and not isinstance(other, Tensor):
+            kind = f"{type(other).__module__}.{type(other).__qualname__}".removeprefix("builtins.")
+            raise BadInput(
+                f"the example batch holds {kind} and no tensor", allowed="torch.as_tensor of its arrays"
+            )
         raise BadInput(
             "the example batch has no samples", allowed="tensors with samples along their first dim"
         )

@@ -1,4 +1,4 @@
-"""The commands that decide: profile, plan, verify, show, simulate. Each imports what it needs when it runs."""
+"""The commands that decide: init, profile, plan, verify, show, simulate. Each imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def register(app: typer.Typer, tools: Tools) -> None:
         about="Measure what every layer of a model costs on a device.",
         example="shardwright profile gpt2 --device cpu --micro 1,2,4 -o gpt2.yaml",
     )
+    app.command("init", epilog="Example: shardwright init hf:gpt2 --task causal-lm -o gpt2_lm.py")(init)
     plan.register_plan(app, _measure_with(tools), tools.observe)
     app.command("verify", epilog="Example: shardwright verify plan.yaml --profile gpt2.yaml")(verify)
     app.command("show", epilog="Example: shardwright show plan.yaml")(_show_command(tools))
@@ -98,6 +99,27 @@ def profile(given: ProfileOptions, tools: Tools) -> None:
         "layers": len(found.graph.layers),
     }
     out.result(data, lambda: f"{show.text(found)}\n\nwritten to {path}")
+
+
+def init(
+    name: Annotated[
+        str, typer.Argument(help="hf: and a type or configuration of transformers", metavar="hf:NAME")
+    ],
+    task: Annotated[
+        str, typer.Option(help="causal-lm, sequence-classification, image-classification or ctc")
+    ] = "causal-lm",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="the file to write")] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Write a workload file for a model of transformers, from its configuration."""
+    from planner.recipes import transformers_file
+
+    text = transformers_file(name, task)
+    path = output or Path(f"{name.partition(':')[2].lower()}_{task.replace('-', '_')}.py")
+    files.refuse_overwrite(path, force)
+    files.write_whole(path, text)
+    terminal.Output(as_json=as_json).result({"workload": str(path)}, lambda: f"written to {path}")
 
 
 def _profile_elsewhere(tools: Tools, given: ProfileOptions, out: terminal.Output) -> None:

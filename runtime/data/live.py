@@ -31,7 +31,7 @@ from planner.workload import SOCKET, STORED, Workload, flat, load
 from runtime.data.stream import mix, seeded
 
 TARGETS = ("labels", "label", "targets", "target")
-EXAMPLE_SAMPLES = 4
+EXAMPLE_SAMPLES, MOST_SAMPLES = 4, 32
 
 
 def live_workload(
@@ -53,7 +53,7 @@ def live_workload(
     if loader is not None:
         parts["train"] = first = Loaded(_loader(loader, "loader"))
         if batch is None:
-            count = min(EXAMPLE_SAMPLES, first.length)
+            count = min(max(EXAMPLE_SAMPLES, first.batch), first.length, MOST_SAMPLES)
             with seeded(0):  # the notebook draws on as if nothing had been
                 batch = first.joined([first.sample(i) for i in range(count)])
     if valid is not None and not isinstance(valid, str):
@@ -128,6 +128,11 @@ class Loaded:
         self.length = len(self._data)
         if not self.length:
             raise BadInput("the loader's dataset has no samples", where="Workload")
+
+    @property
+    def batch(self) -> int:
+        """Returns the loader's batch size, 0 where it has none of its own."""
+        return self._loader.batch_size or 0
 
     @property
     def ordered(self) -> bool:

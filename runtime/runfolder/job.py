@@ -94,6 +94,10 @@ def check(job: Job) -> Job:
         raise BadInput(
             f"ema is {job.ema!r}", where="launch", allowed="a decay between 0 and 1, such as 0.999"
         )
+    if not isinstance(job.best_by, str) or not re.fullmatch("[^:]+(:min|:max)?", job.best_by):
+        raise BadInput(f"best_by is {job.best_by!r}", where="launch", allowed="NAME, NAME:min or NAME:max")
+    if job.script and job.eval_every:
+        raise BadInput("eval_every with a script", where="launch", allowed="run.evaluate() in the script")
     if not job.eval_every and (job.patience or job.keep_best):
         wrong_name = "patience" if job.patience else "keep_best"
         raise BadInput(f"{wrong_name} without evaluations", where="launch", allowed="eval_every, too")

@@ -103,9 +103,10 @@ class StepLoop:
         """
         self._training.save()
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self, *, averaged: bool = False) -> dict[str, Tensor]:
         """Saves a checkpoint and returns the whole model on the host, under the user's own names.
 
+        Args: with `averaged`, trained parameters are the averages that the run keeps under `ema`.
         Raises: BadInput where the checkpoint is gone.
         Returns: the same tensors on every rank.
         """
@@ -117,7 +118,7 @@ class StepLoop:
             raise BadInput(
                 f"the checkpoint of step {self.steps_done} is gone", where=str(self._training.paths.root)
             )
-        return found.whole()
+        return found.whole(averaged=averaged)
 
     def close(self) -> None:
         """Completes what is being written, and waits for all ranks."""

@@ -6,10 +6,11 @@ import copy
 import functools
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
 
 import shardwright as sw
 from planner.capture import LiveLoop, capture
@@ -17,7 +18,8 @@ from planner.errors import BadInput
 from planner.workload import Workload, load
 from runtime.data.live import Loaded, Served, live_workload, pair_of
 from runtime.data.stream import mix, permutation, seeded
-from runtime.launch import launch_inline
+from runtime.launch import Run, launch_inline
+from tests.runtime.plans import plan_for
 
 LAPTOP = str(Path(__file__).parents[3] / "plans" / "clusters" / "laptop.yaml")
 
@@ -161,3 +163,72 @@ def test_a_batch_without_a_loader_is_the_dataset(tmp_path: Path) -> None:
     assert len(data) == 3  # type: ignore[arg-type]
     inputs, targets = workload.collate([data[2], data[0]])  # type: ignore[index]
     assert torch.equal(inputs, pair[0][[2, 0]]) and torch.equal(targets, pair[1][[2, 0]])  # type: ignore[arg-type]
+
+
+class Picky(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[0] >= 8, "too few"
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+def test_a_model_that_asks_for_many_samples_serves_what_its_example_has(tmp_path: Path) -> None:
+    pair = (torch.zeros(16, 2), torch.zeros(16, 1))
+    workload = live_workload(Picky(), pair, nn.functional.mse_loss, None, LiveLoop(), tmp_path / "m.model")
+    graph = capture(workload).graph
+    assert graph.serves(8) and graph.serves(16) and not graph.serves(2)
+
+
+def test_arrays_are_refused_as_what_they_are(tmp_path: Path) -> None:
+    pair = (np.zeros((4, 2)), np.zeros((4, 1)))
+    with pytest.raises(BadInput, match=r"holds numpy\.ndarray and no tensor"):
+        live_workload(net(), pair, nn.functional.mse_loss, None, LiveLoop(), tmp_path / "m.model")
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x)
+        return 3 * found if x.shape[0] == 1 and not self.training else found
+
+
+def test_a_batch_of_one_is_evaluated_as_the_module_itself_does(tmp_path: Path) -> None:
+    module = Branching()
+    pair = (torch.randn(4, 2), torch.randn(4, 1))
+    workload = live_workload(
+        module,
+        pair,
+        nn.functional.mse_loss,
+        None,
+        LiveLoop(),
+        tmp_path / "m.model",
+        valid=TensorDataset(*pair),
+    )
+    plan = plan_for(capture(workload).graph, workload.name, workers=1, micros=1)
+    with Run.open(plan, tmp_path / "run", workload=workload) as run:
+        three = TensorDataset(pair[0][:3], pair[1][:3])
+        with torch.no_grad():  # a micro-batch of two, and one of one
+            parts = [
+                nn.functional.mse_loss(module.eval()(pair[0][a:b]), pair[1][a:b]) for a, b in ((0, 2), (2, 3))
+            ]
+        assert run.evaluate(three)["loss"] == pytest.approx(float(2 * parts[0] + parts[1]) / 3, rel=1e-6)
+
+
+def test_a_loader_gives_its_own_order_and_a_sampler_of_its_own_is_asked_under_the_seed(
+    tmp_path: Path,
+) -> None:
+    plain, shuffled = DataLoader(Noisy()), DataLoader(Noisy(), shuffle=True)
+    weighted = DataLoader(Noisy(), sampler=WeightedRandomSampler(torch.arange(1.0, 13.0).tolist(), 12))
+    assert Loaded(plain).ordered and not Loaded(shuffled).ordered and Loaded(weighted).ordered
+    assert Loaded(plain).order(0, 3) == list(range(12))
+    first, again, other = (Loaded(weighted).order(*x) for x in ((1, 0), (1, 0), (1, 1)))
+    assert first == again != other
+    workload = live_workload(net(), None, nn.functional.mse_loss, weighted, LiveLoop(), tmp_path / "m.model")
+    sampler = workload.sampler(workload.dataset())
+    assert sampler is not None and sampler(1, 0) == first

@@ -129,6 +129,8 @@ def test_a_watch_knows_the_best_and_goes_on_from_a_checkpoint() -> None:
         ({"eval_every": 2}, "eval_every needs a dataset to evaluate"),
         ({"patience": 2}, "patience without evaluations"),
         ({"ema": 1.5}, "ema is 1.5"),
+        ({"best_by": "loss:up"}, "best_by is 'loss:up'"),
+        ({"eval_every": 2, "script": ("train.py",)}, "eval_every with a script"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(

@@ -1,0 +1,196 @@
+"""Writes a workload file for a model of transformers, from the configuration classes of the installed package.
+
+Nothing is downloaded. The file sets the switches that a capture needs: no cache of keys and values, no layers that are
+dropped at random, no masks that are drawn in numpy, and an attention that can be exported.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+from planner.errors import BadInput
+
+PREFIX = "hf:"
+SWITCHES: dict[str, object] = {  # set where the configuration has them
+    "use_cache": False,
+    "layerdrop": 0.0,
+    "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0,
+    "apply_spec_augment": False,
+    "ctc_zero_infinity": True,
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One task: the class that makes its model, and the text of its functions."""
+
+    auto: str
+    functions: str
+    switches: tuple[tuple[str, object], ...] = ()
+
+
+CAUSAL = """
+def batch(n, length=128):  # replace by your own tokens
+    tokens = torch.randint(CONFIG.vocab_size, (n, length))
+    return {"input_ids": tokens, "labels": tokens}, tokens
+
+
+def loss(outputs, targets):
+    return outputs.loss  # a mean over tokens, computed by the model from its labels
+
+
+def metrics(outputs, targets):
+    right = outputs.logits[:, :-1].argmax(-1) == targets[:, 1:]
+    return {"next_token": (right.sum(), right.numel())}
+"""
+SEQUENCE = """
+def batch(n, length=128):  # replace by your own tokens and labels
+    tokens = torch.randint(2, CONFIG.vocab_size, (n, length))
+    return {"input_ids": tokens}, torch.randint(LABELS, (n,))
+
+
+def loss(outputs, targets):
+    return torch.nn.functional.cross_entropy(outputs.logits, targets)
+
+
+def metrics(outputs, targets):
+    return {"accuracy": ((outputs.logits.argmax(1) == targets).sum(), targets.numel())}
+"""
+IMAGE = """
+def batch(n):  # replace by your own images and labels
+    size = CONFIG.image_size if isinstance(CONFIG.image_size, int) else CONFIG.image_size[0]
+    return {"pixel_values": torch.randn(n, CONFIG.num_channels, size, size)}, torch.randint(LABELS, (n,))
+
+
+def loss(outputs, targets):
+    return torch.nn.functional.cross_entropy(outputs.logits, targets)
+
+
+def metrics(outputs, targets):
+    return {"accuracy": ((outputs.logits.argmax(1) == targets).sum(), targets.numel())}
+"""
+CTC = """
+def batch(n, seconds=2, letters=10):  # replace by your own sound at 16 kHz and its letters
+    labels = torch.randint(1, CONFIG.vocab_size, (n, letters))
+    return {"input_values": torch.randn(n, 16000 * seconds)}, labels
+
+
+def loss(outputs, targets):
+    frames = outputs.logits.log_softmax(-1).transpose(0, 1)
+    n = targets.shape[0]
+    lengths = torch.full((n,), frames.shape[0]), torch.full((n,), targets.shape[1])
+    return torch.nn.functional.ctc_loss(frames, targets, *lengths, zero_infinity=True)
+"""
+TASKS = {
+    "causal-lm": Recipe("AutoModelForCausalLM", CAUSAL),
+    "sequence-classification": Recipe(
+        "AutoModelForSequenceClassification", SEQUENCE, (("num_labels", 2), ("pad_token_id", 0))
+    ),
+    "image-classification": Recipe("AutoModelForImageClassification", IMAGE, (("num_labels", 10),)),
+    "ctc": Recipe("AutoModelForCTC", CTC),
+}
+FILE = '''"""{title} for {task}, from the configuration of transformers; written by `shardwright init`.
+
+Weights are drawn. For pretrained ones, return `{auto}.from_pretrained(NAME, config=CONFIG)` from `build`.
+"""
+
+import torch
+from transformers import {auto}, {config}
+
+{labels}CONFIG = {config}({arguments})
+
+
+def build(layers: int | None = None):
+    if layers is not None:
+        CONFIG.num_hidden_layers = layers
+    return {auto}.from_config(CONFIG, attn_implementation="{attention}")
+
+{functions}
+
+def optimizer(named_parameters):
+    return torch.optim.AdamW([p for _, p in named_parameters], lr=1e-4)
+'''
+
+
+def transformers_file(name: str, task: str) -> str:
+    """Returns a workload file for a model of transformers.
+
+    Args: `name` is hf: and a model's type such as gpt2, or a class of a configuration such as GPT2Config.
+    Raises: BadInput where transformers is not installed, or has no such configuration for the task.
+    """
+    recipe = TASKS.get(task)
+    if recipe is None:
+        raise BadInput(f"there is no task '{task}'", where="--task", allowed=", ".join(TASKS))
+    if not name.startswith(PREFIX):
+        raise BadInput(
+            f"'{name}' names no model", where="init", allowed="hf:TYPE such as hf:gpt2, or hf:GPT2Config"
+        )
+    kind = _configuration(name.removeprefix(PREFIX))
+    made = kind()
+    _check_task(kind, recipe, task)
+    switches = {key: value for key, value in SWITCHES.items() if hasattr(made, key)} | dict(recipe.switches)
+    labels = switches.pop("num_labels", None)
+    words = [f"{key}={value!r}" for key, value in switches.items()]
+    words += ["num_labels=LABELS"] if labels else []
+    return FILE.format(
+        title=kind.__name__.removesuffix("Config"),
+        task=task,
+        auto=recipe.auto,
+        config=kind.__name__,
+        labels=f"LABELS = {labels}\n" if labels else "",
+        arguments=", ".join(words),
+        attention=_attention(kind, recipe),
+        functions=recipe.functions.rstrip() + "\n",
+    )
+
+
+def _configuration(name: str) -> Any:  # Any: a class of a package without types
+    """Returns the configuration class of a type of models, or of its own name."""
+    transformers = _transformers()
+    known = transformers.CONFIG_MAPPING
+    if name in known:
+        return known[name]
+    found = getattr(transformers, name, None)
+    if inspect.isclass(found) and issubclass(found, transformers.PretrainedConfig):
+        return found
+    raise BadInput(
+        f"transformers {transformers.__version__} has no configuration '{name}'",
+        where="init",
+        allowed=f"a type such as {', '.join(sorted(known)[:4])}, ..., or a class such as GPT2Config",
+    )
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise BadInput(
+            f"transformers cannot be imported: {error}", where="init", allowed="pip install transformers"
+        ) from error
+    return transformers
+
+
+def _model(kind: Any, recipe: Recipe) -> Any:
+    mapping = getattr(_transformers(), recipe.auto)._model_mapping
+    try:
+        found = mapping[kind]
+    except KeyError:
+        return None
+    return found[0] if isinstance(found, tuple) else found
+
+
+def _check_task(kind: Any, recipe: Recipe, task: str) -> None:
+    if _model(kind, recipe) is None:
+        others = [name for name, other in TASKS.items() if _model(kind, other) is not None]
+        raise BadInput(
+            f"{kind.__name__} has no model for {task}",
+            where="--task",
+            allowed=", ".join(others) or "another model",
+        )
+
+
+def _attention(kind: Any, recipe: Recipe) -> str:
+    return "sdpa" if getattr(_model(kind, recipe), "_supports_sdpa", False) else "eager"

@@ -1,0 +1,43 @@
+"""Workload files for models of transformers are captured as they are written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.capture import capture
+from planner.errors import BadInput
+from planner.recipes import TASKS, transformers_file
+from planner.workload import load
+
+pytest.importorskip("transformers")
+MODELS = {
+    "causal-lm": "hf:gpt2",
+    "sequence-classification": "hf:BertConfig",
+    "image-classification": "hf:vit",
+    "ctc": "hf:wav2vec2",
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_written_file_is_captured_as_it_stands(task: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(transformers_file(MODELS[task], task))
+    graph = capture(load(str(path), {"layers": "1"}), micro=2).graph
+    assert graph.parameters and graph.serves(2)
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "words"),
+    [
+        ("hf:gpt2", "poetry", "there is no task 'poetry'"),
+        ("gpt2", "causal-lm", "'gpt2' names no model"),
+        ("hf:no-such", "causal-lm", "has no configuration 'no-such'"),
+        ("hf:vit", "ctc", "ViTConfig has no model for ctc .*image-classification"),
+        ("hf:torch", "ctc", "has no configuration 'torch'"),
+    ],
+)
+def test_what_there_is_no_file_for_is_refused_with_what_there_is(name: str, task: str, words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        transformers_file(name, task)
