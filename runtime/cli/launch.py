@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -153,6 +154,7 @@ def launch(given: LaunchOptions) -> None:
         return
     from runtime.launch import launch_local
 
+    _say_if_crowded(chosen, settings, given.out)
     started = launch_local(chosen, folder, steps=given.steps, detach=not given.wait, **settings)
     if given.wait:
         _ended(_waited(started, given.out), given.out)
@@ -193,7 +195,9 @@ def _as_a_job(given: LaunchOptions, plan: Plan, folder: Path, settings: dict[str
     from runtime.train import job_of
 
     job = job_of(plan, given.steps, settings)
-    slurm_options.launch(plan, name, folder, job, options, nodes=nodes, wait=given.wait, out=out)
+    started = slurm_options.launch(plan, name, folder, job, options, nodes=nodes, wait=given.wait, out=out)
+    if given.wait:
+        _ended(_waited(started, out), out, started.job)
 
 
 def _save_every(plan: Plan, folder: Path, hours: float, given: int, out: terminal.Output) -> int:
@@ -236,11 +240,23 @@ def _waited(started: Handle, out: terminal.Output) -> Result:
     try:
         return result_of(started.paths, started.ranks, started.outcome(tell=progress))
     except KeyboardInterrupt:
-        assert isinstance(started.backend, LocalBackend)
+        if not isinstance(started.backend, LocalBackend):
+            raise  # the job goes on
         started.backend.interrupt()
         raise _interrupted(started.folder) from None
     finally:
         progress.end()
+
+
+def _say_if_crowded(plan: Plan, settings: dict[str, Any], out: terminal.Output) -> None:
+    """Says before a run on this machine that it will be slower than its plan: other work, or too few cores."""
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    if settings["device"] == "cpu" and len(plan.places) > cores:
+        out.note(f"{len(plan.places)} ranks share {cores} cores: steps will take longer than planned")
+    elif settings["device"] == "cpu" and load + len(plan.places) > cores + 1:
+        out.note(
+            f"this machine is busy (load {load:.1f} on {cores} cores): steps will take longer than planned"
+        )
 
 
 def _inline(plan: Plan, folder: Path, steps: int, settings: dict[str, Any]) -> Result:
@@ -258,19 +274,20 @@ def _interrupted(folder: Path) -> Interrupted:
     return Interrupted(launching.status_text(launching.of(folder)))
 
 
-def _ended(result: Result, out: terminal.Output) -> None:
+def _ended(result: Result, out: terminal.Output, job: int | None = None) -> None:
     from runtime import launch as launching
 
     losses = [{"step": step, "loss": loss} for step, loss in result.losses.items()]
-    data = {"run": str(result.folder), "state": result.state, "steps": losses}
+    data: dict[str, object] = {"run": str(result.folder), "state": result.state, "steps": losses}
+    data |= {} if job is None else {"job": job}
     if result.state == "done":
         found = launching.comparison(result.folder)
-        drift = launching.drift(result.folder, found)
-        rows = [(step, f"{loss:.6g}") for step, loss in result.losses.items()]
+        notes = launching.notes(result.folder, found)
+        rows = [(str(step), f"{loss:.6g}") for step, loss in result.losses.items()]
         table = terminal.columns(rows, ("step", "loss"))
         out.result(
-            data | launching.as_dict(found),
-            lambda: f"{table}\n\n{launching.comparison_text(found, drift)}\n\n{result.folder}",
+            data | launching.as_dict(found) | {"notes": notes},
+            lambda: f"{table}\n\n{launching.comparison_text(found, notes)}\n\n{result.folder}",
         )
     else:
         out.result(data | {"cause": result.cause}, lambda: f"{result.state}: {result.cause}")

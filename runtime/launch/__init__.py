@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from planner.doors import later
 from runtime.launch.compare_with_one_process import check_text, checked
-from runtime.launch.finished import as_dict, comparison, comparison_text, drift, observation, record
+from runtime.launch.finished import as_dict, comparison, comparison_text, drift, notes, observation, record
 from runtime.launch.handle import Handle, has_slurm, launch, launch_inline, launch_local, launch_slurm
 from runtime.launch.status import Runs, Status, cancel, lines_of, of, runs, status_text
 
@@ -37,6 +37,7 @@ __all__ = [
     "launch_local",
     "launch_slurm",
     "lines_of",
+    "notes",
     "observation",
     "of",
     "record",

@@ -158,7 +158,7 @@ def sleeping(plan: Plan, world: World, pulse: Pulse) -> SleepRank:
     Args: `plan` gives times and bytes; `pulse` is beaten by every call of the rank.
     """
     schedule, mesh, program = schedule_of(plan), RankMesh.of(plan), program_of(plan, world)
-    held, sleeper, tracer = mesh.held(world.rank), Sleeper(), Tracer(world.rank)
+    held, sleeper, tracer = mesh.held(world.rank), Sleeper(), Tracer(world.rank, world.clock)
     groups = {}
     for stage in range(schedule.stages):
         ranks = mesh.holders([stage])

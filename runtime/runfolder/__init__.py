@@ -32,10 +32,12 @@ from runtime.runfolder.metrics import (
     DriftWatch,
     Losses,
     MetricLines,
+    Recent,
     StepMetrics,
     losses_of,
     mean_loss,
     outside_bars,
+    recent,
     steps_of,
 )
 from runtime.runfolder.outcome import (
@@ -55,7 +57,7 @@ from runtime.runfolder.outcome import (
 from runtime.runfolder.paths import Paths, unused
 
 if TYPE_CHECKING:
-    from runtime.runfolder.result import Result, result_of
+    from runtime.runfolder.result import Result, result_of, trace_of
 
 __all__ = [
     "BEAT",
@@ -73,6 +75,7 @@ __all__ = [
     "MetricLines",
     "Outcome",
     "Paths",
+    "Recent",
     "Result",
     "RunProcess",
     "StepMetrics",
@@ -95,11 +98,13 @@ __all__ = [
     "outside_bars",
     "read",
     "read_cause",
+    "recent",
     "release",
     "result_of",
     "steps_of",
     "take_number",
     "tell",
+    "trace_of",
     "unused",
     "write_cause",
     "write_durably",
@@ -112,6 +117,7 @@ __getattr__ = later(
         "result": (
             "Result",
             "result_of",
+            "trace_of",
         ),
     },
 )

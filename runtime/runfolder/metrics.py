@@ -1,6 +1,7 @@
 """Joins the metrics that ranks write of each step, and tells whether steps keep to the prediction.
 
-Nothing here needs torch, so that a run is shown at once.
+Nothing here needs torch, so that a run is shown at once. `recent` reads the ends of the files alone, however long a
+run has gone on.
 """
 
 from __future__ import annotations
@@ -8,20 +9,27 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import TypedDict, cast
 
 from planner.errors import BadInput
-from planner.files import whole_lines
+from planner.files import open_regular, whole_lines
 from planner.plan import Plan
 from planner.timeline import WARM_UP_STEPS
 from planner.units import format_duration
 from runtime.runfolder.job import MOST
 from runtime.runfolder.paths import Paths
 
+Machine = tuple[float, float, float, float]  # processor seconds, of busy seconds; load; cores
+
+TAIL_BYTES, LEAST_TAIL_BYTES = 8 * 2**20, 2**17  # of all files, and of each: more than a thousand steps
+MOST_MACHINES = 1000  # steps of a rank
+ENOUGH_SHARE = 0.9  # of a processor: less is a busy machine
+LEAST_BUSY_S = 0.02  # the clock of a thread tells less badly
 MOST_BYTES = 2**31  # of one rank's file: about ten million steps
 JUDGED_STEPS = 10  # the last steps, whose median is compared with the bars of the prediction
 LOSS = "loss:0"
@@ -68,6 +76,61 @@ def losses_of(paths: Paths) -> dict[int, float]:
     return {step: found.loss for step, found in steps_of(paths).items()}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Recent:
+    """The last steps of a run, of a run of some thousand steps all."""
+
+    done: int  # the last step of all
+    loss: float | None
+    seconds: tuple[float, ...]  # of the steps that count: those of the last start, without its warm-up
+    machine: str  # a sentence where the machine was busy with other work
+
+
+def recent(paths: Paths) -> Recent:
+    """Returns the last steps of a run from the ends of its metrics files.
+
+    Args: `paths` is the run folder; the run may still go on.
+    """
+    share = max(TAIL_BYTES // max(1, len(paths.all_metrics())), LEAST_TAIL_BYTES)
+    lines = MetricLines(paths, last_bytes=share)
+    found = sorted(lines.complete(), key=lambda told: told[:2])
+    if not found:
+        lines = MetricLines(paths)
+        found = sorted(lines.complete(), key=lambda told: told[:2])
+    started = found[-1][0] if found else 0
+    steps = {step: row for _, step, row in found}
+    own = [row.seconds for generation, _, row in found if generation == started]
+    done = max(steps, default=0)
+    return Recent(
+        done=done,
+        loss=steps[done].loss if steps else None,
+        seconds=tuple(own[min(WARM_UP_STEPS, max(0, len(own) - 1)) :]),
+        machine=_busy(lines.machines),
+    )
+
+
+def _busy(machines: Mapping[Path, Collection[tuple[int, Machine]]]) -> str:
+    """Says that other work took processors from a run; empty where it did not, or the metrics do not tell.
+
+    A rank that computes on an idle machine has a processor to itself. Steps of warm-up are left out, as everywhere.
+    """
+    started = max((row[0] for rows in machines.values() for row in rows), default=0)
+    shares: list[float] = []
+    latest: Machine | None = None
+    for rows in machines.values():
+        own = [machine for generation, machine in rows if generation == started][WARM_UP_STEPS:]
+        if own and (busy_s := sum(row[1] for row in own)) > LEAST_BUSY_S:
+            shares.append(min(1.0, sum(row[0] for row in own) / busy_s))
+            latest = own[-1]
+    if latest is None or (share := median(shares)) > ENOUGH_SHARE:
+        return ""
+    _, _, load, cores = latest
+    return (
+        f"the machine was busy: while ranks computed, each had {share:.0%} of a processor (load {load:.1f} on "
+        f"{cores:g} cores); on an idle machine steps are shorter"
+    )
+
+
 @dataclass
 class _Try:
     micros: int
@@ -81,14 +144,19 @@ class _Row(TypedDict):
     micros: int
     seconds: float
     losses: dict[str, dict[str, float]]
+    machine: list[float]  # absent where the device is no processor of the host
 
 
 class MetricLines:
     """The metrics of all ranks of a run, read as ranks write them."""
 
-    def __init__(self, paths: Paths) -> None:
+    def __init__(self, paths: Paths, last_bytes: int = MOST_BYTES) -> None:
+        """Begins at the start of the files, or so many bytes before the ends that they have now."""
         self._paths = paths
-        self._read: dict[Path, int] = {}  # bytes
+        self._read: dict[Path, int] = {path: _last(path, last_bytes) for path in paths.all_metrics()}
+        self.machines: dict[
+            Path, deque[tuple[int, Machine]]
+        ] = {}  # of the last steps, with the start of the run
         self._tries: dict[tuple[int, int], _Try] = {}  # by generation and step
 
     def complete(self) -> Iterator[tuple[int, int, StepMetrics]]:
@@ -98,6 +166,9 @@ class MetricLines:
         """
         for path in self._paths.all_metrics():
             for row in self._rows(path):
+                if (machine := row.get("machine")) is not None:
+                    told = self.machines.setdefault(path, deque(maxlen=MOST_MACHINES))
+                    told.append((row["generation"], (machine[0], machine[1], machine[2], machine[3])))
                 if row["losses"]:
                     self._add(row)
         for key in [key for key, one in self._tries.items() if len(one.losses) == one.micros]:
@@ -123,6 +194,16 @@ class MetricLines:
                 yield row
 
 
+def _last(path: Path, last_bytes: int) -> int:
+    """Returns where the first whole line of the last bytes of a file begins."""
+    with suppress(OSError), open_regular(path) as file:
+        start = file.seek(0, 2) - last_bytes
+        if start > 0:
+            file.seek(start)
+            return start + len(file.readline())
+    return 0
+
+
 def _row(line: bytes, path: Path) -> _Row | None:
     """Returns the metrics in a line, None where a rank was ended in the middle of it.
 
@@ -130,7 +211,7 @@ def _row(line: bytes, path: Path) -> _Row | None:
     """
     try:
         row = json.loads(line)
-        if all(is_right(row[name]) for name, is_right in _RIGHT.items()):
+        if all(is_right(row[name]) for name, is_right in _RIGHT.items()) and _machine(row.get("machine")):
             return cast(_Row, row)
     except RecursionError:
         pass
@@ -153,6 +234,12 @@ def _losses(value: object) -> bool:
     return isinstance(value, dict) and all(
         re.fullmatch("[0-9]{1,12}", micro) and _number(row[LOSS]) and _number(row.get(COUNT, 1.0))
         for micro, row in value.items()
+    )
+
+
+def _machine(value: object) -> bool:
+    return value is None or (
+        isinstance(value, list) and len(value) == 4 and all(_number(x) and 0 <= x <= MOST for x in value)
     )
 
 

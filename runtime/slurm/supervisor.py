@@ -160,10 +160,19 @@ class Supervisor:
     def _end(self, outcome: Outcome) -> int:
         if outcome.state == "done" or signal.SIGTERM not in self.told or self.paths.cancelled.exists():
             tell(self.paths, outcome)
+            _gather(self.paths, len(self.hosts), outcome)
         # Else SLURM ends the job, and knows why, and whether it begins anew.
         if outcome.state != "done":
             print(f"{outcome.state}: {outcome.cause}", flush=True)
         return outcome.status
+
+
+def _gather(paths: Paths, ranks: int, outcome: Outcome) -> None:
+    """Writes the trace and the losses of all ranks. Without them the run has still ended as it has."""
+    try:
+        runfolder.result_of(paths, ranks, outcome)
+    except (ShardwrightError, OSError) as error:
+        print(f"the traces were not gathered: {error}", flush=True)
 
 
 def by_slurm(outcome: Outcome, nodes: Sequence[str]) -> Outcome:

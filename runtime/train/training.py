@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -54,7 +55,9 @@ class Training:
             pulse=pulse,
         )
         self.rank.resume(start)
+        self.rank.tracer.start = job.generation
         self.done, self.sample = start.facts.step, start.facts.sample
+        self._processor_s = 0.0  # of the last step
         self._batches = self._data(captured, workload)
         self._writer = CheckpointWriter(
             paths.checkpoints,
@@ -91,7 +94,9 @@ class Training:
         Args: `batch` is the next one of `batches()`.
         Returns: the losses of micro-batches whose last stage is on this rank.
         """
+        before = time.thread_time()
         losses = self.rank.step(self.done + 1, batch)
+        self._processor_s = time.thread_time() - before
         self.done += 1
         self.sample += self.plan.batch.samples
         return losses
@@ -144,16 +149,24 @@ class Training:
 
         Args: `losses` are those of the step on this rank; `seconds` is its duration.
         """
-        row = {
+        row: dict[str, object] = {
             "step": self.done,
             "generation": self.job.generation,  # a step may be done again, and under another plan
             "micros": self.plan.batch.micros * self.plan.axes.data,  # of all replicas
             "seconds": seconds,
             "losses": losses,
         }
+        if self.world.device.type == "cpu":
+            row["machine"] = self._machine()
         append(self.paths.rank_metrics(self.world.rank), json.dumps(row))
         if self._board is not None:
             self._board.look()
+
+    def _machine(self) -> list[float]:
+        """Returns what tells of the last step whether other work took processors from this rank."""
+        busy_s = self.rank.tracer.busy_ns(self.done) * 1e-9
+        load = os.getloadavg()[0]
+        return [*(round(x, 6) for x in (self._processor_s, busy_s, load)), len(os.sched_getaffinity(0))]
 
     def leave(self) -> None:
         """Waits for all ranks after the last step, then writes the last events for TensorBoard."""
