@@ -1,31 +1,32 @@
 """Checkpoints outlive a plan: parameters and optimizer state by name, their integrity, and pretrained weights.
 
 In come tensors by name from each rank; out comes a folder of safetensors files that any other plan can read.
-Start at `checkpoint.py`; `integrity.py` judges what is on disk without torch, `interval.py` says how often to
-write.
+Start at `checkpoint.py`, which reads, and `writer.py`; `integrity.py` judges what is on disk without torch,
+`storage.py` says how often to write, and keeps copies in other places.
 """
 
-from runtime.checkpoint.checkpoint import (
-    Checkpoint,
+from runtime.checkpoint.checkpoint import Checkpoint, latest, read
+from runtime.checkpoint.integrity import PREFIX, Facts, complete, last_sound, newest
+from runtime.checkpoint.storage import Copies, Keeping, steps_between, write_s
+from runtime.checkpoint.writer import (
     CheckpointPart,
     CheckpointWriter,
-    latest,
     remove_partial,
     write_initial,
 )
-from runtime.checkpoint.integrity import PREFIX, Facts, complete, last_sound
-from runtime.checkpoint.interval import steps_between, write_s
-from runtime.checkpoint.pretrained import read
 
 __all__ = [
     "PREFIX",
     "Checkpoint",
     "CheckpointPart",
     "CheckpointWriter",
+    "Copies",
     "Facts",
+    "Keeping",
     "complete",
     "last_sound",
     "latest",
+    "newest",
     "read",
     "remove_partial",
     "steps_between",

@@ -1,42 +1,40 @@
-"""Checkpoints that outlive the plan: safetensors and a JSON index, keyed by parameter name, never by rank.
+"""Reads checkpoints that outlive the plan, and weights to begin with out of safetensors files.
 
-A checkpoint is a folder. Each rank writes one part with the tensors that it is the first holder of; when all parts
-are there the index is written and the folder gets its name, so a folder with that name is complete. Any plan reads
-it: a rank takes from the parts what it holds. Optimizer state stands beside each parameter, under its name.
+A checkpoint is a folder of safetensors and a JSON index, keyed by parameter name, never by rank. Any plan reads it:
+a rank takes from the parts what it holds. Optimizer state stands beside each parameter, under its name.
+
+Weights to begin with stand under the user's own names: one file, or a folder of shards. A file may hold more than the
+model has. What the model trains and the files lack is an error that names it; buffers that they lack stay as build()
+made them. Floating-point numbers are converted to the type that the model has, as `load_state_dict` does. Other
+conversions would change values in silence and are refused.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-import threading
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
 from planner.errors import BadInput
-from runtime.checkpoint.integrity import (
-    INDEX,
-    PREFIX,
-    SUM_OF_INDEX,
-    Facts,
-    complete,
-    inside,
-    read_index,
-    settle,
-)
+from planner.files import open_regular, read_bytes
+from runtime.checkpoint.integrity import INDEX, INDEX_BYTES, Facts, complete, inside, read_index
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from planner.capture import Captured
 
 VERSION = 2
 MODEL, STATE = "model/", "optimizer/"
-POLL_S = 0.05
-PARTS_S = 600.0  # how long the first rank waits for the parts of the others
+SUFFIX = ".safetensors"
+SHARDS = ".safetensors.index.json"  # as the libraries of pretrained models write beside their shards
+_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -70,6 +68,18 @@ class Checkpoint:
         """
         return self._read({name: MODEL + name for name in names})
 
+    def shapes(self, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
+        """Reads the shapes of parameters and buffers, and no numbers.
+
+        Args: `names` are those of the captured model.
+        Raises: BadInput where the checkpoint lacks one.
+        """
+        found: dict[str, tuple[int, ...]] = {}
+        for part, wanted in self._by_part({name: MODEL + name for name in names}).items():
+            with self._opened(part) as file:
+                found |= {name: tuple(file.get_slice(key).get_shape()) for name, key in wanted}
+        return found
+
     def state(self, names: Iterable[str]) -> dict[str, dict[str, Tensor]]:
         """Reads the optimizer state of some parameters, which is empty before the first update.
 
@@ -89,20 +99,28 @@ class Checkpoint:
         return {name: tensors[own] for name, own in self.names.items()}
 
     def _read(self, keys: Mapping[str, str]) -> dict[str, Tensor]:
-        by_part: dict[str, list[tuple[str, str]]] = {}
+        found: dict[str, Tensor] = {}
+        for part, wanted in self._by_part(keys).items():
+            with self._opened(part) as file:
+                found |= {name: file.get_tensor(key) for name, key in wanted}
+        return found
+
+    def _by_part(self, keys: Mapping[str, str]) -> dict[str, list[tuple[str, str]]]:
+        found: dict[str, list[tuple[str, str]]] = {}
         for name, key in keys.items():
             part = self.files.get(key)
             if part is None:
                 raise BadInput(f"has no '{key}'", where=str(self.folder))
-            by_part.setdefault(part, []).append((name, key))
-        found: dict[str, Tensor] = {}
-        for part, wanted in by_part.items():
-            try:
-                with safe_open(inside(self.folder, part), framework="pt") as file:
-                    found |= {name: file.get_tensor(key) for name, key in wanted}
-            except (OSError, SafetensorError) as error:
-                raise BadInput(f"cannot be read: {error}", where=str(self.folder / part)) from error
+            found.setdefault(part, []).append((name, key))
         return found
+
+    @contextmanager
+    def _opened(self, part: str) -> Iterator[Any]:
+        try:
+            with safe_open(inside(self.folder, part), framework="pt") as file:
+                yield file
+        except (OSError, SafetensorError) as error:
+            raise BadInput(f"cannot be read: {error}", where=str(self.folder / part)) from error
 
 
 def latest(folder: Path) -> Checkpoint | None:
@@ -113,184 +131,108 @@ def latest(folder: Path) -> Checkpoint | None:
     return Checkpoint.open(steps[-1]) if (steps := complete(folder)) else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckpointPart:
-    """One rank's contribution to a checkpoint."""
+def read(path: Path, captured: Captured) -> dict[str, Tensor]:
+    """Reads all parameters of a captured model, and the buffers that the files have.
 
-    rank: int
-    tensors: Mapping[str, Tensor]  # parameters and buffers by name
-    state: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
-    settings: Mapping[str, Mapping[str, Mapping[str, object]]] = field(default_factory=dict)
+    Args: `path` is a file, an index of shards, or a folder with one of them.
+    Returns: tensors by the model's names, in its types, on the host.
+    Raises: BadInput where a parameter is missing, has another shape or kind of numbers, or is not finite in the
+      model's type, or a file cannot be read.
+    """
+    files = _files(path)
+    names = {row.name: (row.name, *row.aliases) for row in captured.graph.parameters}
+    names |= {row.name: (row.name,) for row in captured.graph.buffers}
+    found: dict[str, Tensor] = {}
+    for file in sorted({*files.values()}):
+        inside = {name for name, where in files.items() if where == file}
+        with _opened(file) as tensors:
+            for name, known in names.items():
+                key = next((alias for alias in known if alias in inside), None)
+                if key is not None:
+                    found[name] = tensors.get_tensor(key)
+    missing = [row.name for row in captured.graph.parameters if row.name not in found]
+    if missing:
+        raise BadInput(
+            f"has no {_listed(missing)} of the model's {len(captured.graph.parameters)} parameters",
+            where=str(path),
+            allowed=f"the model's own names; the files have {_listed(sorted(files))}",
+        )
+    return {name: _fitting(name, tensor, captured, path) for name, tensor in found.items()}
 
-    def copied(self) -> CheckpointPart:
-        """Returns a copy on the host, apart from what training goes on to change."""
-        return CheckpointPart(
-            rank=self.rank,
-            tensors={name: _copy(tensor) for name, tensor in self.tensors.items()},
-            state={name: {key: _copy(x) for key, x in row.items()} for name, row in self.state.items()},
-            settings=self.settings,
+
+def _fitting(name: str, tensor: Tensor, captured: Captured, path: Path) -> Tensor:
+    import torch  # slow to load, and `status` reads checkpoints
+
+    rows = captured.graph.parameter if name in captured.graph.parameter else captured.graph.buffer
+    row = rows[name]
+    if tuple(tensor.shape) != row.shape:
+        raise BadInput(f"'{name}' is {tuple(tensor.shape)}", where=str(path), allowed=f"{row.shape}")
+    wanted: torch.dtype = getattr(torch, row.dtype)
+    if tensor.dtype != wanted and not (tensor.is_floating_point() and wanted.is_floating_point):
+        raise BadInput(f"'{name}' is {_type(tensor.dtype)}", where=str(path), allowed=_type(wanted))
+    found = tensor.to(wanted)
+    if found.is_floating_point():
+        _check_finite(name, tensor, found, path, trained=rows is captured.graph.parameter)
+    return found
+
+
+def _check_finite(name: str, given: Tensor, found: Tensor, path: Path, *, trained: bool) -> None:
+    """Raises BadInput where the conversion made a number infinite, or a parameter holds one that is not finite.
+
+    A buffer may hold infinities of its own, as masks do.
+    """
+    wrong = ~found.isfinite()
+    count = int((wrong if trained else wrong & given.isfinite()).sum())
+    if count:
+        how = "" if given.dtype == found.dtype else f" as {_type(found.dtype)}"
+        raise BadInput(
+            f"'{name}' holds {count} numbers that are not finite{how}",
+            where=str(path),
+            allowed="finite numbers",
         )
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()
+def _type(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
-def _apart(tensor: Tensor) -> Tensor:
-    """Returns the tensor itself where it has its memory to itself, otherwise a copy."""
-    alone = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
-    return tensor.detach() if alone else _copy(tensor)
+def _files(path: Path) -> Mapping[str, Path]:
+    """Returns the file of each tensor."""
+    if path.is_dir():
+        indices, files = sorted(path.glob("*" + SHARDS)), sorted(path.glob("*" + SUFFIX))
+        if len(indices) == 1:
+            return _sharded(indices[0])
+        if len(files) != 1 or indices:
+            raise BadInput(
+                f"a folder with {len(files)} {SUFFIX} files and {len(indices)} indices",
+                where=str(path),
+                allowed=f"one file, or shards with one {SHARDS}",
+            )
+        return _files(files[0])
+    if path.name.endswith(SHARDS):
+        return _sharded(path)
+    with _opened(path) as tensors:
+        return dict.fromkeys(tensors.keys(), path)
 
 
-class CheckpointWriter:
-    """Writes checkpoints of a run in the background, one at a time."""
-
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        rank: int,
-        ranks: Sequence[int],
-        names: Mapping[str, str],
-        keep: int,
-        beat: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Prepares the writing of one rank's parts.
-
-        Args: `ranks` are all that write, of which the first publishes; `names` are those of the user's
-            state_dict; `keep` counts complete checkpoints that stay; `beat` is called while a write is waited
-            for, which may take long and is no hanging.
-        """
-        self._beat = beat
-        self._folder, self._rank, self._ranks, self._names, self._keep = folder, rank, ranks, names, keep
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    def save(self, part: CheckpointPart, facts: Facts) -> None:
-        """Starts to write a checkpoint; returns when the tensors are copied.
-
-        Args: `part` is this rank's; `facts` are the same on all ranks.
-        Raises: the error of the checkpoint before, if it failed.
-        """
-        self.wait()
-        copied = part.copied()
-        self._thread = threading.Thread(target=self._guarded, args=(copied, facts))
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Waits until no write is under way; raises its error if it failed."""
-        while self._thread is not None:
-            self._thread.join(POLL_S)
-            self._beat()
-            if not self._thread.is_alive():
-                self._thread = None
-        if self._error is not None:
-            raise self._error
-
-    def _guarded(self, part: CheckpointPart, facts: Facts) -> None:
-        try:
-            self._write(part, facts)
-        except BaseException as error:
-            self._error = error
-
-    def _write(self, part: CheckpointPart, facts: Facts) -> None:
-        folder = self._folder / f"{PREFIX}{facts.step:08d}"
-        if (folder / INDEX).exists():
-            return  # a run that was resumed from an earlier step has come here before
-        building = folder.with_suffix(".partial")
-        building.mkdir(parents=True, exist_ok=True)
-        write_part(building, part)
-        if self._rank == self._ranks[0]:
-            publish(building, folder, self._ranks, facts, self._names)
-            for old in complete(self._folder)[: -self._keep]:
-                shutil.rmtree(old)
-        else:
-            _until(folder.exists, f"'{folder.name}' was never complete")
-
-
-def write_part(folder: Path, part: CheckpointPart) -> None:
-    """Writes one rank's part whole or not at all, with the sum of its file."""
-    flat = {MODEL + name: tensor for name, tensor in part.tensors.items()}
-    flat |= {f"{STATE}{name}/{key}": x for name, row in part.state.items() for key, x in row.items()}
-    file = f"part-{part.rank:05d}.safetensors"
-    new = folder / (file + ".new")
+def _sharded(index: Path) -> dict[str, Path]:
     try:
-        from safetensors.torch import save_file  # torch is slow to load, and `status` reads checkpoints
-
-        save_file(flat, new)
-    except BaseException:
-        new.unlink(missing_ok=True)  # where the disk is full, others need the room to say so
-        raise
-    new.rename(folder / file)
-    sums = {file: settle(folder / file)}
-    fragment = {"files": dict.fromkeys(flat, file), "settings": part.settings, "sums": sums}
-    path = folder / f"part-{part.rank:05d}.json"
-    path.with_suffix(".new").write_text(json.dumps(fragment))
-    path.with_suffix(".new").rename(path)
+        table = json.loads(read_bytes(index, max_bytes=INDEX_BYTES))["weight_map"]
+        return {str(name): index.parent / Path(str(file)).name for name, file in table.items()}
+    except BadInput as error:
+        raise BadInput(f"is no index of shards: {error.what}", where=str(index)) from error
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise BadInput(f"is no index of shards: {error}", where=str(index)) from error
 
 
-def publish(
-    building: Path, folder: Path, ranks: Sequence[int], facts: Facts, names: Mapping[str, str]
-) -> None:
-    """Waits for every part, writes the index and gives the folder its name.
-
-    Args: `building` has the parts; `folder` is its final name; `names` are those of the user's state_dict.
-    Raises: TimeoutError where a rank writes no part in time.
-    """
-    files: dict[str, str] = {}
-    settings: dict[str, object] = {}
-    sums: dict[str, str] = {}
-    for rank in ranks:
-        path = building / f"part-{rank:05d}.json"
-        _until(path.exists, f"rank {rank} wrote no part of '{folder.name}'")
-        fragment = json.loads(path.read_text())
-        files |= fragment["files"]
-        settings |= fragment["settings"]
-        sums |= fragment["sums"]
-        path.unlink()
-    index = {
-        "version": VERSION,
-        "facts": asdict(facts),
-        "files": files,
-        "settings": settings,
-        "names": dict(names),
-        "sums": sums,
-    }
-    (building / INDEX).write_text(json.dumps(index, sort_keys=True))
-    (building / SUM_OF_INDEX).write_text(settle(building / INDEX))
-    building.rename(folder)
+def _opened(path: Path) -> safe_open:
+    try:
+        open_regular(path).close()
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"cannot be read: {error}", where=str(path), allowed=f"a {SUFFIX} file") from error
 
 
-def write_initial(
-    folder: Path, tensors: Mapping[str, Tensor], facts: Facts, names: Mapping[str, str]
-) -> Checkpoint:
-    """Writes checkpoint 0 before any rank starts, as one part.
-
-    Args: `folder` has the checkpoints of a run; `tensors` are all of the model's, by name.
-    Returns: the checkpoint.
-    """
-    target = folder / f"{PREFIX}{facts.step:08d}"
-    building = target.with_suffix(".partial")
-    building.mkdir(parents=True)
-    write_part(
-        building, CheckpointPart(rank=0, tensors={name: _apart(tensor) for name, tensor in tensors.items()})
-    )
-    publish(building, target, [0], facts, names)
-    return Checkpoint.open(target)
-
-
-def remove_partial(folder: Path) -> None:
-    """Removes checkpoints that a run was ended in the middle of.
-
-    Args: `folder` has the checkpoints of a run.
-    """
-    for path in folder.glob(PREFIX + "*.partial"):
-        shutil.rmtree(path)
-
-
-def _until(done: Callable[[], bool], otherwise: str) -> None:
-    end = time.monotonic() + PARTS_S
-    while not done():
-        if time.monotonic() > end:
-            raise TimeoutError(otherwise)
-        time.sleep(POLL_S)
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(f"'{name}'" for name in names[:_SHOWN]) + more

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -55,6 +54,18 @@ class LaunchOptions:
         typer.Option(help="whose norm that is: step, or previous, so that no update waits for all gradients"),
     ] = "step"
     save_every: Annotated[int, typer.Option(help="steps between checkpoints; 0: one at the end")] = 0
+    keep: Annotated[int, typer.Option(help="complete checkpoints that stay")] = 2
+    keep_every: Annotated[
+        int, typer.Option(metavar="STEPS", help="checkpoints of these multiples stay for ever")
+    ] = 0
+    copies: Annotated[
+        str | None,
+        typer.Option("--checkpoints", metavar="URL", help="copy each checkpoint there: a path of fsspec"),
+    ] = None
+    restarts: Annotated[
+        int | None,
+        typer.Option(help="tries after a failure that leave no new checkpoint; 0 here, 3 in a job"),
+    ] = None
     failures: Annotated[
         float | None,
         typer.Option("--failure-every", help="hours; chooses --save-every by what a checkpoint costs"),
@@ -154,7 +165,7 @@ def launch(given: LaunchOptions) -> None:
         return
     from runtime.launch import launch_local
 
-    _say_if_crowded(chosen, settings, given.out)
+    runs.say_if_crowded(chosen, given.device, given.out)
     started = launch_local(chosen, folder, steps=given.steps, detach=not given.wait, **settings)
     if given.wait:
         _ended(_waited(started, given.out), given.out)
@@ -169,7 +180,10 @@ def _settings(given: LaunchOptions, plan: Plan, folder: Path, backend: Backend) 
     save_every = given.save_every
     if given.failures is not None:
         save_every = _save_every(plan, folder, given.failures, save_every, given.out)
-    settings = given.named("seed", "device", "rendezvous", "clip_norm", "clip_by")
+    settings = given.named("seed", "device", "rendezvous", "clip_norm", "clip_by", "keep", "keep_every")
+    settings["copies"] = runs.place(given.copies)
+    if given.restarts is not None:
+        settings["restarts"] = given.restarts
     settings |= {"save_every": save_every, "weights": str(given.weights.resolve()) if given.weights else ""}
     if given.script:
         script, *arguments = given.script
@@ -182,7 +196,9 @@ def _settings(given: LaunchOptions, plan: Plan, folder: Path, backend: Backend) 
 
 
 def _as_a_job(given: LaunchOptions, plan: Plan, folder: Path, settings: dict[str, Any]) -> None:
-    options = slurm_options.chosen(given.site, sbatch=given.sbatch, time=given.time, **given.words)
+    options = slurm_options.chosen(
+        given.site, sbatch=given.sbatch, time=given.time, restarts=given.restarts, **given.words
+    )
     nodes = slurm_options.flexible(given.elastic, given.profile, given.cluster, given.fix)
     name, out = given.plan.stem, given.out
     if given.dry_run or given.check:
@@ -246,17 +262,6 @@ def _waited(started: Handle, out: terminal.Output) -> Result:
         raise _interrupted(started.folder) from None
     finally:
         progress.end()
-
-
-def _say_if_crowded(plan: Plan, settings: dict[str, Any], out: terminal.Output) -> None:
-    """Says before a run on this machine that it will be slower than its plan: other work, or too few cores."""
-    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
-    if settings["device"] == "cpu" and len(plan.places) > cores:
-        out.note(f"{len(plan.places)} ranks share {cores} cores: steps will take longer than planned")
-    elif settings["device"] == "cpu" and load + len(plan.places) > cores + 1:
-        out.note(
-            f"this machine is busy (load {load:.1f} on {cores} cores): steps will take longer than planned"
-        )
 
 
 def _inline(plan: Plan, folder: Path, steps: int, settings: dict[str, Any]) -> Result:

@@ -41,7 +41,14 @@ Fix = Annotated[
 Site = Annotated[Path | None, typer.Option(help="the site's defaults for SLURM", metavar="FILE")]
 
 
-def chosen(site: Path | None, *, sbatch: list[str] | None, time: str | None, **given: str | None) -> Options:
+def chosen(
+    site: Path | None,
+    *,
+    sbatch: list[str] | None,
+    time: str | None,
+    restarts: int | None = None,
+    **given: str | None,
+) -> Options:
     """Returns the site's options with those of the command line over them.
 
     Args: `sbatch` are KEY=VALUE words; `site` is a file, the usual one where it is None.
@@ -52,6 +59,8 @@ def chosen(site: Path | None, *, sbatch: list[str] | None, time: str | None, **g
     found: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     if time is not None:
         found["time"] = time
+    if restarts is not None:
+        found["restarts"] = restarts
     pairs = slurm.pairs(sbatch or [], "--sbatch")
     for key in [key for key in pairs if key in slurm.NAMED]:
         found.setdefault(slurm.NAMED[key], pairs.pop(key))

@@ -5,7 +5,7 @@ micro-batch and Value.
 Start at `batches.py`; `regions.py` is for datasets that read a part of a sample, `live.py` for those of a notebook.
 """
 
-from runtime.data.batches import Batches, Wanted
+from runtime.data.batches import Batches, Wanted, seeded
 from runtime.data.live import live_workload
 from runtime.data.regions import Region, Rows
 
@@ -15,4 +15,5 @@ __all__ = [
     "Rows",
     "Wanted",
     "live_workload",
+    "seeded",
 ]

@@ -19,7 +19,7 @@ from planner.errors import BadInput, ShardwrightError
 from planner.files import open_regular
 from planner.shown import Shown, one_line
 from planner.simulate import RunRecord
-from planner.units import format_duration
+from planner.units import format_clock, format_duration
 from runtime import checkpoint as checkpoints
 from runtime import runfolder, slurm
 from runtime.backend import Backend
@@ -29,6 +29,18 @@ from runtime.runfolder import JUDGED_STEPS, Paths, Recent, open_run, outcome_of,
 
 ENOUGH = ("running", "done", "unknown")
 MOST_LOG_BYTES = 4 * 2**20  # of each log, the last ones
+_OPTIONS = [
+    "seed",
+    "save_every",
+    "keep",
+    "keep_every",
+    "restarts",
+    "device",
+    "clip_norm",
+    "clip_by",
+    "rendezvous",
+]
+MOST_TRIES = 20  # the last ones are shown
 RECENT = 20  # steps that the time left is judged by
 
 
@@ -113,9 +125,10 @@ def _go_on(paths: Paths, job: runfolder.Job) -> str:
     usual = runfolder.Job(steps=job.steps)
     words = ["shardwright", "launch", str(paths.plan), f"--run={paths.root}", "--local", "--wait"]
     words.append(f"--steps={job.steps}")
-    for name in ("seed", "save_every", "device", "clip_norm", "clip_by", "rendezvous"):
+    for name in (*_OPTIONS, "copies"):
         if getattr(job, name) != getattr(usual, name):
-            words.append(f"--{name.replace('_', '-')}={getattr(job, name)}")
+            option = "checkpoints" if name == "copies" else name.replace("_", "-")
+            words.append(f"--{option}={getattr(job, name)}")
     return shlex.join([*words, *(["--", *job.script] if job.script else [])])
 
 
@@ -123,15 +136,8 @@ def _history(paths: Paths) -> list[str]:
     """Returns a line for each earlier attempt that ended badly. The last attempt ended as the run did."""
     tries = runfolder.attempts(paths)
     before = tries[:-1] if outcome_of(paths) is not None else tries
-    rows = [attempt for attempt in before if attempt.state not in ("", "done")]
-    return [f"{_clock(row.end_s)} {row.state}: {row.cause}" for row in rows]
-
-
-def _clock(seconds: float) -> str:
-    try:
-        return time.strftime("%H:%M:%S", time.localtime(seconds))
-    except (OverflowError, ValueError, OSError):  # of a year that no clock knows
-        return "??:??:??"
+    rows = [attempt for attempt in before if attempt.state not in ("", "done")][-MOST_TRIES:]
+    return [f"{format_clock(row.end_s)} {row.state}: {row.cause}" for row in rows]
 
 
 def _left_s(job: runfolder.Job, steps: Recent) -> float | None:
@@ -201,7 +207,10 @@ def lines_of(
         last = not follow or of(folder).state not in ("queued", "running")
         for path in log_files(folder, rank):
             with open_regular(path) as file:
-                start = at.setdefault(path, max(0, file.seek(0, 2) - MOST_LOG_BYTES))
+                size = file.seek(0, 2)
+                start = at.setdefault(path, max(0, size - MOST_LOG_BYTES))
+                if size < start:  # it was cut meanwhile
+                    start = at[path] = 0
                 file.seek(start)
                 found = file.read(MOST_LOG_BYTES)
             whole, newline, rest = found.rpartition(b"\n")

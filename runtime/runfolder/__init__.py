@@ -47,6 +47,7 @@ from runtime.runfolder.outcome import (
     Heartbeat,
     Outcome,
     attempts,
+    in_vain,
     note_attempt,
     open_run,
     outcome_of,
@@ -54,7 +55,7 @@ from runtime.runfolder.outcome import (
     tell,
     write_cause,
 )
-from runtime.runfolder.paths import Paths, unused
+from runtime.runfolder.paths import LOG_LOOK_S, Paths, unused
 
 if TYPE_CHECKING:
     from runtime.runfolder.result import Result, result_of, trace_of
@@ -64,6 +65,7 @@ __all__ = [
     "COUNT",
     "FILE",
     "JUDGED_STEPS",
+    "LOG_LOOK_S",
     "LOSS",
     "STOPPED",
     "TORCHRUN",
@@ -85,6 +87,7 @@ __all__ = [
     "check",
     "claimed",
     "find",
+    "in_vain",
     "keep_room",
     "last_number",
     "losses_of",

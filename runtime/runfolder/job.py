@@ -29,6 +29,8 @@ class Job:
     clip_by: Literal["step", "previous"] = "step"  # whose norm that limits
     save_every: int = 0  # steps; 0 saves at the end only
     keep: int = 2  # complete checkpoints
+    keep_every: int = 0  # steps; checkpoints of their multiples stay for ever; 0 for none
+    copies: str = ""  # where checkpoints are copied to, any path that fsspec knows
     threads: int = 1  # of each rank
     memory_step: int = 0  # the step whose peak of memory is measured, slowly; 0 for none
     data_workers: int = 0  # processes that load samples, a rank that reads any
@@ -36,7 +38,7 @@ class Job:
     deadline_s: float = 60.0  # without any progress of a rank
     rendezvous: str = "file"  # where ranks meet, in the words of `meeting`
     script: tuple[str, ...] = ()  # a user's own, with its arguments, instead of the workload's training
-    restarts: int = 0  # times that a run which fails goes on from its last complete checkpoint by itself
+    restarts: int = 0  # tries after a failure of a run here that leave no new checkpoint
     generation: int = 0  # counts restarts, so that the rendezvous of one is never met by another
 
     def write(self, paths: Paths) -> None:
@@ -50,6 +52,7 @@ _WHOLE = {  # the least and the most
     "seed": (0, 2**63 - 1),
     "save_every": (0, MOST),
     "keep": (1, MOST),
+    "keep_every": (0, MOST),
     "threads": (1, 4096),
     "memory_step": (0, MOST),
     "data_workers": (0, 4096),

@@ -21,7 +21,7 @@ from runtime.data import Batches
 from runtime.execute import Pulse, Tensors
 from runtime.rank import Rank, RankOptions, assemble, sleeping
 from runtime.runfolder import DriftWatch, Heartbeat, Job, Losses, Paths, append
-from runtime.train.prepare import Model
+from runtime.train.prepare import Model, kept
 from runtime.train.stop import NO_STOP, Stop
 from runtime.train.tensorboard import Board, board
 from runtime.world import World
@@ -56,6 +56,7 @@ class Training:
         )
         self.rank.resume(start)
         self.rank.tracer.start = job.generation
+        self._training = start.facts.training
         self.done, self.sample = start.facts.step, start.facts.sample
         self._processor_s = 0.0  # of the last step
         self._batches = self._data(captured, workload)
@@ -64,8 +65,8 @@ class Training:
             rank=world.rank,
             ranks=range(world.size),
             names=captured.saved,
-            keep=job.keep,
-            beat=partial(pulse.beat, True),
+            keep=kept(job),
+            beat=pulse.beat,
         )
         self._board = self._opened_board() if world.rank == 0 else None
 
@@ -119,6 +120,7 @@ class Training:
             seed=self.job.seed,
             fingerprint=self.graph.fingerprint,
             extra=self.rank.extra(),
+            training=self._training,
         )
         self._writer.save(self.rank.part(), facts)
         self.write_trace()
@@ -139,8 +141,11 @@ class Training:
         self._writer.wait()
 
     def finish(self) -> None:
-        """Waits until all messages are sent and the checkpoint is complete, then writes the trace."""
-        self._writer.wait()
+        """Waits until all messages are sent and the checkpoint is complete, then writes the trace.
+
+        Raises: OSError where the last checkpoint could not be copied.
+        """
+        self._writer.close()
         self.rank.transport.drain()
         self.write_trace()
 

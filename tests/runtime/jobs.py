@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from planner.capture import Captured
 from planner.plan import yaml as plan_yaml
 from planner.workload import Workload
-from runtime.checkpoint import checkpoint as checkpoints
+from runtime import checkpoint as checkpoints
 from runtime.rank import sleeping
 from runtime.runfolder import Losses, Paths
 from runtime.runfolder import job as jobs

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from planner.errors import BadInput
+from runtime import checkpoint as checkpoints
 from runtime.checkpoint import Facts
-from runtime.checkpoint import checkpoint as checkpoints
 from runtime.checkpoint import integrity as soundness
 
 

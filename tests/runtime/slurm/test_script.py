@@ -73,9 +73,9 @@ def read_as_sbatch_does(line: str) -> str:
 
 
 def words_of(script: str) -> list[str]:
-    """What bash makes of the script's last command, without running it."""
+    """What bash makes of the script's command, without running it."""
     elsewhere = re.sub(r"^cd ", ": ", script, flags=re.M)
-    shown = re.sub(r"^exec ", "printf '%s\\\\0' ", elsewhere, flags=re.M)
+    shown = re.sub(r"^  exec ", "printf '%s\\\\0' ", elsewhere, flags=re.M)
     done = subprocess.run(["bash", "-c", shown], capture_output=True, text=True, check=True)
     return done.stdout.split("\0")[:-1]
 
