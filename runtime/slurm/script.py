@@ -19,7 +19,7 @@ from runtime.slurm.task_layout import TaskLayout
 LOG = "logs/slurm-%j.out"
 TASK = "runtime.slurm.task"
 
-KILLED = "killed"  # a file of the run folder, as `Paths` names it
+KILLED, OUTCOME = "killed", "outcome.json"  # files of the run folder, as `Paths` names them
 
 BATCH = "runtime.slurm.supervisor"
 
@@ -73,32 +73,34 @@ def text(request: JobRequest, options: Options) -> str:
         f"    --requeues {options.requeues} --restarts {options.restarts}{' --elastic' * elastic} -- \\",
         *(f"  {line}" for line in _step(request, options)),
         "}",
-        *_watch(options.requeues, word(str(request.folder / KILLED))),
+        *_watch(options.requeues, request.folder),
     ]
     return "\n".join([*lines, ""])
 
 
-def _watch(requeues: int, killed: str) -> Iterator[str]:
+def _watch(requeues: int, folder: Path) -> Iterator[str]:
     """Yields the lines that hand signals to the supervisor, wait for it, and queue the job again where it was killed.
 
-    A signal ends `wait` early, so the supervisor is waited for until it is gone.
+    A signal ends `wait` early, so the supervisor is waited for until it is gone. One that was killed has told no outcome.
     """
-    yield "supervise & supervisor=$! status=0"
+    outcome, killed = (word(str(folder / name)) for name in (OUTCOME, KILLED))
+    yield "supervise & supervisor=$! status=0 ended="
     yield "trap 'kill -USR1 $supervisor || :' USR1"
-    yield "trap 'kill -TERM $supervisor || :' TERM"
+    yield "trap 'ended=1; kill -TERM $supervisor || :' TERM"
     yield "wait $supervisor || status=$?"
     yield "while kill -0 $supervisor 2>/dev/null; do status=0; wait $supervisor || status=$?; done"
     yield "last=0; wait $supervisor 2>/dev/null || last=$?"
     yield "[ $last = 127 ] || status=$last"
+    yield f'if [ $status = 137 ] && [ -z "$ended" ] && [ ! -e {outcome} ]; then'
     if requeues:
-        yield comment(
+        yield "  " + comment(
             "Killed, or out of memory: the job goes on from its last checkpoint, as often as was said."
         )
-        yield "if [ $status = 137 ]; then"
         yield '  job="${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"'
         yield f'  echo "$SLURM_JOB_ID ${{SLURM_RESTART_COUNT:-0}}" >> {killed}'
-        yield f'  [ "$(wc -l < {killed})" -gt {requeues} ] || {{ scontrol requeue "$job" && sleep 120; }}'
-        yield "fi"
+        yield f'  [ "$(wc -l < {killed})" -gt {requeues} ] || {{ scontrol requeue "$job" && sleep 120; }} || :'
+    yield "  kill -KILL $$  # SLURM says then what has happened"
+    yield "fi"
     yield "exit $status"
 
 
