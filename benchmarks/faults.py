@@ -13,6 +13,8 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -22,7 +24,7 @@ from benchmarks.launch import gated, test_cluster
 from planner.plan import yaml as plans
 from runtime import checkpoint as checkpoints
 from runtime.launch import Handle, launch_inline, launch_local
-from runtime.runfolder import losses_of, outcome
+from runtime.runfolder import Paths, losses_of, outcome
 from runtime.slurm import state
 from tests.slurm import cluster as clusters
 from tests.slurm.cluster import Cluster
@@ -196,21 +198,28 @@ def resident_mib(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+def _newer(paths: Paths, step: int) -> bool:
+    return checkpoints.newest(paths.checkpoints) > step
+
+
 def soak(folder: Path, seconds: float, seed: int = 0) -> tuple[Cell, ...]:
     """Kills a random rank again and again. Returns kills, and what the supervisor and the folder hold early and late."""
     draw, plan = Random(seed), plans.load(Path("plans/mlp-two-stages.yaml"))
     run = launch_local(plan, folder / "run", steps=10**6, save_every=5, restarts=3)
     pid, kills, end = run.backend.process.pid, 0, time.monotonic() + seconds  # type: ignore[attr-defined]
     held: list[tuple[float, int, int]] = []
-    while time.monotonic() < end:
-        newest = checkpoints.newest(run.paths.checkpoints)
-        until(lambda newest=newest: checkpoints.newest(run.paths.checkpoints) > newest, "a new checkpoint")  # type: ignore[misc]
-        held.append((resident_mib(pid), descriptors(pid), sum(1 for _ in run.paths.root.rglob("*"))))
-        time.sleep(draw.random() * 0.5)
-        ranks = json.loads(run.paths.pids.read_text())
-        os.kill(ranks[str(draw.randrange(len(ranks)))], signal.SIGKILL)
-        kills += 1
-    run.cancel()
+    try:
+        while time.monotonic() < end:
+            newest = checkpoints.newest(run.paths.checkpoints)
+            until(partial(_newer, run.paths, newest), "a new checkpoint")
+            held.append((resident_mib(pid), descriptors(pid), sum(1 for _ in run.paths.root.rglob("*"))))
+            time.sleep(draw.random() * 0.5)
+            ranks = json.loads(run.paths.pids.read_text())
+            with suppress(ProcessLookupError):  # it has fallen with the one that was killed before
+                os.kill(ranks[str(draw.randrange(len(ranks)))], signal.SIGKILL)
+                kills += 1
+    finally:
+        run.cancel()
     found = losses_of(run.paths)
     alone = launch_inline(plan, folder / "alone", steps=min(len(found), 200)).losses
     same = all(found[step] == alone[step] for step in alone)
