@@ -524,7 +524,7 @@ def _demo(say: Callable[[str], None]) -> Iterator[dict[str, object]]:
         done = launch(chosen, folder, steps=10, on="local").wait().check()
         found = launching.comparison(folder)
         say(
-            f"loss {done.losses[1]:.4f} at first, {done.losses[10]:.4f} at last\n{launching.comparison_text(found)}"
+            f"loss {done.losses[1]:.4f} at first, {done.losses[10]:.4f} at last\n{launching.comparison_text(found, launching.notes(folder, found))}"
         )
         page = chosen.report(Paths(folder).report, run=record(folder))
         say(f"plan, trace and checkpoints: {folder}\nto look at in a browser: {page}")

@@ -33,7 +33,7 @@ from planner.plan import (
 from planner.program import lower
 from planner.schedule import generate
 from planner.workload import load
-from runtime.checkpoint import checkpoint as checkpoints
+from runtime import checkpoint as checkpoints
 from runtime.execute import Interpreter, Tracer
 from runtime.local import supervise
 from runtime.messages import Routes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from planner.arrays import NS_PER_S
@@ -35,6 +36,17 @@ def format_rate(per_s: float) -> str:
     Example: format_rate(12_345.6) is "12,346".
     """
     return f"{per_s:,.0f}" if per_s >= 1000 else f"{per_s:.4g}"
+
+
+def format_clock(seconds: float) -> str:
+    """Returns the time of day of a moment; question marks for a year that no clock knows.
+
+    Args: `seconds` are since the epoch.
+    """
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return "??:??:??"
 
 
 _WORDS = ("no", "one", "two", "three", "four")

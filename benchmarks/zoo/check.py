@@ -32,7 +32,7 @@ from planner.measure import profile
 from planner.milp import Question, solve
 from planner.verify import violations
 from planner.workload import Workload
-from runtime.checkpoint import checkpoint as checkpoints
+from runtime import checkpoint as checkpoints
 from runtime.cli import backward_split
 from runtime.runfolder import LOSS
 from runtime.train import Model, job_of, prepare

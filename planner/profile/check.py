@@ -39,6 +39,8 @@ def faults(profile: Profile) -> Iterator[Fault]:
     """
     layers = {layer.signature: layer for layer in reversed(profile.graph.layers)}
     yield from _optimizer_faults(profile.optimizer)
+    if not profile.workload:
+        yield Fault(("workload",), "names no workload", "file.py, package.module, or the name of a model")
     if not 0 <= profile.others <= 1:
         yield Fault(("others",), f"others is {profile.others}", "a share from 0 to 1")
     for row, (key, cost) in enumerate(profile.costs.items()):

@@ -16,7 +16,6 @@ from planner.plan import Plan, as_planned, schedule_of
 from planner.profile import Profile
 from planner.report.stage_memory import moving
 from planner.report.timeline_rows import Track, per_row, track
-from planner.schedule import Kind
 from planner.simulate import (
     RunRecord,
     compile,
@@ -26,12 +25,10 @@ from planner.simulate import (
     simulate,
     simulate_plan,
 )
-from planner.timeline import SEND, Timeline
+from planner.timeline import BUSY, SEND, Timeline
 
 if TYPE_CHECKING:
     from planner.explore import Frontier
-
-BUSY = frozenset(kind.value for kind in Kind) - {Kind.SYNC.value}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,8 +42,8 @@ def render(found: Contents) -> str:
 
 
 def _body(found: Contents) -> str:
-    parts = [sections.timeline(found)]
-    parts += [sections.measured(found.run)] if found.run is not None else []
+    parts = [sections.measured(found.run)] if found.run is not None else []
+    parts += [sections.timeline(found)]
     parts += [sections.memory_section(found), sections_plan.rivals(found), sections_plan.frontier(found)]
     parts += [sections_plan.model(found), sections_plan.certificate(found), sections_plan.next_steps(found)]
     return "".join([*parts, sections_plan.provenance(found)])
@@ -52,7 +52,7 @@ def _body(found: Contents) -> str:
 def _data(found: Contents) -> dict[str, object]:
     tracks = [{"name": "predicted", **packed(found.predicted)}]
     if found.measured is not None:
-        tracks.append({"name": "measured", **packed(found.measured)})
+        tracks.insert(0, {"name": "measured", **packed(found.measured)})
     file_name = re.sub(r"[^A-Za-z0-9]+", "-", found.plan.model.workload).strip("-")
     data: dict[str, object] = {
         "tracks": tracks,

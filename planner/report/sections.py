@@ -7,7 +7,7 @@ from planner.report.contents import Contents
 from planner.report.widgets import MEMORY_PARTS, MOST_LISTED, memory_bar, mesh, page_table, section, sparkline
 from planner.show import error_bar, escaped, folded, plan_lines
 from planner.simulate import RunRecord
-from planner.timeline import COLLECTIVE, SEND
+from planner.timeline import COLLECTIVE, SEND, in_words
 from planner.units import format_bytes, format_duration, format_percent, format_rate, plural
 
 
@@ -26,7 +26,7 @@ def _tiles(found: Contents) -> str:
         ("Predicted step", format_duration(plan.prediction.step_ns), error_bar(plan)),
         ("Throughput", format_rate(plan.batch.samples / (plan.prediction.step_ns / 1e9)), "samples/s"),
         ("Devices", f"{world_size(plan.axes):,}", mesh(plan)),
-        ("Idle", f"{found.idle_share:.1%}", "of the workers' time, bubbles and waits"),
+        _idle(found),
     ]
     if plan.prediction.memory:
         fullest = plan.prediction.memory[found.fullest]
@@ -45,13 +45,9 @@ def _tiles(found: Contents) -> str:
     )
     if found.run is not None:
         ratio = found.run.comparison
-        tiles.append(
-            (
-                "Measured step",
-                format_duration(ratio.measured_step_ns),
-                f"{ratio.ratio:.2f} times the prediction",
-            )
-        )
+        busy = ", on a busy machine" if found.run.machine else ""
+        said = f"{ratio.ratio:.2f} times the prediction{busy}"
+        tiles.insert(0, ("Measured step", format_duration(ratio.measured_step_ns), said))
     cells = "".join(
         f"<div><dt>{escaped(a)}</dt><dd>{escaped(b)}<small>{escaped(c)}</small></dd></div>"
         for a, b, c in tiles
@@ -59,10 +55,18 @@ def _tiles(found: Contents) -> str:
     return f'<dl class="tiles">{cells}</dl>'
 
 
+def _idle(found: Contents) -> tuple[str, str, str]:
+    if found.run is None:
+        return "Idle", f"{found.idle_share:.1%}", "of the workers' time, bubbles and waits"
+    compared = found.run.comparison
+    share = compared.measured_idle_ns / max(1.0, compared.measured_step_ns)
+    return "Idle", f"{share:.1%}", f"of the ranks' time; {found.idle_share:.1%} predicted"
+
+
 def timeline(found: Contents) -> str:
     both = found.measured is not None
     lead = "One step, a row a worker" + (
-        ": predicted above, measured below. Measured is the step of median length, of the replica that ended last."
+        ": measured above, predicted below. Measured is the step of median length, of the replica that ended last."
         if both
         else ", as predicted."
     )
@@ -144,24 +148,21 @@ def measured(run: RunRecord) -> str:
     rows = [
         (
             f"{e.stage}{e.name}",
-            format_duration(e.predicted_ns),
             format_duration(e.measured_ns),
+            format_duration(e.predicted_ns),
             f"{e.ratio:.2f}",
         )
         for e in compared.predicted_events
     ]
-    said = (
-        f"Over {plural(len(run.steps), 'step')} after the warm-up: {format_duration(compared.measured_step_ns)} a step measured, "
-        f"{format_duration(compared.predicted_step_ns)} predicted, ratio {compared.ratio:.2f}; a rank stood idle for "
-        f"{format_duration(compared.measured_wait_ns)} of it. The run is {run.state}."
-    )
+    said = f"Over {plural(len(run.steps), 'step')} after the warm-up, {in_words(compared)}. The run is {run.state}."
     listed = page_table(
-        ("stage and action", "predicted", "measured", "ratio"),
+        ("stage and action", "measured", "predicted", "ratio"),
         rows,
-        caption="Predicted and measured",
+        caption="Measured and predicted",
     )
     steps = [run.measured.of_step(step).makespan_ns for step in run.steps]
-    parts = [f"<p>{escaped(said)}</p>"]
+    parts = [f"<p><strong>{escaped(run.machine)}</strong></p>"] if run.machine else []
+    parts.append(f"<p>{escaped(said)}</p>")
     if len(steps) > 1:
         told = f"Step times from {format_duration(min(steps))} to {format_duration(max(steps))}"
         parts.append(f"<h3>Step times</h3>{sparkline(steps, told)}<p class=soft>{escaped(told)}.</p>")
@@ -170,7 +171,7 @@ def measured(run: RunRecord) -> str:
         told = f"Loss {losses[0]:.4f} at first, {losses[-1]:.4f} at last"
         parts.append(f"<h3>Loss</h3>{sparkline(losses, told)}<p class=soft>{escaped(told)}.</p>")
     parts.append(listed if len(rows) <= MOST_LISTED else folded(f"All {len(rows)} kinds of event", listed))
-    return section("run", "Predicted and measured", *parts)
+    return section("run", "Measured and predicted", *parts)
 
 
 def memory_section(found: Contents) -> str:

@@ -17,7 +17,7 @@ from planner.show.plain import of_cluster, of_profile
 from planner.show.proof import plan_lines, proof_list
 from planner.show.rivals import RIVAL_HEADS, rival_rows
 from planner.terminal import columns
-from planner.timeline import Comparison, Timeline
+from planner.timeline import Comparison, Timeline, in_words
 from planner.units import format_bytes, format_duration, plural
 
 if TYPE_CHECKING:
@@ -157,24 +157,17 @@ def graph_html(found: ModelGraph) -> str:
 
 def comparison_text(found: Comparison) -> str:
     rows = [tuple(_shown([row])[0].values()) for row in found.to_rows()]
-    return f"{_comparison_head(found)}\n\n{columns(rows, ('stage', 'action', 'predicted', 'measured', 'ratio', 'times'))}"
-
-
-def _comparison_head(found: Comparison) -> str:
-    return (
-        f"step: predicted {format_duration(found.predicted_step_ns)}, measured {format_duration(found.measured_step_ns)}, ratio "
-        f"{found.ratio:.2f}; a rank stood idle for {format_duration(found.measured_wait_ns)} of it"
-    )
+    return f"{in_words(found)}\n\n{columns(rows, ('stage', 'action', 'predicted', 'measured', 'ratio', 'times'))}"
 
 
 def comparison_html(found: Comparison) -> str:
     rows = [tuple(_shown([row])[0].values()) for row in found.to_rows()]
     listed = table(("stage", "action", "predicted", "measured", "ratio", "times"), rows)
-    return block(paragraph(_comparison_head(found)), listed)
+    return block(paragraph(in_words(found)), listed)
 
 
 def run_text(found: RunRecord) -> str:
-    return f"{_run_head(found)}\n{comparison_text(found.comparison)}"
+    return "\n".join(filter(None, (_run_head(found), found.machine, comparison_text(found.comparison))))
 
 
 def _run_head(found: RunRecord) -> str:
@@ -186,11 +179,11 @@ def _run_head(found: RunRecord) -> str:
 def run_html(found: RunRecord) -> str:
     step = found.measured.of_step(found.typical_step)
     return block(
-        paragraph(_run_head(found)),
-        paragraph("predicted"),
-        pictures.timeline(found.predicted, "worker {}".format),
+        paragraph(" ".join(filter(None, (_run_head(found), found.machine)))),
         paragraph(f"measured, step {found.typical_step}"),
         pictures.timeline(step),
+        paragraph("predicted"),
+        pictures.timeline(found.predicted, "worker {}".format),
         comparison_html(found.comparison),
     )
 

@@ -22,12 +22,12 @@ class RunRecord(Shown):
     plan: Plan
     measured: Timeline
     losses: Mapping[int, float]  # by step, from 1
+    machine: str = ""  # a sentence where the machine was busy with other work
 
     @cached_property
     def steps(self) -> tuple[int, ...]:
         """Returns the measured steps, without the warm-up where more steps came after it."""
-        every = sorted(set(self.measured.step.tolist()))
-        return tuple(every[min(WARM_UP_STEPS, max(0, len(every) - 1)) :])
+        return tuple(self.measured.steps_after(WARM_UP_STEPS))
 
     @cached_property
     def predicted(self) -> Timeline:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from planner.doors import later
 
 if TYPE_CHECKING:
-    from planner.timeline.comparison import Comparison, compare
+    from planner.timeline.comparison import Comparison, compare, in_words
     from planner.timeline.timeline import (
+        BUSY,
+        CLOCK_COLUMNS,
         COLLECTIVE,
         MEMORY_COLUMNS,
         SEND,
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "BUSY",
+    "CLOCK_COLUMNS",
     "COLLECTIVE",
     "MEMORY_COLUMNS",
     "SEND",
@@ -38,6 +42,7 @@ __all__ = [
     "decode",
     "encode",
     "from_events",
+    "in_words",
 ]
 
 # The first steps of a run are slower than the others and count in no average: connections are opened in them, memory
@@ -49,8 +54,11 @@ __getattr__ = later(
         "comparison": (
             "Comparison",
             "compare",
+            "in_words",
         ),
         "timeline": (
+            "BUSY",
+            "CLOCK_COLUMNS",
             "COLLECTIVE",
             "Event",
             "MEMORY_COLUMNS",

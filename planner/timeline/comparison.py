@@ -7,8 +7,19 @@ from typing import NamedTuple
 
 import numpy as np
 
+from planner.arrays import IntArray
 from planner.shown import Shown
-from planner.timeline.timeline import _CODES_A_NAME, _MICRO, _NEVER, _ROW, COLLECTIVE, Timeline, decode
+from planner.timeline.timeline import (
+    _CODES_A_NAME,
+    _MICRO,
+    _NEVER,
+    _ROW,
+    BUSY,
+    COLLECTIVE,
+    Timeline,
+    decode,
+)
+from planner.units import format_duration
 
 
 class Difference(NamedTuple):
@@ -35,7 +46,10 @@ class Comparison(Shown):
     extra: tuple[str, ...]
     predicted_step_ns: float
     measured_step_ns: float
-    measured_wait_ns: float  # mean over ranks and steps of the time a rank stood idle
+    measured_idle_ns: float  # of a step: the mean over ranks of all time outside of their actions
+    measured_between_ns: float = (
+        0.0  # from the end of a step to the start of the next: data, metrics, checkpoints
+    )
 
     @property
     def ratio(self) -> float:
@@ -76,14 +90,14 @@ def compare(predicted: Timeline, measured: Timeline, *, skip_steps: int = 0) -> 
     measured = measured._pick(np.isin(measured.step, steps), np.isin(measured.memory_step, steps))
     ours, theirs = _means(predicted), _means(measured)
     shared = [key for key in ours if key in theirs]
-    cells = max(1, len(steps) * len(set(measured.rank.tolist())))
     return Comparison(
         events=tuple(Difference(*key, ours[key][0], *theirs[key]) for key in shared),
         missing=tuple(f"{stage}{name}" for name, stage in ours if (name, stage) not in theirs),
         extra=tuple(f"{stage}{name}" for name, stage in theirs if (name, stage) not in ours),
         predicted_step_ns=_step_ns(predicted),
         measured_step_ns=_step_ns(measured),
-        measured_wait_ns=float(measured.wait_ns.sum()) / cells,
+        measured_idle_ns=_idle_ns(measured),
+        measured_between_ns=_between_ns(measured),
     )
 
 
@@ -100,9 +114,21 @@ def _means(timeline: Timeline) -> dict[tuple[str, int], tuple[float, int]]:
 
 
 def _step_ns(timeline: Timeline) -> float:
-    """Returns the mean length of a step: first start to last end, or end to end where sums reach into the next step."""
+    """Returns the length of a step: the median from first start to last end, or end to end where sums reach into the
+    next step.
+    """
     if not len(timeline):
         return 0.0
+    _, last, rolling = _edges(timeline)
+    if rolling:
+        return int(last[-1] - last[0]) / (len(last) - 1)
+    return float(np.median(list(timeline.step_lengths().values())))
+
+
+def _edges(timeline: Timeline) -> tuple[IntArray, IntArray, bool]:
+    """Returns the first start and the last end of every step but for its gradient sums, and whether these reach into
+    the next step.
+    """
     numbers, at = np.unique(timeline.step, return_inverse=True)
     sums = timeline.code // _CODES_A_NAME == _ROW[COLLECTIVE]
     sum_ends, ends = np.zeros(len(numbers), np.int64), np.zeros(len(numbers), np.int64)
@@ -110,6 +136,39 @@ def _step_ns(timeline: Timeline) -> float:
     np.maximum.at(sum_ends, at[sums], timeline.end_ns[sums])
     np.maximum.at(ends, at[~sums], timeline.end_ns[~sums])
     np.minimum.at(starts, at[~sums], timeline.start_ns[~sums])
-    if bool((sum_ends[:-1] > starts[1:]).any()):
-        return int(ends[-1] - ends[0]) / (len(ends) - 1)
-    return sum(timeline.step_lengths().values()) / len(numbers)
+    return starts, ends, bool((sum_ends[:-1] > starts[1:]).any())
+
+
+def _idle_ns(timeline: Timeline) -> float:
+    """Returns how long a rank does nothing in a step, as the mean over ranks and the median over steps."""
+    if not len(timeline):
+        return 0.0
+    numbers, at = np.unique(timeline.step, return_inverse=True)
+    busy = np.isin(timeline.code // _CODES_A_NAME, [_ROW[name] for name in BUSY])
+    worked = np.bincount(at, np.where(busy, timeline.end_ns - timeline.start_ns, 0), len(numbers))
+    took = worked / len(set(timeline.rank.tolist()))
+    if _edges(timeline)[2]:
+        return max(0.0, _step_ns(timeline) - float(took.mean()))
+    lengths = np.array([length for _, length in sorted(timeline.step_lengths().items())])
+    return max(0.0, float(np.median(lengths - took)))
+
+
+def _between_ns(timeline: Timeline) -> float:
+    """Returns the median time from the last end of a step to the first start of the next one; 0 where they overlap."""
+    if not len(timeline):
+        return 0.0
+    starts, ends, _ = _edges(timeline)
+    return max(0.0, float(np.median(starts[1:] - ends[:-1]))) if len(starts) > 1 else 0.0
+
+
+def in_words(found: Comparison) -> str:
+    """Returns a comparison of whole steps as one sentence, measured first.
+
+    Args: `found` is what `compare` has returned.
+    """
+    between = found.measured_between_ns
+    rest = f", and {format_duration(between)} passed from one step to the next" if between else ""
+    return (
+        f"step: measured {format_duration(found.measured_step_ns)}, predicted {format_duration(found.predicted_step_ns)}, "
+        f"ratio {found.ratio:.2f}; a rank stood idle for {format_duration(found.measured_idle_ns)} of it{rest}"
+    )

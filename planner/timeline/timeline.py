@@ -20,6 +20,8 @@ from planner.files import open_regular, whole_lines
 from planner.schedule import Action, Kind
 from planner.shown import Shown
 
+# What a rank is busy with; all other time it stands idle. SYNC only launches a sum.
+BUSY = frozenset(kind.value for kind in Kind) - {Kind.SYNC.value}
 # What a rank records beside actions. COLLECTIVE is a gradient sum while it travels (SYNC is only its launch); SEND
 # and WAIT belong to the message of their action's (stage, micro, pipe).
 COLLECTIVE, SEND, WAIT = "COLLECTIVE", "SEND", "WAIT"
@@ -34,6 +36,7 @@ TIME_COLUMNS = ("step", "rank", "code", "start_ns", "end_ns", "wait_ns")
 MOST_BYTES = 128 * 2**20  # of the columns of a file, unpacked: three million events
 MOST_PACKED = 16  # times the size of a larger file
 MEMORY_COLUMNS = ("memory_step", "memory_rank", "memory_ns", "memory_bytes")
+CLOCK_COLUMNS = ("clock_rank", "clock_start", "clock_offset_ns", "clock_error_ns")
 
 
 class Event(NamedTuple):
@@ -77,7 +80,8 @@ def _empty() -> IntArray:
 class Timeline(Shown):
     """Columns of equal length, one row an event. `wait_ns` is how long the rank stood idle right before the event.
 
-    The memory columns are samples of their own: `memory_bytes` are in use from `memory_ns` on.
+    The memory columns are samples of their own: `memory_bytes` are in use from `memory_ns` on. The clock columns have a
+    row a rank: the start of its run, what its times were moved by to the first rank's clock, and the error of that.
     """
 
     step: IntArray = field(default_factory=_empty)
@@ -90,9 +94,13 @@ class Timeline(Shown):
     memory_rank: IntArray = field(default_factory=_empty)
     memory_ns: IntArray = field(default_factory=_empty)
     memory_bytes: IntArray = field(default_factory=_empty)
+    clock_rank: IntArray = field(default_factory=_empty)
+    clock_start: IntArray = field(default_factory=_empty)
+    clock_offset_ns: IntArray = field(default_factory=_empty)
+    clock_error_ns: IntArray = field(default_factory=_empty)
 
     def __post_init__(self) -> None:
-        for group in (TIME_COLUMNS, MEMORY_COLUMNS):
+        for group in (TIME_COLUMNS, MEMORY_COLUMNS, CLOCK_COLUMNS):
             lengths = {name: len(getattr(self, name)) for name in group}
             if len(set(lengths.values())) > 1:
                 raise BadInput(f"a timeline's columns differ in length: {lengths}")
@@ -134,9 +142,14 @@ class Timeline(Shown):
         """
         return self._pick(self.step == step, self.memory_step == step)
 
+    def since(self, step: int) -> Timeline:
+        """Returns the rows and memory samples of step `step` and of all that come after it."""
+        return self._pick(self.step >= step, self.memory_step >= step)
+
     def _pick(self, rows: NDArray[np.bool_], samples: NDArray[np.bool_]) -> Timeline:
         picked = {name: getattr(self, name)[rows] for name in TIME_COLUMNS}
-        return Timeline(**picked, **{name: getattr(self, name)[samples] for name in MEMORY_COLUMNS})
+        clocks = {name: getattr(self, name) for name in CLOCK_COLUMNS}
+        return Timeline(**picked, **{name: getattr(self, name)[samples] for name in MEMORY_COLUMNS}, **clocks)
 
     def step_lengths(self) -> dict[int, int]:
         """Returns the nanoseconds from the first start to the last end of every step, by its number."""
@@ -145,6 +158,14 @@ class Timeline(Shown):
         np.minimum.at(first, at, self.start_ns)
         np.maximum.at(last, at, self.end_ns)
         return dict(zip(numbers.tolist(), (last - first).tolist(), strict=True))
+
+    def steps_after(self, first: int) -> list[int]:
+        """Returns the steps without the first ones, in order; the last one alone where there are too few.
+
+        Args: `first` is how many are left out.
+        """
+        every = sorted(set(self.step.tolist()))
+        return every[min(first, max(0, len(every) - 1)) :]
 
     def misfit(self, *, ranks: int, stages: int) -> str:
         """Returns why the events cannot be those of a plan; empty where they can.
@@ -158,6 +179,7 @@ class Timeline(Shown):
             "rank": (self.rank, ranks),
             "stage": (stage, stages),
             "memory_rank": (self.memory_rank, ranks),
+            "clock_rank": (self.clock_rank, ranks),
         }
         for name, (column, count) in named.items():
             if len(column) and not 0 <= int(column.min()) <= int(column.max()) < count:
@@ -210,7 +232,7 @@ class Timeline(Shown):
             raise BadInput(f"'{path.name}' is no timeline", allowed=".npz or .jsonl")
 
     def _lines(self) -> Iterable[dict[str, int]]:
-        for group in (TIME_COLUMNS, MEMORY_COLUMNS):
+        for group in (TIME_COLUMNS, MEMORY_COLUMNS, CLOCK_COLUMNS):
             for row in zip(*(getattr(self, name).tolist() for name in group), strict=True):
                 yield dict(zip(group, row, strict=True))
 

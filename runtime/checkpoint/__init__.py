@@ -1,33 +1,40 @@
 """Checkpoints outlive a plan: parameters and optimizer state by name, their integrity, and pretrained weights.
 
 In come tensors by name from each rank; out comes a folder of safetensors files that any other plan can read.
-Start at `checkpoint.py`; `integrity.py` judges what is on disk without torch, `writer.py` writes, and says how
-often.
+Start at `checkpoint.py`, which reads, and `writer.py`; `integrity.py` judges what is on disk without torch,
+`storage.py` says how often to write, and keeps copies in other places.
 """
 
 from runtime.checkpoint.checkpoint import Checkpoint, latest
-from runtime.checkpoint.integrity import PREFIX, Facts, complete, folder_of, last_sound, remove_partial
-from runtime.checkpoint.pretrained import read
-from runtime.checkpoint.tensor_file import Elements
-from runtime.checkpoint.writer import (
-    CheckpointPart,
-    CheckpointWriter,
-    steps_between,
-    write_initial,
-    write_s,
+from runtime.checkpoint.integrity import (
+    PREFIX,
+    Facts,
+    complete,
+    folder_of,
+    last_sound,
+    newest,
+    remove_partial,
 )
+from runtime.checkpoint.part import CheckpointPart, write_initial
+from runtime.checkpoint.pretrained import read
+from runtime.checkpoint.storage import Copies, Keeping, steps_between, write_s
+from runtime.checkpoint.tensor_file import Elements
+from runtime.checkpoint.writer import CheckpointWriter
 
 __all__ = [
     "PREFIX",
     "Checkpoint",
     "CheckpointPart",
     "CheckpointWriter",
+    "Copies",
     "Elements",
     "Facts",
+    "Keeping",
     "complete",
     "folder_of",
     "last_sound",
     "latest",
+    "newest",
     "read",
     "remove_partial",
     "steps_between",

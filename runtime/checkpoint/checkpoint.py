@@ -69,6 +69,17 @@ class Checkpoint:
         """
         return self._read({name: MODEL + name for name in names})
 
+    def shapes(self, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
+        """Reads the shapes of parameters and buffers, and no numbers.
+
+        Args: `names` are those of the captured model.
+        Raises: BadInput where the checkpoint lacks one.
+        """
+        for name in names:
+            if MODEL + name not in self.files and MODEL + name not in self.pieces:
+                raise BadInput(f"has no '{MODEL + name}'", where=str(self.folder))
+        return {name: self._shape(MODEL + name) for name in names}
+
     def state(self, names: Iterable[str]) -> dict[str, dict[str, Tensor]]:
         """Reads the optimizer state of some parameters, which is empty before the first update.
 

@@ -7,10 +7,12 @@ it.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
 import shutil
+import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -26,8 +28,12 @@ VERSION, OF_PIECES = 2, 3  # of an index without pieces, and with some
 MODEL, STATE, AVERAGE = "model/", "optimizer/", "average/"  # before the names of tensors
 PREFIX, SPOILED = "step-", "spoiled-"
 BLOCK_BYTES = 2**22
+TOUCH_S = 1.0
+WRITE_AND_WAIT = 7  # of sync_file_range: wait before, write, wait after
+LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 INDEX_BYTES = 64 * 2**20  # a hundred thousand tensors take a third of it
-_STEP = re.compile(PREFIX + "[0-9]{1,15}")
+STEP = re.compile(PREFIX + "[0-9]{1,15}")
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 
 
@@ -40,6 +46,7 @@ class Facts:
     seed: int
     fingerprint: str
     extra: dict[str, float] = field(default_factory=dict)  # a scaler's state
+    training: dict[str, str] = field(default_factory=dict)  # what it is trained on and by, in words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,17 +119,25 @@ def inside(checkpoint: Path, part: str) -> Path:
     return path
 
 
-def settle(path: Path) -> str:
+def settle(path: Path, moved: Callable[[], None] = lambda: None) -> str:
     """Makes sure that a file is on disk, whatever happens to this machine.
 
-    Args: `path` has been written and closed.
+    Args: `path` has been written and closed; `moved` is called again and again meanwhile.
     Returns: its size and checksum as text.
     """
     total = 0
+    told_s = time.monotonic()
     with path.open("rb") as file:
         while block := file.read(BLOCK_BYTES):
             total = zlib.crc32(block, total)
+            # Block by block, since nobody can see how far the one call at the end has come.
+            LIBC.sync_file_range(file.fileno(), file.tell() - len(block), len(block), WRITE_AND_WAIT)
+            moved()
+            if time.monotonic() - told_s > TOUCH_S:
+                told_s = time.monotonic()
+                os.utime(path)  # ranks that wait for this one see that it moves
         os.fsync(file.fileno())
+    moved()
     return f"{path.stat().st_size} {total:08x}"
 
 
@@ -149,13 +164,27 @@ def folder_of(folder: Path, step: int) -> Path:
     return folder / f"{PREFIX}{step:08d}"
 
 
+def step_of(checkpoint: Path) -> int:
+    """Returns the step of a complete checkpoint, by its name."""
+    return int(checkpoint.name.removeprefix(PREFIX))
+
+
+def newest(folder: Path) -> int:
+    """Returns the step of the newest complete checkpoint, -1 without any.
+
+    Args: `folder` has the checkpoints of a run.
+    """
+    found = complete(folder)
+    return step_of(found[-1]) if found else -1
+
+
 def complete(folder: Path) -> list[Path]:
     """Returns the folders of complete checkpoints, in the order of steps.
 
     Args: `folder` has the checkpoints of a run.
     """
     return sorted(
-        path for path in folder.glob(PREFIX + "*") if _STEP.fullmatch(path.name) and (path / INDEX).is_file()
+        path for path in folder.glob(PREFIX + "*") if STEP.fullmatch(path.name) and (path / INDEX).is_file()
     )
 
 
@@ -188,9 +217,8 @@ def last_sound(folder: Path, tell: Callable[[str], None]) -> Path:
         if not (what := flaw(path)):
             return path
         aside = path.with_name(SPOILED + path.name)
-        number = 1
-        while aside.exists():
-            aside, number = path.with_name(f"{SPOILED}{number}-{path.name}"), number + 1
+        for older in folder.glob(f"{SPOILED}*"):  # one is enough to look at
+            shutil.rmtree(older)
         path.rename(aside)
         tell(
             f"checkpoint {path.name} is spoiled ({what}); it is now {aside.name}, and the one before it is used"

@@ -1,93 +1,27 @@
-"""Writes checkpoints: each rank its part, the first one the index; and says how often to.
+"""Writes checkpoints in the background: each rank its part, and the first rank the index.
 
-With cost C of a checkpoint and mean time M between failures, Young's interval is sqrt(2 C M). Daly's keeps
-the next terms: sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + (C / 2M) / 9) - C for C < 2 M, and M otherwise.
+Each rank writes one part with the tensors that it is the first holder of. When all parts are there the index is
+written and the folder gets its name, so a folder with that name is complete.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from runtime.checkpoint.checkpoint import Checkpoint
-from runtime.checkpoint.integrity import (
-    AVERAGE,
-    INDEX,
-    MODEL,
-    OF_PIECES,
-    STATE,
-    SUM_OF_INDEX,
-    VERSION,
-    Facts,
-    complete,
-    folder_of,
-    settle,
-)
-from runtime.checkpoint.tensor_file import Elements
+from runtime.checkpoint.integrity import INDEX, Facts, complete, folder_of, step_of
+from runtime.checkpoint.part import POLL_S, CheckpointPart, publish, until, write_part
+from runtime.checkpoint.storage import Copies, Keeping
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
-POLL_S = 0.05
-PARTS_S = 600.0  # how long the first rank waits for the parts of the others
-SAMPLE_BYTES = 32 * 2**20
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointPart:
-    """One rank's contribution to a checkpoint."""
-
-    rank: int
-    tensors: Mapping[str, Tensor]  # parameters and buffers by name
-    state: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
-    settings: Mapping[str, Mapping[str, Mapping[str, object]]] = field(default_factory=dict)
-    elements: Mapping[str, Elements] = field(default_factory=dict)  # of which tensors have only some
-    averages: Mapping[str, Tensor] = field(default_factory=dict)  # of parameters by name
-
-    def copied(self) -> CheckpointPart:
-        """Returns a copy on the host, apart from what training goes on to change."""
-        return CheckpointPart(
-            rank=self.rank,
-            tensors={name: _copy(tensor) for name, tensor in self.tensors.items()},
-            state={name: {key: _copy(x) for key, x in row.items()} for name, row in self.state.items()},
-            settings=self.settings,
-            elements=self.elements,
-            averages={name: _copy(tensor) for name, tensor in self.averages.items()},
-        )
-
-    def split(self) -> Mapping[str, Elements]:
-        """Returns which elements the tensors have that are in several parts, by their name in the file.
-
-        State without the shape of its parameter, such as a count of steps, is whole, and the first part has it.
-        """
-        apart = {name: own for name, own in self.elements.items() if own.stop - own.start < prod(own.shape)}
-        found = {MODEL + name: own for name, own in apart.items()}
-        return found | {
-            f"{STATE}{name}/{key}": own
-            for name, own in apart.items()
-            for key, tensor in self.state.get(name, {}).items()
-            if tensor.shape == self.tensors[name].shape
-        }
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()
-
-
-def _apart(tensor: Tensor) -> Tensor:
-    """Returns the tensor itself where it has its memory to itself, otherwise a copy."""
-    alone = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
-    return tensor.detach() if alone else _copy(tensor)
+LOOK_S = 1.0  # at what the other ranks have written
 
 
 class CheckpointWriter:
@@ -100,19 +34,25 @@ class CheckpointWriter:
         rank: int,
         ranks: Sequence[int],
         names: Mapping[str, str],
-        keep: int,
-        beat: Callable[[], None] = lambda: None,
+        keep: Keeping,
+        beat: Callable[[bool], None] = lambda waiting: None,
     ) -> None:
         """Prepares the writing of one rank's parts.
 
         Args: `ranks` are all that write, of which the first publishes; `names` are those of the user's
-            state_dict; `keep` counts complete checkpoints that stay; `beat` is called while a write is waited
-            for, which may take long and is no hanging.
+            state_dict; `beat` is called whenever a write that is waited for has moved, with whether it moves on
+            other ranks only.
         """
         self._beat = beat
         self._folder, self._rank, self._ranks, self._names, self._keep = folder, rank, ranks, names, keep
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._unsent = ""  # why the last copy was not made
+        self._waiting = False
+        self._moves = 0
+        self._seen: tuple[int, object] = (0, None)
+        self._building: Path | None = None
+        self._look_s = 0.0
 
     def save(self, part: CheckpointPart, facts: Facts, spared: int | None = None) -> None:
         """Starts to write a checkpoint; returns when the tensors are copied.
@@ -122,18 +62,46 @@ class CheckpointWriter:
         """
         self.wait()
         copied = part.copied()
+        self._waiting = False
         self._thread = threading.Thread(target=self._guarded, args=(copied, facts, spared))
         self._thread.start()
 
     def wait(self) -> None:
         """Waits until no write is under way; raises its error if it failed."""
+        if self._thread is not None:
+            self._beat(False)
         while self._thread is not None:
             self._thread.join(POLL_S)
-            self._beat()
+            if self._has_moved():
+                self._beat(self._waiting)
             if not self._thread.is_alive():
                 self._thread = None
         if self._error is not None:
             raise self._error
+
+    def close(self) -> None:
+        """Waits until no write is under way.
+
+        Raises: its error if it failed; OSError where the last checkpoint could not be copied.
+        """
+        self.wait()
+        if self._unsent:
+            raise OSError(self._unsent)
+
+    def _has_moved(self) -> bool:
+        """Returns whether this rank, or any other, has written on since the last call.
+
+        A rank that waits for the parts of others sees them grow. Where none does, it stands still as they do.
+        """
+        stamp = self._seen[1]
+        if time.monotonic() >= self._look_s:
+            self._look_s = time.monotonic() + LOOK_S
+            stamp = _stamp(self._building)
+        before, self._seen = self._seen, (self._moves, stamp)
+        return before != self._seen
+
+    def _moved(self) -> None:
+        self._moves += 1
 
     def _guarded(self, part: CheckpointPart, facts: Facts, spared: int | None) -> None:
         try:
@@ -145,146 +113,42 @@ class CheckpointWriter:
         folder = folder_of(self._folder, facts.step)
         if (folder / INDEX).exists():
             return  # a run that was resumed from an earlier step has come here before
-        building = folder.with_suffix(".partial")
+        self._building = building = folder.with_suffix(".partial")
         building.mkdir(parents=True, exist_ok=True)
-        write_part(building, part)
-        if self._rank == self._ranks[0]:
-            publish(building, folder, self._ranks, facts, self._names)
-            stays = None if spared is None else folder_of(self._folder, spared)
-            for old in complete(self._folder)[: -self._keep]:
-                if old != stays:
-                    shutil.rmtree(old)
-        else:
-            _until(folder.exists, f"'{folder.name}' was never complete")
+        write_part(building, part, self._moved)
+        self._waiting = True
+        if self._rank != self._ranks[0]:
+            until(folder.exists, f"'{folder.name}' was never complete")
+            return
+        publish(building, folder, self._ranks, facts, self._names)
+        self._waiting = False
+        if self._keep.copies is not None:
+            self._copy(folder, self._keep.copies, spared)
+        steps = {step_of(path): path for path in complete(self._folder)}
+        for step in self._keep.old(sorted(steps)):
+            if step != spared:
+                shutil.rmtree(steps[step])
+
+    def _copy(self, folder: Path, copies: Copies, spared: int | None) -> None:
+        """Copies a checkpoint. Where that fails the run goes on, says so, and tries with the next one."""
+        try:
+            copies.put(folder, self._moved)
+            for step in self._keep.old(copies.steps()):
+                if step != spared:
+                    copies.remove(step)
+            self._unsent = ""
+        except Exception as error:  # every kind of storage has errors of its own
+            self._unsent = f"checkpoint {folder.name} was not copied to {copies.url}: {error}"
+            print(self._unsent, flush=True)
 
 
-def write_part(folder: Path, part: CheckpointPart) -> None:
-    """Writes one rank's part whole or not at all, with the sum of its file."""
-    flat = {MODEL + name: tensor for name, tensor in part.tensors.items()}
-    flat |= {AVERAGE + name: tensor for name, tensor in part.averages.items()}
-    flat |= {f"{STATE}{name}/{key}": x for name, row in part.state.items() for key, x in row.items()}
-    split = part.split()
-    later = {name for name, own in part.elements.items() if own.start > 0}
-    doubled = {f"{STATE}{name}/{key}" for name in later for key in part.state.get(name, {})}
-    flat = {key: tensor for key, tensor in flat.items() if key in split or key not in doubled}
-    file = f"part-{part.rank:05d}.safetensors"
-    new = folder / (file + ".new")
+def _stamp(building: Path | None) -> object:
+    """Returns what changes when any rank writes on in a checkpoint: names, sizes and times of its files."""
+    if building is None:
+        return None
     try:
-        from safetensors.torch import save_file  # torch is slow to load, and `status` reads checkpoints
-
-        save_file(flat, new)
-    except BaseException:
-        new.unlink(missing_ok=True)  # where the disk is full, others need the room to say so
-        raise
-    new.rename(folder / file)
-    sums = {file: settle(folder / file)}
-    pieces = {key: {"shape": own.shape, "parts": {file: (own.start, own.stop)}} for key, own in split.items()}
-    fragment = {
-        "files": {key: file for key in flat if key not in split},
-        "settings": part.settings,
-        "sums": sums,
-        "pieces": pieces,
-    }
-    path = folder / f"part-{part.rank:05d}.json"
-    path.with_suffix(".new").write_text(json.dumps(fragment))
-    path.with_suffix(".new").rename(path)
-
-
-def publish(
-    building: Path, folder: Path, ranks: Sequence[int], facts: Facts, names: Mapping[str, str]
-) -> None:
-    """Waits for every part, writes the index and gives the folder its name.
-
-    Args: `building` has the parts; `folder` is its final name; `names` are those of the user's state_dict.
-    Raises: TimeoutError where a rank writes no part in time.
-    """
-    files: dict[str, str] = {}
-    settings: dict[str, object] = {}
-    sums: dict[str, str] = {}
-    pieces: dict[str, dict[str, Any]] = {}
-    for rank in ranks:
-        path = building / f"part-{rank:05d}.json"
-        _until(path.exists, f"rank {rank} wrote no part of '{folder.name}'")
-        fragment = json.loads(path.read_text())
-        files |= fragment["files"]
-        settings |= fragment["settings"]
-        sums |= fragment["sums"]
-        for key, row in fragment["pieces"].items():
-            pieces.setdefault(key, {**row, "parts": {}})["parts"] |= row["parts"]
-        path.unlink()
-    index = {
-        "version": OF_PIECES if pieces else VERSION,
-        "facts": asdict(facts),
-        "files": files,
-        "settings": settings,
-        "names": dict(names),
-        "sums": sums,
-        **({"pieces": pieces} if pieces else {}),
-    }
-    (building / INDEX).write_text(json.dumps(index, sort_keys=True))
-    (building / SUM_OF_INDEX).write_text(settle(building / INDEX))
-    building.rename(folder)
-
-
-def write_initial(
-    folder: Path, tensors: Mapping[str, Tensor], facts: Facts, names: Mapping[str, str]
-) -> Checkpoint:
-    """Writes checkpoint 0 before any rank starts, as one part.
-
-    Args: `folder` has the checkpoints of a run; `tensors` are all of the model's, by name.
-    Returns: the checkpoint.
-    """
-    target = folder_of(folder, facts.step)
-    building = target.with_suffix(".partial")
-    building.mkdir(parents=True)
-    write_part(
-        building, CheckpointPart(rank=0, tensors={name: _apart(tensor) for name, tensor in tensors.items()})
-    )
-    publish(building, target, [0], facts, names)
-    return Checkpoint.open(target)
-
-
-def _until(done: Callable[[], bool], otherwise: str) -> None:
-    end = time.monotonic() + PARTS_S
-    while not done():
-        if time.monotonic() > end:
-            raise TimeoutError(otherwise)
-        time.sleep(POLL_S)
-
-
-def interval_s(cost_s: float, failures_every_s: float) -> float:
-    """Returns Daly's interval between checkpoints, in seconds.
-
-    Args: `cost_s` is the time that a checkpoint takes; `failures_every_s` the mean time between failures.
-    """
-    ratio = cost_s / (2 * failures_every_s)
-    if ratio >= 1:
-        return failures_every_s
-    young = math.sqrt(2 * cost_s * failures_every_s)
-    return young * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost_s
-
-
-def steps_between(step_s: float, cost_s: float, failures_every_s: float) -> int:
-    """Returns how many steps to do between checkpoints, at least one.
-
-    Args: `step_s` is the time of a step, `cost_s` that of a checkpoint, `failures_every_s` the mean between
-        failures.
-    """
-    return max(1, round(interval_s(cost_s, failures_every_s) / max(step_s, 1e-9)))
-
-
-def write_s(folder: Path, size_bytes: int) -> float:
-    """Estimates the time to put some bytes on disk, from a file of 32 MiB.
-
-    Args: `folder` lies on that disk.
-    Returns: seconds for `size_bytes`.
-    """
-    block = os.urandom(2**20)
-    with tempfile.TemporaryFile(dir=folder) as file:
-        begin = time.perf_counter()
-        for _ in range(SAMPLE_BYTES // len(block)):
-            file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-        took = time.perf_counter() - begin
-    return took * size_bytes / SAMPLE_BYTES
+        with os.scandir(building) as rows:
+            found = [(row.name, row.stat()) for row in rows]
+        return sorted((name, state.st_size, state.st_mtime_ns) for name, state in found)
+    except OSError:
+        return building.exists()

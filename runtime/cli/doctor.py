@@ -190,7 +190,7 @@ def _show_run(folder: Path) -> tuple[dict[str, object], str]:
     from runtime import launch as launching
 
     found = launching.comparison(folder)
-    return launching.as_dict(found), launching.comparison_text(found, launching.drift(folder, found))
+    return launching.as_dict(found), launching.comparison_text(found, launching.notes(folder, found))
 
 
 def _profile_by_slurm(

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from planner import cli as commands
 from planner import terminal, units
-from planner.cli import Json, PlanFile
 from planner.errors import BadInput, Interrupted
 from runtime.cli import runs
 from runtime.cli import slurm as slurm_options
 from runtime.cli.infer import register_infer
+from runtime.cli.launch_options import LaunchOptions
 from runtime.runfolder import unused
 
 if TYPE_CHECKING:
@@ -23,115 +22,9 @@ if TYPE_CHECKING:
     from runtime.runfolder import Result
 
 Backend = Literal["inline", "local", "slurm"]
-LOOP = ("ema", "grad_norm", "eval_every", "best_by", "keep_best", "patience", "keep")
+LOOP = ("ema", "grad_norm", "eval_every", "best_by", "keep_best", "patience")
+KEPT = ("keep", "keep_every")
 DATA = ("data_workers", "pin_memory", "drop_last")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchOptions:
-    """The options of the command `launch`."""
-
-    plan: PlanFile
-    script: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="after --: a script of your own and its arguments, on every rank", metavar="[-- SCRIPT ARGS]"
-        ),
-    ] = None
-    local: Annotated[bool, typer.Option("--local", help="every rank a process on this machine")] = False
-    inline: Annotated[bool, typer.Option("--inline", help="the same training in one process")] = False
-    on_slurm: Annotated[
-        bool, typer.Option("--slurm", help="as a job; chosen by itself where there is a SLURM")
-    ] = False
-    steps: Annotated[int, typer.Option(help="training steps")] = 10
-    seed: Annotated[int, typer.Option(help="of weights, samples and dropout")] = 0
-    weights: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="safetensors to begin with, or a folder of them; else build()'s own"
-        ),
-    ] = None
-    clip_norm: Annotated[float | None, typer.Option(help="limit of the gradients' global norm")] = None
-    clip_by: Annotated[
-        str,
-        typer.Option(help="whose norm that is: step, or previous, so that no update waits for all gradients"),
-    ] = "step"
-    ema: Annotated[
-        float | None, typer.Option(help="decay of an average of the weights, which is what is evaluated")
-    ] = None
-    grad_norm: Annotated[
-        bool, typer.Option("--grad-norm", help="record the gradients' norm, also unclipped")
-    ] = False
-    eval_every: Annotated[int, typer.Option(help="steps between evaluations of valid_dataset(); 0: none")] = 0
-    best_by: Annotated[
-        str, typer.Option(metavar="NAME[:max]", help="value of an evaluation that tells what is best")
-    ] = "loss"
-    keep_best: Annotated[bool, typer.Option("--keep-best", help="keep the best one's checkpoint")] = False
-    patience: Annotated[int, typer.Option(help="evaluations without a better one, then stop; 0: never")] = 0
-    keep: Annotated[int, typer.Option(help="newest checkpoints that are kept")] = 2
-    data_workers: Annotated[int, typer.Option(help="processes of a rank that load samples")] = 0
-    pin_memory: Annotated[
-        bool | None, typer.Option("--pin-memory/--no-pin-memory", help="of batches; by default under cuda")
-    ] = None
-    drop_last: Annotated[bool, typer.Option("--drop-last", help="end epochs with a whole step")] = False
-    save_every: Annotated[int, typer.Option(help="steps between checkpoints; 0: one at the end")] = 0
-    failures: Annotated[
-        float | None,
-        typer.Option("--failure-every", help="hours; chooses --save-every by what a checkpoint costs"),
-    ] = None
-    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu"
-    rendezvous: Annotated[
-        str, typer.Option(metavar="HOW", help="where ranks meet: file, tcp or tcp:INTERFACE")
-    ] = "file"
-    run: Annotated[Path | None, typer.Option(metavar="FOLDER", help="run folder; an old one is resumed")] = (
-        None
-    )
-    trust: runs.Trust = False
-    wait: Annotated[bool, typer.Option("--wait", help="return when the run has ended, with its status")] = (
-        False
-    )
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the batch script and do nothing")] = False
-    check: Annotated[bool, typer.Option("--check", help="ask SLURM about the script, queue nothing")] = False
-    partition: slurm_options.Partition = None
-    account: slurm_options.Account = None
-    qos: slurm_options.Qos = None
-    time: slurm_options.Time = None
-    constraint: slurm_options.Constraint = None
-    job_name: slurm_options.JobName = None
-    dependency: slurm_options.Dependency = None
-    sbatch: slurm_options.Sbatch = None
-    site: slurm_options.Site = None
-    elastic: slurm_options.ElasticNodes = None
-    profile: slurm_options.Profile = None
-    cluster: slurm_options.Machines = None
-    fix: slurm_options.Fix = None
-    as_json: Json = False
-
-    @property
-    def out(self) -> terminal.Output:
-        return terminal.Output(as_json=self.as_json)
-
-    @property
-    def words(self) -> dict[str, str | None]:
-        """Returns the options with SLURM's own words for values."""
-        return self.named("partition", "account", "qos", "constraint", "job_name", "dependency")
-
-    @property
-    def of_slurm(self) -> dict[str, object]:
-        """Returns all options that only a job has."""
-        return self.words | self.named("time", "sbatch", "site", "elastic", "dry_run", "check")
-
-    @property
-    def planning(self) -> dict[str, object]:
-        """Returns the options that `--elastic` plans from."""
-        return self.named("profile", "cluster", "fix")
-
-    def named(self, *names: str) -> dict[str, Any]:
-        """Returns the values of some options by name.
-
-        Args: `names` are fields.
-        """
-        return {name: getattr(self, name) for name in names}
 
 
 def register(app: typer.Typer) -> None:
@@ -175,6 +68,7 @@ def launch(given: LaunchOptions) -> None:
         return
     from runtime.launch import launch_local
 
+    runs.say_if_crowded(chosen, given.device, given.out)
     started = launch_local(chosen, folder, steps=given.steps, detach=not given.wait, **settings)
     if given.wait:
         _ended(_waited(started, given.out), given.out)
@@ -189,7 +83,10 @@ def _settings(given: LaunchOptions, plan: Plan, folder: Path, backend: Backend) 
     save_every = given.save_every
     if given.failures is not None:
         save_every = _save_every(plan, folder, given.failures, save_every, given.out)
-    settings = given.named("seed", "device", "rendezvous", "clip_norm", "clip_by", *LOOP, *DATA)
+    settings = given.named("seed", "device", "rendezvous", "clip_norm", "clip_by", *LOOP, *DATA, *KEPT)
+    settings["copies"] = runs.place(given.copies)
+    if given.restarts is not None:
+        settings["restarts"] = given.restarts
     settings |= {"save_every": save_every, "weights": str(given.weights.resolve()) if given.weights else ""}
     if given.script:
         script, *arguments = given.script
@@ -202,7 +99,9 @@ def _settings(given: LaunchOptions, plan: Plan, folder: Path, backend: Backend) 
 
 
 def _as_a_job(given: LaunchOptions, plan: Plan, folder: Path, settings: dict[str, Any]) -> None:
-    options = slurm_options.chosen(given.site, sbatch=given.sbatch, time=given.time, **given.words)
+    options = slurm_options.chosen(
+        given.site, sbatch=given.sbatch, time=given.time, restarts=given.restarts, **given.words
+    )
     nodes = slurm_options.flexible(given.elastic, given.profile, given.cluster, given.fix)
     name, out = given.plan.stem, given.out
     if given.dry_run or given.check:
@@ -215,7 +114,9 @@ def _as_a_job(given: LaunchOptions, plan: Plan, folder: Path, settings: dict[str
     from runtime.train import job_of
 
     job = job_of(plan, given.steps, settings)
-    slurm_options.launch(plan, name, folder, job, options, nodes=nodes, wait=given.wait, out=out)
+    started = slurm_options.launch(plan, name, folder, job, options, nodes=nodes, wait=given.wait, out=out)
+    if given.wait:
+        _ended(_waited(started, out), out, started.job)
 
 
 def _save_every(plan: Plan, folder: Path, hours: float, given: int, out: terminal.Output) -> int:
@@ -258,7 +159,8 @@ def _waited(started: Handle, out: terminal.Output) -> Result:
     try:
         return result_of(started.paths, started.ranks, started.outcome(tell=progress))
     except KeyboardInterrupt:
-        assert isinstance(started.backend, LocalBackend)
+        if not isinstance(started.backend, LocalBackend):
+            raise  # the job goes on
         started.backend.interrupt()
         raise _interrupted(started.folder) from None
     finally:
@@ -280,19 +182,20 @@ def _interrupted(folder: Path) -> Interrupted:
     return Interrupted(launching.status_text(launching.of(folder)))
 
 
-def _ended(result: Result, out: terminal.Output) -> None:
+def _ended(result: Result, out: terminal.Output, job: int | None = None) -> None:
     from runtime import launch as launching
 
     losses = [{"step": step, "loss": loss} for step, loss in result.losses.items()]
-    data = {"run": str(result.folder), "state": result.state, "steps": losses}
+    data: dict[str, object] = {"run": str(result.folder), "state": result.state, "steps": losses}
+    data |= {} if job is None else {"job": job}
     if result.state == "done":
         found = launching.comparison(result.folder)
-        drift = launching.drift(result.folder, found)
-        rows = [(step, f"{loss:.6g}") for step, loss in result.losses.items()]
+        notes = launching.notes(result.folder, found)
+        rows = [(str(step), f"{loss:.6g}") for step, loss in result.losses.items()]
         table = terminal.columns(rows, ("step", "loss"))
         out.result(
-            data | launching.as_dict(found),
-            lambda: f"{table}\n\n{launching.comparison_text(found, drift)}\n\n{result.folder}",
+            data | launching.as_dict(found) | {"notes": notes},
+            lambda: f"{table}\n\n{launching.comparison_text(found, notes)}\n\n{result.folder}",
         )
     else:
         out.result(data | {"cause": result.cause}, lambda: f"{result.state}: {result.cause}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -54,6 +55,28 @@ def trusted(plan: Plan, file: Path, *, trust: bool) -> None:
     if sys.stdin.isatty() and sys.stderr.isatty() and typer.confirm(f"{what}; run its code?", err=True):
         return
     raise BadInput(what, where=str(file), allowed="--trust to run its code, or a workload beside the plan")
+
+
+def say_if_crowded(plan: Plan, device: str, out: terminal.Output) -> None:
+    """Says before a run on this machine that it will be slower than its plan: other work, or too few cores.
+
+    Args: `device` is that of the ranks; `out` takes the note.
+    """
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    if device == "cpu" and len(plan.places) > cores:
+        out.note(f"{len(plan.places)} ranks share {cores} cores: steps will take longer than planned")
+    elif device == "cpu" and load + len(plan.places) > cores + 1:
+        out.note(
+            f"this machine is busy (load {load:.1f} on {cores} cores): steps will take longer than planned"
+        )
+
+
+def place(url: str | None) -> str:
+    """Returns where copies of checkpoints go, for processes that stand in other folders.
+
+    Args: `url` is a path of fsspec, or None.
+    """
+    return "" if url is None else url if ":" in url else str(Path(url).resolve())
 
 
 def status(run: RunFolder, as_json: Json = False) -> None:

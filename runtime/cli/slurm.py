@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,7 +41,14 @@ Fix = Annotated[
 Site = Annotated[Path | None, typer.Option(help="the site's defaults for SLURM", metavar="FILE")]
 
 
-def chosen(site: Path | None, *, sbatch: list[str] | None, time: str | None, **given: str | None) -> Options:
+def chosen(
+    site: Path | None,
+    *,
+    sbatch: list[str] | None,
+    time: str | None,
+    restarts: int | None = None,
+    **given: str | None,
+) -> Options:
     """Returns the site's options with those of the command line over them.
 
     Args: `sbatch` are KEY=VALUE words; `site` is a file, the usual one where it is None.
@@ -53,6 +59,8 @@ def chosen(site: Path | None, *, sbatch: list[str] | None, time: str | None, **g
     found: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     if time is not None:
         found["time"] = time
+    if restarts is not None:
+        found["restarts"] = restarts
     pairs = slurm.pairs(sbatch or [], "--sbatch")
     for key in [key for key in pairs if key in slurm.NAMED]:
         found.setdefault(slurm.NAMED[key], pairs.pop(key))
@@ -118,10 +126,10 @@ def launch(
     nodes: Elastic | None,
     wait: bool,
     out: terminal.Output,
-) -> None:
-    """Queues a run as a job and prints its number.
+) -> Handle:
+    """Queues a run as a job, and prints its number where nobody waits for it.
 
-    Args: with `wait`, it waits for the run and exits with its status.
+    Args: with `wait`, the caller waits for the run.
     """
     from runtime import slurm
     from runtime.launch import Handle
@@ -134,9 +142,9 @@ def launch(
         data = {"run": str(paths.root), "state": "queued", "job": backend.job}
         out.note(f"queued in {paths.root}")
         out.result(data, lambda: str(backend.job))
-        return
-    out.note(f"job {backend.job}, in {paths.root}")
-    _wait(Handle(paths, len(plan.places), backend), backend.job, out)
+    else:
+        out.note(f"job {backend.job}, in {paths.root}")
+    return Handle(paths, len(plan.places), backend)
 
 
 class StatusLine:
@@ -161,28 +169,6 @@ class StatusLine:
         """Ends the line, so that what is printed next begins on a line of its own."""
         if self._last and sys.stderr.isatty():
             print(file=sys.stderr, flush=True)
-
-
-def _wait(started: Handle, job: int, out: terminal.Output) -> None:
-    progress = StatusLine(out)
-    try:
-        outcome = started.outcome(tell=progress)
-    finally:
-        progress.end()
-    rows = started.metrics()
-    data = {
-        "run": str(started.paths.root),
-        "state": outcome.state,
-        "job": job,
-        "steps": [{"step": row["step"], "loss": row["loss"]} for row in rows],
-        "cause": outcome.cause,
-        "outcome": asdict(outcome),
-    }
-    table = terminal.columns([(row["step"], f"{row['loss']:.6g}") for row in rows], ("step", "loss"))
-    ending = outcome.state + (f": {outcome.cause}" if outcome.cause else "")
-    out.result(data, lambda: f"{table}\n\n{ending}\n{started.paths.root}")
-    if outcome.status:
-        raise typer.Exit(outcome.status)
 
 
 def refuse_without(option: str, given: Mapping[str, object]) -> None:

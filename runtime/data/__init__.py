@@ -8,7 +8,7 @@ Start at `batches.py`; `regions.py` is for datasets that read a part of a sample
 from runtime.data.batches import Batches, Wanted
 from runtime.data.live import live_workload
 from runtime.data.regions import Region, Rows
-from runtime.data.stream import Pass
+from runtime.data.stream import Pass, seeded
 
 __all__ = [
     "Batches",
@@ -17,4 +17,5 @@ __all__ = [
     "Rows",
     "Wanted",
     "live_workload",
+    "seeded",
 ]

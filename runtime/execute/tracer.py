@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from time import monotonic_ns
 from typing import TypeVar
@@ -18,7 +19,8 @@ import torch
 from torch import Tensor
 
 from planner.capture import LiveBytes
-from planner.timeline import MEMORY_COLUMNS, Timeline, concatenate, from_events
+from planner.timeline import BUSY, CLOCK_COLUMNS, MEMORY_COLUMNS, Timeline, decode, from_events
+from runtime.world import HostClock
 
 T = TypeVar("T")
 clock_ns = monotonic_ns
@@ -31,8 +33,13 @@ class Tracer:
     Appending a row costs less than a microsecond.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, clock: HostClock | None = None, start: int = 0) -> None:
+        """Begins the record of a rank.
+
+        Args: `clock` says how this host's clock differs from the first rank's, and `start` counts the starts of the run.
+        """
         self.rank = rank
+        self.clock, self.start = clock or HostClock(), start
         self.rows: list[tuple[int, int, int, int, int, int]] = []
         self.memory: list[tuple[int, int, int, int]] = []  # step, rank, time, bytes
 
@@ -50,6 +57,15 @@ class Tracer:
             first_kept = self.rows[len(self.rows) // 2][0]
             self.rows = [row for row in self.rows if row[0] >= first_kept]
 
+    def busy_ns(self, step: int) -> int:
+        """Returns how long this rank was in actions of a step that it has just done."""
+        total = 0
+        for number, _, code, start_ns, end_ns, _ in reversed(self.rows):
+            if number != step:
+                break
+            total += (end_ns - start_ns) * _is_busy(code)
+        return total
+
     def sample_memory(self, step: int, in_use_bytes: int) -> None:
         """Records the peak of a step.
 
@@ -58,10 +74,18 @@ class Tracer:
         self.memory.append((step, self.rank, clock_ns(), in_use_bytes))
 
     def timeline(self) -> Timeline:
-        """Returns everything recorded as a Timeline, in nanoseconds of this host's clock."""
+        """Returns everything recorded as a Timeline, in nanoseconds of the first rank's clock."""
+        ours = from_events(self.rows)
         table = np.array(self.memory, np.int64).reshape(-1, len(MEMORY_COLUMNS))
-        samples = Timeline(**{name: table[:, i] for i, name in enumerate(MEMORY_COLUMNS)})
-        return concatenate([from_events(self.rows), samples])
+        clock = (self.rank, self.start, self.clock.offset_ns, self.clock.error_ns)
+        moved = self.clock.offset_ns
+        return Timeline(
+            **{name: getattr(ours, name) for name in ("step", "rank", "code", "wait_ns")},
+            start_ns=ours.start_ns + moved,
+            end_ns=ours.end_ns + moved,
+            **{name: table[:, i] + moved * (name == "memory_ns") for i, name in enumerate(MEMORY_COLUMNS)},
+            **{name: np.array([value]) for name, value in zip(CLOCK_COLUMNS, clock, strict=True)},
+        )
 
     def save(self, path: Path) -> None:
         """Writes the timeline whole or not at all, since a rank may be ended at any moment.
@@ -71,6 +95,11 @@ class Tracer:
         part = path.with_name(f"{path.stem}.part{path.suffix}")
         self.timeline().save(part)
         part.rename(path)
+
+
+@lru_cache(maxsize=100_000)
+def _is_busy(code: int) -> bool:
+    return decode(code).name in BUSY
 
 
 def with_peak(

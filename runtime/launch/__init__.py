@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from planner.doors import later
 from runtime.launch.compare_with_one_process import check_text, checked
-from runtime.launch.finished import as_dict, comparison, comparison_text, drift, observation, record
+from runtime.launch.finished import as_dict, comparison, comparison_text, drift, notes, observation, record
 from runtime.launch.handle import Handle, has_slurm, launch, launch_inline, launch_local, launch_slurm
-from runtime.launch.status import Runs, Status, cancel, followed, lines_of, of, runs, status_text
+from runtime.launch.logs import followed, lines_of
+from runtime.launch.status import Runs, Status, cancel, of, runs, status_text
 
 if TYPE_CHECKING:
     from runtime.launch.script import Run
@@ -38,6 +39,7 @@ __all__ = [
     "launch_local",
     "launch_slurm",
     "lines_of",
+    "notes",
     "observation",
     "of",
     "record",

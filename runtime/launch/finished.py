@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from planner import plan as plans
@@ -10,11 +11,11 @@ from planner.errors import BadInput, BadPlan
 from planner.plan import Plan
 from planner.simulate import RunRecord, simulate_in_stride
 from planner.terminal import columns
-from planner.timeline import WARM_UP_STEPS, Comparison, Timeline, compare
+from planner.timeline import WARM_UP_STEPS, Comparison, Timeline, compare, in_words
 from planner.units import format_duration
 from planner.verify import form
 from runtime import runfolder
-from runtime.runfolder import Paths, losses_of, outside_bars
+from runtime.runfolder import Paths, losses_of, outside_bars, recent
 
 
 def comparison(folder: Path) -> Comparison:
@@ -23,12 +24,13 @@ def comparison(folder: Path) -> Comparison:
     Args: `folder` is a run folder; its first steps are left out as warm-up.
     Raises: BadInput where the folder has no plan or no trace.
     """
-    paths = _traced(Paths(folder))
+    paths = _run(folder)
     plan = _plan_of(paths)
     measured = _measured(paths, plan)
-    steps = len(set(measured.step.tolist()))
-    skip = min(WARM_UP_STEPS, steps - 1)
-    return compare(simulate_in_stride(plan), measured, skip_steps=skip)
+    steps = set(measured.step.tolist())
+    return compare(
+        simulate_in_stride(plan), measured, skip_steps=len(steps) - len(measured.steps_after(WARM_UP_STEPS))
+    )
 
 
 def drift(folder: Path, found: Comparison) -> str:
@@ -40,26 +42,31 @@ def drift(folder: Path, found: Comparison) -> str:
     return outside_bars(plans.load(Paths(folder).plan), found.measured_step_ns)
 
 
-def comparison_text(found: Comparison, drift: str = "") -> str:
+def notes(folder: Path, found: Comparison) -> list[str]:
+    """Returns what to know before a ratio of measured and predicted is read.
+
+    Args: `folder` is the run folder that `found` was made from.
+    Returns: sentences: that the machine was busy, that the step is outside the error bars of its plan.
+    """
+    return [said for said in (recent(Paths(folder)).machine, drift(folder, found)) if said]
+
+
+def comparison_text(found: Comparison, notes: Sequence[str] = ()) -> str:
     """Returns a comparison as text: the step, then one row for each kind of action of a stage.
 
-    Args: `drift` is a sentence for the second line, or empty.
+    Args: `notes` are sentences that stand before the step.
     """
-    ratio = found.measured_step_ns / found.predicted_step_ns if found.predicted_step_ns else 0.0
     rows = [
         (
             f"{event.stage}{event.name}",
-            format_duration(event.predicted_ns),
             format_duration(event.measured_ns),
+            format_duration(event.predicted_ns),
             f"{event.ratio:.2f}",
         )
         for event in found.predicted_events
     ]
-    table = columns(rows, ("stage and action", "predicted", "measured", "ratio"))
-    return (
-        f"step: predicted {format_duration(found.predicted_step_ns)}, measured {format_duration(found.measured_step_ns)}, "
-        f"ratio {ratio:.2f}; a rank stood idle for {format_duration(found.measured_wait_ns)} of it\n{drift}\n{table}"
-    )
+    table = columns(rows, ("stage and action", "measured", "predicted", "ratio"))
+    return "\n".join([*notes, in_words(found), "", table])
 
 
 def as_dict(found: Comparison) -> dict[str, object]:
@@ -70,7 +77,8 @@ def as_dict(found: Comparison) -> dict[str, object]:
     return {
         "predicted_step_ns": found.predicted_step_ns,
         "measured_step_ns": found.measured_step_ns,
-        "measured_wait_ns": found.measured_wait_ns,
+        "measured_idle_ns": found.measured_idle_ns,
+        "measured_between_ns": found.measured_between_ns,
         "events": [event._asdict() for event in found.events],
     }
 
@@ -82,7 +90,7 @@ def observation(folder: Path) -> Observation:
     Returns: its plan, its Timeline, and whether its stages computed or slept.
     Raises: BadInput where the folder has no plan or no trace.
     """
-    paths = _traced(Paths(folder))
+    paths = _run(folder)
     plan = _plan_of(paths)
     return Observation(plan=plan, timeline=_measured(paths, plan), content=runfolder.read(paths).content)
 
@@ -94,22 +102,29 @@ def record(folder: Path) -> RunRecord:
     Returns: its plan, its Timeline, its losses by step, and its state.
     Raises: BadInput where the folder is no run folder or has no trace.
     """
-    paths = _traced(runfolder.open_run(folder))
-    outcome, plan = runfolder.outcome_of(paths), _plan_of(paths)
+    paths = runfolder.open_run(folder)
+    plan = _plan_of(paths)
     return RunRecord(
         folder=str(folder),
-        state=outcome.state if outcome is not None else "not ended",
+        state=_state(paths),
         plan=plan,
         measured=_measured(paths, plan),
         losses=losses_of(paths),
+        machine=recent(paths).machine,
     )
 
 
-def _traced(paths: Paths) -> Paths:
+def _state(paths: Paths) -> str:
+    found = runfolder.outcome_of(paths)
+    if paths.cancelled.exists() and (found is None or found.state != "done"):
+        return "cancelled"
+    return "not ended" if found is None else found.state
+
+
+def _run(folder: Path) -> Paths:
+    paths = Paths(folder)
     if not paths.plan.exists():
         raise BadInput("is no run folder", where=str(paths.root), allowed="a folder that launch made")
-    if not paths.trace.exists():
-        raise BadInput("has no trace: no rank finished a step", where=str(paths.root))
     return paths
 
 
@@ -125,7 +140,10 @@ def _plan_of(paths: Paths) -> Plan:
 
 
 def _measured(paths: Paths, plan: Plan) -> Timeline:
-    found = Timeline.load(paths.trace)
+    found = runfolder.trace_of(paths, len(plan.places))
+    if not len(found) and not paths.trace.exists():
+        allowed = "a run whose ranks left a trace: they do at each checkpoint (--save-every) and at their end"
+        raise BadInput("has no trace", where=str(paths.root), allowed=allowed)
     if wrong := found.misfit(ranks=len(plan.places), stages=len(plan.stages)):
         raise BadInput(f"is no trace of this run's plan: {wrong}", where=str(paths.trace))
     return found

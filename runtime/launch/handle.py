@@ -21,7 +21,7 @@ from planner.shown import Shown
 from planner.simulate import RunRecord
 from runtime import local, slurm
 from runtime.backend import Backend
-from runtime.launch import finished, status
+from runtime.launch import finished, logs, status
 from runtime.runfolder import Evaluated, Outcome, Paths, Result, evaluations_of, result_of, steps_of, unused
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Handle(Shown):
         Args: `rank` counts from 0; None is for all.
         Raises: BadInput where the rank has no log.
         """
-        return "\n".join(line for _, line in status.lines_of(self.folder, rank, follow=False))
+        return "\n".join(line for _, line in logs.lines_of(self.folder, rank, follow=False))
 
     def metrics(self) -> StepRows:
         """Returns the steps so far: number, mean loss, seconds, samples a second, learning rate, and the gradients'

@@ -8,28 +8,37 @@ The runs of a folder, as a list that shows itself as a table.
 from __future__ import annotations
 
 import shlex
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 
 from planner import plan as plans
-from planner.errors import BadInput
-from planner.files import open_regular
-from planner.shown import Shown
+from planner.errors import BadInput, ShardwrightError
+from planner.shown import Shown, one_line
 from planner.simulate import RunRecord
-from planner.timeline import WARM_UP_STEPS
-from planner.units import format_duration
+from planner.units import format_clock, format_duration
 from runtime import checkpoint as checkpoints
 from runtime import runfolder, slurm
 from runtime.backend import Backend
 from runtime.launch import finished, status
 from runtime.local import LocalBackend
-from runtime.runfolder import JUDGED_STEPS, Paths, StepMetrics, open_run, outcome_of, outside_bars, steps_of
+from runtime.runfolder import JUDGED_STEPS, Paths, Recent, open_run, outcome_of, outside_bars, recent
 
 ENOUGH = ("running", "done", "unknown")
-MOST_LOG_BYTES = 4 * 2**20  # of each log, the last ones
-RECENT = 20  # steps that speed is judged by
+_OPTIONS = [
+    "seed",
+    "save_every",
+    "keep",
+    "keep_every",
+    "restarts",
+    "device",
+    "clip_norm",
+    "clip_by",
+    "rendezvous",
+]
+MOST_TRIES = 20  # the last ones are shown
+RECENT = 20  # steps that the time left is judged by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +59,7 @@ class Status:
     left_s: float | None
     checkpoint: int | None  # step of the last complete one
     go_on: str  # what to type, where a run of this machine ended before its last step
+    machine: str  # where other work took processors from the ranks
     drift: str  # where steps leave the error bars of the prediction
     history: list[str]  # tries before, and how each ended
 
@@ -62,11 +72,10 @@ def of(folder: Path) -> Status:
     """
     paths = open_run(folder)
     job, plan = runfolder.read(paths), plans.load(paths.plan)
-    steps = steps_of(paths)
+    steps = recent(paths)
     queued = slurm.Queued.read(paths)
     state, reason = _state(paths)
-    step_s = _speed(steps)
-    done = max(steps, default=0)
+    step_s = median(steps.seconds) if steps.seconds else None
     last = _last_checkpoint(paths)
     return Status(
         run=str(paths.root),
@@ -74,18 +83,17 @@ def of(folder: Path) -> Status:
         job=queued.job if queued else None,
         state=state,
         reason=reason,
-        step=done,
+        step=steps.done,
         steps=job.steps,
-        loss=steps[done].loss if steps else None,
+        loss=steps.loss,
         samples_per_s=plan.batch.samples / step_s if step_s else None,
         measured_step_s=step_s,
         predicted_step_s=plan.prediction.step_ns * 1e-9,
-        left_s=(job.steps - done) * step_s if step_s and state == "running" else None,
+        left_s=_left_s(job, steps) if state == "running" else None,
         checkpoint=last,
         go_on=_go_on(paths, job) if queued is None and last is not None and state not in ENOUGH else "",
-        drift=outside_bars(plan, step_s * 1e9)
-        if step_s and len(steps) >= WARM_UP_STEPS + JUDGED_STEPS
-        else "",
+        machine=steps.machine,
+        drift=outside_bars(plan, step_s * 1e9) if step_s and len(steps.seconds) >= JUDGED_STEPS else "",
         history=_history(paths),
     )
 
@@ -114,9 +122,10 @@ def _go_on(paths: Paths, job: runfolder.Job) -> str:
     usual = runfolder.Job(steps=job.steps)
     words = ["shardwright", "launch", str(paths.plan), f"--run={paths.root}", "--local", "--wait"]
     words.append(f"--steps={job.steps}")
-    for name in ("seed", "save_every", "device", "clip_norm", "clip_by", "rendezvous"):
+    for name in (*_OPTIONS, "copies"):
         if getattr(job, name) != getattr(usual, name):
-            words.append(f"--{name.replace('_', '-')}={getattr(job, name)}")
+            option = "checkpoints" if name == "copies" else name.replace("_", "-")
+            words.append(f"--{option}={getattr(job, name)}")
     return shlex.join([*words, *(["--", *job.script] if job.script else [])])
 
 
@@ -124,26 +133,13 @@ def _history(paths: Paths) -> list[str]:
     """Returns a line for each earlier attempt that ended badly. The last attempt ended as the run did."""
     tries = runfolder.attempts(paths)
     before = tries[:-1] if outcome_of(paths) is not None else tries
-    rows = [attempt for attempt in before if attempt.state not in ("", "done")]
-    return [f"{_clock(row.end_s)} {row.state}: {row.cause}" for row in rows]
+    rows = [attempt for attempt in before if attempt.state not in ("", "done")][-MOST_TRIES:]
+    return [f"{format_clock(row.end_s)} {row.state}: {row.cause}" for row in rows]
 
 
-def _clock(seconds: float) -> str:
-    try:
-        return time.strftime("%H:%M:%S", time.localtime(seconds))
-    except (OverflowError, ValueError, OSError):  # of a year that no clock knows
-        return "??:??:??"
-
-
-def _speed(steps: dict[int, StepMetrics]) -> float | None:
-    """Returns the median seconds of the last steps, warm-up steps left out where there are others; None
-    without steps.
-    """
-    later = [step.seconds for number, step in steps.items() if number > WARM_UP_STEPS] or [
-        step.seconds for step in steps.values()
-    ]
-    recent = sorted(later[-RECENT:])
-    return recent[len(recent) // 2] if recent else None
+def _left_s(job: runfolder.Job, steps: Recent) -> float | None:
+    """Returns how long the steps that are missing take at the speed of the last ones."""
+    return (job.steps - steps.done) * median(steps.seconds[-RECENT:]) if steps.seconds else None
 
 
 def cancel(folder: Path) -> None:
@@ -172,68 +168,10 @@ def status_text(status: Status) -> str:
             f"{status.samples_per_s:.4g} samples a second"
             + (f", {format_duration(status.left_s * 1e9)} left" if status.left_s is not None else "")
         )
+    lines += [status.machine] if status.machine else []
     lines += [status.drift] if status.drift else []
     lines += [f"goes on after step {status.checkpoint} with: {status.go_on}"] if status.go_on else []
     return "\n".join([*lines, *(f"  {row}" for row in status.history)])
-
-
-def log_files(folder: Path, rank: int | None) -> list[Path]:
-    """Returns the log files of a run.
-
-    Args: `rank` asks for the log of that rank alone; None for those of the supervisor or job and of all
-      ranks.
-    Raises: BadInput where the rank has no log.
-    """
-    paths = open_run(folder)
-    if rank is not None:
-        if not paths.log(rank).exists():
-            raise BadInput(f"there is no log of rank {rank}", where=str(folder))
-        return [paths.log(rank)]
-    return sorted((paths.root / "logs").glob("*"))
-
-
-def lines_of(
-    folder: Path, rank: int | None, *, follow: bool, poll_s: float = 0.5
-) -> Iterator[tuple[str, str]]:
-    """Yields the lines of a run's logs.
-
-    Args: with `follow`, lines that are added later are yielded too, until the run has ended; `rank` is as in
-      `log_files`.
-    The beginning of a log above 4 MiB is left out.
-    Yields: the name of the log without its suffix, and a line without its newline.
-    """
-    yield from followed(
-        lambda: log_files(folder, rank),
-        lambda: follow and of(folder).state in ("queued", "running"),
-        poll_s,
-    )
-
-
-def followed(
-    files: Callable[[], Sequence[Path]], goes_on: Callable[[], bool], poll_s: float = 0.5
-) -> Iterator[tuple[str, str]]:
-    """Yields the lines of log files, and those that are added while something goes on.
-
-    Args: `files` gives the logs that there are by now.
-    Yields: as `lines_of` does.
-    """
-    at: dict[Path, int] = {}
-    while True:
-        last = not goes_on()
-        for path in files():
-            with open_regular(path) as file:
-                start = at.setdefault(path, max(0, file.seek(0, 2) - MOST_LOG_BYTES))
-                file.seek(start)
-                found = file.read(MOST_LOG_BYTES)
-            whole, newline, rest = found.rpartition(b"\n")
-            at[path] += len(whole) + len(newline)
-            if last and rest:
-                whole, newline = found, b"\n"
-            if newline:
-                yield from ((path.stem, line) for line in whole.decode(errors="replace").split("\n"))
-        if last:
-            return
-        time.sleep(poll_s)
 
 
 _HEADS = ("", "run", "state", "step", "loss", "predicted", "measured")
@@ -256,7 +194,18 @@ class Runs(Shown):
 
     def to_rows(self) -> list[dict[str, object]]:
         """Returns the status of each run as a dictionary."""
-        return [asdict(status.of(folder)) for folder in self.folders]
+        return [
+            {"run": str(folder), "error": found} if isinstance(found, str) else asdict(found)
+            for folder, found in self._read()
+        ]
+
+    def _read(self) -> Iterator[tuple[Path, Status | str]]:
+        """Yields the status of each folder, or in words why it has none."""
+        for folder in self.folders:
+            try:
+                yield folder, status.of(folder)
+            except (ShardwrightError, OSError) as error:
+                yield folder, one_line(str(error))
 
     def to_dict(self) -> dict[str, object]:
         return {"runs": self.to_rows()}
@@ -265,19 +214,24 @@ class Runs(Shown):
         return _HEADS
 
     def lines(self) -> list[tuple[str, ...]]:
-        found = [status.of(folder) for folder in self.folders]
         return [
             (
                 str(at),
-                self.folders[at].name,
-                each.state,
-                f"{each.step} of {each.steps}",
-                "" if each.loss is None else f"{each.loss:.4f}",
-                format_duration(each.predicted_step_s * 1e9),
-                "" if each.measured_step_s is None else format_duration(each.measured_step_s * 1e9),
+                folder.name,
+                *(("unreadable", found, "", "", "") if isinstance(found, str) else _cells(found)),
             )
-            for at, each in enumerate(found)
+            for at, (folder, found) in enumerate(self._read())
         ]
+
+
+def _cells(found: Status) -> tuple[str, ...]:
+    return (
+        found.state,
+        f"{found.step} of {found.steps}",
+        "" if found.loss is None else f"{found.loss:.4f}",
+        format_duration(found.predicted_step_s * 1e9),
+        "" if found.measured_step_s is None else format_duration(found.measured_step_s * 1e9),
+    )
 
 
 def runs(folder: Path) -> Runs:

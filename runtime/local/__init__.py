@@ -6,6 +6,24 @@ Start reading in `run.py`; `main.py` is the supervisor process, `supervise.py` i
 """
 
 from runtime.local.run import LocalBackend, start
-from runtime.local.supervise import START_S, be_a_rank, supervise
+from runtime.local.supervise import (
+    STACKS_S,
+    START_S,
+    be_a_rank,
+    die_with_parent,
+    log_end,
+    stands_at,
+    supervise,
+)
 
-__all__ = ["START_S", "LocalBackend", "be_a_rank", "start", "supervise"]
+__all__ = [
+    "STACKS_S",
+    "START_S",
+    "LocalBackend",
+    "be_a_rank",
+    "die_with_parent",
+    "log_end",
+    "stands_at",
+    "start",
+    "supervise",
+]

@@ -21,9 +21,43 @@ from planner import plan as plans
 from planner.plan import Plan
 from runtime import checkpoint as checkpoints
 from runtime import runfolder
-from runtime.local.supervise import STATES, EndSignals, die_with_parent, supervise
-from runtime.runfolder import Attempt, Job, Outcome, Paths, note_attempt, result_of, tell
+from runtime.local.supervise import die_with_parent, supervise
+from runtime.runfolder import Attempt, Job, Paths, note_attempt, result_of, tell
 from runtime.train import Model, run_script, sleep_rank, train_rank
+
+STATES = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended"}
+
+
+class EndSignals:
+    """Remembers the first SIGINT or SIGTERM.
+
+    The handler only sets a flag, so it cannot interrupt the supervisor while it updates its table of
+    processes.
+    """
+
+    def __init__(self, parent: int) -> None:
+        self._parent = parent  # 0 where the run may outlive it
+        self._number: signal.Signals | None = None
+
+    def listen(self) -> None:
+        """Takes over SIGINT and SIGTERM of this process."""
+        for number in STATES:
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: object) -> None:
+        self._number = self._number or signal.Signals(number)
+
+    def __call__(self) -> tuple[str, str] | None:
+        """Returns the state and the cause with which the run is to end, None before any signal."""
+        if self._number is None:
+            return None
+        if self._number == signal.SIGINT:
+            cause = "by Ctrl-C"
+        elif self._parent and os.getppid() != self._parent:
+            cause = "the process that launched it is gone"
+        else:
+            cause = f"it was told to, by {self._number.name}"
+        return STATES[self._number], cause
 
 
 def main(folder: str, parent: str) -> int:
@@ -40,23 +74,32 @@ def main(folder: str, parent: str) -> int:
     job, plan = runfolder.read(paths), plans.load(paths.plan)
     torch.set_num_threads(1)  # a process that has run threads cannot be forked
     model = None if job.content == "sleep" else Model.of(plan)
-    outcome = Outcome("failed")
-    for attempt in range(job.restarts + 1):
-        again = replace(job, generation=job.generation + attempt)
+    tries: list[Attempt] = []
+    while True:
+        again = replace(job, generation=job.generation + len(tries))
         again.write(paths)
+        paths.clear_marks(again.generation)
         if model is not None:
             checkpoints.last_sound(paths.checkpoints, partial(print, flush=True))
-        begun = Attempt(generation=again.generation, nodes=[socket.gethostname()], begin_s=time.time())
+        begun = Attempt(
+            generation=again.generation,
+            nodes=[socket.gethostname()],
+            begin_s=time.time(),
+            checkpoint=checkpoints.newest(paths.checkpoints),
+        )
+        tries.append(begun)
         note_attempt(paths, begun)
         ranks = rank_main(paths, again, plan, model)
         outcome = supervise(paths, len(plan.places), job.deadline_s, ranks, told)
         end = {"state": outcome.state, "cause": outcome.cause, "rank": outcome.rank}
         note_attempt(paths, replace(begun, end_s=time.time(), **end))  # type: ignore[arg-type]
-        if outcome.state in ("done", *STATES.values()) or attempt == job.restarts:
+        spent = len(runfolder.in_vain(tries, checkpoints.newest(paths.checkpoints))) > job.restarts
+        if outcome.state in ("done", *STATES.values()) or spent or not job.restarts:
             break
         print(f"{outcome.cause}; starting again from the last complete checkpoint", flush=True)
         checkpoints.remove_partial(paths.checkpoints)
     tell(paths, outcome)
+    paths.clear_marks(again.generation + 1)
     result_of(paths, len(plan.places), outcome)  # here, since nobody may wait for a run that is detached
     return outcome.status
 

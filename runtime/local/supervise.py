@@ -7,9 +7,11 @@ dies with the supervisor. Each rank leads its own process group, which is ended 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import mmap
 import os
+import re
 import signal
 import sys
 import time
@@ -17,18 +19,19 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
-from runtime.runfolder import BEAT, Outcome, Paths, read_cause, write_cause, write_whole
+from runtime.runfolder import BEAT, LOG_LOOK_S, Outcome, Paths, read_cause, write_cause, write_whole
 
 POLL_S = 0.05
 START_S = 600.0  # until the first beat: capturing and loading
 GRACE_S = 1.0  # after the first failure, for causes that are still being written
+STACKS_S = 0.5  # until ranks have written their stacks
+MOST_STACK_BYTES = 2**20
 PR_SET_PDEATHSIG = 1
 
 Asked = Callable[[], tuple[str, str] | None]  # whether all is to end: state and cause
-
-STATES = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended"}
 
 
 @dataclass
@@ -47,6 +50,7 @@ class RankWatch:
         now = time.monotonic()
         self._told = told
         self._paths, self._deadline_s = paths, deadline_s
+        self._look_s = 0.0
         self._ranks = {rank: _Rank(pid, since_s=now) for rank, pid in pids.items()}
         with paths.heartbeat.open("r+b") as file:
             self._beats = mmap.mmap(file.fileno(), BEAT.size * len(pids))
@@ -68,11 +72,27 @@ class RankWatch:
                 return Outcome(told[0], cause=told[1], exits=self._exits())
             hung = self._hung()
             if hung is not None:
+                said = self._say_stacks(hung)
                 self._end_all()
                 doing = "waits for another rank" if self._ranks[hung].waiting else "is in a call of its own"
-                cause = f"rank {hung} made no progress for {self._deadline_s:.1f} s and {doing}"
+                cause = f"rank {hung} made no progress for {self._deadline_s:.1f} s and {doing}{said}"
                 return Outcome("hung", hung, cause, self._exits())
+            if time.monotonic() > self._look_s:
+                self._look_s = time.monotonic() + LOG_LOOK_S
+                self._paths.bound_logs()
             time.sleep(POLL_S)
+
+    def _say_stacks(self, hung: int) -> str:
+        """Has all ranks write in their logs where they stand, and returns where the rank to blame does."""
+        logs = [self._paths.log(rank) for rank in self._ranks]
+        at = log_end(self._paths.log(hung))
+        for rank in self._ranks.values():
+            if rank.status is None:
+                os.kill(rank.pid, signal.SIGUSR2)
+        time.sleep(STACKS_S)
+        return (
+            f"{stands_at(self._paths.log(hung), at)}; the stacks of {len(logs)} ranks are in {logs[0].parent}"
+        )
 
     def _reap(self) -> int | None:
         """Notes the ranks that have ended, and returns the first one that ended badly."""
@@ -200,6 +220,7 @@ def be_a_rank(paths: Paths, rank: int, parent: int, main: Callable[[], int]) -> 
         log = os.open(paths.log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log, 1)
         os.dup2(log, 2)
+        say_stacks()
         status = main()
     except SystemExit as end:
         status = _status_of(end)
@@ -213,6 +234,34 @@ def be_a_rank(paths: Paths, rank: int, parent: int, main: Callable[[], int]) -> 
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(status)
+
+
+def say_stacks() -> None:
+    """Has this process write the stacks of its threads to standard error at SIGUSR2, or when it crashes.
+
+    It writes them in a call that never returns too, unless the process is stopped.
+    """
+    faulthandler.enable(file=2)
+    faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
+
+
+def log_end(log: Path) -> int:
+    """Returns the size of a log, 0 where there is none."""
+    return log.stat().st_size if log.exists() else 0
+
+
+def stands_at(log: Path, since: int) -> str:
+    """Returns the innermost line of Python that a rank has written as its place; empty where it wrote none.
+
+    Args: `since` is the size that the log had before the rank was asked.
+    """
+    with suppress(OSError), log.open("rb") as file:
+        file.seek(since)
+        text = file.read(MOST_STACK_BYTES).decode(errors="replace")
+        main = text.rpartition("Current thread")[2].partition("\n")[2].partition("\n\n")[0]
+        found = re.search(r'File "([^"]+)", line (\d+) in (\S+)', main)
+        return f", at {found[1]}:{found[2]} in {found[3]}" if found else ""
+    return ""
 
 
 def _status_of(end: SystemExit) -> int:
@@ -234,38 +283,6 @@ def supervise(
     """
     pids = fork_ranks(paths, ranks, main)
     return RankWatch(paths, pids, deadline_s, told).until_the_end()
-
-
-class EndSignals:
-    """Remembers the first SIGINT or SIGTERM.
-
-    The handler only sets a flag, so it cannot interrupt the supervisor while it updates its table of
-    processes.
-    """
-
-    def __init__(self, parent: int) -> None:
-        self._parent = parent  # 0 where the run may outlive it
-        self._number: signal.Signals | None = None
-
-    def listen(self) -> None:
-        """Takes over SIGINT and SIGTERM of this process."""
-        for number in STATES:
-            signal.signal(number, self._note)
-
-    def _note(self, number: int, frame: object) -> None:
-        self._number = self._number or signal.Signals(number)
-
-    def __call__(self) -> tuple[str, str] | None:
-        """Returns the state and the cause with which the run is to end, None before any signal."""
-        if self._number is None:
-            return None
-        if self._number == signal.SIGINT:
-            cause = "by Ctrl-C"
-        elif self._parent and os.getppid() != self._parent:
-            cause = "the process that launched it is gone"
-        else:
-            cause = f"it was told to, by {self._number.name}"
-        return STATES[self._number], cause
 
 
 def as_before() -> None:

@@ -65,7 +65,7 @@ def assemble(
     groups = groups_of(parts.buckets, parts.mesh, world.rank, world.new_group)
     shared = parts.shared_states(modules)
     stages = parts.stages(modules, shared)
-    tracer = Tracer(world.rank)
+    tracer = Tracer(world.rank, world.clock)
     updater = _updater(parts, flats, groups, stages, make_optimizer, lr_schedule, tracer)
     transport = parts.transport(parts.routes)
     idle = _idle(parts, load)

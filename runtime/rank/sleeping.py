@@ -160,7 +160,7 @@ def sleeping(plan: Plan, world: World, pulse: Pulse) -> SleepRank:
     mesh = RankMesh.of(plan)
     replica = mesh.by_rank[world.rank].data
     schedule, program, times = schedule_of(plan), program_of(plan, world, replica), times_of(plan, replica)
-    held, sleeper, tracer = mesh.held(world.rank), Sleeper(), Tracer(world.rank)
+    held, sleeper, tracer = mesh.held(world.rank), Sleeper(), Tracer(world.rank, world.clock)
     groups = {}
     for stage in range(schedule.stages):
         ranks = mesh.holders([stage])

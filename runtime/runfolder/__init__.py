@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from planner.doors import later
 from runtime.runfolder.claim import claimed
 from runtime.runfolder.durable import append, keep_room, write_durably, write_whole
+from runtime.runfolder.evaluations import Evaluated, evaluations_of, write_evaluation
 from runtime.runfolder.holder import (
     RunProcess,
     cancel,
@@ -30,16 +31,15 @@ from runtime.runfolder.metrics import (
     JUDGED_STEPS,
     LOSS,
     DriftWatch,
-    Evaluated,
     Losses,
     MetricLines,
+    Recent,
     StepMetrics,
-    evaluations_of,
     losses_of,
     mean_loss,
     outside_bars,
+    recent,
     steps_of,
-    write_evaluation,
 )
 from runtime.runfolder.outcome import (
     BEAT,
@@ -48,6 +48,7 @@ from runtime.runfolder.outcome import (
     Heartbeat,
     Outcome,
     attempts,
+    in_vain,
     is_secondary,
     note_attempt,
     open_run,
@@ -56,16 +57,17 @@ from runtime.runfolder.outcome import (
     tell,
     write_cause,
 )
-from runtime.runfolder.paths import Paths, unused
+from runtime.runfolder.paths import LOG_LOOK_S, Paths, unused
 
 if TYPE_CHECKING:
-    from runtime.runfolder.result import Result, result_of
+    from runtime.runfolder.result import Result, result_of, trace_of
 
 __all__ = [
     "BEAT",
     "COUNT",
     "FILE",
     "JUDGED_STEPS",
+    "LOG_LOOK_S",
     "LOSS",
     "STOPPED",
     "TORCHRUN",
@@ -78,6 +80,7 @@ __all__ = [
     "MetricLines",
     "Outcome",
     "Paths",
+    "Recent",
     "Result",
     "RunProcess",
     "StepMetrics",
@@ -88,6 +91,7 @@ __all__ = [
     "claimed",
     "evaluations_of",
     "find",
+    "in_vain",
     "is_secondary",
     "keep_room",
     "last_number",
@@ -102,11 +106,13 @@ __all__ = [
     "outside_bars",
     "read",
     "read_cause",
+    "recent",
     "release",
     "result_of",
     "steps_of",
     "take_number",
     "tell",
+    "trace_of",
     "unused",
     "write_cause",
     "write_durably",
@@ -120,6 +126,7 @@ __getattr__ = later(
         "result": (
             "Result",
             "result_of",
+            "trace_of",
         ),
     },
 )

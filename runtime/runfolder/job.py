@@ -35,6 +35,8 @@ class Job:
     patience: int = 0  # evaluations without a better one, after which the training stops; 0 for never
     ema: float | None = None  # decay of an average of the parameters, which is what is evaluated
     grad_norm: bool = False  # whether the gradients' norm is recorded where nothing else needs it
+    keep_every: int = 0  # steps; checkpoints of their multiples stay for ever; 0 for none
+    copies: str = ""  # where checkpoints are copied to, any path that fsspec knows
     threads: int = 1  # of each rank
     memory_step: int = 0  # the step whose peak of memory is measured, slowly; 0 for none
     data_workers: int = 0  # processes that load samples, a rank that reads any
@@ -44,7 +46,7 @@ class Job:
     deadline_s: float = 60.0  # without any progress of a rank
     rendezvous: str = "file"  # where ranks meet, in the words of `meeting`
     script: tuple[str, ...] = ()  # a user's own, with its arguments, instead of the workload's training
-    restarts: int = 0  # times that a run which fails goes on from its last complete checkpoint by itself
+    restarts: int = 0  # tries after a failure of a run here that leave no new checkpoint
     generation: int = 0  # counts restarts, so that the rendezvous of one is never met by another
 
     @property
@@ -65,6 +67,7 @@ _WHOLE = {  # the least and the most
     "keep": (1, MOST),
     "eval_every": (0, MOST),
     "patience": (0, MOST),
+    "keep_every": (0, MOST),
     "threads": (1, 4096),
     "memory_step": (0, MOST),
     "data_workers": (0, 4096),

@@ -1,6 +1,7 @@
 """Joins the metrics that ranks write of each step, and tells whether steps keep to the prediction.
 
-Nothing here needs torch, so that a run is shown at once.
+Nothing here needs torch, so that a run is shown at once. `recent` reads the ends of the files alone, however long a
+run has gone on.
 """
 
 from __future__ import annotations
@@ -9,21 +10,27 @@ import json
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import NotRequired, TypedDict, cast
 
 from planner.errors import BadInput
-from planner.files import whole_lines
+from planner.files import open_regular, whole_lines
 from planner.plan import Plan
 from planner.timeline import WARM_UP_STEPS
 from planner.units import format_duration
-from runtime.runfolder.durable import append
 from runtime.runfolder.job import MOST
 from runtime.runfolder.paths import Paths
 
+Machine = tuple[float, float, float, float]  # processor seconds, of busy seconds; load; cores
+
+TAIL_BYTES, LEAST_TAIL_BYTES = 8 * 2**20, 2**17  # of all files, and of each: more than a thousand steps
+MOST_MACHINES = 1000  # steps of a rank
+ENOUGH_SHARE = 0.9  # of a processor: less is a busy machine
+LEAST_BUSY_S = 0.02  # the clock of a thread tells less badly
 MOST_BYTES = 2**31  # of one rank's file: about ten million steps
 JUDGED_STEPS = 10  # the last steps, whose median is compared with the bars of the prediction
 OPTIONAL = ("samples", "learning_rate", "gradient_norm")
@@ -74,6 +81,61 @@ def losses_of(paths: Paths) -> dict[int, float]:
     return {step: found.loss for step, found in steps_of(paths).items()}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Recent:
+    """The last steps of a run, of a run of some thousand steps all."""
+
+    done: int  # the last step of all
+    loss: float | None
+    seconds: tuple[float, ...]  # of the steps that count: those of the last start, without its warm-up
+    machine: str  # a sentence where the machine was busy with other work
+
+
+def recent(paths: Paths) -> Recent:
+    """Returns the last steps of a run from the ends of its metrics files.
+
+    Args: `paths` is the run folder; the run may still go on.
+    """
+    share = max(TAIL_BYTES // max(1, len(paths.all_metrics())), LEAST_TAIL_BYTES)
+    lines = MetricLines(paths, last_bytes=share)
+    found = sorted(lines.complete(), key=lambda told: told[:2])
+    if not found:
+        lines = MetricLines(paths)
+        found = sorted(lines.complete(), key=lambda told: told[:2])
+    started = found[-1][0] if found else 0
+    steps = {step: row for _, step, row in found}
+    own = [row.seconds for generation, _, row in found if generation == started]
+    done = max(steps, default=0)
+    return Recent(
+        done=done,
+        loss=steps[done].loss if steps else None,
+        seconds=tuple(own[min(WARM_UP_STEPS, max(0, len(own) - 1)) :]),
+        machine=_busy(lines.machines),
+    )
+
+
+def _busy(machines: Mapping[Path, Collection[tuple[int, Machine]]]) -> str:
+    """Says that other work took processors from a run; empty where it did not, or the metrics do not tell.
+
+    A rank that computes on an idle machine has a processor to itself. Steps of warm-up are left out, as everywhere.
+    """
+    started = max((row[0] for rows in machines.values() for row in rows), default=0)
+    shares: list[float] = []
+    latest: Machine | None = None
+    for rows in machines.values():
+        own = [machine for generation, machine in rows if generation == started][WARM_UP_STEPS:]
+        if own and (busy_s := sum(row[1] for row in own)) > LEAST_BUSY_S:
+            shares.append(min(1.0, sum(row[0] for row in own) / busy_s))
+            latest = own[-1]
+    if latest is None or (share := median(shares)) > ENOUGH_SHARE:
+        return ""
+    _, _, load, cores = latest
+    return (
+        f"the machine was busy: while ranks computed, each had {share:.0%} of a processor (load {load:.1f} on "
+        f"{cores:g} cores); on an idle machine steps are shorter"
+    )
+
+
 @dataclass
 class _Try:
     micros: int
@@ -94,6 +156,7 @@ class _Row(TypedDict):
     micros: int
     seconds: float
     losses: dict[str, dict[str, float]]
+    machine: list[float]  # absent where the device is no processor of the host
     samples: NotRequired[int]  # of the step, over all replicas
     learning_rate: NotRequired[float]
     gradient_norm: NotRequired[float]
@@ -102,9 +165,13 @@ class _Row(TypedDict):
 class MetricLines:
     """The metrics of all ranks of a run, read as ranks write them."""
 
-    def __init__(self, paths: Paths) -> None:
+    def __init__(self, paths: Paths, last_bytes: int = MOST_BYTES) -> None:
+        """Begins at the start of the files, or so many bytes before the ends that they have now."""
         self._paths = paths
-        self._read: dict[Path, int] = {}  # bytes
+        self._read: dict[Path, int] = {path: _last(path, last_bytes) for path in paths.all_metrics()}
+        self.machines: dict[
+            Path, deque[tuple[int, Machine]]
+        ] = {}  # of the last steps, with the start of the run
         self._tries: dict[tuple[int, int], _Try] = {}  # by generation and step
 
     def complete(self) -> Iterator[tuple[int, int, StepMetrics]]:
@@ -114,6 +181,9 @@ class MetricLines:
         """
         for path in self._paths.all_metrics():
             for row in self._rows(path):
+                if (machine := row.get("machine")) is not None:
+                    told = self.machines.setdefault(path, deque(maxlen=MOST_MACHINES))
+                    told.append((row["generation"], (machine[0], machine[1], machine[2], machine[3])))
                 if row["losses"]:
                     self._add(row)
         for key in [key for key, one in self._tries.items() if len(one.losses) == one.micros]:
@@ -141,6 +211,16 @@ class MetricLines:
                 yield row
 
 
+def _last(path: Path, last_bytes: int) -> int:
+    """Returns where the first whole line of the last bytes of a file begins."""
+    with suppress(OSError), open_regular(path) as file:
+        start = file.seek(0, 2) - last_bytes
+        if start > 0:
+            file.seek(start)
+            return start + len(file.readline())
+    return 0
+
+
 def _row(line: bytes, path: Path) -> _Row | None:
     """Returns the metrics in a line, None where a rank was ended in the middle of it.
 
@@ -148,7 +228,7 @@ def _row(line: bytes, path: Path) -> _Row | None:
     """
     try:
         row = json.loads(line)
-        optional = all(_number(row.get(name, 0.0)) for name in OPTIONAL)
+        optional = all(_number(row.get(name, 0.0)) for name in OPTIONAL) and _machine(row.get("machine"))
         if optional and all(is_right(row[name]) for name, is_right in _RIGHT.items()):
             return cast(_Row, row)
     except RecursionError:
@@ -175,6 +255,12 @@ def _losses(value: object) -> bool:
     )
 
 
+def _machine(value: object) -> bool:
+    return value is None or (
+        isinstance(value, list) and len(value) == 4 and all(_number(x) and 0 <= x <= MOST for x in value)
+    )
+
+
 _RIGHT: Mapping[str, Callable[[object], bool]] = {
     "step": _whole,
     "generation": _whole,
@@ -182,50 +268,6 @@ _RIGHT: Mapping[str, Callable[[object], bool]] = {
     "seconds": lambda value: _number(value) and 0 <= value <= MOST,  # type: ignore[operator]
     "losses": _losses,
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluated:
-    """One evaluation: the mean loss over all samples, and the metrics as sums over counts."""
-
-    step: int
-    samples: int
-    values: Mapping[str, float]  # "loss", then the user's metrics
-    best: bool = False  # of all so far
-
-    def to_dict(self) -> dict[str, object]:
-        """Returns the evaluation as one flat dictionary."""
-        return {"step": self.step, "samples": self.samples, "best": self.best, **self.values}
-
-
-def write_evaluation(paths: Paths, found: Evaluated, generation: int) -> None:
-    """Adds an evaluation to the run folder."""
-    append(paths.evaluations, json.dumps(found.to_dict() | {"generation": generation}))
-
-
-def evaluations_of(paths: Paths) -> list[Evaluated]:
-    """Returns the evaluations of a run by step; one that was done again counts as it was done last.
-
-    Raises: BadInput where the file holds anything else.
-    """
-    found: dict[int, Evaluated] = {}
-    for line in (
-        whole_lines(paths.evaluations, start=0, max_bytes=MOST_BYTES) if paths.evaluations.exists() else ()
-    ):
-        try:
-            row = json.loads(line)
-            values = {
-                str(k): float(x) for k, x in row.items() if k not in ("step", "samples", "best", "generation")
-            }
-            one = Evaluated(
-                step=int(row["step"]), samples=int(row["samples"]), best=bool(row["best"]), values=values
-            )
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise BadInput(
-                f"holds a line that is no evaluation: {error}", where=str(paths.evaluations)
-            ) from error
-        found[one.step] = one
-    return [found[step] for step in sorted(found)]
 
 
 def outside_bars(plan: Plan, measured_ns: float) -> str:

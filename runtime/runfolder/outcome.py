@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import mmap
+import shutil
 import struct
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from planner.errors import BadInput, Interrupted
 from planner.files import find_record, read_lines
-from runtime.runfolder.durable import append_durably, write_durably
+from runtime.runfolder.durable import FULL, append_durably, write_durably
 from runtime.runfolder.paths import Paths
 
 
@@ -25,6 +27,7 @@ class Attempt:
     requeues: int = 0  # of the job before it
     nodes: list[str]
     begin_s: float
+    checkpoint: int = -1  # the step that it began after
     end_s: float = 0.0
     state: str = ""
     cause: str = ""
@@ -41,6 +44,19 @@ def attempts(paths: Paths) -> list[Attempt]:
     rows = read_lines(Attempt, paths.attempts) if paths.attempts.exists() else []
     found = {attempt.generation: attempt for attempt in rows}
     return [found[generation] for generation in sorted(found)]
+
+
+def in_vain(tries: Sequence[Attempt], newest: int) -> list[Attempt]:
+    """Returns the last attempts that have left no new checkpoint.
+
+    Args: `tries` are in order; `newest` is the step of the newest checkpoint.
+    """
+    found: list[Attempt] = []
+    for attempt in reversed(tries):
+        if attempt.checkpoint != newest:
+            break
+        found.insert(0, attempt)
+    return found
 
 
 def note_attempt(paths: Paths, attempt: Attempt) -> None:
@@ -144,14 +160,25 @@ def write_cause(paths: Paths, rank: int, error: BaseException) -> None:
 
     Args: `error` is the exception; lost connections count as secondary.
     """
+    full = _full(paths, error) if isinstance(error, OSError) and error.errno in FULL else ""
     cause = Cause(
         rank=rank,
         time_ns=time.monotonic_ns(),
         secondary=is_secondary(error),
-        what=f"rank {rank}: {type(error).__name__}: {error}",
+        what=f"rank {rank}: {type(error).__name__}: {error}{full}",
         where=traceback.format_exception(error),
     )
     write_durably(paths, paths.cause(rank), json.dumps(asdict(cause)))
+
+
+def _full(paths: Paths, error: OSError) -> str:
+    """Returns what is known of a disk that is full, and what to do."""
+    where = Path(error.filename) if error.filename else paths.root
+    there = next((path for path in (where, *where.parents) if path.exists()), paths.root)
+    return (
+        f"; {shutil.disk_usage(there).free} bytes are free in {there}: make room, or keep fewer checkpoints (--keep), and "
+        "launch again in this folder, where the run goes on from its last checkpoint"
+    )
 
 
 def is_secondary(error: BaseException) -> bool:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 RUNS = "runs"
+EARLIER = "before-"  # begins the name of what was cut off a log
+MOST_LOG_BYTES, KEPT_LOG_BYTES = 64 * 2**20, 4 * 2**20
+LOG_LOOK_S = 5.0
 FOLDERS = ("logs", "causes", "traces", "metrics", "checkpoints", "tasks")  # inside of every run folder
 
 
@@ -190,6 +195,42 @@ class Paths:
     def all_metrics(self) -> list[Path]:
         """Returns the metrics files of all ranks that the run ever had."""
         return sorted((self.root / "metrics").glob("*.jsonl"))
+
+    def clear_marks(self, before: int) -> None:
+        """Removes the files at which earlier starts met, voted and failed.
+
+        Args: `before` is the first start whose files stay.
+        """
+        for path in self.root.glob("*-*"):
+            name, _, number = path.name.rpartition("-")
+            if name in ("rendezvous", "votes", "failed") and number.isdecimal() and int(number) < before:
+                path.unlink(missing_ok=True)
+
+    def bound_logs(self) -> None:
+        """Cuts logs that have grown too long. Their last part is then beside them, under a name with `before`.
+
+        Processes append to their logs, so that what they write meanwhile comes after the cut.
+        """
+        for path in (self.root / "logs").glob("*"):
+            if not path.name.startswith(EARLIER):
+                self.bound_log(path)
+
+    def bound_log(self, path: Path) -> None:
+        """Cuts one log where it has grown too long.
+
+        Args: `path` need not exist.
+        """
+        with suppress(OSError):
+            if path.stat().st_size > MOST_LOG_BYTES:
+                with path.open("rb") as file:
+                    file.seek(-KEPT_LOG_BYTES, 2)
+                    path.with_name(EARLIER + path.name).write_bytes(file.read(KEPT_LOG_BYTES))
+                os.truncate(path, 0)
+
+    @property
+    def killed(self) -> Path:
+        """Returns the file with a line for each supervisor of a SLURM job that was killed."""
+        return self.root / "killed"
 
     def make(self) -> Paths:
         """Makes the run folder and its inner folders.

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from planner.errors import ShardwrightError
 from planner.timeline import Timeline, concatenate
 from runtime.runfolder.metrics import losses_of
 from runtime.runfolder.outcome import Outcome
 from runtime.runfolder.paths import Paths
+
+MOST_EVENTS = 2_000_000  # in a gathered trace: about 100 MB
 
 
 class RunFailed(ShardwrightError):
@@ -45,10 +50,11 @@ def result_of(paths: Paths, ranks: int, outcome: Outcome) -> Result:
     Args: `ranks` is the number of ranks that may have left a trace; `outcome` says how the run ended.
     Returns: losses by step, and the Timeline of all ranks.
     """
-    traces = [path for rank in range(ranks) if (path := paths.rank_trace(rank)).exists()]
-    timeline = gather(traces) if traces else Timeline()
-    if traces:
-        timeline.save(paths.trace)
+    timeline = trace_of(paths, ranks)
+    if len(timeline):
+        part = paths.trace.with_name(f"{paths.trace.stem}.part{paths.trace.suffix}")
+        timeline.save(part)
+        part.rename(paths.trace)
     losses = losses_of(paths)
     lines = [json.dumps({"step": step, "loss": loss}) + "\n" for step, loss in losses.items()]
     paths.metrics.write_text("".join(lines))
@@ -63,9 +69,41 @@ def result_of(paths: Paths, ranks: int, outcome: Outcome) -> Result:
     )
 
 
-def gather(parts: list[Path]) -> Timeline:
-    """Returns one Timeline of several ranks.
+def trace_of(paths: Paths, ranks: int) -> Timeline:
+    """Returns what ranks have recorded so far, wherever the run goes on or has ended.
 
-    Args: `parts` are traces of ranks on one host, whose clocks agree.
+    Nothing is written. Ranks leave their traces at checkpoints and at their end.
+    Args: `ranks` is the number of ranks that may have left a trace.
+    Returns: the Timeline of all ranks, empty where none has left any.
+    Raises: BadInput where a file is no trace.
     """
-    return concatenate([Timeline.load(path) for path in parts])
+    parts = [path for rank in range(ranks) if (path := paths.rank_trace(rank)).exists()]
+    if paths.trace.exists():
+        gathered = paths.trace.stat().st_mtime_ns
+        if all(path.stat().st_mtime_ns <= gathered for path in parts):
+            return Timeline.load(paths.trace)
+    return gather(parts) if parts else Timeline()
+
+
+def gather(parts: Sequence[Path]) -> Timeline:
+    """Returns one Timeline of several ranks, with the last steps where there are too many events.
+
+    Times are those of the first rank's clock already. A rank that was ended before it left a trace has one of an
+    earlier start of the run, which does not count.
+    Args: `parts` are the traces of ranks.
+    """
+    most = MOST_EVENTS // len(parts)
+    found = [_latest(Timeline.load(path), most) for path in parts]
+    started = [max(part.clock_start.tolist(), default=0) for part in found]
+    kept = [part for part, start in zip(found, started, strict=True) if start == max(started) and len(part)]
+    if not kept:
+        return Timeline()
+    first = max(int(part.step.min()) for part in kept)
+    return concatenate([part.since(first) for part in kept])
+
+
+def _latest(part: Timeline, most: int) -> Timeline:
+    """Returns the last whole steps of a trace that have at most so many events."""
+    if len(part) <= most:
+        return part
+    return part.since(int(np.sort(part.step)[-most]) + 1)

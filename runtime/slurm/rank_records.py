@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from planner.errors import BadInput
 from planner.files import find_record
 from runtime.runfolder import Outcome, Paths, read_cause, write_durably
+from runtime.slurm import commands
 
 WORDLESS = "vanished without a word"
 
@@ -27,6 +28,7 @@ class RankRecord:
     status: int = 0  # exit status; the negative of the signal that killed it
     waiting: bool = False  # for another rank, when it ended
     still_s: float = 0.0  # without progress, when it ended
+    at: str = ""  # the line where it stood still
 
     def write(self, paths: Paths) -> None:
         """Writes the record in the run folder, on a full disk too."""
@@ -89,7 +91,7 @@ def _failed(
     if any(record.state == "hung" for record in found):
         first = min((r for r in found if r.state in ("hung", "ended")), key=lambda r: (r.waiting, -r.still_s))
         doing = "waits for another rank" if first.waiting else "is in a call of its own"
-        what = f"rank {first.rank} on {first.host} made no progress for {first.still_s:.1f} s and {doing}"
+        what = f"rank {first.rank} on {first.host} made no progress for {first.still_s:.1f} s and {doing}{first.at}; the stacks of all ranks are in their logs"
         return Outcome("hung", first.rank, what, exits)
     for record in found:
         if record.state == "failed" and not any(c.rank == record.rank for c in causes):
@@ -115,3 +117,22 @@ def _lost(
     words = f"rank {gone[0]}" if len(gone) == 1 else f"ranks {', '.join(map(str, gone))}"
     how = f"vanished with srun, which was killed by {signal.Signals(-code).name}" if code < 0 else WORDLESS
     return Outcome("lost", gone[0], f"{words} on {where} {how}", exits)
+
+
+def by_slurm(outcome: Outcome, nodes: Sequence[str]) -> Outcome:
+    """Returns the outcome of a job that SLURM is ending. A rank that SLURM has ended first is not to blame.
+
+    Args: `outcome` is that of the attempt; `nodes` are those of the job.
+    Returns: "interrupted", with the nodes that are lost, or the outcome itself where a rank is to blame.
+    """
+    blamed = outcome.rank is not None and outcome.exits[outcome.rank] not in (0, -signal.SIGTERM)
+    if outcome.state not in ("failed", "lost") or blamed:
+        return outcome
+    cause = who_ended(nodes, "ended by SLURM: cancelled, preempted, requeued, or out of time")
+    return Outcome("interrupted", cause=cause, exits=outcome.exits)
+
+
+def who_ended(nodes: Sequence[str], otherwise: str) -> str:
+    """Returns which nodes of a job are lost, or other words where none is."""
+    gone = commands.unwell(nodes)
+    return f"lost {', '.join(gone)}" if gone else otherwise

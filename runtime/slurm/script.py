@@ -20,6 +20,8 @@ from runtime.slurm.task_layout import TaskLayout
 LOG = "logs/slurm-%j.out"
 TASK = "runtime.slurm.task"
 
+KILLED, OUTCOME = "killed", "outcome.json"  # files of the run folder, as `Paths` names them
+
 BATCH = "runtime.slurm.supervisor"
 
 # What SLURM would put in place of these in the name of the log.
@@ -67,11 +69,40 @@ def text(request: JobRequest, options: Options) -> str:
         *surroundings(options),
         f"cd {word(str(request.directory))}",
         "trap '' USR1  # until the supervisor listens to it",
-        f"exec {word(request.python)} -P -m {BATCH} {word(folder)} \\",
-        f"  --requeues {options.requeues} --restarts {options.restarts}{' --elastic' * elastic} -- \\",
-        *_step(request, options),
+        "supervise() {",
+        f"  exec {word(request.python)} -P -m {BATCH} {word(folder)} \\",
+        f"    --requeues {options.requeues} --restarts {options.restarts}{' --elastic' * elastic} -- \\",
+        *(f"  {line}" for line in _step(request, options)),
+        "}",
+        *_watch(options.requeues, request.folder),
     ]
     return "\n".join([*lines, ""])
+
+
+def _watch(requeues: int, folder: Path) -> Iterator[str]:
+    """Yields the lines that hand signals to the supervisor, wait for it, and queue the job again where it was killed.
+
+    A signal ends `wait` early, so the supervisor is waited for until it is gone. One that was killed has told no outcome.
+    """
+    outcome, killed = (word(str(folder / name)) for name in (OUTCOME, KILLED))
+    yield "supervise & supervisor=$! status=0 ended="
+    yield "trap 'kill -USR1 $supervisor || :' USR1"
+    yield "trap 'ended=1; kill -TERM $supervisor || :' TERM"
+    yield "wait $supervisor || status=$?"
+    yield "while kill -0 $supervisor 2>/dev/null; do status=0; wait $supervisor || status=$?; done"
+    yield "last=0; wait $supervisor 2>/dev/null || last=$?"
+    yield "[ $last = 127 ] || status=$last"
+    yield f'if [ $status = 137 ] && [ -z "$ended" ] && [ ! -e {outcome} ]; then'
+    if requeues:
+        yield "  " + comment(
+            "Killed, or out of memory: the job goes on from its last checkpoint, as often as was said."
+        )
+        yield '  job="${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"'
+        yield f'  echo "$SLURM_JOB_ID ${{SLURM_RESTART_COUNT:-0}}" >> {killed}'
+        yield f'  [ "$(wc -l < {killed})" -gt {requeues} ] || {{ scontrol requeue "$job" && sleep 120; }} || :'
+    yield "  kill -KILL $$  # SLURM says then what has happened"
+    yield "fi"
+    yield "exit $status"
 
 
 def _directives(request: JobRequest, options: Options) -> Iterator[str]:
@@ -94,14 +125,17 @@ def _directives(request: JobRequest, options: Options) -> Iterator[str]:
     yield directive("output", LOG)
     yield "#SBATCH --open-mode=append"
     yield "#SBATCH --requeue" if options.requeues else "#SBATCH --no-requeue"
-    yield f"#SBATCH --signal=B:USR1@{_signal_s(options)}"
+    yield f"#SBATCH --signal=B:USR1@{signal_s(options, options.time)}"
     for key, value in sorted(options.sbatch.items()):
         yield directive(key, value)
 
 
-def _signal_s(options: Options) -> int:
-    """Returns how many seconds before its time limit a job is told to stop: at most a quarter of the limit."""
-    limit_s = 60 * (float("inf") if options.time is None else limits.minutes(str(options.time)))
+def signal_s(options: Options, time_limit: str | int | None) -> int:
+    """Returns how many seconds before its time limit a job is told to stop: at most a quarter of the limit.
+
+    Args: `time_limit` is as SLURM writes it.
+    """
+    limit_s = 60 * (float("inf") if time_limit is None else limits.minutes(str(time_limit)))
     return max(1, int(min(options.signal_s, limit_s / 4)))
 
 

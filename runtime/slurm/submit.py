@@ -15,7 +15,9 @@ from planner import verify
 from planner.errors import BadInput, Infeasible, ShardwrightError
 from planner.model import ModelGraph
 from planner.plan import Plan
+from planner.units import format_duration
 from planner.workload import Workload
+from runtime import checkpoint as checkpoints
 from runtime import runfolder
 from runtime.runfolder import Job, Outcome, Paths, tell, write_whole
 from runtime.slurm import commands, folder_lock, limits, state, task_layout
@@ -61,16 +63,46 @@ def check(plan: Plan, graph: ModelGraph | None, folder: Path, job: Job, options:
     limits.check(
         limits.known(), wanted, job.threads, job.device == "cuda", limits.effective(options, os.environ)
     )
-    place = str(folder.resolve())
+    place, warnings = str(folder.resolve()), _check_time(plan, graph, folder, options)
     if len(wanted.tasks) > 1 and place.startswith(tuple(f"{name}/" for name in LOCAL_FOLDERS)):
-        return [f"{place} is mostly a node's own: a run on several nodes needs a folder that they share"]
+        warnings.append(
+            f"{place} is mostly a node's own: a run on several nodes needs a folder that they share"
+        )
+    return warnings
+
+
+def _check_time(plan: Plan, graph: ModelGraph | None, folder: Path, options: Options) -> list[str]:
+    """Holds a time limit against what one step and one checkpoint take here.
+
+    Returns: a warning where the time between the signal and the limit is too short for them.
+    Raises: Infeasible where the limit itself is.
+    """
+    time_limit = limits.effective(options, os.environ).time
+    if time_limit is None or graph is None:
+        return []
+    size = STATES * sum(parameter.bytes for parameter in graph.parameters)
+    needed_s = plan.prediction.step_ns * 1e-9 + checkpoints.write_s(_there(folder), size)
+    limit_s, signal_s = 60 * limits.minutes(str(time_limit)), scripts.signal_s(options, time_limit)
+    takes = f"a step and a checkpoint take about {format_duration(needed_s * 1e9)}"
+    if needed_s > limit_s:
+        raise Infeasible(f"a time limit of {time_limit} ends before the first checkpoint: {takes}")
+    if needed_s > signal_s:
+        return [
+            f"a job of {time_limit} is told to stop {signal_s} s before its limit, and {takes}: steps since the last "
+            "checkpoint may be lost; a longer --time, or signal_s of the site file, makes room"
+        ]
     return []
+
+
+def _there(folder: Path) -> Path:
+    """Returns the run folder, or the nearest folder above it that exists."""
+    return next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
 
 
 def _check_disk(graph: ModelGraph, folder: Path, job: Job) -> None:
     """Raises Infeasible where the disk has no room for the checkpoints that are kept and the one in writing."""
     one = STATES * sum(parameter.bytes for parameter in graph.parameters)
-    there = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
+    there = _there(folder)
     free, needed = shutil.disk_usage(there).free, (job.keep + 1) * one
     if needed > free:
         raise Infeasible(f"{job.keep + 1} checkpoints need {needed} bytes; {there} has {free} free")

@@ -25,7 +25,18 @@ from planner.errors import BadInput, ShardwrightError
 from planner.plan import Plan
 from runtime import checkpoint as checkpoints
 from runtime import runfolder
-from runtime.runfolder import STOPPED, Attempt, Outcome, Paths, attempts, keep_room, note_attempt, tell
+from runtime.local import die_with_parent
+from runtime.runfolder import (
+    STOPPED,
+    Attempt,
+    Outcome,
+    Paths,
+    attempts,
+    in_vain,
+    keep_room,
+    note_attempt,
+    tell,
+)
 from runtime.slurm import commands, elastic, folder_lock, rank_records, task_layout
 from runtime.slurm.state import Queued
 
@@ -79,26 +90,52 @@ class Supervisor:
         Raises: BadInput where the job's nodes do not fit the plan.
         """
         self._say_what_was_before()
-        if self.restart > self.requeues:
-            return self._end(
-                Outcome("failed", cause=f"queued again {self.restart} times, allowed {self.requeues}")
-            )
-        for again in range(self.restarts + 1):
+        if (before := self._starts_in_vain()) > self.requeues:
+            cause = f"the job began {before} times without a new checkpoint, allowed {self.requeues + 1}"
+            return self._end(Outcome("failed", cause=cause))
+        while True:
             outcome = self._try()
             if outcome.state == "stopped" and self._may_go_on():
                 return self._requeue(outcome)
             transient = outcome.state in ("hung", "lost") or any(status < 0 for status in outcome.exits)
-            if not transient or again == self.restarts or self.told or self.paths.cancelled.exists():
+            spent = self._tries_in_vain() > self.restarts or not self.restarts
+            if not transient or spent or self.told or self.paths.cancelled.exists():
                 return self._end(outcome)
             print(f"{outcome.cause}; starting again from the last complete checkpoint", flush=True)
-        raise AssertionError("the last try returns")
+
+    def _in_vain(self) -> list[Attempt]:
+        return in_vain(attempts(self.paths), checkpoints.newest(self.paths.checkpoints))
+
+    def _starts_in_vain(self) -> int:
+        """Returns how often the job was started since the last new checkpoint, whatever ended it."""
+        return len({(each.job, each.requeues) for each in self._in_vain() if self._is_ours(each)})
+
+    def _tries_in_vain(self) -> int:
+        """Returns how often ranks were started in this start of the job since the last new checkpoint."""
+        return sum(self._is_ours(each) and each.requeues == self.restart for each in self._in_vain())
+
+    def _is_ours(self, attempt: Attempt) -> bool:
+        return attempt.job == self.environment["SLURM_JOB_ID"]
 
     def _say_what_was_before(self) -> None:
         before = attempts(self.paths)
         if before and not before[-1].state:
-            cause = _who_ended(before[-1].nodes, "ended without a word: preempted, out of time, or killed")
+            cause = self._killed(before[-1]) or rank_records.who_ended(
+                before[-1].nodes, "ended without a word: preempted, out of time, or killed"
+            )
             note_attempt(self.paths, replace(before[-1], state="interrupted", cause=cause, end_s=time.time()))
             print(f"the attempt before: {cause}", flush=True)
+
+    def _killed(self, last: Attempt) -> str:
+        """Returns that a supervisor was killed, where the batch script has written so; else an empty text."""
+        if not self.paths.killed.exists():
+            return ""
+        lines = self.paths.killed.read_text().splitlines()
+        if f"{last.job} {last.requeues}" not in lines:
+            return ""
+        if last.checkpoint != checkpoints.newest(self.paths.checkpoints):
+            self.paths.killed.unlink()  # the script counts those since the last new checkpoint
+        return "the supervisor of the job was killed, by hand or for its memory"
 
     def _try(self) -> Outcome:
         job = runfolder.read(self.paths)
@@ -107,6 +144,8 @@ class Supervisor:
         replace(job, generation=generation).write(self.paths)
         for old in (*self.paths.causes(), self.paths.outcome):
             old.unlink(missing_ok=True)
+        self.paths.clear_marks(generation)
+        self.paths.bound_logs()
         checkpoints.last_sound(self.paths.checkpoints, partial(print, flush=True))
         keep_room(self.paths, len(self.hosts))
         attempt = Attempt(
@@ -115,11 +154,12 @@ class Supervisor:
             requeues=self.restart,
             nodes=self.nodes,
             begin_s=time.time(),
+            checkpoint=checkpoints.newest(self.paths.checkpoints),
         )
         note_attempt(self.paths, attempt)
         outcome = rank_records.outcome(self.paths, self.hosts, generation, self._run_step(generation))
         if signal.SIGTERM in self.told:
-            outcome = by_slurm(outcome, self.nodes)
+            outcome = rank_records.by_slurm(outcome, self.nodes)
         note_attempt(
             self.paths,
             replace(attempt, end_s=time.time(), state=outcome.state, cause=outcome.cause, rank=outcome.rank),
@@ -133,7 +173,10 @@ class Supervisor:
         if "--distribution=arbitrary" in command:
             self.paths.hosts.write_text("".join(f"{host}\n" for host in self.hosts))
             environment["SLURM_HOSTFILE"] = str(self.paths.hosts)
-        step = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+        with_us = partial(
+            die_with_parent, os.getpid(), signal.SIGTERM
+        )  # ranks do not outlive who watches them
+        step = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, preexec_fn=with_us)
         self.to_tell |= bool(self.told)
         while (code := step.poll()) is None:
             if self.to_tell and self._listening(generation):
@@ -148,7 +191,7 @@ class Supervisor:
 
     def _may_go_on(self) -> bool:
         cancelled = signal.SIGTERM in self.told or self.paths.cancelled.exists()
-        return not cancelled and self.restart < self.requeues
+        return not cancelled and 0 < self.requeues >= self._starts_in_vain()
 
     def _requeue(self, outcome: Outcome) -> int:
         print(f"{outcome.cause}; queueing the job again", flush=True)
@@ -160,28 +203,20 @@ class Supervisor:
     def _end(self, outcome: Outcome) -> int:
         if outcome.state == "done" or signal.SIGTERM not in self.told or self.paths.cancelled.exists():
             tell(self.paths, outcome)
+            self.paths.clear_marks(runfolder.read(self.paths).generation)
+            _gather(self.paths, len(self.hosts), outcome)
         # Else SLURM ends the job, and knows why, and whether it begins anew.
         if outcome.state != "done":
             print(f"{outcome.state}: {outcome.cause}", flush=True)
         return outcome.status
 
 
-def by_slurm(outcome: Outcome, nodes: Sequence[str]) -> Outcome:
-    """Returns the outcome of a job that SLURM is ending. A rank that SLURM has ended first is not to blame.
-
-    Args: `outcome` is that of the attempt; `nodes` are those of the job.
-    Returns: "interrupted", with the nodes that are lost, or the outcome itself where a rank is to blame.
-    """
-    blamed = outcome.rank is not None and outcome.exits[outcome.rank] not in (0, -signal.SIGTERM)
-    if outcome.state not in ("failed", "lost") or blamed:
-        return outcome
-    cause = _who_ended(nodes, "ended by SLURM: cancelled, preempted, requeued, or out of time")
-    return Outcome("interrupted", cause=cause, exits=outcome.exits)
-
-
-def _who_ended(nodes: Sequence[str], otherwise: str) -> str:
-    gone = commands.unwell(nodes)
-    return f"lost {', '.join(gone)}" if gone else otherwise
+def _gather(paths: Paths, ranks: int, outcome: Outcome) -> None:
+    """Writes the trace and the losses of all ranks. Without them the run has still ended as it has."""
+    try:
+        runfolder.result_of(paths, ranks, outcome)
+    except (ShardwrightError, OSError) as error:
+        print(f"the traces were not gathered: {error}", flush=True)
 
 
 def _be_known(paths: Paths, name: str) -> bool:

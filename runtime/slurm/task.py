@@ -21,14 +21,15 @@ from planner import plan as plans
 from planner.errors import ShardwrightError
 from planner.plan import Plan
 from runtime import runfolder
-from runtime.local import START_S, be_a_rank
-from runtime.runfolder import BEAT, STOPPED, Heartbeat, Job, Paths
+from runtime.local import STACKS_S, START_S, be_a_rank, log_end, stands_at
+from runtime.runfolder import BEAT, LOG_LOOK_S, STOPPED, Heartbeat, Job, Paths
 from runtime.slurm import task_layout
 from runtime.slurm.rank_records import RankRecord
 from runtime.slurm.task_layout import Granted
 
 POLL_S = 0.05
 PATIENCE_S = 5.0
+LOOK_S = 0.5  # at whether another rank stands still
 
 
 def main(folder: str) -> int:
@@ -91,6 +92,8 @@ class Keeper:
         )
         self._told = 0  # the signal that came last
         self._asked = False
+        self._said = False  # where it stands
+        self._look_s = self._asked_s = 0.0
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
             signal.signal(number, self._tell)
 
@@ -109,6 +112,11 @@ class Keeper:
                 return self._ended(os.waitstatus_to_exitcode(status))
             if self._stands_still():
                 return self._end("hung")
+            if self._another_hangs():
+                self._say_where()
+            if time.monotonic() > self._look_s:
+                self._look_s = time.monotonic() + LOG_LOOK_S
+                self._paths.bound_log(self._paths.log(self._record.rank))
             if self._told:
                 if self._told == signal.SIGTERM and self._paths.failed(self._job.generation).exists():
                     return self._end("ended")
@@ -127,9 +135,31 @@ class Keeper:
         return now - seen.since_s > deadline_s + (PATIENCE_S if seen.waiting else 0.0)
 
     def _end(self, state: str) -> int:
+        """Ends the rank. In a standstill each rank first writes in its log where it stands."""
+        if state == "hung":
+            self._paths.failed(self._job.generation).write_text(state)
+            self._say_where()
+            time.sleep(2 * LOOK_S)  # the keepers of those that wait see the mark, and do the same
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
         return self._leave(state, 1)
+
+    def _say_where(self) -> None:
+        log = self._paths.log(self._record.rank)
+        at = log_end(log)
+        os.kill(self._pid, signal.SIGUSR2)
+        time.sleep(STACKS_S)
+        self._said = True
+        self._record = replace(self._record, at=stands_at(log, at))
+
+    def _another_hangs(self) -> bool:
+        """Returns whether this rank waits for one that stands still, and has not yet said where it waits."""
+        now = time.monotonic()
+        if self._said or not self._beat.waiting or now - max(self._beat.since_s, self._asked_s) < LOOK_S:
+            return False
+        self._asked_s = now
+        mark = self._paths.failed(self._job.generation)
+        return mark.exists() and mark.read_text() == "hung"
 
     def _ended(self, status: int) -> int:
         state = {0: "done", STOPPED: "stopped"}.get(status, "failed")
@@ -143,7 +173,7 @@ class Keeper:
             self._record, state=state, status=status, waiting=self._beat.waiting, still_s=round(still, 1)
         )
         if state in ("failed", "hung"):
-            self._paths.failed(self._job.generation).touch()
+            self._paths.failed(self._job.generation).write_text(state)
         end.write(self._paths)
         # To srun a stop is no bad exit, at which it would end the others.
         return 0 if state == "stopped" else 128 - status if status < 0 else status

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from planner import plan as plans
 from planner import workload as workloads
@@ -21,7 +26,8 @@ from planner.workload import Workload, check_optimizer, whole_optimizer
 from runtime import checkpoint as checkpoints
 from runtime import runfolder
 from runtime import update as updates
-from runtime.checkpoint import Checkpoint, Facts
+from runtime.checkpoint import Checkpoint, Copies, Facts, Keeping
+from runtime.data import seeded
 from runtime.execute import program_of
 from runtime.messages import in_order_of
 from runtime.rank import check_supported
@@ -78,16 +84,33 @@ def prepare(model: Model, folder: Path, job: Job, refuse: Refuse = lambda _: Non
     for found in refused(model.plan, model.captured.graph, joint, whole):
         raise BadPlan(str(found))
     _check_program(model.plan, job)
+    copies = checkpoints.Copies(job.copies) if job.copies else None
     with runfolder.claimed(folder, refuse) as paths:
         checkpoints.remove_partial(paths.checkpoints)
+        if copies is not None:
+            copies.check()
+            _fetch(copies, paths)
         if checkpoints.complete(paths.checkpoints):
             checkpoints.last_sound(paths.checkpoints, lambda what: print(printable(what), file=sys.stderr))
         begin = checkpoints.latest(paths.checkpoints)
         if begin is None:
             write_start(paths, model, job)
         else:
-            _check_resumed(begin, model.captured, job)
+            _check_resumed(begin, model, job)
         return paths, _write_folder(model.plan, paths, job)
+
+
+def _fetch(copies: Copies, paths: Paths) -> None:
+    """Brings back the newest copy where it is later than the checkpoints of the run folder, which may be new."""
+    found = copies.fetch(paths.checkpoints, checkpoints.newest(paths.checkpoints))
+    if found is not None:
+        print(f"checkpoint {found.name} was fetched from {printable(copies.url)}", file=sys.stderr)
+
+
+def kept(job: Job) -> Keeping:
+    """Returns which checkpoints of a run stay, and where copies go."""
+    copies = checkpoints.Copies(job.copies) if job.copies else None
+    return Keeping(last=job.keep, every=job.keep_every, copies=copies)
 
 
 def prepare_folder(plan: Plan, folder: Path, job: Job, refuse: Refuse = lambda _: None) -> tuple[Paths, Job]:
@@ -138,11 +161,75 @@ def write_start(paths: Paths, model: Model, job: Job) -> Checkpoint:
         tensors = initial(model.captured, model.workload)
     if job.weights:
         tensors |= checkpoints.read(Path(job.weights), model.captured)
-    facts = Facts(step=0, sample=0, seed=job.seed, fingerprint=model.captured.graph.fingerprint)
+    facts = Facts(
+        step=0,
+        sample=0,
+        seed=job.seed,
+        fingerprint=model.captured.graph.fingerprint,
+        training=described(model, job),
+    )
     return checkpoints.write_initial(paths.checkpoints, tensors, facts, model.captured.saved)
 
 
-def _check_resumed(begin: Checkpoint, captured: Captured, job: Job) -> None:
+def described(model: Model, job: Job) -> dict[str, str]:
+    """Returns what makes a training another one beside its model and seed, each thing in a few words.
+
+    What cannot be told here, such as samples that lie on the nodes alone, is left out.
+    """
+    plan, workload = model.plan, model.workload
+    found = {
+        "settings": json.dumps(dict(sorted(plan.model.arguments.items()))),
+        "samples a step": str(plan.batch.samples),
+        "limit of gradients": f"{job.clip_norm} by {job.clip_by}",
+        "precision": plan.precision,
+    }
+    with suppress(Exception):  # whatever user code raises
+        found |= _rates(workload, model.captured)
+    if workload.folder is None:
+        with suppress(Exception):
+            found["samples"] = _samples(workload, job.seed)
+    return found
+
+
+def _rates(workload: Workload, captured: Captured) -> dict[str, str]:
+    """Returns the optimizer and the schedule of its rate, with their settings."""
+    rows = [row for row in captured.graph.parameters if row.trainable]
+    named = [(r.name, torch.nn.Parameter(torch.empty(r.shape, device="meta"))) for r in rows]
+    optimizer = workload.optimizer(iter(named))
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups[:8]]
+    schedule = workload.lr_schedule(optimizer)
+    found = {"optimizer": f"{type(optimizer).__name__} {json.dumps(groups, default=_kind, sort_keys=True)}"}
+    if schedule is not None:
+        state = json.dumps(schedule.state_dict(), default=_kind, sort_keys=True)
+        found["schedule of the rate"] = f"{type(schedule).__name__} {state}"
+    return found
+
+
+def _samples(workload: Workload, seed: int) -> str:
+    """Returns the number of samples, and a digest of the first one where it is read whole."""
+    data, digest = workload.dataset(), hashlib.sha256()
+    with seeded(seed):
+        if data is None:
+            first: object = workload.batch(1)
+        else:
+            digest.update(str(len(data)).encode())  # type: ignore[arg-type]
+            first = None if getattr(data, "regions", False) is True else data[0]  # type: ignore[index]
+    for leaf in pytree.tree_leaves(first):
+        if isinstance(leaf, torch.Tensor | np.ndarray):
+            whole = torch.as_tensor(leaf).detach().cpu().contiguous()
+            digest.update(f"{whole.dtype}{tuple(whole.shape)}".encode())
+            digest.update(whole.reshape(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(leaf, str | int | float | bool):
+            digest.update(repr(leaf).encode())
+    return digest.hexdigest()[:16]
+
+
+def _kind(value: object) -> object:
+    return value.tolist() if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def _check_resumed(begin: Checkpoint, model: Model, job: Job) -> None:
+    captured = model.captured
     if begin.facts.fingerprint != captured.graph.fingerprint:
         raise BadInput("the checkpoint is of another model", where=str(begin.folder))
     if "ema" in begin.facts.extra and job.ema is None:
@@ -154,6 +241,26 @@ def _check_resumed(begin: Checkpoint, captured: Captured, job: Job) -> None:
         raise BadInput(
             f"seed {job.seed}", where=str(begin.folder), allowed=f"{begin.facts.seed}, as it began"
         )
+    now = described(model, job)
+    for what, before in begin.facts.training.items():
+        if now.get(what, before) != before:
+            told = f": {now[what]} instead of {before}" if what != "samples" else " than those it began with"
+            raise BadInput(
+                f"another training has begun here, with other {what}{told}",
+                where=str(begin.folder),
+                allowed="the same training, or a new folder with --run",
+            )
+    _check_shapes(begin, captured)
+
+
+def _check_shapes(begin: Checkpoint, captured: Captured) -> None:
+    """Raises BadInput where a tensor of a checkpoint has another shape than the model's, or is missing."""
+    graph = captured.graph
+    wanted = {row.name: tuple(row.shape) for row in graph.parameters}
+    wanted |= {row.name: tuple(row.shape) for row in graph.buffers}
+    for name, shape in begin.shapes(wanted).items():
+        if shape != wanted[name]:
+            raise BadInput(f"'{name}' is {shape}", where=str(begin.folder), allowed=f"{wanted[name]}")
 
 
 def _next_generation(paths: Paths) -> int:

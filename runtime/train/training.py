@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -18,16 +19,8 @@ from runtime.checkpoint import Checkpoint, CheckpointWriter, Facts
 from runtime.execute import Pulse, Tensors
 from runtime.loop import Around
 from runtime.rank import Rank, RankOptions, assemble, sleeping
-from runtime.runfolder import (
-    DriftWatch,
-    Evaluated,
-    Heartbeat,
-    Job,
-    Losses,
-    Paths,
-    append,
-)
-from runtime.train.prepare import Model
+from runtime.runfolder import DriftWatch, Evaluated, Heartbeat, Job, Losses, Paths, append
+from runtime.train.prepare import Model, kept
 from runtime.train.stop import NO_STOP, Stop
 from runtime.train.tensorboard import Board, board
 from runtime.world import World
@@ -61,7 +54,10 @@ class Training:
             pulse=pulse,
         )
         self.rank.resume(start)
+        self.rank.tracer.start = job.generation
+        self._training = start.facts.training
         self.done, self.sample = start.facts.step, start.facts.sample
+        self._processor_s = 0.0  # of the last step
         self._around = Around(self.rank, workload, captured, job, paths, pulse)
         self._around.resume(start)
         self._writer = CheckpointWriter(
@@ -69,8 +65,8 @@ class Training:
             rank=world.rank,
             ranks=range(world.size),
             names=captured.saved,
-            keep=job.keep,
-            beat=partial(pulse.beat, True),
+            keep=kept(job),
+            beat=pulse.beat,
         )
         self._board = self._opened_board() if world.rank == 0 else None
 
@@ -88,7 +84,9 @@ class Training:
         Args: `batch` is the next one of `batches()`.
         Returns: the losses of micro-batches whose last stage is on this rank.
         """
+        before = time.thread_time()
         losses = self.rank.step(self.done + 1, batch)
+        self._processor_s = time.thread_time() - before
         self.done += 1
         self.sample += self.plan.batch.samples
         return losses
@@ -111,6 +109,7 @@ class Training:
             seed=self.job.seed,
             fingerprint=self.graph.fingerprint,
             extra=self._around.extra(),
+            training=self._training,
         )
         self._writer.save(self.rank.part(), facts, self._around.spared)
         self.write_trace()
@@ -148,8 +147,11 @@ class Training:
         self._writer.wait()
 
     def finish(self) -> None:
-        """Waits until all messages are sent and the checkpoint is complete, then writes the trace."""
-        self._writer.wait()
+        """Waits until all messages are sent and the checkpoint is complete, then writes the trace.
+
+        Raises: OSError where the last checkpoint could not be copied.
+        """
+        self._writer.close()
         self.rank.transport.drain()
         self.write_trace()
 
@@ -158,7 +160,7 @@ class Training:
 
         Args: `losses` are those of the step on this rank; `seconds` is its duration.
         """
-        row = {
+        row: dict[str, object] = {
             "step": self.done,
             "generation": self.job.generation,  # a step may be done again, and under another plan
             "micros": self.plan.batch.whole,  # of all replicas
@@ -167,9 +169,17 @@ class Training:
             "losses": losses,
         }
         row |= self._around.of_update()
+        if self.world.device.type == "cpu":
+            row["machine"] = self._machine()
         append(self.paths.rank_metrics(self.world.rank), json.dumps(row))
         if self._board is not None:
             self._board.look()
+
+    def _machine(self) -> list[float]:
+        """Returns what tells of the last step whether other work took processors from this rank."""
+        busy_s = self.rank.tracer.busy_ns(self.done) * 1e-9
+        load = os.getloadavg()[0]
+        return [*(round(x, 6) for x in (self._processor_s, busy_s, load)), len(os.sched_getaffinity(0))]
 
     def leave(self) -> None:
         """Waits for all ranks after the last step, then writes the last events for TensorBoard."""

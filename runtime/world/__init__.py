@@ -4,11 +4,13 @@ In come a rank, the number of ranks and a place to meet; out comes a `World` tha
 Start at `world.py`; `mesh.py` says who is where in a plan, `rendezvous.py` how ranks find each other.
 """
 
-from runtime.world.world import RankMesh, World, alone, join
+from runtime.world.world import HostClock, RankMesh, World, alone, clock, join
 
 __all__ = [
+    "HostClock",
     "RankMesh",
     "World",
     "alone",
+    "clock",
     "join",
 ]

@@ -6,7 +6,10 @@ The mesh of a plan: which rank stands at which coordinates, and what it holds.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -19,7 +22,16 @@ from planner.plan import Place, Plan
 from runtime import runfolder
 from runtime.world import rendezvous as meeting
 
+CLOCK_ROUNDS = 9  # of which the quickest tells the difference of two clocks
 TIMEOUT_S = 120.0  # of a single communication call; the supervisor is faster
+
+
+@dataclass(frozen=True)
+class HostClock:
+    """The difference between the first rank's clock and this host's, as it was when the ranks met."""
+
+    offset_ns: int = 0  # added to a time of this host, it gives the time of the first rank's host
+    error_ns: int = 0  # at most; half of the quickest way there and back
 
 
 @dataclass(frozen=True)
@@ -30,6 +42,7 @@ class World:
     size: int
     device: torch.device
     group: dist.ProcessGroup | None
+    clock: HostClock = HostClock()
 
     def new_group(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
         """Makes a communicator; all ranks must call it, in one order.
@@ -89,7 +102,70 @@ def join(rendezvous: Path, rank: int, size: int, device: torch.device, how: str 
         dist.init_process_group(backend, init_method="env://", timeout=timeout)
     else:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-    return World(rank, size, device, dist.group.WORLD)
+    assert dist.group.WORLD is not None
+    return World(rank, size, device, dist.group.WORLD, clock(rank, size, dist.group.WORLD))
+
+
+def clock(
+    rank: int,
+    size: int,
+    group: dist.ProcessGroup,
+    host: str | None = None,
+    now: Callable[[], int] = time.monotonic_ns,
+) -> HostClock:
+    """Measures how the clock of this host differs from that of the first rank's. All ranks call it.
+
+    One rank of each host asks the first rank for its time again and again. The quickest answer counts.
+    Args: `host` names the clock that this rank reads, by default the running kernel; `now` reads it.
+    """
+    own = hashlib.sha256((_kernel() if host is None else host).encode()).digest()[:8]
+    mine = torch.tensor([int.from_bytes(own, "big", signed=True)])
+    told = [torch.empty_like(mine) for _ in range(size)]
+    dist.all_gather(told, mine, group=group)
+    hosts = [int(name) for name in told]
+    if len(set(hosts)) == 1:
+        return HostClock()
+    asks = sorted({name: at for at, name in reversed(list(enumerate(hosts)))}.values())  # the first of each
+    found = torch.zeros(2, dtype=torch.int64)
+    for other in asks[1:]:
+        if rank == 0:
+            _tell_time(other, group, now)
+        elif rank == other:
+            found = _ask_time(group, now)
+    rows = [torch.empty_like(found) for _ in range(size)]
+    dist.all_gather(rows, found, group=group)
+    offset, error = rows[hosts.index(hosts[rank])].tolist()
+    return HostClock(offset, error)
+
+
+def _kernel() -> str:
+    """Returns the name of the clock that processes here share: that of the boot, and of the space of times."""
+    words = []
+    with suppress(OSError):
+        words.append(Path("/proc/sys/kernel/random/boot_id").read_text())
+    with suppress(OSError):
+        words.append(os.readlink("/proc/self/ns/time"))
+    return " ".join(words) or os.uname().nodename
+
+
+def _tell_time(other: int, group: dist.ProcessGroup, now: Callable[[], int]) -> None:
+    asked = torch.zeros(1, dtype=torch.int64)
+    for _ in range(CLOCK_ROUNDS):
+        dist.recv(asked, other, group=group)
+        dist.send(torch.tensor([now()]), other, group=group)
+
+
+def _ask_time(group: dist.ProcessGroup, now: Callable[[], int]) -> torch.Tensor:
+    """Returns offset and error of the quickest answer of the first rank."""
+    best, answer = (0, 1 << 62), torch.zeros(1, dtype=torch.int64)
+    for _ in range(CLOCK_ROUNDS):
+        begin = now()
+        dist.send(torch.zeros(1, dtype=torch.int64), 0, group=group)
+        dist.recv(answer, 0, group=group)
+        end = now()
+        if (error := (end - begin + 1) // 2) < best[1]:
+            best = int(answer) - (begin + end) // 2, error
+    return torch.tensor(best)
 
 
 @dataclass(frozen=True)

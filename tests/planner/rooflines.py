@@ -22,7 +22,7 @@ def from_graph(
     *,
     micros: Sequence[int],
     precision: str = "fp32",
-    workload: str = "",
+    workload: str = "graph",
     arguments: Mapping[str, object] | None = None,
 ) -> Profile:
     """Returns the profile of a device by its peak rates, from the graph alone.

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from planner.plan import Plan
-from runtime.checkpoint import checkpoint as checkpoints
+from runtime import checkpoint as checkpoints
 from runtime.checkpoint import integrity
 from runtime.runfolder import mean_loss
 from runtime.train import Model, job_of, prepare

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from planner.plan import yaml as plan_yaml
-from runtime.checkpoint import checkpoint as checkpoints
+from runtime import checkpoint as checkpoints
 from runtime.rank import sleeping
 from runtime.runfolder import Losses, Paths
 from runtime.runfolder import job as jobs

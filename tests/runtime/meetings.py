@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import torch
@@ -29,3 +30,17 @@ def listening(port: int) -> list[str]:
         for line in Path(table).read_text().splitlines()[1:]
     ]
     return [row[1] for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")]
+
+
+def clocks(rank: int, ranks: int, rendezvous: Path, *, apart_ns: int) -> tuple[int, int]:
+    """Offset and error where every two ranks are on a host of their own, with clocks apart."""
+    world = groups.join(rendezvous, rank, ranks, torch.device("cpu"), "file")
+    assert world.group is not None
+    host = rank // 2
+    try:
+        found = groups.clock(
+            rank, ranks, world.group, f"host {host}", lambda: time.monotonic_ns() + host * apart_ns
+        )
+        return found.offset_ns, found.error_ns
+    finally:
+        world.close()

@@ -12,7 +12,7 @@ import torch
 
 from planner.errors import BadInput, BadPlan
 from planner.schedule import FAMILIES, Overlap
-from runtime.checkpoint import checkpoint as checkpoints
+from runtime import checkpoint as checkpoints
 from runtime.checkpoint import integrity
 from runtime.train import Model, job_of, prepare
 from tests.captures import captured_of

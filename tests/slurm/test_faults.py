@@ -17,7 +17,7 @@ import pytest
 
 from planner.plan import Plan
 from planner.plan import yaml as plan_yaml
-from runtime.checkpoint import checkpoint as checkpoints
+from runtime import checkpoint as checkpoints
 from runtime.checkpoint import integrity as soundness
 from runtime.launch import Handle, status
 from runtime.runfolder import STOPPED, Paths, outcome, steps_of
@@ -121,6 +121,7 @@ def test_a_hanging_rank_is_named_among_those_that_wait_for_it(
     assert done.losses == undisturbed
     (state, cause), after = story(run)
     assert state == "hung" and cause.startswith("rank 0 on ") and "made no progress" in cause
+    assert "most recent call first" in run.logs(1), "who waits says where"
     assert after == ("done", "")
 
 
@@ -329,7 +330,8 @@ def test_a_full_disk_is_named_and_after_making_room_the_run_goes_on(
     gate.open()
     outcome = run.outcome(PATIENCE_S)
     assert outcome.state == "failed"
-    assert "No space left on device" in outcome.cause
+    assert "No space left on device" in outcome.cause and str(small_disk) in outcome.cause
+    assert "bytes" in outcome.cause and "make room" in outcome.cause
     assert story(run) == [("failed", outcome.cause)]
     until(lambda: state.of(run.job).state == "failed", "SLURM knows", 20)
     filler.unlink()

@@ -19,9 +19,9 @@ from tests.slurm.warm import Warm
 STEPS = 8
 
 
-def begun(warm: Warm, folder: Path, steps: int = 6) -> Handle:
+def begun(warm: Warm, folder: Path, steps: int = 6, **options: object) -> Handle:
     """Standing before the gate, with a checkpoint behind it."""
-    run = launch(warm, paced_plan(), folder / "run", steps=STEPS, save_every=2)
+    run = launch(warm, paced_plan(), folder / "run", steps=STEPS, save_every=2, options=options)
     until_step(run, steps)
     return run
 
@@ -70,7 +70,7 @@ def test_a_killed_supervisor_is_named_and_a_job_by_hand_is_the_run_from_then_on(
     monkeypatch.setenv(
         "PACED_GATE_AT", str(2 * paced_plan().batch.samples)
     )  # of a process: the second stands too
-    run = begun(warm, tmp_path, 2)
+    run = begun(warm, tmp_path, 2, requeues=0)
     os.kill(supervisor(run), signal.SIGKILL)
     until(lambda: run.state == "failed", "SLURM has seen it", 60)
     assert status.of(run.paths.root).reason == "its supervisor was killed by SIGKILL"
@@ -88,6 +88,19 @@ def test_a_killed_supervisor_is_named_and_a_job_by_hand_is_the_run_from_then_on(
     with pytest.raises(BadInput, match="does not run"):
         status.cancel(run.paths.root)
     assert story(run)[0][0] == "interrupted" and "killed" in story(run)[0][1]
+
+
+def test_a_job_whose_supervisor_was_killed_goes_on_by_itself_and_says_so(
+    cluster: Cluster, gate: Gate, warm: Warm, tmp_path: Path
+) -> None:
+    run = begun(warm, tmp_path)
+    os.kill(supervisor(run), signal.SIGKILL)
+    until(lambda: run.state == "queued", "it waits again", 60)
+    gate.open()
+    assert sorted(run.wait(PATIENCE_S).check().losses) == list(range(1, STEPS + 1))
+    (first, cause), last = story(run)
+    assert (first, last) == ("interrupted", ("done", ""))
+    assert cause == "the supervisor of the job was killed, by hand or for its memory"
 
 
 def test_a_job_that_is_queued_again_by_hand_blames_no_rank(

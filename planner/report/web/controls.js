@@ -66,7 +66,7 @@ function drag(chart, held, id, before, now) {
 /** To the event before or after, and into view. */
 function walk(chart, by) {
   const own = chart.chosen && chart.chosen.row === chart.worker ? chart.chosen : null;
-  const track = own ? own.track : chart.tracks[chart.tracks.length - 1];
+  const track = own ? own.track : chart.tracks[0];
   const list = track.rows[chart.worker].compute;
   if (!list.length) return;
   const last = own ? list.indexOf(own.event) : by > 0 ? firstAt(list, chart.from) - 1 : firstAt(list, chart.to);

@@ -1,4 +1,4 @@
-/** The pipeline's chart: a row a worker, predicted above measured where there is both; zoom, pan, hover, keyboard. */
+/** The pipeline's chart: a row a worker, measured above predicted where there is both; zoom, pan, hover, keyboard. */
 class Gantt {
   constructor(figure, tracks, labels) {
     this.canvas = figure.querySelector("canvas");

@@ -104,6 +104,7 @@ CASES = [
     ("a model that was edited", '"shape": [1, 25]', '"shape": [1, 24]', "fingerprint"),
     ("a row twice", '"signature": "s-a1", "micro"', '"signature": "s-a0", "micro"', "there twice"),
     ("a row of a stranger", '"signature": "s-a1", "micro"', '"signature": "s", "micro"', "signature s"),
+    ("no workload", '"workload": "chain"', '"workload": ""', "names no workload"),
     ("code", '"workload": "chain"', '"workload": !!python/name:os.system', "tag"),
     ("negative state", '"state_bytes_per_parameter": 8.0', '"state_bytes_per_parameter": -8', "-8"),
     ("arguments that nest", '"size": "small"', '"size": {"a": 1}', "arguments.size.*plain"),

@@ -141,7 +141,7 @@ def test_a_run_lies_beside_its_plan() -> None:
     page = render(Contents(plan=plan, run=record(plan)))
     read(page)
     tracks = data_of(page)["tracks"]
-    assert [track["name"] for track in tracks] == ["predicted", "measured"]  # type: ignore[attr-defined]
+    assert [track["name"] for track in tracks] == ["measured", "predicted"]  # type: ignore[attr-defined]
     assert "1.50 times the prediction" in page
 
 

@@ -56,7 +56,7 @@ def test_predicted_and_measured_are_laid_side_by_side() -> None:
         (1, 10, 12, 2),
     ]
     assert (found.predicted_step_ns, found.measured_step_ns, found.ratio) == (20, 24, 1.2)
-    assert found.measured_wait_ns == 2 * 12 / 4
+    assert found.measured_idle_ns == 24 - 12  # of which each rank works one half
     assert (found.missing, found.extra) == ((), ())
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 
 from planner.errors import BadInput
 from planner.plan import Plan
 from planner.schedule import Overlap
-from runtime.checkpoint import Checkpoint, CheckpointPart, CheckpointWriter, Facts, integrity, writer
-from runtime.checkpoint import checkpoint as checkpoints
+from runtime import checkpoint as checkpoints
+from runtime.checkpoint import Checkpoint, CheckpointPart, CheckpointWriter, Copies, Facts, Keeping, integrity
+from runtime.checkpoint import writer as writing
+from runtime.checkpoint.part import write_part
 from runtime.launch import launch_inline
 from runtime.train import Model, job_of, prepare
 from tests.captures import captured_of
@@ -99,7 +105,7 @@ def test_nobody_holds_a_tensor_twice_in_a_checkpoint(pool: Pool, tmp_path: Path)
 
 
 def test_the_last_k_are_kept(tmp_path: Path) -> None:
-    writer = CheckpointWriter(tmp_path, rank=0, ranks=[0], names=NAMES, keep=2)
+    writer = CheckpointWriter(tmp_path, rank=0, ranks=[0], names=NAMES, keep=Keeping(last=2))
     for step in range(4):
         writer.save(
             CheckpointPart(rank=0, tensors={"a": torch.tensor([step])}),
@@ -110,7 +116,10 @@ def test_the_last_k_are_kept(tmp_path: Path) -> None:
 
 
 def test_what_is_saved_is_the_state_at_the_call(tmp_path: Path) -> None:
-    writer, tensor = CheckpointWriter(tmp_path, rank=0, ranks=[0], names=NAMES, keep=2), torch.zeros(1000)
+    writer, tensor = (
+        CheckpointWriter(tmp_path, rank=0, ranks=[0], names=NAMES, keep=Keeping(last=2)),
+        torch.zeros(1000),
+    )
     writer.save(CheckpointPart(rank=0, tensors={"a": tensor}), FACTS)
     tensor.fill_(1)
     writer.wait()
@@ -118,10 +127,10 @@ def test_what_is_saved_is_the_state_at_the_call(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_without_all_its_parts_does_not_count(tmp_path: Path) -> None:
-    second = CheckpointWriter(tmp_path, rank=1, ranks=[0, 1], names=NAMES, keep=2)
+    second = CheckpointWriter(tmp_path, rank=1, ranks=[0, 1], names=NAMES, keep=Keeping(last=2))
     second.save(CheckpointPart(rank=1, tensors={"b": torch.zeros(1)}), FACTS)
     assert checkpoints.latest(tmp_path) is None
-    first = CheckpointWriter(tmp_path, rank=0, ranks=[0, 1], names=NAMES, keep=2)
+    first = CheckpointWriter(tmp_path, rank=0, ranks=[0, 1], names=NAMES, keep=Keeping(last=2))
     first.save(CheckpointPart(rank=0, tensors={"a": torch.zeros(1)}), FACTS)
     first.wait()
     second.wait()
@@ -132,12 +141,12 @@ def test_a_checkpoint_without_all_its_parts_does_not_count(tmp_path: Path) -> No
 
 def test_half_written_checkpoints_are_removed_when_a_run_starts_again(tmp_path: Path) -> None:
     (tmp_path / "step-00000007.partial").mkdir()
-    integrity.remove_partial(tmp_path)
+    checkpoints.remove_partial(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_another_version_is_refused_by_name(tmp_path: Path) -> None:
-    writer.write_initial(tmp_path, {"a": torch.zeros(1)}, FACTS, {})
+    checkpoints.write_initial(tmp_path, {"a": torch.zeros(1)}, FACTS, {})
     index = tmp_path / "step-00000000" / "index.json"
     index.write_text(json.dumps(json.loads(index.read_text()) | {"version": 99}))
     with pytest.raises(BadInput, match="version 99"):
@@ -157,3 +166,131 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     other = plan_for(captured.graph, "mlp", arguments={"layers": 5}, workers=1, micros=1)
     with pytest.raises(BadInput, match="another model"):
         launch_inline(other, tmp_path, steps=2)
+
+
+def test_who_waits_for_a_part_beats_only_while_somebody_writes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "LOOK_S", 0.0)
+    beats: list[bool] = []
+    first = CheckpointWriter(tmp_path, rank=0, ranks=[0, 1], names=NAMES, keep=Keeping(), beat=beats.append)
+    first.save(CheckpointPart(rank=0, tensors={"a": torch.zeros(1)}), FACTS)
+    waiter = threading.Thread(target=first.wait)
+    waiter.start()
+    other = tmp_path / "step-00000000.partial" / "part-00001.safetensors.new"
+    time.sleep(0.5)
+    still = len(beats)
+    time.sleep(0.5)
+    assert len(beats) == still, "nobody has moved"
+    other.write_bytes(b"12345")
+    time.sleep(0.5)
+    assert len(beats) > still and beats[-1], "it waits for another rank, which moves"
+    other.unlink()
+    write_part(other.parent, CheckpointPart(rank=1, tensors={"b": torch.zeros(1)}))
+    waiter.join(20)
+    assert [path.name for path in integrity.complete(tmp_path)] == ["step-00000000"]
+
+
+def test_a_full_disk_is_told_with_path_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(tensors: object, path: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match=r"a part of a checkpoint of 4000 bytes: '.*part-00000") as found:
+        write_part(tmp_path, CheckpointPart(rank=0, tensors={"a": torch.zeros(1000)}))
+    assert found.value.errno == errno.ENOSPC
+
+
+def test_checkpoints_of_multiples_stay_for_ever_and_copies_bring_a_lost_folder_back(tmp_path: Path) -> None:
+    plan = plan_of("mlp", {}, workers=1, micros=1)
+    settings: dict[str, object] = {
+        "save_every": 1,
+        "keep": 1,
+        "keep_every": 3,
+        "copies": str(tmp_path / "far"),
+    }
+    launch_inline(plan, tmp_path / "run", steps=4, **settings)
+    names = [path.name for path in integrity.complete(tmp_path / "run" / "checkpoints")]
+    assert names == ["step-00000003", "step-00000004"]
+    assert Copies(str(tmp_path / "far")).steps() == [3, 4]
+    whole = launch_inline(plan, tmp_path / "whole", steps=6)
+    again = launch_inline(plan, tmp_path / "new", steps=6, **settings)
+    assert again.losses == {step: loss for step, loss in whole.losses.items() if step > 4}
+    assert same(weights(tmp_path / "new"), weights(tmp_path / "whole"))
+
+
+def test_a_place_for_copies_that_is_none_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    plan = plan_of("mlp", {}, workers=1, micros=1)
+    for url, words in (("nowhere://x", "cannot be reached"), (f"{tmp_path}/file", "takes no file")):
+        with pytest.raises(BadInput, match=words):
+            launch_inline(plan, tmp_path / "run", steps=1, copies=url)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"lr": "0.5"}, "other optimizer: SGD"), ({"clip_norm": 1.0}, "other limit of gradients")],
+)
+def test_a_folder_is_not_taken_up_by_another_training_of_the_same_model(
+    change: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "work.py"
+    file.write_text(WORK)
+    plan = plan_of(str(file), {"lr": "0.1"}, workers=1, micros=1)
+    launch_inline(plan, tmp_path / "run", steps=1)
+    if "lr" in change:
+        plan = plan.model_copy(update={"model": plan.model.model_copy(update={"arguments": change})})
+        change = {}
+    with pytest.raises(BadInput, match=words):
+        launch_inline(plan, tmp_path / "run", steps=2, **change)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("index / 10", "index / 11 + 1", "other samples than those"),
+        ("momentum=0.9", "momentum=0.8", "optimizer"),
+    ],
+)
+def test_a_folder_is_not_taken_up_with_other_data_or_rates(
+    old: str, new: str, words: str, tmp_path: Path
+) -> None:
+    for name in ("work", "other"):
+        (tmp_path / f"{name}.py").write_text(WORK if name == "work" else WORK.replace(old, new))
+    plan = plan_of(str(tmp_path / "work.py"), {}, workers=1, micros=1)
+    launch_inline(plan, tmp_path / "run", steps=1)
+    other = plan.model_copy(
+        update={"model": plan.model.model_copy(update={"workload": str(tmp_path / "other.py")})}
+    )
+    with pytest.raises(BadInput, match=words):
+        launch_inline(other, tmp_path / "run", steps=2)
+    launch_inline(plan, tmp_path / "run", steps=2)
+
+
+def test_a_checkpoint_of_other_shapes_is_refused(tmp_path: Path) -> None:
+    plan = plan_of("mlp", {}, workers=1, micros=1)
+    launch_inline(plan, tmp_path / "run", steps=1)
+    newest = integrity.complete(tmp_path / "run" / "checkpoints")[-1]
+    part = newest / "part-00000.safetensors"
+    tensors = load_file(part)
+    name = next(key for key in sorted(tensors) if key.startswith("model/"))
+    save_file(tensors | {name: torch.zeros(3, 3, 3)}, part)
+    index = json.loads((newest / "index.json").read_text())
+    index["sums"][part.name] = integrity.settle(part)
+    (newest / "index.json").write_text(json.dumps(index, sort_keys=True))
+    (newest / "index.sum").write_text(integrity.settle(newest / "index.json"))
+    with pytest.raises(BadInput, match=r"is \(3, 3, 3\)"):
+        launch_inline(plan, tmp_path / "run", steps=2)
+
+
+WORK = """
+import torch
+from models.mlp import batch, build, loss
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, index): return torch.full((64,), index / 10), torch.tensor(index % 10)
+
+def dataset(lr=0.1): return Data()
+def optimizer(named, lr=0.1): return torch.optim.SGD([p for _, p in named], lr=lr, momentum=0.9)
+"""

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from planner.errors import BadInput
-from runtime.checkpoint import Facts, writer
-from runtime.checkpoint import checkpoint as checkpoints
+from runtime import checkpoint as checkpoints
+from runtime.checkpoint import Facts
 from runtime.checkpoint import integrity as soundness
 
 
@@ -17,7 +17,7 @@ from runtime.checkpoint import integrity as soundness
 def folder(tmp_path: Path) -> Path:
     for step in (0, 2, 4):
         facts = Facts(step=step, sample=8 * step, seed=0, fingerprint="x")
-        writer.write_initial(tmp_path, {"w": torch.full((64,), float(step))}, facts, {})
+        checkpoints.write_initial(tmp_path, {"w": torch.full((64,), float(step))}, facts, {})
     return tmp_path
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from planner.errors import BadInput
-from runtime.checkpoint import checkpoint as checkpoints
+from runtime import checkpoint as checkpoints
 from runtime.checkpoint import pretrained
 from runtime.train import Model, job_of, prepare
 from tests.captures import captured_of

@@ -12,6 +12,7 @@ from planner.plan import Plan
 from planner.plan import yaml as plan_yaml
 from runtime.launch import Handle, handle, status
 from runtime.runfolder import unused
+from tests.runtime.readable import reads
 
 PLAN = Path("plans/mlp-chimera.yaml")
 
@@ -47,6 +48,30 @@ def test_a_local_run_is_asked_while_it_runs_and_cancelled(plan: Plan, tmp_path: 
     run.cancel()
     run.cancel()  # again changes nothing
     assert (run.state, run.wait().state) == ("cancelled", "cancelled")
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_a_local_run_is_read_whether_somebody_waits_for_it_or_not(
+    detach: bool, plan: Plan, tmp_path: Path
+) -> None:
+    run = handle.launch_local(plan, tmp_path / "run", steps=5, detach=detach)
+    run.outcome(180)
+    reads(tmp_path / "run", 5, tmp_path / "page.html")
+    assert run.record().comparison.measured_step_ns > 0
+
+
+def test_a_run_that_was_ended_is_read_up_to_its_last_checkpoint(plan: Plan, tmp_path: Path) -> None:
+    """Nobody has gathered what its ranks have left."""
+    run = handle.launch(plan, tmp_path / "run", steps=10**6, on="local", save_every=2)
+    end = time.monotonic() + 180
+    while not all(run.paths.rank_trace(rank).exists() for rank in range(run.ranks)):
+        assert time.monotonic() < end, run.logs()
+        time.sleep(0.05)
+    run.record()  # while it goes on
+    run.cancel()
+    assert not run.paths.trace.exists()
+    found = run.record()
+    assert found.steps and found.state == "cancelled"
 
 
 def test_it_goes_where_it_is_said_and_to_slurm_where_there_is_one(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -42,10 +43,18 @@ def test_a_run_on_record_has_its_plan_its_losses_and_what_was_measured(folder: P
 def test_a_run_lies_in_the_report_of_its_plan(folder: Path, tmp_path: Path) -> None:
     ran = sw.record(folder / "first")
     page = sw.report(ran.plan, tmp_path / "page.html", run=folder / "first")
-    assert "Predicted and measured" in page.read_text()
+    assert "Measured and predicted" in page.read_text()
     with pytest.raises(BadInput, match="another plan"):
         sw.report(sw.load_plan("plans/mlp-chimera.yaml"), tmp_path / "other.html", run=ran)
     assert not (tmp_path / "other.html").exists()
+
+
+def test_one_unreadable_folder_is_a_row_and_spoils_no_other(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "runs")
+    (tmp_path / "runs" / "first" / "job.json").write_text("[]")
+    found = sw.runs(tmp_path / "runs")
+    assert [row.get("step") for row in found.to_rows()] in ([None, 2], [2, None])
+    assert "unreadable" in repr(found) and "2 of 2" in repr(found)
 
 
 def test_what_is_no_run_is_said(folder: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import BadInput
-from runtime.launch import status
+from runtime.launch import logs, status
 from runtime.runfolder import Attempt, Job, Paths, note_attempt
 
 PLAN = Path("plans/mlp-chimera.yaml")
@@ -56,14 +56,14 @@ def test_a_failed_run_tells_its_cause(paths: Paths) -> None:
 def test_logs_are_told_with_their_file_and_by_rank(paths: Paths) -> None:
     paths.log(0).write_text("one\ntwo")
     paths.log(1).write_text("three\n")
-    assert list(status.lines_of(paths.root, None, follow=False)) == [
+    assert list(logs.lines_of(paths.root, None, follow=False)) == [
         ("rank-00000", "one"),
         ("rank-00000", "two"),
         ("rank-00001", "three"),
     ]
-    assert list(status.lines_of(paths.root, 1, follow=True, poll_s=0)) == [("rank-00001", "three")]
+    assert list(logs.lines_of(paths.root, 1, follow=True, poll_s=0)) == [("rank-00001", "three")]
     with pytest.raises(BadInput, match="no log of rank 7"):
-        list(status.lines_of(paths.root, 7, follow=False))
+        list(logs.lines_of(paths.root, 7, follow=False))
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from planner.errors import BadInput, BadPlan
 from planner.plan import yaml as plan_yaml
 from planner.schedule import Kind
 from planner.timeline import decode
-from runtime.checkpoint import checkpoint as checkpoints
+from runtime import checkpoint as checkpoints
 from runtime.launch import Handle, launch_inline, status
 from runtime.launch import launch_local as launch
 from runtime.local import be_a_rank
@@ -75,7 +75,13 @@ def test_the_first_cause_is_named_and_nobody_is_left(
     how: str, state: str, cause: str, status: int, tmp_path: Path
 ) -> None:
     outcome = supervised(tmp_path, how)
-    assert (outcome.state, outcome.rank, outcome.cause, outcome.status) == (state, 2, cause, status)
+    told, _, stacks = outcome.cause.partition("; the stacks of")
+    assert (outcome.state, outcome.rank, outcome.status) == (state, 2, status)
+    assert told.startswith(cause)
+    assert ("in _misbehave" in told) == (how == "hang"), (
+        "a process that is stopped cannot say where it stands"
+    )
+    assert bool(stacks) == (state == "hung")
     assert alive(Paths(tmp_path)) == []
 
 
@@ -199,6 +205,19 @@ def loss(outputs, targets):
 """
 
 
+FALLING = FRAGILE.replace(
+    """    marker = Path(__file__).with_suffix(".fell")
+    if drawn > 12 and not marker.exists():
+        marker.touch()
+""",
+    """    marker = Path(__file__).with_suffix(".fell")
+    if drawn > 12 and len(marker.read_text()) < 3:
+        with marker.open("a") as file:
+            file.write("x")
+""",
+)
+
+
 @pytest.mark.usefixtures("warm_starts")
 def test_a_run_that_fails_goes_on_from_its_last_checkpoint_by_itself(tmp_path: Path) -> None:
     path = tmp_path / "fragile.py"
@@ -214,6 +233,22 @@ def test_a_run_that_fails_goes_on_from_its_last_checkpoint_by_itself(tmp_path: P
     found = status.of(tmp_path / "run")
     assert found.state == "done"
     assert len(found.history) == 1 and " failed: rank " in found.history[0]
+
+
+@pytest.mark.usefixtures("warm_starts")
+def test_a_budget_of_one_is_enough_for_many_failures_with_checkpoints_between(tmp_path: Path) -> None:
+    path = tmp_path / "falling.py"
+    path.write_text(FALLING)
+    fell = path.with_suffix(".fell")
+    fell.write_text("xxx")  # not while it is captured here
+    plan = plan_of(str(path), {}, workers=2, micros=2, micro=1)
+    whole = launch_inline(plan, tmp_path / "inline", steps=24)
+    fell.write_text("")
+    result = launch(plan, tmp_path / "run", steps=24, save_every=1, restarts=1).wait(120).check()
+    assert result.losses == whole.losses
+    assert len(status.of(tmp_path / "run").history) >= 2
+    left = [path.name for path in (tmp_path / "run").iterdir() if path.name.startswith("rendezvous-")]
+    assert left == [], "files at which earlier starts met"
 
 
 LAUNCHER = """

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from planner.capture.stage_modules import whole
-from runtime.checkpoint import checkpoint as checkpoints
+from runtime import checkpoint as checkpoints
 from runtime.checkpoint import integrity
 from tests.captures import captured_of
 from tests.pool import Pool

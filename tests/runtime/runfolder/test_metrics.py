@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.runfolder import Paths, losses_of, mean_loss, steps_of
+from runtime.runfolder import Paths, losses_of, mean_loss, metrics, recent, steps_of
 
 
 def line(
@@ -55,3 +55,44 @@ def test_half_a_line_is_none(paths: Paths) -> None:
 
 def test_losses_with_counts_are_a_mean_over_what_is_counted() -> None:
     assert mean_loss({0: {"loss:0": 6.0, "loss:1": 2.0}, 1: {"loss:0": 1.0, "loss:1": 5.0}}) == 1.0
+
+
+def machine(step: int, processor_s: float, generation: int = 0) -> str:
+    row = json.loads(line(step, {0: 1.0}, micros=1, generation=generation, seconds=step))
+    return json.dumps(row | {"machine": [processor_s, 1.0, 3.5, 2]})
+
+
+def test_a_step_takes_what_the_steps_of_the_last_start_took_without_its_warm_up(paths: Paths) -> None:
+    rows = [line(step, {0: 1.0}, micros=1, seconds=50.0) for step in range(1, 9)]
+    again = [line(step, {0: 2.0}, micros=1, generation=1, seconds=step) for step in range(7, 12)]
+    write(paths, 0, *rows, *again)
+    found = recent(paths)
+    assert (found.done, found.loss, found.seconds) == (11, 2.0, (9, 10, 11))
+
+
+def test_a_machine_that_others_work_on_is_named(paths: Paths) -> None:
+    write(paths, 0, *(machine(step, 0.4) for step in range(1, 6)))
+    assert "each had 40% of a processor (load 3.5 on 2 cores)" in recent(paths).machine
+    write(paths, 0, *(machine(step, 0.99) for step in range(1, 6)))
+    assert recent(paths).machine == ""
+    write(paths, 0, machine(1, 0.1), machine(2, 0.1), *(machine(step, 1.0) for step in (3, 4)))
+    assert recent(paths).machine == "", "the warm-up loads code, and says nothing"
+
+
+def test_of_a_long_run_the_ends_of_the_files_are_read_alone(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(2):
+        rows = (line(step, {rank: 1.0}, seconds=step) for step in range(1, 100_001))
+        paths.rank_metrics(rank).write_text("".join(f"{row}\n" for row in rows))
+    read: list[int] = []
+
+    def counted(value: bytes, path: Path) -> object:
+        read.append(len(value))
+        return parsed(value, path)
+
+    parsed = metrics._row
+    monkeypatch.setattr(metrics, "_row", counted)
+    found = recent(paths)
+    assert (found.done, found.seconds[-1]) == (100_000, 100_000)
+    assert sum(read) <= metrics.TAIL_BYTES

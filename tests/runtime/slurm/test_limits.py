@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
+from planner.errors import Infeasible
+from planner.plan import yaml as plan_yaml
+from runtime.slurm import Options, limits, submit
 from runtime.slurm import commands as clients
-from runtime.slurm import limits
 from runtime.slurm.limits import Nodes
 from runtime.slurm.state import JobState, _state
 
@@ -62,3 +67,27 @@ def test_a_line_of_sinfo_is_read() -> None:
 )
 def test_states_of_a_job_are_told_in_our_words(word: str, reason: str, state: JobState) -> None:
     assert _state(word, reason, "") == state
+
+
+@pytest.mark.parametrize(
+    ("step_s", "limit", "found"),
+    [(1, "60", ""), (1, None, ""), (100, "2", "told to stop 30 s before its limit"), (500, "2", "refused")],
+)
+def test_a_limit_too_short_for_a_step_and_a_checkpoint_is_refused_or_said(
+    step_s: int, limit: str | None, found: str, tmp_path: Path
+) -> None:
+    plan = plan_yaml.load(Path("plans/mlp-two-stages.yaml"))
+    slow = plan.prediction.model_copy(update={"step_ns": step_s * 10**9})
+    graph = SimpleNamespace(parameters=[SimpleNamespace(bytes=1000)])
+
+    def check() -> list[str]:
+        options = Options(time=limit)
+        return submit._check_time(
+            plan.model_copy(update={"prediction": slow}), graph, tmp_path / "run", options
+        )  # type: ignore[arg-type]
+
+    if found == "refused":
+        with pytest.raises(Infeasible, match="ends before the first checkpoint"):
+            check()
+    else:
+        assert [found in said for said in check()] == [True] * bool(found)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,9 +76,9 @@ def read_as_sbatch_does(line: str) -> str:
 
 
 def words_of(script: str) -> list[str]:
-    """What bash makes of the script's last command, without running it."""
+    """What bash makes of the script's command, without running it."""
     elsewhere = re.sub(r"^cd ", ": ", script, flags=re.M)
-    shown = re.sub(r"^exec ", "printf '%s\\\\0' ", elsewhere, flags=re.M)
+    shown = re.sub(r"^  exec ", "printf '%s\\\\0' ", elsewhere, flags=re.M)
     done = subprocess.run(["bash", "-c", shown], capture_output=True, text=True, check=True)
     return done.stdout.split("\0")[:-1]
 
@@ -149,3 +152,54 @@ def test_a_mount_with_a_comma_is_refused() -> None:
 @pytest.mark.parametrize(("time", "before_s"), [(None, 120), ("12:00:00", 120), (2, 30)])
 def test_a_short_limit_leaves_time_before_the_signal(time: str | int | None, before_s: int) -> None:
     assert f"--signal=B:USR1@{before_s}\n" in text(request(tasks=(1,)), Options(time=time))
+
+
+# A shell could not listen to a signal that it was started to ignore.
+LISTENING = f"""exec {sys.executable} -c 'import os, pathlib, signal, time
+signal.signal(signal.{{}}, lambda number, frame: os._exit({{}}))
+pathlib.Path("{{{{folder}}}}/up").touch()
+time.sleep(60)'"""
+
+
+@pytest.mark.parametrize(
+    ("supervisor", "number", "status", "queued"),
+    [
+        ("exit 0", 0, 0, 0),
+        ("exit 5", 0, 5, 0),
+        ("kill -KILL $$", 0, -9, 1),  # or out of memory
+        ("touch {folder}/outcome.json; exit 137", 0, 137, 0),  # of a rank that was killed
+        (LISTENING.format("SIGUSR1", 85), signal.SIGUSR1, 85, 0),
+        (
+            "trap 'exit 137' TERM; touch {folder}/up; while :; do :; done",
+            signal.SIGTERM,
+            137,
+            0,
+        ),  # by scancel
+    ],
+)
+def test_the_script_hands_signals_on_and_queues_again_only_where_its_supervisor_was_killed(
+    supervisor: str, number: int, status: int, queued: int, tmp_path: Path
+) -> None:
+    for name, text_of in (
+        ("python", supervisor.replace("{folder}", str(tmp_path))),
+        ("scontrol", f"echo $* >> {tmp_path}/asked"),
+        ("sleep", ":"),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text_of}\n")
+        (tmp_path / name).chmod(0o755)
+    made = replace(request(folder=str(tmp_path)), python=str(tmp_path / "python"), directory=tmp_path)
+    (tmp_path / "launch.sbatch").write_text(text(made, Options()))
+    process = subprocess.Popen(
+        ["bash", str(tmp_path / "launch.sbatch")],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "12"},
+    )
+    while number and not (tmp_path / "up").exists():
+        time.sleep(0.01)
+    if number:
+        process.send_signal(number)
+    try:
+        assert process.wait(30) == status
+    finally:
+        process.kill()
+    asked = tmp_path / "asked"
+    assert (asked.read_text() if asked.exists() else "") == "requeue 12\n" * queued

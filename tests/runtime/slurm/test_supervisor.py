@@ -6,7 +6,7 @@ import pytest
 
 from runtime.runfolder import STOPPED, Outcome
 from runtime.slurm import commands as clients
-from runtime.slurm import supervisor as batch
+from runtime.slurm import rank_records
 
 ENDED = "ended by SLURM: cancelled, preempted, requeued, or out of time"
 
@@ -28,7 +28,9 @@ def test_slurm_and_not_the_rank_that_it_ended_first(
     outcome: Outcome, gone: list[str], cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clients, "unwell", lambda nodes: gone)
-    assert batch.by_slurm(outcome, ["n1", "n2"]) == Outcome("interrupted", cause=cause, exits=outcome.exits)
+    assert rank_records.by_slurm(outcome, ["n1", "n2"]) == Outcome(
+        "interrupted", cause=cause, exits=outcome.exits
+    )
 
 
 @pytest.mark.parametrize(
@@ -42,4 +44,4 @@ def test_slurm_and_not_the_rank_that_it_ended_first(
     ],
 )
 def test_what_a_rank_did_by_itself_stays_its_own(outcome: Outcome) -> None:
-    assert batch.by_slurm(outcome, ["n1", "n2"]) == outcome
+    assert rank_records.by_slurm(outcome, ["n1", "n2"]) == outcome

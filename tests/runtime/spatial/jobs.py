@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from runtime.checkpoint import checkpoint as checkpoints
+from runtime import checkpoint as checkpoints
 from runtime.runfolder import Losses, Paths
 from runtime.runfolder import job as runs
 from runtime.spatial import GroupWire

@@ -10,7 +10,7 @@ import torch
 from planner.capture import capture
 from planner.capture.stage_modules import whole
 from planner.errors import BadInput, BadPlan
-from runtime.checkpoint import checkpoint as checkpoints
+from runtime import checkpoint as checkpoints
 from runtime.checkpoint import integrity
 from runtime.execute import NotFinite
 from runtime.launch import launch_inline

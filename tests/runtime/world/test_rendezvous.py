@@ -74,3 +74,16 @@ def test_torchruns_ranks_train_and_are_told_their_places_by_it(tmp_path: Path) -
     records = [json.loads(paths.task(rank).read_text()) for rank in range(2)]
     assert [record["state"] for record in records] == ["done", "done"]
     assert not paths.rendezvous(0).exists()
+
+
+def test_clocks_of_several_hosts_are_aligned_to_the_first_rank_within_the_error_that_is_told(
+    pool: Pool,
+) -> None:
+    apart = 7_000_000_000
+    found = pool.run("tests.runtime.meetings:clocks", 5, apart_ns=apart)
+    assert found[:2] == [(0, 0), (0, 0)]
+    assert found[2] == found[3]  # one host, one measurement
+    for rank in (2, 4):
+        offset, error = found[rank]  # type: ignore[misc]
+        assert abs(offset + rank // 2 * apart) <= error < apart / 10
+    assert pool.run("tests.runtime.meetings:clocks", 2, apart_ns=apart) == [(0, 0), (0, 0)]

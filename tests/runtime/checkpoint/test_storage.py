@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from runtime.checkpoint import steps_between, write_s
-from runtime.checkpoint.writer import interval_s
+from runtime.checkpoint.storage import interval_s
 
 
 def lost(interval: float, cost: float, mean: float, seed: int) -> float:

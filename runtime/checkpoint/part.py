@@ -1,0 +1,195 @@
+"""What one rank contributes to a checkpoint, and how it gets to disk: its part, then the index of all parts."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+
+from runtime.checkpoint.checkpoint import Checkpoint
+from runtime.checkpoint.integrity import (
+    AVERAGE,
+    INDEX,
+    MODEL,
+    OF_PIECES,
+    STATE,
+    SUM_OF_INDEX,
+    VERSION,
+    Facts,
+    folder_of,
+    settle,
+)
+from runtime.checkpoint.tensor_file import Elements
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+POLL_S = 0.05
+PARTS_S = 600.0  # how long the first rank waits for the parts of the others
+
+Moved = Callable[[], None]  # called while bytes move, so that who watches sees no standstill
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointPart:
+    """One rank's contribution to a checkpoint."""
+
+    rank: int
+    tensors: Mapping[str, Tensor]  # parameters and buffers by name
+    state: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, Mapping[str, object]]] = field(default_factory=dict)
+    elements: Mapping[str, Elements] = field(default_factory=dict)  # of which tensors have only some
+    averages: Mapping[str, Tensor] = field(default_factory=dict)  # of parameters by name
+
+    def copied(self) -> CheckpointPart:
+        """Returns a copy on the host, apart from what training goes on to change."""
+        return CheckpointPart(
+            rank=self.rank,
+            tensors={name: _copy(tensor) for name, tensor in self.tensors.items()},
+            state={name: {key: _copy(x) for key, x in row.items()} for name, row in self.state.items()},
+            settings=self.settings,
+            elements=self.elements,
+            averages={name: _copy(tensor) for name, tensor in self.averages.items()},
+        )
+
+    def split(self) -> Mapping[str, Elements]:
+        """Returns which elements the tensors have that are in several parts, by their name in the file.
+
+        State without the shape of its parameter, such as a count of steps, is whole, and the first part has it.
+        """
+        apart = {name: own for name, own in self.elements.items() if own.stop - own.start < prod(own.shape)}
+        found = {MODEL + name: own for name, own in apart.items()}
+        return found | {
+            f"{STATE}{name}/{key}": own
+            for name, own in apart.items()
+            for key, tensor in self.state.get(name, {}).items()
+            if tensor.shape == self.tensors[name].shape
+        }
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _apart(tensor: Tensor) -> Tensor:
+    """Returns the tensor itself where it has its memory to itself, otherwise a copy."""
+    alone = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor.detach() if alone else _copy(tensor)
+
+
+def write_part(folder: Path, part: CheckpointPart, moved: Moved = lambda: None) -> None:
+    """Writes one rank's part whole or not at all, with the sum of its file.
+
+    Args: `moved` is called again and again while bytes go to the disk.
+    Raises: OSError with the path and the bytes where the disk is full.
+    """
+    flat = {MODEL + name: tensor for name, tensor in part.tensors.items()}
+    flat |= {AVERAGE + name: tensor for name, tensor in part.averages.items()}
+    flat |= {f"{STATE}{name}/{key}": x for name, row in part.state.items() for key, x in row.items()}
+    split = part.split()
+    later = {name for name, own in part.elements.items() if own.start > 0}
+    doubled = {f"{STATE}{name}/{key}" for name in later for key in part.state.get(name, {})}
+    flat = {key: tensor for key, tensor in flat.items() if key in split or key not in doubled}
+    file = f"part-{part.rank:05d}.safetensors"
+    new = folder / (file + ".new")
+    try:
+        from safetensors.torch import save_file  # torch is slow to load, and `status` reads checkpoints
+
+        save_file(flat, new)
+    except BaseException as error:
+        new.unlink(missing_ok=True)  # where the disk is full, others need the room to say so
+        _say_if_full(error, new, sum(tensor.nbytes for tensor in flat.values()))
+        raise
+    moved()
+    new.rename(folder / file)
+    sums = {file: settle(folder / file, moved)}
+    pieces = {key: {"shape": own.shape, "parts": {file: (own.start, own.stop)}} for key, own in split.items()}
+    fragment = {
+        "files": {key: file for key in flat if key not in split},
+        "settings": part.settings,
+        "sums": sums,
+        "pieces": pieces,
+    }
+    path = folder / f"part-{part.rank:05d}.json"
+    path.with_suffix(".new").write_text(json.dumps(fragment))
+    path.with_suffix(".new").rename(path)
+
+
+def _say_if_full(error: BaseException, path: Path, size: int) -> None:
+    """Raises OSError with what was to be written, where an error of writing says that the disk is full."""
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        told = os.strerror(number)
+        if getattr(error, "errno", None) == number or (
+            isinstance(error, SafetensorError) and told in str(error)
+        ):
+            raise OSError(number, f"{told}: a part of a checkpoint of {size} bytes", str(path)) from error
+
+
+def publish(
+    building: Path, folder: Path, ranks: Sequence[int], facts: Facts, names: Mapping[str, str]
+) -> None:
+    """Waits for every part, writes the index and gives the folder its name.
+
+    Args: `building` has the parts; `folder` is its final name; `names` are those of the user's state_dict.
+    Raises: TimeoutError where a rank writes no part in time.
+    """
+    files: dict[str, str] = {}
+    settings: dict[str, object] = {}
+    sums: dict[str, str] = {}
+    pieces: dict[str, dict[str, Any]] = {}
+    for rank in ranks:
+        path = building / f"part-{rank:05d}.json"
+        until(path.exists, f"rank {rank} wrote no part of '{folder.name}'")
+        fragment = json.loads(path.read_text())
+        files |= fragment["files"]
+        settings |= fragment["settings"]
+        sums |= fragment["sums"]
+        for key, row in fragment["pieces"].items():
+            pieces.setdefault(key, {**row, "parts": {}})["parts"] |= row["parts"]
+        path.unlink()
+    index = {
+        "version": OF_PIECES if pieces else VERSION,
+        "facts": asdict(facts),
+        "files": files,
+        "settings": settings,
+        "names": dict(names),
+        "sums": sums,
+        **({"pieces": pieces} if pieces else {}),
+    }
+    (building / INDEX).write_text(json.dumps(index, sort_keys=True))
+    (building / SUM_OF_INDEX).write_text(settle(building / INDEX))
+    building.rename(folder)
+
+
+def write_initial(
+    folder: Path, tensors: Mapping[str, Tensor], facts: Facts, names: Mapping[str, str]
+) -> Checkpoint:
+    """Writes checkpoint 0 before any rank starts, as one part.
+
+    Args: `folder` has the checkpoints of a run; `tensors` are all of the model's, by name.
+    Returns: the checkpoint.
+    """
+    target = folder_of(folder, facts.step)
+    building = target.with_suffix(".partial")
+    building.mkdir(parents=True)
+    write_part(
+        building, CheckpointPart(rank=0, tensors={name: _apart(tensor) for name, tensor in tensors.items()})
+    )
+    publish(building, target, [0], facts, names)
+    return Checkpoint.open(target)
+
+
+def until(done: Callable[[], bool], otherwise: str) -> None:
+    end = time.monotonic() + PARTS_S
+    while not done():
+        if time.monotonic() > end:
+            raise TimeoutError(otherwise)
+        time.sleep(POLL_S)

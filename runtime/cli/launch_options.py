@@ -1,0 +1,132 @@
+"""The options of the command `launch`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from planner import terminal
+from planner.cli import Json, PlanFile
+from runtime.cli import runs
+from runtime.cli import slurm as slurm_options
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """The options of the command `launch`."""
+
+    plan: PlanFile
+    script: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="after --: a script of your own and its arguments, on every rank", metavar="[-- SCRIPT ARGS]"
+        ),
+    ] = None
+    local: Annotated[bool, typer.Option("--local", help="every rank a process on this machine")] = False
+    inline: Annotated[bool, typer.Option("--inline", help="the same training in one process")] = False
+    on_slurm: Annotated[
+        bool, typer.Option("--slurm", help="as a job; chosen by itself where there is a SLURM")
+    ] = False
+    steps: Annotated[int, typer.Option(help="training steps")] = 10
+    seed: Annotated[int, typer.Option(help="of weights, samples and dropout")] = 0
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="safetensors to begin with, or a folder of them; else build()'s own"
+        ),
+    ] = None
+    clip_norm: Annotated[float | None, typer.Option(help="limit of the gradients' global norm")] = None
+    clip_by: Annotated[
+        str,
+        typer.Option(help="whose norm that is: step, or previous, so that no update waits for all gradients"),
+    ] = "step"
+    ema: Annotated[
+        float | None, typer.Option(help="decay of an average of the weights, which is what is evaluated")
+    ] = None
+    grad_norm: Annotated[
+        bool, typer.Option("--grad-norm", help="record the gradients' norm, also unclipped")
+    ] = False
+    eval_every: Annotated[int, typer.Option(help="steps between evaluations of valid_dataset(); 0: none")] = 0
+    best_by: Annotated[
+        str, typer.Option(metavar="NAME[:max]", help="value of an evaluation that tells what is best")
+    ] = "loss"
+    keep_best: Annotated[bool, typer.Option("--keep-best", help="keep the best one's checkpoint")] = False
+    patience: Annotated[int, typer.Option(help="evaluations without a better one, then stop; 0: never")] = 0
+    data_workers: Annotated[int, typer.Option(help="processes of a rank that load samples")] = 0
+    pin_memory: Annotated[
+        bool | None, typer.Option("--pin-memory/--no-pin-memory", help="of batches; by default under cuda")
+    ] = None
+    drop_last: Annotated[bool, typer.Option("--drop-last", help="end epochs with a whole step")] = False
+    save_every: Annotated[int, typer.Option(help="steps between checkpoints; 0: one at the end")] = 0
+    keep: Annotated[int, typer.Option(help="complete checkpoints that stay")] = 2
+    keep_every: Annotated[
+        int, typer.Option(metavar="STEPS", help="checkpoints of these multiples stay for ever")
+    ] = 0
+    copies: Annotated[
+        str | None,
+        typer.Option("--checkpoints", metavar="URL", help="copy each checkpoint there: a path of fsspec"),
+    ] = None
+    restarts: Annotated[
+        int | None,
+        typer.Option(help="tries after a failure that leave no new checkpoint; 0 here, 3 in a job"),
+    ] = None
+    failures: Annotated[
+        float | None,
+        typer.Option("--failure-every", help="hours; chooses --save-every by what a checkpoint costs"),
+    ] = None
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu"
+    rendezvous: Annotated[
+        str, typer.Option(metavar="HOW", help="where ranks meet: file, tcp or tcp:INTERFACE")
+    ] = "file"
+    run: Annotated[Path | None, typer.Option(metavar="FOLDER", help="run folder; an old one is resumed")] = (
+        None
+    )
+    trust: runs.Trust = False
+    wait: Annotated[bool, typer.Option("--wait", help="return when the run has ended, with its status")] = (
+        False
+    )
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the batch script and do nothing")] = False
+    check: Annotated[bool, typer.Option("--check", help="ask SLURM about the script, queue nothing")] = False
+    partition: slurm_options.Partition = None
+    account: slurm_options.Account = None
+    qos: slurm_options.Qos = None
+    time: slurm_options.Time = None
+    constraint: slurm_options.Constraint = None
+    job_name: slurm_options.JobName = None
+    dependency: slurm_options.Dependency = None
+    sbatch: slurm_options.Sbatch = None
+    site: slurm_options.Site = None
+    elastic: slurm_options.ElasticNodes = None
+    profile: slurm_options.Profile = None
+    cluster: slurm_options.Machines = None
+    fix: slurm_options.Fix = None
+    as_json: Json = False
+
+    @property
+    def out(self) -> terminal.Output:
+        return terminal.Output(as_json=self.as_json)
+
+    @property
+    def words(self) -> dict[str, str | None]:
+        """Returns the options with SLURM's own words for values."""
+        return self.named("partition", "account", "qos", "constraint", "job_name", "dependency")
+
+    @property
+    def of_slurm(self) -> dict[str, object]:
+        """Returns all options that only a job has."""
+        return self.words | self.named("time", "sbatch", "site", "elastic", "dry_run", "check")
+
+    @property
+    def planning(self) -> dict[str, object]:
+        """Returns the options that `--elastic` plans from."""
+        return self.named("profile", "cluster", "fix")
+
+    def named(self, *names: str) -> dict[str, Any]:
+        """Returns the values of some options by name.
+
+        Args: `names` are fields.
+        """
+        return {name: getattr(self, name) for name in names}
