@@ -93,7 +93,7 @@ DRAWS = ("planner.shown", "planner.notebook")
 VIEWS = ("_repr_html_", "plot")
 MOST_LINES = 300
 MOST_FILES = 300  # in the rooms of the house as it was built
-LATER_ROOMS = ("planner.scavenge", "runtime.infer", "runtime.loop", "runtime.sharding")
+LATER_ROOMS = ("planner.recipes", "planner.scavenge", "runtime.infer", "runtime.loop", "runtime.sharding")
 MOST_IN_A_ROOM = 12
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from planner.doors import later
 from runtime.runfolder.claim import claimed
+from runtime.runfolder.drift import DriftWatch, outside_bars
 from runtime.runfolder.durable import append, keep_room, write_durably, write_whole
 from runtime.runfolder.evaluations import Evaluated, evaluations_of, write_evaluation
 from runtime.runfolder.holder import (
@@ -30,14 +31,12 @@ from runtime.runfolder.metrics import (
     COUNT,
     JUDGED_STEPS,
     LOSS,
-    DriftWatch,
     Losses,
     MetricLines,
     Recent,
     StepMetrics,
     losses_of,
     mean_loss,
-    outside_bars,
     recent,
     steps_of,
 )
