@@ -2,7 +2,7 @@
 
 In come tensors by name from each rank; out comes a folder of safetensors files that any other plan can read.
 Start at `checkpoint.py`; `integrity.py` judges what is on disk without torch, `interval.py` says how often to
-write.
+write, and `tensor_files.py` reads and writes safetensors.
 """
 
 from runtime.checkpoint.checkpoint import (
@@ -15,7 +15,7 @@ from runtime.checkpoint.checkpoint import (
 )
 from runtime.checkpoint.integrity import PREFIX, Facts, complete, last_sound
 from runtime.checkpoint.interval import steps_between, write_s
-from runtime.checkpoint.pretrained import read
+from runtime.checkpoint.tensor_files import read
 
 __all__ = [
     "PREFIX",

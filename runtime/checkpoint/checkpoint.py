@@ -29,6 +29,7 @@ from runtime.checkpoint.integrity import (
     read_index,
     settle,
 )
+from runtime.checkpoint.tensor_files import write
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -121,25 +122,20 @@ class CheckpointPart:
     tensors: Mapping[str, Tensor]  # parameters and buffers by name
     state: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     settings: Mapping[str, Mapping[str, Mapping[str, object]]] = field(default_factory=dict)
+    moving: frozenset[str] = frozenset()  # names that a forward pass writes, before any update
 
-    def copied(self) -> CheckpointPart:
-        """Returns a copy on the host, apart from what training goes on to change."""
+    def on_host(self) -> CheckpointPart:
+        """Returns the part with all its tensors on the host. Only those are copied that were not, or are `moving`."""
         return CheckpointPart(
             rank=self.rank,
-            tensors={name: _copy(tensor) for name, tensor in self.tensors.items()},
-            state={name: {key: _copy(x) for key, x in row.items()} for name, row in self.state.items()},
+            tensors={name: _on_host(x, name in self.moving) for name, x in self.tensors.items()},
+            state={name: {key: _on_host(x) for key, x in row.items()} for name, row in self.state.items()},
             settings=self.settings,
         )
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()
-
-
-def _apart(tensor: Tensor) -> Tensor:
-    """Returns the tensor itself where it has its memory to itself, otherwise a copy."""
-    alone = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
-    return tensor.detach() if alone else _copy(tensor)
+def _on_host(tensor: Tensor, copy: bool = False) -> Tensor:
+    return tensor.detach().to("cpu", copy=copy)
 
 
 class CheckpointWriter:
@@ -164,18 +160,24 @@ class CheckpointWriter:
         self._beat = beat
         self._folder, self._rank, self._ranks, self._names, self._keep = folder, rank, ranks, names, keep
         self._thread: threading.Thread | None = None
+        self._on_file = threading.Event()
         self._error: BaseException | None = None
 
     def save(self, part: CheckpointPart, facts: Facts) -> None:
-        """Starts to write a checkpoint; returns when the tensors are copied.
+        """Starts to write a checkpoint. No tensor may be updated before `until_on_file` has returned.
 
         Args: `part` is this rank's; `facts` are the same on all ranks.
         Raises: the error of the checkpoint before, if it failed.
         """
         self.wait()
-        copied = part.copied()
-        self._thread = threading.Thread(target=self._guarded, args=(copied, facts))
+        self._on_file.clear()
+        self._thread = threading.Thread(target=self._guarded, args=(part.on_host(), facts))
         self._thread.start()
+
+    def until_on_file(self) -> None:
+        """Waits until the tensors of a checkpoint are written, if one is under way, and may be updated."""
+        while self._thread is not None and not self._on_file.wait(POLL_S):
+            self._beat()
 
     def wait(self) -> None:
         """Waits until no write is under way; raises its error if it failed."""
@@ -192,6 +194,8 @@ class CheckpointWriter:
             self._write(part, facts)
         except BaseException as error:
             self._error = error
+        finally:
+            self._on_file.set()
 
     def _write(self, part: CheckpointPart, facts: Facts) -> None:
         folder = self._folder / f"{PREFIX}{facts.step:08d}"
@@ -199,7 +203,7 @@ class CheckpointWriter:
             return  # a run that was resumed from an earlier step has come here before
         building = folder.with_suffix(".partial")
         building.mkdir(parents=True, exist_ok=True)
-        write_part(building, part)
+        write_part(building, part, self._on_file.set)
         if self._rank == self._ranks[0]:
             publish(building, folder, self._ranks, facts, self._names)
             for old in complete(self._folder)[: -self._keep]:
@@ -208,19 +212,21 @@ class CheckpointWriter:
             _until(folder.exists, f"'{folder.name}' was never complete")
 
 
-def write_part(folder: Path, part: CheckpointPart) -> None:
-    """Writes one rank's part whole or not at all, with the sum of its file."""
+def write_part(folder: Path, part: CheckpointPart, on_file: Callable[[], None] = lambda: None) -> None:
+    """Writes one rank's part whole or not at all, with the sum of its file.
+
+    Args: `on_file` is called when the tensors are written, and may change.
+    """
     flat = {MODEL + name: tensor for name, tensor in part.tensors.items()}
     flat |= {f"{STATE}{name}/{key}": x for name, row in part.state.items() for key, x in row.items()}
     file = f"part-{part.rank:05d}.safetensors"
     new = folder / (file + ".new")
     try:
-        from safetensors.torch import save_file  # torch is slow to load, and `status` reads checkpoints
-
-        save_file(flat, new)
+        write(flat, new)
     except BaseException:
         new.unlink(missing_ok=True)  # where the disk is full, others need the room to say so
         raise
+    on_file()
     new.rename(folder / file)
     sums = {file: settle(folder / file)}
     fragment = {"files": dict.fromkeys(flat, file), "settings": part.settings, "sums": sums}
@@ -272,9 +278,7 @@ def write_initial(
     target = folder / f"{PREFIX}{facts.step:08d}"
     building = target.with_suffix(".partial")
     building.mkdir(parents=True)
-    write_part(
-        building, CheckpointPart(rank=0, tensors={name: _apart(tensor) for name, tensor in tensors.items()})
-    )
+    write_part(building, CheckpointPart(rank=0, tensors=tensors).on_host())
     publish(building, target, [0], facts, names)
     return Checkpoint.open(target)
 

@@ -190,5 +190,9 @@ class Rank:
             if first == self.world.rank:
                 tensors[row.name] = here[row.name]
         return CheckpointPart(
-            rank=self.world.rank, tensors=tensors, state=saved.tensors, settings=saved.settings
+            rank=self.world.rank,
+            tensors=tensors,
+            state=saved.tensors,
+            settings=saved.settings,
+            moving=frozenset(row.name for row in rows if isinstance(row, Buffer) or row.written),
         )

@@ -17,7 +17,7 @@ from runtime import checkpoint as checkpoints
 from runtime import world as worlds
 from runtime.checkpoint import Checkpoint, CheckpointWriter, Facts
 from runtime.data import Batches
-from runtime.execute import Pulse, Tensors
+from runtime.execute import Pulse, Resident, Tensors
 from runtime.rank import Rank, RankOptions, assemble, sleeping
 from runtime.runfolder import DriftWatch, Heartbeat, Job, Losses, Paths, append
 from runtime.train.prepare import Model
@@ -43,6 +43,7 @@ class Training:
         plan, workload, captured = model.plan, model.workload, model.captured
         self.plan, self.graph = plan, captured.graph
         self.world, self.job, self.paths = world, job, paths
+        self._resident = Resident()
         self.rank: Rank = assemble(
             plan,
             captured,
@@ -64,6 +65,7 @@ class Training:
             keep=job.keep,
             beat=partial(pulse.beat, True),
         )
+        self.rank.updater.before = self._writer.until_on_file
         self._board = self._opened_board() if world.rank == 0 else None
 
     def _opened_board(self) -> Board | None:
@@ -138,6 +140,8 @@ class Training:
         self._writer.wait()
         self.rank.transport.drain()
         self.write_trace()
+        held = {"base": self._resident.base_bytes, "most": self._resident.most_bytes}
+        self.paths.rank_resident(self.world.rank).write_text(json.dumps(held))
 
     def record(self, losses: Losses, seconds: float) -> None:
         """Writes one line of metrics for the step just done.

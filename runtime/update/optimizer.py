@@ -107,6 +107,7 @@ class Updater:
         self._schedules = {bucket: each for bucket, each in made.items() if each is not None}
         self._prepared = self._skipped = False
         self.norm: float | None = None  # of the last step, where it was needed
+        self.before: Callable[[], None] = lambda: None  # waits until parameters and their state may change
 
     def begin(self) -> None:
         """Starts a step of gradient sums and updates."""
@@ -158,6 +159,7 @@ class Updater:
     def _update(self, flat: Flat) -> None:
         """Updates one bucket; a step that is left out counts for learning rates too."""
         self._sync.wait([flat])
+        self.before()
         if self.previous is not None:
             self.previous.clip(flat)
         optimizer = self.optimizers.get(flat.bucket)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from safetensors import safe_open
 from planner.errors import BadInput
 from planner.plan import Plan
 from planner.schedule import Overlap
-from runtime.checkpoint import Checkpoint, CheckpointPart, CheckpointWriter, Facts, integrity
+from runtime.checkpoint import Checkpoint, CheckpointPart, CheckpointWriter, Facts, integrity, tensor_files
 from runtime.checkpoint import checkpoint as checkpoints
 from runtime.launch import launch_inline
 from runtime.train import Model, job_of, prepare
@@ -109,12 +111,33 @@ def test_the_last_k_are_kept(tmp_path: Path) -> None:
     assert [path.name for path in integrity.complete(tmp_path)] == ["step-00000002", "step-00000003"]
 
 
-def test_what_is_saved_is_the_state_at_the_call(tmp_path: Path) -> None:
-    writer, tensor = CheckpointWriter(tmp_path, rank=0, ranks=[0], names=NAMES, keep=2), torch.zeros(1000)
-    writer.save(CheckpointPart(rank=0, tensors={"a": tensor}), FACTS)
-    tensor.fill_(1)
+def test_what_is_saved_is_the_state_at_the_call_and_only_what_a_forward_writes_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+    write = tensor_files.write
+
+    def slowly(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+        began.set()
+        go_on.wait()
+        seen.update(tensors)
+        write(tensors, path)
+
+    seen: dict[str, torch.Tensor] = {}
+    monkeypatch.setattr(checkpoints, "write", slowly)
+    writer = CheckpointWriter(tmp_path, rank=0, ranks=[0], names=NAMES, keep=2, beat=go_on.set)
+    flat = torch.zeros(1000)
+    weights, moved = flat[:500], torch.zeros(1000)
+    writer.save(CheckpointPart(rank=0, tensors={"a": weights, "b": moved}, moving=frozenset("b")), FACTS)
+    assert began.wait(10)
+    moved.fill_(1)  # as the next forward pass does
+    writer.until_on_file()
+    assert go_on.is_set(), "an update waits for the file, and says meanwhile that it lives"
+    flat.fill_(1)
     writer.wait()
-    assert float(Checkpoint.open(tmp_path / "step-00000000").parameters(["a"])["a"].sum()) == 0
+    written = Checkpoint.open(tmp_path / "step-00000000").parameters(["a", "b"])
+    assert [float(x.sum()) for x in written.values()] == [0, 0]
+    assert seen["model/a"].data_ptr() == weights.data_ptr(), "what only an update changes is not copied"
 
 
 def test_a_checkpoint_without_all_its_parts_does_not_count(tmp_path: Path) -> None:

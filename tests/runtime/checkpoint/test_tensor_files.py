@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from planner.errors import BadInput
 from runtime.checkpoint import checkpoint as checkpoints
-from runtime.checkpoint import pretrained
+from runtime.checkpoint import tensor_files as pretrained
 from runtime.train import Model, job_of, prepare
 from tests.runtime.jobs import captured_of
 from tests.runtime.test_equality import HERE, plan_of

@@ -1,6 +1,6 @@
-"""Weights to begin with, out of safetensors files under the user's own names: one file, or a folder of shards.
+"""Files of tensors: weights to begin with, and those that a checkpoint writes, both safetensors.
 
-A file may hold more than the model has. What the model trains and the files lack is an error that names it;
+Weights to begin with lie in one file, or in a folder of shards, under the user's own names. A file may hold more than the model has. What the model trains and the files lack is an error that names it;
 buffers that they lack stay as build() made them. Floating-point numbers are converted to the type that the model
 has, as `load_state_dict` does. Other conversions would change values in silence and are refused.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from struct import pack
 from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
@@ -134,3 +135,52 @@ def _opened(path: Path) -> safe_open:
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(f"'{name}'" for name in names[:_SHOWN]) + more
+
+
+_TYPES = {  # in the words of safetensors
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "complex64": "C64",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}
+
+
+def write(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Writes tensors as safetensors, straight out of their memory. They may be parts of larger storages.
+
+    Args: `tensors` are on the host.
+    Raises: BadInput for a type that the format does not have; OSError where the disk is full.
+    """
+    header: dict[str, object] = {}
+    end = 0
+    rows = sorted(tensors.items(), key=lambda row: (-row[1].itemsize, row[0]))  # so that all are aligned
+    for name, x in rows:
+        kind = _TYPES.get(str(x.dtype).removeprefix("torch."))
+        if kind is None:
+            raise BadInput(f"'{name}' is {x.dtype}, which no checkpoint holds", allowed=", ".join(_TYPES))
+        header[name] = {"dtype": kind, "shape": list(x.shape), "data_offsets": [end, end + x.nbytes]}
+        end += x.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(pack("<Q", len(text)) + text)
+        for _, x in rows:
+            file.write(_bytes(x))
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    import torch  # slow to load, and `status` reads checkpoints
+
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
