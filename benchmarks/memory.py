@@ -1,5 +1,5 @@
-"""Memory predicted beside memory held: random plans on a device that they almost fill, and how a rank of a large
-model starts.
+"""Memory predicted beside memory held: random plans on a device that they almost fill, processes of hosts, and how a
+rank of a large model starts.
 
 Every rank is rehearsed: it runs alone, with its real stages, optimizer and buffers, on the host, where each storage
 is counted from its making to its end. A device is emulated by its size: the plan is solved for one of which it takes
@@ -25,19 +25,21 @@ import torch
 
 from benchmarks.harness import Cell, Result, Table, above, main
 from planner.capture import Captured, capture
-from planner.cluster import Cluster, Link, Links, NodeGroup
+from planner.cluster import HOST_FRAGMENTS, HOST_PROCESS_BYTES, Cluster, Link, Links, NodeGroup
 from planner.errors import BadInput, Infeasible
 from planner.measure import measure
 from planner.milp import Question, solve
-from planner.plan import Plan
+from planner.plan import Plan, coordinates
 from planner.plan import yaml as plan_yaml
 from planner.profile import Profile
 from planner.schedule import FAMILIES
 from planner.workload import Workload
 from planner.workload import workload as workloads
+from runtime.launch import launch_local
 from runtime.rank import RankOptions, assemble
 from runtime.rehearse.fake_world import world_of
 from runtime.rehearse.rehearse import runs
+from runtime.runfolder import Paths
 from runtime.stage import Split
 from runtime.train import Model, NoPulse
 
@@ -160,6 +162,77 @@ def _row(name: str, found: list[Ran]) -> tuple[Cell, ...]:
     )
 
 
+# What the process of a rank holds, as the kernel counts it.
+
+ON_HOSTS: tuple[tuple[str, dict[str, str], dict[str, object], int], ...] = (
+    ("gpt2", {"size": "tiny"}, {"data": 2, "pipeline": 1, "micro": 32}, 128),
+    ("mlp", {"width": "2048", "layers": "8"}, {"data": 1, "pipeline": 2, "micro": 64}, 256),
+    ("resnet50", {"side": "96"}, {"data": 1, "pipeline": 2, "micro": 8}, 32),
+)
+HOST_STEPS = 4
+
+
+class OnHost(NamedTuple):
+    """What one rank's process held. `predicted` is without the margin."""
+
+    model: str
+    predicted: int
+    base: int
+    most: int
+
+    @property
+    def allowed(self) -> int:
+        """Returns the memory that holds the plan with the margin of a host."""
+        return round(HOST_PROCESS_BYTES + self.predicted * (1 + HOST_FRAGMENTS))
+
+
+def on_hosts(quick: bool) -> list[OnHost]:
+    found = []
+    for name, arguments, fix, batch in ON_HOSTS[:1] if quick else ON_HOSTS:
+        workload, micro = workloads.load(name, arguments), int(str(fix["micro"]))
+        costs = measure.profile(workload, device="roofline:cpu", micros=(micro,), split=Split())
+        pins = fix | {"schedule": "1f1b"} if fix["pipeline"] != 1 else fix
+        plan = solve(Question(profile=costs, cluster=machines(2, 2**40), batch=batch, fix=pins))
+        with tempfile.TemporaryDirectory() as folder:
+            launch_local(plan, folder, steps=HOST_STEPS).wait().check()
+            for rank in range(len(plan.places)):
+                held = json.loads(Paths(Path(folder)).rank_resident(rank).read_text())
+                said = plan.prediction.memory[coordinates(plan.axes, rank).pipeline]
+                found.append(OnHost(name, said.total - said.margin, held["base"], held["most"]))
+    return found
+
+
+def processes(quick: bool) -> Table:
+    """Two ranks of each plan, trained for some steps and saved."""
+    return Table(
+        title="processes of ranks on a host, with the checkpoint that they write",
+        columns=(
+            "model",
+            "predicted, MiB",
+            "process before, MiB",
+            "most, MiB",
+            "growth / prediction",
+            "most / allowed",
+        ),
+        rows=[
+            (
+                each.model,
+                each.predicted / MIB,
+                each.base / MIB,
+                each.most / MIB,
+                (each.most - each.base) / each.predicted,
+                each.most / each.allowed,
+            )
+            for each in on_hosts(quick)
+        ],
+        notes=(
+            f"Allowed are {HOST_PROCESS_BYTES / MIB:.0f} MiB for a process and {HOST_FRAGMENTS:.0%} beyond the prediction: "
+            "the margin that `probe` and the catalogue leave on hosts.",
+            "Growth is libraries that the first step reads (35 to 50 MiB), tensors, and holes between them in the heap.",
+        ),
+    )
+
+
 # How one rank of many starts.
 
 RANKS, QUICK_RANKS = 64, 8
@@ -274,12 +347,17 @@ def start(path: str, rank: int) -> None:
         )
 
 
-def missed(tight: Sequence[tuple[Cell, ...]], begun: Sequence[tuple[Cell, ...]]) -> tuple[str, ...]:
-    """Returns what was missed, from the rows of the two tables; the last of the first is of all models."""
+def missed(
+    tight: Sequence[tuple[Cell, ...]],
+    processes: Sequence[tuple[Cell, ...]],
+    begun: Sequence[tuple[Cell, ...]],
+) -> tuple[str, ...]:
+    """Returns what was missed, from the rows of the tables; the last of the first is of all models."""
     started, small, most = (float(begun[0][column] or 0) for column in (0, 1, 3))
     late = f"Of {started:g} ranks of a large model {started - small:g} held 2 GiB or more before their weights, {most:.4g} MiB at most."
     return (
         *above("The peak of a rank over its prediction", ((str(row[0]), row[7]) for row in tight[:-1]), 1),
+        *above("A process over what its host leaves it", ((str(row[0]), row[5]) for row in processes), 1),
         *above("The number of plans that exceeded their device", [("", tight[-1][2])], 0),
         *((late,) if small < started else ()),
     )
@@ -289,7 +367,7 @@ def run(quick: bool) -> Result:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        tables = [emulated(quick), starting(quick)]
+        tables = [emulated(quick), processes(quick), starting(quick)]
     finally:
         torch.set_num_threads(before)
     return Result(

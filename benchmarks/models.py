@@ -27,7 +27,7 @@ from queue import SimpleQueue
 from random import Random
 
 from benchmarks.harness import Cell, Result, Table, above, main
-from benchmarks.zoo import FAMILIES
+from benchmarks.zoo import FAMILIES, ranks
 from benchmarks.zoo.check import Verdict
 from benchmarks.zoo.limits import Judged, server, verdict_of
 from planner.capture import capture
@@ -177,6 +177,24 @@ def large(quick: bool) -> Table:
     )
 
 
+def by_ranks() -> Table:
+    """Trains small models by the plan that the solver chose freely, in two processes and in one."""
+    rows: list[tuple[Cell, ...]] = []
+    for name, make in ranks.cases().items():
+        try:
+            plan = ranks.trained_by_ranks(name, make)
+        except Exception as error:
+            rows.append((name, None, None, "", None, f"{type(error).__name__}: {error}".replace("|", "/")))
+        else:
+            axes = plan.axes
+            rows.append((name, axes.data, axes.pipeline, plan.schedule.family, plan.batch.micro, "equal"))
+    return Table(
+        title="Two steps on two ranks, by the plan of the free solver",
+        columns=("model", "replicas", "pipeline", "schedule", "micro-batch", "beside one process"),
+        rows=rows,
+    )
+
+
 def cost(size: str, seq: str) -> None:
     start = time.perf_counter()
     graph = capture(load("gpt2", {"size": size, "seq": seq})).graph
@@ -186,8 +204,13 @@ def cost(size: str, seq: str) -> None:
     print(len(graph.layers), round(parameters, 3), round(seconds, 2), round(peak, 3))
 
 
-def missed(rows: Sequence[Row], held: Sequence[tuple[Cell, ...]]) -> tuple[str, ...]:
-    """Returns what was missed: every case that is wrong, ends in a traceback or is refused without a cure."""
+def missed(
+    rows: Sequence[Row], held: Sequence[tuple[Cell, ...]] = (), together: Sequence[tuple[Cell, ...]] = ()
+) -> tuple[str, ...]:
+    """Returns what was missed: every case that is wrong, ends in a traceback or is refused without a cure.
+
+    Args: `held` are the captures of large models, and `together` the trainings on two ranks.
+    """
     sentences = []
     for what, judgement in (("wrong", "WRONG"), ("a traceback", "CRASH")):
         names = [f"{family} {x.case}" for family, x in rows if x.judgement == judgement]
@@ -198,6 +221,7 @@ def missed(rows: Sequence[Row], held: Sequence[tuple[Cell, ...]]) -> tuple[str, 
         sentences.append(
             f"{len(uncured)} cases are refused without a place or a cure ({', '.join(uncured)})."
         )
+    sentences += [f"On two ranks {row[0]}: {row[5]}." for row in together if row[5] != "equal"]
     return (
         *sentences,
         *above("The capture", ((str(row[0]), row[3]) for row in held), AIM_S, " s"),
@@ -216,11 +240,11 @@ def result_of(choice: Choice, quick: bool) -> Result:
     wanted = list(chosen(choice, notes.append))
     rows = judged(choice, wanted, lambda line: print(line, file=sys.stderr, flush=True))
     table, rest = counts(rows), exceptions(rows)
-    sized = [large(quick)] if set(choice.only) == set(FAMILIES) else []
+    sized = [large(quick), by_ranks()] if set(choice.only) == set(FAMILIES) else []
     return Result(
         name="models",
         claim=" ".join([CLAIM, *(f"Not judged here: {note}." for note in notes)]),
-        missed=missed(rows, sized[0].rows if sized else ()),
+        missed=missed(rows, *(table.rows for table in sized)),
         tables=[table, rest, *sized],
     )
 

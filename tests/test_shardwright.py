@@ -103,7 +103,8 @@ def test_an_infeasible_plan_ends_with_status_3(
     profile_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny = tmp_path / "tiny.yaml"
-    tiny.write_text((ROOT / "plans/clusters/laptop.yaml").read_text().replace("4294967296", "4096"))
+    text = (ROOT / "plans/clusters/laptop.yaml").read_text().replace("4294967296", "4096")
+    tiny.write_text(text.replace("1313785068", "0"))
     assert (
         sw.run(
             [

@@ -98,9 +98,17 @@ def _alone(make: Make, case: str, plans: bool, write: int) -> None:
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY_BYTES,) * 2)
         with os.fdopen(write, "w") as answer:
-            answer.write(json.dumps(asdict(check(case, make, plans=plans))))
+            answer.write(json.dumps(asdict(_checked(make, case, plans))))
     finally:
         os._exit(0)
+
+
+def _checked(make: Make, case: str, plans: bool) -> Verdict:
+    try:
+        return check(case, make, plans=plans)
+    except BaseException as error:  # where the check itself fails, as without memory
+        said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.300}"
+        return Verdict(case=case, findings=(Finding(step="all", judgement="CRASH", said=said),))
 
 
 def _said(read: int, seconds: float) -> str | None:

@@ -92,8 +92,8 @@ TIMM = [
 ]
 SETTINGS: dict[str, dict[str, object]] = {"img": {"img_size": SIDE}, "path": {"drop_path_rate": 0.1}}
 LARGER = {"inception_v3": 96, "eva02_tiny_patch14_224": 56}
+SIDES = {"vit_h_14": 56, "inception_v3": 96, "alexnet": 96, "maxvit_t": 224}  # a window of 7 in a 32nd
 VISION: dict[str, dict[str, object]] = {
-    "maxvit_t": {"input_size": (SIDE, SIDE), "partition_size": 2},
     "vit_h_14": {"image_size": 56},
     **{key: {"image_size": SIDE} for key in ("vit_b_16", "vit_b_32", "vit_l_16", "vit_l_32")},
     **{key: {"init_weights": False} for key in ("googlenet", "inception_v3")},
@@ -128,7 +128,7 @@ def torchvision() -> dict[str, Make]:
 def _classifier(name: str) -> Case:
     from torchvision import models
 
-    side = 56 if name == "vit_h_14" else 96 if name in ("inception_v3", "alexnet") else SIDE
+    side = SIDES.get(name, SIDE)
     module = models.get_model(name, weights=None, num_classes=CLASSES, **VISION.get(name, {}))
     return module, partial(labelled, side=side), classes
 

@@ -59,8 +59,7 @@ class Beside:
 
     def _losses(self, own: list[Tensor], values: Mapping[str, Tensor]) -> str:
         try:
-            with torch.enable_grad():  # as it was again, where the graph fails within a no_grad
-                made = self.stage(values)
+            made = self.stage(values)
             losses = [made[name] for name in self.captured.graph.layers[-1].outputs]
             if losses[0].requires_grad:
                 losses[0].backward()

@@ -34,7 +34,7 @@ from planner.capture.opaque import Opaque, observe
 from planner.capture.refusals import depends_on_values, refuse_unready, refused
 from planner.capture.slices import Slicing, restore_causal_flags
 from planner.capture.trace import trace
-from planner.capture.traced_graph import CannotTrace, Traced, computes_alike
+from planner.capture.traced_graph import LOSS, CannotTrace, Traced, WholeLoss, computes_alike, parts_of
 from planner.capture.travel import from_data
 from planner.capture.untraceable import refuse_hooks
 from planner.errors import BadInput, during
@@ -108,6 +108,7 @@ class Tracing:
 
     origin: Origin
     module: nn.Module
+    loss: Loss
     mode: FakeTensorMode | None
     training: bool
 
@@ -117,7 +118,8 @@ class Tracing:
         mode, module = origin.build()
         refuse_unready(module, origin.where)
         refuse_hooks(module, origin.where, origin.opaque)
-        return cls(origin, module, mode, training)
+        whole = LOSS in origin.opaque and LOSS not in dict(module.named_modules())
+        return cls(origin, module, WholeLoss(origin.loss) if whole else origin.loss, mode, training)
 
     def serving(self, micros: Sequence[int], *, one: bool) -> Captured:
         """Returns the capture that serves most of the micro-batches, with why others are left out.
@@ -151,9 +153,7 @@ class Tracing:
         dims = growing_dims(small, large, self.origin.where, span)
         layers = self._opaque([small, large], span.sizes)
         try:
-            traced = trace(
-                self.module, self.origin.loss, large, dims, span.large, layers, training=self.training
-            )
+            traced = trace(self.module, self.loss, large, dims, span.large, layers, training=self.training)
         except CannotTrace as failure:
             smaller = span.within(*held(failure.sizes, small, large, span)) if failure.sizes else None
             if smaller is None or smaller == span:
@@ -185,7 +185,7 @@ class Tracing:
     def _alone(self, micro: int) -> Traced:
         one = example(self.origin.batch, micro, self.mode)
         layers = self._opaque([one, one], (micro, micro))
-        return trace(self.module, self.origin.loss, one, None, micro, layers, training=self.training)
+        return trace(self.module, self.loss, one, None, micro, layers, training=self.training)
 
     def _not_one(self, traced: Traced) -> str:
         """Returns why a graph does not hold for a batch of one sample; empty where it does.
@@ -213,11 +213,11 @@ class Tracing:
         try:
             trace(
                 self.module,
-                self.origin.loss,
+                self.loss,
                 large,
                 None,
                 span.large,
-                Opaque(self.module, {}, span.sizes, self.training),
+                Opaque({}, {}, span.sizes, self.training),
                 training=self.training,
             )
         except CannotTrace as failure:
@@ -228,8 +228,8 @@ class Tracing:
             ) from failure
 
     def _opaque(self, batches: Sequence[tuple[object, object]], sizes: Sizes) -> Opaque:
-        calls = observe(self.module, self.origin.opaque, batches, self.training)
-        return Opaque(self.module, calls, sizes, self.training)
+        calls = observe(self.module, self.loss, self.origin.opaque, batches, self.training)
+        return Opaque(parts_of(self.module, self.loss), calls, sizes, self.training)
 
     def _described(self, traced: Traced, sizes: Sizes, span: Span | None = None) -> Captured:
         functional, probes = probed(traced, self.module, sizes)

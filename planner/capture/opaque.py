@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from planner.capture.traced_graph import CannotTrace, Traced, call
+from planner.capture.traced_graph import LOSS, CannotTrace, Traced, call, parts_of
 from planner.capture.untraceable import refusing_draws
 from planner.errors import BadInput
 
@@ -154,9 +154,9 @@ class OpaqueLayer:
 
 @dataclass
 class Opaque:
-    """Records each call of the opaque modules as one operation, while it is entered."""
+    """Records each call of the opaque modules as one operation, while it is entered. `parts` are those by path."""
 
-    module: nn.Module
+    parts: Mapping[str, nn.Module]
     runs: dict[str, list[tuple[OpaqueCall, OpaqueCall]]]
     sizes: tuple[int, int]
     training: bool = True  # the mode of the modules
@@ -165,13 +165,13 @@ class Opaque:
     def __enter__(self) -> Opaque:
         self.library = torch.library.Library("shardwright", "FRAGMENT")  # type: ignore[no-untyped-call]
         for path, runs in self.runs.items():
-            part = self.module.get_submodule(path)
+            part = self.parts[path]
             part.forward = self._recorder(path, part, iter(runs))
         return self
 
     def __exit__(self, *_: object) -> None:
         for path in self.runs:
-            del self.module.get_submodule(path).forward
+            del self.parts[path].forward
         self.library._destroy()  # type: ignore[no-untyped-call]
 
     def restore(self, traced: Traced) -> None:
@@ -208,30 +208,39 @@ class Opaque:
 
 
 def observe(
-    module: nn.Module, paths: Sequence[str], batches: Sequence[tuple[object, object]], training: bool = True
+    module: nn.Module,
+    loss: Callable[[object, object], object],
+    paths: Sequence[str],
+    batches: Sequence[tuple[object, object]],
+    training: bool = True,
 ) -> dict[str, list[tuple[OpaqueCall, OpaqueCall]]]:
     """Returns the calls of each opaque module, as a run with each of two batches makes them.
 
-    Args: `paths` name the modules; `batches` are two pairs (inputs, targets); the module runs in training
+    Args: `loss` is run where it is a WholeLoss; `paths` name the modules; `batches` are two pairs (inputs, targets); the module runs in training
         mode, or else in evaluation mode.
     Returns: by path, the calls in order, each as (with the first batch, with the second).
     Raises: BadInput for a path that is no module's; CannotTrace where a run fails.
     """
     if not paths:
         return {}
-    known = dict(module.named_modules())
+    known = parts_of(module, loss)
     for path in paths:
-        if path not in known or not path:
-            raise BadInput(f"opaque: there is no module '{path}'", allowed=", ".join(filter(None, known)))
-    low, high = (_watch(module, paths, inputs, training) for inputs, _ in batches)
+        if path not in known:
+            raise BadInput(f"opaque: there is no module '{path}'", allowed=", ".join((*known, LOSS)))
+    low, high = (_watch(module, loss, paths, given, training) for given in batches)
     return {path: list(zip(low[path], high[path], strict=True)) for path in paths}
 
 
 def _watch(
-    module: nn.Module, paths: Sequence[str], inputs: object, training: bool
+    module: nn.Module,
+    loss: Callable[[object, object], object],
+    paths: Sequence[str],
+    given: tuple[object, object],
+    training: bool,
 ) -> dict[str, list[OpaqueCall]]:
     found: dict[str, list[OpaqueCall]] = defaultdict(list)
-    copied = copy.deepcopy(module).train(training)
+    copied, copied_loss = copy.deepcopy((module, loss))
+    parts = parts_of(copied.train(training), copied_loss)
 
     def watch(path: str) -> None:
         before: dict[str, Tensor] = {}
@@ -249,14 +258,16 @@ def _watch(
                 OpaqueCall(*shapes, [x.dtype for x in tensors], spec, others, _assigned(path, part, before))
             )
 
-        copied.get_submodule(path).register_forward_pre_hook(begun, prepend=True)
-        copied.get_submodule(path).register_forward_hook(seen, with_kwargs=True)
+        parts[path].register_forward_pre_hook(begun, prepend=True)
+        parts[path].register_forward_hook(seen, with_kwargs=True)
 
     for path in paths:
         watch(path)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), refusing_draws():
-            call(copied, inputs)
+            outputs = call(copied, given[0])
+            if LOSS in parts and parts[LOSS] is copied_loss:
+                copied_loss(outputs, given[1])
     except Exception as error:  # the user's module ran: it may raise anything
         raise CannotTrace from error
     return found

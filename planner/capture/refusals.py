@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from planner.capture.flatten import unnamed
+from planner.capture.traced_graph import LOSS
 from planner.errors import BadInput
 from planner.workload import where_raised
 
@@ -50,12 +51,15 @@ def cure(said: str) -> str:
 
 
 def module_of(error: BaseException) -> str:
-    """Returns the path of the innermost module in whose forward an error was raised; empty where there is none."""
+    """Returns the path of the innermost module in whose forward an error was raised, or "loss" for the loss function.
+
+    Returns: an empty path where there is none.
+    """
     modules = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     found = [module for module in modules if isinstance(module, nn.Module)]
     paths = {id(part): path for module in found[:2] for path, part in module.named_modules()}
     path = next((paths[id(module)] for module in reversed(found) if id(module) in paths), "")
-    return re.sub(r"^(_export_root\.?)?(model\.?|loss$)?", "", path)
+    return re.sub(r"^(_export_root\.?)?(model\.?)?", "", path)
 
 
 def refuse_unready(module: nn.Module, where: str) -> None:
@@ -104,7 +108,8 @@ def refused(failure: Exception, where: str) -> BadInput:
         place, code = f"{call[1]}:{call[2]}", f" in `{call[3].strip()}`"
     ran = [f"{frame.name} {frame.line}" for frame in traceback.extract_tb(error.__traceback__)]
     known, module = cure("\n".join([type(error).__name__, text, *ran])), module_of(error)
-    code += f" of module '{module}'" if module else ""
+    part = "the loss" if module == LOSS else f"module '{module}'"
+    code += f" of {part}" if module else ""
     if depends_on_values(failure):
         return BadInput(
             f"what runs depends on the values of tensors{code}, which no plan can follow: {first:.160}",
@@ -119,8 +124,12 @@ def refused(failure: Exception, where: str) -> BadInput:
         if isinstance(error, TypeError) and "forward()" in first
         else ""
     )
-    inside = f" in module '{module}'" if module else ""
-    whole = f"the module as one layer: opaque = ['{module}'] in the workload" if module else ""
+    inside = f" in {part}" if module else ""
+    whole = (
+        f"{'the loss' if module == LOSS else 'the module'} as one layer: opaque = ['{module}'] in the workload"
+        if module
+        else ""
+    )
     said = f"cannot be captured{inside}: {type(error).__name__}: {first:.300}"
     return BadInput(said, where=place, allowed=known or given or whole)
 

@@ -36,6 +36,7 @@ def set_grad(enabled: bool) -> bool:
     return before
 
 
+AUTOCAST = ("cpu", "cuda")
 # Targets in a stage's graph that enter and leave the contexts of its operations.
 CONTEXTS = frozenset({set_grad, torch._C._set_grad_enabled, _enter_autocast, _exit_autocast})
 
@@ -63,7 +64,7 @@ class StageModule(nn.Module):
             source = layout.traced.sources[node]
             self._hold(source.name, layout.probes[0].tensor(node), trainable.get(source.name))
         self._constants = {x: t for x, t in layout.traced.constants.items() if _slot(x) in self._states}
-        self._run = _compiled(layout, self._slice, self._made, None)
+        self._run = _Writer(layout, self._slice, None).write(self._made)
 
     def _hold(self, name: str, like: Tensor | None, trainable: bool | None) -> None:
         assert like is not None
@@ -81,7 +82,14 @@ class StageModule(nn.Module):
         """
         given = [values[name] for name in self.inputs]
         states = [getattr(self, slot) for slot in self._states]
-        return dict(zip(self.outputs, self._run(*given, *states), strict=True))
+        grad, casts = torch.is_grad_enabled(), [torch.is_autocast_enabled(kind) for kind in AUTOCAST]
+        try:
+            return dict(zip(self.outputs, self._run(*given, *states), strict=True))
+        except BaseException:  # the graph has not come to where it leaves its own contexts
+            torch._C._set_grad_enabled(grad)
+            for kind, on in zip(AUTOCAST, casts, strict=True):
+                torch.set_autocast_enabled(kind, on)
+            raise
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
@@ -135,7 +143,7 @@ class StageModule(nn.Module):
 
         Args: `device` is where it will run.
         """
-        self._run = _compiled(self._layout, self._slice, self._made, device)
+        self._run = _Writer(self._layout, self._slice, device).write(self._made)
 
 
 def cut(captured: Captured, boundaries: Sequence[int]) -> list[StageModule]:
@@ -155,10 +163,7 @@ def cut(captured: Captured, boundaries: Sequence[int]) -> list[StageModule]:
 
 
 def whole(captured: Captured) -> StageModule:
-    """Returns the whole captured model as one stage, which the stages together must equal.
-
-    Args: `captured` may have any number of layers.
-    """
+    """Returns the whole captured model as one stage, which the stages together must equal."""
     return cut(captured, ())[0]
 
 
@@ -211,12 +216,6 @@ def name_of(slot: str) -> str:
 
 def _joined(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
-
-
-def _compiled(
-    layout: Slicing, taken: Slice, made: Mapping[fx.Node, str], device: torch.device | None
-) -> fx.GraphModule:
-    return _Writer(layout, taken, device).write(made)
 
 
 class _Writer:

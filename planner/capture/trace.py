@@ -36,6 +36,7 @@ from planner.capture.untraceable import (
     watching_switches,
 )
 from planner.errors import BadInput
+from planner.workload import is_users
 
 
 class _Loss(nn.Module):
@@ -127,15 +128,16 @@ def _trace(
     opaque: Opaque,
     training: bool,
 ) -> tuple[Traced, _Attributes]:
-    whole, kept = _Whole(module, loss), Reachable(module, loss)
+    whole, kept, given = _Whole(module, loss), Reachable(module, loss), list[warnings.WarningMessage]()
     try:
-        with _mode(whole, training), exportable(module) as restore, opaque, refusing_hooks(), _quiet():
+        with _mode(whole, training), exportable(module) as restore, opaque, refusing_hooks(), _quiet(given):
             program = torch.export.export(whole, examples, dynamic_shapes=dims, strict=False)  # type: ignore[arg-type]
     except Exception as error:  # the user's module ran in there: it may raise anything
         narrow = "Constraints violated" in str(error)
         raise CannotTrace(whole.seen.sizes if narrow else ()) from error
     finally:
         kept.undo()
+    _tell(given)
     assigned = whole.seen.assigned
     traced = flatten(program, module, examples, symbolic=dims is not None, micro=micro, assigned=assigned)
     restore(traced)
@@ -182,14 +184,33 @@ class _NoOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
 
+UNTRAINED = (
+    "not properly registered as a parameter"  # of torch.export, about a tensor that it takes for a constant
+)
+_told: set[tuple[str, int, str]] = set()  # warnings that were given: a second trace does not give them again
+
+
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences an export, which warns of attributes that a forward pass assigns, and prints graphs when it fails."""
+def _quiet(given: list[warnings.WarningMessage]) -> Iterator[None]:
+    """Silences an export, which prints graphs when it fails; its warnings are put into `given`."""
     before = logging.root.manager.disable
     try:
         logging.disable(logging.CRITICAL)
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(record=True) as found, contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("always")
             yield
     finally:
         logging.disable(before)
+    given.extend(found)
+
+
+def _tell(given: list[warnings.WarningMessage]) -> None:
+    """Warns again of what concerns the user's model, once a line.
+
+    Attributes that a forward pass assigns are no warning: they are carried or refused.
+    """
+    for each in given:
+        key = (each.filename, each.lineno, str(each.message))
+        if key not in _told and (is_users(each.filename) or UNTRAINED in key[2]):
+            _told.add(key)
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 Kind = Literal["parameter", "buffer", "constant", "input", "target"]
 Context = tuple[tuple[object, ...], ...]  # ("grad", False), ("autocast", device, dtype, enabled, cache)
-LOSS = "loss"
+LOSS = "loss"  # a layer; in a list of opaque modules the loss function, where no module has this name
 MODEL = "model"
 LAYER = "layer"  # in the meta of a stage's operations: index of the layer that each belongs to
 SYNCHRONISED = "synchronised"  # in the meta of a normalisation whose statistics are those of all replicas
@@ -160,3 +160,20 @@ def _has_effect(node: fx.Node) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload):
         return getattr(node.target, "__module__", "") != "_operator"
     return node.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+class WholeLoss(nn.Module):
+    """A loss function as a module, which a list of opaque modules names as "loss"."""
+
+    def __init__(self, function: Callable[[object, object], object]) -> None:
+        super().__init__()
+        self.function = [function]  # in a list: a loss that is a module keeps its tensors to itself
+
+    def forward(self, outputs: object, targets: object) -> object:
+        return self.function[0](outputs, targets)
+
+
+def parts_of(module: nn.Module, loss: object) -> dict[str, nn.Module]:
+    """Returns what a list of opaque modules may name: every module of a model, and its loss if that is a module here."""
+    named = {path: part for path, part in module.named_modules() if path}
+    return named | ({LOSS: loss} if isinstance(loss, WholeLoss) else {})

@@ -10,7 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planner.cluster.catalogue import CATALOGUE, Device, find
+from planner.cluster.catalogue import (
+    CATALOGUE,
+    HOST_FRAGMENTS,
+    HOST_PROCESS_BYTES,
+    Device,
+    find,
+    host_margin,
+)
 from planner.cluster.cluster import (
     Cluster,
     Link,
@@ -51,6 +58,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CATALOGUE",
+    "HOST_FRAGMENTS",
+    "HOST_PROCESS_BYTES",
     "NOISE",
     "NOTABLE_SHARE",
     "PARTS",
@@ -75,6 +84,7 @@ __all__ = [
     "dump_corrections",
     "exists",
     "find",
+    "host_margin",
     "limit_bytes",
     "load",
     "load_corrections",

@@ -13,6 +13,10 @@ from planner.errors import BadInput
 
 GB = 10**9
 TERA = 1e12
+# Measured of ranks on hosts (benchmarks/memory.py): what a process holds with torch and the captured model before it
+# has a tensor of its own, and what its heap grows by beyond the tensors that a plan counts.
+HOST_PROCESS_BYTES = 400 * 2**20
+HOST_FRAGMENTS = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,3 +112,23 @@ def find(name: str, *, where: str = "") -> Device:
     if name not in CATALOGUE:
         raise BadInput(f"unknown device '{name}'", where=where, allowed=", ".join(CATALOGUE))
     return CATALOGUE[name]
+
+
+def host_margin(memory_bytes: int) -> int:
+    """Returns the bytes of a host's memory that a plan leaves to its process and to fragments of its heap.
+
+    Args: `memory_bytes` is what one rank may take of the host.
+    """
+    process = min(HOST_PROCESS_BYTES, memory_bytes // 2)
+    return process + round((memory_bytes - process) * HOST_FRAGMENTS / (1 + HOST_FRAGMENTS))
+
+
+def with_host_margin(group: object) -> object:
+    """Returns a group of nodes as given, with the margin of a process where it is the catalogue's `cpu`, left as it is.
+
+    Args: `group` has the fields of a group by name; anything else is returned.
+    """
+    own = isinstance(group, dict) and group.get("device") == "cpu" and group.get("memory_bytes") is None
+    if not own or not isinstance(group, dict):
+        return group
+    return {"margin_bytes": host_margin(CATALOGUE["cpu"].memory_bytes), **group}

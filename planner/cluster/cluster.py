@@ -89,6 +89,11 @@ class NodeGroup(Part):
     nodes_per_rack: Count | None = Field(None, description="all in one rack when left out")
     rates: Rates = Rates()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_host(cls, given: object) -> object:
+        return catalogue.with_host_margin(given)
+
     @model_validator(mode="after")
     def _check(self) -> NodeGroup:
         known = catalogue.CATALOGUE.get(self.device)
@@ -240,10 +245,8 @@ def exists(cluster: Cluster, place: Located) -> bool:
 
     Args: `place` has a node and a slot, both from 0.
     """
-    return (
-        0 <= place.node < len(cluster.groups)
-        and 0 <= place.slot < cluster.groups[place.node].devices_per_node
-    )
+    node, slot = place.node, place.slot
+    return 0 <= node < len(cluster.groups) and 0 <= slot < cluster.groups[node].devices_per_node
 
 
 def group_of(cluster: Cluster, node: int) -> NodeGroup:
@@ -271,8 +274,7 @@ def card(cluster: Cluster, place: Located) -> int:
 
     Returns: the card's number on the node, from 0.
     """
-    group = group_of(cluster, place.node)
-    return place.slot // (group.devices_per_card or group.devices_per_node)
+    return place.slot // ((group := group_of(cluster, place.node)).devices_per_card or group.devices_per_node)
 
 
 def distance(cluster: Cluster, a: Located, b: Located) -> Distance:
@@ -290,9 +292,7 @@ def link_over(cluster: Cluster, far: Distance) -> Link:
 
     Raises: BadInput where the cluster has none, and for the distance "device".
     """
-    found = {"node": cluster.links.node, "rack": cluster.links.rack, "cluster": cluster.links.cluster}.get(
-        far
-    )
+    found: Link | None = getattr(cluster.links, far, None)
     if found is None:
         raise BadInput(
             f"no link over the distance '{far}'", where=cluster.name, allowed="node, rack, cluster"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from planner.plan import MOST_NEAR, Certificate, Plan, SearchSpace, told_shared, world_size
-from planner.show.rivals import error_of, paired, rival_rows
+from planner.show.rivals import error_of, on_hosts, paired, rival_rows
 from planner.units import format_duration, format_percent, format_rate, number_word, plural
 
 BY_HAND = "not proved: this plan was written by hand"
@@ -18,11 +18,11 @@ BY_HAND = "not proved: this plan was written by hand"
 def plan_lines(plan: Plan) -> list[str]:
     """Returns the three lines: what a plan takes, what it is, and how good it is known to be.
 
-    A further line says what the model itself does not allow.
+    Further lines say what the model itself does not allow, and what processes of hosts take beside the plan.
     """
     space = plan.certificate.space if plan.certificate is not None else None
     limits = [f"  only {limit}" for limit in space.limits] if space is not None else []
-    return [first_line(plan), f"  {how(plan)}", *limits, f"  {verdict(plan)}"]
+    return [first_line(plan), f"  {how(plan)}", *on_hosts(plan), *limits, f"  {verdict(plan)}"]
 
 
 def first_line(plan: Plan) -> str:

@@ -173,3 +173,12 @@ def rivals_text(plan: Plan) -> str:
     """
     rows = rival_rows(plan)
     return columns([row.cells() for row in rows], RIVAL_HEADS) if rows else ""
+
+
+def on_hosts(plan: Plan) -> list[str]:
+    """Returns the memory of the fullest worker and what its process keeps; nothing of a plan for other devices."""
+    fullest = max(plan.prediction.memory, key=lambda memory: memory.total, default=None)
+    if fullest is None or not fullest.margin or not plan.provenance.profile.startswith("cpu"):
+        return []
+    held, margin = format_bytes(fullest.total - fullest.margin), format_bytes(fullest.margin)
+    return [f"  a rank holds up to {held}; {margin} of its host are left to its process and to fragments"]

@@ -7,12 +7,10 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from safetensors import SafetensorError
 
 from runtime.checkpoint.checkpoint import Checkpoint
 from runtime.checkpoint.integrity import (
@@ -27,7 +25,7 @@ from runtime.checkpoint.integrity import (
     folder_of,
     settle,
 )
-from runtime.checkpoint.tensor_file import Elements
+from runtime.checkpoint.tensor_file import Elements, write
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,16 +46,15 @@ class CheckpointPart:
     settings: Mapping[str, Mapping[str, Mapping[str, object]]] = field(default_factory=dict)
     elements: Mapping[str, Elements] = field(default_factory=dict)  # of which tensors have only some
     averages: Mapping[str, Tensor] = field(default_factory=dict)  # of parameters by name
+    moving: frozenset[str] = frozenset()  # names that a forward pass writes, before any update
 
-    def copied(self) -> CheckpointPart:
-        """Returns a copy on the host, apart from what training goes on to change."""
-        return CheckpointPart(
-            rank=self.rank,
-            tensors={name: _copy(tensor) for name, tensor in self.tensors.items()},
-            state={name: {key: _copy(x) for key, x in row.items()} for name, row in self.state.items()},
-            settings=self.settings,
-            elements=self.elements,
-            averages={name: _copy(tensor) for name, tensor in self.averages.items()},
+    def on_host(self) -> CheckpointPart:
+        """Returns the part with all its tensors on the host. Only those are copied that were not, or are `moving`."""
+        return replace(
+            self,
+            tensors={name: _on_host(x, name in self.moving) for name, x in self.tensors.items()},
+            state={name: {key: _on_host(x) for key, x in row.items()} for name, row in self.state.items()},
+            averages={name: _on_host(x) for name, x in self.averages.items()},
         )
 
     def split(self) -> Mapping[str, Elements]:
@@ -75,20 +72,20 @@ class CheckpointPart:
         }
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()
+def _on_host(tensor: Tensor, copy: bool = False) -> Tensor:
+    return tensor.detach().to("cpu", copy=copy)
 
 
-def _apart(tensor: Tensor) -> Tensor:
-    """Returns the tensor itself where it has its memory to itself, otherwise a copy."""
-    alone = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
-    return tensor.detach() if alone else _copy(tensor)
-
-
-def write_part(folder: Path, part: CheckpointPart, moved: Moved = lambda: None) -> None:
+def write_part(
+    folder: Path,
+    part: CheckpointPart,
+    moved: Moved = lambda: None,
+    on_file: Callable[[], None] = lambda: None,
+) -> None:
     """Writes one rank's part whole or not at all, with the sum of its file.
 
-    Args: `moved` is called again and again while bytes go to the disk.
+    Args: `moved` is called again and again while bytes go to the disk; `on_file` when the tensors are written, and
+        may change.
     Raises: OSError with the path and the bytes where the disk is full.
     """
     flat = {MODEL + name: tensor for name, tensor in part.tensors.items()}
@@ -101,13 +98,12 @@ def write_part(folder: Path, part: CheckpointPart, moved: Moved = lambda: None) 
     file = f"part-{part.rank:05d}.safetensors"
     new = folder / (file + ".new")
     try:
-        from safetensors.torch import save_file  # torch is slow to load, and `status` reads checkpoints
-
-        save_file(flat, new)
+        write(flat, new)
     except BaseException as error:
         new.unlink(missing_ok=True)  # where the disk is full, others need the room to say so
         _say_if_full(error, new, sum(tensor.nbytes for tensor in flat.values()))
         raise
+    on_file()
     moved()
     new.rename(folder / file)
     sums = {file: settle(folder / file, moved)}
@@ -125,12 +121,9 @@ def write_part(folder: Path, part: CheckpointPart, moved: Moved = lambda: None) 
 
 def _say_if_full(error: BaseException, path: Path, size: int) -> None:
     """Raises OSError with what was to be written, where an error of writing says that the disk is full."""
-    for number in (errno.ENOSPC, errno.EDQUOT):
-        told = os.strerror(number)
-        if getattr(error, "errno", None) == number or (
-            isinstance(error, SafetensorError) and told in str(error)
-        ):
-            raise OSError(number, f"{told}: a part of a checkpoint of {size} bytes", str(path)) from error
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        what = f"{os.strerror(error.errno)}: a part of a checkpoint of {size} bytes"
+        raise OSError(error.errno, what, str(path)) from error
 
 
 def publish(
@@ -180,9 +173,7 @@ def write_initial(
     target = folder_of(folder, facts.step)
     building = target.with_suffix(".partial")
     building.mkdir(parents=True)
-    write_part(
-        building, CheckpointPart(rank=0, tensors={name: _apart(tensor) for name, tensor in tensors.items()})
-    )
+    write_part(building, CheckpointPart(rank=0, tensors=tensors).on_host())
     publish(building, target, [0], facts, names)
     return Checkpoint.open(target)
 

@@ -1,4 +1,4 @@
-"""Reads some elements of the tensors of a safetensors file, and no byte beside them.
+"""Reads some elements of the tensors of a safetensors file, and no byte beside them; writes whole files.
 
 A file is the length of its header, the header as JSON, and the tensors one after another. safetensors itself judges
 the header; this reads from where the header says that a tensor lies.
@@ -7,9 +7,11 @@ the header; this reads from where the header says that a tensor lies.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from struct import pack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
@@ -27,14 +29,20 @@ _DTYPES = {
     "F32": "float32",
     "F16": "float16",
     "BF16": "bfloat16",
+    "C64": "complex64",
     "I64": "int64",
     "I32": "int32",
     "I16": "int16",
     "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
     "U8": "uint8",
     "BOOL": "bool",
-    "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
 }
+TYPES = {name: word for word, name in _DTYPES.items()}  # in the words of safetensors
 
 
 class Elements(NamedTuple):
@@ -104,3 +112,32 @@ class TensorFile:
         if len(data) < (stop - start) * size:
             raise BadInput(f"ends inside of '{name}'", where=str(self.path))
         return torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0, dtype=kind)
+
+
+def write(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Writes tensors as safetensors, straight out of their memory. They may be parts of larger storages.
+
+    Args: `tensors` are on the host.
+    Raises: BadInput for a type that the format does not have; OSError where the disk is full.
+    """
+    header: dict[str, object] = {}
+    end = 0
+    rows = sorted(tensors.items(), key=lambda row: (-row[1].itemsize, row[0]))  # so that all are aligned
+    for name, x in rows:
+        kind = TYPES.get(str(x.dtype).removeprefix("torch."))
+        if kind is None:
+            raise BadInput(f"'{name}' is {x.dtype}, which no checkpoint holds", allowed=", ".join(TYPES))
+        header[name] = {"dtype": kind, "shape": list(x.shape), "data_offsets": [end, end + x.nbytes]}
+        end += x.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(pack("<Q", len(text)) + text)
+        for _, x in rows:
+            file.write(_bytes(x))
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    import torch  # slow to load, and `status` reads checkpoints
+
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data

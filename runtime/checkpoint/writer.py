@@ -46,6 +46,7 @@ class CheckpointWriter:
         self._beat = beat
         self._folder, self._rank, self._ranks, self._names, self._keep = folder, rank, ranks, names, keep
         self._thread: threading.Thread | None = None
+        self._on_file = threading.Event()
         self._error: BaseException | None = None
         self._unsent = ""  # why the last copy was not made
         self._waiting = False
@@ -55,16 +56,25 @@ class CheckpointWriter:
         self._look_s = 0.0
 
     def save(self, part: CheckpointPart, facts: Facts, spared: int | None = None) -> None:
-        """Starts to write a checkpoint; returns when the tensors are copied.
+        """Starts to write a checkpoint. No tensor may be updated before `until_on_file` has returned.
 
         Args: `part` is this rank's; `facts` are the same on all ranks; the checkpoint of step `spared` stays.
         Raises: the error of the checkpoint before, if it failed.
         """
         self.wait()
-        copied = part.copied()
         self._waiting = False
-        self._thread = threading.Thread(target=self._guarded, args=(copied, facts, spared))
+        self._on_file.clear()
+        self._thread = threading.Thread(target=self._guarded, args=(part.on_host(), facts, spared))
         self._thread.start()
+
+    def until_on_file(self) -> None:
+        """Waits until the tensors of a checkpoint are written, if one is under way, and may be updated."""
+        if self._thread is None or self._on_file.is_set():
+            return
+        self._beat(False)
+        while not self._on_file.wait(POLL_S):
+            if self._has_moved():
+                self._beat(False)
 
     def wait(self) -> None:
         """Waits until no write is under way; raises its error if it failed."""
@@ -108,6 +118,8 @@ class CheckpointWriter:
             self._write(part, facts, spared)
         except BaseException as error:
             self._error = error
+        finally:
+            self._on_file.set()
 
     def _write(self, part: CheckpointPart, facts: Facts, spared: int | None) -> None:
         folder = folder_of(self._folder, facts.step)
@@ -115,7 +127,7 @@ class CheckpointWriter:
             return  # a run that was resumed from an earlier step has come here before
         self._building = building = folder.with_suffix(".partial")
         building.mkdir(parents=True, exist_ok=True)
-        write_part(building, part, self._moved)
+        write_part(building, part, self._moved, self._on_file.set)
         self._waiting = True
         if self._rank != self._ranks[0]:
             until(folder.exists, f"'{folder.name}' was never complete")

@@ -17,7 +17,7 @@ from runtime.execute.interpreter import (
     forward_program,
     program_of,
 )
-from runtime.execute.tracer import Tracer, clock_ns, free_bytes, static_bytes, with_peak
+from runtime.execute.tracer import Resident, Tracer, clock_ns, free_bytes, static_bytes, with_peak
 
 __all__ = [
     "AUTOCAST",
@@ -27,6 +27,7 @@ __all__ = [
     "Interpreter",
     "NotFinite",
     "Pulse",
+    "Resident",
     "Tensors",
     "Tracer",
     "clock_ns",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from time import monotonic_ns
@@ -128,6 +129,28 @@ def static_bytes(tensors: Iterable[Tensor]) -> int:
     """
     storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())
+
+
+class Resident:
+    """The memory that this process holds, as the kernel counts it: what it held when this was made, and the most since."""
+
+    def __init__(self) -> None:
+        with suppress(OSError):  # else the most counts from the start of the process, which is above
+            Path("/proc/self/clear_refs").write_text("5")
+        self.base_bytes = _status_bytes("VmRSS")
+
+    @property
+    def most_bytes(self) -> int:
+        """Returns the most bytes that were held at any time since then; 0 where the machine does not tell."""
+        return _status_bytes("VmHWM")
+
+
+def _status_bytes(name: str) -> int:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), 0)
 
 
 def free_bytes() -> int:

@@ -14,7 +14,7 @@ from statistics import median
 
 from pydantic import TypeAdapter
 
-from planner.cluster import Cluster, Link, Links, NodeGroup, Rates
+from planner.cluster import Cluster, Link, Links, NodeGroup, Rates, host_margin
 from runtime.probe.measurements import (
     LARGE_BYTES,
     REPEATS,
@@ -130,17 +130,18 @@ def cluster_of(found: Found, name: str, nodes: int, known: Sequence[str]) -> Clu
     """Returns a cluster of machines like those measured.
 
     Args: `nodes` is their number; `known` are the names of catalogued devices. Ranks share the memory of a
-      host.
+      host, of which each leaves a part to its process and to fragments.
     """
     here = [rank for rank, host in enumerate(found.hosts) if host == found.hosts[0]]
     first = found.devices[0]
     cpu = first.kind == "cpu"
+    memory = first.memory_bytes // len(here) if cpu else first.memory_bytes
     group = NodeGroup(
         count=nodes,
         device=next((entry for entry in known if entry == first.kind), first.kind),
         devices_per_node=len(here),
-        memory_bytes=first.memory_bytes // len(here) if cpu else first.memory_bytes,
-        margin_bytes=0,
+        memory_bytes=memory,
+        margin_bytes=host_margin(memory) if cpu else 0,
         devices_per_card=_behind_a_card(found, len(here)),
         nodes_per_rack=None,
         rates=Rates(

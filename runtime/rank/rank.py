@@ -151,6 +151,8 @@ class Rank:
         """
         self.updater.settle()
         averages = self.updater.averages
+        if averages is not None:
+            self.updater.before()  # a checkpoint may be written out of the memory that they change places in
         with averages.in_place() if averages is not None else nullcontext(), self.units.whole():
             return self.evaluation(micro)(values)
 
@@ -236,6 +238,8 @@ class Rank:
             state=saved.tensors,
             settings=saved.settings,
             elements=elements,
+            moving=frozenset(row.name for row in self.graph.buffers)
+            | frozenset(row.name for row in self.graph.parameters if row.written),
         )
 
     def _first_held(self) -> dict[str, Tensor]:

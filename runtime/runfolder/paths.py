@@ -192,6 +192,10 @@ class Paths:
     def rank_metrics(self, rank: int) -> Path:
         return self.root / "metrics" / f"rank-{rank:05d}.jsonl"
 
+    def rank_resident(self, rank: int) -> Path:
+        """Returns the file with the memory that a rank's process held before its training, and at most."""
+        return self.root / "metrics" / f"resident-{rank:05d}.json"
+
     def all_metrics(self) -> list[Path]:
         """Returns the metrics files of all ranks that the run ever had."""
         return sorted((self.root / "metrics").glob("*.jsonl"))

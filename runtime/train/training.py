@@ -16,7 +16,7 @@ from planner.plan import Plan
 from runtime import checkpoint as checkpoints
 from runtime import world as worlds
 from runtime.checkpoint import Checkpoint, CheckpointWriter, Facts
-from runtime.execute import Pulse, Tensors
+from runtime.execute import Pulse, Resident, Tensors
 from runtime.loop import Around
 from runtime.rank import Rank, RankOptions, assemble, sleeping
 from runtime.runfolder import DriftWatch, Evaluated, Heartbeat, Job, Losses, Paths, append
@@ -42,7 +42,7 @@ class Training:
     ) -> None:
         plan, workload, captured = model.plan, model.workload, model.captured
         self.plan, self.graph = plan, captured.graph
-        self.world, self.job, self.paths = world, job, paths
+        self.world, self.job, self.paths, self._resident = world, job, paths, Resident()
         self.rank: Rank = assemble(
             plan,
             captured,
@@ -68,6 +68,7 @@ class Training:
             keep=kept(job),
             beat=pulse.beat,
         )
+        self.rank.updater.before = self._writer.until_on_file
         self._board = self._opened_board() if world.rank == 0 else None
 
     def _opened_board(self) -> Board | None:
@@ -154,6 +155,8 @@ class Training:
         self._writer.close()
         self.rank.transport.drain()
         self.write_trace()
+        held = {"base": self._resident.base_bytes, "most": self._resident.most_bytes}
+        self.paths.rank_resident(self.world.rank).write_text(json.dumps(held))
 
     def record(self, losses: Losses, seconds: float) -> None:
         """Writes one line of metrics for the step just done.

@@ -68,6 +68,7 @@ class Updater:
         self._prepared = self._skipped = False
         self.norm: float | None = None  # of the last step, where it was needed
         self._rates: dict[Bucket, float] = {}  # of each bucket's last update
+        self.before: Callable[[], None] = lambda: None  # waits until parameters and their state may change
 
     @property
     def rate(self) -> float | None:
@@ -127,6 +128,7 @@ class Updater:
     def _update(self, flat: AnyFlat) -> None:
         """Updates one bucket; a step that is left out counts for learning rates too."""
         self._sync.wait([flat])
+        self.before()
         if self.previous is not None:
             self.previous.clip(flat)
         optimizer = self.optimizers.get(flat.bucket)

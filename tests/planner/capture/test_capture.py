@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import warnings
 from typing import cast
 
 import pytest
@@ -34,6 +35,29 @@ def targets_of(captured: Captured) -> list[str]:
 @pytest.fixture(scope="module")
 def tiny_gpt() -> Captured:
     return capture(load("gpt2", {"size": "tiny", "seq": "16"}))
+
+
+class Warns(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+        self.scale = torch.ones(3, requires_grad=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        warnings.warn("this path is slow", stacklevel=1)
+        self.shape = x.sum()
+        y: Tensor = self.out(x) * self.scale
+        return y
+
+
+def test_warnings_of_the_model_are_told_with_their_line_and_those_of_the_export_are_not() -> None:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("default")
+        capture(Warns(), lambda n: (torch.randn(n, 4), torch.randn(n, 3)), F.mse_loss)
+    own = [each for each in found if "slow" in str(each.message)]
+    assert [each.filename for each in own] == [__file__], "once, though it is traced several times"
+    rest = {str(each.message).partition(".")[0] for each in found} - {"this path is slow"}
+    assert all("requires gradient" in said for said in rest)
 
 
 def test_layers_are_module_paths_in_order_and_the_last_is_the_loss(tiny_gpt: Captured) -> None:

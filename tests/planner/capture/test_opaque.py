@@ -93,3 +93,27 @@ def test_opaque_modules_that_are_no_list_of_paths_are_refused(tmp_path: Path) ->
     path.write_text(WORKLOAD.format('"first"'))
     with pytest.raises(BadInput, match="a list of module paths"):
         load(str(path))
+
+
+def choosy(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Gives the sum of errors and their number, of which there has to be one."""
+    errors = (outputs - targets).square()
+    if errors.sum().item() < 0:
+        raise ValueError("no errors")
+    return errors.sum(), torch.tensor(float(errors.numel()))
+
+
+def test_a_loss_that_looks_at_values_is_taken_whole_where_it_is_named() -> None:
+    model, batch, _ = case()
+    with pytest.raises(BadInput, match=r"of the loss, which.*opaque = \['loss'\]"):
+        capture(model, batch, choosy, opaque=["first", "second"])
+    captured = capture(model, batch, choosy, opaque=["first", "second", "loss"])
+    assert captured.graph.symbolic_batch and captured.graph.loss_kind == "sum_count"
+    check_case((model, batch, choosy), seed=0, n=4, captured=captured)
+
+
+def test_a_module_of_that_name_is_meant_before_the_loss_is() -> None:
+    model = nn.Sequential()
+    model.add_module("loss", nn.Linear(4, 3))
+    graph = capture(model, vectors(4), mse, opaque=["loss"]).graph
+    assert graph.layers[0].operations[0] == "opaque_Linear"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 from collections.abc import Callable
+from random import Random
 from typing import NoReturn
 
 import pytest
@@ -12,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from planner.capture import Captured, capture, check_training
+from planner.capture import Captured, capture, check_training, self_check
 from planner.capture.stage_modules import whole
 from planner.errors import BadInput
+from tests.draws import SEED
 from tests.planner.capture.constructs import EQUAL, LOSSES, OPAQUE, REFUSED
 
 
@@ -66,6 +68,41 @@ def test_a_construct_is_refused_by_name(name: str) -> None:
         checked(make(), opaque=OPAQUE.get(name))
     assert words in str(caught.value)
     assert caught.value.allowed
+
+
+# What tensors without values do not show: other operations while a trace is made, gradients, and numbers of the data.
+UNSEEN = {
+    "a buffer in place carries a gradient",
+    "a branch on is_compiling",
+    "a branch on is_exporting",
+    "a branch on the type of a tensor",
+    "try numpy",
+    "try a number",
+    "a gradient that only eager has",
+    "a generator",
+}
+DRAWN = Random(SEED)
+
+
+@pytest.mark.parametrize("name", DRAWN.sample([x for x in EQUAL if x not in OPAQUE], 4))
+def test_a_large_model_runs_on_fake_tensors_and_that_is_said(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(self_check, "LARGEST_BYTES", -1)
+    module = EQUAL[name]()
+    captured = capture(module, batch, F.mse_loss)
+    assert "fake tensors only, so that no values" in check_training(captured, module, batch, F.mse_loss)
+
+
+@pytest.mark.parametrize("name", DRAWN.sample([x for x in REFUSED if x not in UNSEEN and x not in OPAQUE], 8))
+def test_what_a_large_model_leaves_behind_is_refused_by_name(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(self_check, "LARGEST_BYTES", -1)
+    make, words = REFUSED[name]
+    with pytest.raises(BadInput) as caught:
+        checked(make())
+    assert words in str(caught.value) and caught.value.allowed
 
 
 @pytest.mark.parametrize("name", LOSSES)

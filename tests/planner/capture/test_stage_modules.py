@@ -128,6 +128,30 @@ def test_the_gradient_mode_is_left_as_it_was(modes: tuple[Captured, nn.Module]) 
         assert not torch.is_grad_enabled()
 
 
+class Looks(nn.Module):
+    """Fails inside of its contexts where a number of the batch is no row of its table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            found = self.table(x)
+        y: Tensor = self.out(found.float())
+        return y
+
+
+def test_modes_are_left_as_they_were_where_a_stage_fails_inside_of_them() -> None:
+    module = Looks()
+    captured = capture(module, lambda n: (torch.zeros(n, dtype=torch.long), torch.randn(n, 3)), F.mse_loss)
+    stage = materialise(whole(captured), captured.initial(module))
+    values = captured.batch_values(torch.full((2,), 9), torch.randn(2, 3))
+    with pytest.raises(IndexError):
+        stage(values)
+    assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+
+
 class Strided(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -14,7 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from docs.reference import schemas
-from planner.cluster import Cluster, Link, Links, NodeGroup, Slot, links, with_nodes
+from planner.cluster import (
+    HOST_PROCESS_BYTES,
+    Cluster,
+    Link,
+    Links,
+    NodeGroup,
+    Slot,
+    host_margin,
+    links,
+    with_nodes,
+)
 from planner.cluster import cluster as machines
 from planner.errors import BadInput
 from planner.files import yaml_text as yaml_files
@@ -193,3 +203,12 @@ def test_a_changed_cluster_is_checked_as_a_file_is() -> None:
         BadInput, match=r"alone: links: missing key 'rack', over which devices of this cluster talk"
     ):
         with_nodes(Cluster(name="alone", nodes=(alone,), links=Links()), 2)
+
+
+def test_a_host_keeps_memory_for_its_process_and_for_fragments_unless_its_file_says_how_much() -> None:
+    left_out = NodeGroup(count=1, device="cpu", devices_per_node=1)
+    assert HOST_PROCESS_BYTES + 1.3 * left_out.limit_bytes == pytest.approx(left_out.capacity_bytes)
+    assert NodeGroup(count=1, device="cpu", devices_per_node=1, memory_bytes=2**20).margin_bytes == 0
+    assert NodeGroup(count=1, device="cpu", devices_per_node=1, margin_bytes=7).margin_bytes == 7
+    assert NodeGroup(count=1, device="A100-40GB", devices_per_node=1).margin_bytes == 0
+    assert 0 < host_margin(2**20) < 2**20, "a small host leaves something"

@@ -6,18 +6,28 @@ import errno
 import json
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from planner.errors import BadInput
 from planner.plan import Plan
 from planner.schedule import Overlap
 from runtime import checkpoint as checkpoints
-from runtime.checkpoint import Checkpoint, CheckpointPart, CheckpointWriter, Copies, Facts, Keeping, integrity
+from runtime.checkpoint import (
+    Checkpoint,
+    CheckpointPart,
+    CheckpointWriter,
+    Copies,
+    Facts,
+    Keeping,
+    integrity,
+)
+from runtime.checkpoint import part as parts
 from runtime.checkpoint import writer as writing
 from runtime.checkpoint.part import write_part
 from runtime.launch import launch_inline
@@ -115,15 +125,35 @@ def test_the_last_k_are_kept(tmp_path: Path) -> None:
     assert [path.name for path in integrity.complete(tmp_path)] == ["step-00000002", "step-00000003"]
 
 
-def test_what_is_saved_is_the_state_at_the_call(tmp_path: Path) -> None:
-    writer, tensor = (
-        CheckpointWriter(tmp_path, rank=0, ranks=[0], names=NAMES, keep=Keeping(last=2)),
-        torch.zeros(1000),
+def test_what_is_saved_is_the_state_at_the_call_and_only_what_a_forward_writes_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+    write = parts.write
+
+    def slowly(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+        began.set()
+        go_on.wait()
+        seen.update(tensors)
+        write(tensors, path)
+
+    seen: dict[str, torch.Tensor] = {}
+    monkeypatch.setattr(parts, "write", slowly)
+    writer = CheckpointWriter(
+        tmp_path, rank=0, ranks=[0], names=NAMES, keep=Keeping(last=2), beat=lambda _: go_on.set()
     )
-    writer.save(CheckpointPart(rank=0, tensors={"a": tensor}), FACTS)
-    tensor.fill_(1)
+    flat = torch.zeros(1000)
+    weights, moved = flat[:500], torch.zeros(1000)
+    writer.save(CheckpointPart(rank=0, tensors={"a": weights, "b": moved}, moving=frozenset("b")), FACTS)
+    assert began.wait(10)
+    moved.fill_(1)  # as the next forward pass does
+    writer.until_on_file()
+    assert go_on.is_set(), "an update waits for the file, and says meanwhile that it lives"
+    flat.fill_(1)
     writer.wait()
-    assert float(Checkpoint.open(tmp_path / "step-00000000").parameters(["a"])["a"].sum()) == 0
+    written = Checkpoint.open(tmp_path / "step-00000000").parameters(["a", "b"])
+    assert [float(x.sum()) for x in written.values()] == [0, 0]
+    assert seen["model/a"].data_ptr() == weights.data_ptr(), "what only an update changes is not copied"
 
 
 def test_a_checkpoint_without_all_its_parts_does_not_count(tmp_path: Path) -> None:
@@ -193,9 +223,9 @@ def test_who_waits_for_a_part_beats_only_while_somebody_writes_on(
 
 def test_a_full_disk_is_told_with_path_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(tensors: object, path: object) -> None:
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("safetensors.torch.save_file", full)
+    monkeypatch.setattr(parts, "write", full)
     with pytest.raises(OSError, match=r"a part of a checkpoint of 4000 bytes: '.*part-00000") as found:
         write_part(tmp_path, CheckpointPart(rank=0, tensors={"a": torch.zeros(1000)}))
     assert found.value.errno == errno.ENOSPC

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from planner.capture import LiveBytes
 from planner.timeline import Timeline
-from runtime.execute import static_bytes
+from runtime.execute import Resident, static_bytes
 from runtime.runfolder import Paths
 from runtime.runfolder import job as jobs
 from runtime.train import Model, job_of, prepare
@@ -77,6 +77,19 @@ def test_a_rank_holds_what_its_schedule_says(pool: Pool, tmp_path: Path) -> None
     again = peaks(pool, tmp_path / "again", family="gpipe", micros=8, recompute=(0, 1))
     assert in_turn[0] < 0.6 * all_first[0] and in_turn[1] < 0.4 * all_first[1]
     assert again[0] < 0.5 * all_first[0] and again[1] < 0.6 * all_first[1]
+
+
+def test_the_memory_of_a_process_is_told_from_when_one_asks() -> None:
+    def touched(mib: int) -> torch.Tensor:
+        return torch.ones(mib * 2**18)
+
+    gone = touched(256)
+    del gone
+    held = Resident()
+    large = touched(128)
+    del large
+    grown = held.most_bytes - held.base_bytes
+    assert held.base_bytes > 0 and abs(grown - 2**27) < 2**25, "and not the 256 MiB that were held before"
 
 
 def test_more_micro_batches_take_no_more_memory_under_1f1b(pool: Pool, tmp_path: Path) -> None:
