@@ -86,13 +86,15 @@ class Effort:
     proposals: int = PROPOSALS
     program_nodes: int = PROGRAM_NODES
     work_ns: float = WORK_NS
-    proves: bool = True  # False ends the search with its answers; every bound is then that of totals
+    proves: bool = (
+        True  # False ends the search with its answers; other configurations keep the bounds of totals
+    )
 
 
 def effort_named(name: str) -> Effort:
     """Returns how hard to search.
 
-    Args: `name` is "quick" (answers alone), "normal" (a bounded proof) or "full" (ten times the work).
+    Args: `name` is "quick" (answers, and the best configuration alone), "normal" (a bounded proof) or "full" (ten times the work).
     Raises: BadInput for another name.
     """
     if name == "quick":

@@ -121,8 +121,7 @@ def _run(state: SearchState, waiting: Waiting, configurations: list[Configuratio
         pick.pick(state, configurations)
         pick.take_trivial(state, set(configurations))
         pick.settle(state)
-    if state.effort.proves:
-        _solve_winner(state, waiting)
+    _solve_winner(state, waiting)
     best = _grow(state, waiting)
     state.stage = "settled"
     for shape in configurations:
